@@ -1,0 +1,2 @@
+//! The program `paravane`.
+fn main() {}

@@ -1,0 +1,90 @@
+//! Virtio devices. One folder a device; what all share is here.
+//!
+//! ```text
+//! Device (configuration, features)          one a device, control path
+//!    | activate(features)
+//!    v  start_queue(n)
+//! QueueHandler                              one a live queue, owned by one I/O thread
+//!    serve(&mut LiveQueue)  take what is available, do it, complete, publish once
+//!    drain                  wait until nothing is in flight (reset, stop)
+//! ```
+//! A handler never waits in `serve`: what is not done yet wakes the thread through `completion_fd`.
+pub mod blk;
+mod joint;
+pub mod rng;
+
+pub use joint::{LiveQueue, StartError};
+
+use paravane_ring::QueueError;
+use std::os::fd::BorrowedFd;
+use thiserror::Error;
+
+/// What one [`QueueHandler::serve`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Chains taken from the queue.
+    pub taken: u32,
+    /// Chains completed and published.
+    pub completed: u32,
+    /// The driver wants an interrupt for them.
+    pub interrupt: bool,
+}
+
+/// Why a queue handler cannot go on.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// the driver broke the queue: {0}
+    #[error("the driver broke the queue: {0}")]
+    Queue(#[from] QueueError),
+    /// the host failed: {0}
+    #[error("the host failed: {0}")]
+    Host(#[from] std::io::Error),
+}
+
+/// The device as its transport sees it.
+pub trait Device: Send {
+    /// Virtio device identifier.
+    fn device_id(&self) -> u32;
+
+    /// Feature bits to offer, ring and transport-independent ones included.
+    fn features(&self) -> u64;
+
+    /// Largest size of each queue; the length is the number of queues.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Reads the configuration space; bytes beyond its end are 0.
+    fn read_config(&self, offset: u32, out: &mut [u8]);
+
+    /// The driver writes to the configuration space; ignored where nothing is writable.
+    fn write_config(&mut self, offset: u32, data: &[u8]) {
+        let _ = (offset, data);
+    }
+
+    /// Makes what serves one queue. Called for each queue that the driver starts; the I/O thread owns the result.
+    ///
+    /// # Errors
+    /// The host lacks what the handler needs.
+    fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>>;
+
+    /// The device was reset; all handlers are drained and dropped.
+    fn reset(&mut self) {}
+}
+
+/// Serves one queue, in one I/O thread.
+pub trait QueueHandler: Send {
+    /// Takes what is available (up to a batch), starts or does it, completes what is done, publishes once.
+    /// Called again until it neither took nor completed anything.
+    ///
+    /// # Errors
+    /// The queue has latched or the host has failed; the owner stops the queue and marks the device.
+    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError>;
+
+    /// Becomes readable when something in flight is done; the owner calls `serve` then. The handler resets it.
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Waits until nothing is in flight in the host. Afterwards guest memory is not touched any more. What was
+    /// in flight is completed and published if `complete` is set, else forgotten (device reset).
+    fn drain(&mut self, queue: &mut LiveQueue, complete: bool);
+}

@@ -1,0 +1,54 @@
+//! What can go wrong between a driver and its device.
+use paravane_ring::{ConfigError, QueueError};
+use thiserror::Error;
+
+/// Why a driver cannot use its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DriverError {
+    /// no virtio device: the magic value reads {0:#x}
+    #[error("no virtio device: the magic value reads {0:#x}")]
+    Magic(u32),
+    /// version {0} of virtio-mmio is not supported
+    #[error("version {0} of virtio-mmio is not supported")]
+    Version(u32),
+    /// device type {found}, not {wanted}
+    #[error("device type {found}, not {wanted}")]
+    DeviceId {
+        /// What the driver drives.
+        wanted: u32,
+        /// What is there.
+        found: u32,
+    },
+    /// the device lacks feature bits {0:#x}
+    #[error("the device lacks feature bits {0:#x}")]
+    Features(u64),
+    /// the device did not accept the features
+    #[error("the device did not accept the features")]
+    FeaturesRefused,
+    /// the device did not finish its reset
+    #[error("the device did not finish its reset")]
+    Reset,
+    /// queue {0} does not exist or is already in use
+    #[error("queue {0} does not exist or is already in use")]
+    Queue(u16),
+    /// the pool has {free} bytes left and {needed} are needed
+    #[error("the pool has {free} bytes left and {needed} are needed")]
+    Memory {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes left.
+        free: usize,
+    },
+    /// the device asks to be reset
+    #[error("the device asks to be reset")]
+    NeedsReset,
+    /// {0}
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// {0}
+    #[error(transparent)]
+    Ring(#[from] QueueError),
+    /// the configuration space kept changing while it was read
+    #[error("the configuration space kept changing while it was read")]
+    ConfigUnstable,
+}

@@ -1,0 +1,56 @@
+//! Notifications both ways: kicks from the driver, interrupts to it.
+//!
+//! ```text
+//! kick:      guest write -> ioeventfd -> Notifier (eventfd) -> I/O thread
+//!            guest write -> exit -> HostNotifier::kick -> the same eventfd   (assigned)
+//!                                                      -> served inline      (deassigned: fall-back)
+//! interrupt: device -> InterruptLine (status register, eventfd) -> irqfd -> vCPU
+//! ```
+mod host;
+mod kvm;
+mod line;
+mod notifier;
+
+pub use host::{HostNotifier, Kick, NotifierState};
+pub use kvm::{KvmIrqfd, KvmIoEventFds};
+pub use line::{InterruptLine, InterruptSink};
+pub use notifier::Notifier;
+
+use thiserror::Error;
+
+/// Why a notification path could not be set up or used.
+#[derive(Debug, Error)]
+pub enum NotifyError {
+    /// cannot {what}: {source}
+    #[error("cannot {what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// the notifier is {state:?}, so it cannot be {wanted}
+    #[error("the notifier is {state:?}, so it cannot be {wanted}")]
+    State {
+        /// State that it is in.
+        state: NotifierState,
+        /// What was asked.
+        wanted: &'static str,
+    },
+}
+
+/// What registers an eventfd behind a guest address: KVM's ioeventfd, or a machine without one.
+pub trait IoEventFds: Send + Sync {
+    /// From now on a 32-bit write of `datamatch` (any value if `None`) to guest-physical `addr` signals `notifier`
+    /// without an exit.
+    ///
+    /// # Errors
+    /// The host refuses; the caller falls back to exits.
+    fn assign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError>;
+
+    /// Undoes [`IoEventFds::assign`]; writes exit again.
+    ///
+    /// # Errors
+    /// It was not assigned.
+    fn deassign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError>;
+}

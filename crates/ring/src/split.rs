@@ -1,0 +1,3 @@
+//! The split layout (section 2.7): sizes, shared by both sides.
+mod device;
+mod driver;

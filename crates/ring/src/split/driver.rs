@@ -1,0 +1,1 @@
+//! Driver side of a split queue.

@@ -1,0 +1,26 @@
+//! What every queue layout and every transport agrees on.
+
+/// The largest queue that the specification allows (section 2.6).
+pub const MAX_SIZE: u16 = 32768;
+
+/// What a driver tells the transport about one queue. Nothing here has been checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueAddresses {
+    /// Number of descriptors.
+    pub size: u16,
+    /// Address of the descriptor area, in the device's address space.
+    pub desc: u64,
+    /// Address of the driver area (split: the available ring).
+    pub driver: u64,
+    /// Address of the device area (split: the used ring).
+    pub device: u64,
+}
+
+/// One contiguous piece of a buffer, in the device's address space (a descriptor without its flags).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte.
+    pub addr: u64,
+    /// Number of bytes.
+    pub len: u32,
+}

@@ -1,0 +1,120 @@
+//! What the operator asks for.
+use paravane_device::blk::EngineChoice;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What runs the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccelChoice {
+    /// KVM if it is usable, else a host thread.
+    #[default]
+    Auto,
+    /// KVM or an error.
+    Kvm,
+    /// A host thread.
+    Thread,
+}
+
+/// How the guest learns of completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Completion {
+    /// Interrupts.
+    #[default]
+    Interrupt,
+    /// Polling.
+    Poll,
+}
+
+/// What the guest does with a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Reads all of it and computes its SHA-256; never writes.
+    Hash,
+    /// Writes a pattern, mixes reads and writes, reads back.
+    WriteTest,
+}
+
+/// Faults that tests inject into the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Inject {
+    /// None.
+    #[default]
+    None,
+    /// An undefined instruction.
+    Crash,
+    /// No more progress.
+    Hang,
+    /// A panic.
+    Panic,
+}
+
+/// One disk.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// The raw image.
+    pub path: PathBuf,
+    /// Open it read-only; its job is then [`Job::Hash`].
+    pub read_only: bool,
+    /// What to do with it.
+    pub job: Job,
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    /// What runs the guest.
+    pub accel: AccelChoice,
+    /// Guest RAM in bytes.
+    pub memory: u64,
+    /// RAM from huge pages.
+    pub hugepages: bool,
+    /// The disks.
+    pub disks: Vec<DiskConfig>,
+    /// Requests in flight a disk.
+    pub depth: u32,
+    /// Bytes a request.
+    pub block: u32,
+    /// Duration of the mixed phase.
+    pub duration: Duration,
+    /// Write test: at most so many bytes from the start of each disk.
+    pub span: u64,
+    /// Write test: percentage of reads in the mixed phase.
+    pub read_percent: u32,
+    /// Seed of pattern and order.
+    pub seed: u64,
+    /// How the guest learns of completions.
+    pub completion: Completion,
+    /// Host I/O engine.
+    pub engine: EngineChoice,
+    /// Register ioeventfds (off: every kick exits).
+    pub ioeventfd: bool,
+    /// Entropy device: bytes that the guest draws (0: no device).
+    pub entropy: u64,
+    /// No progress for this long is a hang.
+    pub hang_timeout: Duration,
+    /// Test fault.
+    pub inject: Inject,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            accel: AccelChoice::Auto,
+            memory: 128 << 20,
+            hugepages: false,
+            disks: Vec::new(),
+            depth: 16,
+            block: 4096,
+            duration: Duration::from_secs(1),
+            span: 1 << 30,
+            read_percent: 50,
+            seed: 1,
+            completion: Completion::Interrupt,
+            engine: EngineChoice::Auto,
+            ioeventfd: true,
+            entropy: 4096,
+            hang_timeout: Duration::from_secs(10),
+            inject: Inject::None,
+        }
+    }
+}

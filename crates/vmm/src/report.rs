@@ -1,0 +1,88 @@
+//! What a run found.
+use std::path::PathBuf;
+
+/// How the guest failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestFailure {
+    /// One line.
+    pub reason: String,
+    /// Registers, one `NAME=value` a field, lines as they are to be printed; empty for a host thread.
+    pub registers: Vec<String>,
+}
+
+/// How the run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All jobs done and verified.
+    Verified,
+    /// A job failed or did not verify: one line a problem.
+    NotVerified(Vec<String>),
+    /// The operator stopped it.
+    Cancelled,
+    /// The guest crashed, panicked or hung.
+    GuestFailed(GuestFailure),
+}
+
+/// One disk's figures.
+#[derive(Clone, Debug)]
+pub struct DiskResult {
+    /// The image.
+    pub path: PathBuf,
+    /// "hash" or "write-test".
+    pub job: &'static str,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 in hex: for a hash job the guest's, compared with the host's; for a write test the host's of the image afterwards. Empty if the run ended before.
+    pub sha256: String,
+    /// Bytes whose content was checked by the host against what they must be.
+    pub bytes_verified: u64,
+    /// Requests a second in the measured phase.
+    pub iops: f64,
+    /// Megabytes (10^6) a second in the measured phase.
+    pub mb_s: f64,
+    /// Latency percentiles in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// Host I/O engine.
+    pub engine: String,
+    /// What is wrong with this disk's job, if anything.
+    pub problem: Option<String>,
+}
+
+/// One run's figures.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// "kvm" or "thread".
+    pub accel: &'static str,
+    /// Why that one.
+    pub accel_reason: String,
+    /// "mmio".
+    pub transport: &'static str,
+    /// The disks.
+    pub disks: Vec<DiskResult>,
+    /// Exits to user space.
+    pub exits: u64,
+    /// Kicks that reached a device.
+    pub kicks: u64,
+    /// Of those, kicks that came by an exit.
+    pub exit_kicks: u64,
+    /// Interrupts raised by devices.
+    pub interrupts: u64,
+    /// Entropy bytes that the guest drew.
+    pub entropy_bytes: u64,
+    /// CPU seconds of this process, user and system, all threads.
+    pub host_cpu_s: f64,
+    /// Megabytes moved in measured phases a CPU second.
+    pub mb_per_cpu_s: f64,
+    /// From process start to the guest's first request, in milliseconds.
+    pub boot_ms: f64,
+    /// Wall-clock seconds of the whole run.
+    pub wall_s: f64,
+    /// Resident memory beyond guest RAM at the end, in bytes.
+    pub resident_overhead: u64,
+}

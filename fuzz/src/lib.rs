@@ -1,0 +1,1 @@
+//! Fuzz targets as functions, so that their corpora replay as ordinary tests.

@@ -1,0 +1,2 @@
+//! The freestanding image.
+fn main() {}

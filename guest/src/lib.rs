@@ -1,0 +1,39 @@
+//! The built-in guest: finds its devices through our drivers and works on them. The same program runs in
+//! ring 3 of a KVM guest (the `image` binary) and as a host thread (linked into the VMM).
+#![no_std]
+extern crate alloc;
+
+pub mod pattern;
+
+use paravane_driver::DmaArea;
+
+/// What the guest program needs from the machine it runs on.
+pub trait Platform {
+    /// Reads 32 bits of device memory at a guest-physical address.
+    fn mmio_read32(&self, addr: u64) -> u32;
+    /// Writes 32 bits of device memory.
+    fn mmio_write32(&self, addr: u64, value: u32);
+    /// Reads 8 bits of device memory.
+    fn mmio_read8(&self, addr: u64) -> u8;
+    /// RAM from `addr` on, `None` if it is not all RAM.
+    fn ram(&self, addr: u64, len: usize) -> Option<DmaArea>;
+    /// Monotonic nanoseconds.
+    fn now_ns(&self) -> u64;
+    /// Interrupts taken so far, all lines together.
+    fn interrupts(&self) -> u64;
+    /// Interrupts taken so far on one line (GSI).
+    fn line_interrupts(&self, gsi: u32) -> u64;
+    /// Makes the line of `gsi` deliver interrupts (programs the interrupt controller).
+    fn enable_line(&self, gsi: u32);
+    /// Sleeps until the count of interrupts is no longer `seen`. May return early.
+    fn wait(&self, seen: u64);
+    /// Does what [`paravane_spec::builtin::inject::CRASH`] asks for.
+    fn crash(&self) -> !;
+}
+
+/// Runs the guest to its end; returns one of the [`paravane_spec::builtin::exit`] codes, having written it to
+/// the control page's EXIT register as the last act.
+pub fn run<P: Platform>(platform: &P) -> u32 {
+    let _ = platform;
+    todo!()
+}
