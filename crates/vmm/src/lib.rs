@@ -2,12 +2,15 @@
 //! built-in guest.
 mod config;
 mod error;
+mod phase;
 mod report;
 
 pub mod doctor;
 
 pub use config::{AccelChoice, Completion, DiskConfig, Inject, Job, RunConfig};
 pub use error::RunError;
+pub use paravane_device::blk::EngineChoice;
+pub use phase::Phase;
 pub use report::{DiskResult, GuestFailure, Outcome, Report};
 
 use std::sync::Arc;
@@ -24,6 +27,15 @@ pub struct Progress {
     pub bytes_done: AtomicU64,
     /// Phase of the slowest disk: one of [`paravane_spec::builtin::state`].
     pub phase: AtomicU64,
+}
+
+impl Progress {
+    /// What the slowest disk is at.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        // Relaxed: a figure for the eye.
+        Phase::of_state(self.phase.load(std::sync::atomic::Ordering::Relaxed))
+    }
 }
 
 /// Starts the machine, runs the built-in guest to its end, verifies on the host, and reports.
