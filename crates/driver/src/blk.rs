@@ -1,6 +1,37 @@
 //! Block device driver.
+//!
+//! ```text
+//! free slot --submit--> added --kick--> with the device --complete--> free slot
+//!                                                       \-> the device lies: the driver latches the error
+//! ```
+//! A slot is 64 bytes of shared memory: request header, discard range, status byte. What the driver must
+//! know of a request in flight lies in private memory, where the device cannot change it.
 use crate::mmio::{Mmio, Registers};
 use crate::{DmaArea, DriverError, Pool};
+use alloc::vec::Vec;
+use core::mem::offset_of;
+use paravane_ring::driver::{BufferId, Queue};
+use paravane_ring::{QueueError, Segment};
+use paravane_spec::blk::{
+    Config, DiscardRange, F_BLK_SIZE, F_DISCARD, F_FLUSH, F_RO, F_SEG_MAX, F_TOPOLOGY, F_WRITE_ZEROES,
+    ID_LEN, RequestHeader, S_OK, SECTOR, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES,
+    WRITE_ZEROES_F_UNMAP,
+};
+use paravane_spec::{device_id, feature, mmio, queue};
+use zerocopy::IntoBytes;
+
+/// Segments of the longest request: header, data, status.
+const SEGMENTS: u16 = 3;
+/// The only queue that the driver uses.
+const QUEUE: u16 = 0;
+/// Bytes of shared memory for each slot: a cache line, so that slots do not disturb one another.
+const SLOT: usize = 64;
+/// Where the discard range lies in a slot.
+const RANGE_AT: usize = size_of::<RequestHeader>();
+/// Where the status byte lies in a slot.
+const STATUS_AT: usize = RANGE_AT + size_of::<DiscardRange>();
+/// What the status byte holds until the device has written it: no status of the specification.
+const NO_STATUS: u8 = 0xff;
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -49,89 +80,363 @@ pub enum Request {
 pub struct Done {
     /// The tag given at submission.
     pub tag: u64,
-    /// Status byte: [`paravane_spec::blk::S_OK`] or an error.
+    /// Status byte: [`paravane_spec::blk::S_OK`] or an error. A device that writes none leaves 0xff here.
     pub status: u8,
+}
+
+/// What the driver knows of one slot.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Header, range and status.
+    memory: DmaArea,
+    /// The caller's name for the request.
+    tag: u64,
+    /// Bytes that the device must have written if it says OK.
+    writable: u32,
+}
+
+/// A request in the driver's terms, checked.
+struct Prepared {
+    header: RequestHeader,
+    /// Data that the device reads.
+    source: Option<Segment>,
+    /// Data that the device writes.
+    destination: Option<Segment>,
+    range: Option<DiscardRange>,
+}
+
+/// What the configuration space says, read once a change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    capacity: u64,
+    blk_size: u32,
+    discard_sectors: u32,
+    write_zeroes_sectors: u32,
+    may_unmap: bool,
 }
 
 /// A disk. Requests are asynchronous; up to [`Blk::slots`] are in flight.
 #[derive(Debug)]
 pub struct Blk<R> {
     transport: Mmio<R>,
+    queue: Queue,
+    features: u64,
+    limits: Limits,
+    slots: Vec<Slot>,
+    /// Slots that no request occupies.
+    free: Vec<u16>,
+    /// The slot that each buffer identifier stands for while it is in flight.
+    slot_of: Vec<Option<u16>>,
+    /// The first error; every later call returns it again.
+    failed: Option<DriverError>,
 }
 
 impl<R: Registers> Blk<R> {
-    /// Sets the device up with one queue and room for `slots` requests, and says DRIVER_OK.
+    /// Sets the device up with one queue and room for `slots` requests, and says DRIVER_OK. There are fewer
+    /// slots if the device's queue is smaller.
     ///
     /// # Errors
-    /// No such device, or too little memory.
+    /// No such device, or too little memory. The device is then told FAILED.
     pub fn new(registers: R, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
-        let _ = (slots, pool);
-        Ok(Self { transport: Mmio::probe(registers, paravane_spec::device_id::BLK)? })
+        let transport = Mmio::probe(registers, device_id::BLK)?;
+        Self::set_up(transport, slots, pool)
     }
 
-    /// Capacity in sectors.
+    fn set_up(mut transport: Mmio<R>, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
+        let wanted = feature::INDIRECT_DESC
+            | feature::EVENT_IDX
+            | F_FLUSH
+            | F_RO
+            | F_SEG_MAX
+            | F_BLK_SIZE
+            | F_TOPOLOGY
+            | F_DISCARD
+            | F_WRITE_ZEROES;
+        let features = transport.negotiate(feature::VERSION_1, wanted)?;
+        let limits = Limits::read(&transport, features).inspect_err(|_| transport.give_up())?;
+
+        // With an indirect table a request takes one descriptor of the ring, else one a segment.
+        let each = if features & feature::INDIRECT_DESC != 0 { 1 } else { SEGMENTS };
+        let size = slots.max(1).saturating_mul(each).min(queue::MAX_SIZE).next_power_of_two();
+        let queue = transport.start_queue(QUEUE, size, SEGMENTS, pool)?;
+        let slots = slots.max(1).min(queue.size() / each);
+        if slots == 0 {
+            transport.give_up();
+            return Err(DriverError::Queue(QUEUE));
+        }
+        let memory = pool.take(usize::from(slots) * SLOT, SLOT).inspect_err(|_| transport.give_up())?;
+        let slots: Vec<Slot> = (0..usize::from(slots))
+            .filter_map(|n| memory.slice(n * SLOT, SLOT))
+            .map(|memory| Slot { memory, tag: 0, writable: 0 })
+            .collect();
+        transport.driver_ok()?;
+        Ok(Self {
+            free: (0..slots.len() as u16).rev().collect(),
+            slot_of: alloc::vec![None; usize::from(queue.size())],
+            transport,
+            queue,
+            features,
+            limits,
+            slots,
+            failed: None,
+        })
+    }
+
+    /// Capacity in sectors. Changes only in [`Blk::interrupt`].
     pub fn capacity(&self) -> u64 {
-        let _ = &self.transport;
-        todo!()
+        self.limits.capacity
+    }
+
+    /// The device's block size in bytes, 512 if it does not say. A hint: it may be any number.
+    pub fn block_size(&self) -> u32 {
+        self.limits.blk_size
     }
 
     /// Whether the device is read-only.
     pub fn read_only(&self) -> bool {
-        todo!()
+        self.features & F_RO != 0
     }
 
     /// Negotiated features.
     pub fn features(&self) -> u64 {
-        todo!()
+        self.features
     }
 
     /// Requests that fit in flight.
     pub fn slots(&self) -> usize {
-        todo!()
+        self.slots.len()
     }
 
     /// Adds a request; the device sees it after [`Blk::kick`]. `false` if no slot is free. `tag` comes back in [`Done`].
     ///
     /// # Errors
-    /// The ring has failed.
+    /// The driver has failed, or the request can be refused without the device: data that is no multiple of
+    /// 512 bytes, a feature that was not negotiated, a write to a read-only disk, a range beyond the device's
+    /// limits. Whether the sectors exist is for the device to say.
     pub fn submit(&mut self, request: Request, tag: u64) -> Result<bool, DriverError> {
-        let _ = (request, tag);
-        todo!()
+        self.check_failed()?;
+        let prepared = self.prepare(request)?;
+        let Some(&number) = self.free.last() else {
+            return Ok(false);
+        };
+        let slot = &mut self.slots[usize::from(number)];
+        let memory = slot.memory;
+        // A slot is SLOT bytes, so all three fit.
+        let mut written = memory.area.write(0, prepared.header.as_bytes());
+        written &= memory.area.write(STATUS_AT, &[NO_STATUS]);
+        let mut readable = [Segment { addr: memory.addr, len: RANGE_AT as u32 }, Segment::default()];
+        let mut readable_count = 1;
+        if let Some(range) = prepared.range {
+            // The range lies right behind the header, but the device may want header and data apart.
+            written &= memory.area.write(RANGE_AT, range.as_bytes());
+            readable[1] =
+                Segment { addr: memory.addr + RANGE_AT as u64, len: size_of::<DiscardRange>() as u32 };
+            readable_count = 2;
+        } else if let Some(source) = prepared.source {
+            readable[1] = source;
+            readable_count = 2;
+        }
+        debug_assert!(written, "a slot holds header, range and status");
+
+        let status = Segment { addr: memory.addr + STATUS_AT as u64, len: 1 };
+        let writable = [prepared.destination.unwrap_or(status), status];
+        let writable = if prepared.destination.is_some() { &writable[..] } else { &writable[1..] };
+        let expected = writable.iter().fold(0u32, |sum, segment| sum.saturating_add(segment.len));
+        let Ok(BufferId(id)) = self.queue.add(&readable[..readable_count], writable) else {
+            return match self.queue.error() {
+                Some(error) => Err(self.fail(error.into())),
+                None => Ok(false),
+            };
+        };
+        slot.tag = tag;
+        slot.writable = expected;
+        self.free.pop();
+        match self.slot_of.get_mut(usize::from(id)) {
+            Some(entry) => *entry = Some(number),
+            None => return Err(self.fail(QueueError::NotInFlight { id: u32::from(id) }.into())),
+        }
+        Ok(true)
     }
 
     /// Publishes what was added and kicks if the device wants it. Says whether it kicked.
     pub fn kick(&mut self) -> bool {
-        todo!()
+        if self.failed.is_some() {
+            return false;
+        }
+        let kick = self.queue.publish();
+        if kick {
+            self.transport.notify(QUEUE);
+        }
+        kick
     }
 
     /// The next completed request.
     ///
     /// # Errors
-    /// The device broke the protocol.
+    /// The device broke the protocol. The driver has latched: every later call returns the same error.
     pub fn complete(&mut self) -> Result<Option<Done>, DriverError> {
-        todo!()
+        self.check_failed()?;
+        let used = match self.queue.pop_used() {
+            Ok(Some(used)) => used,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(self.fail(error.into())),
+        };
+        let BufferId(id) = used.id;
+        let Some(number) = self.slot_of.get_mut(usize::from(id)).and_then(Option::take) else {
+            return Err(self.fail(QueueError::NotInFlight { id: u32::from(id) }.into()));
+        };
+        let slot = self.slots[usize::from(number)];
+        self.free.push(number);
+        let mut status = [NO_STATUS];
+        // The slot holds the status byte, so the read cannot fail; if it did, the status would be none.
+        let _ = slot.memory.area.read(STATUS_AT, &mut status);
+        // The driver must not assume anything about bytes beyond the used length (section 2.7.8.2), and the
+        // status is the last byte of the buffer: an OK with less is a contradiction. An error may be short.
+        if status[0] == S_OK && used.len < slot.writable {
+            let lie = DriverError::ShortAnswer { expected: slot.writable, len: used.len };
+            return Err(self.fail(lie));
+        }
+        Ok(Some(Done { tag: slot.tag, status: status[0] }))
     }
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
-        todo!()
+        if self.failed.is_some() {
+            return true;
+        }
+        let token = self.queue.enable_notifications();
+        self.queue.poll(token)
     }
 
     /// Suppresses interrupts.
     pub fn disable_interrupts(&mut self) {
-        todo!()
+        self.queue.disable_notifications();
     }
 
-    /// To be called after an interrupt of this device: reads and acknowledges its causes.
+    /// To be called after an interrupt of this device: reads and acknowledges its causes, before the caller
+    /// looks for completed requests. After a configuration change the capacity is read anew.
     ///
     /// # Errors
-    /// The device asks to be reset.
+    /// The device asks to be reset, or its configuration does not come to rest. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
-        todo!()
+        self.check_failed()?;
+        let causes = self.transport.interrupt().map_err(|error| self.fail(error))?;
+        if causes & mmio::INT_CONFIG_CHANGE != 0 {
+            self.limits = Limits::read(&self.transport, self.features).map_err(|error| self.fail(error))?;
+        }
+        Ok(causes)
     }
 
     /// Requests in flight.
     pub fn in_flight(&self) -> usize {
-        todo!()
+        self.slots.len() - self.free.len()
     }
+
+    /// Checks a request and puts it into the device's terms.
+    fn prepare(&self, request: Request) -> Result<Prepared, DriverError> {
+        let plain = |kind, sector| Prepared {
+            header: RequestHeader { kind, reserved: 0, sector },
+            source: None,
+            destination: None,
+            range: None,
+        };
+        if self.read_only() && request.changes_the_disk() {
+            return Err(DriverError::Request("the disk is read-only"));
+        }
+        Ok(match request {
+            Request::Read { sector, buffer } => {
+                Prepared { destination: Some(sectors_of(buffer)?), ..plain(T_IN, sector) }
+            }
+            Request::Write { sector, buffer } => {
+                Prepared { source: Some(sectors_of(buffer)?), ..plain(T_OUT, sector) }
+            }
+            Request::Flush => {
+                self.needs(F_FLUSH, "the device has no flush command")?;
+                plain(T_FLUSH, 0)
+            }
+            Request::Discard { sector, sectors } => {
+                self.needs(F_DISCARD, "the device has no discard command")?;
+                let range = range_within(sector, sectors, self.limits.discard_sectors, 0)?;
+                Prepared { range: Some(range), ..plain(T_DISCARD, 0) }
+            }
+            Request::WriteZeroes { sector, sectors, unmap } => {
+                self.needs(F_WRITE_ZEROES, "the device has no write-zeroes command")?;
+                // The driver must not ask for unmapping where the device does not allow it (section 5.2.6.1).
+                let flags = if unmap && self.limits.may_unmap { WRITE_ZEROES_F_UNMAP } else { 0 };
+                let range = range_within(sector, sectors, self.limits.write_zeroes_sectors, flags)?;
+                Prepared { range: Some(range), ..plain(T_WRITE_ZEROES, 0) }
+            }
+            Request::GetId { buffer } => {
+                let id = buffer
+                    .slice(0, ID_LEN)
+                    .ok_or(DriverError::Request("the identifier needs a buffer of 20 bytes"))?;
+                let segment = Segment { addr: id.addr, len: ID_LEN as u32 };
+                Prepared { destination: Some(segment), ..plain(T_GET_ID, 0) }
+            }
+        })
+    }
+
+    fn needs(&self, bit: u64, refusal: &'static str) -> Result<(), DriverError> {
+        if self.features & bit == 0 { Err(DriverError::Request(refusal)) } else { Ok(()) }
+    }
+
+    fn check_failed(&self) -> Result<(), DriverError> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Latches the first error.
+    fn fail(&mut self, error: DriverError) -> DriverError {
+        *self.failed.get_or_insert(error)
+    }
+}
+
+impl Request {
+    fn changes_the_disk(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. } => true,
+            Self::Read { .. } | Self::Flush | Self::GetId { .. } => false,
+        }
+    }
+}
+
+impl Limits {
+    /// Reads the fields that the negotiated features make valid, consistently.
+    fn read<R: Registers>(transport: &Mmio<R>, features: u64) -> Result<Self, DriverError> {
+        let has = |bit: u64| features & bit != 0;
+        transport.consistently(|config| {
+            let word = |offset: usize, bit: u64| if has(bit) { config.word(offset as u64) } else { 0 };
+            let mut limits = Self {
+                capacity: config.long(offset_of!(Config, capacity) as u64),
+                blk_size: word(offset_of!(Config, blk_size), F_BLK_SIZE),
+                discard_sectors: word(offset_of!(Config, max_discard_sectors), F_DISCARD),
+                write_zeroes_sectors: word(offset_of!(Config, max_write_zeroes_sectors), F_WRITE_ZEROES),
+                may_unmap: false,
+            };
+            if has(F_WRITE_ZEROES) {
+                limits.may_unmap = config.byte(offset_of!(Config, write_zeroes_may_unmap) as u64) != 0;
+            }
+            if !has(F_BLK_SIZE) {
+                limits.blk_size = SECTOR as u32;
+            }
+            limits
+        })
+    }
+}
+
+/// The buffer as a segment, if it holds whole sectors.
+fn sectors_of(buffer: DmaArea) -> Result<Segment, DriverError> {
+    let len = u32::try_from(buffer.area.len()).ok().filter(|&len| len < u32::MAX);
+    match len {
+        Some(len) if len > 0 && u64::from(len).is_multiple_of(SECTOR) => {
+            Ok(Segment { addr: buffer.addr, len })
+        }
+        _ => Err(DriverError::Request("the data is not a multiple of 512 bytes below 4 GiB")),
+    }
+}
+
+fn range_within(sector: u64, sectors: u32, most: u32, flags: u32) -> Result<DiscardRange, DriverError> {
+    if sectors == 0 || sectors > most {
+        return Err(DriverError::Request("the range is empty or longer than the device takes at once"));
+    }
+    Ok(DiscardRange { sector, num_sectors: sectors, flags })
 }

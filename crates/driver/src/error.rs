@@ -51,4 +51,15 @@ pub enum DriverError {
     /// the configuration space kept changing while it was read
     #[error("the configuration space kept changing while it was read")]
     ConfigUnstable,
+    /// the request is not possible: {0}
+    #[error("the request is not possible: {0}")]
+    Request(&'static str),
+    /// the device says that a request went well and that it wrote {len} of {expected} bytes
+    #[error("the device says that a request went well and that it wrote {len} of {expected} bytes")]
+    ShortAnswer {
+        /// Bytes that the request lets the device write.
+        expected: u32,
+        /// Bytes that it says it has written.
+        len: u32,
+    },
 }

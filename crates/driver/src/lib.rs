@@ -6,8 +6,10 @@
 //!                                            v
 //!                              blk::Blk, rng::Rng --driver_ok--> in use
 //! ```
-//! The device is hostile: nothing it says is trusted without a check.
+//! The device is hostile: nothing it says is trusted without a check. What a device may do at worst is to
+//! give wrong data; it can neither make a driver panic nor keep it in a loop.
 #![no_std]
+#![forbid(unsafe_code)]
 extern crate alloc;
 
 pub mod blk;

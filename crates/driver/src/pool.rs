@@ -2,7 +2,8 @@
 use crate::DriverError;
 use paravane_ring::DmaArea;
 
-/// A bump allocator over shared memory.
+/// A bump allocator over shared memory. It takes nothing back: a device that was told of a piece may write
+/// to it at any later time, so no piece ever serves a second purpose.
 #[derive(Debug)]
 pub struct Pool {
     memory: DmaArea,
@@ -19,15 +20,22 @@ impl Pool {
     /// `size` bytes whose device address is a multiple of `align` (a power of two).
     ///
     /// # Errors
-    /// Too little is left.
+    /// Too little is left; nothing was taken.
     pub fn take(&mut self, size: usize, align: usize) -> Result<DmaArea, DriverError> {
-        let _ = (&self.memory, &self.used, size, align);
-        todo!()
+        let short = DriverError::Memory { needed: size, free: self.free() };
+        let align = align.max(1) as u64;
+        let next = self.memory.addr.checked_add(self.used as u64).ok_or(short)?;
+        let start = next.checked_next_multiple_of(align).ok_or(short)?;
+        let offset = usize::try_from(start - self.memory.addr).map_err(|_| short)?;
+        let end = offset.checked_add(size).ok_or(short)?;
+        let piece = self.memory.slice(offset, size).ok_or(short)?;
+        self.used = end;
+        Ok(piece)
     }
 
     /// Bytes left.
     #[must_use]
     pub fn free(&self) -> usize {
-        todo!()
+        self.memory.area.len().saturating_sub(self.used)
     }
 }

@@ -1,51 +1,113 @@
-//! Entropy device driver.
+//! Entropy device driver (section 5.4).
 use crate::mmio::{Mmio, Registers};
-use crate::{DriverError, Pool};
+use crate::{DmaArea, DriverError, Pool};
+use paravane_ring::driver::Queue;
+use paravane_ring::{QueueError, Segment};
+use paravane_spec::{device_id, feature};
+
+/// The device's only queue.
+const QUEUE: u16 = 0;
 
 /// An entropy source.
 #[derive(Debug)]
 pub struct Rng<R> {
     transport: Mmio<R>,
+    queue: Queue,
+    buffer: DmaArea,
+    /// The first error; every later call returns it again.
+    failed: Option<DriverError>,
 }
 
 impl<R: Registers> Rng<R> {
     /// Sets the device up with one buffer of `buffer` bytes, and says DRIVER_OK.
     ///
     /// # Errors
-    /// No such device, or too little memory.
+    /// No such device, or too little memory. The device is then told FAILED.
     pub fn new(registers: R, buffer: usize, pool: &mut Pool) -> Result<Self, DriverError> {
-        let _ = (buffer, pool);
-        Ok(Self { transport: Mmio::probe(registers, paravane_spec::device_id::RNG)? })
+        let mut transport = Mmio::probe(registers, device_id::RNG)?;
+        transport.negotiate(feature::VERSION_1, feature::EVENT_IDX)?;
+        // One request of one segment is in flight at a time.
+        let queue = transport.start_queue(QUEUE, 1, 0, pool)?;
+        let buffer = pool.take(buffer, 64).inspect_err(|_| transport.give_up())?;
+        transport.driver_ok()?;
+        Ok(Self { transport, queue, buffer, failed: None })
     }
 
-    /// Asks for up to the buffer's length of bytes and kicks. At most one request is in flight.
+    /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one request is
+    /// in flight. Says whether it kicked.
     ///
     /// # Errors
-    /// One is in flight already, or the ring has failed.
+    /// One is in flight already, `len` is 0 or more than the buffer holds, or the driver has failed.
     pub fn request(&mut self, len: usize) -> Result<bool, DriverError> {
-        let _ = (len, &self.transport);
-        todo!()
+        self.check_failed()?;
+        if self.queue.in_flight() != 0 {
+            return Err(DriverError::Request("one is in flight already"));
+        }
+        let segment = match u32::try_from(len) {
+            Ok(bytes) if bytes > 0 && len <= self.buffer.area.len() => {
+                Segment { addr: self.buffer.addr, len: bytes }
+            }
+            _ => return Err(DriverError::Request("the length is 0 or more than the buffer holds")),
+        };
+        if self.queue.add(&[], &[segment]).is_err() {
+            let error = self.queue.error().map_or(DriverError::Queue(QUEUE), DriverError::Ring);
+            return Err(self.fail(error));
+        }
+        let kick = self.queue.publish();
+        if kick {
+            self.transport.notify(QUEUE);
+        }
+        Ok(kick)
     }
 
-    /// Copies what has come into `out`; `None` while nothing has.
+    /// Copies what has come into `out`; `None` while nothing has. Says how many bytes were copied: as many as
+    /// the device says it has written, at most what was asked for, at most what `out` holds. The rest is dropped.
     ///
     /// # Errors
-    /// The device broke the protocol.
+    /// The device broke the protocol. The driver has latched.
     pub fn poll(&mut self, out: &mut [u8]) -> Result<Option<usize>, DriverError> {
-        let _ = out;
-        todo!()
+        self.check_failed()?;
+        let used = match self.queue.pop_used() {
+            Ok(Some(used)) => used,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(self.fail(error.into())),
+        };
+        let len = out.len().min(used.len as usize);
+        if !self.buffer.area.read(0, &mut out[..len]) {
+            return Err(self.fail(QueueError::NotInFlight { id: u32::from(used.id.0) }.into()));
+        }
+        Ok(Some(len))
     }
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
-        todo!()
+        if self.failed.is_some() {
+            return true;
+        }
+        let token = self.queue.enable_notifications();
+        self.queue.poll(token)
     }
 
-    /// To be called after an interrupt of this device.
+    /// Suppresses interrupts.
+    pub fn disable_interrupts(&mut self) {
+        self.queue.disable_notifications();
+    }
+
+    /// To be called after an interrupt of this device: reads and acknowledges its causes.
     ///
     /// # Errors
-    /// The device asks to be reset.
+    /// The device asks to be reset. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
-        todo!()
+        self.check_failed()?;
+        self.transport.interrupt().map_err(|error| self.fail(error))
+    }
+
+    fn check_failed(&self) -> Result<(), DriverError> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Latches the first error.
+    fn fail(&mut self, error: DriverError) -> DriverError {
+        *self.failed.get_or_insert(error)
     }
 }
