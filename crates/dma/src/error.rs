@@ -27,13 +27,15 @@ pub enum DmaError {
         /// Bytes transferred before.
         done: usize,
     },
-    /// {addr:#x} plus {len} bytes wraps around the end of the address space
-    #[error("{addr:#x} plus {len} bytes wraps around the end of the address space")]
+    /// {addr:#x}: {len} bytes wrap around the end of the address space there ({done} done)
+    #[error("{addr:#x}: {len} bytes wrap around the end of the address space there ({done} done)")]
     Wraps {
-        /// First byte.
+        /// First byte of the piece that wraps.
         addr: u64,
-        /// Length.
+        /// Length of the whole access.
         len: usize,
+        /// Bytes transferred before (pieces of a buffer that came earlier).
+        done: usize,
     },
     /// {addr:#x}, {len} bytes: not contiguous in host memory, and one piece was asked for
     #[error("{addr:#x}, {len} bytes: not contiguous in host memory, and one piece was asked for")]
@@ -45,16 +47,56 @@ pub enum DmaError {
     },
 }
 
+impl DmaError {
+    /// The address at fault.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        match *self {
+            Self::Unmapped { addr, .. }
+            | Self::Denied { addr, .. }
+            | Self::Wraps { addr, .. }
+            | Self::NotContiguous { addr, .. } => addr,
+        }
+    }
+
+    /// Bytes transferred before the fault.
+    #[must_use]
+    pub fn done(&self) -> usize {
+        match *self {
+            Self::Unmapped { done, .. } | Self::Denied { done, .. } | Self::Wraps { done, .. } => done,
+            Self::NotContiguous { .. } => 0,
+        }
+    }
+
+    /// The same error, of an access of `whole` bytes of which this one came after `before` bytes.
+    pub(crate) fn within(mut self, whole: usize, before: usize) -> Self {
+        match &mut self {
+            Self::Unmapped { len, done, .. }
+            | Self::Denied { len, done, .. }
+            | Self::Wraps { len, done, .. } => {
+                *len = whole;
+                *done += before;
+            }
+            Self::NotContiguous { len, .. } => *len = whole,
+        }
+        self
+    }
+}
+
 /// Why guest memory could not be made or arranged.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// a region of {size} bytes at {gpa:#x}: size and address must be multiples of 4096, and the size not 0
-    #[error("a region of {size} bytes at {gpa:#x}: size and address must be multiples of 4096, and the size not 0")]
+    /// a region of {size} bytes at {gpa:#x}: size and address must be multiples of {align}, and the size not 0
+    #[error(
+        "a region of {size} bytes at {gpa:#x}: size and address must be multiples of {align}, and the size not 0"
+    )]
     Unaligned {
         /// Guest-physical address.
         gpa: u64,
         /// Size in bytes.
         size: u64,
+        /// Page size of its backing.
+        align: u64,
     },
     /// the regions at {first:#x} and {second:#x} overlap
     #[error("the regions at {first:#x} and {second:#x} overlap")]
@@ -79,6 +121,19 @@ pub enum MemoryError {
         what: &'static str,
         /// Size in bytes.
         size: u64,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// the host has not enough free 2 MiB pages for {size} bytes of guest memory ({source}); `sysctl vm.nr_hugepages={pages}` makes them
+    #[error(
+        "the host has not enough free 2 MiB pages for {size} bytes of guest memory ({source}); \
+         `sysctl vm.nr_hugepages={pages}` makes them"
+    )]
+    HugePages {
+        /// Size in bytes.
+        size: u64,
+        /// How large the pool must be: the pages that are taken, and these.
+        pages: u64,
         /// Why not.
         source: std::io::Error,
     },

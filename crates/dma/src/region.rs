@@ -1,6 +1,7 @@
 //! One piece of guest RAM: a memfd, mapped.
 use crate::MemoryError;
-use std::os::fd::{AsFd, BorrowedFd};
+use crate::ram::Ram;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,6 +13,17 @@ pub enum Backing {
     Pages,
     /// 2 MiB pages from the host's pool (`vm.nr_hugepages`).
     HugePages,
+}
+
+impl Backing {
+    /// Bytes of a page; a region's address and size are multiples of it.
+    #[must_use]
+    pub const fn page_size(self) -> u64 {
+        match self {
+            Self::Pages => 4096,
+            Self::HugePages => 2 << 20,
+        }
+    }
 }
 
 /// A region to be made.
@@ -27,48 +39,61 @@ pub struct RegionConfig {
     pub writable: bool,
 }
 
-/// Mapped guest RAM. Unmapped when the last holder lets go.
+/// Mapped guest RAM, zeroed at first. Unmapped when the last holder lets go.
+///
+/// The host maps it readable and writable in any case; `writable` is what devices are held to.
 #[derive(Debug)]
-pub struct Region {}
+pub struct Region {
+    gpa: u64,
+    size: u64,
+    writable: bool,
+    ram: Ram,
+}
 
 impl Region {
-    /// Makes a memfd and maps it shared.
+    /// Makes a memfd and maps it shared. The file can neither shrink nor grow, where the host can forbid it.
     ///
     /// # Errors
     /// Misaligned, or the host has no such memory (the error says what to do about huge pages).
     pub fn new(config: RegionConfig) -> Result<Arc<Self>, MemoryError> {
-        let _ = config;
-        todo!()
+        let RegionConfig { gpa, size, backing, writable } = config;
+        let align = backing.page_size();
+        if size == 0 || !size.is_multiple_of(align) || !gpa.is_multiple_of(align) {
+            return Err(MemoryError::Unaligned { gpa, size, align });
+        }
+        if gpa.checked_add(size - 1).is_none() {
+            return Err(MemoryError::Wraps { gpa, size });
+        }
+        Ok(Arc::new(Self { gpa, size, writable, ram: Ram::new(size, backing)? }))
     }
 
     /// Guest-physical address of the first byte.
     #[must_use]
     pub fn gpa(&self) -> u64 {
-        todo!()
+        self.gpa
     }
 
     /// Bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        todo!()
+        self.size
     }
 
     /// Where the region is mapped in this process.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
-        todo!()
+        self.ram.host()
     }
 
     /// Whether devices may write to it.
     #[must_use]
     pub fn writable(&self) -> bool {
-        todo!()
+        self.writable
     }
 
-    /// The memfd.
+    /// The memfd; the region is at its offset 0.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        let _: Option<&dyn AsFd> = None;
-        todo!()
+        self.ram.fd()
     }
 }
