@@ -1,0 +1,183 @@
+//! The registers of one queue (section 4.2.2). The states are drawn in the module above.
+use super::Violation;
+use paravane_spec::queue::QueueAddresses;
+
+/// One of the three areas of a queue.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// Descriptor area.
+    Desc,
+    /// Driver area.
+    Driver,
+    /// Device area.
+    Device,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not in use: the registers may be written.
+    Idle,
+    /// QueueReady is 1, DRIVER_OK is not there yet.
+    Ready,
+    /// The device serves it.
+    Live,
+    /// The owner is stopping it; the registers stay.
+    Stopping,
+    /// The owner is stopping it; then the registers return to their defaults.
+    Resetting,
+}
+
+/// What a write of QueueReady asks for.
+pub(super) enum ReadyWrite {
+    /// Start the queue.
+    Start(QueueAddresses),
+    /// Stop it.
+    Stop,
+}
+
+/// What a write of QueueReset asks for.
+pub(super) enum ResetWrite {
+    /// Stop the queue first.
+    Stop,
+    /// It is done, or was under way.
+    Noted,
+}
+
+/// One queue. Values are kept as written and judged at QueueReady=1.
+#[derive(Debug)]
+pub(super) struct QueueRegisters {
+    max: u16,
+    state: State,
+    /// All 32 bits: a size of 0x1_0100 must not pass for 0x100.
+    size: u32,
+    desc: u64,
+    driver: u64,
+    device: u64,
+}
+
+impl QueueRegisters {
+    pub(super) fn new(max: u16) -> Self {
+        Self { max, state: State::Idle, size: 0, desc: 0, driver: 0, device: 0 }
+    }
+
+    pub(super) fn max(&self) -> u16 {
+        self.max
+    }
+
+    /// What QueueReady reads. It stays 1 until the owner has stopped the queue: 0 promises that the device
+    /// does not access it (section 4.2.2.1).
+    pub(super) fn ready(&self) -> bool {
+        self.state != State::Idle
+    }
+
+    pub(super) fn live(&self) -> bool {
+        self.state == State::Live
+    }
+
+    /// What QueueReset reads.
+    pub(super) fn resetting(&self) -> bool {
+        self.state == State::Resetting
+    }
+
+    fn idle(&mut self) -> Result<&mut Self, Violation> {
+        if self.state == State::Idle { Ok(self) } else { Err(Violation) }
+    }
+
+    pub(super) fn set_size(&mut self, size: u32) -> Result<(), Violation> {
+        self.idle()?.size = size;
+        Ok(())
+    }
+
+    pub(super) fn set_low(&mut self, part: Part, low: u32) -> Result<(), Violation> {
+        let area = self.idle()?.area(part);
+        *area = (*area & !0xffff_ffff) | u64::from(low);
+        Ok(())
+    }
+
+    pub(super) fn set_high(&mut self, part: Part, high: u32) -> Result<(), Violation> {
+        let area = self.idle()?.area(part);
+        *area = (*area & 0xffff_ffff) | (u64::from(high) << 32);
+        Ok(())
+    }
+
+    fn area(&mut self, part: Part) -> &mut u64 {
+        match part {
+            Part::Desc => &mut self.desc,
+            Part::Driver => &mut self.driver,
+            Part::Device => &mut self.device,
+        }
+    }
+
+    /// The configuration, if its size is one that the device can serve.
+    fn addresses(&self) -> Option<QueueAddresses> {
+        let size = u16::try_from(self.size).ok().filter(|s| s.is_power_of_two() && *s <= self.max)?;
+        Some(QueueAddresses { size, desc: self.desc, driver: self.driver, device: self.device })
+    }
+
+    /// QueueReady=1. With the device `running` the queue has to be started.
+    pub(super) fn make_ready(&mut self, running: bool) -> Result<Option<QueueAddresses>, Violation> {
+        match self.state {
+            State::Idle => {
+                let addresses = self.addresses().ok_or(Violation)?;
+                self.state = if running { State::Live } else { State::Ready };
+                Ok(running.then_some(addresses))
+            }
+            // It reads 1 already.
+            State::Ready | State::Live => Ok(None),
+            State::Stopping | State::Resetting => Err(Violation),
+        }
+    }
+
+    /// QueueReady=0.
+    pub(super) fn unready(&mut self) -> Option<ReadyWrite> {
+        match self.state {
+            State::Live => {
+                self.state = State::Stopping;
+                Some(ReadyWrite::Stop)
+            }
+            State::Ready => {
+                self.state = State::Idle;
+                None
+            }
+            State::Idle | State::Stopping | State::Resetting => None,
+        }
+    }
+
+    /// QueueReset=1.
+    pub(super) fn reset(&mut self) -> ResetWrite {
+        match self.state {
+            State::Live => {
+                self.state = State::Resetting;
+                ResetWrite::Stop
+            }
+            State::Stopping => {
+                self.state = State::Resetting;
+                ResetWrite::Noted
+            }
+            State::Idle | State::Ready => {
+                *self = Self::new(self.max);
+                ResetWrite::Noted
+            }
+            State::Resetting => ResetWrite::Noted,
+        }
+    }
+
+    /// DRIVER_OK: a ready queue goes live.
+    pub(super) fn go_live(&mut self) -> Option<QueueAddresses> {
+        if self.state != State::Ready {
+            return None;
+        }
+        let addresses = self.addresses()?;
+        self.state = State::Live;
+        Some(addresses)
+    }
+
+    /// The owner has stopped the queue.
+    pub(super) fn stopped(&mut self) {
+        match self.state {
+            State::Stopping => self.state = State::Idle,
+            State::Resetting => *self = Self::new(self.max),
+            State::Idle | State::Ready | State::Live => {}
+        }
+    }
+}

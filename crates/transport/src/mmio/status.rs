@@ -1,0 +1,115 @@
+//! The device status register (section 2.1) and what each of its states permits.
+use super::Violation;
+use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FAILED, FEATURES_OK};
+
+/// Bits that a driver may set.
+const DRIVERS: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
+
+/// The register, and whether a reset is under way.
+#[derive(Debug, Default)]
+pub(super) struct Status {
+    bits: u32,
+    resetting: bool,
+}
+
+/// What a legal write means.
+pub(super) enum StatusWrite {
+    /// Nothing to do.
+    Noted,
+    /// A reset of a device that has not left reset.
+    AtReset,
+    /// A reset begins.
+    Reset,
+    /// DRIVER_OK has just been set.
+    Activate,
+}
+
+impl Status {
+    pub(super) fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    pub(super) fn resetting(&self) -> bool {
+        self.resetting
+    }
+
+    fn has(&self, bits: u32) -> bool {
+        self.bits & bits == bits
+    }
+
+    /// DriverFeatures may be written.
+    pub(super) fn features_writable(&self) -> bool {
+        self.has(DRIVER) && self.bits & (FEATURES_OK | FAILED) == 0
+    }
+
+    /// Feature negotiation has ended well.
+    pub(super) fn negotiated(&self) -> bool {
+        self.has(FEATURES_OK)
+    }
+
+    /// Queue registers may be written.
+    pub(super) fn queues_writable(&self) -> bool {
+        self.has(FEATURES_OK) && !self.failed() && !self.resetting
+    }
+
+    /// The configuration space may be written.
+    pub(super) fn config_writable(&self) -> bool {
+        self.queues_writable()
+    }
+
+    /// The driver is up, so that it may be interrupted and queues go live.
+    pub(super) fn running(&self) -> bool {
+        self.has(DRIVER_OK) && !self.resetting
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.has(FAILED)
+    }
+
+    pub(super) fn needs_reset(&self) -> bool {
+        self.has(DEVICE_NEEDS_RESET)
+    }
+
+    /// The device reports an error. Whether that is news.
+    pub(super) fn set_needs_reset(&mut self) -> bool {
+        let news = self.bits != 0 && !self.resetting && !self.needs_reset();
+        if news {
+            self.bits |= DEVICE_NEEDS_RESET;
+        }
+        news
+    }
+
+    /// The driver writes; `acceptable` tells whether its features are.
+    pub(super) fn write(&mut self, value: u32, acceptable: bool) -> Result<StatusWrite, Violation> {
+        if value == 0 {
+            // Asked again while it is under way, a reset is still one reset.
+            return Ok(match (self.bits, self.resetting) {
+                (_, true) => StatusWrite::Noted,
+                (0, false) => StatusWrite::AtReset,
+                (_, false) => {
+                    self.resetting = true;
+                    StatusWrite::Reset
+                }
+            });
+        }
+        let old = self.bits & DRIVERS;
+        let new = value & !(self.bits & DEVICE_NEEDS_RESET);
+        let added = new & !old;
+        let legal = !self.resetting
+            && new & !DRIVERS == 0
+            && old & !new == 0
+            // Once FAILED, or on its way there, nothing else is added.
+            && (new & FAILED == 0 || added & !FAILED == 0)
+            && (added & DRIVER == 0 || new & ACKNOWLEDGE != 0)
+            && (added & FEATURES_OK == 0 || new & DRIVER != 0)
+            && (added & DRIVER_OK == 0 || old & FEATURES_OK != 0);
+        if !legal {
+            return Err(Violation);
+        }
+        let refused = if acceptable { 0 } else { added & FEATURES_OK };
+        self.bits |= added & !refused;
+        // A device that needs a reset is not started any more.
+        let activate = added & DRIVER_OK != 0 && !self.needs_reset();
+        Ok(if activate { StatusWrite::Activate } else { StatusWrite::Noted })
+    }
+}
