@@ -1,20 +1,42 @@
 //! The host notifier of one queue: who gets its kicks.
 //!
 //! ```text
-//!            assign (ioeventfd)                grab
-//! Deassigned -----------------> Assigned -----------------> OffLimits (counted)
-//!            <----------------- (our loop)  <-------------- (a vhost back end owns it)
-//!             deassign, refusal              release: signalled once
+//!             assign                      grab
+//! Deassigned ---------> Assigned ---------------------> OffLimits, counted
+//!   ^    ^ <---------                <-----------------   |  ^      |  ^
+//!   |    |   deassign                 last release        +--+      +--+
+//!   +----+                            (signalled)         grab      release
+//!    assign, refused
+//!
+//! Deassigned -- grab --> OffLimits -- last release --> Deassigned     the same, on a host that refused
 //! ```
+//!
+//! **Deassigned**: no ioeventfd. A kick is an exit, and the exit path signals the eventfd ([`HostNotifier::kick`]).
+//! **Assigned**: the host signals the eventfd without an exit. A kick that exits all the same (it was under way
+//! when the state changed) signals the eventfd as well. **`OffLimits`**: a vhost back end waits on the eventfd, and
+//! our event loop does not touch it; the ioeventfd stays as it was.
+//!
+//! In every state the eventfd is the one place where kicks arrive, and whoever waits on it is the queue's one owner.
+//! So no transition has a window in which a kick has nowhere to go. What remains is a signal whose owner has gone;
+//! it stays in the eventfd, and these rules (the ioeventfd seed, and the bugs that came after it) deal with it:
+//!
+//! - A notifier is born signalled.
+//! - After any start, resume or hand-back the queue is signalled once: [`HostNotifier::assign`], refused or
+//!   not, and the last [`HostNotifier::release`] do it. The owner then looks at the ring whatever was missed.
+//! - To stop: first the owner takes its handler off (so that nothing runs concurrently), then
+//!   [`HostNotifier::deassign`] removes the ioeventfd (so that no new signal comes but through exits), then
+//!   the owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and only then drops it.
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::{IoEventFds, Notifier, NotifyError};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 /// Who owns a queue's kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotifierState {
-    /// Kicks exit and are served by whoever handles the exit.
+    /// Kicks exit, and the exit path signals the notifier; our event loop owns it.
     Deassigned,
-    /// Kicks signal the notifier; our event loop owns it.
+    /// Kicks signal the notifier without an exit; our event loop owns it.
     Assigned,
     /// A vhost back end owns the notifier.
     OffLimits,
@@ -30,7 +52,37 @@ pub enum Kick {
 /// One queue's notifier, its address and its state. The eventfd always exists and an event loop always
 /// waits on it: without an ioeventfd the exit path writes it, so the queue has one owner either way.
 pub struct HostNotifier {
-    _private: Arc<dyn IoEventFds>,
+    fds: Arc<dyn IoEventFds>,
+    addr: u64,
+    datamatch: Option<u32>,
+    notifier: Notifier,
+    /// Changed by the control path only; a kick never takes the lock.
+    ownership: Mutex<Ownership>,
+    exit_kicks: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ownership {
+    /// Whether the ioeventfd is registered.
+    registered: bool,
+    /// How often a back end has grabbed the notifier and not yet released it.
+    grabs: u32,
+}
+
+impl Ownership {
+    fn state(self) -> NotifierState {
+        match (self.grabs, self.registered) {
+            (1.., _) => NotifierState::OffLimits,
+            (0, true) => NotifierState::Assigned,
+            (0, false) => NotifierState::Deassigned,
+        }
+    }
+
+    /// An error unless the state is `needed`.
+    fn expect(self, needed: NotifierState, wanted: &'static str) -> Result<(), NotifyError> {
+        let state = self.state();
+        if state == needed { Ok(()) } else { Err(NotifyError::State { state, wanted }) }
+    }
 }
 
 impl HostNotifier {
@@ -39,47 +91,127 @@ impl HostNotifier {
     /// # Errors
     /// The process has no file descriptors left.
     pub fn new(fds: Arc<dyn IoEventFds>, addr: u64, datamatch: Option<u32>) -> Result<Self, NotifyError> {
-        let _ = (fds, addr, datamatch);
-        todo!()
+        Ok(Self {
+            fds,
+            addr,
+            datamatch,
+            notifier: Notifier::new(true)?,
+            ownership: Mutex::new(Ownership::default()),
+            exit_kicks: AtomicU64::new(0),
+        })
     }
 
     /// The eventfd, for the owner to wait on.
     #[must_use]
     pub fn notifier(&self) -> &Notifier {
-        todo!()
+        &self.notifier
     }
 
-    /// Registers the ioeventfd and signals once. On refusal the state stays `Deassigned` and kicks exit.
+    /// Registers the ioeventfd and signals once. On refusal the state stays `Deassigned` and kicks exit; the
+    /// notifier is signalled then, too, since the queue starts either way.
     ///
     /// # Errors
-    /// The host refuses, or the notifier is not deassigned.
+    /// The host refuses, or the notifier is not deassigned (and then it is not signalled).
     pub fn assign(&self) -> Result<(), NotifyError> {
-        todo!()
+        let mut ownership = self.lock();
+        ownership.expect(NotifierState::Deassigned, "assigned")?;
+        let result = self.fds.assign(self.addr, self.datamatch, &self.notifier);
+        ownership.registered = result.is_ok();
+        self.notifier.signal();
+        result
     }
 
     /// Removes the ioeventfd. The caller has taken its handler off before, and afterwards tests the notifier
     /// once more: a kick may have come in between.
     ///
     /// # Errors
-    /// The notifier is not assigned.
+    /// The notifier is not assigned; or the host refuses, and the state stays `Assigned`, for the host may
+    /// still signal the eventfd.
     pub fn deassign(&self) -> Result<(), NotifyError> {
-        todo!()
+        let mut ownership = self.lock();
+        ownership.expect(NotifierState::Assigned, "deassigned")?;
+        self.fds.deassign(self.addr, self.datamatch, &self.notifier)?;
+        ownership.registered = false;
+        Ok(())
+    }
+
+    /// Hands the notifier to a vhost back end. The caller has taken its handler off before, and the back end signals
+    /// or polls its queue once when it starts. Counted: each grab needs its [`HostNotifier::release`].
+    ///
+    /// # Errors
+    /// It was grabbed more often than can be counted.
+    pub fn grab(&self) -> Result<(), NotifyError> {
+        let mut ownership = self.lock();
+        let state = ownership.state();
+        ownership.grabs = ownership
+            .grabs
+            .checked_add(1)
+            .ok_or(NotifyError::State { state, wanted: "grabbed once more" })?;
+        Ok(())
+    }
+
+    /// Ends one [`HostNotifier::grab`]. The last one gives the notifier back to our event loop and signals once. The
+    /// back end has stopped using it before, the handler may be put on before or after.
+    ///
+    /// # Errors
+    /// Nobody has grabbed it.
+    pub fn release(&self) -> Result<(), NotifyError> {
+        let mut ownership = self.lock();
+        ownership.expect(NotifierState::OffLimits, "released")?;
+        ownership.grabs -= 1;
+        if ownership.grabs == 0 {
+            self.notifier.signal();
+        }
+        Ok(())
     }
 
     /// Present state.
     #[must_use]
     pub fn state(&self) -> NotifierState {
-        todo!()
+        self.lock().state()
     }
 
-    /// A kick that came by an exit: hands it to the owner. Counted.
+    /// A kick that came by an exit: hands it to the owner, whoever that is. Counted. Takes no lock.
     pub fn kick(&self) -> Kick {
-        todo!()
+        // Relaxed: a statistic, which orders nothing.
+        self.exit_kicks.fetch_add(1, Ordering::Relaxed);
+        // A release, by the notifier's promise: the owner that takes it sees the driver's available index, which
+        // this thread saw (or made) before.
+        self.notifier.signal();
+        Kick::Forwarded
     }
 
     /// Kicks that came by an exit.
     #[must_use]
     pub fn exit_kicks(&self) -> u64 {
-        todo!()
+        // Relaxed: a statistic.
+        self.exit_kicks.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ownership> {
+        // Each change under the lock is one assignment, so a poisoned value is as good as any.
+        self.ownership.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for HostNotifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostNotifier")
+            .field("addr", &format_args!("{:#x}", self.addr))
+            .field("datamatch", &self.datamatch)
+            .field("notifier", &self.notifier)
+            .field("state", &self.state())
+            .field("exit_kicks", &self.exit_kicks())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for HostNotifier {
+    /// The host holds on to the eventfd of a registration, and would refuse the address to the next one.
+    fn drop(&mut self) {
+        if self.lock().registered {
+            // Nobody is left to be told of a refusal.
+            let _ = self.fds.deassign(self.addr, self.datamatch, &self.notifier);
+        }
     }
 }

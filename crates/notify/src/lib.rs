@@ -1,18 +1,18 @@
 //! Notifications both ways: kicks from the driver, interrupts to it.
 //!
 //! ```text
-//! kick:      guest write -> ioeventfd -> Notifier (eventfd) -> I/O thread
-//!            guest write -> exit -> HostNotifier::kick -> the same eventfd   (assigned)
-//!                                                      -> served inline      (deassigned: fall-back)
-//! interrupt: device -> InterruptLine (status register, eventfd) -> irqfd -> vCPU
+//! kick:      guest write -> ioeventfd -------------------> Notifier (eventfd) -> its one owner     (assigned)
+//!            guest write -> exit -> HostNotifier::kick --> the same eventfd                     (deassigned)
+//! interrupt: device -> InterruptLine (status register) --> InterruptSink (irqfd) -> vCPU
 //! ```
 mod host;
 mod kvm;
 mod line;
 mod notifier;
+mod sync;
 
 pub use host::{HostNotifier, Kick, NotifierState};
-pub use kvm::{KvmIrqfd, KvmIoEventFds};
+pub use kvm::{KvmIoEventFds, KvmIrqfd};
 pub use line::{InterruptLine, InterruptSink};
 pub use notifier::Notifier;
 
@@ -41,8 +41,8 @@ pub enum NotifyError {
 
 /// What registers an eventfd behind a guest address: KVM's ioeventfd, or a machine without one.
 pub trait IoEventFds: Send + Sync {
-    /// From now on a 32-bit write of `datamatch` (any value if `None`) to guest-physical `addr` signals `notifier`
-    /// without an exit.
+    /// From now on a 32-bit write of `datamatch` (any write at all if `None`) to guest-physical `addr` signals
+    /// `notifier` without an exit. It must not call back into the notifier's [`HostNotifier`].
     ///
     /// # Errors
     /// The host refuses; the caller falls back to exits.
@@ -53,4 +53,18 @@ pub trait IoEventFds: Send + Sync {
     /// # Errors
     /// It was not assigned.
     fn deassign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError>;
+}
+
+/// A host without ioeventfds, or one that is told not to use them: every kick exits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoIoEventFds;
+
+impl IoEventFds for NoIoEventFds {
+    fn assign(&self, _addr: u64, _datamatch: Option<u32>, _notifier: &Notifier) -> Result<(), NotifyError> {
+        Err(NotifyError::Os { what: "register an ioeventfd", source: std::io::ErrorKind::Unsupported.into() })
+    }
+
+    fn deassign(&self, _addr: u64, _datamatch: Option<u32>, _notifier: &Notifier) -> Result<(), NotifyError> {
+        Err(NotifyError::Os { what: "remove an ioeventfd", source: std::io::ErrorKind::Unsupported.into() })
+    }
 }

@@ -1,50 +1,101 @@
 //! The wired interrupt of a virtio-mmio device: a status register and a line.
+//!
+//! ```text
+//! device:  used buffers published -> status |= cause -> edge
+//! driver:  interrupt -> reads status -> acknowledges it -> looks for used buffers
+//! ```
+//! A cause that is added between the driver's read and its acknowledgement may be cleared with it; the driver looks
+//! at the ring afterwards and finds what the cause stood for (that is what the orders below are for). A cause
+//! that is not cleared would be forgotten, since edges do not repeat, so [`InterruptLine::acknowledge`] repeats them.
+use crate::Notifier;
+use crate::sync::{AtomicU32, AtomicU64};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What raises the line: an irqfd, or in-process delivery. Edge: every call is one interrupt.
 pub trait InterruptSink: Send + Sync {
-    /// Raises one interrupt.
+    /// Raises one interrupt. Whoever it interrupts sees all that this thread did before (a release).
     fn raise(&self);
+}
+
+/// For a driver that is a thread of this process and waits on the eventfd.
+impl InterruptSink for Notifier {
+    fn raise(&self) {
+        self.signal();
+    }
 }
 
 /// InterruptStatus and the line behind it. Any thread may raise; the transport reads and acknowledges.
 pub struct InterruptLine {
-    _sink: Arc<dyn InterruptSink>,
+    sink: Arc<dyn InterruptSink>,
+    status: AtomicU32,
+    raised: AtomicU64,
 }
 
 impl InterruptLine {
     /// A line with no cause pending.
     #[must_use]
     pub fn new(sink: Arc<dyn InterruptSink>) -> Self {
-        Self { _sink: sink }
+        Self { sink, status: AtomicU32::new(0), raised: AtomicU64::new(0) }
     }
 
-    /// Adds `causes` (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) to the status and raises the line.
+    /// Adds `causes` (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) to the status and raises the line. Nothing
+    /// happens if there are none.
     pub fn raise(&self, causes: u32) {
-        let _ = causes;
-        todo!()
+        if causes == 0 {
+            return;
+        }
+        // Release: pairs with the Acquire in `status` and in `acknowledge`, made by the vCPU that reads the
+        // register. The driver that learns of the cause, or clears it unseen, then sees the used buffers
+        // (the configuration) that were published before.
+        self.status.fetch_or(causes, Ordering::Release);
+        self.edge();
     }
 
     /// Pending causes.
     #[must_use]
     pub fn status(&self) -> u32 {
-        todo!()
+        // Acquire: pairs with the Release in `raise`.
+        self.status.load(Ordering::Acquire)
     }
 
     /// Clears `causes`. If others stay pending the line is raised again, since it is an edge.
     pub fn acknowledge(&self, causes: u32) {
-        let _ = causes;
-        todo!()
+        // Acquire: pairs with the Release in `raise`. A cause that comes before this in the order of the
+        // register is cleared, and the driver, which looks at the ring next, must find what it stood for.
+        // As a read-modify-write it does not break the release sequence for a later `status` either.
+        let before = self.status.fetch_and(!causes, Ordering::Acquire);
+        if before & !causes != 0 {
+            self.edge();
+        }
     }
 
-    /// Forgets everything pending (device reset).
+    /// Forgets everything pending (device reset). The caller has stopped whoever raises: a cause that is
+    /// added at the same time may stay.
     pub fn reset(&self) {
-        todo!()
+        // Relaxed: it hands nothing over; the vCPU that resets the device reads its own write.
+        self.status.store(0, Ordering::Relaxed);
     }
 
     /// Interrupts raised since the start.
     #[must_use]
     pub fn raised(&self) -> u64 {
-        todo!()
+        // Relaxed: a statistic.
+        self.raised.load(Ordering::Relaxed)
+    }
+
+    fn edge(&self) {
+        // Relaxed: a statistic.
+        self.raised.fetch_add(1, Ordering::Relaxed);
+        self.sink.raise();
+    }
+}
+
+impl std::fmt::Debug for InterruptLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InterruptLine")
+            .field("status", &format_args!("{:#x}", self.status()))
+            .field("raised", &self.raised())
+            .finish_non_exhaustive()
     }
 }
