@@ -18,11 +18,13 @@
 extern crate alloc;
 
 mod area;
+mod batch;
 pub mod device;
 pub mod driver;
 mod error;
 pub mod event;
-pub mod split;
+mod in_flight;
+mod split;
 
 pub use area::{Area, DmaArea};
 pub use error::{ConfigError, QueueError};

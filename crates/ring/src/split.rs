@@ -1,3 +1,72 @@
 //! The split layout (section 2.7): sizes, shared by both sides.
-mod device;
-mod driver;
+pub(crate) mod chain;
+pub(crate) mod device;
+pub(crate) mod driver;
+
+use paravane_spec::split::{AVAIL_ENTRY, AVAIL_RING, DESC_SIZE, USED_ENTRY, USED_RING};
+
+/// Bytes of the descriptor table.
+pub(crate) const fn desc_bytes(size: u16) -> usize {
+    DESC_SIZE * size as usize
+}
+
+/// Bytes of the available ring. `used_event` is counted without EVENT_IDX too, as in section 2.7.
+pub(crate) const fn avail_bytes(size: u16) -> usize {
+    used_event(size) + 2
+}
+
+/// Bytes of the used ring. `avail_event` is counted without EVENT_IDX too, as in section 2.7.
+pub(crate) const fn used_bytes(size: u16) -> usize {
+    avail_event(size) + 2
+}
+
+/// Offset of `used_event` in the available ring.
+pub(crate) const fn used_event(size: u16) -> usize {
+    AVAIL_RING + AVAIL_ENTRY * size as usize
+}
+
+/// Offset of `avail_event` in the used ring.
+pub(crate) const fn avail_event(size: u16) -> usize {
+    USED_RING + USED_ENTRY * size as usize
+}
+
+/// A descriptor as two little-endian words (section 2.7.5).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptor {
+    /// The address.
+    pub(crate) addr: u64,
+    /// Length in the low half, then flags, then next.
+    pub(crate) meta: u64,
+}
+
+impl Descriptor {
+    /// Puts one together.
+    #[inline(always)]
+    pub(crate) fn new(addr: u64, len: u32, flags: u16, next: u16) -> Self {
+        Self { addr, meta: u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48 }
+    }
+
+    /// Length in bytes.
+    #[inline(always)]
+    pub(crate) fn len(self) -> u32 {
+        self.meta as u32
+    }
+
+    /// Flags.
+    #[inline(always)]
+    pub(crate) fn flags(self) -> u16 {
+        (self.meta >> 32) as u16
+    }
+
+    /// Index of the next descriptor, if the flags say that there is one.
+    #[inline(always)]
+    pub(crate) fn next(self) -> u16 {
+        (self.meta >> 48) as u16
+    }
+
+    /// Whether all of `flags` are set.
+    #[inline(always)]
+    pub(crate) fn has(self, flags: u16) -> bool {
+        self.flags() & flags == flags
+    }
+}

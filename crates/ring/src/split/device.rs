@@ -1,1 +1,308 @@
 //! Device side of a split queue.
+//!
+//! ```text
+//!   avail.idx (driver) ------------- pop ---------> next_avail
+//!                                                       |  in flight: a bit for each head
+//!   used.idx (ours) <--- publish --- next_used <---- complete
+//!                        ^ published
+//! ```
+//!
+//! All three positions count modulo 2^16; each popped chain is completed once, so the number in flight is
+//! the distance from `next_used` to `next_avail`.
+use super::chain::Tables;
+use super::{Descriptor, avail_event, used_event};
+use crate::area::{Area, Cells, fence};
+use crate::batch::{Batch, Chain};
+use crate::event::need_event;
+use crate::in_flight::InFlight;
+use crate::{QueueError, Segment};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use paravane_spec::split::{
+    AVAIL_ENTRY, AVAIL_F_NO_INTERRUPT, AVAIL_FLAGS, AVAIL_IDX, AVAIL_RING, DESC_F_INDIRECT, DESC_F_NEXT,
+    DESC_F_WRITE, USED_ENTRY, USED_F_NO_NOTIFY, USED_FLAGS, USED_IDX, USED_RING,
+};
+
+/// The ring addresses, resolved once, and our positions.
+///
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the three areas are as long
+/// and as aligned as a queue of `size` descriptors needs, `size` is a power of two and `mask` is one less.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    tables: Tables,
+    avail: Cells,
+    used: Cells,
+    size: u16,
+    mask: u16,
+    event_idx: bool,
+    /// Whether USED_F_NO_NOTIFY stands in the used ring (never with EVENT_IDX).
+    kicks_off: bool,
+    /// The next entry of the available ring.
+    next_avail: u16,
+    /// The next entry of the used ring.
+    next_used: u16,
+    /// What used.idx says.
+    published: u16,
+    in_flight: InFlight,
+    error: Option<QueueError>,
+}
+
+/// Where the fast path stopped: the next chain is not a simple one, or something is wrong with it.
+struct Stop {
+    head: u16,
+    /// Fetched already; `None` if there is no such descriptor.
+    first: Option<Descriptor>,
+}
+
+impl Ring {
+    /// Takes the queue into use, at position `start` of both rings.
+    ///
+    /// # Safety
+    /// The areas stay mapped until the ring has been dropped. They are at least as long as `desc_bytes`,
+    /// `avail_bytes` and `used_bytes` of `size` say, and aligned to 8, 2 and 4 bytes. `size` is a power of
+    /// two, 32768 at most.
+    pub(crate) unsafe fn new(
+        [desc, avail, used]: [Area; 3],
+        size: u16,
+        indirect: bool,
+        event_idx: bool,
+        start: u16,
+    ) -> Self {
+        Self {
+            // SAFETY: the caller vouches for the table's length.
+            tables: unsafe { Tables::new(desc.cells(), size, indirect) },
+            avail: avail.cells(),
+            used: used.cells(),
+            size,
+            mask: size - 1,
+            event_idx,
+            kicks_off: false,
+            next_avail: start,
+            next_used: start,
+            published: start,
+            in_flight: InFlight::new(size),
+            error: None,
+        }
+    }
+
+    /// See [`crate::device::Queue::pop`].
+    #[inline]
+    pub(crate) fn pop(
+        &mut self,
+        batch: &mut Batch,
+        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<usize, QueueError> {
+        batch.clear();
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let available = usize::from(self.available(Acquire)?);
+        let limit = available.min(batch.slots());
+        while let Some(stop) = self.pop_simple(batch, limit) {
+            if !self.pop_chain(stop, batch, &mut fetch)? {
+                break;
+            }
+        }
+        Ok(batch.count())
+    }
+
+    /// How many entries the available ring has for us. With [`Acquire`] they may be read: it pairs with the
+    /// driver's release store of avail.idx.
+    #[inline(always)]
+    fn available(&mut self, order: core::sync::atomic::Ordering) -> Result<u16, QueueError> {
+        // SAFETY: see the invariant of `Ring`.
+        let new = unsafe { self.avail.load_u16(AVAIL_IDX, order) };
+        let available = new.wrapping_sub(self.next_avail);
+        if available > self.size {
+            return Err(self.latch(QueueError::AvailIndex { old: self.next_avail, new, size: self.size }));
+        }
+        Ok(available)
+    }
+
+    /// Takes chains of one direct descriptor until the batch has `limit` of them, or until something else
+    /// comes: that is returned, and not taken. Nothing is checked twice and nothing can fail here.
+    #[inline(always)]
+    fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> Option<Stop> {
+        let wanted = limit - batch.count();
+        let free = batch.free();
+        let in_flight = self.in_flight.as_mut_ptr();
+        let (start, mask, size, avail) = (self.next_avail, self.mask, self.size, self.avail);
+        let mut taken = 0;
+        let stop = loop {
+            if taken == wanted {
+                break None;
+            }
+            let slot = usize::from(start.wrapping_add(taken as u16) & mask);
+            // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after their writing.
+            // SAFETY: `slot` is less than the size; see the invariant of `Ring`.
+            let head = unsafe { avail.load_u16(AVAIL_RING + slot * AVAIL_ENTRY, Relaxed) };
+            if head >= size {
+                break Some(Stop { head, first: None });
+            }
+            // SAFETY: `head` was just checked.
+            let desc = unsafe { self.tables.fetch(head) };
+            let len = desc.len();
+            // SAFETY: `InFlight` has a word for each head below the size.
+            let word = unsafe { &mut *in_flight.add(usize::from(head) / 64) };
+            let bit = 1 << (head % 64);
+            if desc.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
+                || len == 0
+                || desc.addr.checked_add(len.into()).is_none()
+                || *word & bit != 0
+            {
+                break Some(Stop { head, first: Some(desc) });
+            }
+            *word |= bit;
+            let writable = u32::from(desc.flags() & DESC_F_WRITE != 0);
+            let writable_len = len & writable.wrapping_neg();
+            let chain = Chain {
+                head,
+                first: free.first + taken as u32,
+                readable: 1 - writable as u16,
+                writable: writable as u16,
+                readable_len: len - writable_len,
+                writable_len,
+            };
+            // SAFETY: the batch has `limit - count` free slots at least, and a free segment for each of them
+            // (its invariant); `taken` is less.
+            unsafe {
+                free.segments.add(taken).write(Segment { addr: desc.addr, len });
+                free.chains.add(taken).write(chain);
+            }
+            taken += 1;
+        };
+        batch.add_simple(taken);
+        self.next_avail = start.wrapping_add(taken as u16);
+        stop
+    }
+
+    /// Takes the one chain at which the fast path stopped; `false` if the batch has no room for it.
+    #[inline(never)]
+    fn pop_chain(
+        &mut self,
+        stop: Stop,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<bool, QueueError> {
+        let head = stop.head;
+        let taken = match stop.first {
+            None => Err(QueueError::DescIndex { index: head.into(), size: self.size.into() }),
+            Some(_) if self.in_flight.contains(head) => Err(QueueError::HeadInFlight { head }),
+            Some(first) => self.tables.walk(head, first, batch, fetch),
+        };
+        match taken {
+            Ok(true) => {
+                self.in_flight.insert(head);
+                self.next_avail = self.next_avail.wrapping_add(1);
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            Err(error) => {
+                batch.clear();
+                Err(self.latch(error))
+            }
+        }
+    }
+
+    /// See [`crate::device::Queue::complete`].
+    #[inline]
+    pub(crate) fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
+        // A latched queue has nothing in flight.
+        if !self.in_flight.remove(head) {
+            return Err(self.latch(QueueError::NotInFlight { id: head.into() }));
+        }
+        let at = USED_RING + usize::from(self.next_used & self.mask) * USED_ENTRY;
+        // Relaxed: the release store of used.idx orders them. Two stores, since an entry lies on a multiple
+        // of 4 only.
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        unsafe {
+            self.used.store_u32(at, head.into());
+            self.used.store_u32(at + 4, written);
+        }
+        self.next_used = self.next_used.wrapping_add(1);
+        Ok(())
+    }
+
+    /// See [`crate::device::Queue::publish`].
+    #[inline]
+    pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let (old, new) = (self.published, self.next_used);
+        if new == old {
+            return Ok(false);
+        }
+        // Release: pairs with the driver's acquire load of used.idx, after which it reads the entries.
+        // SAFETY: see the invariant of `Ring`.
+        unsafe { self.used.store_u16(USED_IDX, new, Release) };
+        self.published = new;
+        // Pairs with the driver's fence between its store of used_event (or flags) and its load of used.idx:
+        // either we see its wish for an interrupt, or it sees our index.
+        fence(SeqCst);
+        // SAFETY: see the invariant of `Ring`.
+        Ok(unsafe {
+            if self.event_idx {
+                need_event(self.avail.load_u16(used_event(self.size), Relaxed), new, old)
+            } else {
+                self.avail.load_u16(AVAIL_FLAGS, Relaxed) & AVAIL_F_NO_INTERRUPT == 0
+            }
+        })
+    }
+
+    /// See [`crate::device::Queue::disable_kicks`].
+    #[inline]
+    pub(crate) fn disable_kicks(&mut self) {
+        // With EVENT_IDX there is nothing to do: avail_event is left behind, and what is behind brings no kick.
+        if !self.event_idx && !self.kicks_off {
+            // Relaxed: a hint, with nothing to order.
+            // SAFETY: see the invariant of `Ring`.
+            unsafe { self.used.store_u16(USED_FLAGS, USED_F_NO_NOTIFY, Relaxed) };
+            self.kicks_off = true;
+        }
+    }
+
+    /// See [`crate::device::Queue::arm_kicks`].
+    #[inline]
+    pub(crate) fn arm_kicks(&mut self) -> Result<bool, QueueError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        // Relaxed: the fence below orders them before the load.
+        // SAFETY: see the invariant of `Ring`.
+        unsafe {
+            if self.event_idx {
+                self.used.store_u16(avail_event(self.size), self.next_avail, Relaxed);
+            } else {
+                self.used.store_u16(USED_FLAGS, 0, Relaxed);
+                self.kicks_off = false;
+            }
+        }
+        // Pairs with the driver's fence between its store of avail.idx and its load of avail_event (or
+        // flags): either it sees our wish for a kick, or we see its index.
+        fence(SeqCst);
+        // Relaxed: only compared; `pop` reads it again before it follows it.
+        Ok(self.available(Relaxed)? != 0)
+    }
+
+    /// Latches the first error, and returns it.
+    #[cold]
+    pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
+        self.in_flight.clear();
+        *self.error.get_or_insert(error)
+    }
+
+    /// The latched error.
+    pub(crate) fn error(&self) -> Option<QueueError> {
+        self.error
+    }
+
+    /// Number of descriptors.
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Chains popped and not yet completed.
+    pub(crate) fn in_flight(&self) -> u16 {
+        self.next_avail.wrapping_sub(self.next_used)
+    }
+}

@@ -1,0 +1,194 @@
+//! Our driver side and our device side on one queue.
+#![cfg(not(loom))]
+mod memory;
+
+use memory::{BASE, Memory};
+use paravane_ring::Segment;
+use paravane_ring::device::{Batch, MAX_CHAIN};
+use paravane_ring::driver::{Full, Layout, Queue};
+use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC};
+
+const DATA: u64 = 0x9000_0000;
+
+fn seg(i: u64, len: u32) -> Segment {
+    Segment { addr: DATA + i * 4096, len }
+}
+
+fn pair(size: u16, indirect: u16, features: u64) -> (Memory, Queue, paravane_ring::device::Queue) {
+    let layout = Layout::new(size, indirect, features).unwrap();
+    let memory = Memory::new(layout.memory());
+    let (driver, addresses) = Queue::new(layout, memory.dma()).unwrap();
+    let device = memory.activate(addresses, features);
+    (memory, driver, device)
+}
+
+#[test]
+fn a_buffer_goes_over_and_comes_back() {
+    for features in [0, INDIRECT_DESC, EVENT_IDX, INDIRECT_DESC | EVENT_IDX] {
+        let (memory, mut driver, mut device) = pair(8, 4, features);
+        let mut batch = Batch::new(4);
+        let fetch = |addr, out: &mut [u8]| memory.fetch(addr, out);
+        assert_eq!(device.pop(&mut batch, fetch), Ok(0));
+
+        let single = driver.add(&[seg(0, 16)], &[]).unwrap();
+        let double = driver.add(&[seg(1, 16)], &[seg(2, 512), seg(3, 1)]).unwrap();
+        assert_eq!(device.pop(&mut batch, fetch), Ok(0), "nothing before publish");
+        assert!(driver.publish(), "a new queue wants the first kick");
+        assert!(!driver.publish(), "nothing new");
+
+        assert_eq!(device.pop(&mut batch, fetch), Ok(2));
+        let chains = batch.chains();
+        assert_eq!(batch.readable(&chains[0]), [seg(0, 16)]);
+        assert_eq!(batch.writable(&chains[0]), []);
+        assert_eq!(batch.readable(&chains[1]), [seg(1, 16)]);
+        assert_eq!(batch.writable(&chains[1]), [seg(2, 512), seg(3, 1)]);
+        assert_eq!((chains[1].readable_len(), chains[1].writable_len()), (16, 513));
+        assert_eq!((device.in_flight(), driver.in_flight()), (2, 2));
+
+        device.complete(chains[1].head, 600).unwrap();
+        assert_eq!(driver.pop_used(), Ok(None), "nothing before publish");
+        assert_eq!(device.publish(), Ok(true));
+        assert_eq!(device.publish(), Ok(false), "nothing new");
+        let used = driver.pop_used().unwrap().unwrap();
+        assert_eq!((used.id, used.len), (double, 513), "the length is clamped");
+        device.complete(chains[0].head, 0).unwrap();
+        device.publish().unwrap();
+        let used = driver.pop_used().unwrap().unwrap();
+        assert_eq!((used.id, used.len), (single, 0));
+        assert_eq!((device.in_flight(), driver.in_flight()), (0, 0));
+        assert_eq!(driver.room(), 8);
+    }
+}
+
+#[test]
+fn a_full_queue_says_how_full() {
+    let (_memory, mut driver, _device) = pair(4, 0, 0);
+    driver.add(&[seg(0, 1), seg(1, 1)], &[seg(2, 1)]).unwrap();
+    assert_eq!(driver.room(), 1);
+    assert_eq!(driver.add(&[seg(0, 1)], &[seg(2, 1)]), Err(Full { needed: 2, free: 1 }));
+    driver.add(&[seg(0, 1)], &[]).unwrap();
+    assert_eq!(driver.room(), 0);
+    assert_eq!(driver.add(&[seg(0, 1)], &[]), Err(Full { needed: 1, free: 0 }));
+
+    let (_memory, mut driver, _device) = pair(4, 3, INDIRECT_DESC);
+    for _ in 0..4 {
+        assert!(driver.room() >= 3);
+        driver.add(&[seg(0, 1)], &[seg(2, 1), seg(3, 1)]).unwrap();
+    }
+    assert_eq!(driver.room(), 0);
+}
+
+#[test]
+fn a_chain_that_does_not_fit_waits_for_the_next_pop() {
+    let size = 1024;
+    let (memory, mut driver, mut device) = pair(size, 1024, INDIRECT_DESC);
+    let mut batch = Batch::new(2);
+    let long: Vec<Segment> = (0..MAX_CHAIN as u64).map(|i| seg(i, 8)).collect();
+    for _ in 0..3 {
+        driver.add(&long, &[]).unwrap();
+    }
+    driver.add(&[seg(0, 1)], &[]).unwrap();
+    driver.publish();
+    for popped in [1, 1, 2] {
+        let fetch = |addr, out: &mut [u8]| memory.fetch(addr, out);
+        assert_eq!(device.pop(&mut batch, fetch), Ok(popped));
+        assert_eq!(batch.readable(&batch.chains()[0]), long);
+    }
+    assert_eq!(batch.readable(&batch.chains()[1]), [seg(0, 1)]);
+    assert_eq!(device.in_flight(), 4);
+}
+
+#[test]
+fn batches_of_every_size_take_all() {
+    for slots in 0..=9 {
+        let (_memory, mut driver, mut device) = pair(8, 0, 0);
+        for i in 0..8 {
+            driver.add(&[seg(i, 8)], &[]).unwrap();
+        }
+        driver.publish();
+        let mut batch = Batch::new(slots);
+        let mut seen = 0;
+        while device.pop(&mut batch, |_, _| false).unwrap() > 0 {
+            assert!(batch.chains().len() <= slots.max(1));
+            for chain in batch.chains() {
+                assert_eq!(batch.readable(chain), [seg(seen, 8)]);
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 8);
+    }
+}
+
+#[test]
+fn kicks_are_asked_for_only_while_armed() {
+    for features in [0, EVENT_IDX] {
+        let (_memory, mut driver, mut device) = pair(8, 0, features);
+        let mut batch = Batch::new(8);
+        let mut push = |device: &mut paravane_ring::device::Queue| {
+            driver.add(&[seg(0, 8)], &[]).unwrap();
+            let kick = driver.publish();
+            device.pop(&mut batch, |_, _| false).unwrap();
+            device.complete(batch.chains()[0].head, 0).unwrap();
+            device.publish().unwrap();
+            driver.pop_used().unwrap().unwrap();
+            kick
+        };
+        assert!(push(&mut device), "born armed");
+        device.disable_kicks();
+        assert!(!push(&mut device));
+        assert!(!push(&mut device));
+        assert_eq!(device.arm_kicks(), Ok(false));
+        assert!(push(&mut device));
+        device.disable_kicks();
+        assert!(!push(&mut device));
+    }
+}
+
+#[test]
+fn arming_kicks_sees_what_came_before() {
+    for features in [0, EVENT_IDX] {
+        let (_memory, mut driver, mut device) = pair(8, 0, features);
+        driver.add(&[seg(0, 8)], &[]).unwrap();
+        driver.publish();
+        assert_eq!(device.arm_kicks(), Ok(true));
+    }
+}
+
+#[test]
+fn interrupts_are_asked_for_only_while_enabled() {
+    for features in [0, EVENT_IDX] {
+        let (_memory, mut driver, mut device) = pair(8, 0, features);
+        let mut batch = Batch::new(8);
+        let mut push = |driver: &mut Queue| {
+            driver.add(&[seg(0, 8)], &[]).unwrap();
+            driver.publish();
+            device.pop(&mut batch, |_, _| false).unwrap();
+            device.complete(batch.chains()[0].head, 0).unwrap();
+            device.publish().unwrap()
+        };
+        assert!(push(&mut driver), "born enabled");
+        driver.pop_used().unwrap().unwrap();
+        driver.disable_notifications();
+        assert!(!push(&mut driver));
+        driver.pop_used().unwrap().unwrap();
+        let token = driver.enable_notifications();
+        assert!(!driver.poll(token));
+        assert!(push(&mut driver));
+        assert!(driver.poll(token));
+        driver.pop_used().unwrap().unwrap();
+        assert!(driver.poll(token), "it was consumed, which is news too");
+        driver.disable_notifications();
+        assert!(!push(&mut driver));
+    }
+}
+
+#[test]
+fn the_rings_lie_where_the_transport_is_told() {
+    let layout = Layout::new(256, 16, INDIRECT_DESC).unwrap();
+    let memory = Memory::new(layout.memory());
+    let (_queue, addresses) = Queue::new(layout, memory.dma()).unwrap();
+    assert_eq!(addresses.desc, BASE);
+    assert!(addresses.driver >= addresses.desc + 16 * 256);
+    assert!(addresses.device >= addresses.driver + 6 + 2 * 256);
+    assert!(layout.memory() as u64 >= addresses.device - BASE + 6 + 8 * 256 + 256 * 16 * 16);
+}
