@@ -13,8 +13,9 @@ pub mod blk;
 mod joint;
 pub mod rng;
 
-pub use joint::{LiveQueue, StartError};
+pub use joint::{LiveQueue, Ring, StartError};
 
+use paravane_dma::DmaError;
 use paravane_ring::QueueError;
 use std::os::fd::BorrowedFd;
 use thiserror::Error;
@@ -85,6 +86,18 @@ pub trait QueueHandler: Send {
     }
 
     /// Waits until nothing is in flight in the host. Afterwards guest memory is not touched any more. What was
-    /// in flight is completed and published if `complete` is set, else forgotten (device reset).
-    fn drain(&mut self, queue: &mut LiveQueue, complete: bool);
+    /// in flight is completed and published if `complete` is set (a stop: the driver may be owed an interrupt,
+    /// see [`Served::interrupt`]), else forgotten (a reset: the driver has forgotten it too).
+    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served;
+}
+
+/// The queue error for a buffer that is not where the driver said.
+fn address_error(error: DmaError) -> QueueError {
+    let (addr, len) = match error {
+        DmaError::Unmapped { addr, len, .. }
+        | DmaError::Denied { addr, len, .. }
+        | DmaError::Wraps { addr, len, .. }
+        | DmaError::NotContiguous { addr, len } => (addr, len),
+    };
+    QueueError::Address { addr, len: u32::try_from(len).unwrap_or(u32::MAX) }
 }

@@ -1,7 +1,32 @@
-//! Block device (virtio specification, section 5.2).
+//! Block device (virtio specification, section 5.2): a raw image, its format said and never guessed.
+//!
+//! ```text
+//! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs
+//!    | start_queue
+//!    v
+//! Handler, one a queue                                          handler.rs
+//!    parse a chain into a Request                               request.rs
+//!    a Slot leads it through one system call or several         slot.rs
+//!    an Engine does those: io_uring, or threads                 engine/
+//! ```
+mod engine;
+mod handler;
+mod image;
+mod request;
+mod slot;
+
 use crate::{Device, QueueHandler};
+use engine::{Engine, EngineKind, Pool};
+use handler::Handler;
+use image::Image;
+use paravane_ring::device::QueueConfig;
+use paravane_spec::blk::{self, Config};
+use paravane_spec::feature;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thiserror::Error;
+use zerocopy::IntoBytes;
 
 /// Which engine does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,9 +47,9 @@ pub struct BlkConfig {
     pub path: PathBuf,
     /// Open and offer it read-only.
     pub read_only: bool,
-    /// Number of queues.
+    /// Number of queues, at least 1.
     pub queues: u16,
-    /// Largest size of each.
+    /// Largest size of each; rounded down to a power of two, from 2 to 32768.
     pub queue_size: u16,
     /// Host I/O.
     pub engine: EngineChoice,
@@ -101,7 +126,18 @@ pub enum OpenError {
 /// A disk: an open, locked raw image.
 #[derive(Debug)]
 pub struct Blk {
-    _private: (),
+    image: Arc<Image>,
+    engine: EngineKind,
+    id: [u8; blk::ID_LEN],
+    queue_sizes: Vec<u16>,
+}
+
+/// Whether this process can use io_uring on this host.
+///
+/// # Errors
+/// Why not: the kernel has none (ENOSYS), it is forbidden (EPERM, EACCES), or it lacks what we use (EOPNOTSUPP).
+pub fn io_uring_available() -> io::Result<()> {
+    engine::probe()
 }
 
 impl Blk {
@@ -110,40 +146,82 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        let _ = config;
-        todo!()
+        let image = Arc::new(Image::open(&config.path, config.read_only)?);
+        let threads = |why| match Pool::new(&image) {
+            Ok(pool) => Ok(EngineKind::Threads { pool: Arc::new(pool), why }),
+            Err(source) => Err(OpenError::Os { path: config.path.clone(), source }),
+        };
+        let engine = match (config.engine, engine::probe()) {
+            (EngineChoice::Threads, _) => threads(None)?,
+            (_, Ok(())) => EngineKind::Uring,
+            (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { source }),
+            (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string()))?,
+        };
+        let id = image.id(config.serial.as_deref());
+        let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();
+        let queue_sizes = vec![size; config.queues.max(1).into()];
+        Ok(Self { image, engine, id, queue_sizes })
     }
 
     /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        todo!()
+        self.image.size
     }
 
     /// The image's path.
     #[must_use]
     pub fn path(&self) -> &Path {
-        todo!()
+        &self.image.path
     }
 
     /// Whether it is read-only.
     #[must_use]
     pub fn read_only(&self) -> bool {
-        todo!()
+        self.image.read_only
     }
 
     /// The engine that was chosen, and why if it was not the first choice: "io_uring", "threads (io_uring: ...)".
     #[must_use]
     pub fn engine(&self) -> String {
-        todo!()
+        match &self.engine {
+            EngineKind::Uring => "io_uring".into(),
+            EngineKind::Threads { why: None, .. } => "threads".into(),
+            EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
+        }
     }
 
-    /// A second descriptor of the open image, for the host's own reading (verification); same lock.
+    /// A second descriptor of the open image, for the host's own reading (verification); same lock, and same
+    /// file offset, so read at explicit offsets.
     ///
     /// # Errors
     /// The process has no file descriptors left.
-    pub fn image(&self) -> std::io::Result<std::fs::File> {
-        todo!()
+    pub fn image(&self) -> io::Result<std::fs::File> {
+        self.image.file.try_clone()
+    }
+
+    fn config(&self) -> Config {
+        let size = self.queue_sizes[0];
+        let block = 1u32 << self.image.physical_block_exp;
+        let mut config = Config {
+            capacity: self.image.sectors().to_le(),
+            // What is left of the queue beside header and status; Linux takes at most 254.
+            seg_max: u32::from(size.saturating_sub(2).clamp(1, 254)).to_le(),
+            blk_size: (blk::SECTOR as u32).to_le(),
+            physical_block_exp: self.image.physical_block_exp,
+            min_io_size: (block as u16).to_le(),
+            num_queues: (self.queue_sizes.len() as u16).to_le(),
+            ..Config::default()
+        };
+        if !self.image.read_only {
+            config.max_discard_sectors = request::MAX_DISCARD_SECTORS.to_le();
+            config.max_discard_seg = request::MAX_RANGES.to_le();
+            config.discard_sector_alignment = block.to_le();
+            config.max_write_zeroes_sectors = request::MAX_WRITE_ZEROES_SECTORS.to_le();
+            config.max_write_zeroes_seg = request::MAX_RANGES.to_le();
+            config.write_zeroes_may_unmap = 1;
+        }
+        config
     }
 }
 
@@ -151,18 +229,46 @@ impl Device for Blk {
     fn device_id(&self) -> u32 {
         paravane_spec::device_id::BLK
     }
+
     fn features(&self) -> u64 {
-        todo!()
+        let mut features = feature::VERSION_1
+            | feature::RING_RESET
+            | QueueConfig::FEATURES
+            | blk::F_SEG_MAX
+            | blk::F_BLK_SIZE
+            | blk::F_FLUSH
+            | blk::F_TOPOLOGY;
+        if self.queue_sizes.len() > 1 {
+            features |= blk::F_MQ;
+        }
+        features
+            | match self.image.read_only {
+                true => blk::F_RO,
+                false => blk::F_DISCARD | blk::F_WRITE_ZEROES,
+            }
     }
+
     fn queue_sizes(&self) -> &[u16] {
-        todo!()
+        &self.queue_sizes
     }
+
     fn read_config(&self, offset: u32, out: &mut [u8]) {
-        let _ = (offset, out);
-        todo!()
+        let config = self.config();
+        let bytes = config.as_bytes();
+        let rest = bytes.get(offset as usize..).unwrap_or(&[]);
+        for (index, byte) in out.iter_mut().enumerate() {
+            *byte = rest.get(index).copied().unwrap_or(0);
+        }
     }
-    fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>> {
-        let _ = (index, features);
-        todo!()
+
+    fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
+        let Some(&size) = self.queue_sizes.get(usize::from(index)) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the disk has no queue {index}"),
+            ));
+        };
+        let engine = Engine::new(&self.engine, &self.image, size)?;
+        Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, size, features)))
     }
 }

@@ -1,5 +1,24 @@
-//! Entropy device (virtio specification, section 5.4).
-use crate::{Device, QueueHandler};
+//! Entropy device (virtio specification, section 5.4): one queue of buffers to be filled.
+//!
+//! The bytes come from getrandom(2), into memory of our own and from there into the guest's. Nothing is read
+//! from the guest, and nothing is ever in flight when `serve` returns.
+use crate::{Device, LiveQueue, QueueHandler, ServeError, Served, address_error};
+use paravane_dma::{Access, Handle};
+use paravane_ring::QueueError;
+use paravane_ring::device::{Batch, Chain, QueueConfig};
+use paravane_spec::feature;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::io;
+
+/// Most bytes that one request is given. The specification lets the device fill less than was asked for;
+/// without a bound a guest makes the host work for as long as it likes with one descriptor.
+pub const MAX_REQUEST: u32 = 64 * 1024;
+
+/// Bytes fetched from the host's generator at a time.
+const CHUNK: usize = 4096;
+
+/// Largest size of the queue. Drivers keep one or a few buffers in flight.
+const QUEUE_SIZE: u16 = 64;
 
 /// An entropy source fed by getrandom(2).
 #[derive(Debug, Default)]
@@ -19,18 +38,85 @@ impl Device for Rng {
     fn device_id(&self) -> u32 {
         paravane_spec::device_id::RNG
     }
+
     fn features(&self) -> u64 {
-        todo!()
+        feature::VERSION_1 | feature::RING_RESET | QueueConfig::FEATURES
     }
+
     fn queue_sizes(&self) -> &[u16] {
-        todo!()
+        &[QUEUE_SIZE]
     }
-    fn read_config(&self, offset: u32, out: &mut [u8]) {
-        let _ = offset;
+
+    fn read_config(&self, _offset: u32, out: &mut [u8]) {
         out.fill(0);
     }
-    fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>> {
-        let _ = (index, features);
-        todo!()
+
+    fn start_queue(&mut self, index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
+        if index != 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the entropy device has one queue"));
+        }
+        Ok(Box::new(Handler { bytes: Box::new([0; CHUNK]) }))
+    }
+}
+
+struct Handler {
+    bytes: Box<[u8; CHUNK]>,
+}
+
+impl Handler {
+    /// Fills one request and returns the number of bytes.
+    fn fill(&mut self, memory: &Handle, batch: &Batch, chain: &Chain) -> Result<u32, ServeError> {
+        if chain.readable_len() != 0 {
+            let what = "a buffer for entropy is readable";
+            return Err(QueueError::Request { head: chain.head, what }.into());
+        }
+        let wanted = chain.writable_len().min(MAX_REQUEST);
+        if wanted == 0 {
+            return Err(QueueError::Request { head: chain.head, what: "there is no room for entropy" }.into());
+        }
+        let mut done = 0u32;
+        while done < wanted {
+            let room = CHUNK.min((wanted - done) as usize);
+            let got = match getrandom(&mut self.bytes[..room], GetRandomFlags::empty()) {
+                Ok(got) => got,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(io::Error::from(error).into()),
+            };
+            // Ordered by the publication of the used index, which releases.
+            memory
+                .write_segments(
+                    batch.writable(chain),
+                    u64::from(done),
+                    &self.bytes[..got],
+                    Access::WRITE | Access::RELAXED,
+                )
+                .map_err(address_error)?;
+            done += got as u32;
+        }
+        Ok(wanted)
+    }
+}
+
+impl QueueHandler for Handler {
+    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
+        let LiveQueue { ring, memory, batch } = queue;
+        memory.refresh();
+        let mut served = Served::default();
+        let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+        served.taken = taken as u32;
+        for chain in batch.chains() {
+            match self.fill(memory, batch, chain) {
+                Ok(written) => ring.complete(chain.head, written)?,
+                Err(ServeError::Queue(error)) => return Err(ring.fail(error).into()),
+                Err(host) => return Err(host),
+            }
+            served.completed += 1;
+        }
+        served.interrupt = ring.publish()?;
+        Ok(served)
+    }
+
+    fn drain(&mut self, _queue: &mut LiveQueue, _complete: bool) -> Served {
+        Served::default()
     }
 }

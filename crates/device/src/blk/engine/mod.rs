@@ -1,0 +1,180 @@
+//! Who does the host I/O. An engine takes jobs and gives back results; it knows nothing of requests.
+//!
+//! ```text
+//!   push(slot, job)*  ->  submit  ->  ... kernel ...  ->  reap: (slot, result)*
+//!   quiet() at the start of a serve, listen() at its end: in between completions wake nobody
+//! ```
+mod threads;
+mod uring;
+
+pub(super) use threads::Pool;
+pub(super) use uring::probe;
+
+use super::image::Image;
+use paravane_dma::HostSlice;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The pieces of memory of one transfer. They are not borrowed but promised, see [`Engine::push`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pieces {
+    pub(super) first: NonNull<HostSlice>,
+    pub(super) count: u32,
+}
+
+// SAFETY: plain data; whoever dereferences it relies on the promise of `Engine::push`, in any thread.
+unsafe impl Send for Pieces {}
+
+impl Pieces {
+    /// As the kernel wants them: HostSlice has the layout of `struct iovec`.
+    fn iovecs(self) -> *const libc::iovec {
+        self.first.as_ptr().cast_const().cast()
+    }
+
+    /// The one piece, where there is only one and its length fits an io_uring entry: cheaper than a list.
+    fn single(self) -> Option<(*mut u8, u32)> {
+        if self.count != 1 {
+            return None;
+        }
+        // SAFETY: the list is valid while the job is (Engine::push), and it has one entry.
+        let piece = unsafe { self.first.read() };
+        Some((piece.ptr, u32::try_from(piece.len).ok()?))
+    }
+}
+
+/// One system call's worth of work on the image. Offsets and lengths are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    /// preadv(2).
+    Read { pieces: Pieces, offset: u64 },
+    /// pwritev2(2), with RWF_DSYNC if `durable`.
+    Write { pieces: Pieces, offset: u64, durable: bool },
+    /// fdatasync(2).
+    Sync,
+    /// fallocate(2).
+    Allocate { mode: i32, offset: u64, len: u64 },
+}
+
+/// What became of a job: the system call's result, or a negative error number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    pub(super) slot: u16,
+    pub(super) result: i32,
+}
+
+/// Which engine a disk uses; made once, when it is opened.
+#[derive(Debug)]
+pub(super) enum EngineKind {
+    /// A ring for each queue.
+    Uring,
+    /// One pool for all queues, and why it is not io_uring if that was the first choice.
+    Threads { pool: Arc<Pool>, why: Option<String> },
+}
+
+/// One queue's engine.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one a queue, and the larger one is the one to be fast")]
+pub(super) enum Engine {
+    Uring(uring::Uring),
+    Threads(threads::Threads),
+}
+
+impl Engine {
+    /// Room for `slots` jobs in flight.
+    pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
+        Ok(match kind {
+            EngineKind::Uring => Self::Uring(uring::Uring::new(image.clone(), slots)?),
+            EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), slots)?),
+        })
+    }
+
+    /// Readable when there is something to reap while the engine listens.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Uring(uring) => uring.fd(),
+            Self::Threads(threads) => threads.fd(),
+        }
+    }
+
+    /// From here to [`Engine::listen`], completions need not make [`Engine::fd`] readable.
+    pub(super) fn quiet(&mut self) {
+        match self {
+            Self::Uring(uring) => uring.quiet(),
+            Self::Threads(_) => {}
+        }
+    }
+
+    /// Completions make [`Engine::fd`] readable again. What completed before shows only in a later reap.
+    pub(super) fn listen(&mut self) {
+        match self {
+            Self::Uring(uring) => uring.listen(),
+            Self::Threads(_) => {}
+        }
+    }
+
+    /// Makes [`Engine::fd`] not readable. Whoever calls this reaps once more before sleeping.
+    pub(super) fn acknowledge(&mut self) {
+        match self {
+            Self::Uring(uring) => uring.acknowledge(),
+            Self::Threads(threads) => threads.acknowledge(),
+        }
+    }
+
+    /// Takes a job. The kernel may see it now, and has it after [`Engine::submit`].
+    ///
+    /// # Errors
+    /// The host refuses work; the job was not taken.
+    ///
+    /// # Safety
+    /// The pieces of the job, the array that lists them, and the memory that they name must stay valid and
+    /// where they are until the job's outcome has been reaped. `slot` has no other job in flight.
+    pub(super) unsafe fn push(&mut self, slot: u16, job: Job) -> io::Result<()> {
+        match self {
+            // SAFETY: the caller's promise is the one that is asked for.
+            Self::Uring(uring) => unsafe { uring.push(slot, job) },
+            Self::Threads(threads) => {
+                threads.push(slot, job);
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands everything pushed to the kernel, in one system call.
+    ///
+    /// # Errors
+    /// The host refuses work.
+    pub(super) fn submit(&mut self) -> io::Result<()> {
+        match self {
+            Self::Uring(uring) => uring.submit(),
+            Self::Threads(threads) => {
+                threads.submit();
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends what is done to `outcomes`.
+    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+        match self {
+            Self::Uring(uring) => uring.reap(outcomes),
+            Self::Threads(threads) => threads.reap(outcomes),
+        }
+    }
+
+    /// Submits, and waits until there is something to reap. Something must be in flight.
+    ///
+    /// # Errors
+    /// The host refuses to wait; what is in flight still is.
+    pub(super) fn wait(&mut self) -> io::Result<()> {
+        match self {
+            Self::Uring(uring) => uring.wait(),
+            Self::Threads(threads) => {
+                threads.wait();
+                Ok(())
+            }
+        }
+    }
+}

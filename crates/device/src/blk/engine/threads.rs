@@ -1,0 +1,213 @@
+//! Threads that block in system calls: for hosts that refuse io_uring.
+//!
+//! ```text
+//!   push -> pushed --submit--> the pool's jobs -> worker -> the queue's outcomes -> reap
+//!                                                            | first of a batch: eventfd
+//! ```
+//! One pool serves all queues of a disk. This engine takes locks, once a batch on the queue's side and once
+//! a job on the worker's.
+use super::{Image, Job, Outcome};
+use rustix::event::EventfdFlags;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Workers of a pool: how many system calls a disk has in flight.
+const WORKERS: usize = 8;
+
+/// Stack of a worker: it makes one system call at a time.
+const STACK: usize = 64 * 1024;
+
+struct Task {
+    slot: u16,
+    job: Job,
+    queue: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    tasks: VecDeque<Task>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Board {
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+}
+
+/// The threads. They end when the disk and the last of its queues are gone.
+pub(in crate::blk) struct Pool {
+    board: Arc<Board>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("workers", &self.workers.len()).finish_non_exhaustive()
+    }
+}
+
+/// Nothing of ours panics while it holds a lock; and if it did, the state would still be whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    pub(in crate::blk) fn new(image: &Arc<Image>) -> io::Result<Self> {
+        let mut pool = Self { board: Arc::default(), workers: Vec::with_capacity(WORKERS) };
+        for number in 0..WORKERS {
+            let (board, image) = (pool.board.clone(), image.clone());
+            pool.workers.push(
+                std::thread::Builder::new()
+                    .name(format!("blk-io-{number}"))
+                    .stack_size(STACK)
+                    .spawn(move || work(&board, &image))?,
+            );
+        }
+        Ok(pool)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Every queue has a reference to the pool and waits for its jobs before it lets go: none is left.
+        lock(&self.board.jobs).stop = true;
+        self.board.more.notify_all();
+        for worker in self.workers.drain(..) {
+            if worker.join().is_err() {
+                tracing::error!("a block I/O thread has panicked");
+            }
+        }
+    }
+}
+
+fn work(board: &Board, image: &Image) {
+    loop {
+        let task = {
+            let mut jobs = lock(&board.jobs);
+            loop {
+                if let Some(task) = jobs.tasks.pop_front() {
+                    break task;
+                }
+                if jobs.stop {
+                    return;
+                }
+                jobs = board.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        let result = perform(image, task.job);
+        task.queue.post(Outcome { slot: task.slot, result });
+    }
+}
+
+/// Does the system call and answers as io_uring would.
+fn perform(image: &Image, job: Job) -> i32 {
+    let fd = image.file.as_raw_fd();
+    let result = match job {
+        Job::Read { pieces, offset } => {
+            // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it
+            // has not even been posted.
+            unsafe { libc::preadv(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64) }
+        }
+        Job::Write { pieces, offset, durable } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            // SAFETY: as for reading.
+            unsafe { libc::pwritev2(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64, flags) }
+        }
+        // SAFETY: no memory is involved, and the descriptor is the image's.
+        Job::Sync => unsafe { libc::fdatasync(fd) as isize },
+        Job::Allocate { mode, offset, len } => {
+            // SAFETY: as for syncing.
+            unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) as isize }
+        }
+    };
+    if result < 0 {
+        return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    }
+    // The kernel transfers less than 2 GiB at a time.
+    i32::try_from(result).unwrap_or(i32::MAX)
+}
+
+/// What a queue shares with the workers.
+struct Shared {
+    outcomes: Mutex<Vec<Outcome>>,
+    posted: Condvar,
+    event: OwnedFd,
+}
+
+impl Shared {
+    fn post(&self, outcome: Outcome) {
+        let first = {
+            let mut outcomes = lock(&self.outcomes);
+            outcomes.push(outcome);
+            outcomes.len() == 1
+        };
+        // Whoever found the list empty tells; later ones ride along until the queue has taken them all.
+        if first {
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            self.posted.notify_one();
+        }
+    }
+}
+
+/// One queue's access to the pool.
+pub(in crate::blk) struct Threads {
+    pool: Arc<Pool>,
+    shared: Arc<Shared>,
+    pushed: Vec<Task>,
+}
+
+impl std::fmt::Debug for Threads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Threads").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+impl Threads {
+    pub(super) fn new(pool: Arc<Pool>, slots: u16) -> io::Result<Self> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let outcomes = Mutex::new(Vec::with_capacity(slots.into()));
+        let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event });
+        Ok(Self { pool, shared, pushed: Vec::with_capacity(slots.into()) })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+
+    pub(super) fn acknowledge(&mut self) {
+        // EAGAIN means that it was not readable, which is what we want.
+        let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
+    }
+
+    pub(super) fn push(&mut self, slot: u16, job: Job) {
+        self.pushed.push(Task { slot, job, queue: self.shared.clone() });
+    }
+
+    pub(super) fn submit(&mut self) {
+        let count = self.pushed.len();
+        if count == 0 {
+            return;
+        }
+        lock(&self.pool.board.jobs).tasks.extend(self.pushed.drain(..));
+        match count {
+            1 => self.pool.board.more.notify_one(),
+            _ => self.pool.board.more.notify_all(),
+        }
+    }
+
+    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+        outcomes.extend(lock(&self.shared.outcomes).drain(..));
+    }
+
+    pub(super) fn wait(&mut self) {
+        self.submit();
+        let mut outcomes = lock(&self.shared.outcomes);
+        while outcomes.is_empty() {
+            outcomes = self.shared.posted.wait(outcomes).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! io_uring: one ring a queue, one system call a batch.
+//!
+//! ```text
+//!   push -> submission queue --submit--> kernel -> completion queue -> reap
+//!                                                    | listening: eventfd
+//! ```
+//! The eventfd and the kernel's look at its "disabled" flag are the two sides of a Dekker pattern, see
+//! [`Uring::listen`].
+use super::{Image, Job, Outcome};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use rustix::event::EventfdFlags;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, fence};
+
+/// The image is the ring's only registered file.
+const IMAGE: types::Fixed = types::Fixed(0);
+
+/// What we ask of the kernel.
+const OPCODES: [u8; 6] = [
+    opcode::Read::CODE,
+    opcode::Write::CODE,
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+];
+
+/// Whether this process can use io_uring here; asked of the kernel once.
+pub(in crate::blk) fn probe() -> io::Result<()> {
+    static ANSWER: OnceLock<Result<(), i32>> = OnceLock::new();
+    let ask = || -> io::Result<()> {
+        let ring = IoUring::new(2)?;
+        let event = event()?;
+        ring.submitter().register_eventfd(event.as_raw_fd())?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        if !ring.params().is_feature_nodrop() || OPCODES.iter().any(|&code| !probe.is_supported(code)) {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        Ok(())
+    };
+    ANSWER
+        .get_or_init(|| ask().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
+        .map_err(io::Error::from_raw_os_error)
+}
+
+fn event() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// One queue's ring.
+pub(in crate::blk) struct Uring {
+    ring: IoUring,
+    event: OwnedFd,
+    // The ring holds the file as well; here it says so.
+    _image: Arc<Image>,
+}
+
+impl std::fmt::Debug for Uring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uring").field("event", &self.event).finish_non_exhaustive()
+    }
+}
+
+impl Uring {
+    pub(super) fn new(image: Arc<Image>, slots: u16) -> io::Result<Self> {
+        // Every job in flight has a place in either queue (the kernel makes the completion queue twice as
+        // long): neither can overflow.
+        let ring = IoUring::new(u32::from(slots).next_power_of_two().max(2))?;
+        let event = event()?;
+        ring.submitter().register_files(&[image.file.as_raw_fd()])?;
+        ring.submitter().register_eventfd(event.as_raw_fd())?;
+        Ok(Self { ring, event, _image: image })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub(super) fn quiet(&mut self) {
+        // The flag lies in memory that the kernel only reads: nothing is to be ordered with it here. If the
+        // kernel sees it late, the event is signalled once for nothing.
+        self.ring.completion().disable_eventfd();
+    }
+
+    pub(super) fn listen(&mut self) {
+        self.ring.completion().enable_eventfd();
+        // Orders our store of the flag before the load of the completion queue's tail in the next reap. It
+        // pairs with the kernel's barrier between its store of the tail and its load of the flag
+        // (io_cqring_wake comes before io_eventfd_signal): either we see the completion, or the kernel sees
+        // that we listen.
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn acknowledge(&mut self) {
+        // EAGAIN means that it was not readable, which is what we want.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+
+    /// # Safety
+    /// See [`super::Engine::push`].
+    pub(super) unsafe fn push(&mut self, slot: u16, job: Job) -> io::Result<()> {
+        let entry = entry(job).user_data(u64::from(slot));
+        // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller promises.
+        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+            return Ok(());
+        }
+        // Full, which takes a job that the kernel would not accept before.
+        self.submit()?;
+        // SAFETY: as above.
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    pub(super) fn submit(&mut self) -> io::Result<()> {
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit() {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The kernel is short of memory, or wants completions reaped first. What was not submitted
+                // stays in the submission queue; waking ourselves brings us back here.
+                Err(error) if is_transient(&error) => {
+                    let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+        // We made every identifier from a slot number.
+        outcomes.extend(
+            self.ring
+                .completion()
+                .map(|entry| Outcome { slot: entry.user_data() as u16, result: entry.result() }),
+        );
+    }
+
+    pub(super) fn wait(&mut self) -> io::Result<()> {
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_transient(&error) => {
+                    if !self.ring.completion().is_empty() {
+                        return Ok(());
+                    }
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
+}
+
+fn entry(job: Job) -> squeue::Entry {
+    match job {
+        Job::Read { pieces, offset } => match pieces.single() {
+            Some((ptr, len)) => opcode::Read::new(IMAGE, ptr, len).offset(offset).build(),
+            None => opcode::Readv::new(IMAGE, pieces.iovecs(), pieces.count).offset(offset).build(),
+        },
+        Job::Write { pieces, offset, durable } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            match pieces.single() {
+                Some((ptr, len)) => {
+                    opcode::Write::new(IMAGE, ptr, len).offset(offset).rw_flags(flags).build()
+                }
+                None => opcode::Writev::new(IMAGE, pieces.iovecs(), pieces.count)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+            }
+        }
+        Job::Sync => opcode::Fsync::new(IMAGE).flags(types::FsyncFlags::DATASYNC).build(),
+        Job::Allocate { mode, offset, len } => {
+            opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Serves one queue: requests in, jobs to the engine, statuses back.
+//!
+//! ```text
+//!   serve:  reap -> pop -> start each -> submit -> listen -> reap -> publish
+//!   drain:  wait and reap until nothing is in flight
+//! ```
+//! While a request is in flight the kernel reads or writes guest memory. The slot keeps that memory mapped,
+//! and a handler that is dropped first waits for its requests.
+use super::engine::{Engine, Job, Outcome};
+use super::image::Image;
+use super::request::{self, Command, Limits};
+use super::slot::{Next, Slot};
+use crate::{LiveQueue, QueueHandler, Ring, ServeError, Served, address_error};
+use paravane_dma::{Access, Handle};
+use paravane_ring::device::{Batch, Chain};
+use paravane_spec::blk;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+pub(super) struct Handler {
+    image: Arc<Image>,
+    id: [u8; blk::ID_LEN],
+    limits: Limits,
+    /// FLUSH was not negotiated: every write goes through (section 5.2.5.2).
+    write_through: bool,
+    engine: Engine,
+    /// One a descriptor head.
+    slots: Vec<Slot>,
+    /// Jobs in the engine, which is slots that are not idle.
+    in_flight: usize,
+    /// Reaped and not yet looked at.
+    outcomes: VecDeque<Outcome>,
+    /// The host's errors so far; the first is logged.
+    host_errors: u64,
+}
+
+impl Handler {
+    pub(super) fn new(
+        image: Arc<Image>,
+        id: [u8; blk::ID_LEN],
+        engine: Engine,
+        slots: u16,
+        features: u64,
+    ) -> Self {
+        let limits = Limits {
+            capacity: image.sectors(),
+            read_only: image.read_only,
+            discard: features & blk::F_DISCARD != 0,
+            write_zeroes: features & blk::F_WRITE_ZEROES != 0,
+        };
+        let slots = usize::from(slots);
+        Self {
+            image,
+            id,
+            limits,
+            write_through: features & blk::F_FLUSH == 0,
+            engine,
+            slots: std::iter::repeat_with(Slot::default).take(slots).collect(),
+            in_flight: 0,
+            outcomes: VecDeque::with_capacity(slots),
+            host_errors: 0,
+        }
+    }
+
+    /// Parses a chain and starts it, or answers it at once.
+    fn start(
+        &mut self,
+        ring: &mut Ring,
+        memory: &Handle,
+        batch: &Batch,
+        chain: &Chain,
+        served: &mut Served,
+    ) -> Result<(), ServeError> {
+        // The owner limits the queue to the size that this handler was made for, and the ring hands out no
+        // head twice. Both are checked all the same: a slot in use must not be touched.
+        let Some(slot) = self.slots.get_mut(usize::from(chain.head)).filter(|slot| slot.is_idle()) else {
+            return Err(io::Error::other("the queue is not the one that this handler serves").into());
+        };
+        let request = request::parse(memory, batch, chain, &self.limits, slot.ranges())?;
+        let status = request.status;
+        let job = match request.command {
+            Command::Read { offset, len } => {
+                let hold = memory
+                    .map_segments(batch.writable(chain), 0, len.into(), Access::WRITE, slot.pieces())
+                    .map_err(address_error)?;
+                slot.begin_read(status, offset, len, hold)
+            }
+            Command::Write { offset, len } => {
+                let skip = request::HEADER.into();
+                let hold = memory
+                    .map_segments(batch.readable(chain), skip, len.into(), Access::READ, slot.pieces())
+                    .map_err(address_error)?;
+                slot.begin_write(status, offset, len, hold, self.write_through)
+            }
+            Command::Flush => slot.begin_flush(status),
+            Command::Discard | Command::WriteZeroes => {
+                let discard = request.command == Command::Discard;
+                match slot.begin_ranges(status, discard, self.write_through && !discard) {
+                    Some(job) => job,
+                    None => return answer(ring, memory, chain.head, status, blk::S_OK, 0, served),
+                }
+            }
+            Command::GetId => {
+                memory
+                    .write_segments(batch.writable(chain), 0, &self.id, Access::WRITE)
+                    .map_err(address_error)?;
+                let written = blk::ID_LEN as u32;
+                return answer(ring, memory, chain.head, status, blk::S_OK, written, served);
+            }
+            Command::Answer(code) => return answer(ring, memory, chain.head, status, code, 0, served),
+        };
+        self.push(chain.head, job)
+    }
+
+    fn push(&mut self, head: u16, job: Job) -> Result<(), ServeError> {
+        // SAFETY: the pieces lie in the slot, whose `hold` keeps what they name mapped (or they name a
+        // static). Neither changes until the outcome has been reaped: a slot that is not idle is given to no
+        // other request, and `drain` and `Drop` wait before slots go away (or leak them).
+        let pushed = unsafe { self.engine.push(head, job) };
+        match pushed {
+            Ok(()) => {
+                self.in_flight += 1;
+                Ok(())
+            }
+            Err(error) => {
+                self.slots[usize::from(head)].end();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Takes what the engine has done, and completes it or goes on with it.
+    fn reap(&mut self, ring: &mut Ring, memory: &Handle, served: &mut Served) -> Result<(), ServeError> {
+        self.engine.reap(&mut self.outcomes);
+        while let Some(outcome) = self.outcomes.pop_front() {
+            self.in_flight -= 1;
+            self.step(outcome, ring, memory, served)?;
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        outcome: Outcome,
+        ring: &mut Ring,
+        memory: &Handle,
+        served: &mut Served,
+    ) -> Result<(), ServeError> {
+        let Outcome { slot: head, result } = outcome;
+        let slot = &mut self.slots[usize::from(head)];
+        let (code, written) = match slot.next(result) {
+            Next::Again(job) => return self.push(head, job),
+            Next::Done(written) => (blk::S_OK, written),
+            Next::Failed(error, written) => {
+                self.host_errors += 1;
+                if self.host_errors == 1 {
+                    let error = io::Error::from_raw_os_error(error);
+                    tracing::warn!(path = %self.image.path.display(), %error, "the disk image failed a request");
+                }
+                (blk::S_IOERR, written)
+            }
+        };
+        let status = slot.end();
+        answer(ring, memory, head, status, code, written, served)
+    }
+
+    /// Waits for everything in flight. Unless `finish` completes it, it is forgotten.
+    fn settle(&mut self, mut finish: Option<(&mut Ring, &Handle, &mut Served)>) {
+        loop {
+            // An earlier error may have left some that were reaped already.
+            while let Some(outcome) = self.outcomes.pop_front() {
+                self.in_flight -= 1;
+                let stepped = match &mut finish {
+                    Some((ring, memory, served)) => self.step(outcome, ring, memory, served),
+                    None => {
+                        self.slots[usize::from(outcome.slot)].end();
+                        Ok(())
+                    }
+                };
+                if let Err(error) = stepped {
+                    // The queue has latched: what is left can only be forgotten.
+                    tracing::debug!(%error, "a request was forgotten while the queue was drained");
+                    finish = None;
+                }
+            }
+            if self.in_flight == 0 {
+                return;
+            }
+            if let Err(error) = self.engine.wait() {
+                // The kernel may still use the slots' memory: it stays mapped for ever, and the handler is
+                // useless from here on.
+                tracing::error!(%error, "cannot wait for block requests in flight");
+                std::mem::forget(std::mem::take(&mut self.slots));
+                self.in_flight = 0;
+                return;
+            }
+            self.engine.reap(&mut self.outcomes);
+        }
+    }
+}
+
+/// Writes the status, ordered after the data, and stages the completion.
+fn answer(
+    ring: &mut Ring,
+    memory: &Handle,
+    head: u16,
+    status: u64,
+    code: u8,
+    written: u32,
+    served: &mut Served,
+) -> Result<(), ServeError> {
+    memory.write(status, &[code], Access::WRITE).map_err(address_error)?;
+    // The status byte counts; it is the last of the writable part.
+    ring.complete(head, written.saturating_add(1))?;
+    served.completed += 1;
+    Ok(())
+}
+
+impl QueueHandler for Handler {
+    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
+        if self.slots.is_empty() {
+            return Err(io::Error::other("requests were lost in the host").into());
+        }
+        let LiveQueue { ring, memory, batch } = queue;
+        let mut served = Served::default();
+        let mut serve = || -> Result<(), ServeError> {
+            memory.refresh();
+            self.engine.quiet();
+            self.reap(ring, memory, &mut served)?;
+            let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+            served.taken = taken as u32;
+            for chain in batch.chains() {
+                self.start(ring, memory, batch, chain, &mut served)?;
+            }
+            if taken == 0 {
+                // The last round before the owner sleeps. What signals from here on is seen by the owner,
+                // what signalled before is reaped below.
+                self.engine.acknowledge();
+            }
+            self.engine.submit()?;
+            self.engine.listen();
+            self.reap(ring, memory, &mut served)?;
+            self.engine.submit()?;
+            served.interrupt = ring.publish()?;
+            Ok(())
+        };
+        match serve() {
+            Ok(()) => Ok(served),
+            Err(ServeError::Queue(error)) => Err(ring.fail(error).into()),
+            Err(host) => Err(host),
+        }
+    }
+
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.engine.fd())
+    }
+
+    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+        let LiveQueue { ring, memory, .. } = queue;
+        let mut served = Served::default();
+        self.settle(complete.then_some((&mut *ring, &*memory, &mut served)));
+        if complete {
+            // A queue that has latched has nothing more to say.
+            served.interrupt = ring.publish().unwrap_or(false);
+        }
+        served
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        self.settle(None);
+    }
+}

@@ -1,0 +1,120 @@
+//! The image: opened, checked and locked, without changing a bit of it.
+use super::OpenError;
+use paravane_spec::blk::{ID_LEN, SECTOR};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Largest physical block that is announced. `st_blksize` is the preferred size of an I/O; on local file
+/// systems that is the block, on network ones it is megabytes.
+const MAX_PHYSICAL: u64 = 4096;
+
+/// An open raw image.
+#[derive(Debug)]
+pub(super) struct Image {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    /// Bytes, a multiple of 512. Frozen at open: what happens to the file afterwards shows as I/O errors.
+    pub(super) size: u64,
+    pub(super) read_only: bool,
+    /// log2 of the number of sectors in a physical block.
+    pub(super) physical_block_exp: u8,
+}
+
+impl Image {
+    pub(super) fn open(path: &Path, read_only: bool) -> Result<Self, OpenError> {
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        // Looked at before it is opened: opening a device node or a FIFO can itself have an effect.
+        let expected = std::fs::metadata(path).map_err(os)?;
+        check_kind(path, &expected)?;
+
+        // O_NONBLOCK: what was a file a moment ago may be a FIFO by now, and must not make us wait.
+        let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let is_block_device = expected.file_type().is_block_device();
+        if is_block_device && !read_only {
+            // Without O_CREAT this is defined for block devices only: refused while the host has it mounted.
+            flags |= libc::O_EXCL;
+        }
+        let mut file =
+            OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).map_err(
+                |source| {
+                    if is_block_device && source.raw_os_error() == Some(libc::EBUSY) {
+                        OpenError::InUse { path: path.to_owned() }
+                    } else {
+                        os(source)
+                    }
+                },
+            )?;
+        let metadata = file.metadata().map_err(os)?;
+        check_kind(path, &metadata)?;
+        // io_uring would answer EAGAIN instead of waiting for the disk.
+        rustix::fs::fcntl_getfl(&file)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags - rustix::fs::OFlags::NONBLOCK))
+            .map_err(|error| os(error.into()))?;
+        lock(&file, read_only).map_err(|source| match source.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
+            _ => os(source),
+        })?;
+
+        // The end of a block device is found by seeking (its st_size is 0); of a file as well.
+        let size = file.seek(SeekFrom::End(0)).map_err(os)?;
+        if size == 0 {
+            return Err(OpenError::Empty { path: path.to_owned() });
+        }
+        if size % SECTOR != 0 {
+            return Err(OpenError::Size { path: path.to_owned(), size });
+        }
+        let physical = metadata.blksize().clamp(SECTOR, MAX_PHYSICAL);
+        let physical_block_exp = (physical / SECTOR).ilog2() as u8;
+        Ok(Self { file, path: path.to_owned(), size, read_only, physical_block_exp })
+    }
+
+    /// Size in sectors.
+    pub(super) fn sectors(&self) -> u64 {
+        self.size / SECTOR
+    }
+
+    /// What GET_ID answers (section 5.2.6: ASCII, padded with zero bytes): `serial`, or the file's name.
+    pub(super) fn id(&self, serial: Option<&str>) -> [u8; ID_LEN] {
+        let name = match serial {
+            Some(serial) => serial.as_bytes(),
+            None => self.path.file_name().map_or(&b""[..], OsStrExt::as_bytes),
+        };
+        let mut id = [0; ID_LEN];
+        for (to, from) in id.iter_mut().zip(name) {
+            *to = if from.is_ascii_graphic() || *from == b' ' { *from } else { b'_' };
+        }
+        id
+    }
+}
+
+fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        Err(OpenError::Directory { path: path.to_owned() })
+    } else if kind.is_file() || kind.is_block_device() {
+        Ok(())
+    } else {
+        Err(OpenError::Kind { path: path.to_owned() })
+    }
+}
+
+/// Locks the whole file for this open file description, without waiting: exclusively, or shared to read.
+/// The lock goes with the last descriptor of this description; unlike a process's lock it is not lost when
+/// somebody in this process opens and closes the same file.
+fn lock(file: &File, read_only: bool) -> io::Result<()> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    // SAFETY: `flock` is plain data, for which all zeroes are valid; l_pid must be 0 for OFD locks.
+    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
+    whole.l_type = kind as libc::c_short;
+    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    // l_start and l_len stay 0: from the first byte to wherever the end will be.
+    // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

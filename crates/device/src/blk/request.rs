@@ -1,0 +1,195 @@
+//! What a chain asks for: parsed once, checked against the disk, before anything is done.
+//!
+//! ```text
+//!   readable: header (16 bytes) | data to write, or ranges        writable: data to read | status (last byte)
+//! ```
+//! The framing is the driver's choice (section 2.7.4): the header may come in pieces, the status byte may
+//! share a descriptor with data. What breaks this frame latches the queue; what is wrong inside it is
+//! answered with a status.
+use crate::address_error;
+use paravane_dma::{Access, Handle};
+use paravane_ring::device::{Batch, Chain};
+use paravane_ring::{QueueError, Segment};
+use paravane_spec::blk::{self, DiscardRange, RequestHeader};
+
+/// Length of the header in bytes.
+pub(super) const HEADER: u32 = size_of::<RequestHeader>() as u32;
+/// Length of one range in bytes.
+const RANGE: u32 = size_of::<DiscardRange>() as u32;
+/// Most ranges in one discard or write-zeroes request.
+pub(super) const MAX_RANGES: u32 = 16;
+/// Largest discard range in sectors: 2 GiB.
+pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 22;
+/// Largest write-zeroes range in sectors: 32 MiB, since zeroes may have to be written one by one.
+pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 16;
+
+/// What requests are checked against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Size of the disk in sectors.
+    pub(super) capacity: u64,
+    /// Nothing may be written.
+    pub(super) read_only: bool,
+    /// DISCARD was negotiated.
+    pub(super) discard: bool,
+    /// WRITE_ZEROES was negotiated.
+    pub(super) write_zeroes: bool,
+}
+
+/// A range of the disk in bytes; it lies inside the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ByteRange {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Zeroes may be made by unmapping.
+    pub(super) unmap: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    /// Read `len` bytes (not 0) at `offset` into the start of the writable part.
+    Read { offset: u64, len: u32 },
+    /// Write the `len` bytes (not 0) that follow the header at `offset`.
+    Write { offset: u64, len: u32 },
+    /// Flush.
+    Flush,
+    /// Return the identifier.
+    GetId,
+    /// Discard the ranges that were parsed along.
+    Discard,
+    /// Write zeroes to the ranges that were parsed along.
+    WriteZeroes,
+    /// Nothing: the answer is this status.
+    Answer(u8),
+}
+
+/// A parsed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) command: Command,
+    /// Where the status byte goes.
+    pub(super) status: u64,
+}
+
+/// Parses `chain`. `ranges` is cleared, and filled for [`Command::Discard`] and [`Command::WriteZeroes`].
+///
+/// # Errors
+/// The frame is broken; the queue is to be latched.
+pub(super) fn parse(
+    memory: &Handle,
+    batch: &Batch,
+    chain: &Chain,
+    limits: &Limits,
+    ranges: &mut Vec<ByteRange>,
+) -> Result<Request, QueueError> {
+    let malformed = |what| QueueError::Request { head: chain.head, what };
+    ranges.clear();
+    if chain.readable_len() < HEADER {
+        return Err(malformed("its readable part is shorter than a header"));
+    }
+    let status = last_byte(batch.writable(chain)).ok_or(malformed("it has no room for a status"))?;
+    let mut header = [0; HEADER as usize];
+    memory.read_segments(batch.readable(chain), 0, &mut header, Access::READ).map_err(address_error)?;
+    let header: RequestHeader = zerocopy::transmute!(header);
+    let (kind, sector) = (u32::from_le(header.kind), u64::from_le(header.sector));
+
+    let payload = chain.readable_len() - HEADER;
+    let room = chain.writable_len() - 1;
+    let command = match kind {
+        blk::T_IN => match extent(sector, room, limits) {
+            Some(offset) if room > 0 => Command::Read { offset, len: room },
+            Some(_) => Command::Answer(blk::S_OK),
+            None => Command::Answer(blk::S_IOERR),
+        },
+        blk::T_OUT | blk::T_DISCARD | blk::T_WRITE_ZEROES if limits.read_only => {
+            Command::Answer(blk::S_IOERR)
+        }
+        blk::T_OUT => match extent(sector, payload, limits) {
+            Some(offset) if payload > 0 => Command::Write { offset, len: payload },
+            Some(_) => Command::Answer(blk::S_OK),
+            None => Command::Answer(blk::S_IOERR),
+        },
+        blk::T_FLUSH => Command::Flush,
+        blk::T_GET_ID if room as usize >= blk::ID_LEN => Command::GetId,
+        blk::T_GET_ID => Command::Answer(blk::S_IOERR),
+        blk::T_DISCARD if limits.discard => {
+            match parse_ranges(memory, batch.readable(chain), payload, false, limits, ranges)? {
+                Ok(()) => Command::Discard,
+                Err(status) => Command::Answer(status),
+            }
+        }
+        blk::T_WRITE_ZEROES if limits.write_zeroes => {
+            match parse_ranges(memory, batch.readable(chain), payload, true, limits, ranges)? {
+                Ok(()) => Command::WriteZeroes,
+                Err(status) => Command::Answer(status),
+            }
+        }
+        _ => Command::Answer(blk::S_UNSUPP),
+    };
+    Ok(Request { command, status })
+}
+
+/// The address of the last byte of a buffer.
+fn last_byte(segments: &[Segment]) -> Option<u64> {
+    let last = segments.iter().rev().find(|segment| segment.len > 0)?;
+    last.addr.checked_add(u64::from(last.len) - 1)
+}
+
+/// Where on the disk `len` bytes at `sector` begin, if they are whole sectors that it has.
+fn extent(sector: u64, len: u32, limits: &Limits) -> Option<u64> {
+    let len = u64::from(len);
+    if !len.is_multiple_of(blk::SECTOR) {
+        return None;
+    }
+    inside(sector, len / blk::SECTOR, limits)
+}
+
+/// Where on the disk the sectors begin, in bytes, if it has them.
+fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
+    let end = sector.checked_add(sectors)?;
+    // The capacity in bytes fits in an i64, being the size of a file; so does every sector before it.
+    (end <= limits.capacity).then(|| sector * blk::SECTOR)
+}
+
+/// Reads the ranges behind the header and checks them all (section 5.2.6.2). The inner result is the status
+/// to answer when one is not to be done.
+fn parse_ranges(
+    memory: &Handle,
+    readable: &[Segment],
+    payload: u32,
+    zeroes: bool,
+    limits: &Limits,
+    ranges: &mut Vec<ByteRange>,
+) -> Result<Result<(), u8>, QueueError> {
+    let count = payload / RANGE;
+    if !payload.is_multiple_of(RANGE) || count == 0 || count > MAX_RANGES {
+        return Ok(Err(blk::S_IOERR));
+    }
+    let (max_sectors, allowed) = match zeroes {
+        true => (MAX_WRITE_ZEROES_SECTORS, blk::WRITE_ZEROES_F_UNMAP),
+        false => (MAX_DISCARD_SECTORS, 0),
+    };
+    for index in 0..count {
+        let mut range = [0; RANGE as usize];
+        let at = u64::from(HEADER + index * RANGE);
+        memory.read_segments(readable, at, &mut range, Access::READ).map_err(address_error)?;
+        let range: DiscardRange = zerocopy::transmute!(range);
+        let flags = u32::from_le(range.flags);
+        let sectors = u32::from_le(range.num_sectors);
+        if flags & !allowed != 0 {
+            return Ok(Err(blk::S_UNSUPP));
+        }
+        let Some(offset) =
+            inside(u64::from_le(range.sector), u64::from(sectors), limits).filter(|_| sectors <= max_sectors)
+        else {
+            return Ok(Err(blk::S_IOERR));
+        };
+        // A range without sectors asks for nothing (and fallocate would refuse it).
+        if sectors > 0 {
+            let len = u64::from(sectors) * blk::SECTOR;
+            ranges.push(ByteRange { offset, len, unmap: flags & blk::WRITE_ZEROES_F_UNMAP != 0 });
+        }
+    }
+    Ok(Ok(()))
+}
