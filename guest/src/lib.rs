@@ -1,11 +1,29 @@
 //! The built-in guest: finds its devices through our drivers and works on them. The same program runs in
 //! ring 3 of a KVM guest (the `image` binary) and as a host thread (linked into the VMM).
+//!
+//! ```text
+//! program   the loop over all devices, sleeping and waking
+//!   disk    Lane: one disk's requests in flight; Hash and WriteTest decide what they are
+//!   entropy draws from an entropy source
+//!   report  what the VMM sees; console: what it prints; boot: what it said at the start
+//! ```
 #![no_std]
+#![forbid(unsafe_code)]
 extern crate alloc;
 
+mod boot;
+mod chance;
+mod console;
+mod disk;
+mod entropy;
+pub mod histogram;
 pub mod pattern;
+mod program;
+mod report;
+mod window;
 
-use paravane_driver::DmaArea;
+pub use paravane_driver::{Area, DmaArea};
+use paravane_spec::builtin::{CONTROL_BASE, control};
 
 /// What the guest program needs from the machine it runs on.
 pub trait Platform {
@@ -34,6 +52,7 @@ pub trait Platform {
 /// Runs the guest to its end; returns one of the [`paravane_spec::builtin::exit`] codes, having written it to
 /// the control page's EXIT register as the last act.
 pub fn run<P: Platform>(platform: &P) -> u32 {
-    let _ = platform;
-    todo!()
+    let code = program::run(platform);
+    platform.mmio_write32(CONTROL_BASE + control::EXIT, code);
+    code
 }

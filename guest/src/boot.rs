@@ -1,0 +1,109 @@
+//! What the guest is told: found, checked, and kept.
+use crate::Platform;
+use paravane_driver::DmaArea;
+use paravane_spec::blk::SECTOR;
+use paravane_spec::builtin::{
+    ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DiskReport, MAX_DEVICES, completion, inject, job,
+};
+use zerocopy::FromBytes;
+
+/// Most bytes a request: keeps every length far from the limits of the arithmetic.
+const MAX_BLOCK: u32 = 64 << 20;
+
+/// The boot information, checked, and the memory that it names.
+pub(crate) struct Boot {
+    pub(crate) info: BootInfo,
+    pub(crate) report: DmaArea,
+    pub(crate) heap: DmaArea,
+}
+
+/// Reads the boot information; `None` if it is not to be understood.
+pub(crate) fn read<P: Platform>(platform: &P) -> Option<Boot> {
+    let page = platform.ram(BOOT_INFO, size_of::<BootInfo>())?;
+    let mut bytes = [0; size_of::<BootInfo>()];
+    if !page.area.read(0, &mut bytes) {
+        return None;
+    }
+    let info = BootInfo::read_from_bytes(&bytes).ok()?;
+    if !is_understood(&info) {
+        return None;
+    }
+    let report = platform.ram(info.report_addr, usize::try_from(info.report_size).ok()?)?;
+    let heap = platform.ram(info.heap_base, usize::try_from(info.heap_size).ok()?)?;
+    Some(Boot { info, report, heap })
+}
+
+fn is_understood(info: &BootInfo) -> bool {
+    let count = info.device_count as usize;
+    let reports = DISK_REPORTS + (count * size_of::<DiskReport>()) as u64;
+    info.magic == BOOT_MAGIC
+        && info.abi == ABI
+        && count <= MAX_DEVICES
+        && info.report_size >= reports
+        && info.report_addr.is_multiple_of(8)
+        && info.depth > 0
+        && info.block > 0
+        && info.block <= MAX_BLOCK
+        && u64::from(info.block).is_multiple_of(SECTOR)
+        && matches!(info.completion, completion::INTERRUPT | completion::POLL)
+        && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
+        && info.devices[..count]
+            .iter()
+            .all(|device| matches!(device.job, job::NONE | job::HASH | job::WRITE_TEST | job::RNG))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_spec::builtin::DeviceEntry;
+
+    fn good() -> BootInfo {
+        BootInfo {
+            magic: BOOT_MAGIC,
+            abi: ABI,
+            inject: 0,
+            tsc_khz: 0,
+            ram_size: 0,
+            heap_base: 0,
+            heap_size: 0,
+            report_addr: 0x40_0000,
+            report_size: 0x40_0000,
+            duration_ns: 0,
+            seed: 0,
+            depth: 1,
+            block: 512,
+            completion: 0,
+            read_percent: 0,
+            device_count: 1,
+            reserved: 0,
+            devices: [DeviceEntry::default(); MAX_DEVICES],
+        }
+    }
+
+    #[test]
+    fn a_good_one_is_understood() {
+        assert!(is_understood(&good()));
+    }
+
+    #[test]
+    fn whatever_is_wrong_is_refused() {
+        let wrong: [(&str, fn(&mut BootInfo)); 11] = [
+            ("magic", |info| info.magic ^= 1),
+            ("abi", |info| info.abi += 1),
+            ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
+            ("small report area", |info| info.report_size = DISK_REPORTS),
+            ("crooked report area", |info| info.report_addr += 4),
+            ("depth", |info| info.depth = 0),
+            ("block 0", |info| info.block = 0),
+            ("block 513", |info| info.block = 513),
+            ("huge block", |info| info.block = 1 << 31),
+            ("completion", |info| info.completion = 2),
+            ("job", |info| info.devices[0].job = 99),
+        ];
+        for (what, spoil) in wrong {
+            let mut info = good();
+            spoil(&mut info);
+            assert!(!is_understood(&info), "{what}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Draws bytes from an entropy source and judges whether they can be random at all.
+use crate::report::{DiskPage, Failure};
+use paravane_driver::mmio::Registers;
+use paravane_driver::rng::Rng;
+use paravane_spec::builtin::{error, state};
+
+/// Bytes a request.
+pub(crate) const BUFFER: usize = 1024;
+/// Answers of 0 bytes in a row until the source is taken for dry.
+const EMPTY_ANSWERS: u32 = 16;
+/// So many equal bytes in one answer are no accident (one in 2^120).
+const EQUAL_BYTES: usize = 16;
+
+/// A draw under way.
+pub(crate) struct Draw<R> {
+    rng: Rng<R>,
+    page: DiskPage,
+    total: u64,
+    drawn: u64,
+    asked: bool,
+    empty: u32,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Step {
+    /// Answers that came.
+    pub(crate) completed: u64,
+    /// Bytes in them.
+    pub(crate) bytes: u64,
+    /// Requests published.
+    pub(crate) sent: u64,
+    /// Kicks written.
+    pub(crate) kicks: u64,
+}
+
+impl<R: Registers> Draw<R> {
+    /// Draws `total` bytes.
+    pub(crate) fn new(rng: Rng<R>, total: u64, page: DiskPage) -> Self {
+        page.moved(0, total);
+        let draw = Self { rng, page, total, drawn: 0, asked: false, empty: 0 };
+        if draw.finished() {
+            page.state(state::DONE);
+        }
+        draw
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        self.drawn >= self.total
+    }
+
+    /// Takes an answer and asks for more.
+    pub(crate) fn step(&mut self) -> Result<Step, Failure> {
+        let mut step = Step::default();
+        let mut bytes = [0; BUFFER];
+        if let Some(len) = self.rng.poll(&mut bytes)? {
+            step.completed = 1;
+            step.bytes = len as u64;
+            self.asked = false;
+            self.judge(&bytes[..len])?;
+            self.drawn += len as u64;
+            self.page.moved(self.drawn, self.total);
+            if self.finished() {
+                self.page.state(state::DONE);
+            }
+        }
+        if !self.asked && !self.finished() {
+            let len = (self.total - self.drawn).min(BUFFER as u64) as usize;
+            step.kicks += u64::from(self.rng.request(len)?);
+            step.sent = 1;
+            self.asked = true;
+        }
+        Ok(step)
+    }
+
+    fn judge(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.empty = if bytes.is_empty() { self.empty + 1 } else { 0 };
+        if self.empty >= EMPTY_ANSWERS {
+            return Err(Failure {
+                error: error::IO,
+                detail: u64::from(self.empty),
+                sector: 0,
+                reason: "the entropy source gives no bytes",
+            });
+        }
+        if !is_plausible(bytes) {
+            return Err(Failure {
+                error: error::MISMATCH,
+                detail: u64::from(bytes[0]),
+                sector: 0,
+                reason: "the entropy source gives the same byte again and again",
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
+        self.rng.enable_interrupts()
+    }
+
+    pub(crate) fn disable_interrupts(&mut self) {
+        self.rng.disable_interrupts();
+    }
+
+    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
+        self.rng.interrupt()?;
+        Ok(())
+    }
+}
+
+/// Whether bytes can have come from a random source.
+fn is_plausible(bytes: &[u8]) -> bool {
+    bytes.len() < EQUAL_BYTES || bytes.iter().any(|&byte| byte != bytes[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_all_equal_are_not_plausible_unless_they_are_few() {
+        assert!(!is_plausible(&[0; 1024]));
+        assert!(!is_plausible(&[0xaa; EQUAL_BYTES]));
+        assert!(is_plausible(&[0; EQUAL_BYTES - 1]));
+        assert!(is_plausible(&[]));
+        let mut bytes = [7; 64];
+        bytes[63] = 8;
+        assert!(is_plausible(&bytes));
+    }
+}

@@ -1,0 +1,356 @@
+//! The program: brings the devices up and works on all of them from one loop.
+//!
+//! ```text
+//! boot information -> report, console -> drivers -> loop { step every device; sleep if all wait } -> exit
+//! ```
+//! Sleeping loses no wake-up: the count of interrupts is sampled first, then every device is armed and
+//! looked at once more, and the platform does not sleep if the count is no longer the sampled one.
+use crate::Platform;
+use crate::boot::{self, Boot};
+use crate::chance::Chance;
+use crate::console::{self, Console};
+use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
+use crate::entropy::{self, Draw};
+use crate::report::{DiskPage, Failure, Header, Totals};
+use crate::window::Window;
+use alloc::vec::Vec;
+use paravane_driver::blk::Blk;
+use paravane_driver::rng::Rng;
+use paravane_driver::{DriverError, Pool};
+use paravane_spec::blk::SECTOR;
+use paravane_spec::builtin::{
+    BootInfo, CONTROL_BASE, DeviceEntry, completion, control, error, event, exit, inject, job,
+};
+
+/// Fewest bytes a request of the hash job: reading in order gains from large requests.
+const HASH_CHUNK: usize = 64 << 10;
+/// Most requests in flight a disk.
+const MAX_DEPTH: u32 = 1024;
+/// Alignment of data buffers and of the pass map.
+const PAGE: usize = 4096;
+
+/// One device at work.
+struct Device<'p, P: Platform> {
+    gsi: u32,
+    /// Interrupts of its line that were looked after.
+    handled: u64,
+    worker: Worker<'p, P>,
+    page: DiskPage,
+    number: usize,
+    running: bool,
+}
+
+enum Worker<'p, P: Platform> {
+    Disk(Lane<Blk<Window<'p, P>>>),
+    Entropy(Draw<Window<'p, P>>),
+}
+
+/// Runs the program; returns an `exit` code.
+pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
+    let Some(Boot { info, report, heap }) = boot::read(platform) else {
+        return exit::BAD_BOOT_INFO;
+    };
+    let mut header = Header::new(report.area, info.device_count as usize);
+    let mut pool = Pool::new(heap);
+    let Ok(line) = pool.take(console::MEMORY, 64) else {
+        return exit::BAD_BOOT_INFO;
+    };
+    let console = Console::new(platform, line);
+    milestone(platform, event::STARTED);
+
+    let mut devices = Vec::new();
+    for (number, entry) in info.devices.iter().take(info.device_count as usize).enumerate() {
+        let Some(page) = header.disk(number) else {
+            return exit::BAD_BOOT_INFO;
+        };
+        match bring_up(platform, &info, number, entry, page, &mut pool) {
+            Ok(None) => {}
+            Ok(Some(worker)) => {
+                devices.push(Device { gsi: entry.gsi, handled: 0, worker, page, number, running: true })
+            }
+            Err(failure) => {
+                page.fail(&failure);
+                tell(&console, number, &failure);
+            }
+        }
+    }
+    let mut machine = Machine {
+        platform,
+        console,
+        polling: info.completion == completion::POLL,
+        inject: info.inject,
+        totals: Totals::default(),
+        started: false,
+    };
+    machine.start(&mut devices);
+    milestone(platform, event::DRIVERS_UP);
+    machine.work(&mut devices, &mut header);
+    exit::DONE
+}
+
+/// Makes what works on one device; `None` if it is to be left alone.
+fn bring_up<'p, P: Platform>(
+    platform: &'p P,
+    info: &BootInfo,
+    number: usize,
+    entry: &DeviceEntry,
+    page: DiskPage,
+    pool: &mut Pool,
+) -> Result<Option<Worker<'p, P>>, Failure> {
+    let window = Window::new(platform, entry.mmio_base);
+    let depth = info.depth.min(MAX_DEPTH);
+    Ok(match entry.job {
+        job::HASH => {
+            let disk = Blk::new(window, depth as u16, pool).map_err(set_up)?;
+            Some(Worker::Disk(hash_lane(disk, info, page, pool)?))
+        }
+        job::WRITE_TEST => {
+            let disk = Blk::new(window, depth as u16, pool).map_err(set_up)?;
+            Some(Worker::Disk(test_lane(disk, info, number, entry.span, page, pool)?))
+        }
+        job::RNG => {
+            let rng = Rng::new(window, entropy::BUFFER, pool).map_err(set_up)?;
+            Some(Worker::Entropy(Draw::new(rng, entry.span, page)))
+        }
+        _ => None,
+    })
+}
+
+/// The hash job on a disk.
+fn hash_lane<D: Disk>(disk: D, info: &BootInfo, page: DiskPage, pool: &mut Pool) -> Result<Lane<D>, Failure> {
+    page.capacity(disk.capacity());
+    let chunk = (info.block as usize).max(HASH_CHUNK);
+    let depth = disk.slots().min(info.depth as usize);
+    let hash =
+        Hash::new(disk.capacity(), chunk, depth).ok_or(refusal("the disk claims an impossible size"))?;
+    let buffers = Buffers::new(pool.take(chunk * depth, PAGE).map_err(set_up)?, chunk);
+    Ok(Lane::new(disk, Job::Hash(hash), depth, buffers, page))
+}
+
+/// The write test on a disk.
+fn test_lane<D: Disk>(
+    disk: D,
+    info: &BootInfo,
+    number: usize,
+    span: u64,
+    page: DiskPage,
+    pool: &mut Pool,
+) -> Result<Lane<D>, Failure> {
+    page.capacity(disk.capacity());
+    if disk.read_only() {
+        return Err(refusal("a write test was asked for and the disk is read-only"));
+    }
+    if span / SECTOR > disk.capacity() {
+        return Err(refusal("the span to test is larger than the disk"));
+    }
+    let block = info.block as usize;
+    let blocks = span / u64::from(info.block);
+    if blocks == 0 {
+        return Err(refusal("the span to test is smaller than one block"));
+    }
+    let map_len = usize::try_from(blocks).ok().and_then(|blocks| blocks.checked_mul(4));
+    let map_len = map_len.ok_or(refusal("the span to test has too many blocks"))?;
+    // RAM is zero at boot and the pool hands nothing out twice, so the map says "never written".
+    let map = pool.take(map_len, PAGE).map_err(set_up)?;
+    page.pass_map(map.addr, blocks);
+    let depth = disk.slots().min(info.depth as usize);
+    let buffers = Buffers::new(pool.take(block * depth, PAGE).map_err(set_up)?, block);
+    let terms = Terms {
+        blocks,
+        block,
+        duration_ns: info.duration_ns,
+        read_percent: info.read_percent,
+        seed: info.seed,
+        flush: disk.has_flush(),
+    };
+    let test = WriteTest::new(terms, Chance::new(info.seed, number), map);
+    Ok(Lane::new(disk, Job::WriteTest(test), depth, buffers, page))
+}
+
+/// What the loop needs.
+struct Machine<'p, P> {
+    platform: &'p P,
+    console: Console<'p, P>,
+    polling: bool,
+    inject: u32,
+    totals: Totals,
+    /// Whether the first request is out.
+    started: bool,
+}
+
+impl<'p, P: Platform> Machine<'p, P> {
+    /// Opens the interrupt lines, or sees to it that none is needed.
+    fn start(&self, devices: &mut [Device<'p, P>]) {
+        for device in devices {
+            device.worker.disable_interrupts();
+            if !self.polling {
+                self.platform.enable_line(device.gsi);
+            }
+        }
+    }
+
+    /// Works until every device is done or has failed.
+    fn work(&mut self, devices: &mut [Device<'p, P>], header: &mut Header) {
+        loop {
+            let mut busy = false;
+            for device in devices.iter_mut().filter(|device| device.running) {
+                match self.step(device) {
+                    Ok(progress) => busy |= progress,
+                    Err(failure) => {
+                        device.running = false;
+                        device.page.fail(&failure);
+                        tell(&self.console, device.number, &failure);
+                    }
+                }
+            }
+            self.totals.interrupts = self.platform.interrupts();
+            header.show(self.totals);
+            if devices.iter().all(|device| !device.running) {
+                return;
+            }
+            if busy {
+                continue;
+            }
+            if self.polling {
+                core::hint::spin_loop();
+            } else {
+                self.sleep(devices);
+            }
+        }
+    }
+
+    /// One device's step; says whether anything happened.
+    fn step(&mut self, device: &mut Device<'p, P>) -> Result<bool, Failure> {
+        if !self.polling {
+            // Acknowledged before the used ring is looked at, so that what comes later raises a new interrupt.
+            let line = self.platform.line_interrupts(device.gsi);
+            if line != device.handled {
+                device.handled = line;
+                device.worker.interrupt()?;
+            }
+        }
+        let (completed, sent, kicks) = match &mut device.worker {
+            Worker::Disk(lane) => {
+                let step = lane.step(|| self.platform.now_ns())?;
+                device.running = !lane.finished();
+                (step.completed, step.sent, step.kicks)
+            }
+            Worker::Entropy(draw) => {
+                let step = draw.step()?;
+                self.totals.entropy_bytes += step.bytes;
+                device.running = !draw.finished();
+                (step.completed, step.sent, step.kicks)
+            }
+        };
+        self.totals.heartbeat += completed;
+        self.totals.kicks += kicks;
+        if sent > 0 && !self.started {
+            self.started = true;
+            milestone(self.platform, event::FIRST_IO);
+            self.inject();
+        }
+        Ok(completed + sent > 0)
+    }
+
+    /// Sleeps until something may have happened.
+    fn sleep(&self, devices: &mut [Device<'p, P>]) {
+        let seen = self.platform.interrupts();
+        let mut more = false;
+        for device in devices.iter_mut().filter(|device| device.running) {
+            more |= device.worker.enable_interrupts();
+            // An interrupt between the last step and the sampling is in the sample, and not looked after yet.
+            more |= self.platform.line_interrupts(device.gsi) != device.handled;
+        }
+        if !more {
+            self.platform.wait(seen);
+        }
+        for device in devices.iter_mut().filter(|device| device.running) {
+            device.worker.disable_interrupts();
+        }
+    }
+
+    /// Does what a test asked for.
+    fn inject(&self) {
+        match self.inject {
+            inject::CRASH => self.platform.crash(),
+            inject::HANG => loop {
+                self.platform.wait(self.platform.interrupts());
+            },
+            inject::PANIC => panic!("a panic, as asked for"),
+            _ => {}
+        }
+    }
+}
+
+impl<P: Platform> Worker<'_, P> {
+    fn enable_interrupts(&mut self) -> bool {
+        match self {
+            Self::Disk(lane) => lane.enable_interrupts(),
+            Self::Entropy(draw) => draw.enable_interrupts(),
+        }
+    }
+
+    fn disable_interrupts(&mut self) {
+        match self {
+            Self::Disk(lane) => lane.disable_interrupts(),
+            Self::Entropy(draw) => draw.disable_interrupts(),
+        }
+    }
+
+    fn interrupt(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Disk(lane) => lane.interrupt(),
+            Self::Entropy(draw) => draw.interrupt(),
+        }
+    }
+}
+
+fn milestone<P: Platform>(platform: &P, code: u32) {
+    platform.mmio_write32(CONTROL_BASE + control::EVENT, code);
+}
+
+fn tell<P: Platform>(console: &Console<'_, P>, number: usize, failure: &Failure) {
+    let Failure { reason, detail, sector, .. } = failure;
+    console.say(format_args!("device {number}: {reason} (sector {sector}, detail {detail:#x})"));
+}
+
+/// A job that cannot be done as asked.
+fn refusal(reason: &'static str) -> Failure {
+    Failure { error: error::SETUP, detail: 0, sector: 0, reason }
+}
+
+/// An error of a driver that is being set up.
+fn set_up(driver: DriverError) -> Failure {
+    let (code_of_error, reason) = match driver {
+        DriverError::Memory { .. } => (error::MEMORY, "the guest has too little memory for the job"),
+        DriverError::Magic(_) | DriverError::Version(_) | DriverError::DeviceId { .. } => {
+            (error::SETUP, "there is no such device")
+        }
+        DriverError::Features(_) | DriverError::FeaturesRefused => {
+            (error::SETUP, "driver and device do not agree on features")
+        }
+        DriverError::Reset => (error::SETUP, "the device does not finish its reset"),
+        _ => (error::SETUP, "the device cannot be set up"),
+    };
+    Failure { error: code_of_error, detail: code(&driver), sector: 0, reason }
+}
+
+/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`].
+pub(crate) fn code(error: &DriverError) -> u64 {
+    match error {
+        DriverError::Magic(_) => 1,
+        DriverError::Version(_) => 2,
+        DriverError::DeviceId { .. } => 3,
+        DriverError::Features(_) => 4,
+        DriverError::FeaturesRefused => 5,
+        DriverError::Reset => 6,
+        DriverError::Queue(_) => 7,
+        DriverError::Memory { .. } => 8,
+        DriverError::NeedsReset => 9,
+        DriverError::Config(_) => 10,
+        DriverError::Ring(_) => 11,
+        DriverError::ConfigUnstable => 12,
+        DriverError::Request(_) => 13,
+        DriverError::ShortAnswer { .. } => 14,
+    }
+}

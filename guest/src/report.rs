@@ -1,0 +1,148 @@
+//! The report area, kept up to date while the guest runs.
+//!
+//! Every field is written by this program only; the VMM reads it at any time and trusts none of it, so
+//! relaxed stores do. The write to the EXIT register comes last and orders all of them for the final reading.
+use core::mem::offset_of;
+use paravane_driver::Area;
+use paravane_spec::builtin::{DISK_REPORTS, DiskReport, HIST_BUCKETS, REPORT_MAGIC, ReportHeader, state};
+
+/// What the program has done so far, over all devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) heartbeat: u64,
+    pub(crate) interrupts: u64,
+    pub(crate) kicks: u64,
+    pub(crate) entropy_bytes: u64,
+}
+
+/// The head of the area.
+#[derive(Debug)]
+pub(crate) struct Header {
+    area: Area,
+    shown: Totals,
+}
+
+impl Header {
+    /// Clears all reports and only then says that they are there.
+    pub(crate) fn new(area: Area, count: usize) -> Self {
+        let end = DISK_REPORTS as usize + count * size_of::<DiskReport>();
+        let zeroes = [0; 512];
+        for at in (0..end).step_by(zeroes.len()) {
+            put(area, at, &zeroes[..zeroes.len().min(end - at)]);
+        }
+        put(area, offset_of!(ReportHeader, disk_count), &(count as u32).to_le_bytes());
+        put_u64(area, offset_of!(ReportHeader, magic), REPORT_MAGIC);
+        Self { area, shown: Totals::default() }
+    }
+
+    /// The report of one device; `None` if it would lie outside.
+    pub(crate) fn disk(&self, index: usize) -> Option<DiskPage> {
+        let offset = DISK_REPORTS as usize + index * size_of::<DiskReport>();
+        Some(DiskPage { area: self.area.slice(offset, size_of::<DiskReport>())? })
+    }
+
+    /// Shows the totals, as far as they have changed.
+    pub(crate) fn show(&mut self, totals: Totals) {
+        let shown = self.shown;
+        for (offset, old, new) in [
+            (offset_of!(ReportHeader, interrupts), shown.interrupts, totals.interrupts),
+            (offset_of!(ReportHeader, kicks), shown.kicks, totals.kicks),
+            (offset_of!(ReportHeader, entropy_bytes), shown.entropy_bytes, totals.entropy_bytes),
+            (offset_of!(ReportHeader, heartbeat), shown.heartbeat, totals.heartbeat),
+        ] {
+            if old != new {
+                put_u64(self.area, offset, new);
+            }
+        }
+        self.shown = totals;
+    }
+}
+
+/// How a device's job went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// One of the `error` codes.
+    pub(crate) error: u32,
+    /// Status byte or driver's code.
+    pub(crate) detail: u64,
+    /// First sector concerned.
+    pub(crate) sector: u64,
+    /// In words, for the console.
+    pub(crate) reason: &'static str,
+}
+
+/// The measured phase so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Measured {
+    pub(crate) ops: u64,
+    pub(crate) bytes: u64,
+    pub(crate) elapsed_ns: u64,
+}
+
+/// One device's report.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskPage {
+    area: Area,
+}
+
+impl DiskPage {
+    pub(crate) fn state(&self, state: u32) {
+        put(self.area, offset_of!(DiskReport, state), &state.to_le_bytes());
+    }
+
+    pub(crate) fn capacity(&self, sectors: u64) {
+        put_u64(self.area, offset_of!(DiskReport, capacity), sectors);
+    }
+
+    pub(crate) fn moved(&self, done: u64, total: u64) {
+        put_u64(self.area, offset_of!(DiskReport, bytes_total), total);
+        put_u64(self.area, offset_of!(DiskReport, bytes_done), done);
+    }
+
+    pub(crate) fn measured(&self, measured: Measured) {
+        put_u64(self.area, offset_of!(DiskReport, ops), measured.ops);
+        put_u64(self.area, offset_of!(DiskReport, bytes), measured.bytes);
+        put_u64(self.area, offset_of!(DiskReport, elapsed_ns), measured.elapsed_ns);
+    }
+
+    pub(crate) fn verified(&self, bytes: u64) {
+        put_u64(self.area, offset_of!(DiskReport, bytes_verified), bytes);
+    }
+
+    pub(crate) fn pass_map(&self, addr: u64, blocks: u64) {
+        put_u64(self.area, offset_of!(DiskReport, pass_map), addr);
+        put_u64(self.area, offset_of!(DiskReport, pass_map_blocks), blocks);
+    }
+
+    pub(crate) fn sha256(&self, digest: &[u8; 32]) {
+        put(self.area, offset_of!(DiskReport, sha256), digest);
+    }
+
+    /// Counts one latency in the bucket with this number.
+    pub(crate) fn count_latency(&self, bucket: usize) {
+        let offset = offset_of!(DiskReport, histogram) + bucket.min(HIST_BUCKETS - 1) * 4;
+        let mut count = [0; 4];
+        // Only this program writes here; a VMM that did would spoil its own report.
+        let _ = self.area.read(offset, &mut count);
+        put(self.area, offset, &u32::from_le_bytes(count).saturating_add(1).to_le_bytes());
+    }
+
+    pub(crate) fn fail(&self, failure: &Failure) {
+        put_u64(self.area, offset_of!(DiskReport, error_detail), failure.detail);
+        put_u64(self.area, offset_of!(DiskReport, error_sector), failure.sector);
+        put(self.area, offset_of!(DiskReport, error), &failure.error.to_le_bytes());
+        self.state(state::FAILED);
+    }
+}
+
+/// Writes a field. The area was sliced to the size of the structure, so it fits.
+fn put(area: Area, offset: usize, bytes: &[u8]) {
+    let fits = area.write(offset, bytes);
+    debug_assert!(fits, "a report field lies inside the report");
+}
+
+/// Writes a 64-bit field with one store, so that the VMM never sees half of it.
+fn put_u64(area: Area, offset: usize, value: u64) {
+    let fits = area.store_u64(offset, value);
+    debug_assert!(fits, "a report field lies inside the report");
+}
