@@ -13,6 +13,7 @@ use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
 use crate::entropy::{self, Draw};
 use crate::report::{DiskPage, Failure, Header, Totals};
 use crate::window::Window;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
 use paravane_driver::rng::Rng;
@@ -41,7 +42,7 @@ struct Device<'p, P: Platform> {
 }
 
 enum Worker<'p, P: Platform> {
-    Disk(Lane<Blk<Window<'p, P>>>),
+    Disk(Box<Lane<Blk<Window<'p, P>>>>),
     Entropy(Draw<Window<'p, P>>),
 }
 
@@ -102,11 +103,11 @@ fn bring_up<'p, P: Platform>(
     Ok(match entry.job {
         job::HASH => {
             let disk = Blk::new(window, depth as u16, pool).map_err(set_up)?;
-            Some(Worker::Disk(hash_lane(disk, info, page, pool)?))
+            Some(Worker::Disk(Box::new(hash_lane(disk, info, page, pool)?)))
         }
         job::WRITE_TEST => {
             let disk = Blk::new(window, depth as u16, pool).map_err(set_up)?;
-            Some(Worker::Disk(test_lane(disk, info, number, entry.span, page, pool)?))
+            Some(Worker::Disk(Box::new(test_lane(disk, info, number, entry.span, page, pool)?)))
         }
         job::RNG => {
             let rng = Rng::new(window, entropy::BUFFER, pool).map_err(set_up)?;

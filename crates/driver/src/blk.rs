@@ -157,10 +157,11 @@ impl<R: Registers> Blk<R> {
 
         // With an indirect table a request takes one descriptor of the ring, else one a segment.
         let each = if features & feature::INDIRECT_DESC != 0 { 1 } else { SEGMENTS };
-        let size = slots.max(1).saturating_mul(each).min(queue::MAX_SIZE).next_power_of_two();
+        // No chain may be longer than the queue (section 2.7.5.3.1), in a table or not.
+        let size = slots.max(1).saturating_mul(each).clamp(SEGMENTS, queue::MAX_SIZE).next_power_of_two();
         let queue = transport.start_queue(QUEUE, size, SEGMENTS, pool)?;
         let slots = slots.max(1).min(queue.size() / each);
-        if slots == 0 {
+        if queue.size() < SEGMENTS {
             transport.give_up();
             return Err(DriverError::Queue(QUEUE));
         }
