@@ -1,5 +1,28 @@
 //! The measuring instrument behind `paravane bench`.
+//!
+//! ```text
+//! list()  names   run(name) -> Vec<Row>   table(rows) -> text, or the rows as JSON
+//!
+//! run: for round { for case { for subject { one sample } } }   rounds interleaved, then medians
+//! ```
+//!
+//! A benchmark measures; it asserts nothing about what it finds. Peers, the published crates that ours are
+//! measured beside, sit behind the cargo feature `peers`, which is on by default; without it there are
+//! rows of ours only.
+//!
+//! A program that calls [`run`] calls [`child_main`] first thing in its `main`.
 use serde::Serialize;
+
+mod instructions;
+mod machine;
+mod memory;
+mod ring;
+mod spread;
+mod table;
+
+pub use instructions::single_step;
+pub use instructions::single_step::child_main;
+pub use table::table;
 
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +45,13 @@ pub struct Row {
     pub max: f64,
     /// Number of rounds.
     pub rounds: u32,
+    /// How it was measured: "clock" (wall time), "thread clock" (CPU time of the measuring thread),
+    /// "perf_event" (the processor's counter) or "single-step" (each instruction of a child process).
+    pub method: String,
+    /// The CPU that the measuring thread was pinned to, unless the system refused.
+    pub cpu: Option<usize>,
+    /// The machine's load average over a minute, at the start and at the end of the run.
+    pub load: [Option<f64>; 2],
 }
 
 /// A benchmark that can be run by name.
@@ -36,13 +66,16 @@ pub struct Benchmark {
 /// All benchmarks.
 #[must_use]
 pub fn list() -> &'static [Benchmark] {
-    &[Benchmark { name: "ring", summary: "cost of a virtqueue, device and driver side, beside the published crates" }]
+    &[Benchmark {
+        name: ring::NAME,
+        summary: "cost of a virtqueue, device and driver side, beside the published crates",
+    }]
 }
 
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Interleaved rounds, at least 5.
+    /// Interleaved rounds; fewer than 5 are taken as 5.
     pub rounds: u32,
     /// Only cases whose path contains this.
     pub filter: Option<String>,
@@ -57,6 +90,14 @@ pub enum BenchError {
     /// no case matches {0:?}
     #[error("no case matches {0:?}")]
     NoCase(String),
+    /// {subject} does not work: {reason}
+    #[error("{subject} does not work: {reason}")]
+    Subject {
+        /// Who was to be measured.
+        subject: &'static str,
+        /// What went wrong.
+        reason: String,
+    },
     /// cannot {what}: {source}
     #[error("cannot {what}: {source}")]
     Os {
@@ -72,13 +113,57 @@ pub enum BenchError {
 /// # Errors
 /// See [`BenchError`].
 pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
-    let _ = (name, options, progress);
-    todo!()
+    match name {
+        ring::NAME => ring::run(options, progress),
+        _ => Err(BenchError::Unknown(name.to_owned())),
+    }
 }
 
-/// The rows as a table for people, ours beside each peer with the ratio.
-#[must_use]
-pub fn table(rows: &[Row]) -> String {
-    let _ = rows;
-    todo!()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let row = Row {
+            bench: "ring".to_owned(),
+            case: "split/device/1desc/batch32".to_owned(),
+            subject: "paravane".to_owned(),
+            metric: "time".to_owned(),
+            unit: "ns/chain".to_owned(),
+            median: 7.5,
+            min: 7.0,
+            max: 9.25,
+            rounds: 5,
+            method: "clock".to_owned(),
+            cpu: None,
+            load: [Some(0.25), Some(1.0)],
+        };
+        let expected = serde_json::json!([{
+            "bench": "ring",
+            "case": "split/device/1desc/batch32",
+            "subject": "paravane",
+            "metric": "time",
+            "unit": "ns/chain",
+            "median": 7.5,
+            "min": 7.0,
+            "max": 9.25,
+            "rounds": 5,
+            "method": "clock",
+            "cpu": null,
+            "load": [0.25, 1.0],
+        }]);
+        assert_eq!(serde_json::to_value([row]).unwrap(), expected);
+    }
+
+    #[test]
+    fn an_unknown_benchmark_is_named() {
+        let options = Options { rounds: 5, filter: None };
+        let error = run("rings", &options, &mut |_| {}).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "there is no benchmark called \"rings\"; `paravane bench list` names them"
+        );
+        assert!(list().iter().any(|benchmark| benchmark.name == "ring"));
+    }
 }

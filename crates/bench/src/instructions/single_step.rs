@@ -1,0 +1,146 @@
+//! Exact counting by stepping a child process through its instructions (`PTRACE_SINGLESTEP`).
+//!
+//! ```text
+//! parent                                   child: the same program, in `child_main`
+//! spawn, STEP_ENV names the subject ---->  makes the subject, warms it up
+//! wait                              <----  traceme, SIGSTOP             (mark 0)
+//! step, step, step ...                     run a few batches or none
+//! steps to mark 1                   <----  SIGSTOP                      (mark 1)
+//! step, step, step ...                     run more batches
+//! steps to mark 2                   <----  SIGSTOP                      (mark 2)
+//! kill
+//! ```
+//!
+//! The difference is the cost of the further batches; the way from mark to mark cancels out. The result is
+//! the number of instructions retired in user mode, but for those with a REP prefix, which take a step for
+//! each repetition, and is the same every time that the program takes the same path.
+use super::run_subject;
+use crate::ring::{Case, QUEUE_SIZE};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::hint::black_box;
+use std::io;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+/// Tells the child its job: case, subject, batches to the first mark, batches from there to the second.
+const STEP_ENV: &str = "PARAVANE_BENCH_STEP";
+/// An argument that no program of ours knows, so that one without the hook ends at once.
+const GUARD: &str = "bench-single-step";
+/// Chains whose steps are counted in one round, at least. A step costs microseconds.
+const CHAINS: u16 = 8;
+/// A child that needs more steps than this between two marks is lost.
+const MOST_STEPS: u64 = 20_000_000;
+
+/// Ends the child when the count is over, however it went.
+struct Tracee(Child);
+
+impl Tracee {
+    fn spawn(case: Case, subject: &str, marks: [u16; 2]) -> io::Result<Self> {
+        Command::new(std::env::current_exe()?)
+            .arg(GUARD)
+            .env(STEP_ENV, format!("{case} {subject} {} {}", marks[0], marks[1]))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map(Self)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().cast_signed())
+    }
+
+    /// Waits for the first mark, where the child has begun to be traced.
+    fn first_mark(&self) -> io::Result<()> {
+        match waitpid(self.pid(), None)? {
+            WaitStatus::Stopped(_, Signal::SIGSTOP) => {}
+            other => return Err(unexpected(other)),
+        }
+        Ok(ptrace::setoptions(self.pid(), ptrace::Options::PTRACE_O_EXITKILL)?)
+    }
+
+    /// Counts the steps to the next mark.
+    fn next_mark(&self) -> io::Result<u64> {
+        let mut deliver = None;
+        for steps in 0..MOST_STEPS {
+            ptrace::step(self.pid(), deliver)?;
+            deliver = match waitpid(self.pid(), None)? {
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => None,
+                WaitStatus::Stopped(_, Signal::SIGSTOP) => return Ok(steps),
+                WaitStatus::Stopped(_, other) => Some(other),
+                other => return Err(unexpected(other)),
+            };
+        }
+        Err(io::Error::other("the child took too many steps"))
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        // Both fail only if the child is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn unexpected(status: WaitStatus) -> io::Error {
+    io::Error::other(format!("the child process of the count did not stop at its mark: {status:?}"))
+}
+
+/// Instructions a chain of `subject`, scripted side and loop included.
+pub(crate) fn per_chain(case: Case, subject: &str) -> io::Result<f64> {
+    let batches = CHAINS.div_ceil(case.batch);
+    // Entering the loop is no chain's cost. With short batches a first one takes it; spread over a long
+    // one it is next to nothing, and another long one would take its time.
+    let first = u16::from(batches > 1);
+    let tracee = Tracee::spawn(case, subject, [first, first + batches])?;
+    tracee.first_mark()?;
+    let before = tracee.next_mark()?;
+    let after = tracee.next_mark()?;
+    let steps = after.checked_sub(before).ok_or_else(|| io::Error::other("more batches took fewer steps"))?;
+    Ok(steps as f64 / f64::from(batches * case.batch))
+}
+
+/// Whether this program, here, can be stepped.
+pub(crate) fn probe() -> io::Result<()> {
+    let case = Case::all()[0];
+    per_chain(case, crate::ring::SCRIPT).map(|_| ())
+}
+
+/// The hook for a program's `main`: call it first thing there and end with the code that it returns.
+///
+/// Where the processor's counters are out of reach, instructions are counted by starting the program once
+/// more, as a child that is stepped through a piece of work. Such a child is recognised here, by an
+/// environment variable, and does its work here. In every other process this returns `None` at once.
+#[must_use]
+pub fn child_main() -> Option<ExitCode> {
+    let job = std::env::var(STEP_ENV).ok()?;
+    Some(match work(&job) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("{STEP_ENV}: {reason}");
+            ExitCode::from(2)
+        }
+    })
+}
+
+fn work(job: &str) -> Result<(), String> {
+    let words: Vec<&str> = job.split(' ').collect();
+    let &[case, subject, first, second] = words.as_slice() else {
+        return Err(format!("not a job: {job:?}"));
+    };
+    let batches = |word: &str| word.parse::<u32>().map_err(|error| format!("{word:?}: {error}"));
+    let marks = [batches(first)?, batches(second)?];
+    let mut subject = run_subject(case, subject)?;
+    // Twice around the ring, so that nothing in the counted part happens for the first time.
+    subject.run(2 * u32::from(QUEUE_SIZE)).map_err(|error| error.to_string())?;
+    ptrace::traceme().map_err(|error| error.to_string())?;
+    raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
+    for batches in marks {
+        black_box(subject.run(black_box(batches)).map_err(|error| error.to_string())?);
+        raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! Memory that a measured subject shares with the scripted other side of its queue.
+use paravane_ring::Area;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Alignment and granularity of [`Pages`].
+pub(crate) const PAGE: usize = 4096;
+
+/// A stretch of memory that a subject also works on. A copy names the same bytes. Values are little-endian.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+impl Place {
+    /// Names `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// The bytes must stay mapped, readable and writable while any copy of the result is used, and no Rust
+    /// reference to them may exist in that time.
+    pub(crate) unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
+        Self { ptr, len }
+    }
+
+    /// The part from `offset` to the end.
+    pub(crate) fn from(self, offset: usize) -> Self {
+        assert!(offset <= self.len);
+        // SAFETY: `offset` is inside, by the assertion.
+        Self { ptr: unsafe { self.ptr.add(offset) }, len: self.len - offset }
+    }
+
+    /// The same memory, in the terms of the ring crate.
+    pub(crate) fn area(self) -> Area {
+        // SAFETY: the promise of `new` is the one that `Area::new` asks for.
+        unsafe { Area::new(self.ptr, self.len) }
+    }
+
+    /// Address of an aligned value of `size` bytes.
+    fn at(self, offset: usize, size: usize) -> *mut u8 {
+        assert!(offset < self.len && size <= self.len - offset);
+        // SAFETY: `offset` is inside, by the assertion.
+        let at = unsafe { self.ptr.as_ptr().add(offset) };
+        assert!(at.addr().is_multiple_of(size));
+        at
+    }
+
+    /// Loads a u16. Acquire: pairs with the release of the index store on the subject's side.
+    pub(crate) fn load_u16(self, offset: usize) -> u16 {
+        // SAFETY: `at` checked bounds and alignment; the memory lives by the promise of `new`.
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.load(Ordering::Acquire))
+    }
+
+    /// Stores a u16. Release: pairs with the acquire of the index load on the subject's side.
+    pub(crate) fn store_u16(self, offset: usize, value: u16) {
+        // SAFETY: as in `load_u16`.
+        unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.store(value.to_le(), Ordering::Release);
+    }
+
+    /// Stores a u32 (relaxed; an index store publishes it).
+    pub(crate) fn store_u32(self, offset: usize, value: u32) {
+        // SAFETY: as in `load_u16`.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }.store(value.to_le(), Ordering::Relaxed);
+    }
+
+    /// Stores a u64 (relaxed; an index store publishes it).
+    pub(crate) fn store_u64(self, offset: usize, value: u64) {
+        // SAFETY: as in `load_u16`.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }.store(value.to_le(), Ordering::Relaxed);
+    }
+}
+
+/// Equally spaced values in a [`Place`], a power of two of them, checked once for all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots {
+    first: NonNull<u8>,
+    stride: usize,
+    mask: usize,
+}
+
+impl Slots {
+    /// `count` values of 4 bytes at most, aligned to `align`, the first of them at `offset` of `place`.
+    fn new(place: Place, offset: usize, stride: usize, count: u16, align: usize) -> Self {
+        assert!(count.is_power_of_two() && stride.is_multiple_of(align));
+        let mask = usize::from(count) - 1;
+        // The last one is inside, so all are.
+        place.at(offset + mask * stride, align);
+        // SAFETY: the first one is before the last one.
+        Self { first: unsafe { place.ptr.add(offset) }, stride, mask }
+    }
+
+    /// Values of 2 bytes.
+    pub(crate) fn of_u16(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU16 {
+        SlotsU16(Self::new(place, offset, stride, count, 2))
+    }
+
+    /// Values of 4 bytes.
+    pub(crate) fn of_u32(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU32 {
+        SlotsU32(Self::new(place, offset, stride, count, 4))
+    }
+
+    fn at(self, index: u16) -> *mut u8 {
+        // SAFETY: the masked index is one of those that `new` found to be inside.
+        unsafe { self.first.as_ptr().add((usize::from(index) & self.mask) * self.stride) }
+    }
+}
+
+/// [`Slots`] of 2 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotsU16(Slots);
+
+impl SlotsU16 {
+    /// Loads value `index` modulo their number (relaxed; an index load orders it).
+    pub(crate) fn load(self, index: u16) -> u16 {
+        // SAFETY: inside and aligned by `Slots::new`; the memory lives by the promise of `Place::new`.
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.load(Ordering::Relaxed))
+    }
+}
+
+/// [`Slots`] of 4 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotsU32(Slots);
+
+impl SlotsU32 {
+    /// Stores value `index` modulo their number (relaxed; an index store publishes it).
+    pub(crate) fn store(self, index: u16, value: u32) {
+        // SAFETY: as in `SlotsU16::load`.
+        unsafe { AtomicU32::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
+    }
+}
+
+/// Zeroed pages of our own. They outlive every user: whoever owns them drops them last.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+/// The layout of the whole pages, at least one, that hold `len` bytes.
+fn pages(len: usize) -> Layout {
+    Layout::from_size_align(len.next_multiple_of(PAGE).max(PAGE), PAGE)
+        .expect("a benchmark's memory is far smaller than the address space")
+}
+
+impl Pages {
+    /// At least `len` bytes, rounded up to whole pages.
+    pub(crate) fn new(len: usize) -> Self {
+        let layout = pages(len);
+        // SAFETY: the size is at least one page.
+        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        Self { ptr, layout }
+    }
+
+    /// The memory.
+    pub(crate) fn place(&self) -> Place {
+        // SAFETY: `alloc_zeroed` gave this many bytes, page-aligned, and nothing makes references to them.
+        // The owner of the pages keeps them until the users of the place are gone.
+        unsafe { Place::new(self.ptr, self.layout.size()) }
+    }
+
+    /// Their address.
+    pub(crate) fn address(&self) -> u64 {
+        self.ptr.as_ptr().expose_provenance() as u64
+    }
+
+    /// Gives the pages up: the address, and the pointer.
+    #[cfg(feature = "peers")]
+    pub(crate) fn into_raw(self) -> (u64, NonNull<u8>) {
+        let raw = (self.address(), self.ptr);
+        std::mem::forget(self);
+        raw
+    }
+
+    /// Takes pages back.
+    ///
+    /// # Safety
+    /// `ptr` came from [`Pages::into_raw`] of pages made with this `len`, and has not been taken back.
+    #[cfg(feature = "peers")]
+    pub(crate) unsafe fn from_raw(ptr: NonNull<u8>, len: usize) -> Self {
+        Self { ptr, layout: pages(len) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}

@@ -1,0 +1,268 @@
+//! `paravane bench ring`: what a chain costs, on either side of a split queue.
+//!
+//! A case is a side, the descriptors a chain (1 or 4, always one buffer of 64 bytes), direct or indirect,
+//! and the batch. One thread plays both sides: the subject, and a scripted other side ([`scripted`]) whose
+//! cost is measured alone in the same rounds and subtracted.
+//!
+//! What one operation includes, for every subject:
+//!
+//! * Device side: take the chain from the available ring with all its descriptors (an indirect table
+//!   through the subject's guest memory), look at each address and length, put it into the used ring with
+//!   the bytes written, and, once a batch, publish and ask whether the driver wants an interrupt.
+//! * Driver side: add the buffer, once a batch publish and ask whether the device wants a kick, then take
+//!   every buffer back from the used ring until it is empty.
+//!
+//! Not included: reading or writing the buffers, notifications, refreshing the map of guest memory, and
+//! other CPUs' caches (both sides run on one CPU, so ring lines stay in its cache).
+//!
+//! The sums that [`Subject::run`] returns are, on the device side, all addresses and lengths seen plus one
+//! for each interrupt wanted, and on the driver side all lengths used plus one for each kick wanted.
+use crate::instructions::Counter;
+use crate::machine::{Pinned, load_average};
+use crate::spread::Spread;
+use crate::{BenchError, Options, Row};
+use nix::time::{ClockId, clock_gettime};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+mod case;
+mod device_side;
+mod driver_side;
+mod scripted;
+mod subject;
+#[cfg(feature = "peers")]
+mod virtio_drivers;
+#[cfg(feature = "peers")]
+mod virtio_queue;
+
+pub(crate) use case::{Case, QUEUE_SIZE};
+pub(crate) use scripted::SCRIPT;
+pub(crate) use subject::{OURS, Subject, make};
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "ring";
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "One chain is one 64-byte buffer. Both sides run on one thread; the other side is a script whose own cost is subtracted.",
+    "Device side: take the chain, look at its descriptors, complete it; once a batch publish and decide on an interrupt.",
+    "Driver side: add the buffer, once a batch publish and decide on a kick, take the buffer back.",
+    "Not included: the buffers' bytes, notifications, cache misses between CPUs.",
+];
+
+/// How long one subject runs in one round.
+const ROUND: Duration = Duration::from_millis(25);
+/// The fewest rounds that make a result.
+const FEWEST_ROUNDS: u32 = 5;
+
+/// A subject, and what the rounds have found.
+struct Entry {
+    name: &'static str,
+    subject: Box<dyn Subject>,
+    batches: u32,
+    samples: Vec<Sample>,
+}
+
+/// One round of one subject, a chain, scripted side included.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    time: f64,
+    cpu: f64,
+    instructions: Option<f64>,
+}
+
+impl Entry {
+    /// Makes the subject and finds how many batches take `round`.
+    fn new(case: Case, name: &'static str, round: Duration) -> Result<Self, BenchError> {
+        let mut subject = make(case, name)?
+            .ok_or_else(|| BenchError::Subject { subject: name, reason: format!("it has no {case}") })?;
+        let mut batches = 64u32;
+        loop {
+            let start = Instant::now();
+            black_box(subject.run(black_box(batches))?);
+            let took = start.elapsed();
+            // Long enough to be judged: scale from here.
+            if took >= round / 8 || batches >= 1 << 28 {
+                let scale = round.as_secs_f64() / took.as_secs_f64().max(1e-9);
+                batches = ((f64::from(batches) * scale) as u32).max(1);
+                return Ok(Self { name, subject, batches, samples: Vec::new() });
+            }
+            batches *= 2;
+        }
+    }
+
+    /// Measures one round.
+    fn sample(&mut self, case: Case, counter: &mut Counter) -> Result<(), BenchError> {
+        let Self { subject, batches, .. } = self;
+        let before = subject.position();
+        let ((time, cpu), count) = counter.around(|| {
+            let cpu = thread_clock()?;
+            let start = Instant::now();
+            black_box(subject.run(black_box(*batches))?);
+            Ok((start.elapsed(), thread_clock()?.saturating_sub(cpu)))
+        })?;
+        // Indices are modulo 2^16.
+        let moved = (*batches as u16).wrapping_mul(case.batch);
+        if subject.position().wrapping_sub(before) != moved {
+            return Err(BenchError::Subject {
+                subject: self.name,
+                reason: "its index went astray".to_owned(),
+            });
+        }
+        let chains = f64::from(*batches) * f64::from(case.batch);
+        let instructions = match count {
+            Some(count) => Some(count as f64 / chains),
+            None => counter.stepped(case, self.name)?,
+        };
+        let a_chain = |duration: Duration| duration.as_nanos() as f64 / chains;
+        self.samples.push(Sample { time: a_chain(time), cpu: a_chain(cpu), instructions });
+        Ok(())
+    }
+}
+
+/// CPU time of this thread.
+fn thread_clock() -> Result<Duration, BenchError> {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map(Duration::from)
+        .map_err(|error| BenchError::Os { what: "read the thread's CPU clock", source: error.into() })
+}
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    measure(&selected(options)?, options.rounds.max(FEWEST_ROUNDS), ROUND, progress)
+}
+
+/// The cases whose path contains the filter.
+fn selected(options: &Options) -> Result<Vec<Case>, BenchError> {
+    let filter = options.filter.as_deref().unwrap_or("");
+    let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.to_string().contains(filter)).collect();
+    if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
+}
+
+/// Measures `cases`, interleaved: every round goes through all cases and all their subjects.
+fn measure(
+    cases: &[Case],
+    rounds: u32,
+    round: Duration,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, BenchError> {
+    let load_start = load_average();
+    let pinned = Pinned::here();
+    let mut counter = Counter::choose(progress);
+    let mut entries = Vec::new();
+    for &case in cases {
+        progress(&format!("{case}: how many chains fill a round"));
+        let names = std::iter::once(SCRIPT).chain(subject::names(case));
+        let of_case: Result<Vec<Entry>, _> = names.map(|name| Entry::new(case, name, round)).collect();
+        entries.push((case, of_case?));
+    }
+    for number in 0..rounds {
+        for (case, of_case) in &mut entries {
+            let subjects = of_case.len();
+            // Nobody is always the first one after another case.
+            for turn in 0..subjects {
+                let entry = &mut of_case[(turn + number as usize) % subjects];
+                progress(&format!("round {} of {rounds}: {case}: {}", number + 1, entry.name));
+                entry.sample(*case, &mut counter)?;
+            }
+        }
+    }
+    let load = [load_start, load_average()];
+    let pinned = pinned.as_ref().map(Pinned::cpu);
+    let mut rows = Vec::new();
+    for (case, of_case) in &entries {
+        let [script, subjects @ ..] = of_case.as_slice() else { continue };
+        for entry in subjects {
+            let row = |metric: &str, unit: &str, method: &str, of: fn(&Sample) -> Option<f64>| {
+                let values: Option<Vec<f64>> = entry
+                    .samples
+                    .iter()
+                    .zip(&script.samples)
+                    .map(|(subject, script)| Some(of(subject)? - of(script)?))
+                    .collect();
+                let spread = Spread::of(&values?)?;
+                Some(Row {
+                    bench: NAME.to_owned(),
+                    case: case.to_string(),
+                    subject: entry.name.to_owned(),
+                    metric: metric.to_owned(),
+                    unit: unit.to_owned(),
+                    median: spread.median,
+                    min: spread.min,
+                    max: spread.max,
+                    rounds,
+                    method: method.to_owned(),
+                    cpu: pinned,
+                    load,
+                })
+            };
+            rows.extend(row("time", "ns/chain", "clock", |sample| Some(sample.time)));
+            rows.extend(row("instructions", "instr/chain", counter.method(), |sample| sample.instructions));
+            rows.extend(row("cpu", "ns/chain", "thread clock", |sample| Some(sample.cpu)));
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every subject of every case moves every chain, and all of a case see the same.
+    #[test]
+    fn every_subject_moves_every_chain() {
+        for case in Case::all() {
+            // More than once around the ring, and no multiple of it.
+            let batches = 2 * u32::from(QUEUE_SIZE / case.batch) + 3;
+            let mut sums = Vec::new();
+            for name in subject::names(case) {
+                let mut subject = make(case, name).unwrap().unwrap();
+                assert_eq!(subject.position(), 0, "{case} {name}");
+                sums.push(subject.run(batches).unwrap());
+                let moved = batches * u32::from(case.batch);
+                assert_eq!(u32::from(subject.position()), moved, "{case} {name}");
+                sums.push(subject.run(0).unwrap());
+            }
+            let expected = sums[0];
+            for pair in sums.chunks(2) {
+                assert_eq!(pair, [expected, 0], "{case}");
+            }
+            assert!(expected >= u64::from(batches) * u64::from(case.written()), "{case}");
+        }
+    }
+
+    /// The script alone moves its index as far as it does in front of a subject.
+    #[test]
+    fn the_script_alone_does_the_same_work() {
+        for case in Case::all() {
+            let mut script = make(case, SCRIPT).unwrap().unwrap();
+            script.run(7).unwrap();
+            assert_eq!(script.position(), 7 * case.batch, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_filter_selects_by_part_of_the_path() {
+        let options = |filter: &str| Options { rounds: 1, filter: Some(filter.to_owned()) };
+        let device = selected(&options("split/device")).unwrap();
+        assert_eq!(device.len(), 8);
+        assert_eq!(selected(&options("1desc/batch32")).unwrap().len(), 2);
+        assert!(
+            matches!(selected(&options("packed")), Err(BenchError::NoCase(filter)) if filter == "packed")
+        );
+        assert_eq!(selected(&Options { rounds: 1, filter: None }).unwrap().len(), Case::all().len());
+    }
+
+    #[test]
+    fn a_measurement_has_a_row_for_every_subject_and_metric() {
+        let cases = [Case::parse("split/device/1desc/batch32").unwrap()];
+        let rows = measure(&cases, 2, Duration::from_micros(200), &mut |_| {}).unwrap();
+        for name in subject::names(cases[0]) {
+            for metric in ["time", "cpu"] {
+                let row = rows.iter().find(|row| row.subject == name && row.metric == metric).unwrap();
+                assert_eq!((row.rounds, row.case.as_str()), (2, "split/device/1desc/batch32"));
+                assert!(row.min <= row.median && row.median <= row.max);
+            }
+        }
+        assert!(rows.iter().all(|row| row.subject != SCRIPT));
+    }
+}

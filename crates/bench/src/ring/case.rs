@@ -1,0 +1,130 @@
+//! What is measured: the cases and their paths.
+use std::fmt;
+
+/// Descriptors in every queue.
+pub(crate) const QUEUE_SIZE: u16 = 256;
+/// Bytes of the buffer that each chain describes, however many descriptors it takes.
+pub(crate) const BUFFER: usize = 64;
+/// Bytes of one segment of a chain of four.
+pub(crate) const QUARTER: usize = BUFFER / 4;
+
+/// Which side of the queue the subject is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Takes chains and completes them.
+    Device,
+    /// Adds buffers and takes them back.
+    Driver,
+}
+
+/// One piece of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Bytes.
+    pub(crate) len: u32,
+    /// Whether the device writes it.
+    pub(crate) writable: bool,
+}
+
+/// One case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    /// Which side the subject is.
+    pub(crate) side: Side,
+    /// Descriptors a chain, 1 or 4.
+    pub(crate) descriptors: u16,
+    /// Whether they lie in an indirect table.
+    pub(crate) indirect: bool,
+    /// Chains between two publications.
+    pub(crate) batch: u16,
+}
+
+impl Case {
+    /// Every case. A driver puts a single segment into the ring itself even when indirect tables are
+    /// negotiated, so there is no such case on its side.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut cases = Vec::new();
+        for side in [Side::Device, Side::Driver] {
+            for (descriptors, indirect) in [(1, false), (1, true), (4, false), (4, true)] {
+                if side == Side::Driver && descriptors == 1 && indirect {
+                    continue;
+                }
+                for batch in [1, 32] {
+                    cases.push(Self { side, descriptors, indirect, batch });
+                }
+            }
+        }
+        cases
+    }
+
+    /// The case with this path.
+    pub(crate) fn parse(path: &str) -> Option<Self> {
+        Self::all().into_iter().find(|case| case.to_string() == path)
+    }
+
+    /// The pieces of a chain: one that the device writes, or one that it reads and three that it writes.
+    pub(crate) fn pieces(self) -> &'static [Piece] {
+        const ONE: [Piece; 1] = [Piece { len: BUFFER as u32, writable: true }];
+        const READ: Piece = Piece { len: QUARTER as u32, writable: false };
+        const WRITE: Piece = Piece { len: QUARTER as u32, writable: true };
+        const FOUR: [Piece; 4] = [READ, WRITE, WRITE, WRITE];
+        if self.descriptors == 1 { &ONE } else { &FOUR }
+    }
+
+    /// Bytes of a chain that the device writes.
+    pub(crate) fn written(self) -> u32 {
+        self.pieces().iter().filter(|piece| piece.writable).map(|piece| piece.len).sum()
+    }
+
+    /// Ring descriptors that a chain takes.
+    pub(crate) fn ring_descriptors(self) -> u16 {
+        if self.indirect { 1 } else { self.descriptors }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = match self.side {
+            Side::Device => "device",
+            Side::Driver => "driver",
+        };
+        let indirect = if self.indirect { "/indirect" } else { "" };
+        write!(f, "split/{side}/{}desc{indirect}/batch{}", self.descriptors, self.batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_distinct_and_parse_back() {
+        let cases = Case::all();
+        for (index, case) in cases.iter().enumerate() {
+            assert_eq!(Case::parse(&case.to_string()), Some(*case));
+            assert!(!cases[..index].contains(case));
+        }
+        assert_eq!(Case::parse("split/device/2desc/batch32"), None);
+    }
+
+    #[test]
+    fn the_paths_that_others_rely_on_exist() {
+        for path in [
+            "split/device/1desc/batch32",
+            "split/device/4desc/indirect/batch32",
+            "split/device/1desc/indirect/batch1",
+            "split/driver/4desc/batch1",
+            "split/driver/4desc/indirect/batch32",
+        ] {
+            assert!(Case::parse(path).is_some(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_chain_describes_one_buffer() {
+        for case in Case::all() {
+            assert_eq!(case.pieces().iter().map(|piece| piece.len as usize).sum::<usize>(), BUFFER);
+            assert_eq!(case.pieces().len(), usize::from(case.descriptors));
+        }
+    }
+}

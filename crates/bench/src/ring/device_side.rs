@@ -1,0 +1,94 @@
+//! Our device side, as a device uses it: a batch popped, looked at, completed, published.
+use super::case::{Case, QUEUE_SIZE};
+use super::scripted::{ScriptedDriver, map};
+use super::subject::{OURS, Subject, broken, miscounted};
+use crate::BenchError;
+use crate::memory::Place;
+use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
+use paravane_ring::QueueAddresses;
+use paravane_ring::device::{Batch, Queue, QueueConfig};
+use paravane_spec::{feature, split};
+use std::sync::Arc;
+
+/// The subject. Fields drop in order, the memory last.
+pub(crate) struct Ours {
+    queue: Queue,
+    batch: Batch,
+    script: ScriptedDriver,
+    handle: Handle,
+    used: Place,
+    size: u16,
+    _memory: Memory,
+    _region: Arc<Region>,
+}
+
+impl Ours {
+    pub(crate) fn new(case: Case) -> Result<Self, BenchError> {
+        let region = Region::new(RegionConfig {
+            gpa: 0,
+            size: map::SIZE as u64,
+            backing: Backing::Pages,
+            writable: true,
+        })
+        .map_err(|error| broken(OURS, error))?;
+        let memory = Memory::new(vec![Arc::clone(&region)]).map_err(|error| broken(OURS, error))?;
+        // SAFETY: the region is mapped for as long as it is held, which is longer than the users of the
+        // place; it is page-aligned and nothing makes references to it.
+        let place = unsafe { Place::new(region.host(), map::SIZE) };
+        let script = ScriptedDriver::new(case, place);
+        let addresses = QueueAddresses {
+            size: QUEUE_SIZE,
+            desc: map::DESC as u64,
+            driver: map::AVAIL as u64,
+            device: map::USED as u64,
+        };
+        let features = feature::VERSION_1 | if case.indirect { feature::INDIRECT_DESC } else { 0 };
+        let config =
+            QueueConfig::new(addresses, QUEUE_SIZE, features).map_err(|error| broken(OURS, error))?;
+        let [desc, driver, device] = config.areas().map(|request| {
+            place.area().slice(request.addr as usize, request.len).expect("the map has room for the queue")
+        });
+        // SAFETY: the areas are what was asked for, in memory that is dropped after the queue.
+        let queue = unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(OURS, error))?;
+        Ok(Self {
+            queue,
+            batch: Batch::new(case.batch.into()),
+            script,
+            handle: memory.handle(),
+            used: place.from(map::USED),
+            size: case.batch,
+            _memory: memory,
+            _region: region,
+        })
+    }
+}
+
+impl Subject for Ours {
+    fn run(&mut self, batches: u32) -> Result<u64, BenchError> {
+        let Self { queue, batch, script, handle, size, .. } = self;
+        let mut sum = 0u64;
+        for _ in 0..batches {
+            script.offer();
+            let count = queue
+                // The acquire of the available index already orders the table's fetch.
+                .pop(batch, |addr, table| handle.read(addr, table, Access::READ | Access::RELAXED).is_ok())
+                .map_err(|error| broken(OURS, error))?;
+            if count != usize::from(*size) {
+                return Err(miscounted(OURS, count, *size));
+            }
+            for chain in batch.chains() {
+                for segment in batch.readable(chain).iter().chain(batch.writable(chain)) {
+                    sum = sum.wrapping_add(segment.addr).wrapping_add(segment.len.into());
+                }
+                queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
+            }
+            let interrupt = queue.publish().map_err(|error| broken(OURS, error))?;
+            sum = sum.wrapping_add(interrupt.into());
+        }
+        Ok(sum)
+    }
+
+    fn position(&self) -> u16 {
+        self.used.load_u16(split::USED_IDX)
+    }
+}

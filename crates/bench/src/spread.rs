@@ -1,0 +1,48 @@
+//! How a figure spread over the rounds.
+
+/// Median, smallest and largest of the rounds' values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of `values`, or `None` if there are none. The median of an even number is the mean of the middle two.
+    pub(crate) fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (&min, &max) = (sorted.first()?, sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_number_of_rounds() {
+        let spread = Spread::of(&[5.0, 1.0, 9.0, 2.0, 3.0]);
+        assert_eq!(spread, Some(Spread { median: 3.0, min: 1.0, max: 9.0 }));
+    }
+
+    #[test]
+    fn even_number_of_rounds() {
+        let spread = Spread::of(&[4.0, -1.0, 2.0, 100.0]);
+        assert_eq!(spread, Some(Spread { median: 3.0, min: -1.0, max: 100.0 }));
+    }
+
+    #[test]
+    fn one_round_and_none() {
+        assert_eq!(Spread::of(&[7.5]), Some(Spread { median: 7.5, min: 7.5, max: 7.5 }));
+        assert_eq!(Spread::of(&[]), None);
+    }
+}
