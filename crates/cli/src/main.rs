@@ -1,2 +1,69 @@
 //! The program `paravane`.
-fn main() {}
+//!
+//! Exit status: 0 done and verified; 1 it ran and something is wrong (a disk did not verify, the guest crashed
+//! or hung, the host failed); 2 the request was at fault and nothing was touched; 130 stopped by a signal.
+mod args;
+mod bench;
+mod disk;
+mod doctor;
+mod output;
+mod progress;
+mod render;
+mod run;
+mod size;
+
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    if let Some(code) = paravane_bench::child_main() {
+        return code;
+    }
+    let cli = args::Cli::parse();
+    log_to_stderr(cli.verbose);
+    let result = match cli.command {
+        args::Command::Run(args) => run::main(&args, started),
+        args::Command::Doctor(args) => doctor::main(&args),
+        args::Command::Bench(args) => bench::main(&args),
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("paravane: {:#}", failure.error);
+        ExitCode::from(failure.status)
+    })
+}
+
+/// What ends the program without a report.
+struct Failure {
+    /// Exit status: 1 or 2.
+    status: u8,
+    /// What is printed, on one line.
+    error: anyhow::Error,
+}
+
+impl Failure {
+    /// The request was at fault; nothing was touched.
+    fn request(error: impl Into<anyhow::Error>) -> Self {
+        Self { status: 2, error: error.into() }
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { status: 1, error: error.into() }
+    }
+}
+
+/// Logs go to stderr; RUST_LOG overrides the level.
+fn log_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}

@@ -1,0 +1,152 @@
+//! The command line.
+use crate::disk::DiskArg;
+use crate::size::Size;
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+/// The I/O half of a virtual machine: virtio devices for a microVM, and what measures them.
+#[derive(Debug, Parser)]
+#[command(name = "paravane", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Log more on stderr (-v info, -vv debug, -vvv trace); RUST_LOG overrides it
+    #[arg(short, long, action = ArgAction::Count, global = true)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(RunArgs),
+    Doctor(DoctorArgs),
+    Bench(BenchArgs),
+}
+
+/// Start a virtual machine, let its built-in guest work on disks, verify, and report
+///
+/// Without --disk it makes a temporary 64 MiB disk, write-tests it and verifies it. With --disk it reads every
+/// image whole inside the guest, computes its SHA-256 there and compares it with the host's: images are opened
+/// read-only and never written. Only --write-test writes to the images that --disk names: IT OVERWRITES THEM.
+///
+/// The write test writes a pattern that depends on sector and pass over the first --span bytes of each disk,
+/// mixes random reads and writes for --seconds, flushes, and reads everything back; then the host re-reads the
+/// image file and verifies every sector itself. IOPS, MB/s and latencies are those of the mixed phase (of the
+/// whole reading, without --write-test), as the guest sees them.
+///
+/// Exit status: 0 all verified; 1 it ran and something is wrong; 2 the request was at fault and nothing was
+/// touched; 130 stopped by Ctrl-C, with the report so far.
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:
+  paravane run
+  paravane run --disk vm.img
+  paravane run --disk a.img --disk b.img,ro --write-test --depth 16 --block 4k --seconds 5")]
+pub(crate) struct RunArgs {
+    /// Attach a raw image or block device: PATH, or PATH,ro to open it read-only (may be repeated)
+    #[arg(long, value_name = "PATH[,ro]")]
+    pub(crate) disk: Vec<DiskArg>,
+    /// Write-test the disks that are not `,ro`: OVERWRITES the images
+    #[arg(long)]
+    pub(crate) write_test: bool,
+    /// What runs the guest: KVM, or a thread of this process; auto takes KVM when it is usable
+    #[arg(long, value_enum, default_value_t = Accel::Auto)]
+    pub(crate) accel: Accel,
+    /// Guest memory (k, M, G are powers of 1024)
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    pub(crate) memory: Size,
+    /// Take guest memory from the host's pool of 2 MiB pages (vm.nr_hugepages)
+    #[arg(long)]
+    pub(crate) hugepages: bool,
+    /// Requests in flight on each disk
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) depth: u32,
+    /// Bytes a request, a multiple of 512 (the whole-image read uses at least 64k)
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub(crate) block: Size,
+    /// Length of the write test's mixed phase
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub(crate) seconds: f64,
+    /// Write-test at most so many bytes from the start of each disk
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub(crate) span: Size,
+    /// Percentage of reads in the mixed phase
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) read_percent: u32,
+    /// Seed of the write test's pattern and order
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// How the guest learns of completions
+    #[arg(long, value_enum, default_value_t = Completion::Interrupt)]
+    pub(crate) completion: Completion,
+    /// What does the I/O on the host; auto takes io_uring when the host allows it
+    #[arg(long, value_enum, default_value_t = Engine::Auto)]
+    pub(crate) engine: Engine,
+    /// Register no ioeventfds: every kick stops the guest (for comparison)
+    #[arg(long)]
+    pub(crate) no_ioeventfd: bool,
+    /// Take a guest that makes no progress for so long as hung
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    pub(crate) hang_timeout: f64,
+    /// Print the report as one JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show no progress bar
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Make the guest fail after its first request (for tests of the report)
+    #[arg(long, value_enum, default_value_t = Inject::None, hide = true)]
+    pub(crate) inject: Inject,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Accel {
+    Auto,
+    Kvm,
+    Thread,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Completion {
+    Interrupt,
+    Poll,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Engine {
+    Auto,
+    #[value(name = "io_uring")]
+    IoUring,
+    Threads,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Inject {
+    None,
+    Crash,
+    Hang,
+    Panic,
+}
+
+/// Show what this host offers a microVM and what it costs, one line each, with a remedy
+///
+/// Exit status: 0 whatever was found.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print the findings as a JSON list
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Measure: ours beside its peers, in one run, rounds interleaved
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Benchmark to run, or `list`
+    pub(crate) name: String,
+    /// Interleaved rounds (at least 5); medians are printed
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) rounds: u32,
+    /// Only cases whose path contains TEXT
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Print the rows as a JSON list
+    #[arg(long)]
+    pub(crate) json: bool,
+}

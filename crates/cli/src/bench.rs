@@ -1,0 +1,37 @@
+//! `paravane bench`.
+use crate::args::BenchArgs;
+use crate::{Failure, output};
+use paravane_bench::{BenchError, Options};
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
+    if args.name == "list" {
+        let mut out = String::new();
+        for benchmark in paravane_bench::list() {
+            writeln!(out, "{:<12}{}", benchmark.name, benchmark.summary)?;
+        }
+        output::print(&out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let options = Options { rounds: args.rounds, filter: args.filter.clone() };
+    let show = std::io::stderr().is_terminal();
+    let mut progress = |what: &str| {
+        if show {
+            eprint!("\r\x1b[K{what}");
+        }
+    };
+    let result = paravane_bench::run(&args.name, &options, &mut progress);
+    progress("");
+    let rows = result.map_err(|error| match error {
+        BenchError::Unknown(_) | BenchError::NoCase(_) => Failure::request(error),
+        BenchError::Os { .. } => error.into(),
+    })?;
+    if args.json {
+        output::print_json(&rows)?;
+    } else {
+        output::print(&paravane_bench::table(&rows))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

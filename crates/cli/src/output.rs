@@ -1,0 +1,18 @@
+//! Printing results.
+use std::io::{ErrorKind, Write};
+
+/// Writes `text` to stdout. A reader that has gone away (`| head`) is no error.
+pub(crate) fn print(text: &str) -> Result<(), std::io::Error> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Writes `value` to stdout as indented JSON.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), anyhow::Error> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    Ok(print(&text)?)
+}

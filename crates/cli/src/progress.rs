@@ -1,0 +1,64 @@
+//! The progress bar on a terminal, fed from the run's shared counters.
+use indicatif::{ProgressBar, ProgressStyle};
+use paravane_vmm::{Phase, Progress};
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A bar that a thread of its own redraws until it is dropped.
+pub(crate) struct Bar {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bar {
+    /// Starts the bar if stderr is a terminal and `quiet` is not set.
+    pub(crate) fn start(progress: &Arc<Progress>, quiet: bool) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let show = !quiet && std::io::stderr().is_terminal();
+        let thread = show.then(|| {
+            let (progress, stop) = (progress.clone(), stop.clone());
+            std::thread::spawn(move || draw(&progress, &stop))
+        });
+        Self { stop, thread }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        // Relaxed: the flag carries no data with it.
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn draw(progress: &Progress, stop: &AtomicBool) {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg:12} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}") {
+        bar.set_style(style);
+    }
+    // Relaxed throughout: figures for the eye.
+    while !stop.load(Ordering::Relaxed) {
+        bar.set_length(progress.bytes_total.load(Ordering::Relaxed));
+        bar.set_position(progress.bytes_done.load(Ordering::Relaxed));
+        bar.set_message(progress.phase().name());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    bar.finish_and_clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_phase_has_a_name_that_fits() {
+        for phase in Phase::ALL {
+            assert!((1..=12).contains(&phase.name().len()), "{phase:?}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The report of a run, for people and for machines.
+use paravane_vmm::{DiskResult, Outcome, Report};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// The report as JSON. Names and units are a contract: add, never rename.
+#[derive(Debug, Serialize)]
+pub(crate) struct JsonReport<'a> {
+    /// Every job was done and verified.
+    verified: bool,
+    /// "verified", "not verified", "cancelled" or "guest failed".
+    outcome: &'static str,
+    /// What is wrong, one line each.
+    problems: Vec<&'a str>,
+    /// The guest's registers if it crashed or hung.
+    registers: &'a [String],
+    accel: &'a str,
+    accel_reason: &'a str,
+    transport: &'a str,
+    disks: Vec<JsonDisk<'a>>,
+    exits: u64,
+    kicks: u64,
+    exit_kicks: u64,
+    interrupts: u64,
+    entropy_bytes: u64,
+    host_cpu_s: f64,
+    mb_per_cpu_s: f64,
+    boot_ms: f64,
+    wall_s: f64,
+    resident_overhead_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonDisk<'a> {
+    path: String,
+    job: &'a str,
+    bytes: u64,
+    sha256: &'a str,
+    bytes_verified: u64,
+    iops: f64,
+    mb_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    engine: &'a str,
+    problem: Option<&'a str>,
+}
+
+pub(crate) fn json(report: &Report) -> JsonReport<'_> {
+    let disk = |disk: &'_ DiskResult| -> JsonDisk<'_> {
+        JsonDisk {
+            path: disk.path.display().to_string(),
+            job: disk.job,
+            bytes: disk.bytes,
+            sha256: &disk.sha256,
+            bytes_verified: disk.bytes_verified,
+            iops: disk.iops,
+            mb_s: disk.mb_s,
+            p50_us: disk.p50_us,
+            p99_us: disk.p99_us,
+            p999_us: disk.p999_us,
+            engine: &disk.engine,
+            problem: disk.problem.as_deref(),
+        }
+    };
+    JsonReport {
+        verified: report.outcome == Outcome::Verified,
+        outcome: outcome(report),
+        problems: problems(report),
+        registers: match &report.outcome {
+            Outcome::GuestFailed(failure) => &failure.registers,
+            _ => &[],
+        },
+        accel: report.accel,
+        accel_reason: &report.accel_reason,
+        transport: report.transport,
+        disks: report.disks.iter().map(disk).collect(),
+        exits: report.exits,
+        kicks: report.kicks,
+        exit_kicks: report.exit_kicks,
+        interrupts: report.interrupts,
+        entropy_bytes: report.entropy_bytes,
+        host_cpu_s: report.host_cpu_s,
+        mb_per_cpu_s: report.mb_per_cpu_s,
+        boot_ms: report.boot_ms,
+        wall_s: report.wall_s,
+        resident_overhead_bytes: report.resident_overhead,
+    }
+}
+
+fn outcome(report: &Report) -> &'static str {
+    match report.outcome {
+        Outcome::Verified => "verified",
+        Outcome::NotVerified(_) => "not verified",
+        Outcome::Cancelled => "cancelled",
+        Outcome::GuestFailed(_) => "guest failed",
+    }
+}
+
+fn problems(report: &Report) -> Vec<&str> {
+    match &report.outcome {
+        Outcome::NotVerified(problems) => problems.iter().map(String::as_str).collect(),
+        Outcome::GuestFailed(failure) => vec![&failure.reason],
+        Outcome::Verified | Outcome::Cancelled => Vec::new(),
+    }
+}
+
+/// The report for people.
+pub(crate) fn text(report: &Report) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_text(&mut out, report);
+    out
+}
+
+fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
+    writeln!(out, "{}", outcome(report).to_uppercase())?;
+    for problem in problems(report) {
+        writeln!(out, "  ! {problem}")?;
+    }
+    if let Outcome::GuestFailed(failure) = &report.outcome {
+        for line in &failure.registers {
+            writeln!(out, "    {line}")?;
+        }
+    }
+    for disk in &report.disks {
+        write_disk(out, disk)?;
+    }
+    let mut row = |name: &str, value: String| writeln!(out, "  {name:<12}{value}");
+    row("accel", format!("{} ({})", report.accel, report.accel_reason))?;
+    row("transport", report.transport.to_owned())?;
+    row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
+    row("exits", report.exits.to_string())?;
+    row("kicks", format!("{} ({} of them by an exit)", report.kicks, report.exit_kicks))?;
+    row("interrupts", report.interrupts.to_string())?;
+    if report.entropy_bytes > 0 {
+        row("entropy", bytes(report.entropy_bytes))?;
+    }
+    row("host CPU", format!("{:.2} s, {:.0} MB a CPU second", report.host_cpu_s, report.mb_per_cpu_s))?;
+    row("memory", format!("{} beyond guest RAM", bytes(report.resident_overhead)))?;
+    row("wall time", format!("{:.2} s", report.wall_s))
+}
+
+fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
+    writeln!(out, "  disk        {} ({}, {}, {})", disk.path.display(), bytes(disk.bytes), disk.job, disk.engine)?;
+    writeln!(out, "    verified  {} ({} bytes)", bytes(disk.bytes_verified), disk.bytes_verified)?;
+    if !disk.sha256.is_empty() {
+        writeln!(out, "    sha256    {}", disk.sha256)?;
+    }
+    writeln!(out, "    rate      {:.0} IOPS, {:.1} MB/s", disk.iops, disk.mb_s)?;
+    writeln!(
+        out,
+        "    latency   p50 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs",
+        disk.p50_us, disk.p99_us, disk.p999_us
+    )
+}
+
+/// A number of bytes in the unit that suits it.
+fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} bytes") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_vmm::GuestFailure;
+
+    fn report(outcome: Outcome) -> Report {
+        Report {
+            outcome,
+            accel: "thread",
+            accel_reason: "asked for with --accel thread".into(),
+            transport: "mmio",
+            disks: vec![DiskResult {
+                path: "a.img".into(),
+                job: "hash",
+                bytes: 1 << 20,
+                sha256: "ab".repeat(32),
+                bytes_verified: 1 << 20,
+                iops: 1.0,
+                mb_s: 2.0,
+                p50_us: 3.0,
+                p99_us: 4.0,
+                p999_us: 5.0,
+                engine: "io_uring".into(),
+                problem: None,
+            }],
+            exits: 1,
+            kicks: 2,
+            exit_kicks: 1,
+            interrupts: 3,
+            entropy_bytes: 0,
+            host_cpu_s: 0.5,
+            mb_per_cpu_s: 10.0,
+            boot_ms: 1.5,
+            wall_s: 2.0,
+            resident_overhead: 5 << 20,
+        }
+    }
+
+    #[test]
+    fn json_has_the_names_that_others_rely_on() {
+        let value = serde_json::to_value(json(&report(Outcome::Verified))).unwrap();
+        assert_eq!(value["verified"], true);
+        let keys = ["accel", "accel_reason", "transport", "exits", "kicks", "interrupts", "host_cpu_s", "boot_ms"];
+        for key in keys {
+            assert!(!value[key].is_null(), "{key}");
+        }
+        let disk = &value["disks"][0];
+        for key in
+            ["path", "bytes", "sha256", "bytes_verified", "iops", "mb_s", "p50_us", "p99_us", "p999_us"]
+        {
+            assert!(!disk[key].is_null(), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_failed_guest_shows_reason_and_registers() {
+        let failure = GuestFailure { reason: "it hung".into(), registers: vec!["rip=0x1".into()] };
+        let report = report(Outcome::GuestFailed(failure));
+        let text = text(&report);
+        assert!(text.starts_with("GUEST FAILED\n  ! it hung\n    rip=0x1\n"), "{text}");
+        assert_eq!(serde_json::to_value(json(&report)).unwrap()["verified"], false);
+    }
+
+    #[test]
+    fn sizes_are_written_for_people() {
+        assert_eq!(bytes(512), "512 bytes");
+        assert_eq!(bytes(64 << 20), "64.0 MiB");
+    }
+}

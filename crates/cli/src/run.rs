@@ -1,0 +1,139 @@
+//! `paravane run`.
+use crate::args::{Accel, Completion, Engine, Inject, RunArgs};
+use crate::{Failure, output, progress, render};
+use anyhow::Context;
+use paravane_vmm::{AccelChoice, DiskConfig, EngineChoice, Job, Outcome, Progress, RunConfig};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Size of the disk that is made when none is named.
+const TEMPORARY_SIZE: u64 = 64 << 20;
+
+pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure> {
+    let mut config = config(args).map_err(Failure::request)?;
+    let temporary = if config.disks.is_empty() {
+        let disk = TemporaryDisk::new().map_err(Failure::request)?;
+        config.disks.push(DiskConfig { path: disk.path(), read_only: false, job: Job::WriteTest });
+        Some(disk)
+    } else {
+        None
+    };
+
+    let progress = Arc::new(Progress::default());
+    stop_on_signal(&progress)?;
+    let bar = progress::Bar::start(&progress, args.quiet || args.json);
+    let result = paravane_vmm::run(config, progress, started);
+    drop(bar);
+
+    let mut report =
+        result.map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
+    if let Some(disk) = &temporary {
+        disk.rename(&mut report);
+    }
+    if args.json {
+        output::print_json(&render::json(&report))?;
+    } else {
+        output::print(&render::text(&report))?;
+    }
+    Ok(ExitCode::from(match report.outcome {
+        Outcome::Verified => 0,
+        Outcome::NotVerified(_) | Outcome::GuestFailed(_) => 1,
+        Outcome::Cancelled => 130,
+    }))
+}
+
+fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
+    let duration = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
+    let hang_timeout = Duration::try_from_secs_f64(args.hang_timeout).context("--hang-timeout")?;
+    let block = u32::try_from(args.block.0).context("--block is too large")?;
+    let disks = args.disk.iter().map(|disk| {
+        let write = args.write_test && !disk.read_only;
+        // A disk that is not to be written is opened read-only, so that it cannot be.
+        DiskConfig {
+            path: disk.path.clone(),
+            read_only: !write,
+            job: if write { Job::WriteTest } else { Job::Hash },
+        }
+    });
+    Ok(RunConfig {
+        accel: match args.accel {
+            Accel::Auto => AccelChoice::Auto,
+            Accel::Kvm => AccelChoice::Kvm,
+            Accel::Thread => AccelChoice::Thread,
+        },
+        memory: args.memory.0,
+        hugepages: args.hugepages,
+        disks: disks.collect(),
+        depth: args.depth,
+        block,
+        duration,
+        span: args.span.0,
+        read_percent: args.read_percent,
+        seed: args.seed,
+        completion: match args.completion {
+            Completion::Interrupt => paravane_vmm::Completion::Interrupt,
+            Completion::Poll => paravane_vmm::Completion::Poll,
+        },
+        engine: match args.engine {
+            Engine::Auto => EngineChoice::Auto,
+            Engine::IoUring => EngineChoice::IoUring,
+            Engine::Threads => EngineChoice::Threads,
+        },
+        ioeventfd: !args.no_ioeventfd,
+        hang_timeout,
+        inject: match args.inject {
+            Inject::None => paravane_vmm::Inject::None,
+            Inject::Crash => paravane_vmm::Inject::Crash,
+            Inject::Hang => paravane_vmm::Inject::Hang,
+            Inject::Panic => paravane_vmm::Inject::Panic,
+        },
+        ..RunConfig::default()
+    })
+}
+
+/// The first signal asks the run to end with the report so far, the second ends the process.
+fn stop_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
+    let progress = progress.clone();
+    ctrlc::set_handler(move || {
+        // Relaxed: the flag carries no data with it.
+        if progress.cancel.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    })
+    .context("cannot catch signals")?;
+    Ok(())
+}
+
+/// A disk image without a name: it is gone with the process, whatever ends it.
+struct TemporaryDisk {
+    file: File,
+}
+
+impl TemporaryDisk {
+    fn new() -> Result<Self, anyhow::Error> {
+        let make = || {
+            let file = tempfile::tempfile()?;
+            file.set_len(TEMPORARY_SIZE)?;
+            Ok::<_, std::io::Error>(file)
+        };
+        let place = std::env::temp_dir();
+        let file = make().with_context(|| format!("cannot make a temporary disk in {}", place.display()))?;
+        Ok(Self { file })
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// Names the disk in the report as the operator knows it.
+    fn rename(&self, report: &mut paravane_vmm::Report) {
+        for disk in report.disks.iter_mut().filter(|disk| disk.path == self.path()) {
+            disk.path = PathBuf::from("temporary");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! `paravane run`, end to end: the real program, real images, both accelerators.
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn paravane() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    paravane().arg("run").args(arguments).output().expect("the program starts")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("no JSON ({error}); status {:?}, stderr: {}", output.status, String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+/// Says on stderr, and in the list that CI prints, that a test did not take place.
+fn skip(test: &str, why: &str) {
+    let line = format!("SKIPPED {test}: {why}");
+    eprintln!("{line}");
+    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let mut log = File::options().create(true).append(true).open(path).expect("the skip log opens");
+        writeln!(log, "{line}").expect("the skip log is written");
+    }
+}
+
+fn kvm_usable() -> Result<(), String> {
+    File::options().read(true).write(true).open("/dev/kvm").map(drop).map_err(|error| format!("/dev/kvm: {error}"))
+}
+
+fn hex_sha256(path: &Path) -> String {
+    let digest = Sha256::digest(std::fs::read(path).expect("the image is read"));
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An image of `size` bytes that are not zero and not regular.
+fn image(dir: &Path, name: &str, size: usize) -> PathBuf {
+    let path = dir.join(name);
+    let mut state = size as u64 | 1;
+    let bytes: Vec<u8> = (0..size)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        })
+        .collect();
+    std::fs::write(&path, bytes).expect("the image is written");
+    path
+}
+
+/// Bad requests end with status 2, one line on stderr that names the fault, and nothing on stdout.
+fn assert_refused(output: &Output, what: &str) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains(what), "{what:?} is not in: {stderr}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "more than one line: {stderr}");
+    assert!(output.stdout.is_empty());
+}
+
+fn write_test(accel: &str) {
+    let output = run(&["--accel", accel, "--seconds", "0.2", "--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(report["verified"], true);
+    assert_eq!(report["accel"], accel);
+    let disk = &report["disks"][0];
+    assert_eq!(disk["path"], "temporary");
+    assert_eq!(disk["bytes"], 64 << 20);
+    assert_eq!(disk["bytes_verified"], 64 << 20);
+    assert!(disk["iops"].as_f64().unwrap() > 0.0);
+    assert!(disk["p50_us"].as_f64().unwrap() <= disk["p999_us"].as_f64().unwrap());
+    assert!(report["kicks"].as_u64().unwrap() > 0);
+    assert!(report["boot_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn the_default_run_verifies_in_a_thread() {
+    write_test("thread");
+}
+
+#[test]
+fn the_default_run_verifies_under_kvm() {
+    match kvm_usable() {
+        Ok(()) => write_test("kvm"),
+        Err(why) => skip("the_default_run_verifies_under_kvm", &why),
+    }
+}
+
+fn ext4_image_hashes(accel: &str, test: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let files = dir.path().join("files");
+    std::fs::create_dir(&files).unwrap();
+    for (name, size) in [("a", 1), ("b", 70_000), ("c", 2_000_000)] {
+        image(&files, name, size);
+    }
+    let path = dir.path().join("ext4.img");
+    File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    let made = Command::new("mkfs.ext4")
+        .env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()))
+        .args(["-q", "-F", "-d"])
+        .args([&files, &path])
+        .status();
+    match made {
+        Ok(status) => assert!(status.success(), "mkfs.ext4: {status}"),
+        Err(error) => return skip(test, &format!("mkfs.ext4: {error}")),
+    }
+    let before = hex_sha256(&path);
+    let modified = path.metadata().unwrap().modified().unwrap();
+    let output = run(&["--accel", accel, "--json", "--disk", path.to_str().unwrap()]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(report["disks"][0]["sha256"], before.as_str());
+    assert_eq!(report["disks"][0]["bytes_verified"], 16 << 20);
+    assert_eq!(hex_sha256(&path), before, "the image has changed");
+    assert_eq!(path.metadata().unwrap().modified().unwrap(), modified, "the image was written to");
+    let known = Command::new("sha256sum").arg(&path).output().expect("sha256sum is there");
+    assert!(known.stdout.starts_with(before.as_bytes()));
+}
+
+#[test]
+fn an_ext4_image_hashes_as_sha256sum_says_in_a_thread() {
+    ext4_image_hashes("thread", "an_ext4_image_hashes_as_sha256sum_says_in_a_thread");
+}
+
+#[test]
+fn an_ext4_image_hashes_as_sha256sum_says_under_kvm() {
+    let test = "an_ext4_image_hashes_as_sha256sum_says_under_kvm";
+    match kvm_usable() {
+        Ok(()) => ext4_image_hashes("kvm", test),
+        Err(why) => skip(test, &why),
+    }
+}
+
+#[test]
+fn two_disks_one_written_one_only_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (image(dir.path(), "a,1.img", 4 << 20), image(dir.path(), "b.img", 2 << 20));
+    let before = hex_sha256(&b);
+    let (a_arg, b_arg) = (format!("{},rw", a.display()), format!("{},ro", b.display()));
+    let options = ["--accel", "thread", "--write-test", "--depth", "8", "--block", "8k", "--seconds", "0.1", "--json"];
+    let output = run(&[&["--disk", &a_arg, "--disk", &b_arg], &options[..]].concat());
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(report["disks"][0]["job"], "write-test");
+    assert_eq!(report["disks"][0]["sha256"], hex_sha256(&a).as_str());
+    assert_eq!(report["disks"][1]["job"], "hash");
+    assert_eq!(report["disks"][1]["sha256"], before.as_str());
+    assert_eq!(hex_sha256(&b), before);
+}
+
+#[test]
+fn the_text_report_says_what_was_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = image(dir.path(), "a.img", 1 << 20);
+    let output = run(&["--accel", "thread", "--disk", a.to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text.starts_with("VERIFIED\n"), "{text}");
+    for part in [&hex_sha256(&a), "asked for with --accel thread", "IOPS", "p99.9", "kicks", "interrupts", "host CPU"] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn a_missing_image_is_refused() {
+    assert_refused(&run(&["--disk", "/nonexistent/vm.img"]), "/nonexistent/vm.img");
+}
+
+#[test]
+fn a_directory_is_refused() {
+    assert_refused(&run(&["--disk", "/tmp"]), "directory");
+}
+
+#[test]
+fn an_odd_size_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), "odd.img", 1000);
+    assert_refused(&run(&["--disk", path.to_str().unwrap()]), "512");
+}
+
+#[test]
+fn an_empty_image_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), "empty.img", 0);
+    assert_refused(&run(&["--disk", path.to_str().unwrap()]), "empty");
+}
+
+#[test]
+fn an_image_in_use_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), "used.img", 1 << 20);
+    let before = hex_sha256(&path);
+    let holder = File::options().read(true).write(true).open(&path).unwrap();
+    rustix::fs::fcntl_lock(&holder, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_refused(&run(&["--write-test", "--disk", path.to_str().unwrap()]), "in use by another process");
+    assert_refused(&run(&["--disk", path.to_str().unwrap()]), "in use by another process");
+    assert_eq!(hex_sha256(&path), before);
+}
+
+/// Another user, without rights to `path` and to /dev/kvm. `None` (skipped) where we cannot become one.
+fn run_as_nobody(test: &str, arguments: &[&str]) -> Option<Output> {
+    if !rustix::process::geteuid().is_root() {
+        skip(test, "needs root, to run the program as another user");
+        return None;
+    }
+    let dir = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+    let copy = dir.path().join("paravane");
+    std::fs::copy(env!("CARGO_BIN_EXE_paravane"), &copy).unwrap();
+    let output =
+        Command::new(&copy).stdin(Stdio::null()).arg("run").args(arguments).uid(65534).gid(65534).output();
+    Some(output.expect("the program starts as another user"))
+}
+
+#[test]
+fn an_image_without_permission_is_refused() {
+    let dir = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+    let path = dir.path().join("secret.img");
+    File::options().create_new(true).write(true).mode(0o600).open(&path).unwrap().set_len(1 << 20).unwrap();
+    if let Some(output) =
+        run_as_nobody("an_image_without_permission_is_refused", &["--disk", path.to_str().unwrap()])
+    {
+        assert_refused(&output, "Permission denied");
+    }
+}
+
+#[test]
+fn kvm_that_is_not_usable_is_refused() {
+    let test = "kvm_that_is_not_usable_is_refused";
+    let dir = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
+    let path = image(dir.path(), "a.img", 1 << 20);
+    if kvm_usable().is_err() {
+        return assert_refused(&run(&["--accel", "kvm", "--disk", path.to_str().unwrap()]), "/dev/kvm");
+    }
+    if std::fs::metadata("/dev/kvm").unwrap().permissions().mode() & 0o006 != 0 {
+        return skip(test, "/dev/kvm is open to everybody here");
+    }
+    if let Some(output) = run_as_nobody(test, &["--accel", "kvm", "--disk", path.to_str().unwrap()]) {
+        assert_refused(&output, "/dev/kvm");
+    }
+}
+
+#[test]
+fn unknown_options_and_nonsense_are_refused() {
+    for arguments in [
+        &["--frobnicate"][..],
+        &["--disk", "a.img,r0"],
+        &["--block", "4x"],
+        &["--seconds", "-1"],
+        &["--block", "1000"],
+        &["--depth", "0"],
+        &["--depth", "100000000"],
+        &["--memory", "4k"],
+        &["--accel", "xen"],
+    ] {
+        let output = run(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(!stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+fn guest_failure(accel: &str, fault: &str) -> Value {
+    let output =
+        run(&["--accel", accel, "--inject", fault, "--hang-timeout", "0.5", "--seconds", "0.1", "--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(1), "{report}");
+    assert_eq!(report["verified"], false);
+    assert_eq!(report["outcome"], "guest failed");
+    assert!(!report["problems"][0].as_str().unwrap().is_empty());
+    report
+}
+
+#[test]
+fn a_failing_guest_is_reported_from_a_thread() {
+    for fault in ["crash", "hang", "panic"] {
+        guest_failure("thread", fault);
+    }
+}
+
+#[test]
+fn a_failing_guest_is_reported_with_its_registers_under_kvm() {
+    if let Err(why) = kvm_usable() {
+        return skip("a_failing_guest_is_reported_with_its_registers_under_kvm", &why);
+    }
+    for fault in ["crash", "hang"] {
+        let report = guest_failure("kvm", fault);
+        let registers = report["registers"].to_string();
+        assert!(registers.contains("rip="), "{fault}: {registers}");
+    }
+    guest_failure("kvm", "panic");
+}
+
+fn stops_on_sigint(accel: &str) {
+    let mut child = paravane()
+        .args(["run", "--accel", accel, "--seconds", "60", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(1000));
+    let pid = rustix::process::Pid::from_child(&child);
+    let asked = Instant::now();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    while child.try_wait().unwrap().is_none() {
+        assert!(asked.elapsed() < Duration::from_secs(20), "still running");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let report = json(&output);
+    assert_eq!(report["outcome"], "cancelled");
+    assert!(report["kicks"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn an_interrupt_ends_the_run_with_the_report_so_far() {
+    stops_on_sigint("thread");
+    match kvm_usable() {
+        Ok(()) => stops_on_sigint("kvm"),
+        Err(why) => skip("an_interrupt_ends_the_run_with_the_report_so_far (kvm)", &why),
+    }
+}
+
+#[test]
+fn doctor_and_bench_list_answer() {
+    let doctor = paravane().args(["doctor", "--json"]).output().unwrap();
+    assert!(doctor.status.success());
+    let findings: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let named = |name: &str| findings.as_array().unwrap().iter().any(|finding| finding["name"] == name);
+    for name in ["kvm", "io_uring", "hugepages", "memlock", "tun"] {
+        assert!(named(name), "{name} is not in {findings}");
+    }
+    let list = paravane().args(["bench", "list"]).output().unwrap();
+    assert!(String::from_utf8(list.stdout).unwrap().contains("ring"));
+    let unknown = paravane().args(["bench", "nonsense"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+}
