@@ -26,7 +26,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
     progress("");
     let rows = result.map_err(|error| match error {
         BenchError::Unknown(_) | BenchError::NoCase(_) => Failure::request(error),
-        BenchError::Os { .. } => error.into(),
+        _ => error.into(),
     })?;
     if args.json {
         output::print_json(&rows)?;

@@ -55,7 +55,12 @@ mod tests {
     fn one_line_each_with_the_remedy_behind() {
         let findings = [
             Finding { name: "kvm", level: Level::Ok, found: "API 12".into(), remedy: String::new() },
-            Finding { name: "vhost-net", level: Level::Missing, found: "no".into(), remedy: "modprobe it".into() },
+            Finding {
+                name: "vhost-net",
+                level: Level::Missing,
+                found: "no".into(),
+                remedy: "modprobe it".into(),
+            },
         ];
         assert_eq!(text(&findings), "ok      kvm        API 12\nmissing vhost-net  no -> modprobe it\n");
     }

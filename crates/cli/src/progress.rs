@@ -1,6 +1,6 @@
 //! The progress bar on a terminal, fed from the run's shared counters.
 use indicatif::{ProgressBar, ProgressStyle};
-use paravane_vmm::{Phase, Progress};
+use paravane_vmm::Progress;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,9 @@ impl Drop for Bar {
 
 fn draw(progress: &Progress, stop: &AtomicBool) {
     let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{msg:12} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg:12} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}")
+    {
         bar.set_style(style);
     }
     // Relaxed throughout: figures for the eye.
@@ -53,7 +55,7 @@ fn draw(progress: &Progress, stop: &AtomicBool) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use paravane_vmm::Phase;
 
     #[test]
     fn every_phase_has_a_name_that_fits() {

@@ -47,22 +47,6 @@ struct JsonDisk<'a> {
 }
 
 pub(crate) fn json(report: &Report) -> JsonReport<'_> {
-    let disk = |disk: &'_ DiskResult| -> JsonDisk<'_> {
-        JsonDisk {
-            path: disk.path.display().to_string(),
-            job: disk.job,
-            bytes: disk.bytes,
-            sha256: &disk.sha256,
-            bytes_verified: disk.bytes_verified,
-            iops: disk.iops,
-            mb_s: disk.mb_s,
-            p50_us: disk.p50_us,
-            p99_us: disk.p99_us,
-            p999_us: disk.p999_us,
-            engine: &disk.engine,
-            problem: disk.problem.as_deref(),
-        }
-    };
     JsonReport {
         verified: report.outcome == Outcome::Verified,
         outcome: outcome(report),
@@ -74,7 +58,7 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         accel: report.accel,
         accel_reason: &report.accel_reason,
         transport: report.transport,
-        disks: report.disks.iter().map(disk).collect(),
+        disks: report.disks.iter().map(json_disk).collect(),
         exits: report.exits,
         kicks: report.kicks,
         exit_kicks: report.exit_kicks,
@@ -85,6 +69,23 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         boot_ms: report.boot_ms,
         wall_s: report.wall_s,
         resident_overhead_bytes: report.resident_overhead,
+    }
+}
+
+fn json_disk(disk: &DiskResult) -> JsonDisk<'_> {
+    JsonDisk {
+        path: disk.path.display().to_string(),
+        job: disk.job,
+        bytes: disk.bytes,
+        sha256: &disk.sha256,
+        bytes_verified: disk.bytes_verified,
+        iops: disk.iops,
+        mb_s: disk.mb_s,
+        p50_us: disk.p50_us,
+        p99_us: disk.p99_us,
+        p999_us: disk.p999_us,
+        engine: &disk.engine,
+        problem: disk.problem.as_deref(),
     }
 }
 
@@ -142,7 +143,14 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
-    writeln!(out, "  disk        {} ({}, {}, {})", disk.path.display(), bytes(disk.bytes), disk.job, disk.engine)?;
+    writeln!(
+        out,
+        "  disk        {} ({}, {}, {})",
+        disk.path.display(),
+        bytes(disk.bytes),
+        disk.job,
+        disk.engine
+    )?;
     writeln!(out, "    verified  {} ({} bytes)", bytes(disk.bytes_verified), disk.bytes_verified)?;
     if !disk.sha256.is_empty() {
         writeln!(out, "    sha256    {}", disk.sha256)?;
@@ -209,7 +217,8 @@ mod tests {
     fn json_has_the_names_that_others_rely_on() {
         let value = serde_json::to_value(json(&report(Outcome::Verified))).unwrap();
         assert_eq!(value["verified"], true);
-        let keys = ["accel", "accel_reason", "transport", "exits", "kicks", "interrupts", "host_cpu_s", "boot_ms"];
+        let keys =
+            ["accel", "accel_reason", "transport", "exits", "kicks", "interrupts", "host_cpu_s", "boot_ms"];
         for key in keys {
             assert!(!value[key].is_null(), "{key}");
         }

@@ -30,8 +30,7 @@ pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure
     let result = paravane_vmm::run(config, progress, started);
     drop(bar);
 
-    let mut report =
-        result.map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
+    let mut report = result.map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     if let Some(disk) = &temporary {
         disk.rename(&mut report);
     }

@@ -10,8 +10,9 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-        let number: u64 =
-            digits.parse().map_err(|_| "not a size; write bytes, or a number with k, M, G or T".to_owned())?;
+        let number: u64 = digits
+            .parse()
+            .map_err(|_| "not a size; write bytes, or a number with k, M, G or T".to_owned())?;
         let shift = match &text[digits.len()..] {
             "" => 0,
             "k" | "K" | "KiB" => 10,

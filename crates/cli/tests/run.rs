@@ -21,7 +21,11 @@ fn run(arguments: &[&str]) -> Output {
 
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-        panic!("no JSON ({error}); status {:?}, stderr: {}", output.status, String::from_utf8_lossy(&output.stderr))
+        panic!(
+            "no JSON ({error}); status {:?}, stderr: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )
     })
 }
 
@@ -36,7 +40,12 @@ fn skip(test: &str, why: &str) {
 }
 
 fn kvm_usable() -> Result<(), String> {
-    File::options().read(true).write(true).open("/dev/kvm").map(drop).map_err(|error| format!("/dev/kvm: {error}"))
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .map(drop)
+        .map_err(|error| format!("/dev/kvm: {error}"))
 }
 
 fn hex_sha256(path: &Path) -> String {
@@ -147,7 +156,8 @@ fn two_disks_one_written_one_only_read() {
     let (a, b) = (image(dir.path(), "a,1.img", 4 << 20), image(dir.path(), "b.img", 2 << 20));
     let before = hex_sha256(&b);
     let (a_arg, b_arg) = (format!("{},rw", a.display()), format!("{},ro", b.display()));
-    let options = ["--accel", "thread", "--write-test", "--depth", "8", "--block", "8k", "--seconds", "0.1", "--json"];
+    let options =
+        ["--accel", "thread", "--write-test", "--depth", "8", "--block", "8k", "--seconds", "0.1", "--json"];
     let output = run(&[&["--disk", &a_arg, "--disk", &b_arg], &options[..]].concat());
     let report = json(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
@@ -166,7 +176,9 @@ fn the_text_report_says_what_was_found() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(text.starts_with("VERIFIED\n"), "{text}");
-    for part in [&hex_sha256(&a), "asked for with --accel thread", "IOPS", "p99.9", "kicks", "interrupts", "host CPU"] {
+    for part in
+        [&hex_sha256(&a), "asked for with --accel thread", "IOPS", "p99.9", "kicks", "interrupts", "host CPU"]
+    {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
 }
