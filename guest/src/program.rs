@@ -43,7 +43,7 @@ struct Device<'p, P: Platform> {
 
 enum Worker<'p, P: Platform> {
     Disk(Box<Lane<Blk<Window<'p, P>>>>),
-    Entropy(Draw<Window<'p, P>>),
+    Entropy(Box<Draw<Window<'p, P>>>),
 }
 
 /// Runs the program; returns an `exit` code.
@@ -111,7 +111,7 @@ fn bring_up<'p, P: Platform>(
         }
         job::RNG => {
             let rng = Rng::new(window, entropy::BUFFER, pool).map_err(set_up)?;
-            Some(Worker::Entropy(Draw::new(rng, entry.span, page)))
+            Some(Worker::Entropy(Box::new(Draw::new(rng, entry.span, page))))
         }
         _ => None,
     })

@@ -1,0 +1,149 @@
+//! The machine as the program sees it from ring 3.
+use crate::stubs::{TAKEN, TAKEN_ON};
+use core::arch::asm;
+use core::arch::x86_64::_rdtsc;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+use paravane_guest::{Area, DmaArea, Platform};
+use paravane_spec::builtin::{BOOT_INFO, BootInfo, IRQ_VECTOR_BASE, REPORT_BASE, WAIT_VECTOR};
+
+/// I/O APIC: selects a register.
+const IOAPIC_SELECT: u64 = 0xfec0_0000;
+/// I/O APIC: the selected register.
+const IOAPIC_DATA: u64 = 0xfec0_0010;
+/// I/O APIC: first of the two registers of redirection entry 0.
+const IOAPIC_ENTRIES: u32 = 0x10;
+/// Bytes of the page at the boot information.
+const BOOT_PAGE: u64 = 4096;
+/// Device memory must lie in what the VMM's page tables map.
+const MAPPED: u64 = 1 << 32;
+
+/// The machine under the image.
+pub(crate) struct Machine {
+    ram_size: u64,
+    /// Time-stamp counter at the start.
+    start: u64,
+    /// Nanoseconds a tick, times 2^32.
+    scale: u64,
+}
+
+impl Machine {
+    /// `None` if the boot information does not say how fast the clock is.
+    pub(crate) fn new(info: &BootInfo) -> Option<Self> {
+        let scale = (1_000_000u64 << 32).checked_div(info.tsc_khz)?;
+        Some(Self { ram_size: info.ram_size, start: Self::ticks(), scale })
+    }
+
+    fn ticks() -> u64 {
+        // SAFETY: RDTSC reads a counter; the VMM leaves it to ring 3 (CR4.TSD is 0).
+        unsafe { _rdtsc() }
+    }
+
+    /// Interrupts taken so far.
+    pub(crate) fn taken() -> u64 {
+        // Relaxed: the stubs run on this processor, between two instructions.
+        TAKEN.load(Relaxed)
+    }
+
+    /// Reads device memory with one plain MOV, which every VMM can decode.
+    fn read32(addr: u64) -> u32 {
+        if addr >= MAPPED {
+            return u32::MAX;
+        }
+        let value;
+        // SAFETY: the program gives addresses of devices only, where no Rust object lies; the VMM's page
+        // tables map all of the first 4 GiB for ring 3.
+        unsafe { asm!("mov {0:e}, dword ptr [{1}]", out(reg) value, in(reg) addr, options(nostack)) };
+        value
+    }
+
+    fn read8(addr: u64) -> u8 {
+        if addr >= MAPPED {
+            return u8::MAX;
+        }
+        let value;
+        // SAFETY: as in `read32`.
+        unsafe { asm!("mov {0}, byte ptr [{1}]", out(reg_byte) value, in(reg) addr, options(nostack)) };
+        value
+    }
+
+    /// Writes device memory with one plain MOV.
+    pub(crate) fn write32(addr: u64, value: u32) {
+        if addr >= MAPPED {
+            return;
+        }
+        // SAFETY: as in `read32`. The statement clobbers memory, so what was stored before is stored first.
+        unsafe { asm!("mov dword ptr [{1}], {0:e}", in(reg) value, in(reg) addr, options(nostack)) };
+    }
+
+    /// Sleeps until the count of interrupts is no longer `seen`.
+    pub(crate) fn sleep(seen: u64) {
+        // SAFETY: the gate of WAIT_VECTOR leads to the wait stub, which changes no register and works on its
+        // own stack.
+        unsafe { asm!("int {vector}", vector = const WAIT_VECTOR, in("rdi") seen) };
+    }
+}
+
+impl Platform for Machine {
+    fn mmio_read32(&self, addr: u64) -> u32 {
+        Self::read32(addr)
+    }
+
+    fn mmio_write32(&self, addr: u64, value: u32) {
+        Self::write32(addr, value);
+    }
+
+    fn mmio_read8(&self, addr: u64) -> u8 {
+        Self::read8(addr)
+    }
+
+    fn ram(&self, addr: u64, len: usize) -> Option<DmaArea> {
+        let end = addr.checked_add(len as u64)?;
+        // The image, its stack and the VMM's tables are not shared memory.
+        let boot_page = addr >= BOOT_INFO && end <= BOOT_INFO + BOOT_PAGE;
+        let shared = addr >= REPORT_BASE && end <= self.ram_size.min(MAPPED);
+        if !boot_page && !shared {
+            return None;
+        }
+        let start = NonNull::new(addr as *mut u8)?;
+        // SAFETY: RAM is mapped one to one for as long as the guest runs, and the two pieces let through
+        // hold no Rust object: those lie in the image and on its stack, between the two.
+        let area = unsafe { Area::new(start, len) };
+        Some(DmaArea { area, addr })
+    }
+
+    fn now_ns(&self) -> u64 {
+        let ticks = Self::ticks().wrapping_sub(self.start);
+        ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64
+    }
+
+    fn interrupts(&self) -> u64 {
+        Self::taken()
+    }
+
+    fn line_interrupts(&self, gsi: u32) -> u64 {
+        // Relaxed: as in `taken`.
+        TAKEN_ON.get(gsi as usize).map_or(0, |count| count.load(Relaxed))
+    }
+
+    fn enable_line(&self, gsi: u32) {
+        if gsi as usize >= TAKEN_ON.len() {
+            return;
+        }
+        // Upper half: physical destination 0. Lower half: the vector; fixed, edge, unmasked.
+        let entry = IOAPIC_ENTRIES + 2 * gsi;
+        for (register, value) in [(entry + 1, 0), (entry, u32::from(IRQ_VECTOR_BASE) + gsi)] {
+            Self::write32(IOAPIC_SELECT, register);
+            Self::write32(IOAPIC_DATA, value);
+        }
+    }
+
+    fn wait(&self, seen: u64) {
+        Self::sleep(seen);
+    }
+
+    fn crash(&self) -> ! {
+        // SAFETY: an undefined instruction does nothing but raise an exception, which is what is asked for.
+        unsafe { asm!("ud2", options(noreturn)) }
+    }
+}
