@@ -48,9 +48,10 @@ impl Published {
     /// The present generation, for comparing.
     #[inline(always)]
     pub(crate) fn generation(&self) -> u64 {
-        // Acquire: pairs with the Release in `replace`. Who sees the new number here also sees what the replacer
-        // did before, even when the caller draws conclusions from the number alone.
-        self.generation.load(Ordering::Acquire)
+        // Relaxed: a number that differs only leads to the lock, which pairs with the replacer's and brings the
+        // map; one that is stale is noticed at the next batch. A replacement that happened before this call is
+        // not missed: a load never returns less than what happened before it has stored.
+        self.generation.load(Ordering::Relaxed)
     }
 
     /// A new pin of the present snapshot, and its generation.
@@ -83,9 +84,9 @@ impl Memory {
         let old = {
             let mut current = self.published.lock();
             let old = std::mem::replace(&mut *current, new);
-            // Release: pairs with the Acquire in `Published::generation`. Under the lock, so that the number
-            // and the snapshot that `pin` finds belong together.
-            self.published.generation.fetch_add(1, Ordering::Release);
+            // Relaxed: the lock orders. Under it, so that the number and the snapshot that `pin` finds belong
+            // together.
+            self.published.generation.fetch_add(1, Ordering::Relaxed);
             old
         };
         // Perhaps the last reference: unmapping takes long, and nobody should wait for it at the lock.

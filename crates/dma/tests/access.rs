@@ -1,0 +1,346 @@
+//! Every accessor, at every edge: holes, ends, borders, permissions.
+use paravane_dma::{
+    Access, Backing, DmaError, Handle, HostSlice, Memory, MemoryError, Region, RegionConfig, Segment,
+};
+use std::sync::Arc;
+
+const PAGE: u64 = 4096;
+const READ: Access = Access::READ;
+const WRITE: Access = Access::WRITE;
+
+fn region(gpa: u64, size: u64, writable: bool) -> Arc<Region> {
+    Region::new(RegionConfig { gpa, size, backing: Backing::Pages, writable }).expect("guest RAM")
+}
+
+/// RAM in [0x1000, 0x3000), adjoining RAM in [0x3000, 0x4000), a hole, and memory that devices may only read in
+/// [0x5000, 0x6000).
+fn handle() -> Handle {
+    let regions =
+        vec![region(0x5000, PAGE, false), region(0x1000, 2 * PAGE, true), region(0x3000, PAGE, true)];
+    Memory::new(regions).expect("a map").handle()
+}
+
+#[test]
+fn a_region_must_be_of_whole_pages_and_not_empty() {
+    for (gpa, size) in [(0, 0), (0, 1), (0, 4095), (0, 4097), (1, 4096), (0x800, 4096)] {
+        let config = RegionConfig { gpa, size, backing: Backing::Pages, writable: true };
+        assert!(
+            matches!(Region::new(config), Err(MemoryError::Unaligned { gpa: g, size: s, align: 4096 }) if (g, s) == (gpa, size))
+        );
+    }
+    let config = RegionConfig { gpa: 0, size: 4096, backing: Backing::HugePages, writable: true };
+    assert!(matches!(Region::new(config), Err(MemoryError::Unaligned { align: 0x20_0000, .. })));
+}
+
+#[test]
+fn a_region_may_end_at_the_end_of_the_address_space_but_not_wrap() {
+    let last = u64::MAX - 4095;
+    let config = RegionConfig { gpa: last, size: 2 * PAGE, backing: Backing::Pages, writable: true };
+    assert!(matches!(Region::new(config), Err(MemoryError::Wraps { gpa, size: 8192 }) if gpa == last));
+
+    let handle = Memory::new(vec![region(last, PAGE, true)]).expect("a map").handle();
+    handle.write(u64::MAX - 3, b"last", WRITE).expect("the last bytes of all");
+    assert_eq!(handle.read_obj::<[u8; 4]>(u64::MAX - 3, READ), Ok(*b"last"));
+    assert_eq!(
+        handle.read_obj::<[u8; 5]>(u64::MAX - 3, READ),
+        Err(DmaError::Wraps { addr: u64::MAX - 3, len: 5, done: 0 })
+    );
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_size_that_no_host_has_is_an_error() {
+    let config = RegionConfig { gpa: 0, size: 1 << 62, backing: Backing::Pages, writable: true };
+    assert!(matches!(Region::new(config), Err(MemoryError::Os { size, .. }) if size == 1 << 62));
+}
+
+#[test]
+#[cfg(not(miri))]
+fn missing_huge_pages_are_refused_with_the_remedy() {
+    // More than any pool holds (8 TiB), so that no machine's configuration decides the outcome.
+    let config = RegionConfig { gpa: 0, size: 8 << 40, backing: Backing::HugePages, writable: true };
+    let error = Region::new(config).expect_err("8 TiB of huge pages").to_string();
+    assert!(error.contains("sysctl vm.nr_hugepages=4194"), "{error}");
+}
+
+#[test]
+#[cfg(not(miri))]
+fn the_file_is_the_memory_and_its_size_is_sealed() {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    let ram = region(0, PAGE, true);
+    let handle = Memory::new(vec![Arc::clone(&ram)]).expect("a map").handle();
+    handle.write(10, b"shared", WRITE).expect("RAM");
+    let file = std::fs::File::from(ram.fd().as_fd().try_clone_to_owned().expect("a descriptor"));
+    let mut seen = [0; 6];
+    file.read_exact_at(&mut seen, 10).expect("the memfd");
+    assert_eq!(&seen, b"shared");
+    assert!(file.set_len(0).is_err(), "another process could pull the memory from under us");
+    assert!(file.set_len(2 * PAGE).is_err());
+}
+
+#[test]
+fn overlapping_regions_are_refused_and_the_old_map_stays() {
+    let memory = Memory::new(vec![region(0x1000, 2 * PAGE, true)]).expect("a map");
+    let mut handle = memory.handle();
+    let clash = vec![region(0x2000, PAGE, true), region(0x1000, 2 * PAGE, true)];
+    assert!(matches!(memory.replace(clash), Err(MemoryError::Overlap { first: 0x1000, second: 0x2000 })));
+    assert!(!handle.refresh());
+    assert_eq!(memory.regions().len(), 1);
+    handle.write(0x1000, b"x", WRITE).expect("the old map");
+    let same = region(0, PAGE, true);
+    assert!(matches!(
+        Memory::new(vec![Arc::clone(&same), same]),
+        Err(MemoryError::Overlap { first: 0, second: 0 })
+    ));
+}
+
+#[test]
+fn a_map_without_regions_holds_nothing() {
+    let handle = Memory::new(Vec::new()).expect("an empty map").handle();
+    assert_eq!(handle.read_obj::<u8>(0, READ), Err(DmaError::Unmapped { addr: 0, len: 1, done: 0 }));
+    assert_eq!(handle.read(0, &mut [], READ), Ok(()));
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let handle = handle();
+    for access in [Access::empty(), Access::RELAXED, Access::FULL, Access::FULL | Access::RELAXED] {
+        handle.write(0x1ff9, b"across a page", access).expect("RAM");
+        let mut back = [0; 13];
+        handle.read(0x1ff9, &mut back, access).expect("RAM");
+        assert_eq!(&back, b"across a page");
+        handle.write_obj(0x1100, &0x1122_3344_5566_7788_u64, access).expect("RAM");
+        assert_eq!(handle.read_obj::<u64>(0x1100, access), Ok(0x1122_3344_5566_7788));
+        handle.fill(0x1100, 0xa5, 3, access).expect("RAM");
+        assert_eq!(handle.read_obj::<u64>(0x1100, access), Ok(0x1122_3344_55a5_a5a5));
+    }
+}
+
+#[test]
+fn memory_starts_zeroed() {
+    assert_eq!(handle().read_obj::<[u8; 64]>(0x2fe0, READ), Ok([0; 64]));
+}
+
+#[test]
+fn adjoining_regions_are_crossed() {
+    let handle = handle();
+    handle.write(0x2ffc, b"abcdefgh", WRITE).expect("both sides of the border");
+    assert_eq!(handle.read_obj::<[u8; 8]>(0x2ffc, READ), Ok(*b"abcdefgh"));
+    handle.fill(0x2f00, 7, 0x200, WRITE).expect("both sides of the border");
+    assert_eq!(handle.read_obj::<[u8; 2]>(0x2fff, READ), Ok([7, 7]));
+}
+
+#[test]
+fn an_access_ends_at_a_hole_and_says_how_far_it_came() {
+    let handle = handle();
+    let hole = DmaError::Unmapped { addr: 0x4000, len: 16, done: 8 };
+    assert_eq!(handle.write(0x3ff8, &[9; 16], WRITE), Err(hole));
+    let mut out = [1; 16];
+    assert_eq!(handle.read(0x3ff8, &mut out, READ), Err(hole));
+    assert_eq!(out, [9, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(handle.fill(0x3ff8, 0, 16, WRITE), Err(hole));
+    assert_eq!((hole.addr(), hole.done()), (0x4000, 8));
+    assert_eq!(handle.read_obj::<u8>(0xfff, READ), Err(DmaError::Unmapped { addr: 0xfff, len: 1, done: 0 }));
+    assert_eq!(
+        handle.read_obj::<u8>(0x4000, READ),
+        Err(DmaError::Unmapped { addr: 0x4000, len: 1, done: 0 })
+    );
+    assert!(hole.to_string().contains("0x4000: no memory there (16 bytes wanted, 8 done)"));
+}
+
+#[test]
+fn a_device_may_not_write_where_it_may_only_read() {
+    let handle = handle();
+    let denied = DmaError::Denied { addr: 0x5000, access: WRITE, len: 4, done: 0 };
+    assert_eq!(handle.read_obj::<u32>(0x5000, READ), Ok(0));
+    assert_eq!(handle.write(0x5000, &[1; 4], WRITE), Err(denied));
+    assert_eq!(handle.fill(0x5000, 1, 4, WRITE), Err(denied));
+    // Also where the caller names another direction: the accessor knows its own.
+    assert_eq!(handle.write(0x5000, &[1; 4], READ), Err(denied));
+    assert_eq!(handle.map(0x5000, 4, WRITE).err(), Some(denied));
+    assert_eq!(handle.map(0x5000, 4, READ | WRITE).err(), Some(denied));
+    assert!(handle.map(0x5000, 4, READ).is_ok());
+    assert_eq!(handle.read_obj::<u32>(0x5000, READ), Ok(0), "nothing was written");
+}
+
+#[test]
+fn an_access_of_nothing_succeeds_anywhere() {
+    let handle = handle();
+    for addr in [0, 0x1000, 0x4800, u64::MAX] {
+        assert_eq!(handle.read(addr, &mut [], READ), Ok(()));
+        assert_eq!(handle.write(addr, &[], WRITE), Ok(()));
+        assert_eq!(handle.fill(addr, 0, 0, WRITE), Ok(()));
+        assert!(handle.map(addr, 0, READ | WRITE).is_ok_and(|m| m.is_empty()));
+    }
+}
+
+#[test]
+fn a_mapping_is_the_memory() {
+    let handle = handle();
+    let mapping = handle.map(0x1010, 0x20, READ | WRITE).expect("RAM");
+    assert_eq!(mapping.len(), 0x20);
+    // SAFETY: inside the mapping; nobody else uses this memory.
+    unsafe { mapping.host().as_ptr().add(3).write_volatile(0x77) };
+    drop(mapping);
+    assert_eq!(handle.read_obj::<u8>(0x1013, READ), Ok(0x77));
+}
+
+#[test]
+fn one_piece_across_a_border_or_a_hole_is_not_mapped() {
+    let handle = handle();
+    assert_eq!(handle.map(0x2ffe, 4, READ).err(), Some(DmaError::NotContiguous { addr: 0x2ffe, len: 4 }));
+    assert_eq!(handle.map(0x3ffe, 4, READ).err(), Some(DmaError::Unmapped { addr: 0x4000, len: 4, done: 2 }));
+    assert_eq!(
+        handle.map(u64::MAX, 2, READ).err(),
+        Some(DmaError::Wraps { addr: u64::MAX, len: 2, done: 0 })
+    );
+    assert!(handle.map(0x2ffe, 2, READ).is_ok());
+}
+
+fn segments(list: &[(u64, u32)]) -> Vec<Segment> {
+    list.iter().map(|&(addr, len)| Segment { addr, len }).collect()
+}
+
+#[test]
+fn a_buffer_in_pieces_is_one_sequence_of_bytes() {
+    let handle = handle();
+    // Backwards, with empty pieces and one that crosses the border.
+    let buffer = segments(&[(0x2ffe, 4), (0, 0), (0x1000, 3), (u64::MAX, 0), (0x1800, 3)]);
+    handle.write_segments(&buffer, 0, b"0123456789", WRITE).expect("RAM");
+    assert_eq!(handle.read_obj::<[u8; 4]>(0x2ffe, READ), Ok(*b"0123"));
+    assert_eq!(handle.read_obj::<[u8; 3]>(0x1000, READ), Ok(*b"456"));
+    assert_eq!(handle.read_obj::<[u8; 3]>(0x1800, READ), Ok(*b"789"));
+    for skip in 0..=10 {
+        for len in 0..=10 - skip {
+            let mut out = vec![0; len];
+            handle.read_segments(&buffer, skip as u64, &mut out, READ).expect("inside");
+            assert_eq!(out, b"0123456789"[skip..skip + len]);
+        }
+    }
+}
+
+#[test]
+fn a_buffer_that_is_too_short_ends_at_its_end() {
+    let handle = handle();
+    let buffer = segments(&[(0x1000, 4), (0x2000, 4)]);
+    let mut out = [0; 16];
+    let end = |done| Err(DmaError::Unmapped { addr: 0x2004, len: 16, done });
+    assert_eq!(handle.read_segments(&buffer, 0, &mut out, READ), end(8));
+    assert_eq!(handle.read_segments(&buffer, 6, &mut out, READ), end(2));
+    assert_eq!(handle.read_segments(&buffer, 8, &mut out, READ), end(0));
+    assert_eq!(handle.read_segments(&buffer, u64::MAX, &mut out, READ), end(0));
+    assert_eq!(handle.write_segments(&buffer, 6, &out, WRITE), end(2));
+    assert_eq!(
+        handle.read_segments(&[], 0, &mut out, READ),
+        Err(DmaError::Unmapped { addr: 0, len: 16, done: 0 })
+    );
+    // Skipping past the end for no bytes reads nothing from nowhere.
+    assert_eq!(handle.read_segments(&buffer, 100, &mut [], READ), Ok(()));
+}
+
+#[test]
+fn a_fault_in_a_later_piece_counts_the_earlier_ones() {
+    let handle = handle();
+    let mut out = [0; 12];
+    let hole = segments(&[(0x1000, 4), (0x3ffe, 8)]);
+    assert_eq!(
+        handle.read_segments(&hole, 0, &mut out, READ),
+        Err(DmaError::Unmapped { addr: 0x4000, len: 12, done: 6 })
+    );
+    let wrap = segments(&[(0x1000, 4), (u64::MAX - 1, 8)]);
+    assert_eq!(
+        handle.read_segments(&wrap, 0, &mut out, READ),
+        Err(DmaError::Wraps { addr: u64::MAX - 1, len: 12, done: 4 })
+    );
+    // The part that is skipped may reach past the end of the address space as well.
+    assert_eq!(
+        handle.read_segments(&wrap[1..], 4, &mut out[..2], READ),
+        Err(DmaError::Wraps { addr: u64::MAX - 1, len: 2, done: 0 })
+    );
+    let denied = segments(&[(0x1000, 4), (0x5000, 8)]);
+    assert_eq!(
+        handle.write_segments(&denied, 0, &out, WRITE),
+        Err(DmaError::Denied { addr: 0x5000, access: WRITE, len: 12, done: 4 })
+    );
+}
+
+#[test]
+fn mapped_segments_are_the_bytes_in_order() {
+    let handle = handle();
+    let buffer = segments(&[(0x2ffe, 4), (0, 0), (0x1000, 3), (0x1800, 3)]);
+    handle.write_segments(&buffer, 0, b"0123456789", WRITE).expect("RAM");
+    let mut out = Vec::new();
+    let hold = handle.map_segments(&buffer, 1, 8, READ, &mut out).expect("inside");
+    assert_eq!(out.iter().map(|s| s.len).collect::<Vec<_>>(), [1, 2, 3, 2]);
+    let bytes: Vec<u8> = out
+        .iter()
+        // SAFETY: `hold` keeps the slices mapped, and nobody writes to them.
+        .flat_map(|s| (0..s.len).map(|i| unsafe { s.ptr.add(i).read_volatile() }))
+        .collect();
+    assert_eq!(bytes, b"12345678");
+    drop(hold);
+}
+
+#[test]
+fn nothing_is_appended_on_an_error() {
+    let handle = handle();
+    let dummy = HostSlice { ptr: std::ptr::null_mut(), len: 3 };
+    let mut out = vec![dummy];
+    let buffer = segments(&[(0x1000, 4), (0x4000, 4)]);
+    let error = handle.map_segments(&buffer, 0, 8, READ, &mut out).err();
+    assert_eq!(error, Some(DmaError::Unmapped { addr: 0x4000, len: 8, done: 4 }));
+    let error = handle.map_segments(&buffer[..1], 0, u64::MAX, READ, &mut out).err();
+    assert_eq!(error, Some(DmaError::Unmapped { addr: 0x1004, len: usize::MAX, done: 4 }));
+    let error = handle.map_segments(&segments(&[(0x5000, 4)]), 0, 4, READ | WRITE, &mut out).err();
+    assert_eq!(error, Some(DmaError::Denied { addr: 0x5000, access: WRITE, len: 4, done: 0 }));
+    assert_eq!(out, [dummy]);
+    assert!(handle.map_segments(&buffer, 100, 0, READ, &mut out).is_ok());
+    assert_eq!(out, [dummy]);
+}
+
+#[test]
+fn many_regions_are_found_by_halving() {
+    // Every other page, so that each region has a hole after it.
+    let regions = (0..32).map(|i| region(2 * i * PAGE, PAGE, true)).collect();
+    let handle = Memory::new(regions).expect("a map").handle();
+    for i in 0..32 {
+        handle.write_obj(2 * i * PAGE + 8, &i, WRITE).expect("RAM");
+        let hole = (2 * i + 1) * PAGE;
+        assert_eq!(
+            handle.read_obj::<u8>(hole, READ),
+            Err(DmaError::Unmapped { addr: hole, len: 1, done: 0 })
+        );
+    }
+    for i in 0..32 {
+        assert_eq!(handle.read_obj::<u64>(2 * i * PAGE + 8, READ), Ok(i));
+    }
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_host_slice_is_an_iovec() {
+    use std::io::IoSlice;
+    // IoSlice is guaranteed to have the layout of iovec on Unix.
+    assert_eq!(size_of::<HostSlice>(), size_of::<IoSlice<'_>>());
+    assert_eq!(align_of::<HostSlice>(), align_of::<IoSlice<'_>>());
+    assert_eq!(std::mem::offset_of!(HostSlice, ptr), 0);
+    assert_eq!(std::mem::offset_of!(HostSlice, len), size_of::<*mut u8>());
+}
+
+#[test]
+fn doors_and_guards_go_from_thread_to_thread() {
+    fn send<T: Send>(_: &T) {}
+    let handle = handle();
+    let mapping = handle.map(0x1000, 8, WRITE).expect("RAM");
+    let hold = handle.map_segments(&[], 0, 0, READ, &mut Vec::new()).expect("nothing");
+    send(&handle);
+    std::thread::spawn(move || {
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { mapping.host().as_ptr().write_volatile(1) };
+        drop((mapping, hold));
+    })
+    .join()
+    .expect("the thread");
+    assert_eq!(handle.read_obj::<u8>(0x1000, READ), Ok(1));
+}
