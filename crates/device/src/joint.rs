@@ -148,3 +148,87 @@ impl LiveQueue {
         Ok(Self { ring: Ring { queue, _areas: areas }, memory, batch })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_dma::{Backing, Memory, Region, RegionConfig};
+    use paravane_spec::feature;
+
+    const BASE: u64 = 0x10_0000;
+    const SIZE: u64 = 0x1_0000;
+    const READ_ONLY: u64 = BASE + SIZE;
+
+    /// One region to write to and, right behind it, one to read only.
+    fn memory() -> Memory {
+        let region = |gpa, writable| {
+            Region::new(RegionConfig { gpa, size: SIZE, backing: Backing::Pages, writable }).unwrap()
+        };
+        Memory::new(vec![region(BASE, true), region(READ_ONLY, false)]).unwrap()
+    }
+
+    fn good() -> QueueAddresses {
+        QueueAddresses { size: 16, desc: BASE, driver: BASE + 0x1000, device: BASE + 0x2000 }
+    }
+
+    fn start(addresses: QueueAddresses) -> Result<LiveQueue, StartError> {
+        LiveQueue::start(addresses, 64, feature::VERSION_1, memory().handle())
+    }
+
+    #[test]
+    fn a_good_queue_starts_and_outlives_the_machines_memory() {
+        let mut queue = start(good()).unwrap();
+        // `memory()` has been dropped; the rings are still there.
+        assert_eq!(queue.ring.size(), 16);
+        assert_eq!(queue.ring.pop(&mut queue.batch, |_, _| false), Ok(0));
+        assert_eq!(queue.ring.publish(), Ok(false));
+        assert_eq!(queue.ring.arm_kicks(), Ok(false));
+        assert_eq!(queue.ring.in_flight(), 0);
+        assert_eq!(queue.ring.error(), None);
+    }
+
+    #[test]
+    fn a_ring_outside_memory_does_not_start() {
+        for (part, addresses) in [
+            ("desc", QueueAddresses { desc: 0, ..good() }),
+            ("driver", QueueAddresses { driver: BASE - 0x1000, ..good() }),
+            ("device", QueueAddresses { device: READ_ONLY + SIZE, ..good() }),
+            ("desc", QueueAddresses { desc: READ_ONLY + SIZE - 16, ..good() }),
+        ] {
+            let error = start(addresses).unwrap_err();
+            assert!(matches!(error, StartError::Memory { .. }), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_the_device_area_must_be_writable() {
+        let read_only = QueueAddresses { desc: READ_ONLY, driver: READ_ONLY + 0x1000, ..good() };
+        assert!(start(read_only).is_ok());
+        let error = start(QueueAddresses { device: READ_ONLY, ..good() }).unwrap_err();
+        assert!(matches!(error, StartError::Memory { source: DmaError::Denied { .. }, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_ring_across_two_regions_does_not_start() {
+        let error = start(QueueAddresses { desc: READ_ONLY - 64, ..good() }).unwrap_err();
+        assert!(
+            matches!(error, StartError::Memory { source: DmaError::NotContiguous { .. }, .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_bad_configuration_does_not_start() {
+        for addresses in [
+            QueueAddresses { size: 0, ..good() },
+            QueueAddresses { size: 12, ..good() },
+            QueueAddresses { size: 128, ..good() },
+            QueueAddresses { desc: BASE + 8, ..good() },
+            QueueAddresses { device: BASE + 0x2001, ..good() },
+            QueueAddresses { driver: u64::MAX - 1, ..good() },
+        ] {
+            let error = start(addresses).unwrap_err();
+            assert!(matches!(error, StartError::Config(_)), "{error}");
+        }
+    }
+}

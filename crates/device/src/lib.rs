@@ -11,6 +11,8 @@
 //! A handler never waits in `serve`: what is not done yet wakes the thread through `completion_fd`.
 pub mod blk;
 mod joint;
+#[cfg(test)]
+mod rig;
 pub mod rng;
 
 pub use joint::{LiveQueue, Ring, StartError};

@@ -14,6 +14,8 @@ mod handler;
 mod image;
 mod request;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use crate::{Device, QueueHandler};
 use engine::{Engine, EngineKind, Pool};

@@ -120,3 +120,6 @@ impl QueueHandler for Handler {
         Served::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

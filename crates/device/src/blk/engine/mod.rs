@@ -4,6 +4,8 @@
 //!   push(slot, job)*  ->  submit  ->  ... kernel ...  ->  reap: (slot, result)*
 //!   quiet() at the start of a serve, listen() at its end: in between completions wake nobody
 //! ```
+#[cfg(test)]
+pub(super) mod held;
 mod threads;
 mod uring;
 
@@ -80,6 +82,8 @@ pub(super) enum EngineKind {
 pub(super) enum Engine {
     Uring(uring::Uring),
     Threads(threads::Threads),
+    #[cfg(test)]
+    Held(held::Held),
 }
 
 impl Engine {
@@ -96,6 +100,8 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.fd(),
             Self::Threads(threads) => threads.fd(),
+            #[cfg(test)]
+            Self::Held(held) => held.fd(),
         }
     }
 
@@ -104,6 +110,8 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.quiet(),
             Self::Threads(_) => {}
+            #[cfg(test)]
+            Self::Held(_) => {}
         }
     }
 
@@ -112,6 +120,8 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.listen(),
             Self::Threads(_) => {}
+            #[cfg(test)]
+            Self::Held(_) => {}
         }
     }
 
@@ -120,6 +130,8 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.acknowledge(),
             Self::Threads(threads) => threads.acknowledge(),
+            #[cfg(test)]
+            Self::Held(held) => held.acknowledge(),
         }
     }
 
@@ -139,6 +151,11 @@ impl Engine {
                 threads.push(slot, job);
                 Ok(())
             }
+            #[cfg(test)]
+            Self::Held(held) => {
+                held.push(slot, job);
+                Ok(())
+            }
         }
     }
 
@@ -153,6 +170,11 @@ impl Engine {
                 threads.submit();
                 Ok(())
             }
+            #[cfg(test)]
+            Self::Held(held) => {
+                held.submit();
+                Ok(())
+            }
         }
     }
 
@@ -161,6 +183,8 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.reap(outcomes),
             Self::Threads(threads) => threads.reap(outcomes),
+            #[cfg(test)]
+            Self::Held(held) => held.reap(outcomes),
         }
     }
 
@@ -173,6 +197,11 @@ impl Engine {
             Self::Uring(uring) => uring.wait(),
             Self::Threads(threads) => {
                 threads.wait();
+                Ok(())
+            }
+            #[cfg(test)]
+            Self::Held(held) => {
+                held.wait();
                 Ok(())
             }
         }

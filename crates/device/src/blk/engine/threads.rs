@@ -104,7 +104,7 @@ fn work(board: &Board, image: &Image) {
 }
 
 /// Does the system call and answers as io_uring would.
-fn perform(image: &Image, job: Job) -> i32 {
+pub(super) fn perform(image: &Image, job: Job) -> i32 {
     let fd = image.file.as_raw_fd();
     let result = match job {
         Job::Read { pieces, offset } => {

@@ -158,6 +158,16 @@ impl Uring {
     }
 }
 
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The kernel takes a ring apart some time after its descriptor is closed. The image, and the lock
+        // on it, must not be held for so long.
+        if let Err(error) = self.ring.submitter().unregister_files() {
+            tracing::debug!(%error, "the image stays registered until its ring is gone");
+        }
+    }
+}
+
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }

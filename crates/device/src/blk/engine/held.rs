@@ -1,0 +1,104 @@
+//! For tests: an engine that does nothing until it is told to, and then as badly as it is told to.
+use super::{Image, Job, Outcome, Pieces, threads};
+use paravane_dma::HostSlice;
+use rustix::event::EventfdFlags;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+/// What the test says, and what it can look at afterwards.
+#[derive(Debug, Default)]
+pub(in crate::blk) struct Orders {
+    /// Do jobs when they are submitted; otherwise only when somebody waits.
+    pub(in crate::blk) prompt: bool,
+    /// Most bytes that one transfer moves.
+    pub(in crate::blk) most: Option<usize>,
+    /// Results of the next jobs, which are then not done.
+    pub(in crate::blk) results: VecDeque<i32>,
+    /// What was asked for, in order, and what came of it.
+    pub(in crate::blk) log: Vec<(Job, i32)>,
+}
+
+#[derive(Debug)]
+pub(in crate::blk) struct Held {
+    image: Arc<Image>,
+    orders: Arc<Mutex<Orders>>,
+    jobs: VecDeque<(u16, Job)>,
+    done: Vec<Outcome>,
+    event: OwnedFd,
+}
+
+impl Held {
+    pub(in crate::blk) fn new(image: Arc<Image>, orders: Arc<Mutex<Orders>>) -> Self {
+        let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        Self { image, orders, jobs: VecDeque::new(), done: Vec::new(), event }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub(super) fn push(&mut self, slot: u16, job: Job) {
+        self.jobs.push_back((slot, job));
+    }
+
+    pub(super) fn submit(&mut self) {
+        if self.orders.lock().unwrap().prompt {
+            self.wait();
+        }
+    }
+
+    pub(super) fn wait(&mut self) {
+        let mut orders = self.orders.lock().unwrap();
+        for (slot, job) in self.jobs.drain(..) {
+            let result = match orders.results.pop_front() {
+                Some(result) => result,
+                None => shortened(&self.image, job, orders.most),
+            };
+            orders.log.push((job, result));
+            self.done.push(Outcome { slot, result });
+            rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    pub(super) fn acknowledge(&mut self) {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+
+    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+        outcomes.extend(self.done.drain(..));
+    }
+}
+
+/// Does a job, but moves no more than `most` bytes.
+fn shortened(image: &Image, job: Job, most: Option<usize>) -> i32 {
+    let mut left = most.unwrap_or(usize::MAX);
+    let mut cut = |pieces: Pieces| -> Vec<HostSlice> {
+        // SAFETY: the list is valid until the outcome is reaped (Engine::push).
+        let pieces = unsafe { std::slice::from_raw_parts(pieces.first.as_ptr(), pieces.count as usize) };
+        pieces
+            .iter()
+            .map(|piece| {
+                let len = piece.len.min(left);
+                left -= len;
+                HostSlice { ptr: piece.ptr, len }
+            })
+            .collect()
+    };
+    let again = |list: &mut Vec<HostSlice>| Pieces {
+        first: NonNull::new(list.as_mut_ptr()).unwrap(),
+        count: list.len() as u32,
+    };
+    match job {
+        Job::Read { pieces, offset } => {
+            let mut list = cut(pieces);
+            threads::perform(image, Job::Read { pieces: again(&mut list), offset })
+        }
+        Job::Write { pieces, offset, durable } => {
+            let mut list = cut(pieces);
+            threads::perform(image, Job::Write { pieces: again(&mut list), offset, durable })
+        }
+        other => threads::perform(image, other),
+    }
+}

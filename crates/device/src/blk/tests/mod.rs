@@ -1,0 +1,139 @@
+//! Requests as a driver makes them, and what must come back.
+mod data;
+mod disk;
+mod in_flight;
+mod malformed;
+mod model;
+mod open;
+
+use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
+use crate::ServeError;
+use crate::rig::{DATA, Rig, segment, skipped};
+use paravane_dma::Segment;
+use paravane_ring::QueueError;
+use paravane_ring::driver::Used;
+use paravane_spec::blk::{self, DiscardRange, RequestHeader};
+use std::io::Write;
+use tempfile::NamedTempFile;
+use zerocopy::IntoBytes;
+
+/// Where the parts of a plain request lie.
+const HEADER: u64 = DATA;
+const STATUS: u64 = DATA + 0x1000;
+const PAYLOAD: u64 = DATA + 0x10_0000;
+const ROOM: u64 = DATA + 0x20_0000;
+
+/// What a status byte is before the device writes it.
+const UNTOUCHED: u8 = 0xee;
+
+/// The engines that this host lets us test.
+fn engines(test: &str) -> Vec<EngineChoice> {
+    match io_uring_available() {
+        Ok(()) => vec![EngineChoice::IoUring, EngineChoice::Threads],
+        Err(why) => {
+            skipped(&format!("{test} with io_uring"), &why.to_string());
+            vec![EngineChoice::Threads]
+        }
+    }
+}
+
+/// Bytes that tell where they are.
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ seed as u8)
+        .collect()
+}
+
+fn image(content: &[u8]) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(content).unwrap();
+    file
+}
+
+fn content(file: &NamedTempFile) -> Vec<u8> {
+    std::fs::read(file.path()).unwrap()
+}
+
+fn config(file: &NamedTempFile, engine: EngineChoice) -> BlkConfig {
+    BlkConfig { engine, ..BlkConfig::new(file.path()) }
+}
+
+fn rig(file: &NamedTempFile, engine: EngineChoice) -> Rig<Blk> {
+    Rig::new(Blk::open(config(file, engine)).unwrap())
+}
+
+fn header(kind: u32, sector: u64) -> [u8; 16] {
+    let header = RequestHeader { kind: kind.to_le(), reserved: 0, sector: sector.to_le() };
+    header.as_bytes().try_into().unwrap()
+}
+
+fn range(sector: u64, num_sectors: u32, flags: u32) -> Vec<u8> {
+    let range =
+        DiscardRange { sector: sector.to_le(), num_sectors: num_sectors.to_le(), flags: flags.to_le() };
+    range.as_bytes().to_vec()
+}
+
+/// An answered request.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u8,
+    used: u32,
+    data: Vec<u8>,
+}
+
+impl Rig<Blk> {
+    /// A request in the most ordinary framing: header, payload, room and status, a descriptor each.
+    fn request(&mut self, kind: u32, sector: u64, payload: &[u8], room: usize) -> Answer {
+        self.poke(HEADER, &header(kind, sector));
+        self.poke(PAYLOAD, payload);
+        self.poke(ROOM, &vec![UNTOUCHED; room]);
+        self.poke(STATUS, &[UNTOUCHED]);
+        let mut readable = vec![segment(HEADER, 16)];
+        if !payload.is_empty() {
+            readable.push(segment(PAYLOAD, payload.len()));
+        }
+        let mut writable = Vec::new();
+        if room > 0 {
+            writable.push(segment(ROOM, room));
+        }
+        writable.push(segment(STATUS, 1));
+        let used = self.one(&readable, &writable).unwrap();
+        Answer { status: self.peek(STATUS, 1)[0], used: used.len, data: self.peek(ROOM, room) }
+    }
+
+    /// Status of a request that returns no data.
+    fn status(&mut self, kind: u32, sector: u64, payload: &[u8]) -> u8 {
+        let answer = self.request(kind, sector, payload, 0);
+        assert_eq!(answer.used, 1, "the status byte is what was written");
+        answer.status
+    }
+
+    fn read(&mut self, sector: u64, len: usize) -> Vec<u8> {
+        let answer = self.request(blk::T_IN, sector, &[], len);
+        assert_eq!((answer.status, answer.used), (blk::S_OK, len as u32 + 1));
+        answer.data
+    }
+
+    /// One chain, whatever it is.
+    fn one(&mut self, readable: &[Segment], writable: &[Segment]) -> Result<Used, ServeError> {
+        let id = self.add(readable, writable);
+        let used = self.run()?;
+        assert_eq!(used.len(), 1);
+        assert_eq!(used[0].id, id);
+        Ok(used[0])
+    }
+
+    /// One chain that must latch the queue, for good.
+    fn latches(&mut self, readable: &[Segment], writable: &[Segment]) -> QueueError {
+        let error = match self.one(readable, writable) {
+            Err(ServeError::Queue(error)) => error,
+            other => panic!("the queue did not latch: {other:?}"),
+        };
+        assert_eq!(self.live.ring.error(), Some(error));
+        match self.serve() {
+            Err(ServeError::Queue(again)) => assert_eq!(again, error),
+            other => panic!("the queue did not stay latched: {other:?}"),
+        }
+        error
+    }
+}

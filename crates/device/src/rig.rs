@@ -1,0 +1,116 @@
+//! For tests: a driver without a virtual machine. Guest memory is real, the driver's side of the ring is
+//! ours, and the handler is called as its I/O thread would call it.
+use crate::{Device, LiveQueue, QueueHandler, ServeError, Served};
+use paravane_dma::{Access, Backing, Memory, Region, RegionConfig, Segment};
+use paravane_ring::driver::{BufferId, Layout, Queue, Used};
+use paravane_ring::{Area, DmaArea, QueueAddresses};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::Write;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Where guest memory begins.
+pub(crate) const BASE: u64 = 0x4000_0000;
+/// Its size in bytes.
+pub(crate) const SIZE: u64 = 8 << 20;
+/// Where the queue ends and buffers may begin.
+pub(crate) const DATA: u64 = BASE + (1 << 20);
+
+/// Says on stderr, and in the file named by `PARAVANE_SKIP_LOG`, that a test did not run.
+pub(crate) fn skipped(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let mut log = std::fs::OpenOptions::new().append(true).create(true).open(log).unwrap();
+        writeln!(log, "SKIPPED {test}: {why}").unwrap();
+    }
+}
+
+pub(crate) struct Rig<D> {
+    pub(crate) handler: Box<dyn QueueHandler>,
+    pub(crate) live: LiveQueue,
+    pub(crate) driver: Queue,
+    pub(crate) addresses: QueueAddresses,
+    pub(crate) memory: Memory,
+    /// Last, since the driver's side has raw pointers into it.
+    pub(crate) region: Arc<Region>,
+    pub(crate) device: D,
+}
+
+impl<D: Device> Rig<D> {
+    /// Negotiates everything that the device offers.
+    pub(crate) fn new(device: D) -> Self {
+        let features = device.features();
+        Self::with_features(device, features)
+    }
+
+    pub(crate) fn with_features(mut device: D, features: u64) -> Self {
+        let handler = device.start_queue(0, features).unwrap();
+        Self::with_handler(device, features, handler)
+    }
+
+    pub(crate) fn with_handler(device: D, features: u64, handler: Box<dyn QueueHandler>) -> Self {
+        let region =
+            Region::new(RegionConfig { gpa: BASE, size: SIZE, backing: Backing::Pages, writable: true })
+                .unwrap();
+        let memory = Memory::new(vec![region.clone()]).unwrap();
+        let size = device.queue_sizes()[0];
+        let layout = Layout::new(size, 32, features).unwrap();
+        assert!(layout.memory() as u64 <= DATA - BASE);
+        // SAFETY: the region lives as long as the rig, which drops the driver's side first, and nobody makes
+        // references to its bytes.
+        let area = unsafe { Area::new(region.host(), layout.memory()) };
+        let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE }).unwrap();
+        let live = LiveQueue::start(addresses, size, features, memory.handle()).unwrap();
+        Self { handler, live, driver, addresses, memory, region, device }
+    }
+
+    pub(crate) fn poke(&self, addr: u64, data: &[u8]) {
+        self.memory.handle().write(addr, data, Access::FULL).unwrap();
+    }
+
+    pub(crate) fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.memory.handle().read(addr, &mut out, Access::FULL).unwrap();
+        out
+    }
+
+    pub(crate) fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> BufferId {
+        let id = self.driver.add(readable, writable).unwrap();
+        self.driver.publish();
+        id
+    }
+
+    pub(crate) fn serve(&mut self) -> Result<Served, ServeError> {
+        self.handler.serve(&mut self.live)
+    }
+
+    /// Serves as an I/O thread would, until the driver has everything back. Sleeping for long means that a
+    /// completion woke nobody.
+    pub(crate) fn run(&mut self) -> Result<Vec<Used>, ServeError> {
+        let mut all = Vec::new();
+        loop {
+            let served = self.serve()?;
+            while let Some(used) = self.driver.pop_used().unwrap() {
+                all.push(used);
+            }
+            if served.taken > 0 || served.completed > 0 {
+                continue;
+            }
+            if self.driver.in_flight() == 0 {
+                return Ok(all);
+            }
+            let fd = self.handler.completion_fd().expect("nothing is in flight in the host");
+            assert!(readable(fd, 10), "a request was lost");
+        }
+    }
+}
+
+/// Whether `fd` is readable within so many seconds.
+pub(crate) fn readable(fd: BorrowedFd<'_>, seconds: i64) -> bool {
+    let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+pub(crate) fn segment(addr: u64, len: usize) -> Segment {
+    Segment { addr, len: len as u32 }
+}
