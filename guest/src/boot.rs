@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn whatever_is_wrong_is_refused() {
-        let wrong: [(&str, fn(&mut BootInfo)); 11] = [
+        type Spoil = fn(&mut BootInfo);
+        let wrong: [(&str, Spoil); 11] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),

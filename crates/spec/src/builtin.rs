@@ -50,9 +50,10 @@ pub const MAX_DEVICES: usize = 32;
 pub const IRQ_VECTOR_BASE: u8 = 0x40;
 /// Number of GSIs that have a stub.
 pub const IRQ_COUNT: usize = 24;
-/// `int` vector that ring 3 uses to sleep: returns at once if the interrupt count is no longer what RDI
-/// holds, else sleeps until an interrupt.
-pub const WAIT_VECTOR: u8 = 0x80;
+/// Vector by which ring 3 goes to sleep: returns at once if the interrupt count is no longer what RDI holds,
+/// else sleeps until an interrupt. It is the breakpoint exception (the instruction `int3`), because some hosts
+/// (kvm-pvm) let no other software interrupt out of ring 3. Its gate must be open to ring 3.
+pub const WAIT_VECTOR: u8 = 3;
 /// First GSI given to a device (below lie the legacy ones).
 pub const FIRST_GSI: u32 = 5;
 
@@ -174,7 +175,7 @@ pub struct ImageHeader {
     pub entry: u64,
     /// First byte after the image in memory, bss included.
     pub end: u64,
-    /// Ring-0 stub of exception 0; exception n is n strides further, up to 31.
+    /// Ring-0 stub of exception 0; exception n is n strides further, up to 31. [`WAIT_VECTOR`] has another.
     pub exception_stubs: u64,
     /// Ring-0 stub of GSI 0; GSI n is n strides further, [`IRQ_COUNT`] of them.
     pub irq_stubs: u64,

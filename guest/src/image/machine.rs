@@ -78,9 +78,10 @@ impl Machine {
 
     /// Sleeps until the count of interrupts is no longer `seen`.
     pub(crate) fn sleep(seen: u64) {
+        const { assert!(WAIT_VECTOR == 3, "int3 raises vector 3") };
         // SAFETY: the gate of WAIT_VECTOR leads to the wait stub, which changes no register and works on its
         // own stack.
-        unsafe { asm!("int {vector}", vector = const WAIT_VECTOR, in("rdi") seen) };
+        unsafe { asm!("int3", in("rdi") seen) };
     }
 }
 
