@@ -1,1 +1,33 @@
-//! Fuzz targets as functions, so that their corpora replay as ordinary tests.
+//! Fuzz targets as functions, so that their corpora replay as ordinary tests (`tests/replay.rs`).
+//!
+//! ```text
+//! bytes -> Unstructured -> set-up, then step after step until the bytes are used up
+//!                            |
+//!             steps of the hostile side (memory, registers)   steps of ours, each checked
+//! ```
+//! An input never fails by itself: what it asks for may be nonsense, and nonsense is the point. A target
+//! panics when ours broke one of its promises. What is read past the end of the input is zero.
+//!
+//! `cargo run -p paravane-fuzz --example seeds` writes the seeds of the corpora anew.
+mod arena;
+mod blk_request;
+mod hostile;
+mod mmio;
+mod split_device;
+mod split_driver;
+
+pub use blk_request::blk_request;
+pub use mmio::mmio;
+pub use split_device::split_device;
+pub use split_driver::split_driver;
+
+/// Runs one input.
+pub type Target = fn(&[u8]);
+
+/// Every target: its name, which is its corpus's too, and its function.
+pub const TARGETS: [(&str, Target); 4] = [
+    ("split_device", split_device),
+    ("split_driver", split_driver),
+    ("mmio", mmio),
+    ("blk_request", blk_request),
+];

@@ -1,0 +1,278 @@
+//! Writes the hand-made seeds of the corpora: one small scenario a file, named after it. A target decodes
+//! its input step by step, so the bytes below read as the steps in `src/TARGET.rs`. When the decoding of a
+//! target changes, change them along and run this again.
+//!
+//! `cargo run -p paravane-fuzz --example seeds`
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// A name and the pieces of the input.
+type Seed = (&'static str, &'static [&'static [u8]]);
+
+/// Steps of `split_device`, after size (as a power of two), feature bits, and batch slots less one.
+mod device {
+    /// Descriptor 0: 16 readable bytes, the last of its chain.
+    pub(super) const READABLE: &[u8] =
+        &[0, 0, 0, /* addr */ 0, 0, 0, /* len */ 0, 16, /* flags */ 0, /* next */ 0];
+    /// Descriptor 0 goes on at 1.
+    pub(super) const FIRST: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 16, 1, 1];
+    /// Descriptor 1: 512 writable bytes.
+    pub(super) const SECOND: &[u8] = &[0, 0, 1, 0, 64, 0, 4, 1, 2, 0];
+    /// Descriptor 1 goes back to 0.
+    pub(super) const LOOP: &[u8] = &[0, 0, 1, 0, 64, 0, 4, 1, 1, 0];
+    /// Descriptor 1 is readable, after a writable descriptor 0.
+    pub(super) const WRITABLE_FIRST: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 16, 3, 1];
+    pub(super) const READABLE_SECOND: &[u8] = &[0, 0, 1, 0, 64, 0, 4, 1, 0, 0];
+    /// Descriptor 0 has no bytes.
+    pub(super) const EMPTY: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    /// Descriptor 0 lies at the very end of the address space.
+    pub(super) const WRAPS: &[u8] = &[0, 0, 0, 6, 0, 0, 16, 0, 0];
+    /// Descriptor 0 goes on outside of the table.
+    pub(super) const OUTSIDE: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 16, 1, 255, 255, 255];
+    /// Descriptor 0 names a table of two entries; and the table: one readable, one writable.
+    pub(super) const INDIRECT: &[u8] = &[0, 0, 0, 4, 0, 3, 2, 4, 0];
+    pub(super) const TABLE_0: &[u8] = &[0, 7, 0, 0, 0, 0, 0, 16, 1, 1];
+    pub(super) const TABLE_1: &[u8] = &[0, 7, 1, 0, 64, 0, 4, 1, 2, 0];
+    /// The first entry is a table again.
+    pub(super) const TABLE_NESTED: &[u8] = &[0, 7, 0, 4, 0, 3, 2, 4, 0];
+    /// An indirect descriptor that is chained too; one whose length is no multiple of 16; one without bytes.
+    pub(super) const INDIRECT_NEXT: &[u8] = &[0, 0, 0, 4, 0, 3, 2, 5, 1];
+    pub(super) const INDIRECT_ODD: &[u8] = &[0, 0, 0, 4, 0, 0, 17, 4, 0];
+    pub(super) const INDIRECT_EMPTY: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 4, 0];
+    /// A table of which only the start is memory.
+    pub(super) const INDIRECT_OUTSIDE: &[u8] = &[0, 0, 0, 4, 63, 3, 255, 4, 0];
+    /// available[0] = 0, and the index one up.
+    pub(super) const OFFER: &[u8] = &[0, 2, 0, 0, 0, 3, 0];
+    pub(super) const OFFER_TWICE: &[u8] = &[0, 2, 0, 0, 0, 2, 1, 0, 0, 3, 1];
+    /// The index jumps by the size and one.
+    pub(super) const JUMP: &[u8] = &[0, 4, 9, 0];
+    pub(super) const BACKWARDS: &[u8] = &[0, 4, 255, 255];
+    pub(super) const POP: &[u8] = &[7, 0];
+    /// While the table is fetched, its descriptor changes.
+    pub(super) const POP_TAMPERED: &[u8] = &[7, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 4, 0, 3, 2, 4, 0];
+    pub(super) const COMPLETE: &[u8] = &[10, 0, 0, 2, 0, 0];
+    pub(super) const COMPLETE_UNKNOWN: &[u8] = &[14, 0, 5, 0, 0, 0, 0, 0];
+    pub(super) const PUBLISH: &[u8] = &[12];
+    pub(super) const ARM: &[u8] = &[13];
+    pub(super) const QUIET: &[u8] = &[14, 3];
+    pub(super) const NO_INTERRUPT: &[u8] = &[0, 5, 1];
+    pub(super) const USED_EVENT: &[u8] = &[0, 6, 0, 0];
+    /// 65535 requests, so that the next is at the wrap.
+    pub(super) const TO_THE_WRAP: &[u8] = &[14, 2, 255, 255];
+}
+
+const SPLIT_DEVICE: &[Seed] = {
+    use device::*;
+    const PLAIN: &[u8] = &[3, 0, 7];
+    const INDIRECTS: &[u8] = &[3, 1, 7];
+    const EVENTS: &[u8] = &[3, 2, 7];
+    &[
+        ("round-trip", &[PLAIN, QUIET, READABLE, OFFER, POP, COMPLETE, PUBLISH, ARM, POP]),
+        ("no-interrupt", &[PLAIN, NO_INTERRUPT, READABLE, OFFER, POP, COMPLETE, PUBLISH]),
+        ("event-index", &[EVENTS, ARM, USED_EVENT, READABLE, OFFER, ARM, POP, COMPLETE, PUBLISH, ARM]),
+        ("event-index-wrap", &[EVENTS, TO_THE_WRAP, READABLE, OFFER, ARM, POP, COMPLETE, PUBLISH, ARM]),
+        ("queue-of-one", &[&[0, 3, 0], READABLE, OFFER, POP, COMPLETE, PUBLISH, OFFER, POP]),
+        ("chain", &[PLAIN, FIRST, SECOND, OFFER, POP, COMPLETE, PUBLISH]),
+        ("indirect", &[INDIRECTS, INDIRECT, TABLE_0, TABLE_1, OFFER, POP, COMPLETE, PUBLISH]),
+        (
+            "indirect-tampered",
+            &[INDIRECTS, INDIRECT, TABLE_0, TABLE_1, OFFER, POP_TAMPERED, COMPLETE, PUBLISH],
+        ),
+        ("indirect-not-negotiated", &[PLAIN, INDIRECT, TABLE_0, TABLE_1, OFFER, POP, POP]),
+        ("indirect-nested", &[INDIRECTS, INDIRECT, TABLE_NESTED, TABLE_1, OFFER, POP]),
+        ("indirect-and-next", &[INDIRECTS, INDIRECT_NEXT, SECOND, TABLE_0, TABLE_1, OFFER, POP]),
+        ("indirect-odd-length", &[INDIRECTS, INDIRECT_ODD, OFFER, POP]),
+        ("indirect-empty", &[INDIRECTS, INDIRECT_EMPTY, OFFER, POP]),
+        ("indirect-outside", &[INDIRECTS, INDIRECT_OUTSIDE, OFFER, POP]),
+        ("loop", &[PLAIN, FIRST, LOOP, OFFER, POP, PUBLISH, ARM]),
+        ("readable-after-writable", &[PLAIN, WRITABLE_FIRST, READABLE_SECOND, OFFER, POP]),
+        ("zero-length", &[PLAIN, EMPTY, OFFER, POP]),
+        ("address-wraps", &[PLAIN, WRAPS, OFFER, POP]),
+        ("next-outside", &[PLAIN, OUTSIDE, OFFER, POP]),
+        ("head-twice", &[PLAIN, READABLE, OFFER_TWICE, POP, COMPLETE, PUBLISH]),
+        ("index-jumps", &[PLAIN, READABLE, JUMP, POP, ARM]),
+        ("index-backwards", &[PLAIN, READABLE, BACKWARDS, ARM, POP]),
+        ("complete-unknown", &[PLAIN, READABLE, OFFER, POP, COMPLETE_UNKNOWN, COMPLETE, PUBLISH]),
+    ]
+};
+
+/// Steps of `split_driver`, after size (as a power of two), feature bits, and length of the indirect tables.
+mod driver {
+    /// One readable segment; two and one writable; six of each.
+    pub(super) const ADD: &[u8] = &[5, 1, 0, 0, 1, 0];
+    pub(super) const ADD_CHAIN: &[u8] = &[5, 8, 0, 0, 1, 0, 0, 1, 2, 0, 0, 2, 3, 0];
+    pub(super) const PUBLISH: &[u8] = &[9];
+    pub(super) const HONEST: &[u8] = &[4, 16, 0, 0, 0];
+    pub(super) const TOO_LONG: &[u8] = &[4, 255, 255, 255, 255];
+    pub(super) const POP: &[u8] = &[10];
+    pub(super) const ENABLE: &[u8] = &[13];
+    pub(super) const DISABLE: &[u8] = &[14];
+    pub(super) const POLL: &[u8] = &[15];
+    pub(super) const USE_0: &[u8] = &[0, 0, 0, 1, 0, 0, 0];
+    pub(super) const USE_OUTSIDE: &[u8] = &[0, 1, 0, 0, 1, 0, 0, 0, 0, 0];
+    pub(super) const JUMP: &[u8] = &[0, 2, 200];
+    pub(super) const BACKWARDS: &[u8] = &[0, 3, 255, 255];
+    pub(super) const NO_NOTIFY: &[u8] = &[0, 4, 1];
+    /// The `next` of descriptor 0 now leads outside.
+    pub(super) const TAMPER: &[u8] = &[0, 6, 12, 0, 255, 255, 255, 255];
+}
+
+const SPLIT_DRIVER: &[Seed] = {
+    use driver::*;
+    const PLAIN: &[u8] = &[3, 0, 0];
+    const INDIRECTS: &[u8] = &[3, 1, 4];
+    const EVENTS: &[u8] = &[3, 2, 0];
+    &[
+        ("round-trip", &[PLAIN, DISABLE, ADD, PUBLISH, HONEST, POP, POP, ENABLE, POLL]),
+        ("event-index", &[EVENTS, ENABLE, POLL, ADD, PUBLISH, HONEST, POLL, POP, POLL]),
+        ("chain", &[PLAIN, ADD_CHAIN, ADD_CHAIN, PUBLISH, HONEST, HONEST, POP, POP]),
+        ("indirect", &[INDIRECTS, ADD_CHAIN, ADD, PUBLISH, HONEST, HONEST, POP, POP]),
+        ("full", &[PLAIN, ADD_CHAIN, ADD_CHAIN, ADD_CHAIN, PUBLISH, HONEST, POP, ADD_CHAIN]),
+        ("length-clamped", &[PLAIN, ADD_CHAIN, PUBLISH, TOO_LONG, POP]),
+        ("used-before-published", &[PLAIN, ADD, USE_0, POP, PUBLISH, ADD]),
+        ("used-twice", &[PLAIN, ADD, ADD, PUBLISH, USE_0, USE_0, POP, POP, POP]),
+        ("used-outside", &[PLAIN, ADD, PUBLISH, USE_OUTSIDE, POP, ADD]),
+        ("index-jumps", &[PLAIN, ADD, PUBLISH, JUMP, POLL, POP, POP]),
+        ("index-backwards", &[PLAIN, ADD, PUBLISH, BACKWARDS, POP]),
+        ("no-notify", &[PLAIN, NO_NOTIFY, ADD, PUBLISH]),
+        ("descriptors-tampered", &[PLAIN, ADD_CHAIN, PUBLISH, TAMPER, HONEST, POP, ADD_CHAIN, ADD_CHAIN]),
+    ]
+};
+
+/// Steps of `mmio`, after one byte: NOTIFICATION_DATA, no RING_RESET, slow owner, number of queues.
+mod registers {
+    pub(super) const NEGOTIATE: &[u8] = &[9, 2];
+    pub(super) const NEGOTIATE_LITTLE: &[u8] = &[9, 1];
+    pub(super) const NEGOTIATE_TOO_MUCH: &[u8] = &[9, 0, 255, 255, 255, 255, 255, 255, 255, 255];
+    pub(super) const QUEUE_0: &[u8] = &[10, 0, 8, 1];
+    pub(super) const QUEUE_0_TOO_LARGE: &[u8] = &[10, 0, 9, 1];
+    pub(super) const QUEUE_1: &[u8] = &[10, 1, 3, 2];
+    pub(super) const DRIVER_OK: &[u8] = &[12, 2];
+    pub(super) const FAILED: &[u8] = &[12, 5];
+    pub(super) const NOTIFY_0: &[u8] = &[14, 2, 0];
+    pub(super) const NOTIFY_9: &[u8] = &[14, 2, 9];
+    pub(super) const STOP_0: &[u8] = &[11, 0, 0, 0];
+    pub(super) const START_0: &[u8] = &[11, 0, 0, 1];
+    pub(super) const RESET_0: &[u8] = &[11, 0, 1, 1];
+    pub(super) const QUEUE_SIZE: &[u8] = &[0, 0x38 / 4, 2];
+    pub(super) const DESC_LOW: &[u8] = &[0, 0x80 / 4, 16];
+    pub(super) const FEATURES: &[u8] = &[0, 0x20 / 4, 0];
+    pub(super) const RESET: &[u8] = &[14, 1];
+    pub(super) const NEEDS_RESET: &[u8] = &[14, 0];
+    pub(super) const CONFIG_CHANGED: &[u8] = &[13];
+    pub(super) const RESET_DONE: &[u8] = &[15, 0];
+    pub(super) const QUEUE_0_DONE: &[u8] = &[15, 1];
+    /// Eight bytes to the configuration space; one byte to Status; four bytes across the window's end.
+    pub(super) const WRITE_CONFIG: &[u8] = &[6, 1, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8];
+    pub(super) const WRITE_NARROW: &[u8] = &[6, 0, 0x70, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    pub(super) const READ_ACROSS: &[u8] = &[8, 1, 0xfe, 0x0f, 4];
+}
+
+const MMIO: &[Seed] = {
+    use registers::*;
+    const PROMPT: &[u8] = &[0x60];
+    const SLOW: &[u8] = &[0x64];
+    &[
+        ("start", &[PROMPT, NEGOTIATE, QUEUE_0, QUEUE_1, DRIVER_OK, NOTIFY_0]),
+        ("start-late", &[PROMPT, NEGOTIATE, DRIVER_OK, QUEUE_0, NOTIFY_0]),
+        ("features-refused", &[PROMPT, NEGOTIATE_TOO_MUCH, DRIVER_OK, NEGOTIATE_LITTLE, DRIVER_OK]),
+        ("frozen", &[PROMPT, NEGOTIATE, QUEUE_0, DRIVER_OK, QUEUE_SIZE, DESC_LOW, FEATURES]),
+        ("size-too-large", &[PROMPT, NEGOTIATE, QUEUE_0_TOO_LARGE, DRIVER_OK, NOTIFY_0]),
+        ("notify-nobody", &[PROMPT, NEGOTIATE, QUEUE_0, NOTIFY_0, DRIVER_OK, NOTIFY_9]),
+        (
+            "queue-stop",
+            &[SLOW, NEGOTIATE, QUEUE_0, DRIVER_OK, STOP_0, START_0, QUEUE_0_DONE, QUEUE_SIZE, START_0],
+        ),
+        (
+            "queue-reset",
+            &[SLOW, NEGOTIATE, QUEUE_0, DRIVER_OK, RESET_0, NOTIFY_0, QUEUE_0_DONE, START_0, QUEUE_0],
+        ),
+        ("no-ring-reset", &[&[0x62], NEGOTIATE, QUEUE_0, DRIVER_OK, RESET_0, NOTIFY_0]),
+        ("notification-data", &[&[0x61], NEGOTIATE, QUEUE_0, DRIVER_OK, &[14, 2, 0xff, 0, 0, 7, 0]]),
+        (
+            "reset",
+            &[
+                SLOW, NEGOTIATE, QUEUE_0, DRIVER_OK, RESET, NEGOTIATE, RESET_DONE, NEGOTIATE, QUEUE_0,
+                DRIVER_OK,
+            ],
+        ),
+        (
+            "needs-reset",
+            &[PROMPT, NEGOTIATE, QUEUE_0, DRIVER_OK, NEEDS_RESET, NOTIFY_0, QUEUE_1, RESET, NEGOTIATE],
+        ),
+        ("failed", &[PROMPT, NEGOTIATE, QUEUE_0, DRIVER_OK, FAILED, NOTIFY_0, STOP_0, RESET]),
+        (
+            "configuration",
+            &[PROMPT, WRITE_CONFIG, NEGOTIATE, WRITE_CONFIG, DRIVER_OK, CONFIG_CHANGED, READ_ACROSS],
+        ),
+        ("narrow", &[PROMPT, NEGOTIATE, QUEUE_0, DRIVER_OK, WRITE_NARROW, NOTIFY_0]),
+    ]
+};
+
+/// Steps of `blk_request`, after read-only (0) or not, size (as a power of two), and features (1: all).
+mod requests {
+    /// Kind, sector, number of pieces, then each piece: length and place.
+    pub(super) const READ: &[u8] = &[0, 0, 2, 1, 0, 2, 0, 0x80];
+    pub(super) const READ_IN_THREE: &[u8] = &[0, 0, 0, 3, 0, 1, 0, 0x80, 2, 1, 0, 0x90, 3, 0xf0, 1, 0, 0xa0];
+    pub(super) const READ_BEYOND: &[u8] = &[0, 0, 31, 1, 0, 2, 0, 0x80];
+    pub(super) const READ_ODD: &[u8] = &[0, 0, 0, 1, 3, 7, 0, 0, 0x80];
+    pub(super) const READ_FAR: &[u8] =
+        &[0, 0, 0xff, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 2, 0, 0x80];
+    pub(super) const WRITE: &[u8] = &[0, 1, 4, 1, 0, 2, 0, 0x80];
+    pub(super) const FLUSH: &[u8] = &[0, 2, 0, 0];
+    pub(super) const GET_ID: &[u8] = &[0, 3, 0, 1, 2, 2, 0, 0x80];
+    pub(super) const GET_ID_SHORT: &[u8] = &[0, 3, 0, 1, 2, 1, 0, 0x80];
+    pub(super) const DISCARD: &[u8] = &[0, 4, 8, 1, 2, 1, 0, 0x80, 8, 0];
+    pub(super) const ZEROES: &[u8] = &[0, 5, 8, 2, 2, 1, 0, 0x80, 8, 0, 2, 1, 0, 0x90, 2, 0];
+    pub(super) const ZEROES_BEYOND: &[u8] = &[0, 5, 30, 1, 2, 1, 0, 0x80, 39, 0];
+    pub(super) const UNKNOWN: &[u8] = &[0, 6, 0, 0];
+    /// A read into the ring itself.
+    pub(super) const READ_OVER_RING: &[u8] = &[0, 0, 0, 1, 0, 1, 0, 0];
+    pub(super) const SERVE: &[u8] = &[11];
+    pub(super) const SETTLE: &[u8] = &[14];
+    /// Descriptor 0 becomes one writable byte: a request without a header.
+    pub(super) const NO_HEADER: &[u8] = &[8, 0, 0, 0, 0, 64, 0, 1, 2, 0];
+    pub(super) const NO_STATUS: &[u8] = &[8, 0, 0, 0, 0, 64, 0, 16, 0, 0];
+}
+
+const BLK_REQUEST: &[Seed] = {
+    use requests::*;
+    const DISK: &[u8] = &[1, 4, 1];
+    const READ_ONLY: &[u8] = &[0, 4, 1];
+    const NO_FEATURES: &[u8] = &[1, 4, 0, 255, 255, 255, 255, 255, 255, 255, 255];
+    &[
+        ("read", &[DISK, READ, SETTLE]),
+        ("read-in-pieces", &[DISK, READ_IN_THREE, SERVE, READ, SETTLE]),
+        ("read-beyond-the-end", &[DISK, READ_BEYOND, READ_FAR, SETTLE]),
+        ("read-odd-length", &[DISK, READ_ODD, SETTLE]),
+        ("read-over-the-ring", &[DISK, READ_OVER_RING, SETTLE, READ, SETTLE]),
+        ("write-and-flush", &[DISK, WRITE, FLUSH, SETTLE, READ, SETTLE]),
+        ("write-through", &[NO_FEATURES, WRITE, SETTLE, ZEROES, DISCARD, SETTLE]),
+        ("get-id", &[DISK, GET_ID, GET_ID_SHORT, SETTLE]),
+        ("discard-and-zeroes", &[DISK, DISCARD, ZEROES, SETTLE, ZEROES_BEYOND, SETTLE]),
+        ("read-only", &[READ_ONLY, WRITE, DISCARD, ZEROES, READ, SETTLE]),
+        ("unknown-kind", &[DISK, UNKNOWN, SETTLE]),
+        ("no-header", &[DISK, READ, NO_HEADER, SERVE, SERVE]),
+        ("no-status", &[DISK, FLUSH, NO_STATUS, SERVE, SETTLE]),
+        ("dropped-in-flight", &[DISK, WRITE, WRITE, SERVE]),
+        ("queue-of-one", &[&[1, 0, 1], READ, SETTLE]),
+    ]
+};
+
+fn main() -> io::Result<()> {
+    let corpora = [
+        ("split_device", SPLIT_DEVICE),
+        ("split_driver", SPLIT_DRIVER),
+        ("mmio", MMIO),
+        ("blk_request", BLK_REQUEST),
+    ];
+    for (target, seeds) in corpora {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+        fs::create_dir_all(&folder)?;
+        for (name, pieces) in seeds {
+            fs::write(folder.join(name), pieces.concat())?;
+        }
+    }
+    Ok(())
+}

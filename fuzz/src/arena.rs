@@ -1,0 +1,72 @@
+//! Memory shared with the side under test, and a private copy of what it ought to hold.
+use paravane_ring::Area;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Zeroed memory on the heap, as long as asked for and not a byte more, so that an address sanitizer sees
+/// every access outside.
+pub(crate) struct Arena {
+    memory: NonNull<[u64]>,
+    area: Area,
+    expected: Vec<u8>,
+    seen: Vec<u8>,
+}
+
+impl Arena {
+    /// `len` bytes, rounded up to a multiple of 16.
+    pub(crate) fn new(len: usize) -> Self {
+        let words = len.next_multiple_of(16) / 8;
+        let memory = NonNull::from(Box::leak(vec![0_u64; words].into_boxed_slice()));
+        let len = words * 8;
+        // SAFETY: the memory was just allocated with that length, is freed only when the arena is dropped,
+        // and is named by no reference: the box was leaked and only its raw pointer is kept.
+        let area = unsafe { Area::new(memory.cast(), len) };
+        Self { memory, area, expected: vec![0; len], seen: vec![0; len] }
+    }
+
+    /// The memory. Whoever uses it must be gone before the arena is.
+    pub(crate) fn area(&self) -> Area {
+        self.area
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.expected.len()
+    }
+
+    /// The hostile side writes; what does not fit is cut off.
+    pub(crate) fn poke(&mut self, offset: usize, data: &[u8]) {
+        let offset = offset.min(self.len());
+        let data = &data[..data.len().min(self.len() - offset)];
+        assert!(self.area.write(offset, data));
+        self.expected[offset..][..data.len()].copy_from_slice(data);
+    }
+
+    /// What the hostile side has written, and what was [`Arena::adopt`]ed.
+    pub(crate) fn expected(&self) -> &[u8] {
+        &self.expected
+    }
+
+    /// A value of what is [`Arena::expected`]; 0 outside.
+    pub(crate) fn u16_at(&self, offset: usize) -> u16 {
+        self.expected.get(offset..offset + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
+    }
+
+    /// Panics unless the memory holds what is expected everywhere outside `writable`, where the side under
+    /// test may write. What it wrote there is expected from now on.
+    pub(crate) fn adopt(&mut self, writable: &[Range<usize>]) {
+        assert!(self.area.read(0, &mut self.seen));
+        for range in writable {
+            self.expected[range.clone()].copy_from_slice(&self.seen[range.clone()]);
+        }
+        if let Some(at) = (0..self.len()).find(|&at| self.seen[at] != self.expected[at]) {
+            panic!("byte {at:#x} is {:#x} and was {:#x}", self.seen[at], self.expected[at]);
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a leaked box, and users of the area are gone, as `Arena::area` asks.
+        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
+    }
+}

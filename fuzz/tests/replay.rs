@@ -1,0 +1,57 @@
+//! Replays the corpora: what the fuzzers once found interesting stays tested.
+use paravane_fuzz::TARGETS;
+use std::fs;
+use std::path::Path;
+
+/// More than this a corpus should be minimized (`cargo fuzz cmin`).
+const MOST_FILES: usize = 200;
+const MOST_BYTES: u64 = 200 * 1024;
+
+fn replay(name: &str) {
+    let (_, target) = TARGETS.iter().find(|(target, _)| *target == name).expect("a target of that name");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("a directory entry").path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    assert!(files.len() < MOST_FILES, "{} has {} files", folder.display(), files.len());
+    let mut bytes = 0;
+    for file in &files {
+        let input = fs::read(file).expect("a corpus file");
+        bytes += input.len() as u64;
+        // Named before it runs: a panic's output ends with the input that caused it.
+        println!("{}", file.display());
+        target(&input);
+    }
+    assert!(bytes < MOST_BYTES, "{} has {bytes} bytes", folder.display());
+}
+
+#[test]
+fn split_device() {
+    replay("split_device");
+}
+
+#[test]
+fn split_driver() {
+    replay("split_driver");
+}
+
+#[test]
+fn mmio() {
+    replay("mmio");
+}
+
+#[test]
+fn blk_request() {
+    replay("blk_request");
+}
+
+#[test]
+fn every_target_is_replayed_and_has_a_program() {
+    let manifest = include_str!("../Cargo.toml");
+    let tests = include_str!("replay.rs");
+    for (name, _) in TARGETS {
+        assert!(manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")), "{name}");
+        assert!(tests.contains(&format!("replay(\"{name}\")")), "{name}");
+    }
+}
