@@ -1,9 +1,26 @@
 //! A microVM: memory, one vCPU (or a host thread in its place), virtio-mmio devices, I/O threads, and the
 //! built-in guest.
+mod accel;
+mod bus;
 mod config;
+mod console;
 mod error;
+mod footprint;
+mod guard;
+mod image;
+mod io_thread;
+mod kvm;
+mod latency;
 mod phase;
+mod plan;
 mod report;
+mod report_area;
+mod run;
+mod slot;
+mod tally;
+mod thread;
+mod verify;
+mod watch;
 
 pub mod doctor;
 
@@ -46,6 +63,5 @@ impl Progress {
 /// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched) or the host failed under it.
 /// A guest that crashes or hangs is no error here but an [`Outcome`] in the report.
 pub fn run(config: RunConfig, progress: Arc<Progress>, started: std::time::Instant) -> Result<Report, RunError> {
-    let _ = (config, progress, started);
-    todo!()
+    run::run(&config, &progress, started)
 }

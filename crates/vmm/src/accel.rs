@@ -1,0 +1,85 @@
+//! What runs the guest: the interface of the two machines, and the choice between them.
+//!
+//! ```text
+//! choose -> Accelerator --sink, ioeventfds--> devices, bus
+//!               | start(bus)
+//!               v
+//!           Running --stop--> (Ended arrives on the channel) --join-->
+//! ```
+use crate::bus::Bus;
+use crate::config::AccelChoice;
+use crate::error::RunError;
+use crate::kvm::KvmMachine;
+use crate::report::GuestFailure;
+use crate::thread::ThreadMachine;
+use paravane_dma::Region;
+use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// Why the guest runs no more.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// It wrote this exit code; registers unless it is a thread.
+    Exit(u32, Vec<String>),
+    /// It crashed.
+    Failed(GuestFailure),
+    /// It was stopped; these were its registers.
+    Stopped(Vec<String>),
+    /// The host failed under it.
+    Host(RunError),
+}
+
+/// A machine whose guest has not started.
+pub(crate) trait Accelerator {
+    /// "kvm" or "thread".
+    fn name(&self) -> &'static str;
+    /// The interrupt line of `gsi`.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError>;
+    /// What gives out ioeventfds.
+    fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
+    /// Frequency of the guest's time-stamp counter in kHz; 0 if it is not to use one.
+    fn tsc_khz(&self) -> u64;
+    /// Starts the guest. Its end is sent to `ended`, once.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError>;
+}
+
+/// A guest that runs.
+pub(crate) trait Running {
+    /// Asks it to stop. [`Ended::Stopped`] follows, unless it has ended already, or cannot be stopped.
+    fn stop(&self);
+    /// Waits for what ran it. To be called after its end only; one that cannot be stopped is dropped instead,
+    /// and lives on in a detached thread that holds all it needs.
+    fn join(self: Box<Self>);
+}
+
+/// Makes the machine that `choice` asks for, with `region` as its RAM, and says why it is that one.
+///
+/// # Errors
+/// KVM was asked for and is not usable.
+pub(crate) fn choose(
+    choice: AccelChoice,
+    region: &Arc<Region>,
+) -> Result<(Box<dyn Accelerator>, String), RunError> {
+    let thread = |reason: String| -> (Box<dyn Accelerator>, String) {
+        (Box::new(ThreadMachine::new(Arc::clone(region))), reason)
+    };
+    if choice == AccelChoice::Thread {
+        return Ok(thread("asked for with --accel thread".into()));
+    }
+    let machine = crate::image::builtin()
+        .map_err(|error| error.to_string())
+        .and_then(|_| KvmMachine::new(Arc::clone(region)));
+    match (machine, choice) {
+        (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
+        (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),
+        (Err(reason), AccelChoice::Kvm) => Err(RunError::NoKvm(reason)),
+        (Err(reason), _) => Ok(thread(reason)),
+    }
+}

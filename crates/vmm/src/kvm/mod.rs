@@ -1,0 +1,154 @@
+//! The KVM machine: one vCPU that starts in ring 3 of long mode.
+mod registers;
+mod start;
+mod vcpu;
+
+use crate::accel::{Accelerator, Ended, Running};
+use crate::bus::Bus;
+use crate::error::RunError;
+use kvm_bindings::{
+    KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES, KvmIrqRouting,
+    kvm_irq_routing_entry, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use paravane_dma::Region;
+use paravane_notify::{InterruptSink, IoEventFds, KvmIoEventFds, KvmIrqfd, NotifyError};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+pub(crate) use start::prepare;
+
+/// Pins of the I/O APIC.
+const IOAPIC_PINS: u32 = 24;
+/// Three pages for Intel hosts that need them to emulate, below the 4 GiB line and away from all else.
+const TSS_PAGES: usize = 0xfffb_d000;
+/// One more of the kind.
+const IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// What the machine cannot do without.
+const NEEDED: [(Cap, &str); 5] = [
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+    (Cap::IrqRouting, "KVM_CAP_IRQ_ROUTING"),
+    (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+];
+
+/// Opens /dev/kvm and checks what the machine needs of it.
+///
+/// # Errors
+/// In words, for the report.
+pub(crate) fn open() -> Result<Kvm, String> {
+    let kvm = Kvm::new().map_err(|error| match error.errno() {
+        libc::ENOENT => "there is no /dev/kvm".to_owned(),
+        libc::EACCES | libc::EPERM => "no permission to open /dev/kvm".to_owned(),
+        _ => format!("cannot open /dev/kvm: {error}"),
+    })?;
+    let version = kvm.get_api_version();
+    if u32::try_from(version) != Ok(KVM_API_VERSION) {
+        return Err(format!("/dev/kvm speaks version {version}, and {KVM_API_VERSION} is needed"));
+    }
+    match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+        Some((_, name)) => Err(format!("/dev/kvm lacks {name}")),
+        None => Ok(kvm),
+    }
+}
+
+/// The machine before its start.
+pub(crate) struct KvmMachine {
+    region: Arc<Region>,
+    vm: Arc<VmFd>,
+    vcpu: VcpuFd,
+    tsc_khz: u64,
+}
+
+impl KvmMachine {
+    /// With `region` as RAM.
+    ///
+    /// # Errors
+    /// KVM is not usable here; in words, for the report.
+    pub(crate) fn new(region: Arc<Region>) -> Result<Self, String> {
+        let kvm = open()?;
+        let failed = |what: &'static str| move |error| format!("KVM cannot {what}: {error}");
+        let vm = kvm.create_vm().map_err(failed("make a VM"))?;
+        vm.set_identity_map_address(IDENTITY_MAP).map_err(failed("place its identity map"))?;
+        vm.set_tss_address(TSS_PAGES).map_err(failed("place its TSS"))?;
+        vm.create_irq_chip().map_err(failed("make an interrupt controller"))?;
+        vm.set_gsi_routing(&routing()?).map_err(failed("route interrupts"))?;
+        let slot = kvm_userspace_memory_region {
+            slot: 0,
+            flags: 0,
+            guest_phys_addr: region.gpa(),
+            memory_size: region.size(),
+            userspace_addr: region.host().as_ptr() as u64,
+        };
+        // SAFETY: the region is one mapping of that size. It stays mapped as long as the guest runs: the
+        // machine and then the vCPU's thread hold its Arc and drop it after the vCPU.
+        unsafe { vm.set_user_memory_region(slot) }.map_err(failed("take guest memory"))?;
+        let vcpu = vm.create_vcpu(0).map_err(failed("make a vCPU"))?;
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("list CPU features"))?;
+        vcpu.set_cpuid2(&cpuid).map_err(failed("set CPU features"))?;
+        let tsc_khz = match vcpu.get_tsc_khz() {
+            Ok(khz) if khz > 0 => u64::from(khz),
+            _ => measured_tsc_khz(),
+        };
+        Ok(Self { region, vm: Arc::new(vm), vcpu, tsc_khz })
+    }
+
+    /// The parts, for a bare guest (see `doctor`).
+    pub(crate) fn into_parts(self) -> (Arc<VmFd>, VcpuFd, Arc<Region>) {
+        (self.vm, self.vcpu, self.region)
+    }
+}
+
+/// Every GSI goes to the I/O APIC's pin of the same number and to nothing else: the old interrupt
+/// controllers, which KVM's default routing serves too, would deliver vectors of their own.
+fn routing() -> Result<KvmIrqRouting, String> {
+    let mut entries = Vec::new();
+    for pin in 0..IOAPIC_PINS {
+        let mut entry =
+            kvm_irq_routing_entry { gsi: pin, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+        entry.u.irqchip.irqchip = KVM_IRQCHIP_IOAPIC;
+        entry.u.irqchip.pin = pin;
+        entries.push(entry);
+    }
+    KvmIrqRouting::from_entries(&entries).map_err(|error| format!("cannot list interrupt routes: {error:?}"))
+}
+
+/// The host's time-stamp counter against its clock, for hosts where KVM does not know.
+fn measured_tsc_khz() -> u64 {
+    let tsc = || {
+        // SAFETY: every x86-64 processor has this instruction, and user code may execute it on Linux.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    };
+    let (clock, ticks) = (std::time::Instant::now(), tsc());
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let ticks = tsc().wrapping_sub(ticks);
+    let micros = u64::try_from(clock.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
+    (ticks.saturating_mul(1000) / micros).max(1)
+}
+
+impl Accelerator for KvmMachine {
+    fn name(&self) -> &'static str {
+        "kvm"
+    }
+
+    fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError> {
+        Ok(Arc::new(KvmIrqfd::new(&self.vm, gsi)?))
+    }
+
+    fn ioeventfds(&self) -> Arc<dyn IoEventFds> {
+        Arc::new(KvmIoEventFds::new(Arc::clone(&self.vm)))
+    }
+
+    fn tsc_khz(&self) -> u64 {
+        self.tsc_khz
+    }
+
+    fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
+        let image = start::load(&self.region)?;
+        let (_, vcpu, region) = self.into_parts();
+        prepare(&region, &vcpu, &image)?;
+        Ok(Box::new(vcpu::RunningVcpu::spawn(vcpu, region, bus, ended)?))
+    }
+}

@@ -1,0 +1,134 @@
+//! A vCPU's registers, for the report of a guest that has failed.
+use super::start::RING0_STACK;
+use kvm_ioctls::VcpuFd;
+use paravane_dma::{Access, Memory, Region};
+use std::sync::Arc;
+
+/// Names of the exceptions, by vector.
+const EXCEPTIONS: [&str; 22] = [
+    "division by zero",
+    "debug trap",
+    "non-maskable interrupt",
+    "breakpoint",
+    "overflow",
+    "bound range exceeded",
+    "undefined instruction",
+    "no floating-point unit",
+    "double fault",
+    "coprocessor overrun",
+    "invalid task state",
+    "segment not present",
+    "stack fault",
+    "general protection fault",
+    "page fault",
+    "reserved exception",
+    "floating-point error",
+    "alignment check",
+    "machine check",
+    "SIMD floating-point error",
+    "virtualisation exception",
+    "control protection exception",
+];
+
+/// What an exception is called.
+pub(super) fn exception(vector: u32) -> &'static str {
+    usize::try_from(vector).ok().and_then(|at| EXCEPTIONS.get(at)).copied().unwrap_or("exception")
+}
+
+/// Whether the processor pushes an error code.
+fn has_error_code(vector: u32) -> bool {
+    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+}
+
+/// What the processor pushed when ring 3 was interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    error: Option<u64>,
+    pub(super) rip: u64,
+    cs: u64,
+    rflags: u64,
+    rsp: u64,
+    ss: u64,
+}
+
+impl Frame {
+    /// From the ring-0 stack, whose top it takes: an exception in ring 3 starts there afresh.
+    pub(super) fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
+        let memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
+        let word = |from_top: u64| memory.read_obj::<u64>(RING0_STACK - from_top, Access::READ).ok();
+        Some(Self {
+            error: if has_error_code(vector) { Some(word(48)?) } else { None },
+            rip: word(40)?,
+            cs: word(32)?,
+            rflags: word(24)?,
+            rsp: word(16)?,
+            ss: word(8)?,
+        })
+    }
+
+    fn lines(&self, lines: &mut Vec<String>) {
+        let error = self.error.map(|error| format!(" error={error:#x}")).unwrap_or_default();
+        lines.push(format!(
+            "interrupted: rip={:#018x} rsp={:#018x} rflags={:#x} cs={:#x} ss={:#x}{error}",
+            self.rip, self.rsp, self.rflags, self.cs, self.ss
+        ));
+    }
+}
+
+/// All registers, as lines to print; the interrupted frame first, if there is one.
+pub(super) fn lines(vcpu: &VcpuFd, frame: Option<&Frame>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(frame) = frame {
+        frame.lines(&mut lines);
+    }
+    match vcpu.get_regs() {
+        Ok(r) => {
+            let rows = [
+                [("rip", r.rip), ("rsp", r.rsp), ("rbp", r.rbp), ("rflags", r.rflags)],
+                [("rax", r.rax), ("rbx", r.rbx), ("rcx", r.rcx), ("rdx", r.rdx)],
+                [("rsi", r.rsi), ("rdi", r.rdi), ("r8", r.r8), ("r9", r.r9)],
+                [("r10", r.r10), ("r11", r.r11), ("r12", r.r12), ("r13", r.r13)],
+            ];
+            for row in rows {
+                lines.push(row.map(|(name, value)| format!("{name}={value:#018x}")).join(" "));
+            }
+            lines.push(format!("r14={:#018x} r15={:#018x}", r.r14, r.r15));
+        }
+        Err(error) => lines.push(format!("registers cannot be read: {error}")),
+    }
+    match vcpu.get_sregs() {
+        Ok(s) => lines.push(format!(
+            "cs={:#x} ss={:#x} cr0={:#x} cr2={:#018x} cr3={:#x} cr4={:#x} efer={:#x}",
+            s.cs.selector, s.ss.selector, s.cr0, s.cr2, s.cr3, s.cr4, s.efer
+        )),
+        Err(error) => lines.push(format!("system registers cannot be read: {error}")),
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_dma::{Backing, RegionConfig};
+
+    #[test]
+    fn reads_the_frame_with_and_without_an_error_code() {
+        let region = Region::new(RegionConfig {
+            gpa: 0,
+            size: RING0_STACK,
+            backing: Backing::Pages,
+            writable: true,
+        })
+        .unwrap();
+        let memory = Memory::new(vec![Arc::clone(&region)]).unwrap().handle();
+        for (from_top, value) in [(48_u64, 4_u64), (40, 0x10_1234), (32, 0x1b), (24, 0x202), (16, 0x3f_0000), (8, 0x23)]
+        {
+            memory.write_obj(RING0_STACK - from_top, &value, Access::WRITE).unwrap();
+        }
+        let fault = Frame::read(&region, 14).unwrap();
+        assert_eq!((fault.error, fault.rip, fault.rsp), (Some(4), 0x10_1234, 0x3f_0000));
+        assert_eq!(Frame::read(&region, 6).unwrap().error, None);
+        assert_eq!(exception(6), "undefined instruction");
+        assert_eq!(exception(4711), "exception");
+    }
+}

@@ -1,0 +1,196 @@
+//! The vCPU's thread: runs guest code and serves its exits.
+//!
+//! It is kicked out of the guest without a race: the stopper sets `immediate_exit` in the shared run
+//! structure, which makes the next entry fail, and then sends a signal, which ends the present one.
+use super::registers::{self, Frame};
+use crate::accel::{Ended, Running};
+use crate::bus::Bus;
+use crate::console::GuestEnd;
+use crate::error::RunError;
+use crate::guard::lock;
+use crate::report::GuestFailure;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use paravane_dma::Region;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, Once};
+use std::thread::JoinHandle;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+/// Stack of the vCPU's thread: exits, and starting and stopping devices.
+const STACK: usize = 512 << 10;
+
+/// What may be in a guest's way out.
+enum Step {
+    On,
+    End(Ended),
+}
+
+/// Where `immediate_exit` lies, as long as the vCPU lives.
+struct ImmediateExit(NonNull<AtomicU8>);
+
+// SAFETY: it points to a byte of a shared mapping that is only accessed atomically from other threads, and
+// the mutex around it is emptied before the mapping goes.
+unsafe impl Send for ImmediateExit {}
+
+#[derive(Default)]
+struct Kickout {
+    requested: AtomicBool,
+    target: Mutex<Option<ImmediateExit>>,
+}
+
+impl Kickout {
+    fn request(&self) {
+        // Release, pairs with the acquire in the vCPU's loop.
+        self.requested.store(true, Ordering::Release);
+        if let Some(target) = &*lock(&self.target) {
+            // SAFETY: the vCPU's thread empties `target` before it drops the vCPU and with it the mapping.
+            // The kernel reads the byte at the entry; the order with the signal that follows is the
+            // system call's.
+            unsafe { target.0.as_ref() }.store(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Empties the kick-out's target when the vCPU's thread ends, however it ends.
+struct Disarm<'a>(&'a Kickout);
+
+impl Drop for Disarm<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.target) = None;
+    }
+}
+
+/// A running vCPU.
+pub(super) struct RunningVcpu {
+    kickout: Arc<Kickout>,
+    thread: JoinHandle<()>,
+}
+
+extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// The signal that ends KVM_RUN needs a handler, or it would end the process.
+fn register_signal() -> Result<(), RunError> {
+    static ONCE: Once = Once::new();
+    let mut result = Ok(());
+    ONCE.call_once(|| {
+        result = register_signal_handler(SIGRTMIN(), nothing).map_err(|error| RunError::Os {
+            what: "handle the vCPU's signal",
+            source: std::io::Error::from_raw_os_error(error.errno()),
+        });
+    });
+    result
+}
+
+impl RunningVcpu {
+    /// Starts it.
+    pub(super) fn spawn(
+        mut vcpu: VcpuFd,
+        region: Arc<Region>,
+        bus: Arc<Bus>,
+        ended: Sender<Ended>,
+    ) -> Result<Self, RunError> {
+        register_signal()?;
+        let run = NonNull::from(&mut vcpu.get_kvm_run().immediate_exit);
+        let kickout = Arc::new(Kickout::default());
+        *lock(&kickout.target) = Some(ImmediateExit(run.cast()));
+        let shared = Arc::clone(&kickout);
+        let thread = std::thread::Builder::new()
+            .name("vcpu0".into())
+            .stack_size(STACK)
+            .spawn(move || {
+                // Dropped in the opposite order: target, vCPU, region.
+                let guest = Guest { region, bus };
+                let mut vcpu = vcpu;
+                let _disarm = Disarm(&shared);
+                let end = guest.run(&mut vcpu, &shared);
+                // The receiver waits for this message for as long as it lives.
+                let _ = ended.send(end);
+            })
+            .map_err(|source| RunError::Os { what: "start the vCPU's thread", source })?;
+        Ok(Self { kickout, thread })
+    }
+}
+
+impl Running for RunningVcpu {
+    fn stop(&self) {
+        self.kickout.request();
+        if let Err(error) = self.thread.kill(SIGRTMIN()) {
+            tracing::error!("cannot signal the vCPU: {error}");
+        }
+    }
+
+    fn join(self: Box<Self>) {
+        if self.thread.join().is_err() {
+            tracing::error!("the vCPU's thread panicked");
+        }
+    }
+}
+
+struct Guest {
+    region: Arc<Region>,
+    bus: Arc<Bus>,
+}
+
+impl Guest {
+    fn run(&self, vcpu: &mut VcpuFd, kickout: &Kickout) -> Ended {
+        loop {
+            // Acquire, pairs with the release in `request`.
+            if kickout.requested.load(Ordering::Acquire) {
+                return Ended::Stopped(registers::lines(vcpu, None));
+            }
+            if let Step::End(end) = self.step(vcpu) {
+                return end;
+            }
+        }
+    }
+
+    /// Enters the guest once.
+    fn step(&self, vcpu: &mut VcpuFd) -> Step {
+        let exit = match vcpu.run() {
+            Ok(exit) => exit,
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Step::On,
+            Err(error) => {
+                return Step::End(Ended::Host(RunError::Os {
+                    what: "run the vCPU",
+                    source: std::io::Error::from_raw_os_error(error.errno()),
+                }));
+            }
+        };
+        self.bus.console().tally().exit();
+        let what = match exit {
+            VcpuExit::MmioRead(addr, data) => {
+                self.bus.read(addr, data);
+                return Step::On;
+            }
+            VcpuExit::MmioWrite(addr, data) => {
+                return match self.bus.write(addr, data) {
+                    None => Step::On,
+                    Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, registers::lines(vcpu, None))),
+                    Some(GuestEnd::Crash(vector)) => Step::End(self.crash(vcpu, vector)),
+                };
+            }
+            VcpuExit::IoIn(_, data) => {
+                data.fill(0xff);
+                return Step::On;
+            }
+            VcpuExit::IoOut(..) | VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Step::On,
+            VcpuExit::Shutdown => "triple fault".to_owned(),
+            VcpuExit::InternalError => "KVM could not go on with it (internal error)".to_owned(),
+            VcpuExit::FailEntry(reason, _) => format!("the processor refused its state ({reason:#x})"),
+            VcpuExit::Hlt => "it halted for good".to_owned(),
+            other => format!("unexpected exit {other:?}"),
+        };
+        Step::End(Ended::Failed(GuestFailure { reason: what, registers: registers::lines(vcpu, None) }))
+    }
+
+    fn crash(&self, vcpu: &VcpuFd, vector: u32) -> Ended {
+        let frame = Frame::read(&self.region, vector);
+        let at = frame.map(|frame| format!(" at {:#x}", frame.rip)).unwrap_or_default();
+        Ended::Failed(GuestFailure {
+            reason: format!("{} (exception {vector}){at}", registers::exception(vector)),
+            registers: registers::lines(vcpu, frame.as_ref()),
+        })
+    }
+}

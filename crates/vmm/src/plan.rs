@@ -1,0 +1,263 @@
+//! What a run will do, decided and checked before anything is touched, and how the guest is told.
+//!
+//! ```text
+//! RunConfig --check--> images opened and locked --plan--> Plan (jobs, spans) --boot_info--> BootInfo
+//! ```
+use crate::config::{Completion, DiskConfig, Inject, Job, RunConfig};
+use crate::error::RunError;
+use paravane_device::blk::Blk;
+use paravane_spec::blk::SECTOR;
+use paravane_spec::builtin::{
+    ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, IRQ_COUNT, MAX_DEVICES, MMIO_BASE,
+    REPORT_BASE, REPORT_SIZE, completion, inject, job,
+};
+use paravane_spec::mmio::WINDOW;
+
+/// Least guest RAM: the heap starts at 8 MiB.
+const MIN_MEMORY: u64 = 16 << 20;
+/// Most guest RAM: the devices lie in the fourth GiB.
+const MAX_MEMORY: u64 = 3 << 30;
+/// Most requests in flight: the largest queue that our disks offer.
+const MAX_DEPTH: u32 = 256;
+/// Most bytes a request.
+const MAX_BLOCK: u32 = 16 << 20;
+/// The guest hashes in pieces of at least this.
+const HASH_CHUNK: u64 = 64 << 10;
+/// Heap that the guest needs a device besides buffers and pass map: rings, request slots, alignment.
+const HEAP_A_DEVICE: u64 = 512 << 10;
+/// Most devices: each has a line of its own.
+const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
+
+/// What one disk will see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskPlan {
+    /// Hash or write test.
+    pub(crate) job: Job,
+    /// Size in bytes.
+    pub(crate) bytes: u64,
+    /// Write test: bytes from the start to work on, whole blocks.
+    pub(crate) span: u64,
+}
+
+fn refuse<T>(what: impl Into<String>) -> Result<T, RunError> {
+    Err(RunError::Config(what.into()))
+}
+
+/// Checks what can be checked without looking at a disk.
+///
+/// # Errors
+/// One line on the first thing that cannot be.
+pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
+    let devices = config.disks.len() + usize::from(config.entropy > 0);
+    let most = MAX_LINES.min(MAX_DEVICES);
+    if devices == 0 {
+        return refuse("there is nothing to do: no disk and no entropy device");
+    }
+    if devices > most {
+        return refuse(format!("{devices} devices, and a machine has room for {most}"));
+    }
+    if config.depth == 0 || config.depth > MAX_DEPTH {
+        return refuse(format!("a depth of {} is not from 1 to {MAX_DEPTH}", config.depth));
+    }
+    if config.block == 0 || !u64::from(config.block).is_multiple_of(SECTOR) || config.block > MAX_BLOCK {
+        return refuse(format!(
+            "a block of {} bytes is not a multiple of {SECTOR} up to {MAX_BLOCK}",
+            config.block
+        ));
+    }
+    if config.read_percent > 100 {
+        return refuse(format!("{} percent of reads is more than all", config.read_percent));
+    }
+    if config.memory < MIN_MEMORY || config.memory > MAX_MEMORY {
+        return refuse(format!(
+            "guest memory of {} bytes is not from {} MiB to {} MiB",
+            config.memory,
+            MIN_MEMORY >> 20,
+            MAX_MEMORY >> 20
+        ));
+    }
+    let page: u64 = if config.hugepages { 2 << 20 } else { 4096 };
+    if !config.memory.is_multiple_of(page) {
+        return refuse(format!("guest memory of {} bytes is not a multiple of {page}", config.memory));
+    }
+    if config.hang_timeout.is_zero() {
+        return refuse("a hang timeout of 0 would end every run");
+    }
+    for disk in &config.disks {
+        check_disk(disk)?;
+    }
+    Ok(())
+}
+
+fn check_disk(disk: &DiskConfig) -> Result<(), RunError> {
+    if disk.read_only && disk.job == Job::WriteTest {
+        return refuse(format!("{}: a write test was asked for, and the disk is read-only", disk.path.display()));
+    }
+    Ok(())
+}
+
+/// Decides the spans, now that the sizes are known, and checks that the guest's memory is enough.
+///
+/// # Errors
+/// One line on the first thing that cannot be.
+pub(crate) fn plan(config: &RunConfig, disks: &[Blk]) -> Result<Vec<DiskPlan>, RunError> {
+    let sizes: Vec<u64> = disks.iter().map(Blk::size).collect();
+    plan_sizes(config, &sizes)
+}
+
+fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunError> {
+    let block = u64::from(config.block);
+    let mut plans = Vec::with_capacity(sizes.len());
+    let mut heap = HEAP_A_DEVICE;
+    for (disk, &bytes) in config.disks.iter().zip(sizes) {
+        let span = match disk.job {
+            Job::Hash => 0,
+            Job::WriteTest => bytes.min(config.span) / block * block,
+        };
+        if disk.job == Job::WriteTest && span == 0 {
+            return refuse(format!(
+                "{}: the span to test is smaller than one block of {block} bytes",
+                disk.path.display()
+            ));
+        }
+        let (buffer, map) = match disk.job {
+            Job::Hash => (block.max(HASH_CHUNK), 0),
+            Job::WriteTest => (block, span / block * 4),
+        };
+        heap = heap
+            .saturating_add(HEAP_A_DEVICE)
+            .saturating_add(buffer.saturating_mul(u64::from(config.depth)))
+            .saturating_add(map);
+        plans.push(DiskPlan { job: disk.job, bytes, span });
+    }
+    let given = config.memory - HEAP_BASE;
+    if heap > given {
+        let needed = (heap + HEAP_BASE).div_ceil(1 << 20);
+        return refuse(format!(
+            "guest memory of {} MiB is too little for these disks at depth {} and blocks of {block} bytes: \
+             {needed} MiB are needed",
+            config.memory >> 20,
+            config.depth
+        ));
+    }
+    Ok(plans)
+}
+
+/// What the guest is told.
+pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) -> BootInfo {
+    let mut devices = [DeviceEntry::default(); MAX_DEVICES];
+    let disks = plans.iter().map(|plan| match plan.job {
+        Job::Hash => (job::HASH, 0),
+        Job::WriteTest => (job::WRITE_TEST, plan.span),
+    });
+    let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
+    let mut count = 0;
+    for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng)).zip(0_u32..) {
+        *entry = DeviceEntry { mmio_base: base(number), gsi: FIRST_GSI + number, job, span };
+        count = number + 1;
+    }
+    BootInfo {
+        magic: BOOT_MAGIC,
+        abi: ABI,
+        inject: match config.inject {
+            Inject::None => inject::NONE,
+            Inject::Crash => inject::CRASH,
+            Inject::Hang => inject::HANG,
+            Inject::Panic => inject::PANIC,
+        },
+        tsc_khz,
+        ram_size: config.memory,
+        heap_base: HEAP_BASE,
+        heap_size: config.memory - HEAP_BASE,
+        report_addr: REPORT_BASE,
+        report_size: REPORT_SIZE,
+        duration_ns: u64::try_from(config.duration.as_nanos()).unwrap_or(u64::MAX),
+        seed: config.seed,
+        depth: config.depth,
+        block: config.block,
+        completion: match config.completion {
+            Completion::Interrupt => completion::INTERRUPT,
+            Completion::Poll => completion::POLL,
+        },
+        read_percent: config.read_percent,
+        device_count: count,
+        reserved: 0,
+        devices,
+    }
+}
+
+/// Where device `number` lies.
+pub(crate) fn base(number: u32) -> u64 {
+    MMIO_BASE + u64::from(number) * WINDOW
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(jobs: &[Job]) -> RunConfig {
+        let disk = |&job| DiskConfig { path: "a.img".into(), read_only: false, job };
+        RunConfig { disks: jobs.iter().map(disk).collect(), ..RunConfig::default() }
+    }
+
+    #[test]
+    fn the_default_with_one_disk_is_fine() {
+        check(&config(&[Job::Hash])).unwrap();
+    }
+
+    #[test]
+    fn each_impossible_wish_is_refused_by_name() {
+        let wishes: [(&str, fn(&mut RunConfig)); 11] = [
+            ("nothing to do", |c| {
+                c.disks.clear();
+                c.entropy = 0;
+            }),
+            ("room for 19", |c| c.disks = vec![c.disks[0].clone(); 19]),
+            ("depth of 0", |c| c.depth = 0),
+            ("depth of 257", |c| c.depth = 257),
+            ("block of 0", |c| c.block = 0),
+            ("block of 1000", |c| c.block = 1000),
+            ("101 percent", |c| c.read_percent = 101),
+            ("from 16 MiB", |c| c.memory = 1 << 20),
+            ("multiple of 4096", |c| c.memory += 512),
+            ("hang timeout", |c| c.hang_timeout = std::time::Duration::ZERO),
+            ("read-only", |c| {
+                c.disks[0].read_only = true;
+                c.disks[0].job = Job::WriteTest;
+            }),
+        ];
+        for (what, spoil) in wishes {
+            let mut config = config(&[Job::Hash]);
+            spoil(&mut config);
+            let error = check(&config).unwrap_err();
+            assert!(error.to_string().contains(what), "{what}: {error}");
+            assert_eq!(error.exit_status(), 2);
+        }
+    }
+
+    #[test]
+    fn spans_are_whole_blocks_and_must_fit_the_memory() {
+        let mut config = config(&[Job::WriteTest, Job::Hash]);
+        config.block = 8192;
+        let plans = plan_sizes(&config, &[20_000 / 512 * 512, 1 << 20]).unwrap();
+        assert_eq!(plans[0].span, 16384);
+        assert_eq!(plans[1].span, 0);
+        assert!(plan_sizes(&config, &[4096, 1 << 20]).unwrap_err().to_string().contains("one block"));
+        config.block = 1 << 20;
+        config.depth = 256;
+        let error = plan_sizes(&config, &[1 << 30, 1 << 20]).unwrap_err().to_string();
+        assert!(error.contains("too little"), "{error}");
+    }
+
+    #[test]
+    fn the_guest_is_told_of_every_device() {
+        let config = config(&[Job::WriteTest, Job::Hash]);
+        let plans = plan_sizes(&config, &[1 << 20, 1 << 20]).unwrap();
+        let info = boot_info(&config, &plans, 7);
+        assert_eq!(info.device_count, 3);
+        assert_eq!(info.devices.map(|device| device.job)[..4], [2, 1, 3, 0]);
+        assert_eq!(info.devices[2].mmio_base, MMIO_BASE + 0x2000);
+        assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);
+        assert_eq!((info.devices[0].span, info.devices[2].span), (1 << 20, 4096));
+    }
+}

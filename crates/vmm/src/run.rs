@@ -1,0 +1,341 @@
+//! One run, from the configuration to the report.
+//!
+//! ```text
+//! check -> open and lock images -> plan -> memory, accelerator -> devices on the bus -> guest starts
+//!   -> watch -> guest ends -> queues stopped and drained, devices given up -> host verifies -> Report
+//! ```
+use crate::accel::{self, Accelerator};
+use crate::bus::Bus;
+use crate::config::{Job, RunConfig};
+use crate::console::Console;
+use crate::error::RunError;
+use crate::io_thread::IoThread;
+use crate::plan::{self, DiskPlan};
+use crate::report::{DiskResult, GuestFailure, Outcome, Report};
+use crate::report_area::ReportArea;
+use crate::slot::{Slot, Surroundings};
+use crate::tally::Tally;
+use crate::verify::{self, Expected, Unfinished};
+use crate::watch::{Verdict, watch};
+use crate::{Progress, footprint, latency};
+use paravane_device::Device;
+use paravane_device::blk::{Blk, BlkConfig};
+use paravane_device::rng::Rng;
+use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
+use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, FIRST_GSI, error, exit, state};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+/// Most I/O threads: more do not help one vCPU.
+const MAX_IO_THREADS: usize = 4;
+
+/// A disk, as far as the report needs it.
+struct Disk {
+    plan: DiskPlan,
+    image: File,
+    engine: String,
+}
+
+/// See [`crate::run`].
+pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
+    plan::check(config)?;
+    let mut images = Vec::with_capacity(config.disks.len());
+    for disk in &config.disks {
+        images.push(Blk::open(BlkConfig {
+            read_only: disk.read_only,
+            engine: config.engine,
+            ..BlkConfig::new(&disk.path)
+        })?);
+    }
+    let plans = plan::plan(config, &images)?;
+    let mut disks = Vec::with_capacity(images.len());
+    for (image, plan) in images.iter().zip(&plans) {
+        disks.push(Disk {
+            plan: *plan,
+            image: image.image().map_err(|source| RunError::Os { what: "open the image twice", source })?,
+            engine: image.engine(),
+        });
+    }
+    let region = Region::new(RegionConfig {
+        gpa: 0,
+        size: config.memory,
+        backing: if config.hugepages { Backing::HugePages } else { Backing::Pages },
+        writable: true,
+    })?;
+    let memory = Memory::new(vec![Arc::clone(&region)])?;
+    let (accelerator, accel_reason) = accel::choose(config.accel, &region)?;
+    let accel = accelerator.name();
+    tracing::debug!(accel, "accelerator: {accel_reason}");
+
+    let tally = Arc::new(Tally::default());
+    let mut devices: Vec<Box<dyn Device>> = Vec::with_capacity(images.len() + 1);
+    for image in images {
+        devices.push(Box::new(image));
+    }
+    if config.entropy > 0 {
+        devices.push(Box::new(Rng::new()));
+    }
+    let machine = Machine::new(config, &memory, &tally, &*accelerator, devices)?;
+    put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
+
+    let area = ReportArea::new(&memory, disks.len());
+    let (sender, ended) = channel();
+    let running = accelerator.start(Arc::clone(&machine.bus), sender)?;
+    let verdict = watch(running, &ended, &area, progress, config.hang_timeout);
+    // Dropped at the end: the images stay locked while the host verifies.
+    let _locks = machine.stop();
+    // The guest's cost ends here; what the host spends on verifying is no part of it.
+    let host_cpu_s = footprint::cpu_seconds();
+
+    let judge = Judge { config, progress, area: &area, tally: &tally };
+    let (outcome, results, measured) = judge.judge(verdict?, &machine, &disks);
+    let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes.min(config.entropy));
+    let boot = tally.first_request().map(|at| at.saturating_duration_since(started));
+    let slots = machine.bus.slots();
+    Ok(Report {
+        outcome,
+        accel,
+        accel_reason,
+        transport: "mmio",
+        disks: results,
+        exits: tally.exits(),
+        kicks: tally.kicks(),
+        exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
+        interrupts: slots.iter().map(Slot::interrupts).sum(),
+        entropy_bytes,
+        host_cpu_s,
+        mb_per_cpu_s: measured as f64 / 1e6 / host_cpu_s.max(1e-6),
+        boot_ms: boot.map_or(0.0, |boot| boot.as_secs_f64() * 1e3),
+        wall_s: started.elapsed().as_secs_f64(),
+        resident_overhead: footprint::resident_beyond(&region),
+    })
+}
+
+fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
+    memory
+        .handle()
+        .write_obj(BOOT_INFO, info, Access::WRITE)
+        .map_err(|error| RunError::Config(format!("the guest's memory is too small: {error}")))
+}
+
+/// The devices and what serves them. However a run ends, its drop stops them.
+struct Machine {
+    bus: Arc<Bus>,
+    io: Vec<Arc<IoThread>>,
+}
+
+impl Machine {
+    fn new(
+        config: &RunConfig,
+        memory: &Memory,
+        tally: &Arc<Tally>,
+        accelerator: &dyn Accelerator,
+        devices: Vec<Box<dyn Device>>,
+    ) -> Result<Self, RunError> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut io = Vec::new();
+        for number in 0..devices.len().min(cpus).min(MAX_IO_THREADS) {
+            let thread = IoThread::spawn(number, Arc::clone(tally))
+                .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
+            io.push(Arc::new(thread));
+        }
+        let fds = accelerator.ioeventfds();
+        let mut slots = Vec::with_capacity(devices.len());
+        for ((device, number), io) in devices.into_iter().zip(0_u32..).zip(io.iter().cycle()) {
+            let surroundings = Surroundings {
+                memory: memory.clone(),
+                io: Arc::clone(io),
+                tally: Arc::clone(tally),
+                fds: Arc::clone(&fds),
+                ioeventfd: config.ioeventfd,
+            };
+            let sink = accelerator.sink(FIRST_GSI + number)?;
+            slots.push(Slot::new(number as usize, plan::base(number), device, sink, surroundings)?);
+        }
+        let console = Console::new(memory, Arc::clone(tally));
+        Ok(Self { bus: Arc::new(Bus::new(slots, console)), io })
+    }
+
+    /// Stops queues and threads, and returns the devices, which hold the images' locks.
+    fn stop(&self) -> Vec<Box<dyn Device>> {
+        let devices = self.bus.slots().iter().filter_map(Slot::stop).collect();
+        for thread in &self.io {
+            thread.quit();
+        }
+        devices
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        drop(self.stop());
+    }
+}
+
+/// What it takes to judge a run that is over.
+struct Judge<'a> {
+    config: &'a RunConfig,
+    progress: &'a Progress,
+    area: &'a ReportArea,
+    tally: &'a Tally,
+}
+
+impl Judge<'_> {
+    /// The outcome, the disks' figures, and the bytes moved in measured phases.
+    fn judge(&self, verdict: Verdict, machine: &Machine, disks: &[Disk]) -> (Outcome, Vec<DiskResult>, u64) {
+        let mut outcome = match verdict {
+            Verdict::Exit(exit::DONE, _) => Outcome::Verified,
+            Verdict::Exit(code, registers) => Outcome::GuestFailed(GuestFailure {
+                reason: exit_reason(code, &machine.bus.console().last_message()),
+                registers,
+            }),
+            Verdict::Failed(failure) => Outcome::GuestFailed(failure),
+            Verdict::Cancelled => Outcome::Cancelled,
+        };
+        let done = outcome == Outcome::Verified;
+        let mut problems = Vec::new();
+        let mut measured = 0_u64;
+        let mut results = Vec::with_capacity(disks.len());
+        for (number, disk) in disks.iter().enumerate() {
+            let report = self.area.disk(number);
+            let mut result = self.figures(number, disk, report.as_ref());
+            if let Some(report) = &report {
+                measured = measured.saturating_add(report.bytes.min(report.bytes_done));
+            }
+            if done && outcome == Outcome::Verified {
+                match self.look(number, disk, report.as_ref(), &mut result) {
+                    Ok(()) => {}
+                    Err(Unfinished::Cancelled) => outcome = Outcome::Cancelled,
+                    Err(Unfinished::Failed(what)) => result.problem = Some(what),
+                }
+            }
+            if let Some(problem) = &result.problem {
+                problems.push(format!("{}: {problem}", result.path.display()));
+            }
+            results.push(result);
+        }
+        if done {
+            problems.extend(self.entropy_problem(disks.len()));
+        }
+        if outcome == Outcome::Verified && !problems.is_empty() {
+            outcome = Outcome::NotVerified(problems);
+        }
+        (outcome, results, measured)
+    }
+
+    fn entropy_problem(&self, device: usize) -> Option<String> {
+        let drawn = self.area.header().map_or(0, |header| header.entropy_bytes);
+        if drawn >= self.config.entropy {
+            return None;
+        }
+        let fault = self.tally.fault_of(device).map(|fault| format!(" ({fault})")).unwrap_or_default();
+        Some(format!("entropy device: the guest drew {drawn} of {} bytes{fault}", self.config.entropy))
+    }
+
+    /// Rates and latencies, by the guest's word.
+    fn figures(&self, number: usize, disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
+        let mut result = DiskResult {
+            path: self.config.disks.get(number).map(|disk| disk.path.clone()).unwrap_or_default(),
+            job: match disk.plan.job {
+                Job::Hash => "hash",
+                Job::WriteTest => "write-test",
+            },
+            bytes: disk.plan.bytes,
+            sha256: String::new(),
+            bytes_verified: 0,
+            iops: 0.0,
+            mb_s: 0.0,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            p999_us: 0.0,
+            engine: disk.engine.clone(),
+            problem: None,
+        };
+        let Some(report) = report else { return result };
+        if report.elapsed_ns > 0 {
+            let seconds = report.elapsed_ns as f64 * 1e-9;
+            result.iops = report.ops as f64 / seconds;
+            result.mb_s = report.bytes as f64 / 1e6 / seconds;
+        }
+        [result.p50_us, result.p99_us, result.p999_us] =
+            latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+        result
+    }
+
+    /// Compares the image with what it must be.
+    fn look(
+        &self,
+        number: usize,
+        disk: &Disk,
+        report: Option<&DiskReport>,
+        result: &mut DiskResult,
+    ) -> Result<(), Unfinished> {
+        let unfinished = |what: String| Err(Unfinished::Failed(what));
+        let Some(report) = report else {
+            return unfinished("the guest's memory holds no report".into());
+        };
+        if let Some(problem) = guest_problem(report) {
+            let fault = self.tally.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
+            return unfinished(problem + &fault);
+        }
+        let cancel = &self.progress.cancel;
+        match disk.plan.job {
+            Job::Hash => {
+                result.sha256 = verify::hex(&report.sha256);
+                let ours = verify::hash(&disk.image, disk.plan.bytes, cancel)?;
+                if ours == report.sha256 {
+                    result.bytes_verified = disk.plan.bytes;
+                } else {
+                    result.problem =
+                        Some(format!("the guest's SHA-256 differs from the host's, {}", verify::hex(&ours)));
+                }
+            }
+            Job::WriteTest => {
+                let block = u64::from(self.config.block);
+                let blocks = disk.plan.span / block;
+                if report.pass_map_blocks != blocks {
+                    let given = report.pass_map_blocks;
+                    return unfinished(format!("the guest's pass map has {given} entries instead of {blocks}"));
+                }
+                let expected = Expected {
+                    seed: self.config.seed,
+                    block,
+                    span: disk.plan.span,
+                    map: report.pass_map,
+                };
+                let found = verify::pattern(&disk.image, self.area, &expected, cancel)?;
+                result.bytes_verified = found.verified;
+                result.problem = found.mismatch;
+                result.sha256 = verify::hex(&verify::hash(&disk.image, disk.plan.bytes, cancel)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn exit_reason(code: u32, last_message: &str) -> String {
+    let what = match code {
+        exit::PANIC => "the guest panicked".to_owned(),
+        exit::BAD_BOOT_INFO => "the guest did not understand its boot information".to_owned(),
+        code => format!("the guest ended with code {code}"),
+    };
+    if last_message.is_empty() { what } else { format!("{what}: {last_message}") }
+}
+
+/// What the guest itself says is wrong with a disk's job.
+fn guest_problem(report: &DiskReport) -> Option<String> {
+    let (sector, detail) = (report.error_sector, report.error_detail);
+    let what = match report.error {
+        error::NONE if report.state == state::DONE => return None,
+        error::NONE => "the guest did not finish the job".to_owned(),
+        error::SETUP => format!("the guest's driver could not be set up (code {detail})"),
+        error::IO => format!("the request at sector {sector} ended with status {detail}"),
+        error::MISMATCH => format!("the guest read sector {sector}, and it was not what had been written"),
+        error::RING => format!("the guest found the queue broken (code {detail})"),
+        error::MEMORY => "the guest has too little memory for the job".to_owned(),
+        other => format!("the guest reports error {other} (detail {detail}, sector {sector})"),
+    };
+    Some(what)
+}

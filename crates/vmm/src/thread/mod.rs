@@ -1,0 +1,126 @@
+//! The thread machine: the guest program as a thread of this process, against the same devices.
+//!
+//! A panic in it is the guest's crash. A guest that makes no more calls cannot be stopped: its thread is
+//! abandoned, together with the RAM mapping and the bus that it holds, until the process ends.
+mod doorbells;
+mod lines;
+mod platform;
+
+use crate::accel::{Accelerator, Ended, Running};
+use crate::bus::Bus;
+use crate::error::RunError;
+use crate::report::GuestFailure;
+use doorbells::Doorbells;
+use lines::Lines;
+use paravane_dma::Region;
+use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
+use platform::{HostThread, Stopped};
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Once};
+use std::thread::JoinHandle;
+
+/// Stack of the guest's thread, about that of the flat image.
+const STACK: usize = 1 << 20;
+
+/// The machine before its start.
+pub(crate) struct ThreadMachine {
+    region: Arc<Region>,
+    lines: Arc<Lines>,
+    doorbells: Arc<Doorbells>,
+}
+
+impl ThreadMachine {
+    /// With `region` as RAM.
+    pub(crate) fn new(region: Arc<Region>) -> Self {
+        Self { region, lines: Arc::default(), doorbells: Arc::default() }
+    }
+}
+
+impl Accelerator for ThreadMachine {
+    fn name(&self) -> &'static str {
+        "thread"
+    }
+
+    fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError> {
+        Ok(Lines::line(&self.lines, gsi))
+    }
+
+    fn ioeventfds(&self) -> Arc<dyn IoEventFds> {
+        Arc::clone(&self.doorbells) as Arc<dyn IoEventFds>
+    }
+
+    fn tsc_khz(&self) -> u64 {
+        0
+    }
+
+    fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
+        let lines = Arc::clone(&self.lines);
+        let thread = std::thread::Builder::new()
+            .name("guest".into())
+            .stack_size(STACK)
+            .spawn(move || {
+                self.lines.attach();
+                let platform = HostThread::new(self.region, self.lines, self.doorbells, bus);
+                // The receiver waits for this message for as long as it lives.
+                let _ = ended.send(run(&platform));
+            })
+            .map_err(|source| RunError::Os { what: "start the guest's thread", source })?;
+        Ok(Box::new(RunningThread { lines, thread }))
+    }
+}
+
+thread_local! {
+    /// What the guest in this thread panicked with; `None` in threads that run no guest.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Keeps the message of a guest's panic for the report. Panics of other threads go on to the old hook.
+fn catch_messages() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let others = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let ours = PANIC.try_with(|message| match message.try_borrow_mut() {
+                Ok(mut message) => message.as_mut().map(|message| *message = info.to_string()).is_some(),
+                Err(_) => false,
+            });
+            if ours != Ok(true) {
+                others(info);
+            }
+        }));
+    });
+}
+
+fn run(platform: &HostThread) -> Ended {
+    catch_messages();
+    PANIC.with(|message| *message.borrow_mut() = Some(String::new()));
+    let result = catch_unwind(AssertUnwindSafe(|| paravane_guest::run(platform)));
+    let message = PANIC.with(|message| message.borrow_mut().take()).unwrap_or_default();
+    match result {
+        Ok(code) => Ended::Exit(code, Vec::new()),
+        Err(payload) if payload.is::<Stopped>() => Ended::Stopped(Vec::new()),
+        Err(_) => Ended::Failed(GuestFailure {
+            reason: message.split_whitespace().collect::<Vec<_>>().join(" "),
+            registers: Vec::new(),
+        }),
+    }
+}
+
+struct RunningThread {
+    lines: Arc<Lines>,
+    thread: JoinHandle<()>,
+}
+
+impl Running for RunningThread {
+    fn stop(&self) {
+        self.lines.stop();
+    }
+
+    fn join(self: Box<Self>) {
+        if self.thread.join().is_err() {
+            tracing::error!("the guest's thread panicked outside the guest");
+        }
+    }
+}

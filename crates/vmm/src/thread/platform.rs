@@ -1,0 +1,111 @@
+//! The guest program's platform when it is a thread of this process.
+use super::doorbells::Doorbells;
+use super::lines::Lines;
+use crate::bus::Bus;
+use paravane_dma::Region;
+use paravane_guest::Platform;
+use paravane_ring::{Area, DmaArea};
+use paravane_spec::mmio::{QUEUE_NOTIFY, WINDOW};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What unwinds a guest that was asked to stop.
+pub(super) struct Stopped;
+
+/// The machine as its guest sees it. Belongs to the guest's thread.
+pub(super) struct HostThread {
+    region: Arc<Region>,
+    lines: Arc<Lines>,
+    doorbells: Arc<Doorbells>,
+    bus: Arc<Bus>,
+    start: Instant,
+}
+
+impl HostThread {
+    /// On this machine.
+    pub(super) fn new(
+        region: Arc<Region>,
+        lines: Arc<Lines>,
+        doorbells: Arc<Doorbells>,
+        bus: Arc<Bus>,
+    ) -> Self {
+        Self { region, lines, doorbells, bus, start: Instant::now() }
+    }
+
+    /// Ends the guest here if that was asked for. No lock is held: every call of the platform starts or
+    /// ends with this.
+    fn check_stop(&self) {
+        if self.lines.stopping() {
+            std::panic::resume_unwind(Box::new(Stopped));
+        }
+    }
+}
+
+impl Platform for HostThread {
+    fn mmio_read32(&self, addr: u64) -> u32 {
+        self.check_stop();
+        self.bus.console().tally().exit();
+        let mut data = [0; 4];
+        self.bus.read(addr, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn mmio_write32(&self, addr: u64, value: u32) {
+        self.check_stop();
+        if addr % WINDOW == QUEUE_NOTIFY && self.doorbells.ring(addr, value) {
+            return;
+        }
+        self.bus.console().tally().exit();
+        // The guest's end arrives as the return value of its program.
+        let _ = self.bus.write(addr, &value.to_le_bytes());
+    }
+
+    fn mmio_read8(&self, addr: u64) -> u8 {
+        self.check_stop();
+        self.bus.console().tally().exit();
+        let mut data = [0; 1];
+        self.bus.read(addr, &mut data);
+        data[0]
+    }
+
+    fn ram(&self, addr: u64, len: usize) -> Option<DmaArea> {
+        let end = addr.checked_add(u64::try_from(len).ok()?)?;
+        if addr < self.region.gpa() || end > self.region.gpa() + self.region.size() {
+            return None;
+        }
+        let offset = usize::try_from(addr - self.region.gpa()).ok()?;
+        // SAFETY: the sum above shows that offset and length lie in the region, which is one mapping.
+        let ptr = unsafe { self.region.host().add(offset) };
+        // SAFETY: the region stays mapped while this platform holds its Arc, and the platform outlives the
+        // guest program, which is the only user of the area: `run` borrows it, and a guest thread that is
+        // abandoned never drops it. Nothing in this process makes Rust references to guest memory.
+        let area = unsafe { Area::new(ptr, len) };
+        Some(DmaArea { area, addr })
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.check_stop();
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn interrupts(&self) -> u64 {
+        self.lines.taken()
+    }
+
+    fn line_interrupts(&self, gsi: u32) -> u64 {
+        self.lines.taken_on(gsi)
+    }
+
+    fn enable_line(&self, gsi: u32) {
+        self.lines.enable(gsi);
+    }
+
+    fn wait(&self, seen: u64) {
+        self.lines.wait(seen);
+        self.check_stop();
+    }
+
+    fn crash(&self) -> ! {
+        panic!("an undefined instruction, injected");
+    }
+}

@@ -1,0 +1,110 @@
+//! The operator's side of a run: progress, cancelling, and the suspicion of a hang.
+//!
+//! ```text
+//!             Ended arrives
+//!  watching ------------------------------------------> Verdict
+//!     |  cancel asked for, or heartbeat stands still       ^
+//!     v                                                    |
+//!  stopping --- Ended arrives, or it cannot be stopped ----+
+//! ```
+use crate::Progress;
+use crate::accel::{Ended, Running};
+use crate::error::RunError;
+use crate::report::GuestFailure;
+use crate::report_area::ReportArea;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How often the report area is looked at.
+const PERIOD: Duration = Duration::from_millis(50);
+/// How long a guest may take to stop.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How the guest's part of a run ended.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// By itself, with this exit code and these registers.
+    Exit(u32, Vec<String>),
+    /// It crashed or hung.
+    Failed(GuestFailure),
+    /// The operator stopped it.
+    Cancelled,
+}
+
+/// Waits for the guest's end.
+///
+/// # Errors
+/// The host failed under it.
+pub(crate) fn watch(
+    running: Box<dyn Running>,
+    ended: &Receiver<Ended>,
+    area: &ReportArea,
+    progress: &Progress,
+    hang_timeout: Duration,
+) -> Result<Verdict, RunError> {
+    let mut heartbeat = 0;
+    let mut alive = Instant::now();
+    loop {
+        match ended.recv_timeout(PERIOD) {
+            Ok(end) => {
+                running.join();
+                area.show(progress);
+                return verdict(end, GuestFailure { reason: String::new(), registers: Vec::new() });
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(lost()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let beat = area.show(progress);
+        if beat != heartbeat {
+            heartbeat = beat;
+            alive = Instant::now();
+        }
+        // Relaxed: a request that is seen one period later is as good.
+        if progress.cancel.load(Ordering::Relaxed) {
+            return match stop(running, ended)? {
+                Some(Ended::Host(error)) => Err(error),
+                _ => Ok(Verdict::Cancelled),
+            };
+        }
+        if alive.elapsed() >= hang_timeout {
+            let seconds = hang_timeout.as_secs_f64();
+            let mut failure =
+                GuestFailure { reason: format!("no progress for {seconds} s"), registers: Vec::new() };
+            return match stop(running, ended)? {
+                Some(end) => verdict(end, failure),
+                None => {
+                    failure.reason += "; its thread cannot be stopped and was abandoned";
+                    Ok(Verdict::Failed(failure))
+                }
+            };
+        }
+    }
+}
+
+fn lost() -> RunError {
+    RunError::Os { what: "run the guest", source: std::io::Error::other("its thread ended without a word") }
+}
+
+/// Stops the guest; `None` if it cannot be stopped.
+fn stop(running: Box<dyn Running>, ended: &Receiver<Ended>) -> Result<Option<Ended>, RunError> {
+    running.stop();
+    match ended.recv_timeout(GRACE) {
+        Ok(end) => {
+            running.join();
+            Ok(Some(end))
+        }
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => Err(lost()),
+    }
+}
+
+/// `stopped` is what it means if the guest ended because it was stopped.
+fn verdict(end: Ended, stopped: GuestFailure) -> Result<Verdict, RunError> {
+    match end {
+        Ended::Exit(code, registers) => Ok(Verdict::Exit(code, registers)),
+        Ended::Failed(failure) => Ok(Verdict::Failed(failure)),
+        Ended::Stopped(registers) => Ok(Verdict::Failed(GuestFailure { registers, ..stopped })),
+        Ended::Host(error) => Err(error),
+    }
+}

@@ -1,0 +1,71 @@
+//! Images to work on, configurations to start from, and the loud skip.
+use paravane_vmm::{AccelChoice, DiskConfig, Job, Progress, Report, RunConfig, RunError, run};
+use sha2::{Digest, Sha256};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
+
+/// Whether KVM is usable here; if not, says that `test` was skipped.
+pub(crate) fn kvm(test: &str) -> bool {
+    let config = RunConfig { accel: AccelChoice::Kvm, ..config(AccelChoice::Kvm) };
+    match run(config, Arc::default(), Instant::now()) {
+        Err(RunError::NoKvm(why)) => {
+            let line = format!("SKIPPED {test}: {why}\n");
+            eprint!("{line}");
+            if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
+                let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+                file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
+            }
+            false
+        }
+        _ => true,
+    }
+}
+
+/// A short run with an entropy device and no disk.
+pub(crate) fn config(accel: AccelChoice) -> RunConfig {
+    RunConfig {
+        accel,
+        memory: 32 << 20,
+        duration: Duration::from_millis(100),
+        hang_timeout: Duration::from_secs(20),
+        entropy: 256,
+        ..RunConfig::default()
+    }
+}
+
+/// The same with one disk.
+pub(crate) fn with_disk(accel: AccelChoice, image: &Path, job: Job) -> RunConfig {
+    RunConfig { disks: vec![DiskConfig { path: image.to_owned(), read_only: false, job }], ..config(accel) }
+}
+
+/// An image of `sectors` sectors with content that differs everywhere.
+pub(crate) fn image(sectors: u64) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    let mut state = 0x1234_5678_9abc_def1_u64;
+    for _ in 0..sectors {
+        let mut sector = [0; 512];
+        for bytes in sector.chunks_exact_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            bytes.copy_from_slice(&state.to_le_bytes());
+        }
+        file.write_all(&sector).unwrap();
+    }
+    file.flush().unwrap();
+    file
+}
+
+/// The file's digest in hex.
+pub(crate) fn digest(path: &Path) -> String {
+    let digest: [u8; 32] = Sha256::digest(std::fs::read(path).unwrap()).into();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A run that must take place.
+pub(crate) fn go(config: RunConfig) -> Report {
+    run(config, Arc::new(Progress::default()), Instant::now()).unwrap()
+}

@@ -1,0 +1,60 @@
+//! Whole runs: the built-in guest against real images, as a host thread and under KVM.
+mod bench_top;
+mod scenarios;
+
+use paravane_vmm::AccelChoice;
+
+/// Makes one test a scenario for each accelerator.
+macro_rules! both {
+    ($($scenario:ident),* $(,)?) => {
+        mod thread {
+            use super::*;
+            $(
+                #[test]
+                fn $scenario() {
+                    scenarios::$scenario(AccelChoice::Thread);
+                }
+            )*
+        }
+        mod kvm {
+            use super::*;
+            $(
+                #[test]
+                fn $scenario() {
+                    if bench_top::kvm(concat!("kvm::", stringify!($scenario))) {
+                        scenarios::$scenario(AccelChoice::Kvm);
+                    }
+                }
+            )*
+        }
+    };
+}
+
+both!(
+    a_hashed_image_has_the_hosts_digest_and_is_untouched,
+    a_read_only_image_is_hashed,
+    a_write_test_verifies,
+    a_write_test_of_a_part_leaves_the_rest_alone,
+    two_disks_at_once,
+    polling_needs_no_interrupts,
+    the_thread_engine_serves_as_well,
+    without_ioeventfds_every_kick_exits,
+    entropy_alone,
+    a_crash_ends_the_run,
+    a_panic_ends_the_run,
+    a_hang_ends_the_run,
+    a_cancelled_run_ends_cleanly,
+    an_image_is_free_again_after_every_end,
+    twenty_write_tests_in_a_row,
+    the_footprint_stays_small,
+);
+
+#[test]
+fn impossible_wishes_touch_nothing() {
+    scenarios::impossible_wishes_touch_nothing();
+}
+
+#[test]
+fn automatic_choice_says_why() {
+    scenarios::automatic_choice_says_why();
+}

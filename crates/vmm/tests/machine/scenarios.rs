@@ -1,0 +1,282 @@
+//! What runs must do, whatever runs the guest.
+use crate::bench_top::{config, digest, go, image, with_disk};
+use paravane_vmm::{
+    AccelChoice, Completion, DiskConfig, EngineChoice, Inject, Job, Outcome, Progress, Report, RunConfig, run,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+fn accel_name(accel: AccelChoice) -> &'static str {
+    if accel == AccelChoice::Kvm { "kvm" } else { "thread" }
+}
+
+/// Sane figures of a run that went well.
+fn assert_verified(report: &Report, accel: AccelChoice) {
+    assert_eq!(report.outcome, Outcome::Verified);
+    assert_eq!(report.accel, accel_name(accel));
+    assert_eq!(report.transport, "mmio");
+    assert!(report.kicks > 0 && report.exits > 0);
+    assert!(report.boot_ms > 0.0 && report.wall_s > 0.0 && report.host_cpu_s > 0.0);
+    for disk in &report.disks {
+        assert_eq!(disk.problem, None);
+        assert!(disk.iops > 0.0 && disk.mb_s > 0.0, "{disk:?}");
+        assert!(0.0 < disk.p50_us && disk.p50_us <= disk.p99_us && disk.p99_us <= disk.p999_us, "{disk:?}");
+    }
+}
+
+pub(crate) fn a_hashed_image_has_the_hosts_digest_and_is_untouched(accel: AccelChoice) {
+    // Not a multiple of the request size, so that the last request is a short one.
+    let image = image(8 * 2048 + 3);
+    let before = digest(image.path());
+    let report = go(with_disk(accel, image.path(), Job::Hash));
+    assert_verified(&report, accel);
+    assert_eq!(report.disks[0].sha256, before);
+    assert_eq!(report.disks[0].bytes_verified, (8 * 2048 + 3) * 512);
+    assert_eq!(report.disks[0].job, "hash");
+    assert_eq!(digest(image.path()), before);
+    assert_eq!(report.entropy_bytes, 256);
+}
+
+pub(crate) fn a_read_only_image_is_hashed(accel: AccelChoice) {
+    let image = image(2048);
+    let before = digest(image.path());
+    let mut permissions = image.as_file().metadata().unwrap().permissions();
+    permissions.set_readonly(true);
+    image.as_file().set_permissions(permissions).unwrap();
+    let mut config = with_disk(accel, image.path(), Job::Hash);
+    config.disks[0].read_only = true;
+    let report = go(config);
+    assert_verified(&report, accel);
+    assert_eq!(report.disks[0].sha256, before);
+}
+
+pub(crate) fn a_write_test_verifies(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    let before = digest(image.path());
+    let report = go(with_disk(accel, image.path(), Job::WriteTest));
+    assert_verified(&report, accel);
+    assert!(report.interrupts > 0);
+    let disk = &report.disks[0];
+    assert_eq!(disk.bytes_verified, 4 << 20);
+    assert_eq!(disk.job, "write-test");
+    assert_ne!(disk.sha256, before);
+    assert_eq!(disk.sha256, digest(image.path()));
+    assert!(report.mb_per_cpu_s > 0.0);
+}
+
+pub(crate) fn a_write_test_of_a_part_leaves_the_rest_alone(accel: AccelChoice) {
+    let image = image(2 * 2048 + 1);
+    let before = std::fs::read(image.path()).unwrap();
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    config.span = (1 << 20) + 100;
+    config.block = 1536;
+    config.depth = 7;
+    let report = go(config);
+    assert_verified(&report, accel);
+    let span = ((1 << 20) + 100) / 1536 * 1536;
+    assert_eq!(report.disks[0].bytes_verified, span as u64);
+    let after = std::fs::read(image.path()).unwrap();
+    assert!(before[span..] == after[span..]);
+    assert!(before[..512] != after[..512]);
+}
+
+pub(crate) fn two_disks_at_once(accel: AccelChoice) {
+    let (written, read) = (image(4 * 2048), image(4 * 2048));
+    let before = digest(read.path());
+    let mut config = with_disk(accel, written.path(), Job::WriteTest);
+    config.disks.push(DiskConfig { path: read.path().to_owned(), read_only: true, job: Job::Hash });
+    let report = go(config);
+    assert_verified(&report, accel);
+    assert_eq!(report.disks.len(), 2);
+    assert_eq!(report.disks[0].bytes_verified, 4 << 20);
+    assert_eq!(report.disks[1].sha256, before);
+}
+
+pub(crate) fn polling_needs_no_interrupts(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    config.completion = Completion::Poll;
+    let report = go(config);
+    assert_verified(&report, accel);
+    // Suppression is a hint: an interrupt or two may come before the driver has said that it wants none.
+    assert!(report.interrupts <= 4, "{}", report.interrupts);
+}
+
+pub(crate) fn the_thread_engine_serves_as_well(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    config.engine = EngineChoice::Threads;
+    let report = go(config);
+    assert_verified(&report, accel);
+    assert!(report.disks[0].engine.starts_with("threads"), "{}", report.disks[0].engine);
+}
+
+pub(crate) fn without_ioeventfds_every_kick_exits(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let report = go(config.clone());
+    assert_verified(&report, accel);
+    assert_eq!(report.exit_kicks, 0);
+    config.ioeventfd = false;
+    let report = go(config);
+    assert_verified(&report, accel);
+    assert_eq!(report.exit_kicks, report.kicks);
+    assert!(report.exits > report.kicks);
+}
+
+pub(crate) fn entropy_alone(accel: AccelChoice) {
+    let mut config = config(accel);
+    config.entropy = 10_000;
+    let report = go(config);
+    assert_verified(&report, accel);
+    assert_eq!(report.entropy_bytes, 10_000);
+    assert!(report.disks.is_empty());
+}
+
+fn failing(accel: AccelChoice, inject: Inject) -> (String, Vec<String>) {
+    let image = image(2048);
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    config.inject = inject;
+    config.hang_timeout = Duration::from_millis(700);
+    let start = Instant::now();
+    let report = go(config);
+    assert!(start.elapsed() < Duration::from_secs(15));
+    let Outcome::GuestFailed(failure) = report.outcome else { panic!("{:?}", report.outcome) };
+    assert_eq!(report.disks[0].bytes_verified, 0);
+    (failure.reason, failure.registers)
+}
+
+fn assert_registers(accel: AccelChoice, registers: &[String]) {
+    assert_eq!(registers.is_empty(), accel == AccelChoice::Thread);
+    if accel == AccelChoice::Kvm {
+        let all = registers.join(" ");
+        for name in ["rip=0x", "rsp=0x", "rflags=0x", "rax=0x", "r15=0x", "cs=0x", "cr2=0x"] {
+            assert!(all.contains(name), "{name} is not in {all}");
+        }
+    }
+}
+
+pub(crate) fn a_crash_ends_the_run(accel: AccelChoice) {
+    let (reason, registers) = failing(accel, Inject::Crash);
+    assert!(reason.contains("undefined instruction"), "{reason}");
+    assert_registers(accel, &registers);
+    if accel == AccelChoice::Kvm {
+        assert!(registers[0].starts_with("interrupted: rip=0x"), "{}", registers[0]);
+    }
+}
+
+pub(crate) fn a_panic_ends_the_run(accel: AccelChoice) {
+    let (reason, registers) = failing(accel, Inject::Panic);
+    assert!(reason.contains("panicked"), "{reason}");
+    assert_registers(accel, &registers);
+}
+
+pub(crate) fn a_hang_ends_the_run(accel: AccelChoice) {
+    let (reason, registers) = failing(accel, Inject::Hang);
+    assert!(reason.contains("no progress for 0.7 s"), "{reason}");
+    assert_registers(accel, &registers);
+}
+
+pub(crate) fn a_cancelled_run_ends_cleanly(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    config.duration = Duration::from_secs(600);
+    let progress = Arc::new(Progress::default());
+    let thread = {
+        let progress = Arc::clone(&progress);
+        std::thread::spawn(move || run(config, progress, Instant::now()).unwrap())
+    };
+    let start = Instant::now();
+    while progress.bytes_done.load(Ordering::Relaxed) <= 4 << 20 {
+        assert!(start.elapsed() < Duration::from_secs(60), "no progress is shown");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(progress.bytes_total.load(Ordering::Relaxed) >= 8 << 20);
+    progress.cancel.store(true, Ordering::Relaxed);
+    let report = thread.join().unwrap();
+    assert_eq!(report.outcome, Outcome::Cancelled);
+    assert!(report.wall_s < 100.0);
+    // The report so far.
+    assert!(report.disks[0].iops > 0.0 && report.kicks > 0);
+    assert!(report.disks[0].sha256.is_empty());
+}
+
+pub(crate) fn an_image_is_free_again_after_every_end(accel: AccelChoice) {
+    let image = image(2048);
+    for inject in [Inject::None, Inject::Crash, Inject::Hang, Inject::None] {
+        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        config.inject = inject;
+        config.hang_timeout = Duration::from_millis(500);
+        let report = go(config);
+        assert_eq!(report.outcome == Outcome::Verified, inject == Inject::None, "{:?}", report.outcome);
+    }
+}
+
+pub(crate) fn twenty_write_tests_in_a_row(accel: AccelChoice) {
+    let image = image(2048);
+    for seed in 0..20 {
+        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        config.duration = Duration::from_millis(20);
+        config.seed = seed;
+        config.depth = 1 << (seed % 6);
+        let report = go(config);
+        assert_eq!(report.outcome, Outcome::Verified, "seed {seed}");
+        assert_eq!(report.disks[0].bytes_verified, 1 << 20);
+    }
+}
+
+pub(crate) fn the_footprint_stays_small(accel: AccelChoice) {
+    let image = image(2048);
+    let report = go(with_disk(accel, image.path(), Job::Hash));
+    assert_verified(&report, accel);
+    // Other tests run in this process at the same time, so this is no more than a sanity check.
+    assert!(report.resident_overhead > 100 << 10, "{}", report.resident_overhead);
+}
+
+fn refused(config: RunConfig, status: u8, what: &str) {
+    let error = run(config, Arc::default(), Instant::now()).unwrap_err();
+    assert!(error.to_string().contains(what), "{error}");
+    assert_eq!(error.exit_status(), status, "{error}");
+}
+
+pub(crate) fn impossible_wishes_touch_nothing() {
+    let image = image(2048);
+    let before = digest(image.path());
+    let good = with_disk(AccelChoice::Thread, image.path(), Job::WriteTest);
+
+    let mut config = good.clone();
+    config.disks[0].path = "/nonexistent/a.img".into();
+    refused(config, 2, "/nonexistent/a.img");
+    let mut config = good.clone();
+    config.disks.push(DiskConfig { path: "/".into(), read_only: false, job: Job::Hash });
+    refused(config, 2, "directory");
+    let mut config = good.clone();
+    config.disks[0].read_only = true;
+    refused(config, 2, "read-only");
+    let mut config = good.clone();
+    config.disks.push(config.disks[0].clone());
+    refused(config, 2, "in use");
+    let mut config = good.clone();
+    config.block = 1 << 20;
+    config.depth = 256;
+    refused(config, 2, "too little");
+    let mut config = good.clone();
+    config.depth = 0;
+    refused(config, 2, "depth");
+    if !Path::new("/dev/kvm").exists() {
+        let mut config = good;
+        config.accel = AccelChoice::Kvm;
+        refused(config, 2, "KVM");
+    }
+    assert_eq!(digest(image.path()), before);
+}
+
+pub(crate) fn automatic_choice_says_why() {
+    let report = go(config(AccelChoice::Auto));
+    assert_verified(&report, if report.accel == "kvm" { AccelChoice::Kvm } else { AccelChoice::Thread });
+    assert!(!report.accel_reason.is_empty());
+    let report = go(config(AccelChoice::Thread));
+    assert_eq!(report.accel_reason, "asked for with --accel thread");
+}
