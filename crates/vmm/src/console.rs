@@ -66,10 +66,8 @@ impl Console {
             return;
         }
         // Control characters would let the guest play tricks on the operator's terminal.
-        let text: String = String::from_utf8_lossy(&bytes)
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let text: String =
+            String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let text = text.trim_end().to_owned();
         tracing::info!("guest: {text}");
         *lock(&self.last_message) = text;

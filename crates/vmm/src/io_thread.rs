@@ -219,12 +219,7 @@ impl EventLoop {
         let notifier = Arc::clone(&start.notifier);
         // What the notifier was born with is answered by the signal that follows: one serve is due anyway.
         let _ = notifier.notifier().take();
-        epoll::add(
-            &self.poll,
-            notifier.notifier(),
-            epoll::EventData::new_u64(token),
-            epoll::EventFlags::IN,
-        )?;
+        epoll::add(&self.poll, notifier.notifier(), epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         if let Some(fd) = start.handler.completion_fd()
             && let Err(error) =
                 epoll::add(&self.poll, fd, epoll::EventData::new_u64(token | 1), epoll::EventFlags::IN)

@@ -62,6 +62,10 @@ impl Progress {
 /// # Errors
 /// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched) or the host failed under it.
 /// A guest that crashes or hangs is no error here but an [`Outcome`] in the report.
-pub fn run(config: RunConfig, progress: Arc<Progress>, started: std::time::Instant) -> Result<Report, RunError> {
+pub fn run(
+    config: RunConfig,
+    progress: Arc<Progress>,
+    started: std::time::Instant,
+) -> Result<Report, RunError> {
     run::run(&config, &progress, started)
 }

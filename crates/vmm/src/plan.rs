@@ -91,7 +91,10 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
 
 fn check_disk(disk: &DiskConfig) -> Result<(), RunError> {
     if disk.read_only && disk.job == Job::WriteTest {
-        return refuse(format!("{}: a write test was asked for, and the disk is read-only", disk.path.display()));
+        return refuse(format!(
+            "{}: a write test was asked for, and the disk is read-only",
+            disk.path.display()
+        ));
     }
     Ok(())
 }

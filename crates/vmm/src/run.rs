@@ -297,14 +297,12 @@ impl Judge<'_> {
                 let blocks = disk.plan.span / block;
                 if report.pass_map_blocks != blocks {
                     let given = report.pass_map_blocks;
-                    return unfinished(format!("the guest's pass map has {given} entries instead of {blocks}"));
+                    return unfinished(format!(
+                        "the guest's pass map has {given} entries instead of {blocks}"
+                    ));
                 }
-                let expected = Expected {
-                    seed: self.config.seed,
-                    block,
-                    span: disk.plan.span,
-                    map: report.pass_map,
-                };
+                let expected =
+                    Expected { seed: self.config.seed, block, span: disk.plan.span, map: report.pass_map };
                 let found = verify::pattern(&disk.image, self.area, &expected, cancel)?;
                 result.bytes_verified = found.verified;
                 result.problem = found.mismatch;

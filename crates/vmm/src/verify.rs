@@ -206,7 +206,7 @@ mod tests {
     fn each_kind_of_wrong_sector_is_named() {
         let (image, memory, expected) = written(&[1, 2, 3]);
         let mut sector = [0; SECTOR_LEN];
-        let mut try_it = |sector: &[u8; SECTOR_LEN]| {
+        let try_it = |sector: &[u8; SECTOR_LEN]| {
             image.write_all_at(sector, 3 * SECTOR).unwrap();
             let found = look(&image, &memory, &expected);
             assert_eq!(found.verified, 5 * SECTOR);

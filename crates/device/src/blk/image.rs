@@ -102,22 +102,11 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
     }
 }
 
-impl Drop for Image {
-    /// Gives the lock up. The last descriptor's end would do so too, but an io_uring that had the file
-    /// registered is taken apart by the kernel in the background, and keeps it for a while after its own end.
-    fn drop(&mut self) {
-        // A failure leaves the lock to that end.
-        let _ = set_lock(&self.file, libc::F_UNLCK);
-    }
-}
-
 /// Locks the whole file for this open file description, without waiting: exclusively, or shared to read.
-/// Unlike a process's lock it is not lost when somebody in this process opens and closes the same file.
+/// The lock goes with the last descriptor of this description; unlike a process's lock it is not lost when
+/// somebody in this process opens and closes the same file.
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
-    set_lock(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK })
-}
-
-fn set_lock(file: &File, kind: libc::c_int) -> io::Result<()> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     // SAFETY: `flock` is plain data, for which all zeroes are valid; l_pid must be 0 for OFD locks.
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;

@@ -193,8 +193,8 @@ impl Blk {
         }
     }
 
-    /// A second descriptor of the open image, for the host's own reading (verification). Same file offset, so
-    /// read at explicit offsets. Same lock, which ends with this disk and its queue handlers, though.
+    /// A second descriptor of the open image, for the host's own reading (verification); same lock, and same
+    /// file offset, so read at explicit offsets.
     ///
     /// # Errors
     /// The process has no file descriptors left.

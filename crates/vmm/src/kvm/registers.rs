@@ -113,15 +113,12 @@ mod tests {
 
     #[test]
     fn reads_the_frame_with_and_without_an_error_code() {
-        let region = Region::new(RegionConfig {
-            gpa: 0,
-            size: RING0_STACK,
-            backing: Backing::Pages,
-            writable: true,
-        })
-        .unwrap();
+        let region =
+            Region::new(RegionConfig { gpa: 0, size: RING0_STACK, backing: Backing::Pages, writable: true })
+                .unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap().handle();
-        for (from_top, value) in [(48_u64, 4_u64), (40, 0x10_1234), (32, 0x1b), (24, 0x202), (16, 0x3f_0000), (8, 0x23)]
+        for (from_top, value) in
+            [(48_u64, 4_u64), (40, 0x10_1234), (32, 0x1b), (24, 0x202), (16, 0x3f_0000), (8, 0x23)]
         {
             memory.write_obj(RING0_STACK - from_top, &value, Access::WRITE).unwrap();
         }

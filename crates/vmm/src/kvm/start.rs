@@ -12,9 +12,7 @@ use crate::error::RunError;
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, Handle, Memory, Region};
-use paravane_spec::builtin::{
-    BOOT_INFO, IRQ_COUNT, IRQ_VECTOR_BASE, ImageHeader, STACK_TOP, WAIT_VECTOR,
-};
+use paravane_spec::builtin::{BOOT_INFO, IRQ_COUNT, IRQ_VECTOR_BASE, ImageHeader, STACK_TOP, WAIT_VECTOR};
 use std::sync::Arc;
 
 const PML4: u64 = 0x2000;
@@ -62,7 +60,7 @@ const EFER: u64 = 0x500;
 /// Interrupts on; bit 1 is always set.
 const RFLAGS: u64 = 0x202;
 
-/// Interrupt gate to ring 0 that hardware alone may use, and one that ring 3 may use by `int`.
+/// Interrupt gate to ring 0 that hardware alone may use, and one that ring 3 may use by an instruction.
 const GATE: u16 = 0x8e00;
 const GATE_FROM_RING3: u16 = 0xee00;
 
@@ -154,10 +152,8 @@ fn page_tables(memory: &Handle, ram: u64) -> Result<(), RunError> {
 fn interrupt_table(stubs: &ImageHeader) -> Vec<u64> {
     let mut table = vec![0; 512];
     let mut gate = |vector: usize, stub: u64, kind: u16| {
-        table[2 * vector] = stub & 0xffff
-            | u64::from(RING0_CODE) << 16
-            | u64::from(kind) << 32
-            | (stub >> 16 & 0xffff) << 48;
+        table[2 * vector] =
+            stub & 0xffff | u64::from(RING0_CODE) << 16 | u64::from(kind) << 32 | (stub >> 16 & 0xffff) << 48;
         table[2 * vector + 1] = stub >> 32;
     };
     let stride = u64::from(stubs.stub_stride);
@@ -165,11 +161,7 @@ fn interrupt_table(stubs: &ImageHeader) -> Vec<u64> {
         gate(exception, stubs.exception_stubs.wrapping_add(exception as u64 * stride), GATE);
     }
     for gsi in 0..IRQ_COUNT {
-        gate(
-            usize::from(IRQ_VECTOR_BASE) + gsi,
-            stubs.irq_stubs.wrapping_add(gsi as u64 * stride),
-            GATE,
-        );
+        gate(usize::from(IRQ_VECTOR_BASE) + gsi, stubs.irq_stubs.wrapping_add(gsi as u64 * stride), GATE);
     }
     gate(usize::from(WAIT_VECTOR), stubs.wait_stub, GATE_FROM_RING3);
     table
@@ -253,7 +245,7 @@ mod tests {
         assert_eq!(table[2 * 14], 0x2345_8e00_0008_60e0);
         assert_eq!(table[2 * 14 + 1], 1);
         assert_eq!(table[2 * 0x45], 0x0010_8e00_0008_0850);
-        assert_eq!(table[2 * 0x80], 0x0010_ee00_0008_1000);
+        assert_eq!(table[2 * 3], 0x0010_ee00_0008_1000);
         assert_eq!(table[2 * 0x30], 0);
     }
 
