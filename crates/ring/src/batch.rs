@@ -9,26 +9,57 @@ use alloc::vec;
 pub struct Chain {
     /// Identifies the chain until it is completed.
     pub head: u16,
-    pub(crate) first: u32,
-    pub(crate) readable: u16,
-    pub(crate) writable: u16,
-    pub(crate) readable_len: u32,
-    pub(crate) writable_len: u32,
+    /// Its first segment in the batch.
+    first: u32,
+    /// Number of segments: readable ones in the low half, writable ones in the high half.
+    counts: u32,
+    /// Bytes: readable ones in the low half, writable ones in the high half.
+    lens: u64,
 }
 
 impl Chain {
+    /// A chain of one segment.
+    #[inline(always)]
+    pub(crate) fn single(head: u16, first: u32, len: u32, write: bool) -> Self {
+        // No branch: which it is changes from chain to chain.
+        let half = u32::from(write);
+        Self { head, first, counts: 1 << (half * 16), lens: u64::from(len) << (half * 32) }
+    }
+
+    /// A chain whose first segment is not known yet: segments and bytes of the readable and the writable part.
+    pub(crate) fn parts(head: u16, readable: (u16, u32), writable: (u16, u32)) -> Self {
+        Self {
+            head,
+            first: 0,
+            counts: u32::from(readable.0) | u32::from(writable.0) << 16,
+            lens: u64::from(readable.1) | u64::from(writable.1) << 32,
+        }
+    }
+
     /// Bytes that the device may read.
     #[must_use]
     #[inline]
     pub fn readable_len(&self) -> u32 {
-        self.readable_len
+        self.lens as u32
     }
 
     /// Bytes that the device may write.
     #[must_use]
     #[inline]
     pub fn writable_len(&self) -> u32 {
-        self.writable_len
+        (self.lens >> 32) as u32
+    }
+
+    /// Segments that the device reads.
+    #[inline]
+    fn readable(&self) -> usize {
+        (self.counts & 0xffff) as usize
+    }
+
+    /// Segments that the device writes.
+    #[inline]
+    fn writable(&self) -> usize {
+        (self.counts >> 16) as usize
     }
 }
 
@@ -70,7 +101,7 @@ impl Batch {
     #[inline]
     pub fn readable(&self, chain: &Chain) -> &[Segment] {
         let first = chain.first as usize;
-        self.segments.get(first..first + usize::from(chain.readable)).unwrap_or(&[])
+        self.segments.get(first..first + chain.readable()).unwrap_or(&[])
     }
 
     /// The segments of `chain` that the device writes, in order. Nothing for a chain of another batch that
@@ -78,8 +109,8 @@ impl Batch {
     #[must_use]
     #[inline]
     pub fn writable(&self, chain: &Chain) -> &[Segment] {
-        let first = chain.first as usize + usize::from(chain.readable);
-        self.segments.get(first..first + usize::from(chain.writable)).unwrap_or(&[])
+        let first = chain.first as usize + chain.readable();
+        self.segments.get(first..first + chain.writable()).unwrap_or(&[])
     }
 
     /// Forgets the chains.
@@ -131,7 +162,7 @@ impl Batch {
 
     /// Adds a chain whose segments were written to [`Batch::room`]. A slot must be free.
     pub(crate) fn add(&mut self, chain: Chain) {
-        let segments = usize::from(chain.readable) + usize::from(chain.writable);
+        let segments = chain.readable() + chain.writable();
         self.chains[self.count] = Chain { first: self.used as u32, ..chain };
         self.count += 1;
         self.used += segments;

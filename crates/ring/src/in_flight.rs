@@ -1,45 +1,40 @@
-//! Which heads are in flight: one bit for each descriptor of the queue.
+//! Which heads are in flight: a mark for each descriptor of the queue.
+//!
+//! A byte each, not a bit: in a queue at work neighbours change one after the other, and with bits every
+//! change would wait for the store before it to the same word.
 use alloc::boxed::Box;
 use alloc::vec;
 
 /// The set of heads that were handed out and have not come back.
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    words: Box<[u64]>,
+    marks: Box<[bool]>,
 }
 
 impl InFlight {
     /// Nothing in flight, room for heads below `size`.
     pub(crate) fn new(size: u16) -> Self {
-        Self { words: vec![0; usize::from(size).div_ceil(64)].into_boxed_slice() }
+        Self { marks: vec![false; size.into()].into_boxed_slice() }
     }
 
     /// Whether `head` is in flight; what lies outside the queue never is.
     #[inline]
     pub(crate) fn contains(&self, head: u16) -> bool {
-        self.words.get(usize::from(head) / 64).is_some_and(|word| word >> (head % 64) & 1 != 0)
+        self.marks.get(usize::from(head)).is_some_and(|mark| *mark)
     }
 
-    /// Takes `head` in; `false` if it was in flight already, or lies outside the queue's words.
+    /// Takes `head` in; `false` if it was in flight already, or lies outside the queue.
     #[inline]
     pub(crate) fn insert(&mut self, head: u16) -> bool {
-        let bit = 1 << (head % 64);
-        match self.words.get_mut(usize::from(head) / 64) {
-            Some(word) if *word & bit == 0 => {
-                *word |= bit;
-                true
-            }
-            _ => false,
-        }
+        self.marks.get_mut(usize::from(head)).is_some_and(|mark| !core::mem::replace(mark, true))
     }
 
     /// Takes `head` out; `false` if it was not in flight.
     #[inline]
     pub(crate) fn remove(&mut self, head: u16) -> bool {
-        let bit = 1 << (head % 64);
-        match self.words.get_mut(usize::from(head) / 64) {
-            Some(word) if *word & bit != 0 => {
-                *word &= !bit;
+        match self.marks.get_mut(usize::from(head)) {
+            Some(mark) if *mark => {
+                *mark = false;
                 true
             }
             _ => false,
@@ -48,14 +43,13 @@ impl InFlight {
 
     /// Forgets all: after a queue has latched, nothing can be completed.
     pub(crate) fn clear(&mut self) {
-        self.words.fill(0);
+        self.marks.fill(false);
     }
 
-    /// The words, for the fast path. Bit `head % 64` of word `head / 64` stands for `head`; there is a word
-    /// for each head below the size.
+    /// The marks, for the fast path: one for each head below the size.
     #[inline]
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut u64 {
-        self.words.as_mut_ptr()
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut bool {
+        self.marks.as_mut_ptr()
     }
 }
 
@@ -67,7 +61,9 @@ mod tests {
     fn a_head_is_in_at_most_once() {
         for size in [1, 2, 64, 128, 32768] {
             let mut set = InFlight::new(size);
-            for head in [0, size / 2, size - 1] {
+            let mut heads = alloc::vec![0, size / 2, size - 1];
+            heads.dedup();
+            for head in heads {
                 assert!(!set.contains(head));
                 assert!(!set.remove(head));
                 assert!(set.insert(head));

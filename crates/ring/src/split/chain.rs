@@ -193,14 +193,11 @@ impl<'a> Pieces<'a> {
 
     /// The chain, but for the place of its first segment.
     fn chain(&self) -> Chain {
-        Chain {
-            head: self.head,
-            first: 0,
-            // Both are at most MAX_CHAIN.
-            readable: self.readable as u16,
-            writable: self.writable as u16,
-            readable_len: self.readable_len,
-            writable_len: self.writable_len,
-        }
+        // The counts are at most MAX_CHAIN.
+        Chain::parts(
+            self.head,
+            (self.readable as u16, self.readable_len),
+            (self.writable as u16, self.writable_len),
+        )
     }
 }

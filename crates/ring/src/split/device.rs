@@ -49,8 +49,8 @@ pub(crate) struct Ring {
 /// Where the fast path stopped: the next chain is not a simple one, or something is wrong with it.
 struct Stop {
     head: u16,
-    /// Fetched already; `None` if there is no such descriptor.
-    first: Option<Descriptor>,
+    /// Fetched already, if `head` is a descriptor of the queue.
+    first: Descriptor,
 }
 
 impl Ring {
@@ -125,53 +125,43 @@ impl Ring {
         let wanted = limit - batch.count();
         let free = batch.free();
         let in_flight = self.in_flight.as_mut_ptr();
-        let (start, mask, size, avail) = (self.next_avail, self.mask, self.size, self.avail);
+        let (start, mask, avail) = (usize::from(self.next_avail), usize::from(self.mask), self.avail);
         let mut taken = 0;
         let stop = loop {
             if taken == wanted {
                 break None;
             }
-            let slot = usize::from(start.wrapping_add(taken as u16) & mask);
+            let slot = (start + taken) & mask;
             // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after their writing.
             // SAFETY: `slot` is less than the size; see the invariant of `Ring`.
             let head = unsafe { avail.load_u16(AVAIL_RING + slot * AVAIL_ENTRY, Relaxed) };
-            if head >= size {
-                break Some(Stop { head, first: None });
+            if usize::from(head) > mask {
+                break Some(Stop { head, first: Descriptor::NONE });
             }
             // SAFETY: `head` was just checked.
-            let desc = unsafe { self.tables.fetch(head) };
-            let len = desc.len();
-            // SAFETY: `InFlight` has a word for each head below the size.
-            let word = unsafe { &mut *in_flight.add(usize::from(head) / 64) };
-            let bit = 1 << (head % 64);
-            if desc.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
-                || len == 0
-                || desc.addr.checked_add(len.into()).is_none()
-                || *word & bit != 0
+            let first = unsafe { self.tables.fetch(head) };
+            // SAFETY: `InFlight` has a place for each head below the size.
+            let mark = unsafe { &mut *in_flight.add(usize::from(head)) };
+            if first.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
+                // Not less: it has no bytes, or wraps around the address space.
+                || first.addr >= first.addr.wrapping_add(first.len().into())
+                || *mark
             {
-                break Some(Stop { head, first: Some(desc) });
+                break Some(Stop { head, first });
             }
-            *word |= bit;
-            let writable = u32::from(desc.flags() & DESC_F_WRITE != 0);
-            let writable_len = len & writable.wrapping_neg();
-            let chain = Chain {
-                head,
-                first: free.first + taken as u32,
-                readable: 1 - writable as u16,
-                writable: writable as u16,
-                readable_len: len - writable_len,
-                writable_len,
-            };
+            *mark = true;
+            let segment = Segment { addr: first.addr, len: first.len() };
+            let chain = Chain::single(head, free.first + taken as u32, first.len(), first.has(DESC_F_WRITE));
             // SAFETY: the batch has `limit - count` free slots at least, and a free segment for each of them
             // (its invariant); `taken` is less.
             unsafe {
-                free.segments.add(taken).write(Segment { addr: desc.addr, len });
+                free.segments.add(taken).write(segment);
                 free.chains.add(taken).write(chain);
             }
             taken += 1;
         };
         batch.add_simple(taken);
-        self.next_avail = start.wrapping_add(taken as u16);
+        self.next_avail = self.next_avail.wrapping_add(taken as u16);
         stop
     }
 
@@ -184,10 +174,12 @@ impl Ring {
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
         let head = stop.head;
-        let taken = match stop.first {
-            None => Err(QueueError::DescIndex { index: head.into(), size: self.size.into() }),
-            Some(_) if self.in_flight.contains(head) => Err(QueueError::HeadInFlight { head }),
-            Some(first) => self.tables.walk(head, first, batch, fetch),
+        let taken = if head >= self.size {
+            Err(QueueError::DescIndex { index: head.into(), size: self.size.into() })
+        } else if self.in_flight.contains(head) {
+            Err(QueueError::HeadInFlight { head })
+        } else {
+            self.tables.walk(head, stop.first, batch, fetch)
         };
         match taken {
             Ok(true) => {
