@@ -12,7 +12,7 @@ pub struct Chain {
     /// Its first segment in the batch.
     first: u32,
     /// Number of segments: readable ones in the low half, writable ones in the high half.
-    counts: u32,
+    counts: u64,
     /// Bytes: readable ones in the low half, writable ones in the high half.
     lens: u64,
 }
@@ -22,8 +22,8 @@ impl Chain {
     #[inline(always)]
     pub(crate) fn single(head: u16, first: u32, len: u32, write: bool) -> Self {
         // No branch: which it is changes from chain to chain.
-        let half = u32::from(write);
-        Self { head, first, counts: 1 << (half * 16), lens: u64::from(len) << (half * 32) }
+        let half = u32::from(write) * 32;
+        Self { head, first, counts: 1 << half, lens: u64::from(len) << half }
     }
 
     /// A chain whose first segment is not known yet: segments and bytes of the readable and the writable part.
@@ -31,7 +31,7 @@ impl Chain {
         Self {
             head,
             first: 0,
-            counts: u32::from(readable.0) | u32::from(writable.0) << 16,
+            counts: u64::from(readable.0) | u64::from(writable.0) << 32,
             lens: u64::from(readable.1) | u64::from(writable.1) << 32,
         }
     }
@@ -53,13 +53,13 @@ impl Chain {
     /// Segments that the device reads.
     #[inline]
     fn readable(&self) -> usize {
-        (self.counts & 0xffff) as usize
+        self.counts as u32 as usize
     }
 
     /// Segments that the device writes.
     #[inline]
     fn writable(&self) -> usize {
-        (self.counts >> 16) as usize
+        (self.counts >> 32) as usize
     }
 }
 
@@ -95,22 +95,33 @@ impl Batch {
         &self.chains[..self.count]
     }
 
-    /// The segments of `chain` that the device reads, in order. Nothing for a chain of another batch that
-    /// does not fit in this one.
+    /// The segments of `chain`: those that the device reads and those that it writes, each in order. Nothing
+    /// for a chain of another batch that does not fit in this one.
+    #[must_use]
+    #[inline]
+    pub fn segments(&self, chain: &Chain) -> (&[Segment], &[Segment]) {
+        let first = chain.first as usize;
+        let (readable, writable) = (chain.readable(), chain.writable());
+        let (middle, end) = (first + readable, first + readable + writable);
+        if end > self.segments.len() {
+            return (&[], &[]);
+        }
+        // SAFETY: none of the numbers has more than 32 bits, so the sums are ordered, and `end` lies inside.
+        unsafe { (self.segments.get_unchecked(first..middle), self.segments.get_unchecked(middle..end)) }
+    }
+
+    /// The first part of [`Batch::segments`].
     #[must_use]
     #[inline]
     pub fn readable(&self, chain: &Chain) -> &[Segment] {
-        let first = chain.first as usize;
-        self.segments.get(first..first + chain.readable()).unwrap_or(&[])
+        self.segments(chain).0
     }
 
-    /// The segments of `chain` that the device writes, in order. Nothing for a chain of another batch that
-    /// does not fit in this one.
+    /// The second part of [`Batch::segments`].
     #[must_use]
     #[inline]
     pub fn writable(&self, chain: &Chain) -> &[Segment] {
-        let first = chain.first as usize + chain.readable();
-        self.segments.get(first..first + chain.writable()).unwrap_or(&[])
+        self.segments(chain).1
     }
 
     /// Forgets the chains.
