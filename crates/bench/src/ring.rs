@@ -47,10 +47,14 @@ pub(crate) const NOTES: &[&str] = &[
     "Device side: take the chain, look at its descriptors, complete it; once a batch publish and decide on an interrupt.",
     "Driver side: add the buffer, once a batch publish and decide on a kick, take the buffer back.",
     "Not included: the buffers' bytes, notifications, cache misses between CPUs.",
+    "A round is the median of 41 slices of 0.6 ms, so that time taken away by the scheduler does not count.",
 ];
 
-/// How long one subject runs in one round.
-const ROUND: Duration = Duration::from_millis(25);
+/// Slices in one round of one subject. The median slice stands for the round, so that the slices in which
+/// the scheduler gave the CPU to someone else do not count.
+const SLICES: u16 = 41;
+/// How long a slice is: much less than a scheduler lets a thread run undisturbed.
+const SLICE: Duration = Duration::from_micros(600);
 /// The fewest rounds that make a result.
 const FEWEST_ROUNDS: u32 = 5;
 
@@ -71,18 +75,18 @@ struct Sample {
 }
 
 impl Entry {
-    /// Makes the subject and finds how many batches take `round`.
-    fn new(case: Case, name: &'static str, round: Duration) -> Result<Self, BenchError> {
+    /// Makes the subject and finds how many batches fill a slice.
+    fn new(case: Case, name: &'static str, slice: Duration) -> Result<Self, BenchError> {
         let mut subject = make(case, name)?
             .ok_or_else(|| BenchError::Subject { subject: name, reason: format!("it has no {case}") })?;
         let mut batches = 64u32;
         loop {
-            let start = Instant::now();
+            let start = thread_clock()?;
             black_box(subject.run(black_box(batches))?);
-            let took = start.elapsed();
+            let took = thread_clock()?.saturating_sub(start);
             // Long enough to be judged: scale from here.
-            if took >= round / 8 || batches >= 1 << 28 {
-                let scale = round.as_secs_f64() / took.as_secs_f64().max(1e-9);
+            if took >= slice / 8 || batches >= 1 << 28 {
+                let scale = slice.as_secs_f64() / took.as_secs_f64().max(1e-9);
                 batches = ((f64::from(batches) * scale) as u32).max(1);
                 return Ok(Self { name, subject, batches, samples: Vec::new() });
             }
@@ -90,31 +94,38 @@ impl Entry {
         }
     }
 
-    /// Measures one round.
+    /// Measures one round: its median slice, and the instructions of all.
     fn sample(&mut self, case: Case, counter: &mut Counter) -> Result<(), BenchError> {
         let Self { subject, batches, .. } = self;
         let before = subject.position();
-        let ((time, cpu), count) = counter.around(|| {
-            let cpu = thread_clock()?;
-            let start = Instant::now();
-            black_box(subject.run(black_box(*batches))?);
-            Ok((start.elapsed(), thread_clock()?.saturating_sub(cpu)))
+        let mut times = [0.0; SLICES as usize];
+        let mut cpus = [0.0; SLICES as usize];
+        let chains = f64::from(*batches) * f64::from(case.batch);
+        let ((), count) = counter.around(|| {
+            for (time, cpu) in times.iter_mut().zip(&mut cpus) {
+                let cpu_start = thread_clock()?;
+                let start = Instant::now();
+                black_box(subject.run(black_box(*batches))?);
+                let took = start.elapsed();
+                *time = took.as_nanos() as f64 / chains;
+                *cpu = thread_clock()?.saturating_sub(cpu_start).as_nanos() as f64 / chains;
+            }
+            Ok(())
         })?;
         // Indices are modulo 2^16.
-        let moved = (*batches as u16).wrapping_mul(case.batch);
+        let moved = (*batches as u16).wrapping_mul(SLICES).wrapping_mul(case.batch);
         if subject.position().wrapping_sub(before) != moved {
             return Err(BenchError::Subject {
                 subject: self.name,
                 reason: "its index went astray".to_owned(),
             });
         }
-        let chains = f64::from(*batches) * f64::from(case.batch);
         let instructions = match count {
-            Some(count) => Some(count as f64 / chains),
+            Some(count) => Some(count as f64 / (chains * f64::from(SLICES))),
             None => counter.stepped(case, self.name)?,
         };
-        let a_chain = |duration: Duration| duration.as_nanos() as f64 / chains;
-        self.samples.push(Sample { time: a_chain(time), cpu: a_chain(cpu), instructions });
+        let middle = |values: &[f64]| Spread::of(values).map_or(0.0, |spread| spread.median);
+        self.samples.push(Sample { time: middle(&times), cpu: middle(&cpus), instructions });
         Ok(())
     }
 }
@@ -128,7 +139,7 @@ fn thread_clock() -> Result<Duration, BenchError> {
 
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
-    measure(&selected(options)?, options.rounds.max(FEWEST_ROUNDS), ROUND, progress)
+    measure(&selected(options)?, options.rounds.max(FEWEST_ROUNDS), SLICE, progress)
 }
 
 /// The cases whose path contains the filter.
@@ -142,7 +153,7 @@ fn selected(options: &Options) -> Result<Vec<Case>, BenchError> {
 fn measure(
     cases: &[Case],
     rounds: u32,
-    round: Duration,
+    slice: Duration,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
@@ -150,9 +161,9 @@ fn measure(
     let mut counter = Counter::choose(progress);
     let mut entries = Vec::new();
     for &case in cases {
-        progress(&format!("{case}: how many chains fill a round"));
+        progress(&format!("{case}: how many chains fill a slice"));
         let names = std::iter::once(SCRIPT).chain(subject::names(case));
-        let of_case: Result<Vec<Entry>, _> = names.map(|name| Entry::new(case, name, round)).collect();
+        let of_case: Result<Vec<Entry>, _> = names.map(|name| Entry::new(case, name, slice)).collect();
         entries.push((case, of_case?));
     }
     for number in 0..rounds {
@@ -255,7 +266,7 @@ mod tests {
     #[test]
     fn a_measurement_has_a_row_for_every_subject_and_metric() {
         let cases = [Case::parse("split/device/1desc/batch32").unwrap()];
-        let rows = measure(&cases, 2, Duration::from_micros(200), &mut |_| {}).unwrap();
+        let rows = measure(&cases, 2, Duration::from_micros(20), &mut |_| {}).unwrap();
         for name in subject::names(cases[0]) {
             for metric in ["time", "cpu"] {
                 let row = rows.iter().find(|row| row.subject == name && row.metric == metric).unwrap();

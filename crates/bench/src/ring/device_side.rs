@@ -8,6 +8,7 @@ use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_ring::QueueAddresses;
 use paravane_ring::device::{Batch, Queue, QueueConfig};
 use paravane_spec::{feature, split};
+use std::hint::black_box;
 use std::sync::Arc;
 
 /// The subject. Fields drop in order, the memory last.
@@ -77,8 +78,14 @@ impl Subject for Ours {
                 return Err(miscounted(OURS, count, *size));
             }
             for chain in batch.chains() {
-                for segment in batch.readable(chain).iter().chain(batch.writable(chain)) {
+                let (readable, writable) = batch.segments(chain);
+                for segment in readable {
                     sum = sum.wrapping_add(segment.addr).wrapping_add(segment.len.into());
+                    black_box(());
+                }
+                for segment in writable {
+                    sum = sum.wrapping_add(segment.addr).wrapping_add(segment.len.into());
+                    black_box(());
                 }
                 queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
             }
