@@ -72,6 +72,15 @@ impl Image {
         Ok(Self { file, path: path.to_owned(), size, read_only, physical_block_exp })
     }
 
+    /// The same file once more, without the lock. The kernel takes a ring apart some time after its process
+    /// has ended, and a file that is registered with it is closed only then (tens of milliseconds were seen):
+    /// the lock must not be held for so long. By the time that the lock does go, the kernel has waited for
+    /// the process's requests. Where /proc is not to be had, it is the locked description after all.
+    pub(super) fn unlocked(&self) -> io::Result<File> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        OpenOptions::new().read(true).write(!self.read_only).open(path).or_else(|_| self.file.try_clone())
+    }
+
     /// Size in sectors.
     pub(super) fn sectors(&self) -> u64 {
         self.size / SECTOR

@@ -155,7 +155,10 @@ impl Blk {
         };
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None)?,
-            (_, Ok(())) => EngineKind::Uring,
+            (_, Ok(())) => match image.unlocked() {
+                Ok(file) => EngineKind::Uring { file },
+                Err(source) => return Err(OpenError::Os { path: config.path, source }),
+            },
             (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { source }),
             (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string()))?,
         };
@@ -187,7 +190,7 @@ impl Blk {
     #[must_use]
     pub fn engine(&self) -> String {
         match &self.engine {
-            EngineKind::Uring => "io_uring".into(),
+            EngineKind::Uring { .. } => "io_uring".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
             EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
         }
@@ -270,7 +273,7 @@ impl Device for Blk {
                 format!("the disk has no queue {index}"),
             ));
         };
-        let engine = Engine::new(&self.engine, &self.image, size)?;
+        let engine = Engine::new(&self.engine, size)?;
         Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, size, features)))
     }
 }

@@ -15,6 +15,7 @@ pub(super) use uring::probe;
 use super::image::Image;
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -70,15 +71,18 @@ pub(super) struct Outcome {
 /// Which engine a disk uses; made once, when it is opened.
 #[derive(Debug)]
 pub(super) enum EngineKind {
-    /// A ring for each queue.
-    Uring,
+    /// A ring for each queue, and what is registered with them: see [`Image::unlocked`].
+    Uring { file: File },
     /// One pool for all queues, and why it is not io_uring if that was the first choice.
     Threads { pool: Arc<Pool>, why: Option<String> },
 }
 
 /// One queue's engine.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one a queue, and the larger one is the one to be fast")]
+#[cfg_attr(
+    not(test),
+    expect(clippy::large_enum_variant, reason = "one a queue, and the larger one is the one to be fast")
+)]
 pub(super) enum Engine {
     Uring(uring::Uring),
     Threads(threads::Threads),
@@ -88,9 +92,9 @@ pub(super) enum Engine {
 
 impl Engine {
     /// Room for `slots` jobs in flight.
-    pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
+    pub(super) fn new(kind: &EngineKind, slots: u16) -> io::Result<Self> {
         Ok(match kind {
-            EngineKind::Uring => Self::Uring(uring::Uring::new(image.clone(), slots)?),
+            EngineKind::Uring { file } => Self::Uring(uring::Uring::new(file, slots)?),
             EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), slots)?),
         })
     }

@@ -6,13 +6,13 @@
 //! ```
 //! The eventfd and the kernel's look at its "disabled" flag are the two sides of a Dekker pattern, see
 //! [`Uring::listen`].
-use super::{Image, Job, Outcome};
+use super::{Job, Outcome};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
@@ -56,8 +56,6 @@ fn event() -> io::Result<OwnedFd> {
 pub(in crate::blk) struct Uring {
     ring: IoUring,
     event: OwnedFd,
-    // The ring holds the file as well; here it says so.
-    _image: Arc<Image>,
 }
 
 impl std::fmt::Debug for Uring {
@@ -67,14 +65,14 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    pub(super) fn new(image: Arc<Image>, slots: u16) -> io::Result<Self> {
+    pub(super) fn new(file: &File, slots: u16) -> io::Result<Self> {
         // Every job in flight has a place in either queue (the kernel makes the completion queue twice as
         // long): neither can overflow.
         let ring = IoUring::new(u32::from(slots).next_power_of_two().max(2))?;
         let event = event()?;
-        ring.submitter().register_files(&[image.file.as_raw_fd()])?;
+        ring.submitter().register_files(&[file.as_raw_fd()])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        Ok(Self { ring, event, _image: image })
+        Ok(Self { ring, event })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -160,8 +158,8 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The kernel takes a ring apart some time after its descriptor is closed. The image, and the lock
-        // on it, must not be held for so long.
+        // The kernel takes a ring apart some time after its descriptor is closed. The image must not be held
+        // for so long, or it could not be unmounted or detached from its loop device.
         if let Err(error) = self.ring.submitter().unregister_files() {
             tracing::debug!(%error, "the image stays registered until its ring is gone");
         }

@@ -1,4 +1,5 @@
 //! Requests as a driver makes them, and what must come back.
+mod block_device;
 mod data;
 mod disk;
 mod in_flight;

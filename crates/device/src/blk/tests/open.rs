@@ -140,6 +140,28 @@ fn another_process_is_refused() {
 }
 
 #[test]
+fn a_process_that_has_ended_holds_no_lock() {
+    use crate::Device;
+    const IMAGE: &str = "PARAVANE_TEST_ABANDONED_IMAGE";
+    if let Some(path) = std::env::var_os(IMAGE) {
+        // This is the other process: it ends without taking anything down.
+        let mut disk = open(Path::new(&path)).unwrap();
+        let _handler = disk.start_queue(0, disk.features()).unwrap();
+        std::process::exit(42);
+    }
+    let file = image(&[0; 512]);
+    for _ in 0..10 {
+        let other = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "blk::tests::open::a_process_that_has_ended_holds_no_lock"])
+            .env(IMAGE, file.path())
+            .output()
+            .unwrap();
+        assert_eq!(other.status.code(), Some(42));
+        drop(open(file.path()).unwrap());
+    }
+}
+
+#[test]
 fn opening_changes_nothing() {
     let before = pattern(4096, 1);
     let file = image(&before);
