@@ -1,4 +1,7 @@
 //! What this host offers a microVM, and what it costs.
+mod cost;
+mod host;
+mod kvm;
 
 /// How a finding is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +27,47 @@ pub struct Finding {
     pub remedy: String,
 }
 
+impl Finding {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, level: Level::Ok, found: found.into(), remedy: String::new() }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, level: Level::Warn, found: found.into(), remedy: remedy.into() }
+    }
+
+    fn missing(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, level: Level::Missing, found: found.into(), remedy: remedy.into() }
+    }
+}
+
 /// Looks at everything. Takes well under a second, changes nothing.
 #[must_use]
 pub fn examine() -> Vec<Finding> {
-    todo!()
+    let mut findings = kvm::examine();
+    findings.extend(host::examine());
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_not_as_it_should_be_has_a_remedy() {
+        let findings = examine();
+        for finding in &findings {
+            assert!(!finding.found.is_empty(), "{finding:?}");
+            assert_eq!(finding.remedy.is_empty(), finding.level == Level::Ok, "{finding:?}");
+        }
+        for name in ["kvm", "vhost-net", "vhost-vsock", "tun", "hugepages", "io_uring", "memlock"] {
+            assert!(findings.iter().any(|finding| finding.name == name), "{name}");
+        }
+        let usable = findings[0].level == Level::Ok;
+        for name in
+            ["ioeventfd", "irqfd", "msi", "irq routing", "dirty ring", "exit cost", "kick cost", "ring 0"]
+        {
+            assert_eq!(findings.iter().any(|finding| finding.name == name), usable, "{name}");
+        }
+    }
 }

@@ -198,6 +198,8 @@ pub(crate) fn base(number: u32) -> u64 {
 mod tests {
     use super::*;
 
+    type Spoil = fn(&mut RunConfig);
+
     fn config(jobs: &[Job]) -> RunConfig {
         let disk = |&job| DiskConfig { path: "a.img".into(), read_only: false, job };
         RunConfig { disks: jobs.iter().map(disk).collect(), ..RunConfig::default() }
@@ -210,7 +212,7 @@ mod tests {
 
     #[test]
     fn each_impossible_wish_is_refused_by_name() {
-        let wishes: [(&str, fn(&mut RunConfig)); 11] = [
+        let wishes: [(&str, Spoil); 11] = [
             ("nothing to do", |c| {
                 c.disks.clear();
                 c.entropy = 0;

@@ -77,7 +77,7 @@ pub struct Report {
     pub entropy_bytes: u64,
     /// CPU seconds of this process, user and system, all threads.
     pub host_cpu_s: f64,
-    /// Megabytes moved in measured phases a CPU second.
+    /// Megabytes (10^6) moved a CPU second, over all phases: both count from start to the guest's end.
     pub mb_per_cpu_s: f64,
     /// From process start to the guest's first request, in milliseconds.
     pub boot_ms: f64,

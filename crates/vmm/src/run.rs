@@ -38,7 +38,7 @@ struct Disk {
     engine: String,
 }
 
-/// See [`crate::run`].
+/// See [`crate::run()`].
 pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
     plan::check(config)?;
     let mut images = Vec::with_capacity(config.disks.len());
@@ -90,7 +90,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let host_cpu_s = footprint::cpu_seconds();
 
     let judge = Judge { config, progress, area: &area, tally: &tally };
-    let (outcome, results, measured) = judge.judge(verdict?, &machine, &disks);
+    let (outcome, results, moved) = judge.judge(verdict?, &machine, &disks);
     let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes.min(config.entropy));
     let boot = tally.first_request().map(|at| at.saturating_duration_since(started));
     let slots = machine.bus.slots();
@@ -106,7 +106,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         interrupts: slots.iter().map(Slot::interrupts).sum(),
         entropy_bytes,
         host_cpu_s,
-        mb_per_cpu_s: measured as f64 / 1e6 / host_cpu_s.max(1e-6),
+        mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
         boot_ms: boot.map_or(0.0, |boot| boot.as_secs_f64() * 1e3),
         wall_s: started.elapsed().as_secs_f64(),
         resident_overhead: footprint::resident_beyond(&region),
@@ -183,7 +183,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// The outcome, the disks' figures, and the bytes moved in measured phases.
+    /// The outcome, the disks' figures, and the bytes moved.
     fn judge(&self, verdict: Verdict, machine: &Machine, disks: &[Disk]) -> (Outcome, Vec<DiskResult>, u64) {
         let mut outcome = match verdict {
             Verdict::Exit(exit::DONE, _) => Outcome::Verified,
@@ -196,13 +196,13 @@ impl Judge<'_> {
         };
         let done = outcome == Outcome::Verified;
         let mut problems = Vec::new();
-        let mut measured = 0_u64;
+        let mut moved = 0_u64;
         let mut results = Vec::with_capacity(disks.len());
         for (number, disk) in disks.iter().enumerate() {
             let report = self.area.disk(number);
             let mut result = self.figures(number, disk, report.as_ref());
             if let Some(report) = &report {
-                measured = measured.saturating_add(report.bytes.min(report.bytes_done));
+                moved = moved.saturating_add(report.bytes_done);
             }
             if done && outcome == Outcome::Verified {
                 match self.look(number, disk, report.as_ref(), &mut result) {
@@ -222,7 +222,7 @@ impl Judge<'_> {
         if outcome == Outcome::Verified && !problems.is_empty() {
             outcome = Outcome::NotVerified(problems);
         }
-        (outcome, results, measured)
+        (outcome, results, moved)
     }
 
     fn entropy_problem(&self, device: usize) -> Option<String> {

@@ -16,7 +16,7 @@ use paravane_notify::{InterruptSink, IoEventFds, KvmIoEventFds, KvmIrqfd, Notify
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-pub(crate) use start::prepare;
+pub(crate) use start::{Entry, prepare};
 
 /// Pins of the I/O APIC.
 const IOAPIC_PINS: u32 = 24;

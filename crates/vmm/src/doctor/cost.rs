@@ -1,0 +1,154 @@
+//! What crossings cost here, measured with a guest of a few instructions.
+//!
+//! The guest is a loop that counts down, with or without a store to device memory in it, and ends by a store
+//! to the control page. Each loop's time is taken twice, with few and with many rounds, so that the cost of
+//! entering and leaving the guest cancels out.
+use crate::kvm::{Entry, KvmMachine, prepare};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
+use paravane_notify::{IoEventFds, KvmIoEventFds, Notifier};
+use paravane_spec::builtin::{CONTROL_BASE, IMAGE_BASE, MMIO_BASE, STACK_TOP, control};
+use paravane_spec::mmio::QUEUE_NOTIFY;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Stores a measurement.
+const STORES: u32 = 2000;
+/// Rounds of the empty loop in ring 3, where a round takes less than a nanosecond.
+const ROUNDS_RING3: u32 = 2_000_000;
+/// Rounds of the empty loop in ring 0, where a round may take microseconds.
+const ROUNDS_RING0: u32 = 2000;
+/// Instructions in a round of the empty loop.
+const INSTRUCTIONS: f64 = 2.0;
+/// Where the guest says that it is done.
+const DONE: u64 = CONTROL_BASE + control::EXIT;
+/// Where a store stops the guest and does nothing else.
+const NOP: u64 = CONTROL_BASE + control::NOP;
+/// Where a store signals an ioeventfd.
+const KICK: u64 = MMIO_BASE + QUEUE_NOTIFY;
+
+/// The results.
+#[derive(Debug)]
+pub(super) struct Costs {
+    /// A store that exits to this process, in nanoseconds.
+    pub(super) exit_ns: f64,
+    /// A store that signals an ioeventfd, or why there is none.
+    pub(super) kick_ns: Result<f64, String>,
+    /// One plain instruction in ring 0.
+    pub(super) ring0_ns: f64,
+    /// One plain instruction in ring 3.
+    pub(super) ring3_ns: f64,
+}
+
+/// Measures all of it.
+///
+/// # Errors
+/// KVM is not usable, or does not run the guest.
+pub(super) fn measure() -> Result<Costs, String> {
+    let region = Region::new(RegionConfig { gpa: 0, size: 4 << 20, backing: Backing::Pages, writable: true })
+        .map_err(|error| error.to_string())?;
+    let (vm, vcpu, region) = KvmMachine::new(region)?.into_parts();
+    let mut probe = Probe { vcpu, region };
+    let exit_ns = probe.cost(Some(NOP), STORES, true)?;
+    let kick_ns = kick(&mut probe, &KvmIoEventFds::new(vm));
+    let ring3_ns = probe.cost(None, ROUNDS_RING3, true)? / INSTRUCTIONS;
+    let ring0_ns = probe.cost(None, ROUNDS_RING0, false)? / INSTRUCTIONS;
+    Ok(Costs { exit_ns, kick_ns, ring0_ns, ring3_ns })
+}
+
+fn kick(probe: &mut Probe, fds: &KvmIoEventFds) -> Result<f64, String> {
+    let notifier = Notifier::new(false).map_err(|error| error.to_string())?;
+    fds.assign(KICK, None, &notifier).map_err(|error| error.to_string())?;
+    let cost = probe.cost(Some(KICK), STORES, true);
+    let removed = fds.deassign(KICK, None, &notifier).map_err(|error| error.to_string());
+    let cost = cost?;
+    removed?;
+    match notifier.take() {
+        signals if signals >= u64::from(STORES) => Ok(cost),
+        signals => Err(format!("only {signals} of {STORES} stores signalled")),
+    }
+}
+
+/// The guest's code: a loop of `rounds` with a store to `store` in it, then the store that ends it.
+fn code(store: Option<u64>, rounds: u32) -> Vec<u8> {
+    let low = |addr: u64| (addr as u32).to_le_bytes();
+    // mov ecx, rounds
+    let mut code = vec![0xb9];
+    code.extend(rounds.to_le_bytes());
+    match store {
+        Some(addr) => {
+            // mov ebx, addr; round: mov [rbx], ecx; dec ecx; jnz round
+            code.push(0xbb);
+            code.extend(low(addr));
+            code.extend([0x89, 0x0b, 0xff, 0xc9, 0x75, 0xfa]);
+        }
+        // round: dec ecx; jnz round
+        None => code.extend([0xff, 0xc9, 0x75, 0xfc]),
+    }
+    // mov ebx, DONE; mov [rbx], ecx; here: jmp here
+    code.push(0xbb);
+    code.extend(low(DONE));
+    code.extend([0x89, 0x0b, 0xeb, 0xfe]);
+    code
+}
+
+struct Probe {
+    vcpu: VcpuFd,
+    region: Arc<Region>,
+}
+
+impl Probe {
+    /// Nanoseconds a round.
+    fn cost(&mut self, store: Option<u64>, rounds: u32, ring3: bool) -> Result<f64, String> {
+        let few = self.time(store, 1, ring3)?;
+        let many = self.time(store, rounds, ring3)?;
+        // At least a picosecond: clocks are coarse, and ratios are taken of this.
+        Ok((many.saturating_sub(few).as_nanos() as f64 / f64::from(rounds.max(2) - 1)).max(1e-3))
+    }
+
+    fn time(&mut self, store: Option<u64>, rounds: u32, ring3: bool) -> Result<Duration, String> {
+        let memory = Memory::new(vec![Arc::clone(&self.region)]).map_err(|error| error.to_string())?;
+        memory
+            .handle()
+            .write(IMAGE_BASE, &code(store, rounds), Access::WRITE)
+            .map_err(|error| error.to_string())?;
+        let entry = Entry { rip: IMAGE_BASE, rsp: STACK_TOP - 8, rdi: 0, ring3, stubs: None };
+        prepare(&self.region, &self.vcpu, &entry).map_err(|error| error.to_string())?;
+        let start = Instant::now();
+        loop {
+            match self.vcpu.run() {
+                Ok(VcpuExit::MmioWrite(DONE, _)) => break,
+                Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => {}
+                Ok(other) => return Err(format!("unexpected exit {other:?}")),
+                Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let time = start.elapsed();
+        self.settle();
+        Ok(time)
+    }
+
+    /// Lets KVM finish the last store, so that it does not move the registers of the next guest.
+    fn settle(&mut self) {
+        self.vcpu.set_kvm_immediate_exit(1);
+        // It returns EINTR without entering the guest, which is the point.
+        let _ = self.vcpu.run();
+        self.vcpu.set_kvm_immediate_exit(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loops_jump_to_their_start() {
+        let with_store = code(Some(KICK), 7);
+        assert_eq!(with_store[..5], [0xb9, 7, 0, 0, 0]);
+        assert_eq!(with_store[5..10], [0xbb, 0x50, 0, 0, 0xd0]);
+        // The jump is 6 bytes long with its own 2: back to the store at 10.
+        assert_eq!(with_store[10..16], [0x89, 0x0b, 0xff, 0xc9, 0x75, 0xfa]);
+        assert_eq!(code(None, 7)[5..9], [0xff, 0xc9, 0x75, 0xfc]);
+    }
+}

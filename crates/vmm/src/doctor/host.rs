@@ -1,0 +1,128 @@
+//! What the host offers besides KVM.
+use super::Finding;
+use rustix::process::{Resource, getrlimit};
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+
+/// Locked memory that rings, registered buffers and passed-through devices can do with.
+const ENOUGH_MEMLOCK: u64 = 64 << 20;
+
+pub(super) fn examine() -> Vec<Finding> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let thp =
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    vec![
+        device_file(
+            "vhost-net",
+            "/dev/vhost-net",
+            "modprobe vhost_net; without it network queues are served in this process",
+        ),
+        device_file(
+            "vhost-vsock",
+            "/dev/vhost-vsock",
+            "modprobe vhost_vsock; without it there are no sockets between host and guest",
+        ),
+        device_file("tun", "/dev/net/tun", "modprobe tun; in a container, pass /dev/net/tun in"),
+        hugepages(&meminfo, &thp),
+        io_uring(),
+        memlock(),
+    ]
+}
+
+/// Whether a device file can be opened. Opening is without consequences for all that are asked for.
+fn device_file(name: &'static str, path: &'static str, remedy: &'static str) -> Finding {
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => Finding::ok(name, path),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound => Finding::missing(name, format!("there is no {path}"), remedy),
+            ErrorKind::PermissionDenied => Finding::missing(
+                name,
+                format!("no permission to open {path}"),
+                "run as root, or let your user into the group that owns it",
+            ),
+            _ => Finding::missing(name, format!("{path} cannot be opened: {error}"), remedy),
+        },
+    }
+}
+
+/// A line's number from /proc/meminfo.
+fn field(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// The choice in brackets of a line such as "always [madvise] never".
+fn chosen(line: &str) -> &str {
+    line.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("unknown", |(word, _)| word)
+}
+
+fn hugepages(meminfo: &str, thp: &str) -> Finding {
+    let thp = chosen(thp);
+    let (Some(total), Some(free), Some(kib)) =
+        (field(meminfo, "HugePages_Total"), field(meminfo, "HugePages_Free"), field(meminfo, "Hugepagesize"))
+    else {
+        return Finding::missing(
+            "hugepages",
+            "this kernel has none",
+            "use a host kernel with CONFIG_HUGETLBFS; --hugepages does not work here",
+        );
+    };
+    let mib = kib >> 10;
+    let found = format!("{free} free of {total} pages of {mib} MiB; transparent ones for guest RAM: {thp}");
+    if free > 0 {
+        return Finding::ok("hugepages", found);
+    }
+    let pages = 128_u64.div_ceil(mib.max(1));
+    let remedy = format!("for --hugepages: sysctl vm.nr_hugepages={pages} (room for a guest of 128 MiB)");
+    Finding::warn("hugepages", found, remedy)
+}
+
+fn io_uring() -> Finding {
+    match paravane_device::blk::io_uring_available() {
+        Ok(()) => Finding::ok("io_uring", "yes"),
+        Err(error) => Finding::warn(
+            "io_uring",
+            format!("no: {error}; disks use threads"),
+            "sysctl kernel.io_uring_disabled=0; in a container, allow it in the seccomp profile",
+        ),
+    }
+}
+
+fn memlock() -> Finding {
+    match getrlimit(Resource::Memlock).current {
+        None => Finding::ok("memlock", "unlimited"),
+        Some(bytes) if bytes >= ENOUGH_MEMLOCK => Finding::ok("memlock", format!("{} MiB", bytes >> 20)),
+        Some(bytes) => Finding::warn(
+            "memlock",
+            format!("{} KiB may be locked", bytes >> 10),
+            "raise it to 64 MiB or more (ulimit -l, limits.conf, or LimitMEMLOCK= of a service)",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Level;
+
+    const MEMINFO: &str = "MemTotal:       24000000 kB\nHugePages_Total:     512\nHugePages_Free:      0\n\
+                           Hugepagesize:       2048 kB\n";
+
+    #[test]
+    fn hugepages_are_counted() {
+        let none_free = hugepages(MEMINFO, "always [madvise] never\n");
+        assert_eq!(none_free.level, Level::Warn);
+        assert_eq!(none_free.found, "0 free of 512 pages of 2 MiB; transparent ones for guest RAM: madvise");
+        assert!(none_free.remedy.contains("vm.nr_hugepages=64"));
+        let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
+        assert_eq!(hugepages(&some, "").level, Level::Ok);
+        assert_eq!(hugepages("", "").level, Level::Missing);
+    }
+
+    #[test]
+    fn a_missing_device_is_told_from_a_forbidden_one() {
+        let missing = device_file("tun", "/nonexistent/tun", "modprobe tun");
+        assert_eq!((missing.level, missing.remedy.as_str()), (Level::Missing, "modprobe tun"));
+        assert_eq!(device_file("tun", "/dev/null", "none").level, Level::Ok);
+    }
+}

@@ -1,0 +1,137 @@
+//! What KVM offers here.
+use super::Finding;
+use super::cost::{self, Costs};
+use crate::kvm as machine;
+use kvm_bindings::{
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
+    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQFD, KVM_CAP_IRQFD_RESAMPLE, KVM_CAP_SIGNAL_MSI,
+};
+use kvm_ioctls::Kvm;
+use std::ffi::c_ulong;
+
+/// Ring 0 is called emulated when its instructions cost so many times more than those of ring 3. Without
+/// emulation the two cost the same.
+const EMULATED: f64 = 20.0;
+/// A kernel from some time after 2016 has it; nothing else can be done about it.
+const NEWER_KERNEL: &str = "use a host kernel that has it";
+
+pub(super) fn examine() -> Vec<Finding> {
+    let kvm = match machine::open() {
+        Ok(kvm) => kvm,
+        Err(why) => return vec![absent(&why)],
+    };
+    let mut findings = vec![Finding::ok("kvm", format!("/dev/kvm, version {}", kvm.get_api_version()))];
+    findings.extend(capabilities(&kvm));
+    match cost::measure() {
+        Ok(costs) => findings.extend(judge(&costs)),
+        Err(why) => findings.push(Finding::missing(
+            "exit cost",
+            format!("a small guest does not run: {why}"),
+            "look into the kernel's log (dmesg); until then use --accel thread",
+        )),
+    }
+    findings
+}
+
+fn absent(why: &str) -> Finding {
+    let remedy = if why.contains("permission") {
+        "let your user into the group that owns /dev/kvm (usermod -aG kvm USER, then log in again)"
+    } else if why.contains("there is no") {
+        "turn on virtualisation in the firmware and load kvm_intel or kvm_amd; in a container, pass the device \
+         in; until then runs use --accel thread"
+    } else {
+        "use a host kernel whose KVM has it; until then runs use --accel thread"
+    };
+    Finding::missing("kvm", why, remedy)
+}
+
+/// A capability's value; 0 if KVM does not have it.
+fn value(kvm: &Kvm, capability: u32) -> i32 {
+    kvm.check_extension_raw(c_ulong::from(capability))
+}
+
+fn capabilities(kvm: &Kvm) -> [Finding; 5] {
+    let has = |capability| value(kvm, capability) > 0;
+    let ioeventfd = match (has(KVM_CAP_IOEVENTFD), has(KVM_CAP_IOEVENTFD_ANY_LENGTH)) {
+        (true, true) => Finding::ok("ioeventfd", "yes, any length"),
+        (true, false) => Finding::ok("ioeventfd", "yes, 1 to 8 bytes"),
+        _ => Finding::warn("ioeventfd", "no: every kick stops the guest", NEWER_KERNEL),
+    };
+    let irqfd = match (has(KVM_CAP_IRQFD), has(KVM_CAP_IRQFD_RESAMPLE)) {
+        (true, true) => Finding::ok("irqfd", "yes, with resampling"),
+        (true, false) => Finding::ok("irqfd", "yes"),
+        _ => Finding::missing("irqfd", "no", NEWER_KERNEL),
+    };
+    let msi = if has(KVM_CAP_SIGNAL_MSI) {
+        Finding::ok("msi", "KVM_SIGNAL_MSI")
+    } else {
+        Finding::warn("msi", "no KVM_SIGNAL_MSI: messages need a route each", NEWER_KERNEL)
+    };
+    let routing = match value(kvm, KVM_CAP_IRQ_ROUTING) {
+        routes @ 1.. => Finding::ok("irq routing", format!("yes, {routes} routes")),
+        _ => Finding::missing("irq routing", "no", NEWER_KERNEL),
+    };
+    let ring = value(kvm, KVM_CAP_DIRTY_LOG_RING).max(value(kvm, KVM_CAP_DIRTY_LOG_RING_ACQ_REL));
+    let dirty = match ring {
+        bytes @ 1.. => Finding::ok("dirty ring", format!("yes, up to {} entries", bytes / 16)),
+        _ => Finding::warn("dirty ring", "no: dirty pages are found by bitmap", NEWER_KERNEL),
+    };
+    [ioeventfd, irqfd, msi, routing, dirty]
+}
+
+fn judge(costs: &Costs) -> Vec<Finding> {
+    let mut findings = vec![Finding::ok(
+        "exit cost",
+        format!("{:.1} µs: an MMIO write that stops the guest, from ring 3", costs.exit_ns / 1e3),
+    )];
+    match costs.kick_ns {
+        Ok(kick) => findings.push(Finding::ok(
+            "kick cost",
+            format!(
+                "{:.1} µs: the same write to an ioeventfd, {:.1} times cheaper",
+                kick / 1e3,
+                costs.exit_ns / kick.max(1.0)
+            ),
+        )),
+        Err(ref why) => findings.push(Finding::warn(
+            "kick cost",
+            format!("not measured: {why}"),
+            "none needed: kicks stop the guest instead",
+        )),
+    }
+    let (ring0, ring3) = (costs.ring0_ns, costs.ring3_ns);
+    findings.push(if ring0 > ring3 * EMULATED {
+        Finding::warn(
+            "ring 0",
+            format!("emulated: {ring0:.0} ns an instruction, against {ring3:.2} ns in ring 3"),
+            "the built-in guest works in ring 3 and does not mind; for guests with a kernel of their own use a \
+             host whose KVM has hardware virtualisation",
+        )
+    } else {
+        Finding::ok("ring 0", format!("native: {ring0:.2} ns an instruction, {ring3:.2} ns in ring 3"))
+    });
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Level;
+
+    #[test]
+    fn ring_0_is_judged_by_the_ratio() {
+        let costs = |ring0_ns| Costs { exit_ns: 2000.0, kick_ns: Ok(500.0), ring0_ns, ring3_ns: 0.4 };
+        assert_eq!(judge(&costs(0.5))[2].level, Level::Ok);
+        let emulated = judge(&costs(1400.0));
+        assert_eq!(emulated[2].level, Level::Warn);
+        assert!(emulated[2].found.starts_with("emulated"));
+        assert!(emulated[1].found.contains("4.0 times cheaper"));
+    }
+
+    #[test]
+    fn each_absence_has_its_own_remedy() {
+        assert!(absent("no permission to open /dev/kvm").remedy.contains("usermod"));
+        assert!(absent("there is no /dev/kvm").remedy.contains("kvm_amd"));
+        assert!(absent("/dev/kvm lacks KVM_CAP_IRQFD").remedy.contains("kernel"));
+    }
+}
