@@ -1,5 +1,7 @@
 //! For tests: a driver without a virtual machine. Guest memory is real, the driver's side of the ring is
 //! ours, and the handler is called as its I/O thread would call it.
+pub(crate) mod allocations;
+
 use crate::{Device, LiveQueue, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, Backing, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{BufferId, Layout, Queue, Used};
