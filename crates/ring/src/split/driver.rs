@@ -421,3 +421,20 @@ unsafe fn store(table: Cells, index: u16, desc: Descriptor) {
         table.store_u64(at + 8, desc.meta);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{PollToken, newer};
+
+    #[test]
+    fn the_bare_index_is_fooled_after_a_whole_turn_and_the_token_is_not() {
+        let token = PollToken(65_530);
+        assert!(!newer(token, 65_530, 65_530));
+        assert!(newer(token, 65_530, 65_531), "used, not taken back");
+        assert!(newer(token, 65_531, 65_531), "used and taken back");
+        let (consumed, used_idx) = (65_530 + (1 << 16), 65_530);
+        assert_eq!(used_idx, token.0 as u16, "the index is what it was");
+        assert!(newer(token, consumed, used_idx));
+        assert!(newer(PollToken(0), 1 << 48, 0));
+    }
+}
