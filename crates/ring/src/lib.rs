@@ -14,6 +14,120 @@
 //!
 //! Both sides treat the other as hostile: what lies in shared memory is read once into a local and
 //! checked there; the first error latches the queue.
+//!
+//! # A driver and a device
+//! Here both live in one process, on one piece of memory that the device knows by addresses from 4 GiB on.
+//!
+//! ```
+//! use paravane_ring::device::{Batch, QueueConfig};
+//! use paravane_ring::driver::{Layout, Queue};
+//! use paravane_ring::{Area, DmaArea, Segment};
+//! use std::ptr::NonNull;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! const BASE: u64 = 0x1_0000_0000;
+//! let layout = Layout::new(8, 0, 0)?;
+//! let mut memory = vec![0u128; layout.memory().div_ceil(16) + 2];
+//! let start = NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+//! // SAFETY: `memory` outlives the queues, and nothing else touches it meanwhile.
+//! let shared = DmaArea { area: unsafe { Area::new(start, memory.len() * 16) }, addr: BASE };
+//! let data = shared.slice(layout.memory(), 32).unwrap();
+//!
+//! // The driver lays out the queue, and adds a buffer: 5 bytes to read, 16 to write.
+//! let (mut driver, addresses) = Queue::new(layout, shared)?;
+//! assert!(data.area.write(0, b"hello"));
+//! let request = Segment { addr: data.addr, len: 5 };
+//! let answer = Segment { addr: data.addr + 16, len: 16 };
+//! let id = driver.add(&[request], &[answer])?;
+//! assert!(driver.publish(), "a device that has just started wants a kick");
+//!
+//! // The device checks what the transport has told it, and takes the queue into use.
+//! let at = |addr: u64, len| shared.area.slice((addr - BASE) as usize, len);
+//! let config = QueueConfig::new(addresses, 256, 0)?;
+//! let [desc, avail, used] = config.areas().map(|area| at(area.addr, area.len).unwrap());
+//! // SAFETY: these are the areas that were asked for, and `memory` outlives the queue.
+//! let mut device = unsafe { config.activate(desc, avail, used) }?;
+//!
+//! // It serves what is available, publishes once, and looks again before it sleeps.
+//! let mut batch = Batch::new(32);
+//! loop {
+//!     device.disable_kicks();
+//!     while device.pop(&mut batch, |addr, out| at(addr, out.len()).is_some_and(|a| a.read(0, out)))? > 0 {
+//!         for chain in batch.chains() {
+//!             let mut written = 0;
+//!             for (from, to) in batch.readable(chain).iter().zip(batch.writable(chain)) {
+//!                 let mut bytes = vec![0; from.len as usize];
+//!                 let from = at(from.addr, bytes.len()).ok_or("no such memory")?;
+//!                 let to = at(to.addr, bytes.len()).ok_or("no such memory")?;
+//!                 assert!(from.read(0, &mut bytes) && to.write(0, &bytes.to_ascii_uppercase()));
+//!                 written += bytes.len() as u32;
+//!             }
+//!             device.complete(chain.head, written)?;
+//!         }
+//!         if device.publish()? {
+//!             // Here goes the interrupt.
+//!         }
+//!     }
+//!     if !device.arm_kicks()? {
+//!         break; // Here it would sleep until the next kick.
+//!     }
+//! }
+//!
+//! // The driver takes its buffer back.
+//! let used = driver.pop_used()?.ok_or("nothing was used")?;
+//! assert_eq!((used.id, used.len), (id, 5));
+//! let mut bytes = [0; 5];
+//! assert!(data.area.read(16, &mut bytes));
+//! assert_eq!(&bytes, b"HELLO");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A driver that sleeps
+//! A driver that waits for interrupts asks for them, and looks once more before it sleeps: what the device
+//! used before it saw the wish brings none. A driver that polls keeps the token and asks again.
+//!
+//! ```
+//! use paravane_ring::QueueError;
+//! use paravane_ring::driver::{Queue, Used};
+//!
+//! /// The next used buffer; `sleep` returns after an interrupt.
+//! fn wait(queue: &mut Queue, mut sleep: impl FnMut()) -> Result<Used, QueueError> {
+//!     loop {
+//!         if let Some(used) = queue.pop_used()? {
+//!             queue.disable_notifications();
+//!             return Ok(used);
+//!         }
+//!         let token = queue.enable_notifications();
+//!         if !queue.poll(token) {
+//!             sleep();
+//!         }
+//!     }
+//! }
+//! # use paravane_ring::{Area, DmaArea, Segment, device, driver::Layout};
+//! # let layout = Layout::new(8, 0, 0).unwrap();
+//! # let mut memory = vec![0u128; layout.memory().div_ceil(16)];
+//! # let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
+//! # // SAFETY: `memory` outlives the queues, and nothing else touches it meanwhile.
+//! # let area = unsafe { Area::new(start, memory.len() * 16) };
+//! # let (mut driver, addresses) = Queue::new(layout, DmaArea { area, addr: 0 }).unwrap();
+//! # let config = device::QueueConfig::new(addresses, 8, 0).unwrap();
+//! # let [desc, avail, used] = config.areas().map(|a| area.slice(a.addr as usize, a.len).unwrap());
+//! # // SAFETY: these are the areas that were asked for, and `memory` outlives the queue.
+//! # let mut device = unsafe { config.activate(desc, avail, used) }.unwrap();
+//! let id = driver.add(&[], &[Segment { addr: 0x10_0000, len: 512 }])?;
+//! driver.publish();
+//! let mut interrupts = 0;
+//! let used = wait(&mut driver, || {
+//!     // While the driver sleeps, the device serves the buffer.
+//!     let mut batch = device::Batch::new(8);
+//!     device.pop(&mut batch, |_, _| false).unwrap();
+//!     device.complete(batch.chains()[0].head, 512).unwrap();
+//!     interrupts += u32::from(device.publish().unwrap());
+//! })?;
+//! assert_eq!((used.id, used.len, interrupts), (id, 512, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![no_std]
 extern crate alloc;
 
@@ -24,6 +138,8 @@ pub mod driver;
 mod error;
 pub mod event;
 mod in_flight;
+#[cfg(all(test, not(loom)))]
+mod model_test;
 mod split;
 
 pub use area::{Area, DmaArea};

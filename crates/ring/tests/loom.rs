@@ -128,7 +128,7 @@ fn the_driver_sees_whole_what_the_device_published() {
     });
 }
 
-/// Fails without: Acquire of used.idx in the driver's `poll`.
+/// Fails without: Release of used.idx in the device's `publish`; Acquire of used.idx in the driver's `poll`.
 #[test]
 fn what_poll_tells_of_has_its_data() {
     explore(4, || {
