@@ -106,7 +106,8 @@ impl Batch {
         if end > self.segments.len() {
             return (&[], &[]);
         }
-        // SAFETY: none of the numbers has more than 32 bits, so the sums are ordered, and `end` lies inside.
+        // SAFETY: `end` lies inside, and the sums are in order: a chain is only ever made with numbers that some
+        // batch holds, which are far from overflowing.
         unsafe { (self.segments.get_unchecked(first..middle), self.segments.get_unchecked(middle..end)) }
     }
 
