@@ -49,7 +49,7 @@ pub struct Row {
     /// "perf_event" (the processor's counter) or "single-step" (each instruction of a child process).
     pub method: String,
     /// The CPU that the measuring thread was pinned to, unless the system refused.
-    pub cpu: Option<usize>,
+    pub pinned_cpu: Option<usize>,
     /// The machine's load average over a minute, at the start and at the end of the run.
     pub load: [Option<f64>; 2],
 }
@@ -136,7 +136,7 @@ mod tests {
             max: 9.25,
             rounds: 5,
             method: "clock".to_owned(),
-            cpu: None,
+            pinned_cpu: None,
             load: [Some(0.25), Some(1.0)],
         };
         let expected = serde_json::json!([{
@@ -150,7 +150,7 @@ mod tests {
             "max": 9.25,
             "rounds": 5,
             "method": "clock",
-            "cpu": null,
+            "pinned_cpu": null,
             "load": [0.25, 1.0],
         }]);
         assert_eq!(serde_json::to_value([row]).unwrap(), expected);

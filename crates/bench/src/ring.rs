@@ -202,7 +202,7 @@ fn measure(
                     max: spread.max,
                     rounds,
                     method: method.to_owned(),
-                    cpu: pinned,
+                    pinned_cpu: pinned,
                     load,
                 })
             };

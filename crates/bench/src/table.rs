@@ -133,8 +133,9 @@ fn footnotes(out: &mut String, rows: &[Row]) {
     if rows.iter().any(|row| row.subject != ring::OURS) {
         let _ = writeln!(out, "ratio: the subject's median divided by {}'s.", ring::OURS);
     }
-    let pinned =
-        first.cpu.map_or_else(|| "not pinned to a CPU".to_owned(), |cpu| format!("pinned to CPU {cpu}"));
+    let pinned = first
+        .pinned_cpu
+        .map_or_else(|| "not pinned to a CPU".to_owned(), |cpu| format!("pinned to CPU {cpu}"));
     let load = first.load.map(|load| load.map_or_else(|| "unknown".to_owned(), |load| format!("{load:.2}")));
     let _ =
         writeln!(out, "Machine: {pinned}; load average {} at the start, {} at the end.", load[0], load[1]);
@@ -166,7 +167,7 @@ mod tests {
             max: median * 2.0,
             rounds: 5,
             method: "clock".to_owned(),
-            cpu: Some(1),
+            pinned_cpu: Some(1),
             load: [Some(0.5), None],
         }
     }
