@@ -98,3 +98,6 @@ impl Buffers {
         self.memory.slice(slot.checked_mul(self.each)?, len)
     }
 }
+
+#[cfg(test)]
+mod tests;

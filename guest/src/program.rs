@@ -118,7 +118,12 @@ fn bring_up<'p, P: Platform>(
 }
 
 /// The hash job on a disk.
-fn hash_lane<D: Disk>(disk: D, info: &BootInfo, page: DiskPage, pool: &mut Pool) -> Result<Lane<D>, Failure> {
+pub(crate) fn hash_lane<D: Disk>(
+    disk: D,
+    info: &BootInfo,
+    page: DiskPage,
+    pool: &mut Pool,
+) -> Result<Lane<D>, Failure> {
     page.capacity(disk.capacity());
     let chunk = (info.block as usize).max(HASH_CHUNK);
     let depth = disk.slots().min(info.depth as usize);
@@ -129,7 +134,7 @@ fn hash_lane<D: Disk>(disk: D, info: &BootInfo, page: DiskPage, pool: &mut Pool)
 }
 
 /// The write test on a disk.
-fn test_lane<D: Disk>(
+pub(crate) fn test_lane<D: Disk>(
     disk: D,
     info: &BootInfo,
     number: usize,
