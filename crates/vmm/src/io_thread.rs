@@ -352,9 +352,10 @@ impl Owned {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
         let QueueStart { live, handler, line, .. } = &mut self.start;
+        let in_flight = live.ring.in_flight() > 0;
         handler.drain(live, complete);
-        if complete && live.ring.error().is_none() {
-            // The drained completions may have been published without an interrupt; one too many is harmless.
+        if complete && in_flight && live.ring.error().is_none() {
+            // Draining publishes and does not say whether an interrupt is wanted; one too many is harmless.
             line.raise(INT_USED_BUFFER);
         }
     }

@@ -58,3 +58,42 @@ impl ReportArea {
         Some(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_dma::{Backing, Region, RegionConfig};
+
+    fn memory(size: u64) -> Memory {
+        let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
+        Memory::new(vec![Region::new(config).unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn before_the_guest_has_started_there_is_nothing() {
+        let memory = memory(16 << 20);
+        let area = ReportArea::new(&memory, 3);
+        assert!(area.header().is_none());
+        assert_eq!(area.show(&Progress::default()), 0);
+    }
+
+    #[test]
+    fn whatever_the_guest_writes_there_is_no_overflow() {
+        let memory = memory(16 << 20);
+        memory.handle().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
+        memory.handle().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
+        let (area, progress) = (ReportArea::new(&memory, 32), Progress::default());
+        assert_eq!(area.show(&progress), u64::MAX);
+        assert_eq!(progress.bytes_done.load(Ordering::Relaxed), u64::MAX);
+        assert_eq!(progress.bytes_total.load(Ordering::Relaxed), u64::MAX);
+        assert!(area.passes(u64::MAX, u64::MAX, &mut [0; 4]).is_none());
+        assert!(area.passes(REPORT_BASE, u64::MAX / 4, &mut [0; 4]).is_none());
+    }
+
+    #[test]
+    fn a_memory_without_a_report_area_has_no_report() {
+        let memory = memory(1 << 20);
+        let area = ReportArea::new(&memory, 1);
+        assert!(area.header().is_none() && area.disk(0).is_none());
+    }
+}

@@ -227,3 +227,274 @@ impl Slot {
         self.notifiers.iter().map(|notifier| notifier.exit_kicks()).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::thread::Doorbells;
+    use paravane_device::rng::Rng;
+    use paravane_dma::{Access, Backing, Handle, Region, RegionConfig};
+    use paravane_notify::NoIoEventFds;
+    use paravane_spec::feature;
+    use paravane_spec::mmio::{
+        CONFIG_GENERATION, DRIVER_FEATURES, DRIVER_FEATURES_SEL, INT_CONFIG_CHANGE, INT_USED_BUFFER,
+        INTERRUPT_ACK, INTERRUPT_STATUS, QUEUE_DESC_LOW, QUEUE_DEVICE_LOW, QUEUE_DRIVER_LOW, QUEUE_READY,
+        QUEUE_RESET, QUEUE_SEL, QUEUE_SIZE, STATUS, WINDOW,
+    };
+    use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FEATURES_OK};
+    use std::time::{Duration, Instant};
+
+    const BASE: u64 = 0xd000_0000;
+    const DESC: u64 = 0x1000;
+    const AVAIL: u64 = 0x2000;
+    const USED: u64 = 0x3000;
+    const BUFFER: u64 = 0x4000;
+    const FEATURES_HIGH: u32 = ((feature::VERSION_1 | feature::RING_RESET) >> 32) as u32;
+
+    #[derive(Default)]
+    struct NoLine;
+
+    impl InterruptSink for NoLine {
+        fn raise(&self) {}
+    }
+
+    /// An entropy device with one queue of 4, and a driver made of register writes.
+    struct Rig {
+        slot: Slot,
+        memory: Handle,
+        tally: Arc<Tally>,
+        io: Arc<IoThread>,
+        available: u16,
+    }
+
+    impl Rig {
+        fn new(fds: Arc<dyn IoEventFds>) -> Self {
+            let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
+            let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
+            let tally = Arc::new(Tally::default());
+            let io = Arc::new(IoThread::spawn(0, Arc::clone(&tally)).unwrap());
+            let surroundings = Surroundings {
+                memory: memory.clone(),
+                io: Arc::clone(&io),
+                tally: Arc::clone(&tally),
+                fds,
+                ioeventfd: true,
+            };
+            let slot = Slot::new(0, BASE, Box::new(Rng::new()), Arc::new(NoLine), surroundings).unwrap();
+            Self { slot, memory: memory.handle(), tally, io, available: 0 }
+        }
+
+        fn write(&self, offset: u64, value: u32) {
+            self.slot.write(offset, &value.to_le_bytes());
+        }
+
+        fn read(&self, offset: u64) -> u32 {
+            let mut data = [0; 4];
+            self.slot.read(offset, &mut data);
+            u32::from_le_bytes(data)
+        }
+
+        /// Up to DRIVER_OK, with the descriptor area at `desc`.
+        fn start(&mut self, desc: u32) {
+            self.set_up(desc);
+            self.driver_ok();
+        }
+
+        fn driver_ok(&self) {
+            self.write(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
+        }
+
+        fn set_up(&mut self, desc: u32) {
+            self.write(STATUS, ACKNOWLEDGE | DRIVER);
+            self.write(DRIVER_FEATURES_SEL, 1);
+            self.write(DRIVER_FEATURES, FEATURES_HIGH);
+            self.write(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK);
+            self.set_up_queue(desc);
+        }
+
+        fn set_up_queue(&mut self, desc: u32) {
+            self.available = 0;
+            for area in [DESC, AVAIL, USED] {
+                self.memory.fill(area, 0, 0x1000, Access::WRITE).unwrap();
+            }
+            self.write(QUEUE_SEL, 0);
+            self.write(QUEUE_SIZE, 4);
+            self.write(QUEUE_DESC_LOW, desc);
+            self.write(QUEUE_DRIVER_LOW, AVAIL as u32);
+            self.write(QUEUE_DEVICE_LOW, USED as u32);
+            self.write(QUEUE_READY, 1);
+        }
+
+        /// Makes a buffer of 64 bytes available.
+        fn offer(&mut self) {
+            let at = u64::from(self.available % 4);
+            self.memory.write_obj(DESC, &BUFFER, Access::WRITE).unwrap();
+            self.memory.write_obj(DESC + 8, &64_u32, Access::WRITE).unwrap();
+            // WRITE, no next one.
+            self.memory.write_obj(DESC + 12, &2_u32, Access::WRITE).unwrap();
+            self.memory.write_obj(AVAIL + 4 + 2 * at, &0_u16, Access::WRITE).unwrap();
+            self.available += 1;
+            self.memory.write_obj(AVAIL + 2, &self.available, Access::FULL | Access::WRITE).unwrap();
+        }
+
+        fn kick(&self) {
+            self.write(QUEUE_NOTIFY, 0);
+        }
+
+        fn used(&self) -> u16 {
+            self.memory.read_obj(USED + 2, Access::READ).unwrap()
+        }
+
+        fn wait_for(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+            let start = Instant::now();
+            while !condition(self) {
+                assert!(start.elapsed() < Duration::from_secs(20), "{what} does not come");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+
+        fn needs_reset(&self) -> bool {
+            self.read(STATUS) & DEVICE_NEEDS_RESET != 0
+        }
+
+        fn served(&mut self) {
+            self.offer();
+            self.kick();
+            let available = self.available;
+            self.wait_for("a used buffer", |rig| rig.used() == available);
+        }
+    }
+
+    #[test]
+    fn a_kick_by_ioeventfd_is_served() {
+        let bells = Arc::new(Doorbells::default());
+        let mut rig = Rig::new(Arc::clone(&bells) as Arc<dyn IoEventFds>);
+        assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0));
+        rig.start(DESC as u32);
+        rig.offer();
+        assert!(bells.ring(BASE + QUEUE_NOTIFY, 0));
+        rig.wait_for("a used buffer", |rig| rig.used() == 1);
+        rig.wait_for("an interrupt", |rig| rig.read(INTERRUPT_STATUS) == INT_USED_BUFFER);
+        rig.write(INTERRUPT_ACK, INT_USED_BUFFER);
+        assert_eq!(rig.read(INTERRUPT_STATUS), 0);
+        assert_eq!((rig.tally.kicks(), rig.slot.exit_kicks(), rig.slot.interrupts()), (1, 0, 1));
+    }
+
+    #[test]
+    fn where_the_host_refuses_kicks_exit_and_are_served() {
+        let mut rig = Rig::new(Arc::new(NoIoEventFds));
+        rig.start(DESC as u32);
+        rig.served();
+        rig.served();
+        assert!(!rig.needs_reset());
+        rig.wait_for("the count", |rig| rig.tally.kicks() == 2);
+        assert_eq!(rig.slot.exit_kicks(), 2);
+    }
+
+    #[test]
+    fn a_buffer_offered_before_the_start_needs_no_kick() {
+        let mut rig = Rig::new(Arc::new(Doorbells::default()));
+        rig.set_up(DESC as u32);
+        rig.offer();
+        rig.driver_ok();
+        rig.wait_for("a used buffer", |rig| rig.used() == 1);
+        assert_eq!(rig.tally.kicks(), 0);
+    }
+
+    #[test]
+    fn after_a_reset_nothing_is_used_until_the_next_start() {
+        let bells = Arc::new(Doorbells::default());
+        let mut rig = Rig::new(Arc::clone(&bells) as Arc<dyn IoEventFds>);
+        for _ in 0..3 {
+            rig.start(DESC as u32);
+            rig.served();
+            rig.write(STATUS, 0);
+            assert_eq!(rig.read(STATUS), 0);
+            assert_eq!(rig.read(INTERRUPT_STATUS), 0);
+            assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0), "the ioeventfd is gone");
+            rig.offer();
+            rig.kick();
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(rig.used(), 1);
+        }
+    }
+
+    #[test]
+    fn a_broken_queue_asks_for_a_reset_and_works_after_it() {
+        let mut rig = Rig::new(Arc::new(Doorbells::default()));
+        rig.start(DESC as u32);
+        rig.memory.write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
+        rig.kick();
+        rig.wait_for("DEVICE_NEEDS_RESET", Rig::needs_reset);
+        assert_eq!(rig.read(INTERRUPT_STATUS), INT_CONFIG_CHANGE);
+        assert!(rig.tally.fault_of(0).unwrap().contains("available index"));
+        rig.kick();
+        rig.write(STATUS, 0);
+        assert_eq!(rig.read(STATUS), 0);
+        rig.start(DESC as u32);
+        rig.served();
+    }
+
+    #[test]
+    fn a_queue_outside_memory_asks_for_a_reset() {
+        let mut rig = Rig::new(Arc::new(Doorbells::default()));
+        rig.start(0xf000_0000);
+        assert!(rig.needs_reset());
+        assert!(rig.tally.fault_of(0).unwrap().contains("no memory there"));
+        rig.write(STATUS, 0);
+        rig.start(DESC as u32);
+        rig.served();
+    }
+
+    #[test]
+    fn no_access_of_any_width_anywhere_is_fatal() {
+        let mut rig = Rig::new(Arc::new(Doorbells::default()));
+        rig.start(DESC as u32);
+        for offset in (0..WINDOW).chain([WINDOW - 1, u64::from(u32::MAX), u64::MAX]) {
+            for len in [0, 1, 2, 3, 4, 8] {
+                rig.slot.read(offset, &mut [0; 8][..len]);
+                rig.slot.write(offset, &[0xff; 8][..len]);
+                rig.slot.write(offset, &[0; 8][..len]);
+            }
+        }
+        rig.write(STATUS, 0);
+        assert_eq!(rig.read(CONFIG_GENERATION), rig.read(CONFIG_GENERATION));
+        rig.start(DESC as u32);
+        rig.served();
+    }
+
+    #[test]
+    fn one_queue_is_reset_and_started_again() {
+        let bells = Arc::new(Doorbells::default());
+        let mut rig = Rig::new(Arc::clone(&bells) as Arc<dyn IoEventFds>);
+        rig.start(DESC as u32);
+        for _ in 0..3 {
+            rig.served();
+            rig.write(QUEUE_RESET, 1);
+            assert_eq!(rig.read(QUEUE_RESET), 0);
+            assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0), "the ioeventfd is gone");
+            rig.offer();
+            rig.kick();
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(rig.used(), 1);
+            rig.set_up_queue(DESC as u32);
+        }
+        rig.served();
+        assert!(!rig.needs_reset());
+    }
+
+    #[test]
+    fn a_stopped_slot_has_given_its_device_up() {
+        let mut rig = Rig::new(Arc::new(Doorbells::default()));
+        rig.start(DESC as u32);
+        rig.served();
+        assert!(rig.slot.stop().is_some());
+        assert!(rig.slot.stop().is_none());
+        rig.io.quit();
+        rig.kick();
+        rig.write(STATUS, 0);
+        rig.start(DESC as u32);
+        assert!(rig.needs_reset());
+        rig.slot.read(CONFIG, &mut [0; 4]);
+    }
+}

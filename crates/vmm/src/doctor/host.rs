@@ -51,7 +51,7 @@ fn field(meminfo: &str, name: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The choice in brackets of a line such as "always [madvise] never".
+/// The choice in brackets of a line such as `always [madvise] never`.
 fn chosen(line: &str) -> &str {
     line.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("unknown", |(word, _)| word)
 }

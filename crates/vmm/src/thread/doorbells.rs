@@ -17,13 +17,13 @@ impl Doorbell {
 
 /// Addresses that signal an eventfd when they are written to. Writers take no lock of a device on the way.
 #[derive(Default)]
-pub(super) struct Doorbells {
+pub(crate) struct Doorbells {
     table: RwLock<Vec<Doorbell>>,
 }
 
 impl Doorbells {
     /// A write of `value` to `addr`: signals what is registered there and says whether something was.
-    pub(super) fn ring(&self, addr: u64, value: u32) -> bool {
+    pub(crate) fn ring(&self, addr: u64, value: u32) -> bool {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         match table.iter().find(|bell| bell.collides(addr, Some(value))) {
             Some(bell) => {

@@ -10,7 +10,7 @@ use crate::accel::{Accelerator, Ended, Running};
 use crate::bus::Bus;
 use crate::error::RunError;
 use crate::report::GuestFailure;
-use doorbells::Doorbells;
+pub(crate) use doorbells::Doorbells;
 use lines::Lines;
 use paravane_dma::Region;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};

@@ -3,25 +3,30 @@ use paravane_vmm::{AccelChoice, DiskConfig, Job, Progress, Report, RunConfig, Ru
 use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
+/// Why KVM is not usable here, if it is not.
+fn no_kvm() -> Option<&'static str> {
+    static WHY: OnceLock<Option<String>> = OnceLock::new();
+    WHY.get_or_init(|| match run(config(AccelChoice::Kvm), Arc::default(), Instant::now()) {
+        Err(RunError::NoKvm(why)) => Some(why),
+        _ => None,
+    })
+    .as_deref()
+}
+
 /// Whether KVM is usable here; if not, says that `test` was skipped.
 pub(crate) fn kvm(test: &str) -> bool {
-    let config = RunConfig { accel: AccelChoice::Kvm, ..config(AccelChoice::Kvm) };
-    match run(config, Arc::default(), Instant::now()) {
-        Err(RunError::NoKvm(why)) => {
-            let line = format!("SKIPPED {test}: {why}\n");
-            eprint!("{line}");
-            if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-                let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-                file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
-            }
-            false
-        }
-        _ => true,
+    let Some(why) = no_kvm() else { return true };
+    let line = format!("SKIPPED {test}: {why}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
     }
+    false
 }
 
 /// A short run with an entropy device and no disk.
