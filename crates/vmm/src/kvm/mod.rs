@@ -45,6 +45,9 @@ pub(crate) fn open() -> Result<Kvm, String> {
         _ => format!("cannot open /dev/kvm: {error}"),
     })?;
     let version = kvm.get_api_version();
+    if version < 0 {
+        return Err("/dev/kvm is not KVM".into());
+    }
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
         return Err(format!("/dev/kvm speaks version {version}, and {KVM_API_VERSION} is needed"));
     }
