@@ -22,8 +22,13 @@ const MOST: u64 = 1 << 20;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let workspace = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../..");
-    for part in ["Cargo.toml", "Cargo.lock", "guest", "crates/driver", "crates/ring", "crates/spec"] {
+    for part in ["Cargo.toml", "Cargo.lock", "guest/link.ld", "guest/build.rs"] {
         println!("cargo::rerun-if-changed={}", workspace.join(part).display());
+    }
+    for member in ["guest", "crates/driver", "crates/ring", "crates/spec"] {
+        for part in ["Cargo.toml", "src"] {
+            println!("cargo::rerun-if-changed={}", workspace.join(member).join(part).display());
+        }
     }
     let out = PathBuf::from(variable("OUT_DIR"));
     let image = match build(&workspace, &out) {

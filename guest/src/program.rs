@@ -27,6 +27,9 @@ use paravane_spec::builtin::{
 const HASH_CHUNK: usize = 64 << 10;
 /// Most requests in flight a disk.
 const MAX_DEPTH: u32 = 1024;
+/// Polling, how many rounds without work pass until the devices' interrupt causes are read nevertheless: each
+/// reading is an exit, and the only way to learn that a device asks to be reset.
+const IDLE_ROUNDS: u64 = 1 << 16;
 /// Alignment of data buffers and of the pass map.
 const PAGE: usize = 4096;
 
@@ -82,6 +85,7 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
         inject: info.inject,
         totals: Totals::default(),
         started: false,
+        idle: 0,
     };
     machine.start(&mut devices);
     milestone(platform, event::DRIVERS_UP);
@@ -182,6 +186,8 @@ struct Machine<'p, P> {
     totals: Totals,
     /// Whether the first request is out.
     started: bool,
+    /// Rounds without work since the last one with some.
+    idle: u64,
 }
 
 impl<'p, P: Platform> Machine<'p, P> {
@@ -214,6 +220,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             if devices.iter().all(|device| !device.running) {
                 return;
             }
+            self.idle = if busy { 0 } else { self.idle + 1 };
             if busy {
                 continue;
             }
@@ -227,7 +234,11 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// One device's step; says whether anything happened.
     fn step(&mut self, device: &mut Device<'p, P>) -> Result<bool, Failure> {
-        if !self.polling {
+        if self.polling {
+            if self.idle % IDLE_ROUNDS == IDLE_ROUNDS - 1 {
+                device.worker.interrupt()?;
+            }
+        } else {
             // Acknowledged before the used ring is looked at, so that what comes later raises a new interrupt.
             let line = self.platform.line_interrupts(device.gsi);
             if line != device.handled {
