@@ -62,7 +62,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub(crate) block: Size,
     /// Length of the write test's mixed phase
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 1.0)]
     pub(crate) seconds: f64,
     /// Write-test at most so many bytes from the start of each disk
     #[arg(long, value_name = "SIZE", default_value = "1G")]
@@ -83,7 +83,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) no_ioeventfd: bool,
     /// Take a guest that makes no progress for so long as hung
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 30.0)]
     pub(crate) hang_timeout: f64,
     /// Print the report as one JSON object on stdout
     #[arg(long)]

@@ -21,7 +21,10 @@ fn main() -> ExitCode {
     if let Some(code) = paravane_bench::child_main() {
         return code;
     }
-    let cli = args::Cli::parse();
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return answer(&error),
+    };
     log_to_stderr(cli.verbose);
     let result = match cli.command {
         args::Command::Run(args) => run::main(&args, started),
@@ -29,8 +32,37 @@ fn main() -> ExitCode {
         args::Command::Bench(args) => bench::main(&args),
     };
     result.unwrap_or_else(|failure| {
-        eprintln!("paravane: {:#}", failure.error);
+        eprintln!("paravane: {}", one_line(&failure.error));
         ExitCode::from(failure.status)
+    })
+}
+
+/// Prints the help or version that was asked for, or what is wrong with the command line, on one line.
+fn answer(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Nobody is left to be told if this fails.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(first);
+    let listed = text.lines().skip(1).map(str::trim).take_while(|line| !line.is_empty());
+    let line = listed.fold(first.to_owned(), |line, more| format!("{line} {more}"));
+    eprintln!("paravane: {line} (try --help)");
+    ExitCode::from(2)
+}
+
+/// The error and its causes, without those that an error has already named itself.
+fn one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |line, cause| {
+        if line.is_empty() {
+            cause
+        } else if line.contains(&cause) {
+            line
+        } else {
+            format!("{line}: {cause}")
+        }
     })
 }
 
@@ -66,4 +98,19 @@ fn log_to_stderr(verbose: u8) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_cause_is_named_once() {
+        let inner = || std::io::Error::other("no room");
+        let named = paravane_vmm::RunError::Os { what: "do it", source: inner() };
+        assert_eq!(one_line(&named.into()), "cannot do it: no room");
+        let chained = Err::<(), _>(inner()).context("cannot make a disk").unwrap_err();
+        assert_eq!(one_line(&chained), "cannot make a disk: no room");
+    }
 }

@@ -155,12 +155,12 @@ fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
     if !disk.sha256.is_empty() {
         writeln!(out, "    sha256    {}", disk.sha256)?;
     }
-    writeln!(out, "    rate      {:.0} IOPS, {:.1} MB/s", disk.iops, disk.mb_s)?;
-    writeln!(
-        out,
-        "    latency   p50 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs",
-        disk.p50_us, disk.p99_us, disk.p999_us
-    )
+    if disk.iops > 0.0 {
+        writeln!(out, "    rate      {:.0} IOPS, {:.1} MB/s", disk.iops, disk.mb_s)?;
+        let (p50, p99, p999) = (disk.p50_us, disk.p99_us, disk.p999_us);
+        writeln!(out, "    latency   p50 {p50:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs")?;
+    }
+    Ok(())
 }
 
 /// A number of bytes in the unit that suits it.

@@ -113,7 +113,7 @@ impl Default for RunConfig {
             engine: EngineChoice::Auto,
             ioeventfd: true,
             entropy: 4096,
-            hang_timeout: Duration::from_secs(10),
+            hang_timeout: Duration::from_secs(30),
             inject: Inject::None,
         }
     }

@@ -111,8 +111,8 @@ pub enum OpenError {
         /// The image.
         path: PathBuf,
     },
-    /// {path}: in use by another process
-    #[error("{}: in use by another process (it holds a lock on the image)", path.display())]
+    /// {path}: in use by another process, or named twice
+    #[error("{}: in use by another process, or named twice (the image is locked)", path.display())]
     InUse {
         /// The image.
         path: PathBuf,
