@@ -25,8 +25,8 @@ use paravane_spec::builtin::{
 
 /// Fewest bytes a request of the hash job: reading in order gains from large requests.
 const HASH_CHUNK: usize = 64 << 10;
-/// Most requests in flight a disk.
-const MAX_DEPTH: u32 = 1024;
+/// Most requests in flight a disk: the image's allocator has room for so many.
+const MAX_DEPTH: u32 = 256;
 /// Polling, how many rounds without work pass until the devices' interrupt causes are read nevertheless: each
 /// reading is an exit, and the only way to learn that a device asks to be reset.
 const IDLE_ROUNDS: u64 = 1 << 16;
