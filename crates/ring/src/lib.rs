@@ -140,8 +140,10 @@ pub mod event;
 mod in_flight;
 #[cfg(all(test, not(loom)))]
 mod model_test;
+mod order;
 mod split;
 
 pub use area::{Area, DmaArea};
 pub use error::{ConfigError, QueueError};
+pub use order::{Order, Platform, Smp};
 pub use paravane_spec::queue::{QueueAddresses, Segment};

@@ -8,6 +8,7 @@ pub mod blk;
 pub mod builtin;
 pub mod feature;
 pub mod mmio;
+pub mod packed;
 pub mod queue;
 pub mod split;
 pub mod status;

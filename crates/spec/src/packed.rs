@@ -1,0 +1,42 @@
+//! The packed virtqueue in memory (section 2.8). Offsets and sizes are in bytes.
+
+/// Size of one descriptor: address u64, length u32, buffer identifier u16, flags u16.
+pub const DESC_SIZE: usize = 16;
+/// Alignment of the descriptor ring.
+pub const DESC_ALIGN: u64 = 16;
+/// Offset of the address in a descriptor.
+pub const DESC_ADDR: usize = 0;
+/// Offset of the length in a descriptor.
+pub const DESC_LEN: usize = 8;
+/// Offset of the buffer identifier in a descriptor.
+pub const DESC_ID: usize = 12;
+/// Offset of the flags in a descriptor.
+pub const DESC_FLAGS: usize = 14;
+
+/// Descriptor flag: the buffer goes on in the next descriptor.
+pub const DESC_F_NEXT: u16 = 1;
+/// Descriptor flag: the device writes this buffer (in a used descriptor: it has written to it).
+pub const DESC_F_WRITE: u16 = 2;
+/// Descriptor flag: the buffer holds a table of descriptors.
+pub const DESC_F_INDIRECT: u16 = 4;
+/// Descriptor flag: equal to the driver's wrap counter when it is made available.
+pub const DESC_F_AVAIL: u16 = 1 << 7;
+/// Descriptor flag: equal to the device's wrap counter when it is used, to its inverse when available.
+pub const DESC_F_USED: u16 = 1 << 15;
+
+/// Size of an event suppression structure (section 2.8.14): offset and wrap counter u16, flags u16.
+pub const EVENT_SIZE: usize = 4;
+/// Alignment of an event suppression structure.
+pub const EVENT_ALIGN: u64 = 4;
+/// Offset of the descriptor event's offset (bits 0 to 14) and wrap counter (bit 15).
+pub const EVENT_OFF_WRAP: usize = 0;
+/// Offset of the flags.
+pub const EVENT_FLAGS: usize = 2;
+/// The wrap counter in [`EVENT_OFF_WRAP`].
+pub const EVENT_WRAP: u16 = 1 << 15;
+/// Event flags: notifications on.
+pub const EVENT_F_ENABLE: u16 = 0;
+/// Event flags: notifications off.
+pub const EVENT_F_DISABLE: u16 = 1;
+/// Event flags: notify at the descriptor that [`EVENT_OFF_WRAP`] names (needs EVENT_IDX).
+pub const EVENT_F_DESC: u16 = 2;
