@@ -44,6 +44,8 @@ mod device {
     pub(super) const INDIRECT_OUTSIDE: &[u8] = &[0, 0, 0, 4, 63, 3, 255, 4, 0];
     /// available[0] = 0, and the index one up.
     pub(super) const OFFER: &[u8] = &[0, 2, 0, 0, 0, 3, 0];
+    /// available[7] = 0: where position 65535 lies.
+    pub(super) const NEXT_SLOT: &[u8] = &[0, 2, 7, 0];
     pub(super) const OFFER_TWICE: &[u8] = &[0, 2, 0, 0, 0, 2, 1, 0, 0, 3, 1];
     /// The index jumps by the size and one.
     pub(super) const JUMP: &[u8] = &[0, 4, 9, 0];
@@ -58,8 +60,6 @@ mod device {
     pub(super) const QUIET: &[u8] = &[14, 3];
     pub(super) const NO_INTERRUPT: &[u8] = &[0, 5, 1];
     pub(super) const USED_EVENT: &[u8] = &[0, 6, 0, 0];
-    /// 65535 requests, so that the next is at the wrap.
-    pub(super) const TO_THE_WRAP: &[u8] = &[14, 2, 255, 255];
 }
 
 const SPLIT_DEVICE: &[Seed] = {
@@ -67,11 +67,16 @@ const SPLIT_DEVICE: &[Seed] = {
     const PLAIN: &[u8] = &[3, 0, 7];
     const INDIRECTS: &[u8] = &[3, 1, 7];
     const EVENTS: &[u8] = &[3, 2, 7];
+    /// After 65535 requests, so that the next is at the wrap.
+    const AT_THE_WRAP: &[u8] = &[3, 0xf2, 0xc7, 255, 255];
     &[
         ("round-trip", &[PLAIN, QUIET, READABLE, OFFER, POP, COMPLETE, PUBLISH, ARM, POP]),
         ("no-interrupt", &[PLAIN, NO_INTERRUPT, READABLE, OFFER, POP, COMPLETE, PUBLISH]),
         ("event-index", &[EVENTS, ARM, USED_EVENT, READABLE, OFFER, ARM, POP, COMPLETE, PUBLISH, ARM]),
-        ("event-index-wrap", &[EVENTS, TO_THE_WRAP, READABLE, OFFER, ARM, POP, COMPLETE, PUBLISH, ARM]),
+        (
+            "event-index-wrap",
+            &[AT_THE_WRAP, ARM, NEXT_SLOT, READABLE, OFFER, ARM, POP, COMPLETE, PUBLISH, ARM],
+        ),
         ("queue-of-one", &[&[0, 3, 0], READABLE, OFFER, POP, COMPLETE, PUBLISH, OFFER, POP]),
         ("chain", &[PLAIN, FIRST, SECOND, OFFER, POP, COMPLETE, PUBLISH]),
         ("indirect", &[INDIRECTS, INDIRECT, TABLE_0, TABLE_1, OFFER, POP, COMPLETE, PUBLISH]),

@@ -58,7 +58,9 @@ impl Arena {
         for range in writable {
             self.expected[range.clone()].copy_from_slice(&self.seen[range.clone()]);
         }
-        if let Some(at) = (0..self.len()).find(|&at| self.seen[at] != self.expected[at]) {
+        // Compared as a whole first: this runs at every step.
+        if self.seen != self.expected {
+            let at = (0..self.len()).find(|&at| self.seen[at] != self.expected[at]).unwrap_or_default();
             panic!("byte {at:#x} is {:#x} and was {:#x}", self.seen[at], self.expected[at]);
         }
     }

@@ -9,6 +9,7 @@ use paravane_spec::blk::{self, RequestHeader};
 use paravane_spec::feature;
 use paravane_spec::split::{AVAIL_IDX, AVAIL_RING, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use tempfile::NamedTempFile;
@@ -238,8 +239,9 @@ impl Rig {
             }
             let fd = self.handler.completion_fd().expect("requests in flight end some time");
             let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-            let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)).expect("poll");
-            assert_eq!(ready, 1, "{} requests hang", self.queue.ring.in_flight());
+            // The fuzzer's own timer may interrupt.
+            let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)));
+            assert_eq!(ready, Ok(1), "{} requests hang", self.queue.ring.in_flight());
         }
     }
 

@@ -37,15 +37,15 @@ struct Rig {
     next_avail: u16,
     published: u16,
     latched: Option<QueueError>,
-    /// 2^16 rounds take their time: once in an input.
-    spun: bool,
 }
 
 impl Rig {
     fn new(u: &mut Unstructured<'_>) -> Result<Self> {
         let size = 1 << (u.arbitrary::<u8>()? % 8);
         let bits = u.arbitrary::<u8>()?;
-        let slots = 1 + usize::from(u.arbitrary::<u8>()? % 64);
+        let slots = u.arbitrary::<u8>()?;
+        let spin = bits >> 4 == 15 && slots >> 6 == 3;
+        let slots = 1 + usize::from(slots % 64);
         let (indirect, event_idx) = (bits & 1 != 0, bits & 2 != 0);
         let rings = Rings::new(size, 256);
         let arena = Arena::new(rings.end);
@@ -61,7 +61,7 @@ impl Rig {
         });
         // SAFETY: the areas are the ones asked for, and the arena outlives the queue.
         let queue = unsafe { config.activate(desc, avail, used) }.expect("areas as asked for");
-        Ok(Self {
+        let mut rig = Self {
             queue,
             arena,
             rings,
@@ -73,8 +73,12 @@ impl Rig {
             next_avail: 0,
             published: 0,
             latched: None,
-            spun: false,
-        })
+        };
+        // It takes its time, so few inputs do it.
+        if spin {
+            rig.spin(u.arbitrary()?);
+        }
+        Ok(rig)
     }
 
     fn avail_idx(&self) -> u16 {
@@ -99,7 +103,6 @@ impl Rig {
             14 => match u.arbitrary::<u8>()? % 8 {
                 0 => self.complete(u.arbitrary()?, u.arbitrary()?),
                 1 => self.fail(QueueError::Request { head: u.arbitrary()?, what: "the device says so" }),
-                2 => self.spin(u.arbitrary()?),
                 _ => self.queue.disable_kicks(),
             },
             _ => {
@@ -248,29 +251,31 @@ impl Rig {
 
     /// Moves the positions on by `rounds` honest requests, so that inputs get to the wrap at 2^16.
     fn spin(&mut self, rounds: u16) {
-        if self.spun || self.latched.is_some() || !self.in_flight.is_empty() {
-            return;
-        }
-        self.spun = true;
-        self.publish();
+        let size = self.rings.size;
         let mut desc = [0; DESC_SIZE];
         desc[..8].copy_from_slice(&BASE.to_le_bytes());
         desc[8] = 1;
-        self.arena.poke(self.rings.desc, &desc);
-        for written in 0..u32::from(rounds) {
-            let slot = usize::from(self.next_avail & (self.rings.size - 1));
-            self.arena.poke(self.rings.avail + AVAIL_RING + slot * 2, &[0, 0]);
-            self.next_avail = self.next_avail.wrapping_add(1);
+        for head in 0..size {
+            self.arena.poke(self.rings.desc + usize::from(head) * DESC_SIZE, &desc);
+            self.arena.poke(self.rings.avail + AVAIL_RING + usize::from(head) * 2, &head.to_le_bytes());
+        }
+        let most = self.slots.min(size.into()) as u16;
+        while self.next_avail < rounds {
+            let count = most.min(rounds - self.next_avail);
+            let first = self.next_avail;
+            self.next_avail += count;
             self.arena.poke(self.rings.avail + AVAIL_IDX, &self.next_avail.to_le_bytes());
-            assert_eq!(self.queue.pop(&mut self.batch, |_, _| false), Ok(1));
-            assert_eq!(self.queue.complete(0, written), Ok(()));
+            assert_eq!(self.queue.pop(&mut self.batch, |_, _| false), Ok(count.into()));
+            for position in first..self.next_avail {
+                assert_eq!(self.queue.complete(position & (size - 1), position.into()), Ok(()));
+            }
             assert!(self.queue.publish().is_ok());
-            let at = self.rings.used + USED_RING + slot * USED_ENTRY;
+            let at = self.rings.used + USED_RING + usize::from(first & (size - 1)) * USED_ENTRY;
             let mut entry = [0; 8];
             assert!(self.arena.area().read(at, &mut entry));
-            assert_eq!(u64::from_le_bytes(entry), u64::from(written) << 32);
+            assert_eq!(u64::from_le_bytes(entry), u64::from(first) << 32 | u64::from(first & (size - 1)));
         }
-        self.published = self.published.wrapping_add(rounds);
+        self.published = rounds;
     }
 }
 
