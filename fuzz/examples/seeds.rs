@@ -225,6 +225,9 @@ mod requests {
     pub(super) const READ_FAR: &[u8] =
         &[0, 0, 0xff, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 2, 0, 0x80];
     pub(super) const WRITE: &[u8] = &[0, 1, 4, 1, 0, 2, 0, 0x80];
+    /// The first sector that the image does not have, and the last that it has with one more.
+    pub(super) const WRITE_BEYOND: &[u8] = &[0, 1, 32, 1, 0, 1, 0, 0x80];
+    pub(super) const WRITE_ACROSS: &[u8] = &[0, 1, 31, 1, 0, 2, 0, 0x80];
     pub(super) const FLUSH: &[u8] = &[0, 2, 0, 0];
     pub(super) const GET_ID: &[u8] = &[0, 3, 0, 1, 2, 2, 0, 0x80];
     pub(super) const GET_ID_SHORT: &[u8] = &[0, 3, 0, 1, 2, 1, 0, 0x80];
@@ -253,6 +256,7 @@ const BLK_REQUEST: &[Seed] = {
         ("read-odd-length", &[DISK, READ_ODD, SETTLE]),
         ("read-over-the-ring", &[DISK, READ_OVER_RING, SETTLE, READ, SETTLE]),
         ("write-and-flush", &[DISK, WRITE, FLUSH, SETTLE, READ, SETTLE]),
+        ("write-beyond-the-end", &[DISK, WRITE_BEYOND, WRITE_ACROSS, SETTLE]),
         ("write-through", &[NO_FEATURES, WRITE, SETTLE, ZEROES, DISCARD, SETTLE]),
         ("get-id", &[DISK, GET_ID, GET_ID_SHORT, SETTLE]),
         ("discard-and-zeroes", &[DISK, DISCARD, ZEROES, SETTLE, ZEROES_BEYOND, SETTLE]),

@@ -3,7 +3,6 @@ use crate::arena::Arena;
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_ring::device::{Batch, Chain, MAX_CHAIN, Queue, QueueConfig};
-use paravane_ring::event::need_event;
 use paravane_ring::{QueueAddresses, QueueError, Segment};
 use paravane_spec::feature;
 use paravane_spec::split::{
@@ -27,6 +26,7 @@ struct Rig {
     queue: Queue,
     arena: Arena,
     rings: Rings,
+    indirect: bool,
     event_idx: bool,
     batch: Batch,
     slots: usize,
@@ -65,6 +65,7 @@ impl Rig {
             queue,
             arena,
             rings,
+            indirect,
             event_idx,
             batch: Batch::new(slots),
             slots,
@@ -171,7 +172,10 @@ impl Rig {
             if !tampered {
                 let slot = usize::from(self.next_avail & (self.rings.size - 1));
                 assert_eq!(chain.head, read_u16(&before, self.rings.avail + AVAIL_RING + slot * 2));
-                assert_eq!(Some([readable, writable].concat()), walk(&before, &self.rings, chain.head));
+                assert_eq!(
+                    Some([readable, writable].concat()),
+                    walk(&before, &self.rings, self.indirect, chain.head)
+                );
             }
             self.next_avail = self.next_avail.wrapping_add(1);
         }
@@ -219,7 +223,11 @@ impl Rig {
         self.published = old.wrapping_add(self.staged.len() as u16);
         assert_eq!(idx, self.published);
         let wanted = match self.event_idx {
-            true => need_event(self.arena.u16_at(self.rings.used_event()), self.published, old),
+            // By the letter: one of the entries is the one that the driver asked for (section 2.7.7.2).
+            true => {
+                let event = self.arena.u16_at(self.rings.used_event());
+                (0..self.staged.len()).any(|entry| old.wrapping_add(entry as u16) == event)
+            }
             false => self.arena.u16_at(self.rings.avail + AVAIL_FLAGS) & AVAIL_F_NO_INTERRUPT == 0,
         };
         assert_eq!(interrupt, wanted);
@@ -299,7 +307,7 @@ fn read_u16(memory: &[u8], at: usize) -> u16 {
 
 /// The segments of the chain at `head`, as a straightforward reading of `memory` finds them; `None` if it
 /// leads nowhere.
-fn walk(memory: &[u8], rings: &Rings, head: u16) -> Option<Vec<Segment>> {
+fn walk(memory: &[u8], rings: &Rings, indirect: bool, head: u16) -> Option<Vec<Segment>> {
     let (mut table, mut entries) = (rings.desc, usize::from(rings.size));
     let mut index = usize::from(head);
     let (mut segments, mut written) = (vec![], false);
@@ -309,6 +317,10 @@ fn walk(memory: &[u8], rings: &Rings, head: u16) -> Option<Vec<Segment>> {
         let len = u32::from_le_bytes(desc[8..12].try_into().ok()?);
         let (flags, next) = (read_u16(desc, 12), read_u16(desc, 14));
         if flags & DESC_F_INDIRECT != 0 {
+            // Once, last, and only where it was negotiated.
+            if !indirect || table != rings.desc || flags & DESC_F_NEXT != 0 {
+                return None;
+            }
             table = usize::try_from(addr.checked_sub(BASE)?).ok()?;
             (entries, index) = (len as usize / DESC_SIZE, 0);
             continue;
