@@ -141,6 +141,8 @@ mod in_flight;
 #[cfg(all(test, not(loom)))]
 mod model_test;
 mod order;
+#[allow(dead_code, reason = "both sides come to use it")]
+mod packed;
 mod split;
 
 pub use area::{Area, DmaArea};

@@ -2,7 +2,7 @@
 //! relaxed ones, so they may tear, which real hardware does not do: the model is the more hostile.
 use alloc::boxed::Box;
 use loom::sync::atomic::AtomicU16;
-use loom::sync::atomic::Ordering::{self, Relaxed};
+use loom::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
 pub(crate) use loom::sync::atomic::fence;
 
@@ -116,6 +116,29 @@ impl Cells {
     /// None is needed.
     pub(crate) unsafe fn load_u64(self, offset: usize) -> u64 {
         (0..4).fold(0, |value, i| value | u64::from(self.cells[offset / 2 + i].load(Relaxed)) << (16 * i))
+    }
+
+    /// The last cell first, with acquire: it holds what is waited for (a packed descriptor's flags). The rest
+    /// may then be older or newer than it only as far as that permits.
+    ///
+    /// # Safety
+    /// None is needed.
+    pub(crate) unsafe fn load_u64_acquire(self, offset: usize) -> u64 {
+        let last = self.cells[offset / 2 + 3].load(Acquire);
+        (0..3).fold(u64::from(last) << 48, |value, i| {
+            value | u64::from(self.cells[offset / 2 + i].load(Relaxed)) << (16 * i)
+        })
+    }
+
+    /// The last cell last, with release.
+    ///
+    /// # Safety
+    /// None is needed.
+    pub(crate) unsafe fn store_u64_release(self, offset: usize, value: u64) {
+        for i in 0..3 {
+            self.cells[offset / 2 + i].store((value >> (16 * i)) as u16, Relaxed);
+        }
+        self.cells[offset / 2 + 3].store((value >> 48) as u16, Release);
     }
 
     /// # Safety

@@ -1,6 +1,6 @@
 //! Areas in real memory.
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use core::sync::atomic::fence;
@@ -257,6 +257,28 @@ impl Cells {
     pub(crate) unsafe fn load_u64(self, offset: usize) -> u64 {
         // SAFETY: the caller vouches for place and alignment.
         u64::from_le(unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.load(Relaxed))
+    }
+
+    /// Acquire, from the whole word.
+    ///
+    /// # Safety
+    /// See [`Cells`].
+    #[inline(always)]
+    #[allow(dead_code, reason = "the packed ring comes to use it")]
+    pub(crate) unsafe fn load_u64_acquire(self, offset: usize) -> u64 {
+        // SAFETY: the caller vouches for place and alignment.
+        u64::from_le(unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.load(Acquire))
+    }
+
+    /// Release, of the whole word.
+    ///
+    /// # Safety
+    /// See [`Cells`].
+    #[inline(always)]
+    #[allow(dead_code, reason = "the packed ring comes to use it")]
+    pub(crate) unsafe fn store_u64_release(self, offset: usize, value: u64) {
+        // SAFETY: the caller vouches for place and alignment.
+        unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.store(value.to_le(), Release);
     }
 
     /// Relaxed.

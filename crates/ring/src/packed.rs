@@ -1,0 +1,285 @@
+//! The packed layout (section 2.8): sizes, descriptors, positions and event suppression, shared by both sides.
+//!
+//! # Positions
+//! The specification gives each side an index into the ring and a wrap counter of one bit that starts at 1 and
+//! flips at the end of the ring. Both come from one number here, a [`Position`] that counts descriptors modulo
+//! twice the size:
+//!
+//! ```text
+//!   position   0 ....... size - 1 | size ....... 2 size - 1 | 0 ...
+//!   index      0 ....... size - 1 | 0 .............. size-1 | 0 ...
+//!   wrap               1          |            0            | 1 ...
+//! ```
+//!
+//! Nothing can be out of step then, and distances between positions are plain subtractions modulo twice the
+//! size. The size need not be a power of two (section 2.8.10.1).
+use paravane_spec::packed::{
+    DESC_F_AVAIL, DESC_F_USED, DESC_SIZE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_WRAP,
+};
+
+/// Bytes of the descriptor ring.
+pub(crate) const fn desc_bytes(size: u16) -> usize {
+    DESC_SIZE * size as usize
+}
+
+/// The flags that say that a descriptor is available, or used.
+const STATE: u16 = DESC_F_AVAIL | DESC_F_USED;
+
+/// The flags that make a descriptor available in a lap with wrap counter `wrap`; XORed with [`SWAP`] they are
+/// those of the other laps.
+#[inline(always)]
+pub(crate) const fn available_flags(wrap: bool) -> u16 {
+    if wrap { DESC_F_AVAIL } else { DESC_F_USED }
+}
+
+/// The flags that mark a descriptor used in a lap with wrap counter `wrap`; XORed with [`SWAP`] they are those
+/// of the other laps.
+#[inline(always)]
+pub(crate) const fn used_flags(wrap: bool) -> u16 {
+    if wrap { STATE } else { 0 }
+}
+
+/// What changes in [`available_flags`] and [`used_flags`] at the end of the ring.
+pub(crate) const SWAP: u16 = STATE;
+
+/// A descriptor as two little-endian words (section 2.8.13).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// The address.
+    pub(crate) addr: u64,
+    /// Length in the low half, then buffer identifier, then flags. One store of this word with release makes a
+    /// descriptor available or used whole; one load with acquire takes it whole.
+    pub(crate) meta: u64,
+}
+
+impl Descriptor {
+    /// Puts one together.
+    #[inline(always)]
+    pub(crate) fn new(addr: u64, len: u32, id: u16, flags: u16) -> Self {
+        Self { addr, meta: meta(len, id, flags) }
+    }
+
+    /// Length in bytes.
+    #[inline(always)]
+    pub(crate) fn len(self) -> u32 {
+        self.meta as u32
+    }
+
+    /// Buffer identifier.
+    #[inline(always)]
+    pub(crate) fn id(self) -> u16 {
+        (self.meta >> 32) as u16
+    }
+
+    /// Flags.
+    #[inline(always)]
+    pub(crate) fn flags(self) -> u16 {
+        flags(self.meta)
+    }
+
+    /// Whether all of `flags` are set.
+    #[inline(always)]
+    pub(crate) fn has(self, flags: u16) -> bool {
+        self.flags() & flags == flags
+    }
+}
+
+/// The second word of a descriptor.
+#[inline(always)]
+pub(crate) const fn meta(len: u32, id: u16, flags: u16) -> u64 {
+    len as u64 | (id as u64) << 32 | (flags as u64) << 48
+}
+
+/// The flags in the second word of a descriptor.
+#[inline(always)]
+pub(crate) const fn flags(meta: u64) -> u16 {
+    (meta >> 48) as u16
+}
+
+/// Whether a descriptor's `flags` make it available to a device whose lap makes available with `expected` (see
+/// [`available_flags`]), or mark it used for a driver whose lap has [`used_flags`] `expected`.
+#[inline(always)]
+pub(crate) const fn matches(flags: u16, expected: u16) -> bool {
+    flags & STATE == expected
+}
+
+/// A place in the ring together with its lap, of two; see the module's text. It is less than twice the size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position(u32);
+
+impl Position {
+    /// Where both sides start: index 0, wrap counter 1.
+    pub(crate) const START: Self = Self(0);
+
+    /// The position of `index` (less than `size`) in a lap with wrap counter `wrap`.
+    #[inline(always)]
+    pub(crate) const fn new(index: u16, wrap: bool, size: u16) -> Self {
+        Self(index as u32 + if wrap { 0 } else { size as u32 })
+    }
+
+    /// Its index in the ring.
+    #[inline(always)]
+    pub(crate) const fn index(self, size: u16) -> u16 {
+        (if self.wrap(size) { self.0 } else { self.0 - size as u32 }) as u16
+    }
+
+    /// Its lap's wrap counter.
+    #[inline(always)]
+    pub(crate) const fn wrap(self, size: u16) -> bool {
+        self.0 < size as u32
+    }
+
+    /// The position `count` descriptors on; `count` is at most twice the size.
+    #[inline(always)]
+    pub(crate) const fn advance(self, count: u32, size: u16) -> Self {
+        let (next, laps) = (self.0 + count, 2 * size as u32);
+        Self(if next < laps { next } else { next - laps })
+    }
+
+    /// Descriptors from here on to `to`, modulo twice the size.
+    #[inline(always)]
+    pub(crate) const fn distance(self, to: Self, size: u16) -> u32 {
+        if to.0 >= self.0 { to.0 - self.0 } else { to.0 + 2 * size as u32 - self.0 }
+    }
+
+    /// As event suppression and migration have it: the index, and the wrap counter in bit 15.
+    #[inline(always)]
+    pub(crate) const fn to_off_wrap(self, size: u16) -> u16 {
+        self.index(size) | if self.wrap(size) { EVENT_WRAP } else { 0 }
+    }
+
+    /// Takes apart what [`Position::to_off_wrap`] makes; `None` if the index is outside the ring.
+    #[inline(always)]
+    pub(crate) const fn from_off_wrap(off_wrap: u16, size: u16) -> Option<Self> {
+        let (index, wrap) = (off_wrap & !EVENT_WRAP, off_wrap & EVENT_WRAP != 0);
+        if index < size { Some(Self::new(index, wrap, size)) } else { None }
+    }
+}
+
+/// What an event suppression structure (section 2.8.14) asks for.
+///
+/// It is stored and loaded as one word of 32 bits, so its two fields cannot be seen apart. That fulfils the
+/// order that is asked of two accesses: the writer's offset before its flags, the reader's flags before the
+/// offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A notification for everything.
+    Enable,
+    /// No notifications.
+    Disable,
+    /// A notification when the descriptor at this position is made available, or used.
+    At(Position),
+}
+
+impl Event {
+    /// Of a queue of `size`, with or without EVENT_IDX. What has no meaning asks for notifications: one too many
+    /// does no harm.
+    #[inline(always)]
+    pub(crate) fn decode(word: u32, event_idx: bool, size: u16) -> Self {
+        match (word >> 16) as u16 & (EVENT_F_DISABLE | EVENT_F_DESC) {
+            EVENT_F_DISABLE => Self::Disable,
+            EVENT_F_DESC if event_idx => {
+                Position::from_off_wrap(word as u16, size).map_or(Self::Enable, Self::At)
+            }
+            _ => Self::Enable,
+        }
+    }
+
+    /// The word to store. [`Event::At`] needs EVENT_IDX.
+    #[inline(always)]
+    pub(crate) fn encode(self, size: u16) -> u32 {
+        match self {
+            Self::Enable => u32::from(EVENT_F_ENABLE) << 16,
+            Self::Disable => u32::from(EVENT_F_DISABLE) << 16,
+            Self::At(position) => u32::from(EVENT_F_DESC) << 16 | u32::from(position.to_off_wrap(size)),
+        }
+    }
+
+    /// Whether it asks for a notification of the move from `old` to `new`, of a whole ring at most.
+    #[inline(always)]
+    pub(crate) fn wants(self, new: Position, old: Position, size: u16) -> bool {
+        match self {
+            Self::Enable => true,
+            Self::Disable => false,
+            Self::At(event) => crate::event::need_event_packed(event, new, old, size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_and_wrap_counter_go_as_the_specification_counts_them() {
+        for size in [1, 2, 3, 7, 256, 1000, 32768] {
+            let (mut index, mut wrap) = (0, true);
+            let mut position = Position::START;
+            for _ in 0..u32::from(size) * if cfg!(miri) { 2 } else { 5 } {
+                assert_eq!((position.index(size), position.wrap(size)), (index, wrap));
+                assert_eq!(Position::new(index, wrap, size), position);
+                assert_eq!(Position::from_off_wrap(position.to_off_wrap(size), size), Some(position));
+                position = position.advance(1, size);
+                index += 1;
+                if index == size {
+                    (index, wrap) = (0, !wrap);
+                }
+                if cfg!(miri) && size > 300 && index == 300 {
+                    (index, wrap) = (size - 2, wrap);
+                    position = Position::new(index, wrap, size);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_distance_is_what_was_advanced() {
+        for size in [1, 2, 3, 7, 32] {
+            for from in 0..2 * u32::from(size) {
+                for count in 0..2 * u32::from(size) {
+                    let to = Position(from).advance(count, size);
+                    assert!(to.0 < 2 * u32::from(size));
+                    assert_eq!(Position(from).distance(to, size), count);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn flags_tell_available_used_and_the_other_lap() {
+        for wrap in [false, true] {
+            assert_eq!(available_flags(!wrap), available_flags(wrap) ^ SWAP);
+            assert_eq!(used_flags(!wrap), used_flags(wrap) ^ SWAP);
+            let states = [available_flags(wrap), used_flags(wrap), available_flags(!wrap), used_flags(!wrap)];
+            for (i, flags) in states.into_iter().enumerate() {
+                assert_eq!(matches(flags | 7, available_flags(wrap)), i == 0);
+                assert_eq!(matches(flags | 7, used_flags(wrap)), i == 1);
+            }
+        }
+        // Zeroed memory is neither available nor used in the first lap.
+        assert!(!matches(0, available_flags(true)) && !matches(0, used_flags(true)));
+    }
+
+    #[test]
+    fn a_descriptor_comes_apart_as_it_was_put_together() {
+        let desc = Descriptor::new(0x1122_3344_5566_7788, 0xaabb_ccdd, 0x1234, 0x8086);
+        assert_eq!(desc.meta.to_le_bytes(), [0xdd, 0xcc, 0xbb, 0xaa, 0x34, 0x12, 0x86, 0x80]);
+        assert_eq!((desc.len(), desc.id(), desc.flags()), (0xaabb_ccdd, 0x1234, 0x8086));
+        assert!(desc.has(0x8080) && !desc.has(0x8081));
+    }
+
+    #[test]
+    fn events_keep_their_meaning_and_nonsense_asks_for_notifications() {
+        let size = 5;
+        for event in [Event::Enable, Event::Disable, Event::At(Position(4)), Event::At(Position(7))] {
+            assert_eq!(Event::decode(event.encode(size), true, size), event);
+        }
+        assert_eq!(Event::At(Position(4)).encode(size).to_le_bytes(), [4, 0x80, 2, 0]);
+        assert_eq!(Event::At(Position(7)).encode(size).to_le_bytes(), [2, 0, 2, 0]);
+        for nonsense in [0x0003_0000, 0x0002_0005, 0x0002_ffff, 0x0003_8002] {
+            assert_eq!(Event::decode(nonsense, true, size), Event::Enable);
+        }
+        // Without EVENT_IDX a position cannot be asked for.
+        assert_eq!(Event::decode(0x0002_8001, false, size), Event::Enable);
+    }
+}
