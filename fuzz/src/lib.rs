@@ -11,7 +11,10 @@
 //! `cargo run -p paravane-fuzz --example seeds` writes the seeds of the corpora anew.
 mod arena;
 mod blk_request;
+mod dice;
+mod guarded;
 mod hostile;
+pub mod hostile_peer;
 mod mmio;
 mod split_device;
 mod split_driver;

@@ -288,7 +288,7 @@ impl Rig {
 }
 
 /// What every chain keeps, whatever the driver wrote.
-fn check_chain(chain: &Chain, readable: &[Segment], writable: &[Segment]) {
+pub(crate) fn check_chain(chain: &Chain, readable: &[Segment], writable: &[Segment]) {
     let count = readable.len() + writable.len();
     assert!((1..=MAX_CHAIN).contains(&count), "{count} segments");
     let total = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
