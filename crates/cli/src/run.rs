@@ -95,12 +95,17 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
     })
 }
 
-/// The first signal asks the run to end with the report so far, the second ends the process.
+/// How long after the first signal another one counts as the same: a terminal or a wrapper may send two at once.
+const SAME_SIGNAL: Duration = Duration::from_millis(500);
+
+/// The first signal asks the run to end with the report so far, a later one ends the process.
 fn stop_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
     let progress = progress.clone();
+    let mut first = None;
     ctrlc::set_handler(move || {
+        let since = first.get_or_insert_with(Instant::now).elapsed();
         // Relaxed: the flag carries no data with it.
-        if progress.cancel.swap(true, Ordering::Relaxed) {
+        if progress.cancel.swap(true, Ordering::Relaxed) && since > SAME_SIGNAL {
             std::process::exit(130);
         }
     })
