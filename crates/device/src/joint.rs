@@ -58,6 +58,14 @@ impl Ring {
         self.queue.complete(head, written)
     }
 
+    /// See [`Queue::complete_all`].
+    ///
+    /// # Errors
+    /// The queue has latched.
+    pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
+        self.queue.complete_all(chains)
+    }
+
     /// See [`Queue::publish`].
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! The device's side of a queue, whatever its layout.
-use crate::split::device::Ring;
-use crate::split::{avail_bytes, desc_bytes, used_bytes};
-use crate::{Area, ConfigError, QueueAddresses, QueueError};
+use crate::packed;
+use crate::split::{self, avail_bytes, used_bytes};
+use crate::{Area, ConfigError, Order, QueueAddresses, QueueError, Smp};
 use paravane_spec::feature;
+use paravane_spec::packed::{EVENT_ALIGN, EVENT_SIZE};
 use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::split::{AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN};
 
@@ -34,29 +35,29 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
-    /// Feature bits that queues implement; a device offers these and its own.
-    pub const FEATURES: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX;
+    /// Feature bits that queues implement.
+    pub const FEATURES: u64 = Self::SPLIT_FEATURES | feature::RING_PACKED | feature::IN_ORDER;
 
-    /// Feature bits that change a queue's layout or rules and are not implemented.
-    const REFUSED: u64 = feature::RING_PACKED | feature::IN_ORDER;
+    /// Those of them that a device offers unless it is asked for more.
+    pub const SPLIT_FEATURES: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX;
 
     /// Checks what a driver asked for. `features` are the negotiated ones, device-specific bits are ignored.
     ///
     /// # Errors
-    /// The size is not a power of two from 1 to `max_size`, an area is misaligned or wraps around, or a
-    /// negotiated ring feature is not implemented.
+    /// The size is not a power of two (with RING_PACKED: any number) from 1 to `max_size`, or an area is
+    /// misaligned or wraps around.
     pub fn new(addresses: QueueAddresses, max_size: u16, features: u64) -> Result<Self, ConfigError> {
         let (size, max) = (addresses.size, max_size.min(MAX_SIZE));
-        if !size.is_power_of_two() || size > max {
+        let config = Self { addresses, features };
+        if config.packed() {
+            // Section 2.8.10.1: any size.
+            if size == 0 || size > max {
+                return Err(ConfigError::PackedSize { size, max });
+            }
+        } else if !size.is_power_of_two() || size > max {
             return Err(ConfigError::Size { size, max });
         }
-        if features & Self::REFUSED != 0 {
-            return Err(ConfigError::Features(features & Self::REFUSED));
-        }
-        let config = Self { addresses, features };
-        for (AreaRequest { part, addr, len, .. }, align) in
-            config.areas().into_iter().zip([DESC_ALIGN, AVAIL_ALIGN, USED_ALIGN])
-        {
+        for (AreaRequest { part, addr, len, .. }, align) in config.areas().into_iter().zip(config.aligns()) {
             if !addr.is_multiple_of(align) {
                 return Err(ConfigError::Misaligned { part, addr, align });
             }
@@ -67,45 +68,90 @@ impl QueueConfig {
         Ok(config)
     }
 
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    fn packed(&self) -> bool {
+        self.has(feature::RING_PACKED)
+    }
+
+    /// What the areas are aligned to.
+    fn aligns(&self) -> [u64; 3] {
+        let [driver, device] = if self.packed() { [EVENT_ALIGN; 2] } else { [AVAIL_ALIGN, USED_ALIGN] };
+        [DESC_ALIGN, driver, device]
+    }
+
     /// The memory that [`QueueConfig::activate`] needs: descriptor, driver and device area.
     #[must_use]
     pub fn areas(&self) -> [AreaRequest; 3] {
         let QueueAddresses { size, desc, driver, device } = self.addresses;
+        let packed = self.packed();
+        let lens = if packed { [EVENT_SIZE; 2] } else { [avail_bytes(size), used_bytes(size)] };
         [
-            AreaRequest { part: "descriptor area", addr: desc, len: desc_bytes(size), writable: false },
-            AreaRequest { part: "driver area", addr: driver, len: avail_bytes(size), writable: false },
-            AreaRequest { part: "device area", addr: device, len: used_bytes(size), writable: true },
+            // A descriptor is 16 bytes in either layout. In a packed queue it is marked used where it lies.
+            AreaRequest {
+                part: "descriptor area",
+                addr: desc,
+                len: split::desc_bytes(size),
+                writable: packed,
+            },
+            AreaRequest { part: "driver area", addr: driver, len: lens[0], writable: false },
+            AreaRequest { part: "device area", addr: device, len: lens[1], writable: true },
         ]
     }
 
     /// Takes the queue into use. From here on nothing of the configuration can change.
     ///
     /// # Errors
-    /// An area is shorter than [`QueueConfig::areas`] asked for, or misaligned in host memory.
+    /// An area is shorter than [`QueueConfig::areas`] asked for, or misaligned in host memory; or
+    /// ORDER_PLATFORM was negotiated, which needs [`QueueConfig::activate_as`].
     ///
     /// # Safety
     /// Each area must be the memory that [`QueueConfig::areas`] asked for and stay mapped until the queue
     /// has been dropped.
     pub unsafe fn activate(self, desc: Area, driver: Area, device: Area) -> Result<Queue, ConfigError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.activate_at(desc, driver, device, 0) }
+        unsafe { self.activate_as(desc, driver, device) }
     }
 
-    /// As [`QueueConfig::activate`], with both rings at position `start`.
+    /// As [`QueueConfig::activate`], with barriers of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`QueueConfig::activate`], and ORDER_PLATFORM is refused unless `O` is [`crate::Platform`].
     ///
     /// # Safety
     /// As [`QueueConfig::activate`].
-    pub(crate) unsafe fn activate_at(
+    pub unsafe fn activate_as<O: Order>(
+        self,
+        desc: Area,
+        driver: Area,
+        device: Area,
+    ) -> Result<Queue<O>, ConfigError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.activate_at(desc, driver, device, 0) }
+    }
+
+    /// As [`QueueConfig::activate_as`], with both sides at position `start`: buffers of a split queue;
+    /// descriptors of a packed one, less than twice its size.
+    ///
+    /// # Safety
+    /// As [`QueueConfig::activate`].
+    pub(crate) unsafe fn activate_at<O: Order>(
         self,
         desc: Area,
         driver: Area,
         device: Area,
         start: u16,
-    ) -> Result<Queue, ConfigError> {
+    ) -> Result<Queue<O>, ConfigError> {
+        if self.has(feature::ORDER_PLATFORM) && !O::PLATFORM {
+            return Err(ConfigError::Features(feature::ORDER_PLATFORM));
+        }
         let areas = [desc, driver, device];
+        let [_, driver, device] = self.aligns();
         // Descriptors are fetched as words of 8 bytes.
         for ((AreaRequest { part, addr, len, .. }, area), align) in
-            self.areas().into_iter().zip(areas).zip([8, AVAIL_ALIGN, USED_ALIGN])
+            self.areas().into_iter().zip(areas).zip([8, driver, device])
         {
             if area.len() < len {
                 return Err(ConfigError::Short { part, needed: len, given: area.len() });
@@ -114,21 +160,55 @@ impl QueueConfig {
                 return Err(ConfigError::Misaligned { part, addr, align });
             }
         }
-        let indirect = self.features & feature::INDIRECT_DESC != 0;
-        let event_idx = self.features & feature::EVENT_IDX != 0;
+        let size = self.addresses.size;
+        let indirect = self.has(feature::INDIRECT_DESC);
+        let event_idx = self.has(feature::EVENT_IDX);
+        let in_order = self.has(feature::IN_ORDER);
         // SAFETY: the caller promises the mapping; `new` checked the size, and lengths and alignment are
         // checked above.
-        Ok(Queue { ring: unsafe { Ring::new(areas, self.addresses.size, indirect, event_idx, start) } })
+        let layout = unsafe {
+            if self.packed() {
+                let start = packed::Position::START.advance(start.into(), size);
+                Layout::Packed(packed::device::Ring::new(areas, size, indirect, event_idx, in_order, start))
+            } else {
+                Layout::Split(split::device::Ring::new(areas, size, indirect, event_idx, in_order, start))
+            }
+        };
+        Ok(Queue { layout })
     }
 }
 
-/// A live queue, device side.
+/// A live queue, device side. `O` is how strong its barriers are.
+///
+/// With IN_ORDER completions may come in any order: the queue holds them back until they are in order.
 #[derive(Debug)]
-pub struct Queue {
-    ring: Ring,
+pub struct Queue<O: Order = Smp> {
+    layout: Layout<O>,
 }
 
-impl Queue {
+#[derive(Debug)]
+enum Layout<O> {
+    Split(split::device::Ring<O>),
+    Packed(packed::device::Ring<O>),
+}
+
+/// Calls the ring, whatever its layout.
+macro_rules! ring {
+    ($queue:expr, $ring:ident => $call:expr) => {
+        match $queue.layout {
+            Layout::Split(ref $ring) => $call,
+            Layout::Packed(ref $ring) => $call,
+        }
+    };
+    (mut $queue:expr, $ring:ident => $call:expr) => {
+        match $queue.layout {
+            Layout::Split(ref mut $ring) => $call,
+            Layout::Packed(ref mut $ring) => $call,
+        }
+    };
+}
+
+impl<O: Order> Queue<O> {
     /// Clears `batch`, then takes as many available chains as it has room for (or as there are) and
     /// returns their number. `fetch` copies an indirect table out of the device's address space: address
     /// and destination, `false` if that memory cannot be read. A chain whose segments do not fit in the
@@ -143,7 +223,7 @@ impl Queue {
         batch: &mut Batch,
         fetch: impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<usize, QueueError> {
-        self.ring.pop(batch, fetch)
+        ring!(mut self, ring => ring.pop(batch, fetch))
     }
 
     /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is the
@@ -153,7 +233,16 @@ impl Queue {
     /// `head` is not in flight, or the queue has latched.
     #[inline]
     pub fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
-        self.ring.complete(head, written)
+        ring!(mut self, ring => ring.complete(head, written))
+    }
+
+    /// [`Queue::complete`] for many: chains and the bytes written to each. Cheaper than one call a chain.
+    ///
+    /// # Errors
+    /// One is not in flight (those before it were staged), or the queue has latched.
+    #[inline]
+    pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
+        ring!(mut self, ring => ring.complete_all(chains))
     }
 
     /// Publishes all staged completions with one store and says whether the driver wants an interrupt.
@@ -163,13 +252,13 @@ impl Queue {
     /// The queue has latched.
     #[inline]
     pub fn publish(&mut self) -> Result<bool, QueueError> {
-        self.ring.publish()
+        ring!(mut self, ring => ring.publish())
     }
 
     /// Asks the driver not to kick while the device is at work. A hint; kicks may still come.
     #[inline]
     pub fn disable_kicks(&mut self) {
-        self.ring.disable_kicks();
+        ring!(mut self, ring => ring.disable_kicks());
     }
 
     /// Asks the driver to kick at the next available buffer, then looks once more.
@@ -179,29 +268,29 @@ impl Queue {
     /// The available index is impossible, or the queue has latched.
     #[inline]
     pub fn arm_kicks(&mut self) -> Result<bool, QueueError> {
-        self.ring.arm_kicks()
+        ring!(mut self, ring => ring.arm_kicks())
     }
 
     /// Latches an error that the device found in a chain. Returns the error that the queue now has (the first).
     pub fn fail(&mut self, error: QueueError) -> QueueError {
-        self.ring.latch(error)
+        ring!(mut self, ring => ring.latch(error))
     }
 
     /// The latched error.
     #[must_use]
     pub fn error(&self) -> Option<QueueError> {
-        self.ring.error()
+        ring!(self, ring => ring.error())
     }
 
     /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
-        self.ring.size()
+        ring!(self, ring => ring.size())
     }
 
     /// Chains popped and not yet completed.
     #[must_use]
     pub fn in_flight(&self) -> u16 {
-        self.ring.in_flight()
+        ring!(self, ring => ring.in_flight())
     }
 }

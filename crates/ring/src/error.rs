@@ -12,6 +12,14 @@ pub enum ConfigError {
         /// The device's limit.
         max: u16,
     },
+    /// packed queue size {size} is not from 1 to {max}
+    #[error("packed queue size {size} is not from 1 to {max}")]
+    PackedSize {
+        /// What the driver asked for.
+        size: u16,
+        /// The device's limit.
+        max: u16,
+    },
     /// the {part} at {addr:#x} is not aligned to {align} bytes
     #[error("the {part} at {addr:#x} is not aligned to {align} bytes")]
     Misaligned {
@@ -148,6 +156,28 @@ pub enum QueueError {
     HeadInFlight {
         /// Head of the chain.
         head: u16,
+    },
+    /// buffer {id} was made available while it is in flight
+    #[error("buffer {id} was made available while it is in flight")]
+    IdInFlight {
+        /// The identifier.
+        id: u16,
+    },
+    /// buffer identifier {id} is not below the queue's size {size}
+    #[error("buffer identifier {id} is not below the queue's size {size}")]
+    BufferId {
+        /// The identifier.
+        id: u16,
+        /// Queue size.
+        size: u16,
+    },
+    /// descriptor {index} was made available while all {size} are with the device
+    #[error("descriptor {index} was made available while all {size} are with the device")]
+    Overrun {
+        /// Index of the descriptor.
+        index: u16,
+        /// Queue size.
+        size: u16,
     },
     /// buffer {id} was completed but is not in flight
     #[error("buffer {id} was completed but is not in flight")]

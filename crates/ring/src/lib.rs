@@ -138,11 +138,13 @@ pub mod driver;
 mod error;
 pub mod event;
 mod in_flight;
+mod in_order;
 #[cfg(all(test, not(loom)))]
 mod model_test;
 mod order;
 #[allow(dead_code, reason = "both sides come to use it")]
 mod packed;
+mod pieces;
 mod split;
 
 pub use area::{Area, DmaArea};

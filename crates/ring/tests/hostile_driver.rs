@@ -5,8 +5,8 @@ mod memory;
 
 use memory::{BASE, Memory};
 use paravane_ring::device::{AreaRequest, Batch, MAX_CHAIN, Queue, QueueConfig};
-use paravane_ring::{ConfigError, QueueAddresses, QueueError, Segment};
-use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
+use paravane_ring::{ConfigError, Platform, QueueAddresses, QueueError, Segment};
+use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, ORDER_PLATFORM};
 use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 use std::cell::Cell;
 
@@ -556,7 +556,7 @@ fn every_head_in_flight_and_one_more() {
     assert_eq!(driver.pop(), Ok(SIZE.into()));
     assert_eq!(driver.queue.in_flight(), SIZE);
     driver.push(4);
-    driver.dies_of(QueueError::HeadInFlight { head: 4 });
+    driver.dies_of(QueueError::AvailIndex { old: SIZE, new: SIZE + 1, size: SIZE });
 }
 
 #[test]
@@ -675,10 +675,15 @@ fn areas_that_wrap_around() {
 
 #[test]
 fn features_that_change_the_ring() {
-    for feature in [RING_PACKED, IN_ORDER] {
-        let error = QueueConfig::new(addresses(SIZE), 256, feature | INDIRECT_DESC | 1).unwrap_err();
-        assert_eq!(error, ConfigError::Features(feature));
-    }
+    let memory = Memory::new(MEMORY);
+    let config = QueueConfig::new(addresses(SIZE), 256, ORDER_PLATFORM | 1).unwrap();
+    let [desc, driver, device] = config.areas().map(|area| memory.at(area.addr, area.len).unwrap());
+    // SAFETY: the areas lie in `memory`, which outlives the queue.
+    let error = unsafe { config.activate(desc, driver, device) }.unwrap_err();
+    assert_eq!(error, ConfigError::Features(ORDER_PLATFORM), "our barriers would be too weak");
+    // SAFETY: as above.
+    let queue = unsafe { config.activate_as::<Platform>(desc, driver, device) };
+    assert_eq!(queue.unwrap().size(), SIZE);
     assert!(QueueConfig::new(addresses(SIZE), 256, 1 | 1 << 63).is_ok(), "a device's own bits are not ours");
 }
 

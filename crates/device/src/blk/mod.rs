@@ -238,7 +238,7 @@ impl Device for Blk {
     fn features(&self) -> u64 {
         let mut features = feature::VERSION_1
             | feature::RING_RESET
-            | QueueConfig::FEATURES
+            | QueueConfig::SPLIT_FEATURES
             | blk::F_SEG_MAX
             | blk::F_BLK_SIZE
             | blk::F_FLUSH

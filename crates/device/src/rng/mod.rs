@@ -40,7 +40,7 @@ impl Device for Rng {
     }
 
     fn features(&self) -> u64 {
-        feature::VERSION_1 | feature::RING_RESET | QueueConfig::FEATURES
+        feature::VERSION_1 | feature::RING_RESET | QueueConfig::SPLIT_FEATURES
     }
 
     fn queue_sizes(&self) -> &[u16] {

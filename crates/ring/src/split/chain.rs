@@ -8,31 +8,27 @@
 //! Everything is bounded: the descriptor table part by the queue's size, the indirect part by its table,
 //! both together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
 use super::Descriptor;
+use crate::QueueError;
 use crate::area::Cells;
-use crate::batch::{Batch, Chain};
+use crate::batch::Batch;
 use crate::device::MAX_CHAIN;
-use crate::{QueueError, Segment};
-use alloc::boxed::Box;
-use alloc::vec;
+use crate::pieces::{Pieces, Table};
 use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE};
-
-/// Length in bytes of the longest indirect table.
-const MAX_TABLE: usize = MAX_CHAIN * DESC_SIZE;
 
 /// What walking a chain needs to know of the queue.
 #[derive(Debug)]
 pub(crate) struct Tables {
     desc: Cells,
     size: u16,
-    /// Private copy of an indirect table; empty if indirect descriptors were not negotiated.
-    scratch: Box<[u8]>,
+    /// Private copy of an indirect table.
+    table: Table,
 }
 
 impl Tables {
     /// # Safety
     /// `desc` has `size` descriptors.
     pub(crate) unsafe fn new(desc: Cells, size: u16, indirect: bool) -> Self {
-        Self { desc, size, scratch: vec![0; if indirect { MAX_TABLE } else { 0 }].into_boxed_slice() }
+        Self { desc, size, table: Table::new(indirect) }
     }
 
     /// Fetches a descriptor, once.
@@ -65,7 +61,7 @@ impl Tables {
                 }
                 break;
             }
-            if !pieces.take(index, desc)? {
+            if !pieces.take(index, desc.addr, desc.len(), desc.has(DESC_F_WRITE))? {
                 return Ok(false);
             }
             if !desc.has(DESC_F_NEXT) {
@@ -82,7 +78,7 @@ impl Tables {
             // SAFETY: `index` was just checked.
             desc = unsafe { self.fetch(index) };
         }
-        let chain = pieces.chain();
+        let chain = pieces.chain(head);
         batch.add(chain);
         Ok(true)
     }
@@ -95,26 +91,7 @@ impl Tables {
         pieces: &mut Pieces<'_>,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        if self.scratch.is_empty() {
-            return Err(QueueError::IndirectNotNegotiated { index });
-        }
-        if desc.has(DESC_F_NEXT) {
-            return Err(QueueError::IndirectNested { index });
-        }
-        let (addr, len) = (desc.addr, desc.len());
-        let bytes = len as usize;
-        if bytes == 0 || bytes > MAX_TABLE || !bytes.is_multiple_of(DESC_SIZE) {
-            return Err(QueueError::IndirectLength { index, len, max: MAX_CHAIN as u32 });
-        }
-        if addr.checked_add(len.into()).is_none() {
-            return Err(QueueError::AddressWraps { index, addr, len });
-        }
-        // The whole table is copied once, so that the driver cannot change it between a check and a use.
-        let table = &mut self.scratch[..bytes];
-        if !fetch(addr, table) {
-            return Err(QueueError::Address { addr, len });
-        }
-        let (table, _) = table.as_chunks::<8>();
+        let table = self.table.fetch(index, desc.addr, desc.len(), desc.has(DESC_F_NEXT), fetch)?;
         let entries = table.len() / 2;
         let (mut entry, mut visited) = (0, 1);
         loop {
@@ -124,7 +101,7 @@ impl Tables {
             if desc.has(DESC_F_INDIRECT) {
                 return Err(QueueError::IndirectNested { index: entry });
             }
-            if !pieces.take(entry, desc)? {
+            if !pieces.take(entry, desc.addr, desc.len(), desc.has(DESC_F_WRITE))? {
                 return Ok(false);
             }
             if !desc.has(DESC_F_NEXT) {
@@ -139,65 +116,5 @@ impl Tables {
                 return Err(QueueError::DescIndex { index: entry.into(), size: entries as u32 });
             }
         }
-    }
-}
-
-/// The segments of one chain so far.
-struct Pieces<'a> {
-    head: u16,
-    out: &'a mut [Segment],
-    readable: usize,
-    writable: usize,
-    readable_len: u32,
-    writable_len: u32,
-}
-
-impl<'a> Pieces<'a> {
-    fn new(head: u16, out: &'a mut [Segment]) -> Self {
-        Self { head, out, readable: 0, writable: 0, readable_len: 0, writable_len: 0 }
-    }
-
-    /// Takes in a descriptor that is not indirect; `false` if there is no room for it.
-    fn take(&mut self, index: u16, desc: Descriptor) -> Result<bool, QueueError> {
-        let (head, addr, len) = (self.head, desc.addr, desc.len());
-        let count = self.readable + self.writable;
-        if count == MAX_CHAIN {
-            return Err(QueueError::ChainTooLong { head, limit: MAX_CHAIN as u32 });
-        }
-        if len == 0 {
-            return Err(QueueError::ZeroLength { index });
-        }
-        if addr.checked_add(len.into()).is_none() {
-            return Err(QueueError::AddressWraps { index, addr, len });
-        }
-        let write = desc.has(DESC_F_WRITE);
-        if !write && self.writable > 0 {
-            return Err(QueueError::ReadableAfterWritable { head });
-        }
-        // Section 2.7.5.2 allows 2^32 bytes in all; lengths are u32 everywhere, so one less here.
-        let total = self.readable_len.checked_add(self.writable_len).and_then(|sum| sum.checked_add(len));
-        if total.is_none() {
-            return Err(QueueError::ChainTooBig { head });
-        }
-        let Some(out) = self.out.get_mut(count) else { return Ok(false) };
-        *out = Segment { addr, len };
-        if write {
-            self.writable += 1;
-            self.writable_len += len;
-        } else {
-            self.readable += 1;
-            self.readable_len += len;
-        }
-        Ok(true)
-    }
-
-    /// The chain, but for the place of its first segment.
-    fn chain(&self) -> Chain {
-        // The counts are at most MAX_CHAIN.
-        Chain::parts(
-            self.head,
-            (self.readable as u16, self.readable_len),
-            (self.writable as u16, self.writable_len),
-        )
     }
 }

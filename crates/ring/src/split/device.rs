@@ -11,12 +11,15 @@
 //! the distance from `next_used` to `next_avail`.
 use super::chain::Tables;
 use super::{Descriptor, avail_event, used_event};
-use crate::area::{Area, Cells, fence};
+use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
 use crate::event::need_event;
 use crate::in_flight::InFlight;
-use crate::{QueueError, Segment};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use crate::in_order::{Entry, InOrder};
+use crate::{Order, QueueError, Segment};
+use alloc::boxed::Box;
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use paravane_spec::split::{
     AVAIL_ENTRY, AVAIL_F_NO_INTERRUPT, AVAIL_FLAGS, AVAIL_IDX, AVAIL_RING, DESC_F_INDIRECT, DESC_F_NEXT,
     DESC_F_WRITE, USED_ENTRY, USED_F_NO_NOTIFY, USED_FLAGS, USED_IDX, USED_RING,
@@ -27,7 +30,7 @@ use paravane_spec::split::{
 /// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the three areas are as long
 /// and as aligned as a queue of `size` descriptors needs, `size` is a power of two and `mask` is one less.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct Ring<O> {
     tables: Tables,
     avail: Cells,
     used: Cells,
@@ -43,7 +46,9 @@ pub(crate) struct Ring {
     /// What used.idx says.
     published: u16,
     in_flight: InFlight,
+    in_order: Option<Box<InOrder>>,
     error: Option<QueueError>,
+    order: PhantomData<O>,
 }
 
 /// Where the fast path stopped: the next chain is not a simple one, or something is wrong with it.
@@ -53,7 +58,7 @@ struct Stop {
     first: Descriptor,
 }
 
-impl Ring {
+impl<O: Order> Ring<O> {
     /// Takes the queue into use, at position `start` of both rings.
     ///
     /// # Safety
@@ -65,6 +70,7 @@ impl Ring {
         size: u16,
         indirect: bool,
         event_idx: bool,
+        in_order: bool,
         start: u16,
     ) -> Self {
         Self {
@@ -80,7 +86,9 @@ impl Ring {
             next_used: start,
             published: start,
             in_flight: InFlight::new(size),
+            in_order: in_order.then(|| Box::new(InOrder::new(size))),
             error: None,
+            order: PhantomData,
         }
     }
 
@@ -102,6 +110,11 @@ impl Ring {
                 break;
             }
         }
+        if let Some(order) = &mut self.in_order {
+            for chain in batch.chains() {
+                order.popped(chain.head, 1, chain.writable_len());
+            }
+        }
         Ok(batch.count())
     }
 
@@ -111,8 +124,11 @@ impl Ring {
     fn available(&mut self, order: core::sync::atomic::Ordering) -> Result<u16, QueueError> {
         // SAFETY: see the invariant of `Ring`.
         let new = unsafe { self.avail.load_u16(AVAIL_IDX, order) };
+        O::after_acquire();
         let available = new.wrapping_sub(self.next_avail);
-        if available > self.size {
+        // What was popped and not published is still ours. It is no more than the size, so nothing wraps.
+        let ours = self.next_avail.wrapping_sub(self.published);
+        if available > self.size - ours {
             return Err(self.latch(QueueError::AvailIndex { old: self.next_avail, new, size: self.size }));
         }
         Ok(available)
@@ -198,20 +214,56 @@ impl Ring {
     /// See [`crate::device::Queue::complete`].
     #[inline]
     pub(crate) fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
+        self.complete_all([(head, written)])
+    }
+
+    /// See [`crate::device::Queue::complete_all`].
+    #[inline]
+    pub(crate) fn complete_all(
+        &mut self,
+        chains: impl IntoIterator<Item = (u16, u32)>,
+    ) -> Result<(), QueueError> {
+        if self.in_order.is_some() {
+            return chains.into_iter().try_for_each(|(head, written)| self.complete_in_order(head, written));
+        }
+        // All in locals: every store to shared memory could be one to `self`, for all the compiler knows.
+        let (used, mask) = (self.used, self.mask);
+        let in_flight = self.in_flight.as_mut_ptr();
+        let mut next = self.next_used;
+        let mut result = Ok(());
+        for (head, written) in chains {
+            // SAFETY: `InFlight` has a mark for each head below the size, which is looked at first.
+            if head > mask || !unsafe { in_flight.add(head.into()).replace(false) } {
+                result = Err(head);
+                break;
+            }
+            // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+            unsafe { store(used, next & mask, head, written) };
+            next = next.wrapping_add(1);
+        }
+        self.next_used = next;
         // A latched queue has nothing in flight.
-        if !self.in_flight.remove(head) {
+        result.map_err(|head| self.latch(QueueError::NotInFlight { id: head.into() }))
+    }
+
+    /// Completes one in a queue with IN_ORDER.
+    fn complete_in_order(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
+        let known = self.in_flight.remove(head);
+        let Some(order) = self.in_order.as_mut().filter(|_| known) else {
             return Err(self.latch(QueueError::NotInFlight { id: head.into() }));
+        };
+        order.completed(head, written);
+        while let Some(entry) = self.in_order.as_mut().and_then(|order| order.stage()) {
+            self.write(entry);
         }
-        let at = USED_RING + usize::from(self.next_used & self.mask) * USED_ENTRY;
-        // Relaxed: the release store of used.idx orders them. Two stores, since an entry lies on a multiple
-        // of 4 only.
-        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        unsafe {
-            self.used.store_u32(at, head.into());
-            self.used.store_u32(at + 4, written);
-        }
-        self.next_used = self.next_used.wrapping_add(1);
         Ok(())
+    }
+
+    /// Writes the used entry of a batch in order.
+    fn write(&mut self, entry: Entry) {
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        unsafe { store(self.used, self.next_used & self.mask, entry.id, entry.written) };
+        self.next_used = self.next_used.wrapping_add(entry.places);
     }
 
     /// See [`crate::device::Queue::publish`].
@@ -220,17 +272,21 @@ impl Ring {
         if let Some(error) = self.error {
             return Err(error);
         }
+        if let Some(entry) = self.in_order.as_mut().and_then(|order| order.flush()) {
+            self.write(entry);
+        }
         let (old, new) = (self.published, self.next_used);
         if new == old {
             return Ok(false);
         }
+        O::before_release();
         // Release: pairs with the driver's acquire load of used.idx, after which it reads the entries.
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.used.store_u16(USED_IDX, new, Release) };
         self.published = new;
         // Pairs with the driver's fence between its store of used_event (or flags) and its load of used.idx:
         // either we see its wish for an interrupt, or it sees our index.
-        fence(SeqCst);
+        O::full();
         // SAFETY: see the invariant of `Ring`.
         Ok(unsafe {
             if self.event_idx {
@@ -271,7 +327,7 @@ impl Ring {
         }
         // Pairs with the driver's fence between its store of avail.idx and its load of avail_event (or
         // flags): either it sees our wish for a kick, or we see its index.
-        fence(SeqCst);
+        O::full();
         // Relaxed: only compared; `pop` reads it again before it follows it.
         Ok(self.available(Relaxed)? != 0)
     }
@@ -295,6 +351,24 @@ impl Ring {
 
     /// Chains popped and not yet completed.
     pub(crate) fn in_flight(&self) -> u16 {
-        self.next_avail.wrapping_sub(self.next_used)
+        match &self.in_order {
+            Some(order) => order.in_flight(),
+            None => self.next_avail.wrapping_sub(self.next_used),
+        }
+    }
+}
+
+/// Writes entry `slot` of the used ring. Relaxed: the release store of used.idx orders it. Two stores, since an
+/// entry lies on a multiple of 4 only.
+///
+/// # Safety
+/// The used ring has that many entries.
+#[inline(always)]
+unsafe fn store(used: Cells, slot: u16, head: u16, written: u32) {
+    let at = USED_RING + usize::from(slot) * USED_ENTRY;
+    // SAFETY: the caller vouches for the entry.
+    unsafe {
+        used.store_u32(at, head.into());
+        used.store_u32(at + 4, written);
     }
 }

@@ -24,7 +24,7 @@ fn a_writable_disk_describes_itself() {
     let offered = disk.features();
     for bit in [
         feature::VERSION_1,
-        QueueConfig::FEATURES,
+        QueueConfig::SPLIT_FEATURES,
         blk::F_SEG_MAX,
         blk::F_BLK_SIZE,
         blk::F_FLUSH,
