@@ -1,57 +1,87 @@
 //! The driver's side of a queue, whatever its layout.
-use crate::split::driver::{Offsets, Ring};
-use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment};
+//!
+//! ```text
+//!   Layout --Queue::new(memory)--> Queue, laid out ---- ready (or the first publish) ----> in use
+//!                                    |  poller()                                             |
+//!                                    v                                                       v
+//!                                  Poller: asks from anywhere           into_memory, after a reset
+//! ```
+pub mod poll;
+pub(crate) mod shadow;
+
+use crate::area::Cells;
+use crate::order::Order;
+use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment, Smp, packed, split};
 use paravane_spec::feature;
 use paravane_spec::queue::MAX_SIZE;
+use poll::{Counting, Place, PollError, Poller, Position};
+
+pub use poll::PollToken;
 
 /// How big a queue is and which features it uses; says how much memory it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    size: u16,
-    indirect: u16,
-    event_idx: bool,
+    pub(crate) size: u16,
+    pub(crate) indirect: u16,
+    pub(crate) event_idx: bool,
+    pub(crate) in_order: bool,
+    packed: bool,
+    order_platform: bool,
 }
 
 impl Layout {
-    /// Feature bits that change a queue's layout or rules and are not implemented. ORDER_PLATFORM is among
-    /// them: it asks for barriers that order accesses against hardware, and ours order CPUs.
-    const REFUSED: u64 = feature::RING_PACKED | feature::IN_ORDER | feature::ORDER_PLATFORM;
+    /// Feature bits that decide how a queue works; other bits do not concern it.
+    pub const FEATURES: u64 = feature::INDIRECT_DESC
+        | feature::EVENT_IDX
+        | feature::RING_PACKED
+        | feature::IN_ORDER
+        | feature::ORDER_PLATFORM;
 
     /// A queue of `size` descriptors. With INDIRECT_DESC among the negotiated `features` and `indirect` > 1,
     /// chains of 2 to `indirect` segments go into a table (one table a chain is set aside). No chain may be
     /// longer than the queue (section 2.7.5.3.1), so an `indirect` above `size` counts as `size`.
     ///
     /// # Errors
-    /// The size is not a power of two from 1 to 32768, or a ring feature is not implemented.
+    /// The size is not a power of two from 1 to 32768. (The specification allows others for packed queues; a
+    /// driver may always choose less than the device's limit.)
     pub fn new(size: u16, indirect: u16, features: u64) -> Result<Self, ConfigError> {
         if !size.is_power_of_two() {
             return Err(ConfigError::Size { size, max: MAX_SIZE });
         }
-        if features & Self::REFUSED != 0 {
-            return Err(ConfigError::Features(features & Self::REFUSED));
-        }
-        let indirect = if features & feature::INDIRECT_DESC == 0 { 0 } else { indirect.min(size) };
-        let indirect = if indirect > 1 { indirect } else { 0 };
-        Ok(Self { size, indirect, event_idx: features & feature::EVENT_IDX != 0 })
+        let has = |bit| features & bit != 0;
+        let indirect = if has(feature::INDIRECT_DESC) { indirect.min(size) } else { 0 };
+        Ok(Self {
+            size,
+            indirect: if indirect > 1 { indirect } else { 0 },
+            event_idx: has(feature::EVENT_IDX),
+            in_order: has(feature::IN_ORDER),
+            packed: has(feature::RING_PACKED),
+            order_platform: has(feature::ORDER_PLATFORM),
+        })
     }
 
     /// Bytes of shared memory that the queue needs, to be aligned to 4096 or more.
     #[must_use]
     pub fn memory(&self) -> usize {
-        Offsets::new(self.size, self.indirect).end
+        if self.packed {
+            packed::driver::Offsets::new(self.size, self.indirect).end
+        } else {
+            split::driver::Offsets::new(self.size, self.indirect).end
+        }
     }
 }
 
 /// Names one buffer (chain) that was added and not yet returned. It is less than the queue's size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferId(pub u16);
 
 /// A buffer that the device has used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// Which buffer.
     pub id: BufferId,
-    /// Bytes that the device says it has written, clamped to the buffer's writable length.
+    /// Bytes that the device says it has written, clamped to the buffer's writable length. With IN_ORDER, a
+    /// buffer that the device has skipped counts as written completely (sections 2.7.9 and 2.8.9).
     pub len: u32,
 }
 
@@ -65,15 +95,44 @@ pub struct Full {
     pub free: usize,
 }
 
-/// A position in the used ring, for [`Queue::poll`]. It counts buffers in 64 bits, so it does not repeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PollToken(pub(crate) u64);
-
 /// A queue, driver side. The device is hostile: descriptors have a private shadow, identifiers are
 /// checked, used lengths are clamped.
+///
+/// `O` says how strong its barriers are, `C` how far it counts for those who poll.
 #[derive(Debug)]
-pub struct Queue {
-    ring: Ring,
+pub struct Queue<O: Order = Smp, C: Counting = Position> {
+    ring: Ring<O, C>,
+    ready: bool,
+}
+
+/// The two layouts.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "they are of about one size")]
+pub(crate) enum Ring<O: Order, C: Counting> {
+    Split(split::driver::Ring<O, C>),
+    Packed(packed::driver::Ring<O, C>),
+}
+
+/// Does the same with either layout: one branch a call, and none within.
+macro_rules! either {
+    ($ring:expr, $name:ident => $does:expr) => {
+        match $ring {
+            Ring::Split($name) => $does,
+            Ring::Packed($name) => $does,
+        }
+    };
+}
+
+impl<O: Order, C: Counting> Ring<O, C> {
+    /// For pollers.
+    pub(crate) fn place(&self) -> Place {
+        either!(self, ring => ring.place())
+    }
+
+    /// For pollers.
+    pub(crate) fn count(&mut self) -> &mut C {
+        either!(self, ring => ring.count())
+    }
 }
 
 impl Queue {
@@ -81,19 +140,70 @@ impl Queue {
     /// memory must stay the queue's until the device has been reset.
     ///
     /// # Errors
-    /// `memory` is shorter than [`Layout::memory`], misaligned, or wraps around the device's address space.
+    /// `memory` is shorter than [`Layout::memory`], misaligned, or wraps around the device's address space; or
+    /// the layout asks for ORDER_PLATFORM, see [`Queue::lay_out`].
     pub fn new(layout: Layout, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
-        Self::new_at(layout, memory, 0)
+        Self::lay_out(layout, memory)
+    }
+}
+
+impl<O: Order, C: Counting> Queue<O, C> {
+    /// As [`Queue::new`], for barriers and counting of choice.
+    ///
+    /// # Errors
+    /// As [`Queue::new`]. A layout with ORDER_PLATFORM needs barriers that order what a device sees
+    /// ([`crate::Platform`]).
+    pub fn lay_out(layout: Layout, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
+        Self::lay_out_at(layout, memory, 0)
     }
 
-    /// As [`Queue::new`], with both rings at position `start`.
-    pub(crate) fn new_at(
+    /// As [`Queue::lay_out`], with the ring at position `start`, of buffers (split) or of descriptors (packed).
+    pub(crate) fn lay_out_at(
         layout: Layout,
         memory: DmaArea,
         start: u16,
     ) -> Result<(Self, QueueAddresses), ConfigError> {
-        let (ring, addresses) = Ring::new(layout.size, layout.indirect, layout.event_idx, memory, start)?;
-        Ok((Self { ring }, addresses))
+        if layout.order_platform && !O::PLATFORM {
+            return Err(ConfigError::Features(feature::ORDER_PLATFORM));
+        }
+        let (ring, addresses) = if layout.packed {
+            let (ring, addresses) = packed::driver::Ring::new(layout, memory, start)?;
+            (Ring::Packed(ring), addresses)
+        } else {
+            let (ring, addresses) = split::driver::Ring::new(layout, memory, start)?;
+            (Ring::Split(ring), addresses)
+        };
+        Ok((Self { ring, ready: false }, addresses))
+    }
+
+    /// Asks for a [`Poller`], which tells any thread or interrupt handler whether the queue has moved. It shares
+    /// the queue's memory, which must stay mapped while a poller is used ([`crate::Area::new`]).
+    ///
+    /// It is asked for while the device cannot use the queue yet (the rule of the wrap counter seed): whatever
+    /// counts then counts from the beginning.
+    ///
+    /// # Errors
+    /// The queue is in use already, or has latched.
+    pub fn poller(&mut self) -> Result<Poller<O, C>, PollError> {
+        if let Some(error) = self.error() {
+            return Err(PollError::Stopped(error));
+        }
+        if self.ready || either!(&self.ring, ring => ring.in_use()) {
+            return Err(PollError::Ready);
+        }
+        Ok(Poller::new(&mut self.ring))
+    }
+
+    /// The transport has made the queue ready: from now on there are no new pollers.
+    pub fn ready(&mut self) {
+        self.ready = true;
+    }
+
+    /// Gives the queue up and its memory back, after the device (or this queue, with RING_RESET) was reset. A new
+    /// queue can be laid out in it. Tokens of this one have news for ever, if the counting is [`Position`].
+    #[must_use]
+    pub fn into_memory(self) -> DmaArea {
+        either!(&self.ring, ring => ring.memory())
     }
 
     /// Adds one buffer: segments that the device reads, then segments that it writes. The device sees it
@@ -107,14 +217,21 @@ impl Queue {
     /// specification has no such buffers.
     #[inline]
     pub fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> Result<BufferId, Full> {
-        self.ring.add(readable, writable)
+        either!(&mut self.ring, ring => ring.add(readable, writable))
     }
 
     /// Publishes what was added with one store and says whether the device wants a kick. Without anything
     /// new, or in a queue that has latched, it does nothing and says no.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        self.ring.publish()
+        either!(&mut self.ring, ring => ring.publish())
+    }
+
+    /// What a kick of this queue, the device's queue `index`, carries when NOTIFICATION_DATA was negotiated
+    /// (section 2.9): the index, and where the next buffer will be made available.
+    #[must_use]
+    pub fn notification(&self, index: u16) -> u32 {
+        u32::from(index) | u32::from(either!(&self.ring, ring => ring.notification())) << 16
     }
 
     /// The next buffer that the device has used.
@@ -123,50 +240,89 @@ impl Queue {
     /// The device named a buffer that is not in flight, or its index is impossible; the queue has latched.
     #[inline]
     pub fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
-        self.ring.pop_used()
+        either!(&mut self.ring, ring => ring.pop_used())
+    }
+
+    /// Takes back up to `out.len()` buffers that the device has used, and returns their number. It costs less
+    /// than as many calls of [`Queue::pop_used`].
+    ///
+    /// # Errors
+    /// As [`Queue::pop_used`]. Buffers before the error come first: it is returned by the call after that.
+    #[inline]
+    pub fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
+        either!(&mut self.ring, ring => ring.take_used(out))
     }
 
     /// Asks the device for an interrupt at the next used buffer and returns the present position.
     /// The caller must [`Queue::poll`] (or pop) once more before it sleeps.
     #[inline]
-    pub fn enable_notifications(&mut self) -> PollToken {
-        self.ring.enable_notifications()
+    pub fn enable_notifications(&mut self) -> C::Token {
+        either!(&mut self.ring, ring => ring.enable_notifications())
     }
 
     /// Asks the device for no interrupts. A hint.
     #[inline]
     pub fn disable_notifications(&mut self) {
-        self.ring.disable_notifications();
+        either!(&mut self.ring, ring => ring.disable_notifications());
     }
 
-    /// Whether the device has used anything since `token`.
+    /// Whether the device has used anything since `token`. Other threads ask a [`Poller`].
     #[must_use]
     #[inline]
-    pub fn poll(&self, token: PollToken) -> bool {
-        self.ring.poll(token)
+    pub fn poll(&self, token: C::Token) -> bool {
+        either!(&self.ring, ring => ring.poll(token))
     }
 
     /// The latched error.
     #[must_use]
     pub fn error(&self) -> Option<QueueError> {
-        self.ring.error()
+        either!(&self.ring, ring => ring.error())
     }
 
     /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
-        self.ring.size()
+        either!(&self.ring, ring => ring.size())
     }
 
     /// Buffers added and not yet returned.
     #[must_use]
     pub fn in_flight(&self) -> u16 {
-        self.ring.in_flight()
+        either!(&self.ring, ring => ring.in_flight())
     }
 
     /// The longest chain that [`Queue::add`] would take now.
     #[must_use]
     pub fn room(&self) -> usize {
-        self.ring.room()
+        either!(&self.ring, ring => ring.room())
+    }
+}
+
+/// A queue's memory, checked and zeroed.
+pub(crate) struct Memory {
+    /// All of it.
+    pub(crate) cells: Cells,
+    /// Its address for the device.
+    pub(crate) addr: u64,
+}
+
+impl Memory {
+    /// Takes `memory` for a queue that needs so many bytes, aligned as descriptors are.
+    pub(crate) fn take(memory: DmaArea, needed: usize) -> Result<Self, ConfigError> {
+        // The same in both layouts.
+        const ALIGN: usize = paravane_spec::split::DESC_SIZE;
+        let part = "queue";
+        let DmaArea { area, addr } = memory;
+        if area.len() < needed {
+            return Err(ConfigError::Short { part, needed, given: area.len() });
+        }
+        if !area.is_aligned(ALIGN) || !addr.is_multiple_of(ALIGN as u64) {
+            return Err(ConfigError::Misaligned { part, addr, align: ALIGN as u64 });
+        }
+        if addr.checked_add(needed as u64).is_none() {
+            return Err(ConfigError::Wraps { part, addr });
+        }
+        area.zero();
+        Ok(Self { cells: area.cells(), addr })
     }
 }

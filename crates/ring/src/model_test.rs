@@ -102,7 +102,8 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
     let mut memory = vec![0u128; layout.memory().div_ceil(16)];
     // SAFETY: `memory` outlives both queues, and is not touched but through the area.
     let area = unsafe { Area::new(NonNull::new(memory.as_mut_ptr().cast()).unwrap(), memory.len() * 16) };
-    let (mut driver, addresses) = Driver::new_at(layout, DmaArea { area, addr: BASE }, start).unwrap();
+    let (mut driver, addresses): (Driver, _) =
+        Driver::lay_out_at(layout, DmaArea { area, addr: BASE }, start).unwrap();
     let config = QueueConfig::new(addresses, size, features).unwrap();
     let [desc, avail, used] =
         config.areas().map(|part| area.slice((part.addr - BASE) as usize, part.len).unwrap());

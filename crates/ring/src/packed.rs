@@ -15,6 +15,7 @@
 //! size. The size need not be a power of two (section 2.8.10.1).
 pub(crate) mod chain;
 pub(crate) mod device;
+pub(crate) mod driver;
 
 use paravane_spec::packed::{
     DESC_F_AVAIL, DESC_F_USED, DESC_SIZE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_WRAP,

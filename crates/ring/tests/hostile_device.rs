@@ -3,8 +3,9 @@
 mod memory;
 
 use memory::Memory;
+use paravane_ring::driver::poll::Position;
 use paravane_ring::driver::{BufferId, Full, Layout, Queue, Used};
-use paravane_ring::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment};
+use paravane_ring::{ConfigError, DmaArea, Platform, QueueAddresses, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, ORDER_PLATFORM, RING_PACKED};
 
 const SIZE: u16 = 8;
@@ -217,8 +218,12 @@ fn layouts_that_are_none() {
     for size in [0, 3, 255, 65_535] {
         assert_eq!(Layout::new(size, 0, 0), Err(ConfigError::Size { size, max: 32768 }));
     }
-    for feature in [RING_PACKED, IN_ORDER, ORDER_PLATFORM] {
-        assert_eq!(Layout::new(8, 0, feature | EVENT_IDX), Err(ConfigError::Features(feature)));
+    let memory = Memory::new(4096);
+    for features in [0, RING_PACKED, IN_ORDER] {
+        let layout = Layout::new(8, 0, ORDER_PLATFORM | features).unwrap();
+        let refused = Queue::new(layout, memory.dma()).unwrap_err();
+        assert_eq!(refused, ConfigError::Features(ORDER_PLATFORM), "its barriers order CPUs only");
+        assert!(Queue::<Platform, Position>::lay_out(layout, memory.dma()).is_ok());
     }
     assert!(Layout::new(32768, 16, INDIRECT_DESC).is_ok());
 }

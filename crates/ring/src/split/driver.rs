@@ -3,19 +3,28 @@
 //! ```text
 //!   add ---> next_avail ---- publish ---> avail.idx (ours)
 //!                              ^ published
-//!   pop_used <--- consumed <------------- used.idx (device)
+//!   pop_used <--- consumed <--- seen <--- used.idx (device)
 //! ```
 //!
 //! The positions count in 64 bits; the rings hold their low 16. What a descriptor links to and how much of a
 //! buffer is writable is kept in private memory: nothing that the device can write to is ever believed.
+//!
+//! # In order
+//! With IN_ORDER (section 2.7.9) descriptors are taken in the order of the table, round and round, and come
+//! back in that order, so there is no free list: `free_head` and the oldest buffer run after one another. The
+//! device may tell of several buffers with one entry, that of the last one, in the place of the first; the
+//! others were used completely then.
 use super::{Descriptor, avail_bytes, avail_event, desc_bytes, used_bytes, used_event};
-use crate::area::{Cells, fence};
-use crate::driver::{BufferId, Full, PollToken, Used};
+use crate::area::Cells;
+use crate::driver::poll::{Counting, Place};
+use crate::driver::shadow::{InOrder, Pending, Shadow, write_all};
+use crate::driver::{BufferId, Full, Layout, Memory, Used};
 use crate::event::need_event;
+use crate::order::Order;
 use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment};
 use alloc::boxed::Box;
-use alloc::vec;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use paravane_spec::split::{
     AVAIL_ENTRY, AVAIL_F_NO_INTERRUPT, AVAIL_FLAGS, AVAIL_IDX, AVAIL_RING, DESC_F_INDIRECT, DESC_F_NEXT,
     DESC_F_WRITE, DESC_SIZE, USED_ENTRY, USED_F_NO_NOTIFY, USED_FLAGS, USED_IDX, USED_RING,
@@ -44,107 +53,94 @@ impl Offsets {
     }
 }
 
-/// What we know of the buffer that starts at a descriptor.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pending {
-    /// Descriptors taken in the table; 0 if no buffer in flight starts here.
-    descriptors: u16,
-    /// Bytes that the device may write.
-    writable: u32,
-    /// Position of its entry in the available ring.
-    position: u64,
-}
-
 /// The driver's side, and its private shadow.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the memory is as long and as
-/// aligned as [`Offsets`] says, `size` is a power of two, `mask` is one less, and every index that comes from
-/// `free_head` or `next` is below `size` while `free` says that it is there.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: the memory is as
+/// long and as aligned as [`Offsets`] says, `size` is a power of two, `mask` is one less, `next` and the shadow
+/// have `size` entries, and every descriptor index among them and in `free_head` is below `size`.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct Ring<O, C> {
     desc: Cells,
     avail: Cells,
     used: Cells,
     tables: Cells,
     tables_addr: u64,
-    size: u16,
     mask: u16,
     /// Descriptors in the table of each head; 0 without indirect descriptors.
     indirect: u16,
     event_idx: bool,
+    in_order: bool,
     notifications_off: bool,
-    /// For each descriptor the one after it, in its buffer or in the free list.
-    next: Box<[u16]>,
     free_head: u16,
     free: u16,
-    pending: Box<[Pending]>,
+    /// For each descriptor the one after it, in its buffer or in the free list.
+    next: Box<[u16]>,
+    shadow: Shadow,
     /// The next entry of the available ring.
     next_avail: u64,
     /// What avail.idx says.
     published: u64,
     /// The next entry of the used ring: buffers taken back so far.
     consumed: u64,
-    /// used.idx, when we last looked.
-    seen: u16,
+    /// used.idx, when we last looked. A latched queue has seen nothing.
+    seen: u64,
+    batch: InOrder,
+    /// Position at which the rings began.
+    start: u64,
+    count: C,
+    memory: DmaArea,
     error: Option<QueueError>,
+    order: PhantomData<O>,
 }
 
-impl Ring {
-    /// See [`crate::driver::Queue::new`]. Both rings start at position `start`; `size` and `indirect` are a
-    /// `Layout`'s.
+impl<O: Order, C: Counting> Ring<O, C> {
+    /// See [`crate::driver::Queue::new`]. Both rings start at position `start`.
     pub(crate) fn new(
-        size: u16,
-        indirect: u16,
-        event_idx: bool,
+        layout: Layout,
         memory: DmaArea,
         start: u16,
     ) -> Result<(Self, QueueAddresses), ConfigError> {
+        let Layout { size, indirect, event_idx, in_order, .. } = layout;
         let offsets = Offsets::new(size, indirect);
-        let part = "queue";
-        let (area, addr) = (memory.area, memory.addr);
-        if area.len() < offsets.end {
-            return Err(ConfigError::Short { part, needed: offsets.end, given: area.len() });
-        }
-        if !area.is_aligned(DESC_SIZE) || !addr.is_multiple_of(DESC_SIZE as u64) {
-            return Err(ConfigError::Misaligned { part, addr, align: DESC_SIZE as u64 });
-        }
-        if addr.checked_add(offsets.end as u64).is_none() {
-            return Err(ConfigError::Wraps { part, addr });
-        }
-        area.zero();
-        let cells = area.cells();
-        // SAFETY: all four offsets lie inside the area, whose length was checked above.
+        let Memory { cells, addr } = Memory::take(memory, offsets.end)?;
+        // SAFETY: all four offsets lie inside the area, whose length was checked.
         let (avail, used, tables) = unsafe {
             (cells.offset(offsets.avail), cells.offset(offsets.used), cells.offset(offsets.tables))
         };
         if start != 0 {
             // Relaxed: the device comes to know of the queue later, through the transport.
-            // SAFETY: the areas were checked above.
+            // SAFETY: the areas were checked.
             unsafe {
                 avail.store_u16(AVAIL_IDX, start, Relaxed);
                 used.store_u16(USED_IDX, start, Relaxed);
             }
         }
+        let start = u64::from(start);
         let ring = Self {
             desc: cells,
             avail,
             used,
             tables,
             tables_addr: addr + offsets.tables as u64,
-            size,
             mask: size - 1,
             indirect,
             event_idx,
+            in_order,
             notifications_off: false,
-            next: (1..=size).collect(),
             free_head: 0,
             free: size,
-            pending: vec![Pending::default(); usize::from(size)].into_boxed_slice(),
-            next_avail: start.into(),
-            published: start.into(),
-            consumed: start.into(),
+            next: (1..=size).map(|next| next & (size - 1)).collect(),
+            shadow: Shadow::new(size),
+            next_avail: start,
+            published: start,
+            consumed: start,
             seen: start,
+            batch: InOrder { end: start, ..InOrder::default() },
+            start,
+            count: C::new(start),
+            memory,
             error: None,
+            order: PhantomData,
         };
         let addresses = QueueAddresses {
             size,
@@ -164,17 +160,19 @@ impl Ring {
         if needed > usize::from(self.free) {
             return Err(Full { needed, free: self.free.into() });
         }
-        let writable_len = check(readable, writable);
         let head = self.free_head;
-        if in_table {
-            self.fill_table(head, readable, writable);
-            self.free_head = self.next[usize::from(head)];
+        let (last, next, writable) = if in_table {
+            let writable = self.fill_table(head, readable, writable);
+            (head, self.next_of(head), writable)
         } else {
-            self.fill_descriptors(readable, writable, count);
-        }
+            self.fill_descriptors(head, readable, writable, count)
+        };
+        // Nothing can fail any more: into the books.
+        self.free_head = next;
         self.free -= needed as u16;
-        self.pending[usize::from(head)] =
-            Pending { descriptors: needed as u16, writable: writable_len, position: self.next_avail };
+        let pending = Pending { descriptors: needed as u16, link: last, writable, position: self.next_avail };
+        // SAFETY: `head` is below the size; see the invariant of `Ring`.
+        unsafe { *self.shadow.get_mut(head) = pending };
         let at = AVAIL_RING + usize::from(self.next_avail as u16 & self.mask) * AVAIL_ENTRY;
         // Relaxed: the release store of avail.idx orders it.
         // SAFETY: the entry is below the size; see the invariant of `Ring`.
@@ -183,44 +181,56 @@ impl Ring {
         Ok(BufferId(head))
     }
 
-    /// Writes the segments to descriptors from the free list, which has `count` of them.
+    /// The descriptor after `index`, which is below the size.
     #[inline(always)]
-    fn fill_descriptors(&mut self, readable: &[Segment], writable: &[Segment], count: usize) {
-        let mut index = self.free_head;
-        for (i, (segment, flag)) in flagged(readable, writable).enumerate() {
-            let next = self.next[usize::from(index)];
-            let desc = if i + 1 == count {
-                Descriptor::new(segment.addr, segment.len, flag, 0)
-            } else {
-                Descriptor::new(segment.addr, segment.len, flag | DESC_F_NEXT, next)
-            };
-            // SAFETY: the free list had `count` descriptors, so `index` is one; see the invariant of `Ring`.
-            unsafe { store(self.desc, index, desc) };
-            index = next;
-        }
-        self.free_head = index;
+    fn next_of(&self, index: u16) -> u16 {
+        debug_assert!(usize::from(index) < self.next.len());
+        // SAFETY: see the invariant of `Ring`; every caller has its index from there.
+        unsafe { *self.next.get_unchecked(usize::from(index)) }
     }
 
-    /// Writes the segments to the table of `head`, and a descriptor that points to it. They fit.
-    fn fill_table(&mut self, head: u16, readable: &[Segment], writable: &[Segment]) {
-        let count = readable.len() + writable.len();
+    /// Writes the segments to `count` descriptors from `head` on, which are free. Returns the last of them, the
+    /// one after it, and the number of writable bytes.
+    #[inline(always)]
+    fn fill_descriptors(
+        &self,
+        head: u16,
+        readable: &[Segment],
+        writable: &[Segment],
+        count: usize,
+    ) -> (u16, u16, u32) {
+        let (mut last, mut index, mut left) = (head, head, count);
+        let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
+            left -= 1;
+            let next = self.next_of(index);
+            let (link, to) = if left == 0 { (0, 0) } else { (DESC_F_NEXT, next) };
+            // SAFETY: `index` is below the size; see the invariant of `Ring`.
+            unsafe { store(self.desc, index, Descriptor::new(segment.addr, segment.len, flag | link, to)) };
+            (last, index) = (index, next);
+        });
+        (last, index, writable)
+    }
+
+    /// Writes the segments to the table of `head`, and a descriptor that points to it. They fit. Returns the
+    /// number of writable bytes.
+    fn fill_table(&self, head: u16, readable: &[Segment], writable: &[Segment]) -> u32 {
+        let count = (readable.len() + writable.len()) as u16;
         let bytes = desc_bytes(self.indirect);
         let offset = usize::from(head) * bytes;
         // SAFETY: `head` is below the size, and each head has a table of `bytes`.
         let table = unsafe { self.tables.offset(offset) };
-        for (i, (segment, flag)) in (0u16..).zip(flagged(readable, writable)) {
-            let desc = if usize::from(i) + 1 == count {
-                Descriptor::new(segment.addr, segment.len, flag, 0)
-            } else {
-                Descriptor::new(segment.addr, segment.len, flag | DESC_F_NEXT, i + 1)
-            };
+        let mut i = 0;
+        let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
+            let (link, to) = if i + 1 == count { (0, 0) } else { (DESC_F_NEXT, i + 1) };
             // SAFETY: `i` is below `count`, which is at most what the table holds.
-            unsafe { store(table, i, desc) };
-        }
+            unsafe { store(table, i, Descriptor::new(segment.addr, segment.len, flag | link, to)) };
+            i += 1;
+        });
         let addr = self.tables_addr + offset as u64;
-        let desc = Descriptor::new(addr, (count * DESC_SIZE) as u32, DESC_F_INDIRECT, 0);
+        let desc = Descriptor::new(addr, desc_bytes(count) as u32, DESC_F_INDIRECT, 0);
         // SAFETY: `head` is below the size; see the invariant of `Ring`.
         unsafe { store(self.desc, head, desc) };
+        writable
     }
 
     /// See [`crate::driver::Queue::publish`].
@@ -230,83 +240,159 @@ impl Ring {
         if self.published == self.next_avail || self.error.is_some() {
             return false;
         }
+        O::before_release();
         // Release: pairs with the device's acquire load of avail.idx, after which it reads the entries,
-        // descriptors and tables.
+        // descriptors and tables. (And, by way of the device, with a poller's acquire load of used.idx.)
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.avail.store_u16(AVAIL_IDX, new, Release) };
         self.published = self.next_avail;
         // Pairs with the device's fence between its store of avail_event (or flags) and its last look at
         // avail.idx: either we see its wish for a kick, or it sees our index.
-        fence(SeqCst);
+        O::full();
         // SAFETY: see the invariant of `Ring`.
         unsafe {
             if self.event_idx {
-                need_event(self.used.load_u16(avail_event(self.size), Relaxed), new, old)
+                need_event(self.used.load_u16(avail_event(self.size()), Relaxed), new, old)
             } else {
                 self.used.load_u16(USED_FLAGS, Relaxed) & USED_F_NO_NOTIFY == 0
             }
         }
     }
 
+    /// See [`crate::driver::Queue::notification`].
+    pub(crate) fn notification(&self) -> u16 {
+        self.published as u16
+    }
+
     /// See [`crate::driver::Queue::pop_used`].
     #[inline]
     pub(crate) fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
+        if self.seen == self.consumed && !self.look()? {
+            return Ok(None);
+        }
+        if self.in_order { self.pop_in_order().map(Some) } else { self.pop_any().map(Some) }
+    }
+
+    /// See [`crate::driver::Queue::take_used`].
+    #[inline]
+    pub(crate) fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
+        if self.seen == self.consumed && !self.look()? {
+            return Ok(0);
+        }
+        let mut taken = 0;
+        for place in out {
+            if self.seen == self.consumed {
+                break;
+            }
+            match if self.in_order { self.pop_in_order() } else { self.pop_any() } {
+                Ok(used) => *place = used,
+                Err(error) if taken == 0 => return Err(error),
+                // It has latched, and comes again.
+                Err(_) => break,
+            }
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// The entry of the used ring at our position, which was seen.
+    #[inline(always)]
+    fn entry(&self) -> (u32, u32) {
+        let at = USED_RING + usize::from(self.consumed as u16 & self.mask) * USED_ENTRY;
+        // Relaxed: the acquire load of used.idx in `look` has ordered them after the device's writing.
+        // SAFETY: the entry is below the size; see the invariant of `Ring`.
+        unsafe { (self.used.load_u32(at), self.used.load_u32(at + 4)) }
+    }
+
+    /// Takes back the buffer that the next entry names; there is one.
+    #[inline(always)]
+    fn pop_any(&mut self) -> Result<Used, QueueError> {
+        let (id, len) = self.entry();
+        if id > self.mask.into() {
+            return Err(self.latch(QueueError::DescIndex { index: id, size: self.size().into() }));
+        }
+        let head = id as u16;
+        // SAFETY: `head` was just checked.
+        let pending = unsafe { self.shadow.get_mut(head) };
+        let Pending { descriptors, link, writable, position } = *pending;
+        // A buffer that was added and not published is unknown to an honest device.
+        if descriptors == 0 || position >= self.published {
+            return Err(self.latch(QueueError::NotInFlight { id }));
+        }
+        pending.descriptors = 0;
+        // SAFETY: the last descriptor of a buffer is below the size; see the invariant of `Ring`.
+        unsafe { *self.next.get_unchecked_mut(usize::from(link)) = self.free_head };
+        self.free_head = head;
+        self.free += descriptors;
+        self.consumed += 1;
+        self.count.taken(|| self.consumed as u16 == 0);
+        Ok(Used { id: BufferId(head), len: len.min(writable) })
+    }
+
+    /// Takes back the oldest buffer; it was used.
+    fn pop_in_order(&mut self) -> Result<Used, QueueError> {
+        if self.batch.end == self.consumed {
+            let (id, len) = self.entry();
+            if id > self.mask.into() {
+                return Err(self.latch(QueueError::DescIndex { index: id, size: self.size().into() }));
+            }
+            // SAFETY: it was just checked.
+            let last = unsafe { self.shadow.get(id as u16) };
+            // It is in flight, so it is not before our position; and the batch may not end beyond used.idx.
+            if last.descriptors == 0 || last.position >= self.seen {
+                return Err(self.latch(QueueError::NotInFlight { id }));
+            }
+            self.batch.end = last.position + 1;
+            self.batch.len = len;
+        }
+        let head = self.batch.oldest;
+        // SAFETY: it is masked wherever it is set.
+        let pending = unsafe { self.shadow.get_mut(head) };
+        let Pending { descriptors, writable, .. } = *pending;
+        pending.descriptors = 0;
+        self.batch.oldest = head.wrapping_add(descriptors) & self.mask;
+        self.free += descriptors;
+        self.consumed += 1;
+        self.count.taken(|| self.consumed as u16 == 0);
+        // Buffers that were skipped count as used completely (section 2.7.9).
+        let len = if self.consumed == self.batch.end { self.batch.len.min(writable) } else { writable };
+        Ok(Used { id: BufferId(head), len })
+    }
+
+    /// Looks at used.idx and says whether something new is there. Nothing was left of what was seen before.
+    #[inline(always)]
+    fn look(&mut self) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             return Err(error);
         }
         let old = self.consumed as u16;
-        if self.seen == old && !self.look()? {
-            return Ok(None);
-        }
-        let at = USED_RING + usize::from(old & self.mask) * USED_ENTRY;
-        // Relaxed: the acquire load of used.idx in `look` has ordered them after the device's writing.
-        // SAFETY: the entry is below the size; see the invariant of `Ring`.
-        let (id, len) = unsafe { (self.used.load_u32(at), self.used.load_u32(at + 4)) };
-        if id >= self.size.into() {
-            return Err(self.latch(QueueError::DescIndex { index: id, size: self.size.into() }));
-        }
-        let head = id as u16;
-        let pending = self.pending[usize::from(head)];
-        // A buffer that was added and not published is unknown to an honest device.
-        if pending.descriptors == 0 || pending.position >= self.published {
-            return Err(self.latch(QueueError::NotInFlight { id }));
-        }
-        self.pending[usize::from(head)].descriptors = 0;
-        let mut last = head;
-        for _ in 1..pending.descriptors {
-            last = self.next[usize::from(last)];
-        }
-        self.next[usize::from(last)] = self.free_head;
-        self.free_head = head;
-        self.free += pending.descriptors;
-        self.consumed += 1;
-        Ok(Some(Used { id: BufferId(head), len: len.min(pending.writable) }))
-    }
-
-    /// Looks at used.idx and says whether something new is there.
-    #[inline(always)]
-    fn look(&mut self) -> Result<bool, QueueError> {
-        let old = self.consumed as u16;
         // Acquire: pairs with the device's release store, before which it wrote the entries and the data.
         // SAFETY: see the invariant of `Ring`.
         let new = unsafe { self.used.load_u16(USED_IDX, Acquire) };
+        O::after_acquire();
         // No more than the size, so it fits.
         let in_flight = (self.published - self.consumed) as u16;
-        if new.wrapping_sub(old) > in_flight {
+        let came = new.wrapping_sub(old);
+        if came > in_flight {
             return Err(self.latch(QueueError::UsedIndex { old, new, in_flight }));
         }
-        self.seen = new;
-        Ok(new != old)
+        if came == 0 {
+            return Ok(false);
+        }
+        self.seen = self.consumed + u64::from(came);
+        // Once a batch, and before anything of it can be made available again: see `driver::poll`.
+        self.count.seen(self.seen);
+        Ok(true)
     }
 
     /// See [`crate::driver::Queue::enable_notifications`].
     #[inline]
-    pub(crate) fn enable_notifications(&mut self) -> PollToken {
+    pub(crate) fn enable_notifications(&mut self) -> C::Token {
         // Relaxed: the fence below orders them before the look at used.idx.
         // SAFETY: see the invariant of `Ring`.
         unsafe {
             if self.event_idx {
-                self.avail.store_u16(used_event(self.size), self.consumed as u16, Relaxed);
+                self.avail.store_u16(used_event(self.size()), self.consumed as u16, Relaxed);
             } else {
                 self.avail.store_u16(AVAIL_FLAGS, 0, Relaxed);
             }
@@ -314,8 +400,8 @@ impl Ring {
         self.notifications_off = false;
         // Pairs with the device's fence between its store of used.idx and its load of used_event (or flags):
         // either it sees our wish for an interrupt, or the `poll` that follows sees its index.
-        fence(SeqCst);
-        PollToken(self.consumed)
+        O::full();
+        self.count.raw(self.consumed, self.place()).into()
     }
 
     /// See [`crate::driver::Queue::disable_notifications`].
@@ -330,7 +416,7 @@ impl Ring {
             if self.event_idx {
                 // Just behind us: passed again only after 2^16 - 1 buffers.
                 let behind = (self.consumed as u16).wrapping_sub(1);
-                self.avail.store_u16(used_event(self.size), behind, Relaxed);
+                self.avail.store_u16(used_event(self.size()), behind, Relaxed);
             } else {
                 self.avail.store_u16(AVAIL_FLAGS, AVAIL_F_NO_INTERRUPT, Relaxed);
             }
@@ -340,16 +426,36 @@ impl Ring {
 
     /// See [`crate::driver::Queue::poll`].
     #[inline]
-    pub(crate) fn poll(&self, token: PollToken) -> bool {
-        // Acquire: whoever is told of a buffer sees what the device wrote before it.
-        // SAFETY: see the invariant of `Ring`.
-        newer(token, self.consumed, unsafe { self.used.load_u16(USED_IDX, Acquire) })
+    pub(crate) fn poll(&self, token: C::Token) -> bool {
+        self.count.news::<O>(token.into(), self.place())
     }
 
-    /// Latches the first error, and returns it. From now on nothing fits.
+    /// For pollers.
+    pub(crate) fn place(&self) -> Place {
+        Place::split(self.used)
+    }
+
+    /// For pollers.
+    pub(crate) fn count(&mut self) -> &mut C {
+        &mut self.count
+    }
+
+    /// Whether something was published.
+    pub(crate) fn in_use(&self) -> bool {
+        self.published != self.start
+    }
+
+    /// The queue's memory.
+    pub(crate) fn memory(&self) -> DmaArea {
+        self.memory
+    }
+
+    /// Latches the first error, and returns it. From now on nothing fits, and nothing was seen.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.free = 0;
+        self.seen = self.consumed;
+        self.count.close();
         *self.error.get_or_insert(error)
     }
 
@@ -359,8 +465,9 @@ impl Ring {
     }
 
     /// Number of descriptors.
+    #[inline(always)]
     pub(crate) fn size(&self) -> u16 {
-        self.size
+        self.mask + 1
     }
 
     /// Buffers added and not yet returned.
@@ -377,37 +484,6 @@ impl Ring {
     }
 }
 
-/// Whether something came after `token`: the count of buffers taken back is compared first, since the index
-/// in the ring alone repeats itself every 2^16 buffers (the wrap counter seed).
-fn newer(token: PollToken, consumed: u64, used_idx: u16) -> bool {
-    consumed != token.0 || used_idx != token.0 as u16
-}
-
-/// Checks a buffer and returns how many bytes of it are writable.
-#[inline(always)]
-fn check(readable: &[Segment], writable: &[Segment]) -> u32 {
-    let mut total = 0u64;
-    for segment in readable {
-        assert!(segment.len != 0, "a segment has no bytes");
-        total += u64::from(segment.len);
-    }
-    let before = total;
-    for segment in writable {
-        assert!(segment.len != 0, "a segment has no bytes");
-        total += u64::from(segment.len);
-    }
-    assert!(total != 0, "a buffer has no segments");
-    assert!(total <= u32::MAX.into(), "a buffer has more than 2^32 - 1 bytes");
-    (total - before) as u32
-}
-
-/// The segments in their order in a chain, each with its WRITE flag.
-#[inline(always)]
-fn flagged<'a>(readable: &'a [Segment], writable: &'a [Segment]) -> impl Iterator<Item = (&'a Segment, u16)> {
-    let readable = readable.iter().map(|segment| (segment, 0));
-    readable.chain(writable.iter().map(|segment| (segment, DESC_F_WRITE)))
-}
-
 /// Writes a descriptor (relaxed: the release store of avail.idx orders it).
 ///
 /// # Safety
@@ -419,22 +495,5 @@ unsafe fn store(table: Cells, index: u16, desc: Descriptor) {
     unsafe {
         table.store_u64(at, desc.addr);
         table.store_u64(at + 8, desc.meta);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PollToken, newer};
-
-    #[test]
-    fn the_bare_index_is_fooled_after_a_whole_turn_and_the_token_is_not() {
-        let token = PollToken(65_530);
-        assert!(!newer(token, 65_530, 65_530));
-        assert!(newer(token, 65_530, 65_531), "used, not taken back");
-        assert!(newer(token, 65_531, 65_531), "used and taken back");
-        let (consumed, used_idx) = (65_530 + (1 << 16), 65_530);
-        assert_eq!(used_idx, token.0 as u16, "the index is what it was");
-        assert!(newer(token, consumed, used_idx));
-        assert!(newer(PollToken(0), 1 << 48, 0));
     }
 }

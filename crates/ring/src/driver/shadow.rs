@@ -1,0 +1,121 @@
+//! What the driver's side knows of its buffers, in private memory.
+use crate::Segment;
+use alloc::boxed::Box;
+use alloc::vec;
+
+/// What we know of one buffer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pending {
+    /// Descriptors taken in the ring; 0 if no such buffer is in flight.
+    pub(crate) descriptors: u16,
+    /// Split: the last of its descriptors. Packed: the free identifier after this one.
+    pub(crate) link: u16,
+    /// Bytes that the device may write.
+    pub(crate) writable: u32,
+    /// Split: the position of its entry in the available ring. Packed: of its first descriptor.
+    pub(crate) position: u64,
+}
+
+/// The buffers of a queue, by identifier.
+#[derive(Debug)]
+pub(crate) struct Shadow {
+    buffers: Box<[Pending]>,
+}
+
+impl Shadow {
+    /// None in flight, each linked to the next, the last to the first.
+    pub(crate) fn new(size: u16) -> Self {
+        let mut buffers = vec![Pending::default(); usize::from(size)].into_boxed_slice();
+        for (next, pending) in (1..=size).zip(&mut buffers) {
+            pending.link = next & (size - 1);
+        }
+        Self { buffers }
+    }
+
+    /// What we know of `id`.
+    ///
+    /// # Safety
+    /// It is less than the size.
+    #[inline(always)]
+    pub(crate) unsafe fn get(&self, id: u16) -> Pending {
+        debug_assert!(usize::from(id) < self.buffers.len());
+        // SAFETY: the caller vouches for the index.
+        unsafe { *self.buffers.get_unchecked(usize::from(id)) }
+    }
+
+    /// The same, to change it.
+    ///
+    /// # Safety
+    /// It is less than the size.
+    #[inline(always)]
+    pub(crate) unsafe fn get_mut(&mut self, id: u16) -> &mut Pending {
+        debug_assert!(usize::from(id) < self.buffers.len());
+        // SAFETY: the caller vouches for the index.
+        unsafe { self.buffers.get_unchecked_mut(usize::from(id)) }
+    }
+}
+
+/// A batch of buffers that the device has used in order, told of by the last one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InOrder {
+    /// Position behind the last buffer. There is no batch if we are there.
+    pub(crate) end: u64,
+    /// Length that the device gave, for the last buffer; those before it were used completely.
+    pub(crate) len: u32,
+    /// The buffer that comes back next.
+    pub(crate) oldest: u16,
+}
+
+/// The lengths of a buffer's segments, as they are written down.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lengths {
+    total: u64,
+}
+
+impl Lengths {
+    /// One more segment.
+    ///
+    /// # Panics
+    /// It has no bytes.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, len: u32) {
+        assert!(len != 0, "a segment has no bytes");
+        self.total += u64::from(len);
+    }
+
+    /// Bytes since `before`.
+    ///
+    /// # Panics
+    /// There are none in all, or more than a buffer may have.
+    #[inline(always)]
+    pub(crate) fn since(self, before: Self) -> u32 {
+        assert!(self.total != 0, "a buffer has no segments");
+        assert!(self.total <= u32::MAX.into(), "a buffer has more than 2^32 - 1 bytes");
+        (self.total - before.total) as u32
+    }
+}
+
+/// Runs `write` for each segment, with `flag` for those that the device writes, and returns the number of
+/// bytes of those.
+///
+/// # Panics
+/// The specification has no such buffer: see [`Lengths`]. Nothing may have been taken into the books by then.
+#[inline(always)]
+pub(crate) fn write_all(
+    readable: &[Segment],
+    writable: &[Segment],
+    flag: u16,
+    mut write: impl FnMut(&Segment, u16),
+) -> u32 {
+    let mut lengths = Lengths::default();
+    for segment in readable {
+        lengths.add(segment.len);
+        write(segment, 0);
+    }
+    let before = lengths;
+    for segment in writable {
+        lengths.add(segment.len);
+        write(segment, flag);
+    }
+    lengths.since(before)
+}

@@ -1,0 +1,522 @@
+//! Driver side of a packed queue.
+//!
+//! ```text
+//!   add ---> next_avail ---- publish ---> flags of the first descriptor (ours)
+//!                              ^ published
+//!   pop_used <--- next_used <------------ flags of the next used descriptor (device)
+//! ```
+//!
+//! The positions count descriptors in 64 bits, from the moment on when the wrap counter was 1: the low bits are
+//! the slot, the bit above them says which lap it is. What was added is withheld from the device by one
+//! descriptor alone, the first since the last publication: its flags are written last (section 2.8.6), and the
+//! device sees all of it, or nothing.
+//!
+//! Buffers have identifiers of their own here, from a free list in the private shadow. Used descriptors come in
+//! the order of the ring, whichever buffer they name, so the free slots are always those between `next_avail`
+//! and `next_used`, a whole ring further on.
+//!
+//! # In order
+//! With IN_ORDER (section 2.8.9) identifiers are given out round and round and come back in that order. The
+//! device may tell of several buffers with one used descriptor, with the identifier of the last, in the slot of
+//! the first; the others were used completely then.
+use super::{
+    Descriptor, Event, Position, SWAP, available_flags, desc_bytes, flags, matches, meta, used_flags,
+};
+use crate::area::Cells;
+use crate::driver::poll::{Counting, Place};
+use crate::driver::shadow::{InOrder, Pending, Shadow, write_all};
+use crate::driver::{BufferId, Full, Layout, Memory, Used};
+use crate::order::Order;
+use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment};
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering::Release;
+use paravane_spec::packed::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN, DESC_SIZE, EVENT_SIZE, EVENT_WRAP,
+};
+
+/// Each side's event suppression gets a cache line of its own.
+const CACHE_LINE: usize = 64;
+
+/// Where the parts of a queue lie in its memory, in bytes from its start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offsets {
+    /// Driver event suppression.
+    driver: usize,
+    /// Device event suppression.
+    device: usize,
+    tables: usize,
+    /// Bytes in all.
+    pub(crate) end: usize,
+}
+
+impl Offsets {
+    /// A queue of `size` descriptors, each with an indirect table of `indirect` (or 0) descriptors.
+    pub(crate) const fn new(size: u16, indirect: u16) -> Self {
+        let driver = desc_bytes(size).next_multiple_of(CACHE_LINE);
+        let device = driver + CACHE_LINE;
+        let tables = (device + EVENT_SIZE).next_multiple_of(CACHE_LINE);
+        Self { driver, device, tables, end: tables + size as usize * desc_bytes(indirect) }
+    }
+}
+
+/// The driver's side, and its private shadow.
+///
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: the memory is as
+/// long and as aligned as [`Offsets`] says, `size` is a power of two, `mask` is one less, the shadow has `size`
+/// entries, and every identifier in it and in `free_id` is below `size`.
+#[derive(Debug)]
+pub(crate) struct Ring<O, C> {
+    desc: Cells,
+    driver_event: Cells,
+    device_event: Cells,
+    tables: Cells,
+    tables_addr: u64,
+    mask: u16,
+    /// Descriptors in the table of each identifier; 0 without indirect descriptors.
+    indirect: u16,
+    event_idx: bool,
+    in_order: bool,
+    notifications_off: bool,
+    /// The identifier of the next buffer, if a descriptor is free: there are never more buffers than those.
+    free_id: u16,
+    /// Free descriptors.
+    free: u16,
+    /// Buffers added and not yet returned.
+    in_flight: u16,
+    /// The second word of the first descriptor that the device does not know of: all but this is written.
+    withheld: u64,
+    shadow: Shadow,
+    /// The next descriptor to make available.
+    next_avail: u64,
+    /// The device knows of everything before it. 0 in a latched queue.
+    published: u64,
+    /// Where the next used descriptor will be.
+    next_used: u64,
+    batch: InOrder,
+    start: u64,
+    count: C,
+    memory: DmaArea,
+    error: Option<QueueError>,
+    order: PhantomData<O>,
+}
+
+impl<O: Order, C: Counting> Ring<O, C> {
+    /// See [`crate::driver::Queue::new`]. The ring starts at position `start`.
+    pub(crate) fn new(
+        layout: Layout,
+        memory: DmaArea,
+        start: u16,
+    ) -> Result<(Self, QueueAddresses), ConfigError> {
+        let Layout { size, indirect, event_idx, in_order, .. } = layout;
+        let offsets = Offsets::new(size, indirect);
+        let Memory { cells, addr } = Memory::take(memory, offsets.end)?;
+        // SAFETY: all three offsets lie inside the area, whose length was checked.
+        let (driver_event, device_event, tables) = unsafe {
+            (cells.offset(offsets.driver), cells.offset(offsets.device), cells.offset(offsets.tables))
+        };
+        let start = u64::from(start);
+        let mut ring = Self {
+            desc: cells,
+            driver_event,
+            device_event,
+            tables,
+            tables_addr: addr + offsets.tables as u64,
+            mask: size - 1,
+            indirect,
+            event_idx,
+            in_order,
+            notifications_off: false,
+            free_id: 0,
+            free: size,
+            in_flight: 0,
+            withheld: 0,
+            shadow: Shadow::new(size),
+            next_avail: start,
+            published: start,
+            next_used: start,
+            batch: InOrder { end: start, ..InOrder::default() },
+            start,
+            count: C::new(start),
+            memory,
+            error: None,
+            order: PhantomData,
+        };
+        if start != 0 {
+            ring.mark_used(start);
+        }
+        let addresses = QueueAddresses {
+            size,
+            desc: addr,
+            driver: addr + offsets.driver as u64,
+            device: addr + offsets.device as u64,
+        };
+        Ok((ring, addresses))
+    }
+
+    /// Puts the ring into the state of one in which everything before `start` was used.
+    fn mark_used(&mut self, start: u64) {
+        for position in start..start + u64::from(self.size()) {
+            // In the lap before that of `position`.
+            let flags = used_flags(self.wrap(position)) ^ SWAP;
+            // Relaxed: the device comes to know of the queue later, through the transport.
+            // SAFETY: the slot is below the size; see the invariant of `Ring`.
+            unsafe { self.desc.store_u64(self.at(position) + DESC_LEN, meta(0, 0, flags)) };
+        }
+    }
+
+    /// The wrap counter at a position.
+    #[inline(always)]
+    fn wrap(&self, position: u64) -> bool {
+        position & u64::from(self.size()) == 0
+    }
+
+    /// Offset of the descriptor at a position.
+    #[inline(always)]
+    fn at(&self, position: u64) -> usize {
+        usize::from(position as u16 & self.mask) * DESC_SIZE
+    }
+
+    /// A position as the notification rules have it.
+    #[inline(always)]
+    fn position(&self, position: u64) -> Position {
+        Position::new(position as u16 & self.mask, self.wrap(position), self.size())
+    }
+
+    /// See [`crate::driver::Queue::add`].
+    #[inline]
+    pub(crate) fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> Result<BufferId, Full> {
+        let count = readable.len() + writable.len();
+        let in_table = count > 1 && count <= usize::from(self.indirect);
+        let needed = if in_table { 1 } else { count };
+        if needed > usize::from(self.free) {
+            return Err(Full { needed, free: self.free.into() });
+        }
+        let id = self.free_id;
+        let (writable, first) = if in_table {
+            self.fill_table(id, readable, writable)
+        } else {
+            self.fill_descriptors(id, readable, writable, count)
+        };
+        // Nothing can fail any more: into the books.
+        if self.next_avail == self.published {
+            self.withheld = first;
+        }
+        // SAFETY: `free_id` is below the size; see the invariant of `Ring`.
+        let pending = unsafe { self.shadow.get_mut(id) };
+        self.free_id = pending.link;
+        *pending =
+            Pending { descriptors: needed as u16, link: pending.link, writable, position: self.next_avail };
+        self.free -= needed as u16;
+        self.in_flight += 1;
+        self.next_avail += needed as u64;
+        Ok(BufferId(id))
+    }
+
+    /// Writes a descriptor in the slot at `position` (not its second word, if it is to be withheld), and returns
+    /// the second word.
+    ///
+    /// # Safety
+    /// The slot is free.
+    #[inline(always)]
+    unsafe fn fill(&self, position: u64, id: u16, segment: &Segment, flags: u16) -> u64 {
+        let flags = flags | available_flags(self.wrap(position));
+        let Descriptor { addr, meta } = Descriptor::new(segment.addr, segment.len, id, flags);
+        let at = self.at(position);
+        // Relaxed for the device, which the release store of the withheld descriptor keeps away. Release where a
+        // poller counts on it: whoever sees the slot filled again sees that it was taken back (`driver::poll`).
+        // SAFETY: the slot is below the size; see the invariant of `Ring`.
+        unsafe {
+            self.desc.store_u64(at, addr);
+            if position != self.published {
+                if C::REFILL == Release {
+                    self.desc.store_u64_release(at + DESC_LEN, meta);
+                } else {
+                    self.desc.store_u64(at + DESC_LEN, meta);
+                }
+            }
+        }
+        meta
+    }
+
+    /// Writes the segments to the next `count` slots, which are free. Returns the number of writable bytes, and
+    /// the second word of the first descriptor.
+    #[inline(always)]
+    fn fill_descriptors(
+        &self,
+        id: u16,
+        readable: &[Segment],
+        writable: &[Segment],
+        count: usize,
+    ) -> (u32, u64) {
+        let (mut position, mut left, mut first) = (self.next_avail, count, 0);
+        let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
+            left -= 1;
+            let flags = if left == 0 { flag } else { flag | DESC_F_NEXT };
+            // The identifier of a buffer belongs into its last descriptor (section 2.8.6); it does no harm in the
+            // others.
+            // SAFETY: `count` slots are free.
+            let meta = unsafe { self.fill(position, id, segment, flags) };
+            if position == self.next_avail {
+                first = meta;
+            }
+            position += 1;
+        });
+        (writable, first)
+    }
+
+    /// Writes the segments to the table of `id`, and a descriptor that points to it. They fit. Returns the number
+    /// of writable bytes, and the second word of that descriptor.
+    fn fill_table(&self, id: u16, readable: &[Segment], writable: &[Segment]) -> (u32, u64) {
+        let count = (readable.len() + writable.len()) as u16;
+        let bytes = desc_bytes(self.indirect);
+        let offset = usize::from(id) * bytes;
+        // SAFETY: `id` is below the size, and each identifier has a table of `bytes`.
+        let table = unsafe { self.tables.offset(offset) };
+        let mut at = 0;
+        let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
+            // In a table the order is that of the table, and only WRITE means something (section 2.8.7).
+            let Descriptor { addr, meta } = Descriptor::new(segment.addr, segment.len, 0, flag);
+            // SAFETY: the table holds `count` descriptors.
+            unsafe {
+                table.store_u64(at, addr);
+                table.store_u64(at + DESC_LEN, meta);
+            }
+            at += DESC_SIZE;
+        });
+        let table = Segment { addr: self.tables_addr + offset as u64, len: desc_bytes(count) as u32 };
+        // SAFETY: the next slot is free, as one was asked for.
+        (writable, unsafe { self.fill(self.next_avail, id, &table, DESC_F_INDIRECT) })
+    }
+
+    /// See [`crate::driver::Queue::publish`].
+    #[inline]
+    pub(crate) fn publish(&mut self) -> bool {
+        if self.published == self.next_avail || self.error.is_some() {
+            return false;
+        }
+        let (old, new) = (self.published, self.next_avail);
+        O::before_release();
+        // Release: pairs with the device's acquire load of the flags, after which it reads this descriptor and
+        // those after it, and tables. (And with a poller's, which then sees the count; see `driver::poll`.)
+        // SAFETY: the slot is below the size; see the invariant of `Ring`.
+        unsafe { self.desc.store_u64_release(self.at(old) + DESC_LEN, self.withheld) };
+        self.published = new;
+        // Pairs with the device's fence between its store of its event suppression and its last look at the
+        // flags: either we see its wish for a kick, or it sees ours.
+        O::full();
+        // SAFETY: see the invariant of `Ring`.
+        let event = unsafe { self.device_event.load_u32(0) };
+        let event = Event::decode(event, self.event_idx, self.size());
+        event.wants(self.position(new), self.position(old), self.size())
+    }
+
+    /// See [`crate::driver::Queue::notification`].
+    pub(crate) fn notification(&self) -> u16 {
+        let wrap = if self.wrap(self.published) { EVENT_WRAP } else { 0 };
+        self.published as u16 & self.mask | wrap
+    }
+
+    /// See [`crate::driver::Queue::pop_used`].
+    #[inline]
+    pub(crate) fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
+        if self.in_order {
+            return self.pop_in_order();
+        }
+        let used = self.pop_any()?;
+        if used.is_some() {
+            // Before it can be made available again: see `driver::poll`.
+            self.count.seen(self.next_used);
+        }
+        Ok(used)
+    }
+
+    /// See [`crate::driver::Queue::take_used`].
+    #[inline]
+    pub(crate) fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
+        let mut taken = 0;
+        for place in out {
+            match if self.in_order { self.pop_in_order() } else { self.pop_any() } {
+                Ok(Some(used)) => *place = used,
+                Ok(None) => break,
+                Err(error) if taken == 0 => return Err(error),
+                // It has latched, and comes again.
+                Err(_) => break,
+            }
+            taken += 1;
+        }
+        if taken != 0 && !self.in_order && self.error.is_none() {
+            // Once a batch, and before anything of it can be made available again: see `driver::poll`.
+            self.count.seen(self.next_used);
+        }
+        Ok(taken)
+    }
+
+    /// The next used descriptor's second word, if there is one.
+    #[inline(always)]
+    fn used(&self) -> Result<Option<u64>, QueueError> {
+        // Acquire: pairs with the device's release store of the flags, before which it wrote the data and the
+        // rest of the descriptor.
+        // SAFETY: the slot is below the size; see the invariant of `Ring`.
+        let meta = unsafe { self.desc.load_u64_acquire(self.at(self.next_used) + DESC_LEN) };
+        if !matches(flags(meta), used_flags(self.wrap(self.next_used))) {
+            return self.error.map_or(Ok(None), Err);
+        }
+        O::after_acquire();
+        Ok(Some(meta))
+    }
+
+    /// Takes the next used buffer back.
+    #[inline(always)]
+    fn pop_any(&mut self) -> Result<Option<Used>, QueueError> {
+        let Some(used) = self.used()? else { return Ok(None) };
+        let (id, len) = self.check(used)?;
+        // SAFETY: `check` has checked it.
+        let pending = unsafe { self.shadow.get_mut(id) };
+        let Pending { descriptors, writable, .. } = *pending;
+        pending.descriptors = 0;
+        pending.link = self.free_id;
+        self.free_id = id;
+        self.give_back(descriptors);
+        Ok(Some(Used { id: BufferId(id), len: len.min(writable) }))
+    }
+
+    /// Takes the oldest buffer back, if it was used.
+    fn pop_in_order(&mut self) -> Result<Option<Used>, QueueError> {
+        if self.batch.end == self.next_used {
+            let Some(used) = self.used()? else { return Ok(None) };
+            let (id, len) = self.check(used)?;
+            // SAFETY: `check` has checked it. It is in flight, so it is not before our position.
+            let last = unsafe { self.shadow.get(id) };
+            self.batch.end = last.position + u64::from(last.descriptors);
+            self.batch.len = len;
+            // Once a batch, and before anything of it can be made available again: see `driver::poll`.
+            self.count.seen(self.batch.end);
+        }
+        let id = self.batch.oldest;
+        self.batch.oldest = id.wrapping_add(1) & self.mask;
+        // SAFETY: it is masked wherever it is set.
+        let pending = unsafe { self.shadow.get_mut(id) };
+        let Pending { descriptors, writable, .. } = *pending;
+        pending.descriptors = 0;
+        self.give_back(descriptors);
+        // Buffers that were skipped count as used completely (section 2.8.9).
+        let len = if self.next_used == self.batch.end { self.batch.len.min(writable) } else { writable };
+        Ok(Some(Used { id: BufferId(id), len }))
+    }
+
+    /// The identifier and the length in a used descriptor, if the identifier is that of a buffer in flight.
+    #[inline(always)]
+    fn check(&mut self, used: u64) -> Result<(u16, u32), QueueError> {
+        let used = Descriptor { addr: 0, meta: used };
+        let id = used.id();
+        if id > self.mask {
+            return Err(self.latch(QueueError::DescIndex { index: id.into(), size: self.size().into() }));
+        }
+        // SAFETY: it was just checked.
+        let Pending { descriptors, position, .. } = unsafe { self.shadow.get(id) };
+        // A buffer that was added and not published is unknown to an honest device. (And in a latched queue none
+        // is published.)
+        if descriptors == 0 || position >= self.published {
+            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
+        }
+        // Without the WRITE flag nothing was written, and the length means nothing (section 2.8.5).
+        Ok((id, if used.has(DESC_F_WRITE) { used.len() } else { 0 }))
+    }
+
+    /// The buffer at our position, of so many descriptors, has come back.
+    #[inline(always)]
+    fn give_back(&mut self, descriptors: u16) {
+        let before = self.next_used;
+        self.next_used += u64::from(descriptors);
+        self.free += descriptors;
+        self.in_flight -= 1;
+        let (next, size) = (self.next_used, u64::from(self.size()));
+        self.count.taken(|| (before ^ next) & size != 0);
+    }
+
+    /// See [`crate::driver::Queue::enable_notifications`].
+    #[inline]
+    pub(crate) fn enable_notifications(&mut self) -> C::Token {
+        let event = if self.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
+        // Relaxed: the fence below orders it before the look at the flags.
+        // SAFETY: see the invariant of `Ring`.
+        unsafe { self.driver_event.store_u32(0, event.encode(self.size())) };
+        self.notifications_off = false;
+        // Pairs with the device's fence between its store of a used descriptor's flags and its load of our event
+        // suppression: either it sees our wish for an interrupt, or the `poll` that follows sees its flags.
+        O::full();
+        self.count.raw(self.next_used, self.place()).into()
+    }
+
+    /// See [`crate::driver::Queue::disable_notifications`].
+    #[inline]
+    pub(crate) fn disable_notifications(&mut self) {
+        if self.notifications_off {
+            return;
+        }
+        // Relaxed: a hint, with nothing to order.
+        // SAFETY: see the invariant of `Ring`.
+        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.size())) };
+        self.notifications_off = true;
+    }
+
+    /// See [`crate::driver::Queue::poll`].
+    #[inline]
+    pub(crate) fn poll(&self, token: C::Token) -> bool {
+        // In the middle of a batch the ring shows nothing at our position.
+        self.batch.end > self.next_used || self.count.news::<O>(token.into(), self.place())
+    }
+
+    /// For pollers.
+    pub(crate) fn place(&self) -> Place {
+        Place::packed(self.desc, self.size())
+    }
+
+    /// For pollers.
+    pub(crate) fn count(&mut self) -> &mut C {
+        &mut self.count
+    }
+
+    /// Whether something was published.
+    pub(crate) fn in_use(&self) -> bool {
+        self.published != self.start || self.error.is_some()
+    }
+
+    /// The queue's memory.
+    pub(crate) fn memory(&self) -> DmaArea {
+        self.memory
+    }
+
+    /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as published.
+    #[cold]
+    fn latch(&mut self, error: QueueError) -> QueueError {
+        self.free = 0;
+        self.published = 0;
+        self.count.close();
+        *self.error.get_or_insert(error)
+    }
+
+    /// The latched error.
+    pub(crate) fn error(&self) -> Option<QueueError> {
+        self.error
+    }
+
+    /// Number of descriptors.
+    #[inline(always)]
+    pub(crate) fn size(&self) -> u16 {
+        self.mask + 1
+    }
+
+    /// Buffers added and not yet returned.
+    pub(crate) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// The longest chain that fits now.
+    pub(crate) fn room(&self) -> usize {
+        match self.free {
+            0 => 0,
+            free => free.max(self.indirect).into(),
+        }
+    }
+}
