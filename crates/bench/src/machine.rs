@@ -1,10 +1,19 @@
-//! What the machine does besides, and where on it we measure.
+//! What the machine does besides, and where and how on it we measure.
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
+
+/// Set to `0`, measurements with two threads stay in the ordinary scheduling class.
+pub(crate) const FIFO_ENV: &str = "PARAVANE_BENCH_FIFO";
 
 /// The load average of the last minute, if the system tells.
 pub(crate) fn load_average() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// The CPUs that the calling thread may use; none if the system does not tell.
+pub(crate) fn cpus() -> Vec<usize> {
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
+    (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect()
 }
 
 /// The calling thread stays on one CPU until this is dropped.
@@ -16,9 +25,13 @@ pub(crate) struct Pinned {
 impl Pinned {
     /// Pins the calling thread to the CPU that it runs on; `None` if the system refuses.
     pub(crate) fn here() -> Option<Self> {
+        Self::to(sched_getcpu().ok()?)
+    }
+
+    /// Pins the calling thread to `cpu`; `None` if the system refuses.
+    pub(crate) fn to(cpu: usize) -> Option<Self> {
         let thread = Pid::from_raw(0);
         let before = sched_getaffinity(thread).ok()?;
-        let cpu = sched_getcpu().ok()?;
         let mut one = CpuSet::new();
         one.set(cpu).ok()?;
         sched_setaffinity(thread, &one).ok()?;
@@ -36,4 +49,32 @@ impl Drop for Pinned {
         // Nothing depends on it: refused, the thread merely stays where it is.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
     }
+}
+
+/// The calling thread, and what it starts meanwhile, runs before all ordinary threads until this is dropped:
+/// two threads that wait for each other by spinning are not measured while one of them is off its CPU.
+pub(crate) struct RealTime(());
+
+impl RealTime {
+    /// Enters SCHED_FIFO at its lowest priority; `None` if the system refuses or the user does not want it.
+    pub(crate) fn enter() -> Option<Self> {
+        if std::env::var_os(FIFO_ENV).is_some_and(|value| value == "0") {
+            return None;
+        }
+        schedule(libc::SCHED_FIFO, 1).then_some(Self(()))
+    }
+}
+
+impl Drop for RealTime {
+    fn drop(&mut self) {
+        // A thread may always give up its privilege.
+        schedule(libc::SCHED_OTHER, 0);
+    }
+}
+
+/// Puts the calling thread into a scheduling class.
+fn schedule(policy: libc::c_int, sched_priority: libc::c_int) -> bool {
+    let parameter = libc::sched_param { sched_priority };
+    // SAFETY: the kernel reads one structure, which lives during the call; 0 is the calling thread.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
 }

@@ -80,7 +80,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// `count` values of 4 bytes at most, aligned to `align`, the first of them at `offset` of `place`.
+    /// `count` values of `align` bytes, aligned to as many, the first of them at `offset` of `place`.
     fn new(place: Place, offset: usize, stride: usize, count: u16, align: usize) -> Self {
         assert!(count.is_power_of_two() && stride.is_multiple_of(align));
         let mask = usize::from(count) - 1;
@@ -98,6 +98,11 @@ impl Slots {
     /// Values of 4 bytes.
     pub(crate) fn of_u32(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU32 {
         SlotsU32(Self::new(place, offset, stride, count, 4))
+    }
+
+    /// Values of 8 bytes.
+    pub(crate) fn of_u64(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU64 {
+        SlotsU64(Self::new(place, offset, stride, count, 8))
     }
 
     fn at(self, index: u16) -> *mut u8 {
@@ -130,12 +135,39 @@ impl SlotsU32 {
     }
 }
 
+/// [`Slots`] of 8 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotsU64(Slots);
+
+impl SlotsU64 {
+    /// Loads value `index` modulo their number. Acquire: pairs with the release of the subject's flags.
+    pub(crate) fn load(self, index: u16) -> u64 {
+        // SAFETY: as in `SlotsU16::load`.
+        u64::from_le(unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.load(Ordering::Acquire))
+    }
+
+    /// Stores value `index` modulo their number (relaxed; a [`SlotsU64::publish`] publishes it).
+    pub(crate) fn store(self, index: u16, value: u64) {
+        // SAFETY: as in `SlotsU16::load`.
+        unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
+    }
+
+    /// Stores value `index` modulo their number. Release: pairs with the acquire of the subject's look at it.
+    pub(crate) fn publish(self, index: u16, value: u64) {
+        // SAFETY: as in `SlotsU16::load`.
+        unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Release);
+    }
+}
+
 /// Zeroed pages of our own. They outlive every user: whoever owns them drops them last.
 #[derive(Debug)]
 pub(crate) struct Pages {
     ptr: NonNull<u8>,
     layout: Layout,
 }
+
+// SAFETY: the pages are the owner's, wherever he is; what is done to their bytes goes through a `Place`.
+unsafe impl Send for Pages {}
 
 /// The layout of the whole pages, at least one, that hold `len` bytes.
 fn pages(len: usize) -> Layout {
@@ -162,6 +194,16 @@ impl Pages {
     /// Their address.
     pub(crate) fn address(&self) -> u64 {
         self.ptr.as_ptr().expose_provenance() as u64
+    }
+
+    /// Their bytes, as a slice without an end.
+    ///
+    /// # Safety
+    /// The slice must not be used after the pages are gone, nor beside another one.
+    #[cfg(feature = "peers")]
+    pub(crate) unsafe fn bytes(&self) -> &'static mut [u8] {
+        // SAFETY: `alloc_zeroed` gave this many bytes; the caller promises the rest.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.layout.size()) }
     }
 
     /// Gives the pages up: the address, and the pointer.

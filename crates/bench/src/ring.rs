@@ -1,16 +1,17 @@
-//! `paravane bench ring`: what a chain costs, on either side of a split queue.
+//! `paravane bench ring`: what a chain costs, on either side of a queue, and what two sides do together.
 //!
-//! A case is a side, the descriptors a chain (1 or 4, always one buffer of 64 bytes), direct or indirect,
-//! and the batch. One thread plays both sides: the subject, and a scripted other side ([`scripted`]) whose
-//! cost is measured alone in the same rounds and subtracted.
+//! Two kinds of cases. In those with **one thread** ([`Case`]) a case is a layout, a side, the descriptors a chain
+//! (1 or 4, always one buffer of 64 bytes), direct or indirect, in order or not, and the batch. One thread
+//! plays both sides: the subject, and a scripted other side ([`scripted`]) whose cost is measured alone in
+//! the same rounds and subtracted. Those with **two threads** ([`stream`]) have a whole driver and a whole device.
 //!
-//! What one operation includes, for every subject:
+//! What one operation of one thread includes, for every subject:
 //!
-//! * Device side: take the chain from the available ring with all its descriptors (an indirect table
-//!   through the subject's guest memory), look at each address and length, put it into the used ring with
+//! * Device side: take the chain from the ring with all its descriptors (an indirect table
+//!   through the subject's guest memory), look at each address and length, complete it with
 //!   the bytes written, and, once a batch, publish and ask whether the driver wants an interrupt.
 //! * Driver side: add the buffer, once a batch publish and ask whether the device wants a kick, then take
-//!   every buffer back from the used ring until it is empty.
+//!   every buffer back until there is none.
 //!
 //! Not included: reading or writing the buffers, notifications, refreshing the map of guest memory, and
 //! other CPUs' caches (both sides run on one CPU, so ring lines stay in its cache).
@@ -29,7 +30,10 @@ mod case;
 mod device_side;
 mod driver_side;
 mod scripted;
+pub(crate) mod stream;
 mod subject;
+#[cfg(feature = "peers")]
+mod virtio_driver;
 #[cfg(feature = "peers")]
 mod virtio_drivers;
 #[cfg(feature = "peers")]
@@ -43,11 +47,13 @@ pub(crate) use subject::{OURS, Subject, make};
 pub(crate) const NAME: &str = "ring";
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
-    "One chain is one 64-byte buffer. Both sides run on one thread; the other side is a script whose own cost is subtracted.",
+    "One chain is one 64-byte buffer. device, driver: both sides run on one thread; the other side is a script whose own cost is subtracted.",
     "Device side: take the chain, look at its descriptors, complete it; once a batch publish and decide on an interrupt.",
     "Driver side: add the buffer, once a batch publish and decide on a kick, take the buffer back.",
     "Not included: the buffers' bytes, notifications, cache misses between CPUs.",
     "A round is the median of 41 slices of 0.6 ms, so that time taken away by the scheduler does not count.",
+    "stream, roundtrip: a driver and a device on two CPUs, spinning, a ring of 256, no notifications; a peer plays its own side against ours at the other; ringtest plays both.",
+    "ringtest publishes each buffer whatever the batch, and asks nobody whether to notify; ours asks at each publication.",
 ];
 
 /// Slices in one round of one subject. The median slice stands for the round, so that the slices in which
@@ -139,24 +145,41 @@ fn thread_clock() -> Result<Duration, BenchError> {
 
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
-    measure(&selected(options)?, options.rounds.max(FEWEST_ROUNDS), SLICE, progress)
+    let (cases, streams) = selected(options)?;
+    measure(&cases, &streams, options.rounds.max(FEWEST_ROUNDS), SLICE, progress)
 }
 
-/// The cases whose path contains the filter.
-fn selected(options: &Options) -> Result<Vec<Case>, BenchError> {
+/// The cases with one thread and with two whose path contains the filter.
+fn selected(options: &Options) -> Result<(Vec<Case>, Vec<stream::Case>), BenchError> {
     let filter = options.filter.as_deref().unwrap_or("");
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.to_string().contains(filter)).collect();
-    if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
+    let streams: Vec<stream::Case> =
+        stream::Case::all().into_iter().filter(|case| case.to_string().contains(filter)).collect();
+    if cases.is_empty() && streams.is_empty() {
+        return Err(BenchError::NoCase(filter.to_owned()));
+    }
+    Ok((cases, streams))
 }
 
-/// Measures `cases`, interleaved: every round goes through all cases and all their subjects.
+/// Measures `cases` and `streams`, interleaved: every round goes through all cases and all their subjects.
 fn measure(
     cases: &[Case],
+    streams: &[stream::Case],
     rounds: u32,
     slice: Duration,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
+    // Before this thread is pinned to one CPU.
+    let place = stream::Place::choose();
+    if !streams.is_empty() && place.cpus.is_none() {
+        progress("there is one CPU: two threads take turns by yielding, and ringtest is left out");
+    }
+    let mut streaming = Vec::new();
+    for &case in streams {
+        progress(&format!("{case}: how many operations fill a shot"));
+        streaming.push(stream::entries(case, &place)?);
+    }
     let pinned = Pinned::here();
     let mut counter = Counter::choose(progress);
     let mut entries = Vec::new();
@@ -174,6 +197,14 @@ fn measure(
                 let entry = &mut of_case[(turn + number as usize) % subjects];
                 progress(&format!("round {} of {rounds}: {case}: {}", number + 1, entry.name));
                 entry.sample(*case, &mut counter)?;
+            }
+        }
+        for of_case in &mut streaming {
+            let subjects = of_case.len();
+            for turn in 0..subjects {
+                let entry = &mut of_case[(turn + number as usize) % subjects];
+                progress(&format!("round {} of {rounds}: {}: {}", number + 1, entry.case, entry.name));
+                entry.sample(&place)?;
             }
         }
     }
@@ -211,6 +242,7 @@ fn measure(
             rows.extend(row("cpu", "ns/chain", "thread clock", |sample| Some(sample.cpu)));
         }
     }
+    rows.extend(streaming.iter().flatten().flat_map(|entry| entry.rows(&place, load)));
     Ok(rows)
 }
 
@@ -254,19 +286,22 @@ mod tests {
     #[test]
     fn a_filter_selects_by_part_of_the_path() {
         let options = |filter: &str| Options { rounds: 1, filter: Some(filter.to_owned()) };
-        let device = selected(&options("split/device")).unwrap();
-        assert_eq!(device.len(), 8);
-        assert_eq!(selected(&options("1desc/batch32")).unwrap().len(), 2);
+        let (device, streams) = selected(&options("split/device")).unwrap();
+        assert_eq!((device.len(), streams.len()), (10, 0));
+        assert_eq!(selected(&options("split/device/1desc/batch32")).unwrap().0.len(), 1);
+        let (none, streams) = selected(&options("packed/stream/batch")).unwrap();
+        assert_eq!((none.len(), streams.len()), (0, 2));
         assert!(
-            matches!(selected(&options("packed")), Err(BenchError::NoCase(filter)) if filter == "packed")
+            matches!(selected(&options("triple")), Err(BenchError::NoCase(filter)) if filter == "triple")
         );
-        assert_eq!(selected(&Options { rounds: 1, filter: None }).unwrap().len(), Case::all().len());
+        let (all, streams) = selected(&Options { rounds: 1, filter: None }).unwrap();
+        assert_eq!((all.len(), streams.len()), (Case::all().len(), stream::Case::all().len()));
     }
 
     #[test]
     fn a_measurement_has_a_row_for_every_subject_and_metric() {
         let cases = [Case::parse("split/device/1desc/batch32").unwrap()];
-        let rows = measure(&cases, 2, Duration::from_micros(20), &mut |_| {}).unwrap();
+        let rows = measure(&cases, &[], 2, Duration::from_micros(20), &mut |_| {}).unwrap();
         for name in subject::names(cases[0]) {
             for metric in ["time", "cpu"] {
                 let row = rows.iter().find(|row| row.subject == name && row.metric == metric).unwrap();

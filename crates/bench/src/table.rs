@@ -70,7 +70,13 @@ fn cells(block: &[Line<'_>]) -> Vec<Vec<String>> {
             texts.push(format!("({} to {})", number(row.min), number(row.max)));
             if row.subject != ring::OURS {
                 texts.push(match ours {
-                    Some(ours) if ours.median > 0.0 => format!("{:.1}x", row.median / ours.median),
+                    // Of a rate, more is better.
+                    Some(ours) if row.metric == "rate" && row.median > 0.0 => {
+                        format!("{:.1}x", ours.median / row.median)
+                    }
+                    Some(ours) if row.metric != "rate" && ours.median > 0.0 => {
+                        format!("{:.1}x", row.median / ours.median)
+                    }
                     _ => "-".to_owned(),
                 });
             }
@@ -129,9 +135,17 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         for note in ring::NOTES {
             let _ = writeln!(out, "{note}");
         }
+        let two_threads = rows.iter().any(|row| row.metric == "rate");
+        if two_threads && !rows.iter().any(|row| ring::stream::ringtest::is_program(&row.subject)) {
+            let _ = writeln!(out, "{}", ring::stream::ringtest::MISSING);
+        }
     }
     if rows.iter().any(|row| row.subject != ring::OURS) {
-        let _ = writeln!(out, "ratio: the subject's median divided by {}'s.", ring::OURS);
+        let _ = writeln!(
+            out,
+            "ratio: the subject's median divided by {0}'s; of a rate {0}'s divided by the subject's.",
+            ring::OURS
+        );
     }
     let pinned = first
         .pinned_cpu

@@ -1,4 +1,5 @@
 //! What is measured: the cases and their paths.
+use paravane_spec::feature;
 use std::fmt;
 
 /// Descriptors in every queue.
@@ -7,6 +8,13 @@ pub(crate) const QUEUE_SIZE: u16 = 256;
 pub(crate) const BUFFER: usize = 64;
 /// Bytes of one segment of a chain of four.
 pub(crate) const QUARTER: usize = BUFFER / 4;
+
+/// The features of a modern queue with this layout and order.
+pub(crate) fn ring_features(packed: bool, in_order: bool) -> u64 {
+    feature::VERSION_1
+        | if packed { feature::RING_PACKED } else { 0 }
+        | if in_order { feature::IN_ORDER } else { 0 }
+}
 
 /// Which side of the queue the subject is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +37,10 @@ pub(crate) struct Piece {
 /// One case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
+    /// The ring's layout.
+    pub(crate) packed: bool,
+    /// Whether IN_ORDER is negotiated.
+    pub(crate) in_order: bool,
     /// Which side the subject is.
     pub(crate) side: Side,
     /// Descriptors a chain, 1 or 4.
@@ -41,20 +53,34 @@ pub(crate) struct Case {
 
 impl Case {
     /// Every case. A driver puts a single segment into the ring itself even when indirect tables are
-    /// negotiated, so there is no such case on its side.
+    /// negotiated, so there is no such case on its side. Order is no matter of a chain's shape, so IN_ORDER is
+    /// measured with one descriptor.
     pub(crate) fn all() -> Vec<Self> {
         let mut cases = Vec::new();
-        for side in [Side::Device, Side::Driver] {
-            for (descriptors, indirect) in [(1, false), (1, true), (4, false), (4, true)] {
-                if side == Side::Driver && descriptors == 1 && indirect {
-                    continue;
-                }
-                for batch in [1, 32] {
-                    cases.push(Self { side, descriptors, indirect, batch });
+        for packed in [false, true] {
+            for side in [Side::Device, Side::Driver] {
+                for (descriptors, indirect, in_order) in [
+                    (1, false, false),
+                    (1, false, true),
+                    (1, true, false),
+                    (4, false, false),
+                    (4, true, false),
+                ] {
+                    if side == Side::Driver && descriptors == 1 && indirect {
+                        continue;
+                    }
+                    for batch in [1, 32] {
+                        cases.push(Self { packed, in_order, side, descriptors, indirect, batch });
+                    }
                 }
             }
         }
         cases
+    }
+
+    /// The ring features that are negotiated.
+    pub(crate) fn features(self) -> u64 {
+        ring_features(self.packed, self.in_order) | if self.indirect { feature::INDIRECT_DESC } else { 0 }
     }
 
     /// The case with this path.
@@ -88,8 +114,10 @@ impl fmt::Display for Case {
             Side::Device => "device",
             Side::Driver => "driver",
         };
+        let layout = if self.packed { "packed" } else { "split" };
         let indirect = if self.indirect { "/indirect" } else { "" };
-        write!(f, "split/{side}/{}desc{indirect}/batch{}", self.descriptors, self.batch)
+        let in_order = if self.in_order { "/in-order" } else { "" };
+        write!(f, "{layout}/{side}/{}desc{indirect}{in_order}/batch{}", self.descriptors, self.batch)
     }
 }
 
@@ -115,6 +143,9 @@ mod tests {
             "split/device/1desc/indirect/batch1",
             "split/driver/4desc/batch1",
             "split/driver/4desc/indirect/batch32",
+            "split/device/1desc/in-order/batch32",
+            "packed/device/1desc/batch32",
+            "packed/driver/4desc/indirect/batch1",
         ] {
             assert!(Case::parse(path).is_some(), "{path}");
         }

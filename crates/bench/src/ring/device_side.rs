@@ -7,7 +7,6 @@ use crate::memory::Place;
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_ring::QueueAddresses;
 use paravane_ring::device::{Batch, Queue, QueueConfig};
-use paravane_spec::{feature, split};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -17,7 +16,6 @@ pub(crate) struct Ours {
     batch: Batch,
     script: ScriptedDriver,
     handle: Handle,
-    used: Place,
     size: u16,
     _memory: Memory,
     _region: Arc<Region>,
@@ -43,9 +41,8 @@ impl Ours {
             driver: map::AVAIL as u64,
             device: map::USED as u64,
         };
-        let features = feature::VERSION_1 | if case.indirect { feature::INDIRECT_DESC } else { 0 };
         let config =
-            QueueConfig::new(addresses, QUEUE_SIZE, features).map_err(|error| broken(OURS, error))?;
+            QueueConfig::new(addresses, QUEUE_SIZE, case.features()).map_err(|error| broken(OURS, error))?;
         let [desc, driver, device] = config.areas().map(|request| {
             place.area().slice(request.addr as usize, request.len).expect("the map has room for the queue")
         });
@@ -56,7 +53,6 @@ impl Ours {
             batch: Batch::new(case.batch.into()),
             script,
             handle: memory.handle(),
-            used: place.from(map::USED),
             size: case.batch,
             _memory: memory,
             _region: region,
@@ -96,6 +92,6 @@ impl Subject for Ours {
     }
 
     fn position(&self) -> u16 {
-        self.used.load_u16(split::USED_IDX)
+        self.script.used()
     }
 }

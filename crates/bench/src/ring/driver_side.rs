@@ -6,7 +6,6 @@ use crate::BenchError;
 use crate::memory::Pages;
 use paravane_ring::driver::{Layout, Queue};
 use paravane_ring::{DmaArea, Segment};
-use paravane_spec::feature;
 
 /// The subject. Fields drop in order, the memory last.
 pub(crate) struct Ours {
@@ -25,20 +24,13 @@ struct Buffer {
 
 impl Ours {
     pub(crate) fn new(case: Case) -> Result<Self, BenchError> {
-        let (features, tables) =
-            if case.indirect { (feature::INDIRECT_DESC, case.descriptors) } else { (0, 0) };
-        let layout = Layout::new(QUEUE_SIZE, tables, feature::VERSION_1 | features)
-            .map_err(|error| broken(OURS, error))?;
+        let tables = if case.indirect { case.descriptors } else { 0 };
+        let layout = Layout::new(QUEUE_SIZE, tables, case.features()).map_err(|error| broken(OURS, error))?;
         let pages = Pages::new(layout.memory());
         let place = pages.place();
         let (queue, addresses) = Queue::new(layout, DmaArea { area: place.area(), addr: pages.address() })
             .map_err(|error| broken(OURS, error))?;
-        let offset = |addr: u64| (addr - pages.address()) as usize;
-        let script = ScriptedDevice::new(
-            case,
-            place.from(offset(addresses.driver)),
-            place.from(offset(addresses.device)),
-        );
+        let script = ScriptedDevice::at(case, place, pages.address(), addresses);
         // The scripted device touches no buffer, so any address will do.
         let buffers = (0..u64::from(case.batch))
             .map(|slot| {

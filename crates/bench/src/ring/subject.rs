@@ -37,10 +37,16 @@ pub(crate) fn miscounted(subject: &'static str, seen: usize, wanted: u16) -> Ben
 pub(crate) fn names(case: Case) -> Vec<&'static str> {
     let mut names = vec![OURS];
     if cfg!(feature = "peers") {
-        names.push(match case.side {
-            Side::Device => "virtio-queue",
-            Side::Driver => "virtio-drivers",
-        });
+        // No peer has a packed device side or knows IN_ORDER.
+        match (case.side, case.packed, case.in_order) {
+            (Side::Device, false, false) => names.push("virtio-queue"),
+            (Side::Driver, false, false) => names.push("virtio-drivers"),
+            _ => {}
+        }
+        #[cfg(feature = "peers")]
+        if case.side == Side::Driver && super::virtio_driver::has(case) {
+            names.push("virtio-driver");
+        }
     }
     names
 }
@@ -50,12 +56,17 @@ pub(crate) fn names(case: Case) -> Vec<&'static str> {
 /// # Errors
 /// It could not be set up.
 pub(crate) fn make(case: Case, name: &str) -> Result<Option<Box<dyn Subject>>, BenchError> {
+    if name != SCRIPT && !names(case).contains(&name) {
+        return Ok(None);
+    }
     Ok(Some(match (case.side, name) {
         (_, SCRIPT) => Box::new(Alone::new(case)),
         (Side::Device, OURS) => Box::new(super::device_side::Ours::new(case)?),
         (Side::Driver, OURS) => Box::new(super::driver_side::Ours::new(case)?),
         #[cfg(feature = "peers")]
         (Side::Device, "virtio-queue") => Box::new(super::virtio_queue::Peer::new(case)?),
+        #[cfg(feature = "peers")]
+        (Side::Driver, "virtio-driver") => Box::new(super::virtio_driver::Peer::new(case)?),
         #[cfg(feature = "peers")]
         (Side::Driver, "virtio-drivers") => super::virtio_drivers::peer(case)?,
         _ => return Ok(None),

@@ -153,7 +153,7 @@ impl<const R: usize, const W: usize, const LEN: usize> Peer<R, W, LEN> {
         let used = place(transport.used, split::USED_RING + size * split::USED_ENTRY)?;
         let buffers =
             (0..case.batch).map(|_| Buffer { readable: [[0; LEN]; R], writable: [[0; LEN]; W] }).collect();
-        Ok(Self { queue, script: ScriptedDevice::new(case, avail, used), buffers })
+        Ok(Self { queue, script: ScriptedDevice::split(case, avail, used), buffers })
     }
 }
 

@@ -8,7 +8,6 @@ use super::scripted::{ScriptedDriver, map};
 use super::subject::{Subject, broken, miscounted};
 use crate::BenchError;
 use crate::memory::Place;
-use paravane_spec::split;
 use std::ptr::NonNull;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -20,7 +19,6 @@ pub(crate) struct Peer {
     queue: Queue,
     taken: Vec<(u16, u32)>,
     script: ScriptedDriver,
-    used: Place,
     size: u16,
     memory: GuestMemoryMmap,
 }
@@ -43,14 +41,7 @@ impl Peer {
         if !queue.is_valid(&memory) {
             return Err(broken(NAME, "it finds its queue invalid"));
         }
-        Ok(Self {
-            queue,
-            taken: Vec::with_capacity(case.batch.into()),
-            script,
-            used: place.from(map::USED),
-            size: case.batch,
-            memory,
-        })
+        Ok(Self { queue, taken: Vec::with_capacity(case.batch.into()), script, size: case.batch, memory })
     }
 }
 
@@ -87,6 +78,6 @@ impl Subject for Peer {
     }
 
     fn position(&self) -> u16 {
-        self.used.load_u16(split::USED_IDX)
+        self.script.used()
     }
 }

@@ -1,0 +1,171 @@
+//! The programs of Linux's `tools/virtio/ringtest`, run as they are beside our streams.
+//!
+//! They are built by `scripts/ringtest` from the kernel's source package and are not part of this program. One
+//! shot starts one with as many cycles as the shot has operations, its guest (the driver) and host (the device)
+//! on the CPUs of our two sides and in the same scheduling class, and takes the time from its start to its end
+//! less what a start with a single cycle takes.
+//!
+//! ringtest publishes each buffer; its `--batch` only says how often it would kick, which it does not without
+//! `--sleep`. So its figures in a case with batches are those of the same work without batches.
+use super::super::subject::broken;
+use super::{Case, PATIENCE, Place, Shot};
+use crate::BenchError;
+use crate::machine::RealTime;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Names the folder with the programs.
+const ENV: &str = "PARAVANE_RINGTEST";
+/// Where the script puts them, from the root of the repository.
+const FOLDER: &str = "target/ringtest";
+/// What is said where they are not.
+pub(crate) const MISSING: &str = "ringtest's rows are missing: `scripts/ringtest` builds its programs into target/ringtest; the variable PARAVANE_RINGTEST names another folder.";
+
+/// Name in results, program, layout, in order.
+const PROGRAMS: [(&str, &str, bool, bool); 4] = [
+    ("ringtest/virtio_ring_0_9", "virtio_ring_0_9", false, false),
+    ("ringtest/virtio_ring_poll", "virtio_ring_poll", false, false),
+    ("ringtest/virtio_ring_inorder", "virtio_ring_inorder", false, true),
+    ("ringtest/ring", "ring", true, false),
+];
+
+/// One program for one case.
+#[derive(Debug)]
+pub(crate) struct Program {
+    name: &'static str,
+    path: PathBuf,
+    outstanding: u16,
+    cpus: [usize; 2],
+}
+
+/// Whether the subject is one of ringtest's programs.
+pub(crate) fn is_program(subject: &str) -> bool {
+    PROGRAMS.iter().any(|(name, ..)| *name == subject)
+}
+
+/// The programs that do the work of `case` and have been built.
+pub(crate) fn programs(case: Case, cpus: [usize; 2]) -> Vec<Program> {
+    let folder = std::env::var_os(ENV).map_or_else(|| PathBuf::from(FOLDER), PathBuf::from);
+    programs_in(&folder, case, cpus)
+}
+
+fn programs_in(folder: &Path, case: Case, cpus: [usize; 2]) -> Vec<Program> {
+    PROGRAMS
+        .iter()
+        .filter(|(_, _, packed, in_order)| (*packed, *in_order) == (case.packed, case.in_order))
+        .map(|&(name, program, ..)| Program {
+            name,
+            path: folder.join(program),
+            outstanding: case.outstanding(),
+            cpus,
+        })
+        .filter(|program| program.path.is_file())
+        .collect()
+}
+
+impl Program {
+    /// Its name in results.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Runs it for `total` operations.
+    ///
+    /// # Errors
+    /// It does not start, fails, or takes too long.
+    pub(crate) fn shoot(&self, place: &Place, total: u64) -> Result<Shot, BenchError> {
+        let empty = self.run(place, 1)?;
+        let full = self.run(place, total)?;
+        Ok(Shot { time: full.0.saturating_sub(empty.0), cpu: full.1.saturating_sub(empty.1), spins: 0 })
+    }
+
+    /// Wall time and CPU time of one start with `cycles`.
+    fn run(&self, place: &Place, cycles: u64) -> Result<(Duration, Duration), BenchError> {
+        let failed = |what: &str, error: std::io::Error| broken(self.name, format_args!("{what}: {error}"));
+        let cpu_before = children()?;
+        // The program inherits the class from the thread that starts it, and this thread spends the time waiting.
+        let real_time = if place.real_time { RealTime::enter() } else { None };
+        let start = Instant::now();
+        let mut child = Command::new(&self.path)
+            .arg("--guest-affinity")
+            .arg(self.cpus[0].to_string())
+            .arg("--host-affinity")
+            .arg(self.cpus[1].to_string())
+            .arg("--ring-size")
+            .arg(super::super::QUEUE_SIZE.to_string())
+            .arg("--run-cycles")
+            .arg(cycles.to_string())
+            .arg("--outstanding")
+            .arg(self.outstanding.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| failed("it does not start", error))?;
+        // It prints nothing. Its end closes the pipe, which is how it is waited for, with a limit.
+        let ended = child.stdout.as_ref().is_none_or(|pipe| {
+            let mut pipe = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
+            let limit = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+            matches!(poll(&mut pipe, limit), Ok(1..))
+        });
+        if !ended {
+            // It may have ended by itself since.
+            let _ = child.kill();
+        }
+        let status = child.wait().map_err(|error| failed("it cannot be waited for", error))?;
+        let time = start.elapsed();
+        drop(real_time);
+        if !ended {
+            return Err(broken(self.name, "it does not come to an end"));
+        }
+        if !status.success() {
+            return Err(broken(self.name, status));
+        }
+        Ok((time, children()?.saturating_sub(cpu_before)))
+    }
+}
+
+/// CPU time of the child processes that have ended.
+fn children() -> Result<Duration, BenchError> {
+    let usage: Usage = getrusage(UsageWho::RUSAGE_CHILDREN)
+        .map_err(|error| BenchError::Os { what: "read the children's CPU clock", source: error.into() })?;
+    let micros = |time: nix::sys::time::TimeVal| {
+        Duration::from_secs(time.tv_sec().cast_unsigned())
+            + Duration::from_micros(time.tv_usec().cast_unsigned())
+    };
+    Ok(micros(usage.user_time()) + micros(usage.system_time()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Flow;
+    use super::*;
+
+    #[test]
+    fn programs_are_those_of_the_layout() {
+        let names = |case: Case| {
+            let programs = PROGRAMS
+                .iter()
+                .filter(|(_, _, packed, order)| (*packed, *order) == (case.packed, case.in_order));
+            programs.map(|(name, ..)| *name).collect::<Vec<_>>()
+        };
+        let case = Case { packed: false, in_order: false, flow: Flow::RoundTrip };
+        assert_eq!(names(case), ["ringtest/virtio_ring_0_9", "ringtest/virtio_ring_poll"]);
+        assert_eq!(names(Case { packed: true, ..case }), ["ringtest/ring"]);
+        assert!(names(case).iter().all(|name| is_program(name)) && !is_program(crate::ring::OURS));
+    }
+
+    /// A folder without programs gives no subject; one that does not behave is an error, in bounded time.
+    #[test]
+    fn what_is_not_ringtest_is_not_measured() {
+        let case = Case { packed: true, in_order: false, flow: Flow::RoundTrip };
+        assert!(programs_in(Path::new("/nonexistent"), case, [0, 0]).is_empty());
+        let program = Program { name: "false", path: "/bin/false".into(), outstanding: 1, cpus: [0, 0] };
+        let place = Place { cpus: Some([0, 0]), real_time: false };
+        assert!(matches!(program.shoot(&place, 1), Err(BenchError::Subject { subject: "false", .. })));
+    }
+}
