@@ -230,7 +230,7 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 6 } else { 512 },
+        cases: if cfg!(miri) { 2 } else { 512 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
