@@ -99,7 +99,7 @@ pub(crate) struct Model {
     pub(crate) used: VecDeque<(Buffer, u32, u64)>,
     pub(crate) kicks: Unnotified,
     pub(crate) interrupts: Unnotified,
-    /// Kicks were armed with nothing available: the first buffer added from then on must bring one.
+    /// Kicks were armed at this position, with nothing available: the first buffer from there must bring one.
     pub(crate) kick_due: Option<u64>,
     /// Interrupts were enabled with nothing used: the first buffer used must bring one.
     pub(crate) interrupt_due: bool,
@@ -164,9 +164,9 @@ impl Model {
         self.waiting.push_back(buffer);
     }
 
-    /// The driver has asked whether to kick, and a device that wishes this was to hear `expected`.
-    pub(crate) fn kicked(&mut self, expected: bool, kick: bool) {
-        assert_eq!(kick, expected, "kick for {:?}", self.kicks);
+    /// The driver has asked whether to kick, and by the device's wish was to hear `expected`.
+    pub(crate) fn kicked(&mut self, expected: Option<bool>, kick: bool) {
+        assert_eq!(kick, expected.unwrap_or(kick), "kick for {:?}", self.kicks);
         if let Some(armed) = self.kick_due {
             assert!(kick || self.kicks.new == armed, "a kick is lost");
             self.kick_due = (self.kicks.new == armed).then_some(armed);
@@ -180,6 +180,8 @@ impl Model {
         assert_eq!((readable, writable), (&buffer.readable[..], &buffer.writable[..]));
         assert!(self.serving.iter().all(|(other, _)| *other != head), "{head} is in flight");
         self.serving.push((head, buffer));
+        // It is awake: before it sleeps, it asks for kicks anew.
+        self.kick_due = None;
     }
 
     /// Takes out a chain for completion, with how much of it to write.
@@ -199,9 +201,9 @@ impl Model {
         self.used.extend(self.staged.drain(..));
     }
 
-    /// The device has asked whether to interrupt, and was to hear `expected`.
-    pub(crate) fn interrupted(&mut self, expected: bool, interrupt: bool) {
-        assert_eq!(interrupt, expected, "interrupt for {:?}", self.interrupts);
+    /// The device has asked whether to interrupt, and by the driver's wish was to hear `expected`.
+    pub(crate) fn interrupted(&mut self, expected: Option<bool>, interrupt: bool) {
+        assert_eq!(interrupt, expected.unwrap_or(interrupt), "interrupt for {:?}", self.interrupts);
         if self.interrupts.new > self.interrupts.old {
             assert!(interrupt || !self.interrupt_due, "an interrupt is lost");
             self.interrupt_due = false;

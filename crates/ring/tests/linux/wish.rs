@@ -59,20 +59,23 @@ impl Wish {
     }
 
     /// What Linux's code answers: without an event index it looks at the flag, whether anything is new or not.
-    pub(crate) fn as_linux_has_it(self, old: u64, new: u64) -> bool {
-        self == Self::Always || self.covers(old, new)
+    pub(crate) fn as_linux_has_it(self, old: u64, new: u64) -> Option<bool> {
+        if self == Self::Always { Some(true) } else { self.covers(old, new) }
     }
 
-    /// Whether filling positions `old` up to but not including `new` (counted from 0, in 64 bits) is to be notified.
-    pub(crate) fn covers(self, old: u64, new: u64) -> bool {
+    /// Whether filling positions `old` up to but not including `new` (counted from 0, in 64 bits) is to be
+    /// notified. `None` where that is open: an offset and a wrap counter name a position only within two laps
+    /// of a packed ring, and a driver that did not ask for longer than a lap cannot tell which one is meant.
+    pub(crate) fn covers(self, old: u64, new: u64) -> Option<bool> {
         match self {
-            Self::Always => new > old,
-            Self::Never => false,
-            Self::Entry(entry) => (old..new).any(|position| position as u16 == entry),
-            Self::Descriptor { offset, wrap, size } => (old..new).any(|position| {
+            Self::Always => Some(new > old),
+            Self::Never => Some(false),
+            Self::Entry(entry) => Some((old..new).any(|position| position as u16 == entry)),
+            Self::Descriptor { size, .. } if new - old > size.into() => None,
+            Self::Descriptor { offset, wrap, size } => Some((old..new).any(|position| {
                 let size = u64::from(size);
                 position % size == u64::from(offset) && (position / size).is_multiple_of(2) == wrap
-            }),
+            })),
         }
     }
 }
