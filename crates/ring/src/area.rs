@@ -16,6 +16,39 @@ pub use real::Area;
 #[cfg(not(loom))]
 pub(crate) use real::{Cells, fence};
 
+/// A number of stores after which the world ends, for tests of crashes.
+#[cfg(all(test, not(loom)))]
+pub(crate) mod fuse {
+    extern crate std;
+    use core::cell::Cell;
+
+    /// What unwinds then.
+    pub(crate) struct Blown;
+
+    std::thread_local! {
+        static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// From now on this thread has so many stores left; `None`: as many as it likes.
+    pub(crate) fn set(left: Option<u64>) {
+        LEFT.set(left);
+    }
+
+    /// How many are left; from now on as many as it likes.
+    pub(crate) fn take() -> Option<u64> {
+        LEFT.take()
+    }
+
+    /// Before each store.
+    pub(crate) fn burn() {
+        match LEFT.get() {
+            None => {}
+            Some(0) => std::panic::resume_unwind(alloc::boxed::Box::new(Blown)),
+            Some(left) => LEFT.set(Some(left - 1)),
+        }
+    }
+}
+
 /// Memory that a driver shares with a device: an [`Area`], and the address by which the device knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaArea {

@@ -1,13 +1,16 @@
 //! The device's side of a queue, whatever its layout.
 use crate::packed;
 use crate::split::{self, avail_bytes, used_bytes};
+use crate::tracking::Tracking;
 use crate::{Area, ConfigError, Order, QueueAddresses, QueueError, Smp};
+use alloc::boxed::Box;
 use paravane_spec::feature;
 use paravane_spec::packed::{EVENT_ALIGN, EVENT_SIZE};
 use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::split::{AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN};
 
 pub use crate::batch::{Batch, Chain};
+pub use crate::state::{State, StateError};
 
 /// Most descriptors in one chain, indirect ones included. The specification's limit is the queue size;
 /// Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside indirect tables
@@ -68,11 +71,16 @@ impl QueueConfig {
         Ok(config)
     }
 
-    fn has(&self, feature: u64) -> bool {
+    /// Number of descriptors.
+    pub(crate) fn size(&self) -> u16 {
+        self.addresses.size
+    }
+
+    pub(crate) fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
     }
 
-    fn packed(&self) -> bool {
+    pub(crate) fn packed(&self) -> bool {
         self.has(feature::RING_PACKED)
     }
 
@@ -174,7 +182,7 @@ impl QueueConfig {
                 Layout::Split(split::device::Ring::new(areas, size, indirect, event_idx, in_order, start))
             }
         };
-        Ok(Queue { layout })
+        Ok(Queue { layout, tracking: None })
     }
 }
 
@@ -183,11 +191,13 @@ impl QueueConfig {
 /// With IN_ORDER completions may come in any order: the queue holds them back until they are in order.
 #[derive(Debug)]
 pub struct Queue<O: Order = Smp> {
-    layout: Layout<O>,
+    pub(crate) layout: Layout<O>,
+    /// What is in flight, where a crash does not reach, if that was asked for.
+    pub(crate) tracking: Option<Box<Tracking>>,
 }
 
 #[derive(Debug)]
-enum Layout<O> {
+pub(crate) enum Layout<O> {
     Split(split::device::Ring<O>),
     Packed(packed::device::Ring<O>),
 }
@@ -223,6 +233,9 @@ impl<O: Order> Queue<O> {
         batch: &mut Batch,
         fetch: impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<usize, QueueError> {
+        if self.tracking.is_some() {
+            return self.pop_tracked(batch, fetch);
+        }
         ring!(mut self, ring => ring.pop(batch, fetch))
     }
 
@@ -233,7 +246,11 @@ impl<O: Order> Queue<O> {
     /// `head` is not in flight, or the queue has latched.
     #[inline]
     pub fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
-        ring!(mut self, ring => ring.complete(head, written))
+        ring!(mut self, ring => ring.complete(head, written))?;
+        if let Some(tracking) = &mut self.tracking {
+            tracking.completed(head);
+        }
+        Ok(())
     }
 
     /// [`Queue::complete`] for many: chains and the bytes written to each. Cheaper than one call a chain.
@@ -242,6 +259,9 @@ impl<O: Order> Queue<O> {
     /// One is not in flight (those before it were staged), or the queue has latched.
     #[inline]
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
+        if self.tracking.is_some() {
+            return chains.into_iter().try_for_each(|(head, written)| self.complete(head, written));
+        }
         ring!(mut self, ring => ring.complete_all(chains))
     }
 
@@ -252,6 +272,9 @@ impl<O: Order> Queue<O> {
     /// The queue has latched.
     #[inline]
     pub fn publish(&mut self) -> Result<bool, QueueError> {
+        if self.tracking.is_some() {
+            return self.publish_tracked();
+        }
         ring!(mut self, ring => ring.publish())
     }
 

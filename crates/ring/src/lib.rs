@@ -146,6 +146,8 @@ mod order;
 mod packed;
 mod pieces;
 mod split;
+mod state;
+mod tracking;
 
 pub use area::{Area, DmaArea};
 pub use error::{ConfigError, QueueError};

@@ -7,6 +7,7 @@
 pub mod blk;
 pub mod builtin;
 pub mod feature;
+pub mod inflight;
 pub mod mmio;
 pub mod packed;
 pub mod queue;

@@ -225,6 +225,8 @@ impl Cells {
     /// See [`Cells`].
     #[inline(always)]
     pub(crate) unsafe fn store_u16(self, offset: usize, value: u16, order: Ordering) {
+        #[cfg(test)]
+        super::fuse::burn();
         // SAFETY: the caller vouches for place and alignment.
         unsafe { AtomicU16::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.store(value.to_le(), order);
     }
@@ -245,6 +247,8 @@ impl Cells {
     /// See [`Cells`].
     #[inline(always)]
     pub(crate) unsafe fn store_u32(self, offset: usize, value: u32) {
+        #[cfg(test)]
+        super::fuse::burn();
         // SAFETY: the caller vouches for place and alignment.
         unsafe { AtomicU32::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.store(value.to_le(), Relaxed);
     }
@@ -277,6 +281,8 @@ impl Cells {
     #[inline(always)]
     #[allow(dead_code, reason = "the packed ring comes to use it")]
     pub(crate) unsafe fn store_u64_release(self, offset: usize, value: u64) {
+        #[cfg(test)]
+        super::fuse::burn();
         // SAFETY: the caller vouches for place and alignment.
         unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.store(value.to_le(), Release);
     }
@@ -287,6 +293,8 @@ impl Cells {
     /// See [`Cells`].
     #[inline(always)]
     pub(crate) unsafe fn store_u64(self, offset: usize, value: u64) {
+        #[cfg(test)]
+        super::fuse::burn();
         // SAFETY: the caller vouches for place and alignment.
         unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.store(value.to_le(), Relaxed);
     }

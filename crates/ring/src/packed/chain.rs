@@ -86,6 +86,33 @@ impl Chains {
         Ok(Some(Walked { id, descriptors }))
     }
 
+    /// As [`Chains::walk`], for a chain that was saved when it was taken. What is saved is as hostile as the ring.
+    pub(crate) fn walk_saved(
+        &mut self,
+        id: u16,
+        saved: &[Descriptor],
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<bool, QueueError> {
+        let mut pieces = Pieces::new(id, batch.room());
+        for (index, desc) in (0_u16..).zip(saved) {
+            let fits = if desc.has(DESC_F_INDIRECT) {
+                // It may only be the last one.
+                let next = Descriptor { meta: desc.meta | u64::from(DESC_F_NEXT) << 48, ..*desc };
+                let desc = if usize::from(index) + 1 == saved.len() { *desc } else { next };
+                self.walk_table(index, desc, &mut pieces, fetch)?
+            } else {
+                pieces.take(index, desc.addr, desc.len(), desc.has(DESC_F_WRITE))?
+            };
+            if !fits {
+                return Ok(false);
+            }
+        }
+        let chain = pieces.chain(id);
+        batch.add(chain);
+        Ok(true)
+    }
+
     /// Walks the indirect table of descriptor `index`. Its WRITE flag means nothing.
     fn walk_table(
         &mut self,

@@ -14,6 +14,8 @@ use super::{Descriptor, Event, Position, available_flags, desc_bytes, flags, mat
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
 use crate::in_order::{Entry, InOrder};
+use crate::state::StateError;
+use crate::tracking::Saved;
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -398,6 +400,95 @@ impl<O: Order> Ring<O> {
     /// Chains popped and not yet completed.
     pub(crate) fn in_flight(&self) -> u16 {
         self.in_flight
+    }
+}
+
+/// For another process to take over.
+impl<O: Order> Ring<O> {
+    /// The next descriptor to be made available.
+    pub(crate) fn next_avail(&self) -> Position {
+        self.next_avail
+    }
+
+    /// Where the next used descriptor goes.
+    pub(crate) fn next_used(&self) -> Position {
+        self.next_used
+    }
+
+    /// Up to here the driver sees what was used.
+    pub(crate) fn published(&self) -> Position {
+        self.published
+    }
+
+    /// Descriptors that the chain `id`, which is below the size, takes.
+    pub(crate) fn places(&self, id: u16) -> u16 {
+        self.taken[usize::from(id)]
+    }
+
+    /// What stands at a position now.
+    pub(crate) fn descriptor(&self, at: Position) -> Descriptor {
+        let at = usize::from(at.index(self.size)) * DESC_SIZE;
+        // SAFETY: an index is less than the size; see the invariant of `Ring`.
+        unsafe { Descriptor { addr: self.desc.load_u64(at), meta: self.desc.load_u64(at + DESC_LEN) } }
+    }
+
+    /// Goes to `used` and `avail`, with `in_flight` chains between them, that [`Ring::pop_again`] brings back.
+    pub(crate) fn move_to(
+        &mut self,
+        used: Position,
+        avail: Position,
+        in_flight: u16,
+    ) -> Result<(), StateError> {
+        let (places, size) = (used.distance(avail, self.size), self.size);
+        if places > size.into() || (places == 0) != (in_flight == 0) {
+            let (used, avail) = (used.to_off_wrap(size), avail.to_off_wrap(size));
+            return Err(StateError::Distance { used, avail, in_flight });
+        }
+        (self.next_avail, self.next_used, self.published) = (avail, used, used);
+        self.in_flight = in_flight;
+        Ok(())
+    }
+
+    /// Makes nothing look used that was taken: a completion that was staged and is forgotten now would come true
+    /// when the driver gets there.
+    pub(crate) fn disown(&mut self) {
+        let mut at = self.published;
+        while at != self.next_avail {
+            let (flags, wrap) = (self.descriptor(at).flags(), at.wrap(self.size));
+            if matches(flags, used_flags(wrap)) {
+                let offset = usize::from(at.index(self.size)) * DESC_SIZE + DESC_FLAGS;
+                // Relaxed: the driver does not look there until something before it is used.
+                // SAFETY: an index is less than the size; see the invariant of `Ring`.
+                unsafe { self.desc.store_u16(offset, available_flags(wrap), Relaxed) };
+            }
+            at = at.advance(1, self.size);
+        }
+    }
+
+    /// Takes a chain that was saved into the batch, where a slot is free, without moving on in the ring. `false`:
+    /// its segments do not fit.
+    pub(crate) fn pop_again(
+        &mut self,
+        saved: &Saved,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<bool, QueueError> {
+        if let Some(error) = self.error {
+            batch.clear();
+            return Err(error);
+        }
+        match self.chains.walk_saved(saved.id, &saved.descriptors, batch, fetch) {
+            Ok(taken) => {
+                if taken {
+                    self.taken[usize::from(saved.id)] = saved.descriptors.len() as u16;
+                }
+                Ok(taken)
+            }
+            Err(error) => {
+                batch.clear();
+                Err(self.latch(error))
+            }
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::batch::{Batch, Chain};
 use crate::event::need_event;
 use crate::in_flight::InFlight;
 use crate::in_order::{Entry, InOrder};
+use crate::state::StateError;
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -334,7 +335,6 @@ impl<O: Order> Ring<O> {
 
     /// Latches the first error, and returns it.
     #[cold]
-    #[inline(never)]
     pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
         self.in_flight.clear();
         *self.error.get_or_insert(error)
@@ -355,6 +355,70 @@ impl<O: Order> Ring<O> {
         match &self.in_order {
             Some(order) => order.in_flight(),
             None => self.next_avail.wrapping_sub(self.next_used),
+        }
+    }
+}
+
+/// For another process to take over.
+impl<O: Order> Ring<O> {
+    /// What used.idx says in the ring.
+    pub(crate) fn used_idx(&self) -> u16 {
+        // Acquire: whoever published it has written the entries before.
+        // SAFETY: see the invariant of `Ring`.
+        unsafe { self.used.load_u16(USED_IDX, Acquire) }
+    }
+
+    /// What used.idx says, as we know it.
+    pub(crate) fn published(&self) -> u16 {
+        self.published
+    }
+
+    /// The next entry of the available ring.
+    pub(crate) fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Goes to position `avail` of the available ring and to used.idx, with `in_flight` chains between them,
+    /// that [`Ring::pop_again`] brings back.
+    pub(crate) fn move_to(&mut self, avail: u16, in_flight: u16) -> Result<(), StateError> {
+        let (used, size) = (self.used_idx(), self.size);
+        if in_flight > size || avail.wrapping_sub(used) != in_flight {
+            return Err(StateError::Distance { used, avail, in_flight });
+        }
+        // SAFETY: see the invariant of `Ring`.
+        let idx = unsafe { self.avail.load_u16(AVAIL_IDX, Relaxed) };
+        if idx.wrapping_sub(avail) > size - in_flight {
+            return Err(StateError::Available { idx, avail, size });
+        }
+        (self.next_avail, self.next_used, self.published) = (avail, used, used);
+        Ok(())
+    }
+
+    /// Takes the chain at `head`, which is below the size, into the batch, where a slot is free, without moving
+    /// on in the available ring. `false`: its segments do not fit.
+    pub(crate) fn pop_again(
+        &mut self,
+        head: u16,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<bool, QueueError> {
+        if let Some(error) = self.error {
+            batch.clear();
+            return Err(error);
+        }
+        // SAFETY: the caller has checked the head.
+        let first = unsafe { self.tables.fetch(head) };
+        match self.tables.walk(head, first, batch, fetch) {
+            Ok(taken) => {
+                if taken {
+                    self.in_flight.insert(head);
+                }
+                Ok(taken)
+            }
+            Err(error) => {
+                batch.clear();
+                Err(self.latch(error))
+            }
         }
     }
 }

@@ -1,0 +1,209 @@
+//! Where a queue's device side stands, for whoever takes it over: another host, another process.
+//!
+//! ```text
+//!   Queue --state--> State --vring_base--> (vhost-user GET_VRING_BASE ... SET_VRING_BASE)
+//!                                              |
+//!   Queue <--resume-- QueueConfig, State <-----+ from_vring_base
+//! ```
+//! What comes in is as hostile as the driver: it comes over a socket or from a file.
+use crate::device::{Layout, Queue, QueueConfig};
+use crate::packed::Position;
+use crate::{Area, ConfigError, Order, QueueError};
+use paravane_spec::feature;
+use paravane_spec::packed::EVENT_WRAP;
+
+/// The position of a queue's device side with nothing in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Of a split queue. The used index is in the used ring.
+    Split {
+        /// The next entry of the available ring, modulo 2^16.
+        avail: u16,
+    },
+    /// Of a packed queue. Index in the ring, and the wrap counter in bit 15.
+    Packed {
+        /// The next descriptor to take.
+        avail: u16,
+        /// The next descriptor to write as used.
+        used: u16,
+    },
+}
+
+impl State {
+    /// As vhost-user has it (GET_VRING_BASE): a split queue's available index; a packed queue's next
+    /// descriptor to take in the low half, to write as used in the high half.
+    #[must_use]
+    pub fn vring_base(self) -> u32 {
+        match self {
+            Self::Split { avail } => avail.into(),
+            Self::Packed { avail, used } => u32::from(avail) | u32::from(used) << 16,
+        }
+    }
+
+    /// The other way round (SET_VRING_BASE), for a queue with the negotiated `features`.
+    ///
+    /// # Errors
+    /// A split queue's index does not fit in 16 bits.
+    pub fn from_vring_base(base: u32, features: u64) -> Result<Self, StateError> {
+        if features & feature::RING_PACKED != 0 {
+            return Ok(Self::Packed { avail: base as u16, used: (base >> 16) as u16 });
+        }
+        let avail = u16::try_from(base).map_err(|_| StateError::Base(base))?;
+        Ok(Self::Split { avail })
+    }
+
+    pub(crate) fn layout(self) -> &'static str {
+        match self {
+            Self::Split { .. } => "split",
+            Self::Packed { .. } => "packed",
+        }
+    }
+}
+
+/// Why a queue's state cannot be told, or not be taken up again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// {0}
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    /// the queue has latched: {0}
+    #[error("the queue has latched: {0}")]
+    Latched(QueueError),
+    /// {0} chains are in flight
+    #[error("{0} chains are in flight")]
+    InFlight(u16),
+    /// there are completions that are not published
+    #[error("there are completions that are not published")]
+    Unpublished,
+    /// the base {0:#x} of a split queue has more than 16 bits
+    #[error("the base {0:#x} of a split queue has more than 16 bits")]
+    Base(u32),
+    /// the state of a {state} queue does not fit a {queue} one
+    #[error("the state of a {state} queue does not fit a {queue} one")]
+    Layout {
+        /// What the state is of.
+        state: &'static str,
+        /// What the queue is.
+        queue: &'static str,
+    },
+    /// position {index} is outside a ring of {size}
+    #[error("position {index} is outside a ring of {size}")]
+    Index {
+        /// The index.
+        index: u16,
+        /// Queue size.
+        size: u16,
+    },
+    /// from used position {used:#x} to available position {avail:#x} is not the {in_flight} in flight
+    #[error("from used position {used:#x} to available position {avail:#x} is not the {in_flight} in flight")]
+    Distance {
+        /// What was used.
+        used: u16,
+        /// What was taken.
+        avail: u16,
+        /// Entries or descriptors between them, if all is well.
+        in_flight: u16,
+    },
+    /// the driver's available index {idx} is not within {size} entries after {avail}
+    #[error("the driver's available index {idx} is not within {size} entries after {avail}")]
+    Available {
+        /// What the driver wrote.
+        idx: u16,
+        /// What was taken.
+        avail: u16,
+        /// Queue size.
+        size: u16,
+    },
+    /// IN_ORDER queues need no tracking: what is in flight follows the used position
+    #[error("IN_ORDER queues need no tracking: what is in flight follows the used position")]
+    InOrder,
+    /// the tracking region is corrupt: {what} is {value:#x}
+    #[error("the tracking region is corrupt: {what} is {value:#x}")]
+    Region {
+        /// Which field.
+        what: &'static str,
+        /// What it holds.
+        value: u64,
+    },
+}
+
+impl QueueConfig {
+    /// As [`QueueConfig::activate_as`], at the position that another device side has left.
+    ///
+    /// # Errors
+    /// As [`QueueConfig::activate_as`]; the state is of another layout, impossible, or contradicts the ring.
+    ///
+    /// # Safety
+    /// As [`QueueConfig::activate`].
+    pub unsafe fn resume<O: Order>(
+        self,
+        desc: Area,
+        driver: Area,
+        device: Area,
+        state: State,
+    ) -> Result<Queue<O>, StateError> {
+        // SAFETY: the caller's promise is the same.
+        let mut queue = unsafe { self.activate_as(desc, driver, device) }?;
+        queue.move_to(state)?;
+        Ok(queue)
+    }
+}
+
+impl<O: Order> Queue<O> {
+    /// Where the queue stands.
+    ///
+    /// # Errors
+    /// Something is in flight or not published, or the queue has latched.
+    pub fn state(&self) -> Result<State, StateError> {
+        if let Some(error) = self.error() {
+            return Err(StateError::Latched(error));
+        }
+        match (self.in_flight(), self.unpublished()) {
+            (0, false) => Ok(self.position()),
+            (0, true) => Err(StateError::Unpublished),
+            (in_flight, _) => Err(StateError::InFlight(in_flight)),
+        }
+    }
+
+    /// Whether something was completed and not published.
+    fn unpublished(&self) -> bool {
+        match &self.layout {
+            Layout::Split(ring) => ring.next_avail() != ring.published(),
+            Layout::Packed(ring) => ring.next_avail() != ring.published(),
+        }
+    }
+
+    fn position(&self) -> State {
+        let size = self.size();
+        match &self.layout {
+            Layout::Split(ring) => State::Split { avail: ring.next_avail() },
+            Layout::Packed(ring) => State::Packed {
+                avail: ring.next_avail().to_off_wrap(size),
+                used: ring.published().to_off_wrap(size),
+            },
+        }
+    }
+
+    /// Goes to `state`, from the start.
+    pub(crate) fn move_to(&mut self, state: State) -> Result<(), StateError> {
+        let size = self.size();
+        let place = |off_wrap: u16| {
+            let outside = StateError::Index { index: off_wrap & !EVENT_WRAP, size };
+            Position::from_off_wrap(off_wrap, size).ok_or(outside)
+        };
+        match (state, &mut self.layout) {
+            (State::Split { avail }, Layout::Split(ring)) => ring.move_to(avail, 0),
+            (State::Packed { avail, used }, Layout::Packed(ring)) => {
+                ring.move_to(place(used)?, place(avail)?, 0)
+            }
+            (state, _) => Err(StateError::Layout { state: state.layout(), queue: self.layout_name() }),
+        }
+    }
+
+    pub(crate) fn layout_name(&self) -> &'static str {
+        match &self.layout {
+            Layout::Split(_) => "split",
+            Layout::Packed(_) => "packed",
+        }
+    }
+}
