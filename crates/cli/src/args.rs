@@ -76,6 +76,12 @@ pub(crate) struct RunArgs {
     /// How the guest learns of completions
     #[arg(long, value_enum, default_value_t = Completion::Interrupt)]
     pub(crate) completion: Completion,
+    /// How virtqueues lie in memory
+    #[arg(long, value_enum, default_value_t = Ring::Split)]
+    pub(crate) ring: Ring,
+    /// Offer IN_ORDER: buffers are used in the order in which they were made available
+    #[arg(long)]
+    pub(crate) in_order: bool,
     /// What does the I/O on the host; auto takes io_uring when the host allows it
     #[arg(long, value_enum, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
@@ -107,6 +113,12 @@ pub(crate) enum Accel {
 pub(crate) enum Completion {
     Interrupt,
     Poll,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Ring {
+    Split,
+    Packed,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -17,6 +17,7 @@ pub(crate) struct JsonReport<'a> {
     accel: &'a str,
     accel_reason: &'a str,
     transport: &'a str,
+    ring: &'a str,
     disks: Vec<JsonDisk<'a>>,
     exits: u64,
     kicks: u64,
@@ -58,6 +59,7 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         accel: report.accel,
         accel_reason: &report.accel_reason,
         transport: report.transport,
+        ring: report.ring,
         disks: report.disks.iter().map(json_disk).collect(),
         exits: report.exits,
         kicks: report.kicks,
@@ -129,7 +131,7 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     }
     let mut row = |name: &str, value: String| writeln!(out, "  {name:<12}{value}");
     row("accel", format!("{} ({})", report.accel, report.accel_reason))?;
-    row("transport", report.transport.to_owned())?;
+    row("transport", format!("{}, {} rings", report.transport, report.ring))?;
     row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
     row("exits", report.exits.to_string())?;
     row("kicks", format!("{} ({} of them by an exit)", report.kicks, report.exit_kicks))?;
@@ -186,6 +188,7 @@ mod tests {
             accel: "thread",
             accel_reason: "asked for with --accel thread".into(),
             transport: "mmio",
+            ring: "split",
             disks: vec![DiskResult {
                 path: "a.img".into(),
                 job: "hash",

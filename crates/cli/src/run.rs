@@ -1,8 +1,8 @@
 //! `paravane run`.
-use crate::args::{Accel, Completion, Engine, Inject, RunArgs};
+use crate::args::{Accel, Completion, Engine, Inject, Ring, RunArgs};
 use crate::{Failure, output, progress, render};
 use anyhow::Context;
-use paravane_vmm::{AccelChoice, DiskConfig, EngineChoice, Job, Outcome, Progress, RunConfig};
+use paravane_vmm::{AccelChoice, DiskConfig, EngineChoice, Job, Outcome, Progress, RingLayout, RunConfig};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -83,6 +83,11 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Engine::IoUring => EngineChoice::IoUring,
             Engine::Threads => EngineChoice::Threads,
         },
+        ring: match args.ring {
+            Ring::Split => RingLayout::Split,
+            Ring::Packed => RingLayout::Packed,
+        },
+        in_order: args.in_order,
         ioeventfd: !args.no_ioeventfd,
         hang_timeout,
         inject: match args.inject {

@@ -251,11 +251,12 @@ impl Mmio {
             return Ok(None);
         }
         let index = self.queue_index()?;
+        let packed = self.features.accepted() & feature::RING_PACKED != 0;
         let queue = self.writable_queue()?;
         let effect = match value {
             // A device that needs a reset starts nothing; the driver may not have seen that yet.
             1 if broken => return Ok(None),
-            1 => queue.make_ready(running)?.map(ReadyWrite::Start),
+            1 => queue.make_ready(running, packed)?.map(ReadyWrite::Start),
             0 => queue.unready(),
             _ => return Err(Violation),
         };

@@ -288,6 +288,18 @@ fn queue_sizes_that_no_queue_has() {
 }
 
 #[test]
+fn packed_queues_have_any_size_up_to_the_maximum() {
+    for (size, ready) in [(1, 1), (3, 1), (255, 1), (256, 1), (0, 0), (257, 0), (0x1_0003, 0)] {
+        let mut rig = Rig::offering(OFFERED | feature::RING_PACKED);
+        rig.negotiate(OFFERED | feature::RING_PACKED);
+        rig.set_up(0, &addresses(256));
+        rig.quiet(reg::QUEUE_SIZE, size);
+        rig.write(reg::QUEUE_READY, 1);
+        assert_eq!(rig.read(reg::QUEUE_READY), ready, "size {size}");
+    }
+}
+
+#[test]
 fn every_power_of_two_up_to_the_maximum_is_a_size() {
     for shift in 0..=8 {
         let mut rig = Rig::negotiated();

@@ -1,5 +1,6 @@
 //! What the operator asks for.
 use paravane_device::blk::EngineChoice;
+use paravane_spec::feature;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,6 +33,16 @@ pub enum Job {
     Hash,
     /// Writes a pattern, mixes reads and writes, reads back.
     WriteTest,
+}
+
+/// How queues lie in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingLayout {
+    /// Split virtqueues (section 2.7).
+    #[default]
+    Split,
+    /// Packed virtqueues (section 2.8).
+    Packed,
 }
 
 /// Faults that tests inject into the guest.
@@ -86,6 +97,10 @@ pub struct RunConfig {
     pub completion: Completion,
     /// Host I/O engine.
     pub engine: EngineChoice,
+    /// How queues lie in memory.
+    pub ring: RingLayout,
+    /// Offer IN_ORDER: buffers are used in the order in which they were made available.
+    pub in_order: bool,
     /// Register ioeventfds (off: every kick exits).
     pub ioeventfd: bool,
     /// Entropy device: bytes that the guest draws (0: no device).
@@ -94,6 +109,17 @@ pub struct RunConfig {
     pub hang_timeout: Duration,
     /// Test fault.
     pub inject: Inject,
+}
+
+impl RunConfig {
+    /// The feature bits that the machine offers for its rings, beside each device's own.
+    pub(crate) fn ring_features(&self) -> u64 {
+        let packed = match self.ring {
+            RingLayout::Split => 0,
+            RingLayout::Packed => feature::RING_PACKED,
+        };
+        packed | if self.in_order { feature::IN_ORDER } else { 0 }
+    }
 }
 
 impl Default for RunConfig {
@@ -111,6 +137,8 @@ impl Default for RunConfig {
             seed: 1,
             completion: Completion::Interrupt,
             engine: EngineChoice::Auto,
+            ring: RingLayout::Split,
+            in_order: false,
             ioeventfd: true,
             entropy: 4096,
             hang_timeout: Duration::from_secs(30),

@@ -24,7 +24,7 @@ mod watch;
 
 pub mod doctor;
 
-pub use config::{AccelChoice, Completion, DiskConfig, Inject, Job, RunConfig};
+pub use config::{AccelChoice, Completion, DiskConfig, Inject, Job, RingLayout, RunConfig};
 pub use error::RunError;
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;

@@ -63,6 +63,8 @@ pub struct Report {
     pub accel_reason: String,
     /// "mmio".
     pub transport: &'static str,
+    /// "split" or "packed", with ", in order" behind it where IN_ORDER was offered.
+    pub ring: &'static str,
     /// The disks.
     pub disks: Vec<DiskResult>,
     /// Exits to user space.

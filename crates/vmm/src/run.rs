@@ -6,7 +6,7 @@
 //! ```
 use crate::accel::{self, Accelerator};
 use crate::bus::Bus;
-use crate::config::{Job, RunConfig};
+use crate::config::{Job, RingLayout, RunConfig};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::io_thread::IoThread;
@@ -99,6 +99,12 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         accel,
         accel_reason,
         transport: "mmio",
+        ring: match (config.ring, config.in_order) {
+            (RingLayout::Split, false) => "split",
+            (RingLayout::Split, true) => "split, in order",
+            (RingLayout::Packed, false) => "packed",
+            (RingLayout::Packed, true) => "packed, in order",
+        },
         disks: results,
         exits: tally.exits(),
         kicks: tally.kicks(),
@@ -150,6 +156,7 @@ impl Machine {
                 tally: Arc::clone(tally),
                 fds: Arc::clone(&fds),
                 ioeventfd: config.ioeventfd,
+                ring_features: config.ring_features(),
             };
             let sink = accelerator.sink(FIRST_GSI + number)?;
             slots.push(Slot::new(number as usize, plan::base(number), device, sink, surroundings)?);

@@ -33,6 +33,8 @@ pub(crate) struct Surroundings {
     pub(crate) fds: Arc<dyn IoEventFds>,
     /// Whether to ask for them.
     pub(crate) ioeventfd: bool,
+    /// Feature bits offered for the rings, beside the device's own.
+    pub(crate) ring_features: u64,
 }
 
 /// What only one register access at a time may touch.
@@ -70,7 +72,7 @@ impl Slot {
         let mmio = Mmio::new(
             DeviceDescription {
                 device_id: device.device_id(),
-                features: device.features(),
+                features: device.features() | surroundings.ring_features,
                 queue_sizes: queue_sizes.clone(),
             },
             Arc::clone(&line),
@@ -279,6 +281,7 @@ mod tests {
                 tally: Arc::clone(&tally),
                 fds,
                 ioeventfd: true,
+                ring_features: 0,
             };
             let slot = Slot::new(0, BASE, Box::new(Rng::new()), Arc::new(NoLine), surroundings).unwrap();
             Self { slot, memory: memory.handle(), tally, io, available: 0 }

@@ -108,17 +108,25 @@ impl QueueRegisters {
         }
     }
 
-    /// The configuration, if its size is one that the device can serve.
-    fn addresses(&self) -> Option<QueueAddresses> {
-        let size = u16::try_from(self.size).ok().filter(|s| s.is_power_of_two() && *s <= self.max)?;
+    /// The configuration, if its size is one that the device can serve: a power of two, or any number in a
+    /// `packed` queue (section 2.8.10.1).
+    fn addresses(&self, packed: bool) -> Option<QueueAddresses> {
+        let size = u16::try_from(self.size).ok().filter(|&size| size != 0 && size <= self.max)?;
+        if !packed && !size.is_power_of_two() {
+            return None;
+        }
         Some(QueueAddresses { size, desc: self.desc, driver: self.driver, device: self.device })
     }
 
     /// QueueReady=1. With the device `running` the queue has to be started.
-    pub(super) fn make_ready(&mut self, running: bool) -> Result<Option<QueueAddresses>, Violation> {
+    pub(super) fn make_ready(
+        &mut self,
+        running: bool,
+        packed: bool,
+    ) -> Result<Option<QueueAddresses>, Violation> {
         match self.state {
             State::Idle => {
-                let addresses = self.addresses().ok_or(Violation)?;
+                let addresses = self.addresses(packed).ok_or(Violation)?;
                 self.state = if running { State::Live } else { State::Ready };
                 Ok(running.then_some(addresses))
             }
@@ -167,7 +175,8 @@ impl QueueRegisters {
         if self.state != State::Ready {
             return None;
         }
-        let addresses = self.addresses()?;
+        // The size was checked when the queue became ready, and has been frozen since.
+        let addresses = self.addresses(true)?;
         self.state = State::Live;
         Some(addresses)
     }

@@ -38,6 +38,7 @@ both!(
     two_disks_at_once,
     polling_needs_no_interrupts,
     the_thread_engine_serves_as_well,
+    every_ring_layout_serves_as_well,
     without_ioeventfds_every_kick_exits,
     entropy_alone,
     a_crash_ends_the_run,

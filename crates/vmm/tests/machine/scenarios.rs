@@ -1,7 +1,8 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DiskConfig, EngineChoice, Inject, Job, Outcome, Progress, Report, RunConfig, run,
+    AccelChoice, Completion, DiskConfig, EngineChoice, Inject, Job, Outcome, Progress, Report, RingLayout,
+    RunConfig, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -111,6 +112,24 @@ pub(crate) fn the_thread_engine_serves_as_well(accel: AccelChoice) {
     let report = go(config);
     assert_verified(&report, accel);
     assert!(report.disks[0].engine.starts_with("threads"), "{}", report.disks[0].engine);
+}
+
+pub(crate) fn every_ring_layout_serves_as_well(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    for (ring, in_order, name) in [
+        (RingLayout::Split, true, "split, in order"),
+        (RingLayout::Packed, false, "packed"),
+        (RingLayout::Packed, true, "packed, in order"),
+    ] {
+        for completion in [Completion::Interrupt, Completion::Poll] {
+            let mut config = with_disk(accel, image.path(), Job::WriteTest);
+            (config.ring, config.in_order, config.completion) = (ring, in_order, completion);
+            config.entropy = 4096;
+            let report = go(config);
+            assert_verified(&report, accel);
+            assert_eq!((report.ring, report.entropy_bytes), (name, 4096));
+        }
+    }
 }
 
 pub(crate) fn without_ioeventfds_every_kick_exits(accel: AccelChoice) {
