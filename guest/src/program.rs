@@ -369,5 +369,6 @@ pub(crate) fn code(error: &DriverError) -> u64 {
         DriverError::ConfigUnstable => 12,
         DriverError::Request(_) => 13,
         DriverError::ShortAnswer { .. } => 14,
+        DriverError::QueueReset(_) => 15,
     }
 }
