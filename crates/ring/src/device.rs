@@ -9,7 +9,7 @@ use paravane_spec::packed::{EVENT_ALIGN, EVENT_SIZE};
 use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::split::{AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN};
 
-pub use crate::batch::{Batch, Chain};
+pub use crate::batch::{Batch, Chain, Iter};
 pub use crate::state::{State, StateError};
 
 /// Most descriptors in one chain, indirect ones included. The specification's limit is the queue size;

@@ -570,7 +570,7 @@ fn a_batch_goes_around_the_end_of_the_ring() {
         driver.queue.publish().unwrap();
         for id in 0..4 {
             let position = round * 4 + id;
-            let flags = if position / SIZE % 2 == 0 { BOTH } else { 0 };
+            let flags = if (position / SIZE).is_multiple_of(2) { BOTH } else { 0 };
             assert_eq!(driver.used(position % SIZE), (0, id, flags), "position {position}");
         }
     }
@@ -734,14 +734,14 @@ fn a_ring_of_one() {
     let mut batch = Batch::new(2);
     for lap in 0..5 {
         assert_eq!(queue.arm_kicks(), Ok(false));
-        let state = if lap % 2 == 0 { DESC_F_AVAIL } else { DESC_F_USED };
+        let state = if u32::is_multiple_of(lap, 2) { DESC_F_AVAIL } else { DESC_F_USED };
         memory.put(DESC, 8, DATA);
         memory.put(DESC + 8, 8, 8 | u64::from(state) << 48);
         assert_eq!(queue.pop(&mut batch, |_, _| false), Ok(1));
         assert_eq!(queue.pop(&mut batch, |_, _| false), Ok(0));
         queue.complete(0, 0).unwrap();
         queue.publish().unwrap();
-        assert_eq!(memory.get(DESC + 14, 2), if lap % 2 == 0 { BOTH.into() } else { 0 });
+        assert_eq!(memory.get(DESC + 14, 2), if u32::is_multiple_of(lap, 2) { BOTH.into() } else { 0 });
     }
 }
 

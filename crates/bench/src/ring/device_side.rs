@@ -73,8 +73,7 @@ impl Subject for Ours {
             if count != usize::from(*size) {
                 return Err(miscounted(OURS, count, *size));
             }
-            for chain in batch.chains() {
-                let (readable, writable) = batch.segments(chain);
+            let served = batch.iter().map(|(chain, readable, writable)| {
                 for segment in readable {
                     sum = sum.wrapping_add(segment.addr).wrapping_add(segment.len.into());
                     black_box(());
@@ -83,8 +82,9 @@ impl Subject for Ours {
                     sum = sum.wrapping_add(segment.addr).wrapping_add(segment.len.into());
                     black_box(());
                 }
-                queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
-            }
+                (chain.head, chain.writable_len())
+            });
+            queue.complete_all(served).map_err(|error| broken(OURS, error))?;
             let interrupt = queue.publish().map_err(|error| broken(OURS, error))?;
             sum = sum.wrapping_add(interrupt.into());
         }
