@@ -145,6 +145,9 @@ impl<R: Registers> Blk<R> {
     fn set_up(mut transport: Mmio<R>, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
         let wanted = feature::INDIRECT_DESC
             | feature::EVENT_IDX
+            | feature::RING_PACKED
+            | feature::IN_ORDER
+            | feature::NOTIFICATION_DATA
             | F_FLUSH
             | F_RO
             | F_SEG_MAX
@@ -266,7 +269,7 @@ impl<R: Registers> Blk<R> {
         }
         let kick = self.queue.publish();
         if kick {
-            self.transport.notify(QUEUE);
+            self.transport.notify(QUEUE, &self.queue);
         }
         kick
     }

@@ -28,6 +28,9 @@ pub enum DriverError {
     /// the device did not finish its reset
     #[error("the device did not finish its reset")]
     Reset,
+    /// the device did not finish the reset of queue {0}
+    #[error("the device did not finish the reset of queue {0}")]
+    QueueReset(u16),
     /// queue {0} does not exist or is already in use
     #[error("queue {0} does not exist or is already in use")]
     Queue(u16),

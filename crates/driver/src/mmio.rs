@@ -4,12 +4,15 @@
 //!  probe: magic, version, type; reset; ACKNOWLEDGE, DRIVER
 //!    | negotiate: features, FEATURES_OK
 //!    v
-//!  start_queue (once a queue): addresses, QueueReady
-//!    |
-//!    v
-//!  driver_ok: DRIVER_OK --- in use --- reset (bounded)
+//!  start_queue (once a queue): addresses, QueueReady <---.
+//!    |                                                   | start_queue_again, on the same memory
+//!    v                                                   |
+//!  driver_ok: DRIVER_OK --- in use --- reset_queue (RING_RESET, bounded)
+//!                             |
+//!                           reset (bounded)
 //! ```
-use crate::{DriverError, Pool};
+use crate::{DmaArea, DriverError, Pool};
+use paravane_ring::driver::poll::Poller;
 use paravane_ring::driver::{Layout, Queue};
 use paravane_spec::{feature, mmio, queue, status};
 
@@ -30,9 +33,8 @@ const RESET_READS: u32 = 100_000;
 /// How often the configuration space is read again because it changed meanwhile.
 const CONFIG_READS: u32 = 64;
 
-/// The negotiated bits that decide how a queue lies in memory.
-const LAYOUT_FEATURES: u64 =
-    feature::INDIRECT_DESC | feature::EVENT_IDX | feature::RING_PACKED | feature::IN_ORDER;
+/// What a queue's memory is aligned to, in bytes.
+const QUEUE_ALIGN: usize = 4096;
 
 /// A device on virtio-mmio.
 #[derive(Debug)]
@@ -105,20 +107,86 @@ impl<R: Registers> Mmio<R> {
         indirect: u16,
         pool: &mut Pool,
     ) -> Result<Queue, DriverError> {
-        let started = self.try_start_queue(index, size, indirect, pool);
+        let (queue, _) = self.start_in(index, size, indirect, |needed| pool.take(needed, QUEUE_ALIGN))?;
+        Ok(queue)
+    }
+
+    /// As [`Mmio::start_queue`], for a queue that other threads, or interrupt handlers, poll.
+    ///
+    /// # Errors
+    /// As [`Mmio::start_queue`].
+    pub fn start_polled_queue(
+        &mut self,
+        index: u16,
+        size: u16,
+        indirect: u16,
+        pool: &mut Pool,
+    ) -> Result<(Queue, Poller), DriverError> {
+        self.start_in(index, size, indirect, |needed| pool.take(needed, QUEUE_ALIGN))
+    }
+
+    /// Starts queue `index` again, in the memory that [`Mmio::reset_queue`] gave back. It may differ from the one
+    /// before in size and tables as far as the memory allows.
+    ///
+    /// # Errors
+    /// As [`Mmio::start_queue`].
+    pub fn start_queue_again(
+        &mut self,
+        index: u16,
+        size: u16,
+        indirect: u16,
+        memory: DmaArea,
+    ) -> Result<(Queue, Poller), DriverError> {
+        self.start_in(index, size, indirect, |_| Ok(memory))
+    }
+
+    /// Resets queue `index` alone (section 2.6.1) and returns its memory, which the device has let go of. What
+    /// was in flight is lost. The rest of the device goes on.
+    ///
+    /// # Errors
+    /// RING_RESET was not negotiated, or the device does not finish the reset or keeps the queue. The queue is
+    /// gone in any case, and its memory as well: only a reset of the device stops that from being written to.
+    pub fn reset_queue(&mut self, index: u16, queue: Queue) -> Result<DmaArea, DriverError> {
+        if self.features & feature::RING_RESET == 0 {
+            return Err(DriverError::Features(feature::RING_RESET));
+        }
+        self.registers.write32(mmio::QUEUE_SEL, u32::from(index));
+        self.registers.write32(mmio::QUEUE_RESET, 1);
+        for _ in 0..RESET_READS {
+            if self.registers.read32(mmio::QUEUE_RESET) == 0 {
+                // The driver must verify that the queue was reset (section 2.6.1.2): it is not ready any more.
+                if self.registers.read32(mmio::QUEUE_READY) != 0 {
+                    break;
+                }
+                return Ok(queue.into_memory());
+            }
+            core::hint::spin_loop();
+        }
+        Err(DriverError::QueueReset(index))
+    }
+
+    /// Sets a queue up in what `memory` hands out for so many bytes.
+    fn start_in(
+        &mut self,
+        index: u16,
+        size: u16,
+        indirect: u16,
+        memory: impl FnOnce(usize) -> Result<DmaArea, DriverError>,
+    ) -> Result<(Queue, Poller), DriverError> {
+        let started = self.try_start_in(index, size, indirect, memory);
         if started.is_err() {
             self.give_up();
         }
         started
     }
 
-    fn try_start_queue(
+    fn try_start_in(
         &mut self,
         index: u16,
         size: u16,
         indirect: u16,
-        pool: &mut Pool,
-    ) -> Result<Queue, DriverError> {
+        memory: impl FnOnce(usize) -> Result<DmaArea, DriverError>,
+    ) -> Result<(Queue, Poller), DriverError> {
         self.registers.write32(mmio::QUEUE_SEL, u32::from(index));
         if self.registers.read32(mmio::QUEUE_READY) != 0 {
             return Err(DriverError::Queue(index));
@@ -127,9 +195,10 @@ impl<R: Registers> Mmio<R> {
         // The bound above makes this exact.
         let size = power_of_two_up_to(size.min(most as u16)).ok_or(DriverError::Queue(index))?;
 
-        let layout = Layout::new(size, indirect, self.features & LAYOUT_FEATURES)?;
-        let memory = pool.take(layout.memory(), 4096)?;
-        let (queue, at) = Queue::new(layout, memory)?;
+        let layout = Layout::new(size, indirect, self.features)?;
+        let (mut queue, at) = Queue::new(layout, memory(layout.memory())?)?;
+        // Before the device may use the queue, or never.
+        let poller = queue.poller().map_err(|_| DriverError::Queue(index))?;
         self.registers.write32(mmio::QUEUE_SIZE, u32::from(at.size));
         for (low, high, addr) in [
             (mmio::QUEUE_DESC_LOW, mmio::QUEUE_DESC_HIGH, at.desc),
@@ -144,7 +213,8 @@ impl<R: Registers> Mmio<R> {
         if self.registers.read32(mmio::QUEUE_READY) != 1 {
             return Err(DriverError::Queue(index));
         }
-        Ok(queue)
+        queue.ready();
+        Ok((queue, poller))
     }
 
     /// Says DRIVER_OK.
@@ -157,9 +227,12 @@ impl<R: Registers> Mmio<R> {
         self.check_alive()
     }
 
-    /// Kicks queue `index`.
-    pub fn notify(&self, index: u16) {
-        self.registers.write32(mmio::QUEUE_NOTIFY, u32::from(index));
+    /// Kicks `queue`, which is the device's queue `index`, and says how far it has come if NOTIFICATION_DATA was
+    /// negotiated.
+    pub fn notify(&self, index: u16, queue: &Queue) {
+        let data = self.features & feature::NOTIFICATION_DATA != 0;
+        let value = if data { queue.notification(index) } else { u32::from(index) };
+        self.registers.write32(mmio::QUEUE_NOTIFY, value);
     }
 
     /// Reads and acknowledges the interrupt status (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`).

@@ -25,7 +25,9 @@ impl<R: Registers> Rng<R> {
     /// No such device, or too little memory. The device is then told FAILED.
     pub fn new(registers: R, buffer: usize, pool: &mut Pool) -> Result<Self, DriverError> {
         let mut transport = Mmio::probe(registers, device_id::RNG)?;
-        transport.negotiate(feature::VERSION_1, feature::EVENT_IDX)?;
+        let wanted =
+            feature::EVENT_IDX | feature::RING_PACKED | feature::IN_ORDER | feature::NOTIFICATION_DATA;
+        transport.negotiate(feature::VERSION_1, wanted)?;
         // One request of one segment is in flight at a time.
         let queue = transport.start_queue(QUEUE, 1, 0, pool)?;
         let buffer = pool.take(buffer, 64).inspect_err(|_| transport.give_up())?;
@@ -55,7 +57,7 @@ impl<R: Registers> Rng<R> {
         }
         let kick = self.queue.publish();
         if kick {
-            self.transport.notify(QUEUE);
+            self.transport.notify(QUEUE, &self.queue);
         }
         Ok(kick)
     }

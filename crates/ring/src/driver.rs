@@ -243,7 +243,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.pop_used())
     }
 
-    /// Takes back up to `out.len()` buffers that the device has used, and returns their number. It costs less
+    /// Takes back up to `out.len()` buffers that the device has used, and returns their number: none if, and only
+    /// if, there is nothing; otherwise perhaps fewer than there are, so ask again before sleeping. It costs less
     /// than as many calls of [`Queue::pop_used`].
     ///
     /// # Errors

@@ -42,10 +42,9 @@ impl Hostile {
     }
 
     fn desc_at(&self, at: u64, addr: u64, len: u32, flags: u16, next: u16) {
+        let meta = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
         self.memory.put(at, 8, addr);
-        self.memory.put(at + 8, 4, len.into());
-        self.memory.put(at + 12, 2, flags.into());
-        self.memory.put(at + 14, 2, next.into());
+        self.memory.put(at + 8, 8, meta);
     }
 
     /// Writes descriptor `index` of the table.

@@ -39,6 +39,8 @@ pub(crate) enum Lie {
     ConfigKeepsChanging,
     QueueAlreadyReady,
     QueueDoesNotTakeReady,
+    QueueResetHangs,
+    QueueStaysReady,
 }
 
 /// How a request is answered.
@@ -64,6 +66,8 @@ pub(crate) struct State {
     pub(crate) interrupt: u32,
     pub(crate) acknowledged: u32,
     pub(crate) kicks: u32,
+    /// How often QueueReset still reads 1.
+    pub(crate) resetting: u32,
     /// Every write, in order.
     pub(crate) writes: Vec<(u64, u32)>,
     pub(crate) disk: Vec<u8>,
@@ -71,7 +75,7 @@ pub(crate) struct State {
     generation: u32,
     select: [u32; 2],
     queue: QueueAddresses,
-    ready: u32,
+    pub(crate) ready: u32,
     live: Option<Queue>,
     ram: DmaArea,
 }
@@ -110,6 +114,7 @@ impl Device {
             interrupt: 0,
             acknowledged: 0,
             kicks: 0,
+            resetting: 0,
             writes: Vec::new(),
             disk: vec![0; (SECTORS * 512) as usize],
             driver_features: 0,
@@ -296,6 +301,12 @@ impl State {
             mmio::QUEUE_READY if self.lie == Lie::QueueAlreadyReady => 1,
             mmio::QUEUE_READY if self.lie == Lie::QueueDoesNotTakeReady => 0,
             mmio::QUEUE_READY => self.ready,
+            mmio::QUEUE_RESET if self.lie == Lie::QueueResetHangs => 1,
+            mmio::QUEUE_RESET => {
+                let now = u32::from(self.resetting > 0);
+                self.resetting = self.resetting.saturating_sub(1);
+                now
+            }
             mmio::INTERRUPT_STATUS => self.interrupt,
             mmio::STATUS if self.lie == Lie::NeverResets => 0x40,
             mmio::STATUS => self.status,
@@ -331,7 +342,18 @@ impl State {
             mmio::QUEUE_DRIVER_HIGH => self.queue.driver = high(self.queue.driver),
             mmio::QUEUE_DEVICE_LOW => self.queue.device = low(self.queue.device),
             mmio::QUEUE_DEVICE_HIGH => self.queue.device = high(self.queue.device),
-            mmio::QUEUE_READY => self.ready = value,
+            mmio::QUEUE_READY => {
+                self.ready = value;
+                if value == 1 && self.status & status::DRIVER_OK != 0 {
+                    self.activate();
+                }
+            }
+            mmio::QUEUE_RESET => {
+                assert_eq!(value, 1);
+                self.resetting = 3;
+                self.live = None;
+                self.ready = u32::from(self.lie == Lie::QueueStaysReady);
+            }
             mmio::QUEUE_NOTIFY => self.kicks += 1,
             mmio::INTERRUPT_ACK => {
                 self.interrupt &= !value;

@@ -335,6 +335,7 @@ impl<O: Order> Ring<O> {
 
     /// Latches the first error, and returns it.
     #[cold]
+    #[inline(never)]
     pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
         self.in_flight.clear();
         *self.error.get_or_insert(error)

@@ -1,0 +1,327 @@
+//! Polling that cannot be fooled: what each kind of token sees (the wrap counter seed).
+#![cfg(not(loom))]
+mod memory;
+
+use memory::Memory;
+use paravane_ring::device::{self, Batch};
+use paravane_ring::driver::poll::{
+    Counting, IndexToken, NoCount, PollError, PollToken, Poller, Position, SeedCount, WrapToken,
+};
+use paravane_ring::driver::{Layout, Queue};
+use paravane_ring::{QueueError, Segment, Smp};
+use paravane_spec::feature::{EVENT_IDX, IN_ORDER, RING_PACKED};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+const LAYOUTS: [u64; 4] = [0, IN_ORDER, RING_PACKED, RING_PACKED | IN_ORDER];
+
+/// Both sides of a queue, and a poller.
+struct Pair<C: Counting> {
+    driver: Queue<Smp, C>,
+    device: device::Queue,
+    batch: Batch,
+    poller: Poller<Smp, C>,
+    // Dropped last.
+    memory: Memory,
+}
+
+impl<C: Counting> Pair<C> {
+    fn new(size: u16, features: u64) -> Self {
+        let layout = Layout::new(size, 0, features).unwrap();
+        let memory = Memory::new(layout.memory());
+        let (mut driver, addresses) = Queue::<Smp, C>::lay_out(layout, memory.dma()).unwrap();
+        let poller = driver.poller().unwrap();
+        let device = memory.activate(addresses, features);
+        Self { driver, device, batch: Batch::new(size.into()), poller, memory }
+    }
+
+    fn add(&mut self, segments: usize) {
+        self.driver.add(&[Segment { addr: 0x1000, len: 8 }; 8][..segments], &[]).unwrap();
+        self.driver.publish();
+    }
+
+    /// The device uses all that is available.
+    fn serve(&mut self) {
+        self.device.pop(&mut self.batch, |_, _| false).unwrap();
+        self.device.complete_all(self.batch.chains().iter().map(|chain| (chain.head, 0))).unwrap();
+        self.device.publish().unwrap();
+    }
+
+    /// Buffers of one segment over and back, with `left` of them left with the device at the end.
+    fn rounds(&mut self, count: u64, left: u64) {
+        for i in 0..count {
+            self.add(1);
+            if i + left < count {
+                self.serve();
+                assert!(self.driver.pop_used().unwrap().is_some());
+                assert!(self.driver.pop_used().unwrap().is_none());
+            }
+        }
+    }
+
+    /// The queue's owner and everyone else see the same.
+    fn news(&self, token: C::Token) -> bool {
+        let news = self.poller.poll(token);
+        assert_eq!(self.driver.poll(token), news);
+        assert_eq!(self.poller.clone().poll(token), news);
+        news
+    }
+}
+
+fn nothing_then_used_then_taken<C: Counting>() {
+    for features in LAYOUTS.into_iter().flat_map(|layout| [layout, layout | EVENT_IDX]) {
+        let mut pair = Pair::<C>::new(8, features);
+        for _ in 0..50 {
+            pair.add(3);
+            let token = pair.driver.enable_notifications();
+            assert!(!pair.news(token), "available is not used");
+            pair.serve();
+            assert!(pair.news(token), "used, not taken back");
+            assert!(pair.driver.pop_used().unwrap().is_some());
+            assert!(pair.news(token), "used and taken back");
+            let now = pair.driver.enable_notifications();
+            assert!(!pair.news(now));
+        }
+    }
+}
+
+#[test]
+fn every_kind_sees_what_was_used() {
+    nothing_then_used_then_taken::<NoCount>();
+    nothing_then_used_then_taken::<SeedCount>();
+    nothing_then_used_then_taken::<Position>();
+}
+
+/// Whether a token of each kind sees that exactly `count` buffers came and went.
+fn seen_after(size: u16, features: u64, count: u64) -> [bool; 3] {
+    fn seen<C: Counting>(size: u16, features: u64, count: u64) -> bool {
+        let mut pair = Pair::<C>::new(size, features);
+        let token = pair.driver.enable_notifications();
+        pair.rounds(count, 0);
+        pair.news(token)
+    }
+    let bare = seen::<NoCount>(size, features, count);
+    [bare, seen::<SeedCount>(size, features, count), seen::<Position>(size, features, count)]
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "2^16 round trips take the interpreter too long")]
+fn split_a_bare_index_is_fooled_after_a_whole_turn() {
+    for features in [0, IN_ORDER] {
+        assert_eq!(seen_after(8, features, (1 << 16) - 1), [true, true, true]);
+        assert_eq!(seen_after(8, features, 1 << 16), [false, true, true]);
+        assert_eq!(seen_after(8, features, (1 << 16) + 1), [true, true, true]);
+    }
+}
+
+/// Packed rings: flags in one slot. After one buffer the slot still shows it used; after two laps it looks used
+/// for this lap again. In between, in the lap of the other wrap counter, bare flags see nothing; the seed's
+/// counter sees it.
+#[test]
+fn packed_bare_flags_are_fooled_in_every_other_lap() {
+    let size = 4;
+    for features in [RING_PACKED, RING_PACKED | IN_ORDER] {
+        for laps in 0..6 {
+            for more in 0..u64::from(size) {
+                let count = laps * u64::from(size) + more;
+                // Slot 0 was last used in lap `laps` if there was a buffer in it, else in the one before.
+                let last = if more == 0 { laps.checked_sub(1) } else { Some(laps) };
+                let bare = last.is_some_and(|lap| lap % 2 == 0);
+                let seen = [bare, bare || laps > 0, count > 0];
+                assert_eq!(seen_after(size, features, count), seen, "{count} buffers");
+            }
+        }
+    }
+}
+
+/// The seed's counter counts laps in 16 bits: after `size * 2^16` buffers it is what it was. The slot then
+/// shows a lap of the other wrap counter or is available, and the seed's token is fooled; the position is not.
+#[test]
+#[cfg_attr(miri, ignore = "2^16 laps take the interpreter too long")]
+fn packed_the_seed_is_fooled_after_2_to_the_16_laps() {
+    let size = 2;
+    let turn = u64::from(size) << 16;
+    assert_eq!(seen_after(size, RING_PACKED, turn - 1)[1..], [true, true]);
+    assert_eq!(seen_after(size, RING_PACKED, turn), [false, false, true]);
+}
+
+/// Split: the seed's horizon is 2^32, so its counter is not fooled at multiples of 2^16 in between.
+#[test]
+#[cfg_attr(miri, ignore = "2^18 round trips take the interpreter too long")]
+fn split_the_seed_is_not_fooled_after_several_turns() {
+    assert_eq!(seen_after(4, 0, 3 << 16), [false, true, true]);
+}
+
+/// The shortest way to fool flags, with one buffer: the ring is full, and the slot of the token is used, taken
+/// back and filled again. It is merely available then, and no lap has ended: the seed's count is what it was.
+/// Linux's packed `virtqueue_poll` has this hole with and without the seed.
+#[test]
+fn packed_a_slot_that_was_filled_again() {
+    fn news<C: Counting>(features: u64) -> bool {
+        let mut pair = Pair::<C>::new(4, features);
+        pair.batch = Batch::new(1);
+        for _ in 0..4 {
+            pair.add(1);
+        }
+        let token = pair.driver.enable_notifications();
+        assert!(!pair.news(token));
+        pair.serve();
+        assert!(pair.news(token));
+        assert!(pair.driver.pop_used().unwrap().is_some());
+        assert!(pair.news(token));
+        pair.add(1);
+        pair.news(token)
+    }
+    for features in [RING_PACKED, RING_PACKED | IN_ORDER, RING_PACKED | EVENT_IDX] {
+        let seen = [news::<NoCount>(features), news::<SeedCount>(features), news::<Position>(features)];
+        assert_eq!(seen, [false, false, true]);
+    }
+}
+
+#[test]
+fn pollers_are_asked_for_before_the_queue_is_ready() {
+    for features in LAYOUTS {
+        let layout = Layout::new(4, 0, features).unwrap();
+        let memory = Memory::new(layout.memory());
+        let (mut queue, _) = Queue::new(layout, memory.dma()).unwrap();
+        assert!(queue.poller().is_ok());
+        assert!(queue.poller().is_ok(), "any number of them");
+        queue.ready();
+        assert_eq!(queue.poller().unwrap_err(), PollError::Ready);
+
+        let (mut queue, _) = Queue::new(layout, memory.dma()).unwrap();
+        queue.add(&[Segment { addr: 0, len: 1 }], &[]).unwrap();
+        assert!(queue.poller().is_ok(), "nothing was published");
+        queue.publish();
+        assert_eq!(queue.poller().unwrap_err(), PollError::Ready);
+    }
+    // Something used though nothing was published: the queue latches before it is in use.
+    let layout = Layout::new(4, 0, 0).unwrap();
+    let memory = Memory::new(layout.memory());
+    let (mut queue, addresses) = Queue::new(layout, memory.dma()).unwrap();
+    memory.put(addresses.device + 2, 2, 1);
+    let error = QueueError::UsedIndex { old: 0, new: 1, in_flight: 0 };
+    assert_eq!(queue.pop_used(), Err(error));
+    assert_eq!(queue.poller().unwrap_err(), PollError::Stopped(error));
+}
+
+/// Without the opt-in the seed's counter does not count, so its token is a bare index.
+#[test]
+#[cfg_attr(miri, ignore = "2^16 round trips take the interpreter too long")]
+fn the_seed_counts_only_after_the_opt_in() {
+    let layout = Layout::new(4, 0, 0).unwrap();
+    let memory = Memory::new(layout.memory());
+    let (mut driver, addresses) = Queue::<Smp, SeedCount>::lay_out(layout, memory.dma()).unwrap();
+    let mut device = memory.activate(addresses, 0);
+    let mut batch = Batch::new(4);
+    let token = driver.enable_notifications();
+    for _ in 0..1 << 16 {
+        driver.add(&[Segment { addr: 0, len: 1 }], &[]).unwrap();
+        driver.publish();
+        device.pop(&mut batch, |_, _| false).unwrap();
+        device.complete(batch.chains()[0].head, 0).unwrap();
+        device.publish().unwrap();
+        driver.pop_used().unwrap().unwrap();
+    }
+    assert!(!driver.poll(token));
+}
+
+/// Bits 31 to 16: wraps; bits 15 to 0: the index, in a packed ring with the wrap counter in bit 15.
+#[test]
+fn the_seeds_token_has_the_seeds_bits() {
+    let mut split = Pair::<SeedCount>::new(8, 0);
+    let mut packed = Pair::<SeedCount>::new(4, RING_PACKED);
+    assert_eq!(split.driver.enable_notifications().into_raw(), 0);
+    assert_eq!(packed.driver.enable_notifications().into_raw(), 0x8000);
+    split.rounds(3, 0);
+    packed.rounds(3, 0);
+    assert_eq!(split.driver.enable_notifications().into_raw(), 3);
+    assert_eq!(packed.driver.enable_notifications().into_raw(), 0x8003);
+    packed.rounds(2, 0);
+    assert_eq!(packed.driver.enable_notifications().into_raw(), 0x0001_0001);
+    packed.rounds(4, 0);
+    let token = packed.driver.enable_notifications();
+    assert_eq!(token.into_raw(), 0x0002_8001);
+    assert!(!packed.news(WrapToken::from_raw(token.into_raw())));
+    assert!(packed.news(WrapToken::from_raw(0x0001_8001)));
+}
+
+/// A raw token may come from anywhere: it is looked up inside the ring.
+#[test]
+fn raw_tokens_are_harmless() {
+    let bare = Pair::<NoCount>::new(4, RING_PACKED);
+    let seed = Pair::<SeedCount>::new(4, RING_PACKED);
+    let position = Pair::<Position>::new(4, RING_PACKED);
+    for raw in [0u16, 3, 4, 0x7fff, 0x8003, 0xffff] {
+        let _ = bare.news(IndexToken::from_raw(raw));
+        let _ = seed.news(WrapToken::from_raw(raw.into()));
+        let _ = position.news(PollToken::from(u64::from(raw)));
+    }
+    drop((bare.memory, seed.memory, position.memory));
+}
+
+/// One thread consumes, another polls with the token that it was given: it is told of every buffer.
+#[test]
+fn another_thread_polls() {
+    for features in LAYOUTS {
+        let mut pair = Pair::<Position>::new(4, features | EVENT_IDX);
+        let rounds = if cfg!(miri) { 20 } else { 2000 };
+        let (send, tokens) = std::sync::mpsc::sync_channel::<PollToken>(0);
+        let poller = pair.poller.clone();
+        let told = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for token in tokens {
+                    while !poller.poll(token) {
+                        std::hint::spin_loop();
+                        std::thread::yield_now();
+                    }
+                    told.store(true, Release);
+                }
+            });
+            for round in 0..rounds {
+                while !told.swap(false, Acquire) {
+                    std::thread::yield_now();
+                }
+                pair.add(1);
+                send.send(pair.driver.enable_notifications()).unwrap();
+                pair.serve();
+                // Now and then all of it happens before the other thread looks for the first time.
+                assert!(pair.driver.pop_used().unwrap().is_some());
+                if round % 2 == 0 {
+                    pair.add(4);
+                    pair.serve();
+                    assert!(pair.driver.pop_used().unwrap().is_some());
+                    pair.add(4);
+                    pair.serve();
+                    assert!(pair.driver.pop_used().unwrap().is_some());
+                }
+            }
+            drop(send);
+        });
+    }
+}
+
+/// A queue that has latched, and one that is gone, has news for every token.
+#[test]
+fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
+    for features in [0, RING_PACKED] {
+        let mut pair = Pair::<Position>::new(4, features);
+        let token = pair.driver.enable_notifications();
+        assert!(!pair.news(token));
+        let poller = pair.poller.clone();
+        let memory = pair.driver.into_memory();
+        assert!(poller.poll(token));
+        assert_eq!(memory.addr, memory::BASE);
+    }
+}
+
+fn is_send_and_sync<T: Send + Sync>() {}
+
+#[test]
+fn pollers_and_tokens_go_anywhere() {
+    is_send_and_sync::<Poller>();
+    is_send_and_sync::<Poller<Smp, SeedCount>>();
+    is_send_and_sync::<Poller<Smp, NoCount>>();
+    is_send_and_sync::<PollToken>();
+}
