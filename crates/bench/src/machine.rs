@@ -30,12 +30,19 @@ impl Pinned {
 
     /// Pins the calling thread to `cpu`; `None` if the system refuses.
     pub(crate) fn to(cpu: usize) -> Option<Self> {
+        Self::among(&[cpu])
+    }
+
+    /// Lets the calling thread, and what it starts meanwhile, run on `cpus`; `None` if the system refuses.
+    pub(crate) fn among(cpus: &[usize]) -> Option<Self> {
         let thread = Pid::from_raw(0);
         let before = sched_getaffinity(thread).ok()?;
-        let mut one = CpuSet::new();
-        one.set(cpu).ok()?;
-        sched_setaffinity(thread, &one).ok()?;
-        Some(Self { cpu, before })
+        let mut set = CpuSet::new();
+        for &cpu in cpus {
+            set.set(cpu).ok()?;
+        }
+        sched_setaffinity(thread, &set).ok()?;
+        Some(Self { cpu: *cpus.first()?, before })
     }
 
     /// The CPU.
@@ -62,6 +69,12 @@ impl RealTime {
             return None;
         }
         schedule(libc::SCHED_FIFO, 1).then_some(Self(()))
+    }
+
+    /// From here on the calling thread also runs before what it has started: it can end what goes astray.
+    pub(crate) fn above(&self) {
+        // Refused, it merely finds out later.
+        schedule(libc::SCHED_FIFO, 2);
     }
 }
 

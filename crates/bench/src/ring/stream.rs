@@ -31,7 +31,7 @@ mod peer_ends;
 pub(crate) mod ringtest;
 
 /// How long a shot may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a shot should take: long enough for the start of two threads not to count.
 const SHOT: Duration = Duration::from_millis(25);
 /// Shots in one round of one subject; the median shot stands for the round.

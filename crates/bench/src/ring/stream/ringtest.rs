@@ -10,7 +10,7 @@
 use super::super::subject::broken;
 use super::{Case, PATIENCE, Place, Shot};
 use crate::BenchError;
-use crate::machine::RealTime;
+use crate::machine::{Pinned, RealTime};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use std::os::fd::AsFd;
@@ -87,7 +87,9 @@ impl Program {
     fn run(&self, place: &Place, cycles: u64) -> Result<(Duration, Duration), BenchError> {
         let failed = |what: &str, error: std::io::Error| broken(self.name, format_args!("{what}: {error}"));
         let cpu_before = children()?;
-        // The program inherits the class from the thread that starts it, and this thread spends the time waiting.
+        // The program inherits CPUs and class from the thread that starts it. It must not start on one CPU alone:
+        // its first thread would spin there in real time, and its second one would never be made.
+        let _cpus = Pinned::among(&self.cpus).ok_or_else(|| broken(self.name, "a CPU was refused"))?;
         let real_time = if place.real_time { RealTime::enter() } else { None };
         let start = Instant::now();
         let mut child = Command::new(&self.path)
@@ -106,6 +108,9 @@ impl Program {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| failed("it does not start", error))?;
+        if let Some(real_time) = &real_time {
+            real_time.above();
+        }
         // It prints nothing. Its end closes the pipe, which is how it is waited for, with a limit.
         let ended = child.stdout.as_ref().is_none_or(|pipe| {
             let mut pipe = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
