@@ -1,6 +1,6 @@
 //! Counting instructions: by the processor where the kernel lets us, else by stepping through each one.
 use crate::ring::Case;
-use crate::{BenchError, ring};
+use crate::{BenchError, poll, ring};
 use std::io;
 
 mod hardware;
@@ -64,9 +64,9 @@ impl Counter {
     ///
     /// # Errors
     /// The child process failed.
-    pub(crate) fn stepped(&self, case: Case, subject: &str) -> Result<Option<f64>, BenchError> {
+    pub(crate) fn stepped(&self, case: &str, batch: u16, subject: &str) -> Result<Option<f64>, BenchError> {
         match self {
-            Self::SingleStep => single_step::per_chain(case, subject).map(Some).map_err(failed),
+            Self::SingleStep => single_step::per_chain(case, batch, subject).map(Some).map_err(failed),
             Self::Hardware(_) | Self::Impossible => Ok(None),
         }
     }
@@ -79,8 +79,12 @@ impl Counter {
 /// # Errors
 /// There is no such case, or the child process could not be stepped through it.
 pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
-    let case = Case::parse(case).ok_or_else(|| BenchError::NoCase(case.to_owned()))?;
-    single_step::per_chain(case, subject).map_err(failed)
+    let batch = match Case::parse(case) {
+        Some(case) => case.batch,
+        None if poll::is_single(case) => ring::QUEUE_SIZE,
+        None => return Err(BenchError::NoCase(case.to_owned())),
+    };
+    single_step::per_chain(case, batch, subject).map_err(failed)
 }
 
 fn failed(source: io::Error) -> BenchError {
@@ -89,6 +93,9 @@ fn failed(source: io::Error) -> BenchError {
 
 /// Runs the subject that the child process was started for.
 fn run_subject(case: &str, subject: &str) -> Result<Box<dyn ring::Subject>, String> {
+    if poll::is_single(case) {
+        return poll::make(case, subject).map_err(|error| error.to_string());
+    }
     let case = Case::parse(case).ok_or_else(|| format!("no case {case:?}"))?;
     ring::make(case, subject)
         .map_err(|error| error.to_string())?

@@ -16,6 +16,7 @@ use serde::Serialize;
 mod instructions;
 mod machine;
 mod memory;
+mod poll;
 mod ring;
 mod spread;
 mod table;
@@ -27,13 +28,13 @@ pub use table::table;
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring".
+    /// Benchmark: "ring" or "poll".
     pub bench: String,
     /// Path of the case: "split/device/1desc/batch32".
     pub case: String,
     /// "paravane", or the peer's name.
     pub subject: String,
-    /// "time", "instructions", "rate" or "cpu".
+    /// "time", "instructions", "rate", "cpu" or "spins".
     pub metric: String,
     /// Unit of the values: "ns/chain".
     pub unit: String,
@@ -46,7 +47,9 @@ pub struct Row {
     /// Number of rounds.
     pub rounds: u32,
     /// How it was measured: "clock" (wall time), "thread clock" (CPU time of the measuring thread),
-    /// "perf_event" (the processor's counter) or "single-step" (each instruction of a child process).
+    /// "process clock" (CPU time of a child process), "perf_event" (the processor's counter), "single-step"
+    /// (each instruction of a child process) or "count". What follows a comma says how the threads ran; a
+    /// figure that someone else published begins with "published".
     pub method: String,
     /// The CPU that the measuring thread was pinned to, unless the system refused.
     pub pinned_cpu: Option<usize>,
@@ -66,10 +69,16 @@ pub struct Benchmark {
 /// All benchmarks.
 #[must_use]
 pub fn list() -> &'static [Benchmark] {
-    &[Benchmark {
-        name: ring::NAME,
-        summary: "cost of a virtqueue, device and driver side, beside the published crates",
-    }]
+    &[
+        Benchmark {
+            name: ring::NAME,
+            summary: "cost of a virtqueue, device and driver side, one thread and two, beside its peers",
+        },
+        Benchmark {
+            name: poll::NAME,
+            summary: "what it costs that polling cannot be fooled: four ways to count, beside the seed's figures",
+        },
+    ]
 }
 
 /// What to run.
@@ -115,6 +124,7 @@ pub enum BenchError {
 pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     match name {
         ring::NAME => ring::run(options, progress),
+        poll::NAME => poll::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),
     }
 }

@@ -39,9 +39,9 @@ mod virtio_drivers;
 #[cfg(feature = "peers")]
 mod virtio_queue;
 
-pub(crate) use case::{Case, QUEUE_SIZE};
-pub(crate) use scripted::SCRIPT;
-pub(crate) use subject::{OURS, Subject, make};
+pub(crate) use case::{BUFFER, Case, QUEUE_SIZE, Side};
+pub(crate) use scripted::{SCRIPT, ScriptedDevice};
+pub(crate) use subject::{OURS, Subject, broken, make, miscounted};
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "ring";
@@ -62,7 +62,7 @@ const SLICES: u16 = 41;
 /// How long a slice is: much less than a scheduler lets a thread run undisturbed.
 const SLICE: Duration = Duration::from_micros(600);
 /// The fewest rounds that make a result.
-const FEWEST_ROUNDS: u32 = 5;
+pub(crate) const FEWEST_ROUNDS: u32 = 5;
 
 /// A subject, and what the rounds have found.
 struct Entry {
@@ -128,7 +128,7 @@ impl Entry {
         }
         let instructions = match count {
             Some(count) => Some(count as f64 / (chains * f64::from(SLICES))),
-            None => counter.stepped(case, self.name)?,
+            None => counter.stepped(&case.to_string(), case.batch, self.name)?,
         };
         let middle = |values: &[f64]| Spread::of(values).map_or(0.0, |spread| spread.median);
         self.samples.push(Sample { time: middle(&times), cpu: middle(&cpus), instructions });
@@ -137,7 +137,7 @@ impl Entry {
 }
 
 /// CPU time of this thread.
-fn thread_clock() -> Result<Duration, BenchError> {
+pub(crate) fn thread_clock() -> Result<Duration, BenchError> {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map(Duration::from)
         .map_err(|error| BenchError::Os { what: "read the thread's CPU clock", source: error.into() })

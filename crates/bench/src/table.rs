@@ -1,5 +1,5 @@
 //! Results as a table for people.
-use crate::{Row, ring};
+use crate::{Row, poll, ring};
 use std::fmt::Write;
 
 /// One line: a case and metric, with a cell for each subject.
@@ -49,12 +49,18 @@ fn subjects<'a>(line: &Line<'a>) -> Vec<&'a str> {
     line.rows.iter().map(|row| row.subject.as_str()).collect()
 }
 
+/// Whom the others of a line are compared with: ours, or the first of ours.
+fn base<'a>(line: &Line<'a>) -> Option<&'a Row> {
+    line.rows.iter().find(|row| row.subject == ring::OURS).or(line.rows.first()).copied()
+}
+
 /// The text of a block: a heading and a row for each line.
 fn cells(block: &[Line<'_>]) -> Vec<Vec<String>> {
     let mut heading: Vec<String> = ["case", "metric", "unit"].map(str::to_owned).to_vec();
+    let base = block.first().and_then(base).map(|row| row.subject.as_str());
     for name in block.first().map(subjects).unwrap_or_default() {
         heading.extend([name.to_owned(), String::new()]);
-        if name != ring::OURS {
+        if Some(name) != base {
             heading.push("ratio".to_owned());
         }
     }
@@ -64,18 +70,20 @@ fn cells(block: &[Line<'_>]) -> Vec<Vec<String>> {
         let case = if line.case == previous { "" } else { line.case };
         previous = line.case;
         let mut texts = vec![case.to_owned(), line.metric.to_owned(), line.unit.to_owned()];
-        let ours = line.rows.iter().find(|row| row.subject == ring::OURS);
+        // Between variants of one thing, a percent counts.
+        let decimals = if line.rows.iter().any(|row| row.subject == ring::OURS) { 1 } else { 3 };
+        let base = self::base(line);
         for row in &line.rows {
             texts.push(number(row.median));
             texts.push(format!("({} to {})", number(row.min), number(row.max)));
-            if row.subject != ring::OURS {
-                texts.push(match ours {
+            if Some(row.subject.as_str()) != base.map(|row| row.subject.as_str()) {
+                texts.push(match base {
                     // Of a rate, more is better.
-                    Some(ours) if row.metric == "rate" && row.median > 0.0 => {
-                        format!("{:.1}x", ours.median / row.median)
+                    Some(base) if row.metric == "rate" && row.median > 0.0 => {
+                        format!("{:.decimals$}x", base.median / row.median)
                     }
-                    Some(ours) if row.metric != "rate" && ours.median > 0.0 => {
-                        format!("{:.1}x", row.median / ours.median)
+                    Some(base) if row.metric != "rate" && base.median > 0.0 => {
+                        format!("{:.decimals$}x", row.median / base.median)
                     }
                     _ => "-".to_owned(),
                 });
@@ -118,7 +126,8 @@ fn align(out: &mut String, cells: &[Vec<String>]) {
 fn footnotes(out: &mut String, rows: &[Row]) {
     let mut methods: Vec<(&str, &str)> = Vec::new();
     for row in rows {
-        if !methods.iter().any(|(metric, _)| *metric == row.metric) {
+        let published = row.method.starts_with("published");
+        if !published && !methods.contains(&(&row.metric, &row.method)) {
             methods.push((&row.metric, &row.method));
         }
     }
@@ -140,11 +149,16 @@ fn footnotes(out: &mut String, rows: &[Row]) {
             let _ = writeln!(out, "{}", ring::stream::ringtest::MISSING);
         }
     }
-    if rows.iter().any(|row| row.subject != ring::OURS) {
+    if first.bench == poll::NAME {
+        for note in poll::NOTES {
+            let _ = writeln!(out, "{note}");
+        }
+    }
+    if let Some(other) = rows.iter().find(|row| row.subject != first.subject) {
+        let base = if other.bench == poll::NAME { "the first one" } else { ring::OURS };
         let _ = writeln!(
             out,
-            "ratio: the subject's median divided by {0}'s; of a rate {0}'s divided by the subject's.",
-            ring::OURS
+            "ratio: the subject's median divided by {base}'s; of a rate {base}'s divided by the subject's.",
         );
     }
     let pinned = first
@@ -158,7 +172,10 @@ fn footnotes(out: &mut String, rows: &[Row]) {
 fn explain(method: &str) -> &str {
     match method {
         "clock" => "the clock",
+        "clock, SCHED_FIFO" => "the clock (two threads, SCHED_FIFO)",
         "thread clock" => "the thread's CPU clock",
+        "process clock" => "the CPU clock of its process",
+        "count" => "counting",
         "perf_event" => "the processor's counter (user mode)",
         "single-step" => "stepping through a child process (exact, user mode)",
         other => other,

@@ -4,10 +4,14 @@
 //! parent                                   child: the same program, in `child_main`
 //! spawn, STEP_ENV names the subject ---->  makes the subject, warms it up
 //! wait                              <----  traceme, SIGSTOP             (mark 0)
-//! step, step, step ...                     run a few batches or none
-//! steps to mark 1                   <----  SIGSTOP                      (mark 1)
-//! step, step, step ...                     run more batches
+//! step, not counted                        get ready
+//! step, step, step ...              <----  SIGSTOP                      (mark 1)
+//!                                          run a few batches or none
 //! steps to mark 2                   <----  SIGSTOP                      (mark 2)
+//! step, not counted                        get ready
+//! step, step, step ...              <----  SIGSTOP                      (mark 3)
+//!                                          run more batches
+//! steps to mark 4                   <----  SIGSTOP                      (mark 4)
 //! kill
 //! ```
 //!
@@ -37,7 +41,7 @@ const MOST_STEPS: u64 = 20_000_000;
 struct Tracee(Child);
 
 impl Tracee {
-    fn spawn(case: Case, subject: &str, marks: [u16; 2]) -> io::Result<Self> {
+    fn spawn(case: &str, subject: &str, marks: [u16; 2]) -> io::Result<Self> {
         Command::new(std::env::current_exe()?)
             .arg(GUARD)
             .env(STEP_ENV, format!("{case} {subject} {} {}", marks[0], marks[1]))
@@ -90,23 +94,25 @@ fn unexpected(status: WaitStatus) -> io::Error {
 }
 
 /// Instructions a chain of `subject`, scripted side and loop included.
-pub(crate) fn per_chain(case: Case, subject: &str) -> io::Result<f64> {
-    let batches = CHAINS.div_ceil(case.batch);
+pub(crate) fn per_chain(case: &str, batch: u16, subject: &str) -> io::Result<f64> {
+    let batches = CHAINS.div_ceil(batch);
     // Entering the loop is no chain's cost. With short batches a first one takes it; spread over a long
     // one it is next to nothing, and another long one would take its time.
     let first = u16::from(batches > 1);
     let tracee = Tracee::spawn(case, subject, [first, first + batches])?;
     tracee.first_mark()?;
+    tracee.next_mark()?;
     let before = tracee.next_mark()?;
+    tracee.next_mark()?;
     let after = tracee.next_mark()?;
     let steps = after.checked_sub(before).ok_or_else(|| io::Error::other("more batches took fewer steps"))?;
-    Ok(steps as f64 / f64::from(batches * case.batch))
+    Ok(steps as f64 / f64::from(batches * batch))
 }
 
 /// Whether this program, here, can be stepped.
 pub(crate) fn probe() -> io::Result<()> {
     let case = Case::all()[0];
-    per_chain(case, crate::ring::SCRIPT).map(|_| ())
+    per_chain(&case.to_string(), case.batch, crate::ring::SCRIPT).map(|_| ())
 }
 
 /// The hook for a program's `main`: call it first thing there and end with the code that it returns.
@@ -139,6 +145,8 @@ fn work(job: &str) -> Result<(), String> {
     ptrace::traceme().map_err(|error| error.to_string())?;
     raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
     for batches in marks {
+        subject.ready().map_err(|error| error.to_string())?;
+        raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
         black_box(subject.run(black_box(batches)).map_err(|error| error.to_string())?);
         raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
     }

@@ -25,7 +25,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-mod ends;
+pub(crate) mod ends;
 #[cfg(feature = "peers")]
 mod peer_ends;
 pub(crate) mod ringtest;

@@ -17,6 +17,14 @@ pub(crate) trait Subject {
     /// The subject refused, or moved another number of chains than it was offered.
     fn run(&mut self, batches: u32) -> Result<u64, BenchError>;
 
+    /// Does beforehand what is not to be measured.
+    ///
+    /// # Errors
+    /// As [`Subject::run`].
+    fn ready(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
     /// The ring index, in shared memory, up to which the subject has worked.
     fn position(&self) -> u16;
 }

@@ -36,7 +36,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Puts two ends together. `memory` is kept until they are gone.
-    pub(super) fn new(
+    pub(crate) fn new(
         driver: impl DriverEnd + 'static,
         device: impl DeviceEnd + 'static,
         memory: impl Send + 'static,
@@ -82,7 +82,7 @@ pub(crate) fn pair(case: Case, name: &str) -> Result<Box<Pair>, BenchError> {
 }
 
 /// Our driver's layout of the queue.
-pub(super) fn layout(case: Case) -> Result<Layout, BenchError> {
+pub(crate) fn layout(case: Case) -> Result<Layout, BenchError> {
     Layout::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken(OURS, error))
 }
 
@@ -142,14 +142,14 @@ impl DriverEnd for OurDriver {
 
 /// Our device, alone on its cache lines.
 #[repr(align(128))]
-pub(super) struct OurDevice {
+pub(crate) struct OurDevice {
     queue: device::Queue,
     batch: Batch,
 }
 
 impl OurDevice {
     /// Takes the queue at `addresses` into use. `area` has the device address `base`, and must outlive it.
-    pub(super) fn new(
+    pub(crate) fn new(
         case: Case,
         addresses: QueueAddresses,
         base: u64,

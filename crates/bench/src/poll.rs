@@ -1,0 +1,432 @@
+//! `paravane bench poll`: what it costs that polling cannot be fooled (the wrap counter seed).
+//!
+//! The seed adds a count of the ring's turns to what a driver polls with, and measured it as a whole program
+//! that mostly spins. Its table is made again here so that the spinning stands apart. Four **variants** of our
+//! driver, which differ in how far they count:
+//!
+//! | subject | counting |
+//! |---|---|
+//! | `no-counter` | not compiled in: the ring's index alone |
+//! | `counter-off` | the seed's counter, compiled in, not asked for |
+//! | `wrap-counter` | the seed's counter, on: 16 bits of index, 16 bits of turns |
+//! | `position` | a position in 64 bits, which is our default |
+//!
+//! and two **cases** for either layout:
+//!
+//! * `get-used`: one thread takes back the 256 buffers of a ring that was filled beforehand. Instructions and
+//!   time of the taking back alone; the instruction or two of the count show.
+//! * `stream/batch1`, `stream/batch32`: two threads on two CPUs, as in [`crate::ring::stream`]; whenever the
+//!   driver finds nothing used, it arms, and polls with the token. Spins are reported apart.
+//!
+//! The seed's own figures are added as they were published, under a case of their own.
+use crate::instructions::Counter;
+use crate::machine::{Pinned, load_average};
+use crate::memory::Pages;
+use crate::ring::stream::ends::{DriverEnd, OurDevice, Pair, layout};
+use crate::ring::stream::{self, Flow, Place, Wait};
+use crate::ring::{
+    BUFFER, Case, FEWEST_ROUNDS, QUEUE_SIZE, ScriptedDevice, Side, Subject, broken, miscounted,
+};
+use crate::spread::Spread;
+use crate::{BenchError, Options, Row};
+use paravane_ring::driver::poll::{Counting, NoCount, Poller, Position, SeedCount};
+use paravane_ring::driver::{Layout, Queue};
+use paravane_ring::{DmaArea, Segment, Smp};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+mod seed;
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "poll";
+/// The variants, the one without a count first.
+pub(crate) const VARIANTS: [&str; 4] = ["no-counter", "counter-off", "wrap-counter", "position"];
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "get-used: one thread takes back 256 buffers of a ring that was filled beforehand; nothing else is in the figure.",
+    "stream: a driver that polls with its token and a device on two CPUs; spins are the polls that said no.",
+    "reference: the wrap counter seed's own figures (posted on 8 February 2022; 'unconditional' on 1 February), of virtio_test with a vhost thread in an x86 guest. Most of it is spinning; compare nothing with them.",
+];
+
+/// Laps of the ring in one round of `get-used`; the median lap stands for the round.
+const LAPS: usize = 2001;
+/// Laps in which a hardware counter counts.
+const COUNTED_LAPS: u32 = 64;
+
+/// The paths of the cases with one thread.
+const SINGLE: [&str; 2] = ["split/get-used", "packed/get-used"];
+
+/// Whether this is the path of a case with one thread.
+pub(crate) fn is_single(path: &str) -> bool {
+    SINGLE.contains(&path)
+}
+
+/// Makes a subject of a case with one thread; none if there is no such variant.
+///
+/// # Errors
+/// It could not be set up.
+pub(crate) fn make(path: &str, variant: &str) -> Result<Box<dyn Subject>, BenchError> {
+    let packed = path.starts_with("packed");
+    Ok(match variant {
+        "no-counter" => Box::new(GetUsed::<NoCount>::new(packed, false)?),
+        "counter-off" => Box::new(GetUsed::<SeedCount>::new(packed, false)?),
+        "wrap-counter" => Box::new(GetUsed::<SeedCount>::new(packed, true)?),
+        "position" => Box::new(GetUsed::<Position>::new(packed, true)?),
+        _ => return Err(broken("paravane", format_args!("it has no variant {variant}"))),
+    })
+}
+
+/// A driver that takes back what was used before.
+struct GetUsed<C: Counting> {
+    queue: Queue<Smp, C>,
+    /// Who polls, if someone has asked for it.
+    _poller: Option<Poller<Smp, C>>,
+    script: ScriptedDevice,
+    filled: bool,
+    _pages: Pages,
+}
+
+impl<C: Counting> GetUsed<C> {
+    fn new(packed: bool, asked: bool) -> Result<Self, BenchError> {
+        let case = Case {
+            packed,
+            in_order: false,
+            side: Side::Driver,
+            descriptors: 1,
+            indirect: false,
+            batch: QUEUE_SIZE,
+        };
+        let layout =
+            Layout::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken("paravane", error))?;
+        let pages = Pages::new(layout.memory());
+        let memory = DmaArea { area: pages.place().area(), addr: pages.address() };
+        let (mut queue, addresses) =
+            Queue::<Smp, C>::lay_out(layout, memory).map_err(|error| broken("paravane", error))?;
+        let poller =
+            if asked { Some(queue.poller().map_err(|error| broken("paravane", error))?) } else { None };
+        let script = ScriptedDevice::at(case, pages.place(), pages.address(), addresses);
+        Ok(Self { queue, _poller: poller, script, filled: false, _pages: pages })
+    }
+}
+
+impl<C: Counting> Subject for GetUsed<C> {
+    fn run(&mut self, batches: u32) -> Result<u64, BenchError> {
+        let mut sum = 0u64;
+        for _ in 0..batches {
+            self.ready()?;
+            self.filled = false;
+            let mut count = 0;
+            for _ in 0..QUEUE_SIZE {
+                let Some(used) = self.queue.pop_used().map_err(|error| broken("paravane", error))? else {
+                    break;
+                };
+                sum = sum.wrapping_add(used.len.into());
+                count += 1;
+            }
+            if count != usize::from(QUEUE_SIZE) {
+                return Err(miscounted("paravane", count, QUEUE_SIZE));
+            }
+        }
+        Ok(sum)
+    }
+
+    fn ready(&mut self) -> Result<(), BenchError> {
+        if !self.filled {
+            for _ in 0..QUEUE_SIZE {
+                let buffer = [Segment { addr: 0x10_0000, len: BUFFER as u32 }];
+                self.queue.add(&[], &buffer).map_err(|error| broken("paravane", error))?;
+            }
+            self.queue.publish();
+            self.script.serve();
+            self.filled = true;
+        }
+        Ok(())
+    }
+
+    fn position(&self) -> u16 {
+        self.script.available()
+    }
+}
+
+/// A driver of a stream that polls with a token, alone on its cache lines.
+#[repr(align(128))]
+struct Polls<C: Counting> {
+    queue: Queue<Smp, C>,
+    _poller: Option<Poller<Smp, C>>,
+}
+
+/// Makes the two ends of a stream.
+fn pair(case: stream::Case, variant: &str) -> Result<Box<Pair>, BenchError> {
+    match variant {
+        "no-counter" => pair_of::<NoCount>(case, false),
+        "counter-off" => pair_of::<SeedCount>(case, false),
+        "wrap-counter" => pair_of::<SeedCount>(case, true),
+        _ => pair_of::<Position>(case, true),
+    }
+}
+
+fn pair_of<C: Counting>(case: stream::Case, asked: bool) -> Result<Box<Pair>, BenchError> {
+    let layout = layout(case)?;
+    let pages = Pages::new(layout.memory());
+    let area = pages.place().area();
+    let (mut queue, addresses) = Queue::<Smp, C>::lay_out(layout, DmaArea { area, addr: 0 })
+        .map_err(|error| broken("paravane", error))?;
+    let poller = if asked { Some(queue.poller().map_err(|error| broken("paravane", error))?) } else { None };
+    let device = OurDevice::new(case, addresses, 0, area)?;
+    Ok(Pair::new(Polls { queue, _poller: poller }, device, pages))
+}
+
+impl<C: Counting> DriverEnd for Polls<C> {
+    fn drive(&mut self, total: u64, case: stream::Case, wait: Wait<'_>) -> Result<u64, BenchError> {
+        let queue = &mut self.queue;
+        let (batch, outstanding) = (u64::from(case.batch()), u64::from(case.outstanding()));
+        let buffer = [Segment { addr: 0x10_0000, len: BUFFER as u32 }];
+        let (mut added, mut taken, mut spins) = (0u64, 0u64, 0u64);
+        while taken < total {
+            let next = batch.min(total - added);
+            let full = next == 0 || added - taken + next > outstanding;
+            if !full {
+                for _ in 0..next {
+                    queue.add(&[], &buffer).map_err(|error| broken("paravane", error))?;
+                }
+                black_box(queue.publish());
+                added += next;
+            }
+            let before = taken;
+            for _ in 0..batch {
+                let Some(used) = queue.pop_used().map_err(|error| broken("paravane", error))? else { break };
+                black_box(used);
+                taken += 1;
+            }
+            if full && taken == before {
+                let token = queue.enable_notifications();
+                spins += wait.until(|| Ok(queue.poll(token)))?;
+            }
+        }
+        Ok(spins)
+    }
+}
+
+/// One figure over the rounds: case, variant, metric, unit, method, values.
+struct Figure {
+    case: String,
+    variant: &'static str,
+    metric: &'static str,
+    unit: &'static str,
+    method: &'static str,
+    pinned_cpu: Option<usize>,
+    values: Vec<f64>,
+}
+
+impl Figure {
+    fn row(&self, rounds: u32, load: [Option<f64>; 2]) -> Option<Row> {
+        // One that was not found in every round is left out.
+        let spread = Spread::of(&self.values).filter(|_| self.values.len() == rounds as usize)?;
+        Some(Row {
+            bench: NAME.to_owned(),
+            case: self.case.clone(),
+            subject: self.variant.to_owned(),
+            metric: self.metric.to_owned(),
+            unit: self.unit.to_owned(),
+            median: spread.median,
+            min: spread.min,
+            max: spread.max,
+            rounds,
+            method: self.method.to_owned(),
+            pinned_cpu: self.pinned_cpu,
+            load,
+        })
+    }
+}
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    let filter = options.filter.as_deref().unwrap_or("");
+    let singles: Vec<&str> = SINGLE.into_iter().filter(|path| path.contains(filter)).collect();
+    let streams: Vec<stream::Case> = stream::Case::all()
+        .into_iter()
+        .filter(|case| !case.in_order && case.flow != Flow::RoundTrip && case.to_string().contains(filter))
+        .collect();
+    let mut reference = seed::rows();
+    reference.retain(|row| row.case.contains(filter));
+    if singles.is_empty() && streams.is_empty() && reference.is_empty() {
+        return Err(BenchError::NoCase(filter.to_owned()));
+    }
+    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let mut rows = measure(&singles, &streams, rounds, LAPS, 200_000, progress)?;
+    rows.extend(reference);
+    Ok(rows)
+}
+
+/// Measures, interleaved: every round goes through all cases and all variants. `total` buffers go through a
+/// stream in one shot.
+fn measure(
+    singles: &[&str],
+    streams: &[stream::Case],
+    rounds: u32,
+    laps: usize,
+    total: u64,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, BenchError> {
+    let load_start = load_average();
+    // Before this thread is pinned to one CPU.
+    let place = Place::choose();
+    let pinned = Pinned::here();
+    let pinned_cpu = pinned.as_ref().map(Pinned::cpu);
+    let mut counter = Counter::choose(progress);
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut note = |case: &str, variant, (metric, unit, method), pinned_cpu, value: f64| match figures
+        .iter_mut()
+        .find(|f| f.case == case && f.variant == variant && f.metric == metric)
+    {
+        Some(figure) => figure.values.push(value),
+        None => figures.push(Figure {
+            case: case.to_owned(),
+            variant,
+            metric,
+            unit,
+            method,
+            pinned_cpu,
+            values: vec![value],
+        }),
+    };
+    let mut alone = Vec::new();
+    for &path in singles {
+        for variant in VARIANTS {
+            alone.push((path, variant, make(path, variant)?));
+        }
+    }
+    let mut pairs = Vec::new();
+    for &case in streams {
+        for variant in VARIANTS {
+            pairs.push((case, variant, pair(case, variant)?));
+        }
+    }
+    for number in 1..=rounds {
+        for turn in 0..alone.len() {
+            // Each variant comes at each place of its case in turn.
+            let turn = turn / VARIANTS.len() * VARIANTS.len() + (turn + number as usize) % VARIANTS.len();
+            let (path, variant, subject) = &mut alone[turn];
+            progress(&format!("round {number} of {rounds}: {path}: {variant}"));
+            let time = lap_time(&mut **subject, laps)?;
+            note(path, variant, ("time", "ns/buffer", "clock"), pinned_cpu, time);
+            let count = instructions(&mut **subject, &mut counter, path, variant)?;
+            if let Some(count) = count {
+                note(path, variant, ("instructions", "instr/buffer", counter.method()), pinned_cpu, count);
+            }
+        }
+        for turn in 0..pairs.len() {
+            let turn = turn / VARIANTS.len() * VARIANTS.len() + (turn + number as usize) % VARIANTS.len();
+            let (case, variant, pair) = &mut pairs[turn];
+            progress(&format!("round {number} of {rounds}: {case}: {variant}"));
+            let shots: Result<Vec<_>, _> = (0..5).map(|_| pair.shoot(*case, &place, total)).collect();
+            let mut shots = shots?;
+            shots.sort_by_key(|shot| shot.time);
+            let shot = shots[shots.len() / 2];
+            let path = case.to_string();
+            let cpu = place.cpus.map(|cpus| cpus[0]);
+            let nanos = |time: Duration| time.as_nanos() as f64 / total as f64;
+            note(&path, variant, ("time", "ns/buffer", place.method()), cpu, nanos(shot.time));
+            note(&path, variant, ("cpu", "ns/buffer", "thread clock"), cpu, nanos(shot.cpu));
+            note(&path, variant, ("spins", "spins/buffer", "count"), cpu, shot.spins as f64 / total as f64);
+        }
+    }
+    let load = [load_start, load_average()];
+    // Cases in their order, and the variants of a case in theirs, whoever came first in the first round.
+    let order = |figure: &Figure| VARIANTS.iter().position(|variant| *variant == figure.variant);
+    let mut rows = Vec::new();
+    let paths = singles.iter().map(|path| (*path).to_owned()).chain(streams.iter().map(ToString::to_string));
+    for path in paths {
+        let mut of_case: Vec<&Figure> = figures.iter().filter(|figure| figure.case == path).collect();
+        of_case.sort_by_key(|figure| order(figure));
+        rows.extend(of_case.iter().filter_map(|figure| figure.row(rounds, load)));
+    }
+    Ok(rows)
+}
+
+/// The median lap, in nanoseconds a buffer, without what reading the clock takes.
+fn lap_time(subject: &mut dyn Subject, laps: usize) -> Result<f64, BenchError> {
+    let mut times = Vec::with_capacity(laps);
+    let mut empty = Vec::with_capacity(laps);
+    for _ in 0..laps {
+        subject.ready()?;
+        let start = Instant::now();
+        black_box(subject.run(black_box(1))?);
+        times.push(start.elapsed().as_nanos() as f64);
+        let start = Instant::now();
+        black_box(());
+        empty.push(start.elapsed().as_nanos() as f64);
+    }
+    let middle = |values: &[f64]| Spread::of(values).map_or(0.0, |spread| spread.median);
+    Ok((middle(&times) - middle(&empty)) / f64::from(QUEUE_SIZE))
+}
+
+/// Instructions a buffer, of the taking back alone.
+fn instructions(
+    subject: &mut dyn Subject,
+    counter: &mut Counter,
+    path: &str,
+    variant: &str,
+) -> Result<Option<f64>, BenchError> {
+    let mut total = 0;
+    for _ in 0..COUNTED_LAPS {
+        subject.ready()?;
+        match counter.around(|| subject.run(black_box(1)))? {
+            (_, Some(count)) => total += count,
+            (_, None) => return counter.stepped(path, QUEUE_SIZE, variant),
+        }
+    }
+    Ok(Some(total as f64 / f64::from(COUNTED_LAPS * u32::from(QUEUE_SIZE))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_takes_back_every_buffer() {
+        for path in SINGLE {
+            let sums = VARIANTS.map(|variant| {
+                let mut subject = make(path, variant).unwrap();
+                subject.ready().unwrap();
+                let sum = subject.run(3).unwrap();
+                assert_eq!(subject.position(), 3 * QUEUE_SIZE, "{path} {variant}");
+                sum
+            });
+            assert_eq!(sums, [3 * u64::from(QUEUE_SIZE) * BUFFER as u64; 4], "{path}");
+        }
+        assert!(make(SINGLE[0], "none").is_err());
+    }
+
+    #[test]
+    fn every_polling_stream_moves_every_buffer() {
+        let yielding = Place { cpus: None, real_time: false };
+        for case in stream::Case::all().into_iter().filter(|case| !case.in_order) {
+            for variant in VARIANTS {
+                let mut pair = pair(case, variant).unwrap();
+                for total in [1, 1_003] {
+                    pair.shoot(case, &yielding, total)
+                        .unwrap_or_else(|error| panic!("{case} {variant}: {error}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_measurement_has_its_rows() {
+        let streams = [stream::Case { packed: true, in_order: false, flow: Flow::Stream(32) }];
+        let rows = measure(&["split/get-used"], &streams, 2, 3, 500, &mut |_| {}).unwrap();
+        for (case, metric) in [
+            ("split/get-used", "time"),
+            ("packed/stream/batch32", "time"),
+            ("packed/stream/batch32", "spins"),
+        ] {
+            let variants: Vec<&str> = rows
+                .iter()
+                .filter(|row| row.case == case && row.metric == metric)
+                .map(|row| row.subject.as_str())
+                .collect();
+            assert_eq!(variants, VARIANTS, "{case} {metric}");
+        }
+    }
+}
