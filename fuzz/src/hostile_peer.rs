@@ -11,7 +11,7 @@ use crate::dice::Dice;
 use crate::guarded::Guarded;
 use crate::split_device::check_chain;
 use paravane_ring::device::{self, Batch, QueueConfig};
-use paravane_ring::driver::{self, Layout};
+use paravane_ring::driver::{self, BufferId, Layout, Used};
 use paravane_ring::{Area, ConfigError, DmaArea, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use std::collections::BTreeMap;
@@ -420,6 +420,12 @@ impl DeviceSide {
     /// Some of those in flight, in their order or in another.
     fn complete(&mut self) {
         let ordered = self.dice.once_in(2);
+        // None at all is completed in a latched queue too.
+        if ordered && self.dice.once_in(2) && !self.in_flight.is_empty() {
+            let all = self.queue.complete_all(self.in_flight.drain(..).map(|head| (head, 1)));
+            self.check(all);
+            return;
+        }
         for _ in 0..self.dice.below(8) {
             if self.in_flight.is_empty() {
                 return;
@@ -462,7 +468,8 @@ impl DriverSide {
                     self.in_flight.iter_mut().for_each(|buffer| buffer.2 = true);
                 }
             }
-            6..10 => (0..self.dice.below(8)).for_each(|_| self.take_back()),
+            6..8 => (0..self.dice.below(8)).for_each(|_| self.take_back()),
+            8 | 9 => self.take_many(),
             10 if self.dice.once_in(2) => self.token = Some(self.queue.enable_notifications()),
             10 => self.queue.disable_notifications(),
             _ => {
@@ -498,16 +505,37 @@ impl DriverSide {
         }
     }
 
+    /// The device has used a buffer.
+    fn returned(&mut self, used: Used) {
+        let at = self.in_flight.iter().position(|buffer| buffer.0 == used.id.0).expect("in flight");
+        let (_, writable, published) = self.in_flight.swap_remove(at);
+        assert!(published, "returned before the device could know of it");
+        assert!(used.len <= writable, "{} bytes written to {writable}", used.len);
+        self.buffers += 1;
+    }
+
+    fn take_many(&mut self) {
+        let mut out = [Used { id: BufferId(0), len: 0 }; 8];
+        match self.queue.take_used(&mut out) {
+            Ok(count) => {
+                assert_eq!(self.latched, None, "the queue has forgotten");
+                out[..count].iter().for_each(|used| self.returned(*used));
+                // What comes before an error is returned first.
+                self.latched = self.queue.error();
+                assert!(self.latched.is_none() || count > 0, "an error that was not told");
+            }
+            Err(error) => {
+                let first = *self.latched.get_or_insert(error);
+                assert_eq!(error, first, "another error than the first");
+            }
+        }
+    }
+
     fn take_back(&mut self) {
         match self.queue.pop_used() {
             Ok(used) => {
                 assert_eq!(self.latched, None, "the queue has forgotten");
-                let Some(used) = used else { return };
-                let at = self.in_flight.iter().position(|buffer| buffer.0 == used.id.0).expect("in flight");
-                let (_, writable, published) = self.in_flight.swap_remove(at);
-                assert!(published, "returned before the device could know of it");
-                assert!(used.len <= writable, "{} bytes written to {writable}", used.len);
-                self.buffers += 1;
+                used.into_iter().for_each(|used| self.returned(used));
             }
             Err(error) => {
                 let first = *self.latched.get_or_insert(error);
