@@ -145,6 +145,91 @@ const SPLIT_DRIVER: &[Seed] = {
     ]
 };
 
+/// Steps of `packed_device`, after size less one, feature bits, and batch slots less one.
+mod packed_device {
+    /// Descriptors less one, identifier; then each: its kind, and where and how long.
+    pub(super) const READABLE: &[u8] = &[0, 0, 3, 0, 0, 0, 0, 5];
+    /// Its identifier is 0 in a queue of one.
+    pub(super) const ALONE: &[u8] = &[0, 0, 2, 0, 0, 0, 0, 5];
+    pub(super) const CHAIN: &[u8] = &[0, 2, 4, 0, 0, 0, 0, 5, 2, 0, 1, 0, 6, 2, 0, 2, 0, 7];
+    pub(super) const WRONG_WAY: &[u8] = &[0, 1, 4, 2, 0, 0, 0, 5, 0, 0, 1, 0, 6];
+    pub(super) const INDIRECT: &[u8] = &[0, 0, 5, 4, 0, 0, 0, 2];
+    pub(super) const EMPTY: &[u8] = &[0, 0, 3, 0, 0, 0, 0, 0];
+    pub(super) const OUTSIDE: &[u8] = &[0, 0, 255, 9, 1, 0, 0, 0, 0, 5];
+    pub(super) const WRAPS: &[u8] = &[0, 0, 3, 0, 6, 0, 5, 9];
+    pub(super) const TABLE: &[u8] = &[4, 1, 5, 0, 0, 0, 0, 0, 5];
+    pub(super) const TABLE_NEXT: &[u8] = &[4, 1, 6, 2, 0, 0, 0, 0, 5];
+    pub(super) const POP: &[u8] = &[7, 0];
+    pub(super) const COMPLETE: &[u8] = &[10, 0, 7, 0, 0, 0];
+    pub(super) const COMPLETE_SECOND: &[u8] = &[10, 1, 7, 0, 0, 0];
+    pub(super) const COMPLETE_UNKNOWN: &[u8] = &[14, 0, 9, 0, 0, 0, 0, 0];
+    pub(super) const PUBLISH: &[u8] = &[12];
+    pub(super) const ARM: &[u8] = &[13];
+    pub(super) const EVENT: &[u8] = &[4, 3, 1, 1, 2];
+    pub(super) const SETTLE: &[u8] = &[15];
+}
+
+const PACKED_DEVICE: &[Seed] = {
+    use packed_device::*;
+    const PLAIN: &[u8] = &[7, 0, 7];
+    const ODD: &[u8] = &[4, 2, 7];
+    const INDIRECTS: &[u8] = &[7, 1, 7];
+    const ORDERED: &[u8] = &[7, 12, 7];
+    &[
+        ("round-trip", &[PLAIN, READABLE, POP, COMPLETE, PUBLISH, ARM, POP]),
+        ("chain", &[PLAIN, CHAIN, READABLE, POP, COMPLETE_SECOND, COMPLETE, PUBLISH, ARM]),
+        (
+            "odd-size-wraps",
+            &[ODD, CHAIN, POP, SETTLE, CHAIN, EVENT, POP, SETTLE, CHAIN, POP, SETTLE, ARM, CHAIN, POP],
+        ),
+        ("in-order", &[ORDERED, CHAIN, READABLE, POP, COMPLETE_SECOND, PUBLISH, COMPLETE, PUBLISH]),
+        ("indirect", &[INDIRECTS, TABLE, TABLE_NEXT, INDIRECT, POP, COMPLETE, PUBLISH]),
+        ("indirect-not-negotiated", &[PLAIN, TABLE, TABLE_NEXT, INDIRECT, POP, POP]),
+        ("readable-after-writable", &[PLAIN, WRONG_WAY, POP]),
+        ("zero-length", &[PLAIN, EMPTY, POP]),
+        ("address-wraps", &[PLAIN, WRAPS, POP]),
+        ("identifier-outside", &[PLAIN, OUTSIDE, POP]),
+        ("identifier-twice", &[PLAIN, READABLE, READABLE, POP]),
+        ("overrun", &[&[0, 0, 7], ALONE, POP, ALONE, POP]),
+        ("complete-unknown", &[PLAIN, READABLE, POP, COMPLETE_UNKNOWN, PUBLISH]),
+    ]
+};
+
+/// Steps of `packed_driver`, after size (as a power of two), feature bits, and length of the indirect tables.
+mod packed_driver {
+    pub(super) use super::driver::{ADD, ADD_CHAIN, DISABLE, ENABLE, POLL, POP, PUBLISH};
+    pub(super) const HONEST: &[u8] = &[2, 16, 0, 0, 0];
+    pub(super) const TOO_LONG: &[u8] = &[2, 255, 255, 255, 255];
+    pub(super) const USE_0: &[u8] = &[0, 0, 0, 1, 0, 0, 0];
+    pub(super) const USE_OUTSIDE: &[u8] = &[0, 1, 0, 1, 1, 0, 0, 0];
+    pub(super) const TAKE: &[u8] = &[12, 5];
+    pub(super) const FLAGS: &[u8] = &[0, 3, 0, 128, 128];
+}
+
+const PACKED_DRIVER: &[Seed] = {
+    use packed_driver::*;
+    const PLAIN: &[u8] = &[3, 0, 0];
+    const INDIRECTS: &[u8] = &[3, 1, 4];
+    const EVENTS: &[u8] = &[3, 2, 0];
+    const ORDERED: &[u8] = &[3, 12, 0];
+    &[
+        ("round-trip", &[PLAIN, DISABLE, ADD, PUBLISH, HONEST, POP, POP, ENABLE, POLL]),
+        ("event-index", &[EVENTS, ENABLE, POLL, ADD, PUBLISH, HONEST, POLL, POP, POLL]),
+        (
+            "chain",
+            &[PLAIN, ADD_CHAIN, ADD_CHAIN, PUBLISH, HONEST, HONEST, TAKE, ADD_CHAIN, PUBLISH, HONEST, POP],
+        ),
+        ("indirect", &[INDIRECTS, ADD_CHAIN, ADD, PUBLISH, HONEST, HONEST, POP, POP]),
+        ("in-order", &[ORDERED, ADD_CHAIN, ADD, PUBLISH, HONEST, HONEST, TAKE, POP]),
+        ("full", &[PLAIN, ADD_CHAIN, ADD_CHAIN, ADD_CHAIN, PUBLISH, HONEST, POP, ADD_CHAIN]),
+        ("length-clamped", &[PLAIN, ADD_CHAIN, PUBLISH, TOO_LONG, POP]),
+        ("used-before-published", &[PLAIN, ADD, USE_0, POP, PUBLISH, ADD]),
+        ("used-twice", &[PLAIN, ADD, ADD, PUBLISH, USE_0, USE_0, POP, POP, POP]),
+        ("used-outside", &[PLAIN, ADD, PUBLISH, USE_OUTSIDE, POP, ADD]),
+        ("flags-alone", &[PLAIN, ADD, PUBLISH, FLAGS, POLL, TAKE, POP]),
+    ]
+};
+
 /// Steps of `mmio`, after one byte: NOTIFICATION_DATA, no RING_RESET, slow owner, number of queues.
 mod registers {
     pub(super) const NEGOTIATE: &[u8] = &[9, 2];
@@ -273,6 +358,8 @@ fn main() -> io::Result<()> {
     let corpora = [
         ("split_device", SPLIT_DEVICE),
         ("split_driver", SPLIT_DRIVER),
+        ("packed_device", PACKED_DEVICE),
+        ("packed_driver", PACKED_DRIVER),
         ("mmio", MMIO),
         ("blk_request", BLK_REQUEST),
     ];

@@ -16,11 +16,15 @@ mod guarded;
 mod hostile;
 pub mod hostile_peer;
 mod mmio;
+mod packed_device;
+mod packed_driver;
 mod split_device;
 mod split_driver;
 
 pub use blk_request::blk_request;
 pub use mmio::mmio;
+pub use packed_device::packed_device;
+pub use packed_driver::packed_driver;
 pub use split_device::split_device;
 pub use split_driver::split_driver;
 
@@ -28,9 +32,11 @@ pub use split_driver::split_driver;
 pub type Target = fn(&[u8]);
 
 /// Every target: its name, which is its corpus's too, and its function.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 6] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
+    ("packed_device", packed_device),
+    ("packed_driver", packed_driver),
     ("mmio", mmio),
     ("blk_request", blk_request),
 ];

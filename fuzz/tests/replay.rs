@@ -37,6 +37,16 @@ fn split_driver() {
 }
 
 #[test]
+fn packed_device() {
+    replay("packed_device");
+}
+
+#[test]
+fn packed_driver() {
+    replay("packed_driver");
+}
+
+#[test]
 fn mmio() {
     replay("mmio");
 }
@@ -44,6 +54,23 @@ fn mmio() {
 #[test]
 fn blk_request() {
     replay("blk_request");
+}
+
+/// Bytes of no meaning, for a target that nobody has fuzzed yet on this machine: shallow, and quick.
+#[test]
+fn random_bytes() {
+    let mut state = 1_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 56) as u8
+    };
+    for (name, target) in TARGETS.iter().filter(|(name, _)| name.starts_with("packed")) {
+        for number in 0..3000 {
+            let input: Vec<_> = (0..200 + number % 800).map(|_| byte()).collect();
+            println!("{name} {number}");
+            target(&input);
+        }
+    }
 }
 
 #[test]
