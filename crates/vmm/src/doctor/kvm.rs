@@ -88,9 +88,9 @@ fn judge(costs: &Costs) -> Vec<Finding> {
         Ok(kick) => findings.push(Finding::ok(
             "kick cost",
             format!(
-                "{:.1} µs: the same write to an ioeventfd, {:.1} times cheaper",
+                "{:.1} µs: the same write to an ioeventfd, {}",
                 kick / 1e3,
-                costs.exit_ns / kick.max(1.0)
+                beside(costs.exit_ns / kick.max(1.0))
             ),
         )),
         Err(ref why) => findings.push(Finding::warn(
@@ -113,6 +113,15 @@ fn judge(costs: &Costs) -> Vec<Finding> {
     findings
 }
 
+/// How a kick compares with an exit that costs `ratio` times as much.
+fn beside(ratio: f64) -> String {
+    match ratio {
+        1.05.. => format!("{ratio:.1} times cheaper"),
+        0.95.. => "which is no cheaper".to_owned(),
+        _ => format!("{:.1} times dearer", 1.0 / ratio.max(1e-3)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +135,13 @@ mod tests {
         assert_eq!(emulated[2].level, Level::Warn);
         assert!(emulated[2].found.starts_with("emulated"));
         assert!(emulated[1].found.contains("4.0 times cheaper"));
+    }
+
+    #[test]
+    fn a_kick_that_is_dearer_is_not_called_cheaper() {
+        assert_eq!(beside(4.0), "4.0 times cheaper");
+        assert_eq!(beside(1.01), "which is no cheaper");
+        assert_eq!(beside(0.5), "2.0 times dearer");
     }
 
     #[test]
