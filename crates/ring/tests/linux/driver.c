@@ -9,6 +9,8 @@
  *   enable_delayed                               1, or 0: more was used meanwhile
  *   disable
  *   take_back                                    1 ID, or 0           after this the queue is of no more use
+ *   stream COUNT OUTSTANDING ADDRESS             KICKS SLEEPS         moves COUNT buffers by itself while the
+ *                                                                     device runs: 8 bytes go over, 8 come back
  *   broken                                       1: Linux has given the queue up
  */
 #include <stdlib.h>
@@ -141,6 +143,64 @@ static void take_back(void)
 		shared_answer("0");
 }
 
+static void stream(void)
+{
+	uint64_t count = shared_number(), outstanding = shared_number(), address = shared_number();
+	uint64_t added = 0, done = 0, kicks = 0, sleeps = 0, free_slots[256], frees = 0, value, slot;
+	struct scatterlist readable, writable, *lists[2] = { &readable, &writable };
+	struct buffer *buffer;
+	unsigned token, len;
+
+	while (frees < outstanding && frees < 256) {
+		free_slots[frees] = frees;
+		frees++;
+	}
+	while (done < count) {
+		uint64_t before = done;
+
+		while (added < count && frees) {
+			unsigned char *bytes;
+
+			slot = free_slots[frees - 1];
+			bytes = shared_at(address + 64 * slot, 64);
+			memcpy(bytes, &added, 8);
+			memset(bytes + 32, 0, 8);
+			buffer = &buffers[slot];
+			buffer->id = slot;
+			buffer->writable[0].bytes = bytes;
+			sg_init_one(&readable, bytes, 8);
+			sg_init_one(&writable, bytes + 32, 8);
+			if (virtqueue_add_sgs(queue, lists, 1, 1, buffer, GFP_ATOMIC))
+				break;
+			frees--;
+			added++;
+		}
+		if (virtqueue_kick_prepare(queue)) {
+			kicks++;
+			shared_wake();
+		}
+		virtqueue_disable_cb(queue);
+		while ((buffer = virtqueue_get_buf(queue, &len))) {
+			uint64_t sent;
+
+			memcpy(&sent, buffer->writable[0].bytes, 8);
+			memcpy(&value, buffer->writable[0].bytes + 32, 8);
+			if (len != 8 || value != sent * 3 + 1)
+				exit(1);
+			free_slots[frees++] = buffer->id;
+			done++;
+		}
+		if (done != before || done == count)
+			continue;
+		token = virtqueue_enable_cb_prepare(queue);
+		if (!virtqueue_poll(queue, token)) {
+			sleeps++;
+			shared_sleep();
+		}
+	}
+	shared_answer("%llu %llu", (unsigned long long)kicks, (unsigned long long)sleeps);
+}
+
 static void command(const char *name)
 {
 	if (!strcmp(name, "queue"))
@@ -161,6 +221,8 @@ static void command(const char *name)
 		virtqueue_disable_cb(queue);
 	else if (!strcmp(name, "take_back"))
 		take_back();
+	else if (!strcmp(name, "stream"))
+		stream();
 	else if (!strcmp(name, "broken"))
 		shared_answer("%d", virtqueue_is_broken(queue));
 	else

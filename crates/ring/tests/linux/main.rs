@@ -5,6 +5,9 @@
 //! package; `PARAVANE_LINUX_VIRTIO` names the folder. It shares memory with the test, and does a step each
 //! time a command comes through a pipe. So every step's answer can be compared with a plain model: what was
 //! handed over, what came back, what it says, and whether a notification was asked for.
+//!
+//! Then both sides run at the same time, and sleep when they have nothing to do: a lost notification stops
+//! them, and a byte that is seen before it was written is the wrong one.
 #![cfg(all(not(loom), not(miri)))]
 mod model;
 mod our_driver;
@@ -13,7 +16,6 @@ mod their_driver;
 mod wish;
 
 use model::{Op, ops};
-use paravane_ring::device::QueueConfig;
 use paravane_ring::driver::Layout;
 use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use proptest::prelude::*;
@@ -42,10 +44,14 @@ fn features(packed: bool) -> Vec<u64> {
     all
 }
 
+/// How many random cases a test runs.
+fn cases() -> u32 {
+    std::env::var("PARAVANE_LINUX_CASES").map_or(60, |cases| cases.parse().unwrap())
+}
+
 /// Random steps on queues of random sizes; packed ones need not have a power of two.
 fn run_random<P: Pair>(features: Vec<u64>, new: impl Fn(u16, u64) -> P) {
-    let cases = std::env::var("PARAVANE_LINUX_CASES").map_or(60, |cases| cases.parse().unwrap());
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
     let size = prop::sample::select(vec![1u16, 2, 4, 8, 32, 256]);
     let cases = (prop::sample::select(features), size, ops());
     TestRunner::new(config)
@@ -92,7 +98,7 @@ fn linux_drives_our_device() {
     if !peer::here("linux_drives_our_device") {
         return;
     }
-    run_random(features(QueueConfig::FEATURES & RING_PACKED != 0), their_driver::Pair::new);
+    run_random(features(true), their_driver::Pair::new);
 }
 
 #[test]
@@ -100,7 +106,19 @@ fn linux_drives_our_device_around_the_wrap() {
     if !peer::here("linux_drives_our_device_around_the_wrap") {
         return;
     }
-    run_around_the_wrap(features(QueueConfig::FEATURES & RING_PACKED != 0), their_driver::Pair::new);
+    run_around_the_wrap(features(true), their_driver::Pair::new);
+}
+
+#[test]
+fn linux_drives_our_device_while_both_run() {
+    if !peer::here("linux_drives_our_device_while_both_run") {
+        return;
+    }
+    for features in features(true) {
+        for size in [2, 128] {
+            their_driver::stream(size, features, 500 * u64::from(cases()));
+        }
+    }
 }
 
 #[test]
@@ -117,4 +135,16 @@ fn our_driver_drives_vringh_around_the_wrap() {
         return;
     }
     run_around_the_wrap(features(false), our_driver::Pair::new);
+}
+
+#[test]
+fn our_driver_drives_vringh_while_both_run() {
+    if !peer::here("our_driver_drives_vringh_while_both_run") {
+        return;
+    }
+    for features in features(false) {
+        for size in [2, 128] {
+            our_driver::stream(size, features, 500 * u64::from(cases()));
+        }
+    }
 }

@@ -118,6 +118,55 @@ impl Pair {
     }
 }
 
+/// Both sides run at the same time, and sleep when there is nothing to do: no notification may be lost, and no
+/// byte may be seen before it is written.
+pub(crate) fn stream(size: u16, features: u64, count: u64) {
+    const PLACE: usize = 64;
+    let mut pair = Pair::new(size, features);
+    let Pair { driver, peer, .. } = &mut pair;
+    let ours = peer.ours();
+    let data = ours.slice(ours.area.len() / 2, usize::from(size) * PLACE).unwrap();
+    let mut places: Vec<usize> = (0..usize::from(size)).collect();
+    // What each of the driver's identifiers was sent with, and where.
+    let mut sent = vec![(0, 0); size.into()];
+    peer.start_step(&format!("serve {count}"));
+    let (mut added, mut done) = (0u64, 0);
+    while done < count {
+        while added < count && driver.room() >= 2 {
+            let place = places.pop().unwrap();
+            let addr = data.addr + (place * PLACE) as u64;
+            assert!(data.area.write(place * PLACE, &added.to_le_bytes()));
+            let segment = |offset| Segment { addr: addr + offset, len: 8 };
+            let BufferId(id) = driver.add(&[segment(0)], &[segment(32)]).unwrap();
+            sent[usize::from(id)] = (added, place);
+            added += 1;
+        }
+        if driver.publish() {
+            peer.wake();
+        }
+        driver.disable_notifications();
+        let before = done;
+        while let Some(used) = driver.pop_used().unwrap() {
+            let (value, place) = sent[usize::from(used.id.0)];
+            let mut bytes = [0; 8];
+            assert!(data.area.read(place * PLACE + 32, &mut bytes));
+            assert_eq!((used.len, u64::from_le_bytes(bytes)), (8, value * 3 + 1));
+            places.push(place);
+            done += 1;
+        }
+        if done == before {
+            let token = driver.enable_notifications();
+            if !driver.poll(token) {
+                peer.sleep();
+            }
+        }
+    }
+    let [interrupts, sleeps] = pair.peer.answer().try_into().expect("two numbers");
+    eprintln!(
+        "features {features:#x}, size {size}: {interrupts} interrupts, the device slept {sleeps} times"
+    );
+}
+
 impl crate::Pair for Pair {
     fn step(&mut self, op: &Op) {
         match *op {

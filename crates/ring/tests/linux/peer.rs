@@ -1,7 +1,7 @@
 //! The process in which Linux's code runs, and the memory that is shared with it.
 use paravane_ring::{Area, DmaArea};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::NonNull;
@@ -33,6 +33,9 @@ pub(crate) struct Peer {
     memory: MmapRegion,
     base: u64,
     heap: u64,
+    /// Notifications from the process, and to it.
+    kicks: File,
+    interrupts: File,
 }
 
 impl Peer {
@@ -47,11 +50,13 @@ impl Peer {
         let mut hello = String::new();
         answers.read_line(&mut hello).unwrap();
         let numbers = numbers(hello.strip_prefix("memory ").expect("where the memory is"));
-        let [fd, base, size, heap] = numbers.try_into().expect("four numbers");
-        let path = format!("/proc/{}/fd/{fd}", child.id());
-        let file = File::options().read(true).write(true).open(path).unwrap();
+        let [fd, base, size, heap, wake, woken] = numbers.try_into().expect("six numbers");
+        let path = |fd| format!("/proc/{}/fd/{fd}", child.id());
+        let file = File::options().read(true).write(true).open(path(fd)).unwrap();
+        let kicks = File::open(path(wake)).unwrap();
+        let interrupts = File::options().write(true).open(path(woken)).unwrap();
         let memory = MmapRegion::from_file(FileOffset::new(file, 0), size as usize).unwrap();
-        Self { child, commands, answers, memory, base, heap }
+        Self { child, commands, answers, memory, base, heap, kicks, interrupts }
     }
 
     /// The part of the memory that is the test's, by addresses that hold in the process.
@@ -103,6 +108,31 @@ impl Peer {
                 numbers(&answer)
             })
             .collect()
+    }
+
+    /// Starts a step that takes both sides; [`Peer::answer`] waits for its end.
+    pub(crate) fn start_step(&mut self, command: &str) {
+        let line = format!("{command}\n");
+        self.commands.as_mut().unwrap().write_all(line.as_bytes()).expect("the process takes commands");
+    }
+
+    /// What the step that was started has answered.
+    pub(crate) fn answer(&mut self) -> Vec<u64> {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        assert!(answer.ends_with('\n'), "Linux's side died");
+        numbers(&answer)
+    }
+
+    /// Notifies the process.
+    pub(crate) fn wake(&mut self) {
+        self.interrupts.write_all(&[0]).unwrap();
+    }
+
+    /// Sleeps until the process notifies. It fails by itself if nothing happens for long.
+    pub(crate) fn sleep(&mut self) {
+        let got = self.kicks.read(&mut [0; 4096]).unwrap();
+        assert!(got > 0, "Linux's side died");
     }
 
     /// The one number that a command answers, as a truth.

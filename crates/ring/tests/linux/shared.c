@@ -1,5 +1,8 @@
 #define _GNU_SOURCE
 #include "shared.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +16,8 @@
 #define PAGE 4096u
 
 static unsigned char *memory;
+/* Read and write ends. */
+static int wake[2], woken[2];
 
 /* The heap: sizes are powers of two, each with a list of free pieces. Their sizes are kept apart from
  * them, since the other side may write anywhere in the memory. */
@@ -38,8 +43,29 @@ void shared_init(void)
 	memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (memory == MAP_FAILED)
 		fail("cannot map shared memory");
-	printf("memory %d %llu %u %u\n", fd, (unsigned long long)(uintptr_t)memory, SIZE, HEAP);
+	if (pipe2(wake, O_NONBLOCK) || pipe2(woken, O_NONBLOCK))
+		fail("cannot make pipes");
+	printf("memory %d %llu %u %u %d %d\n", fd, (unsigned long long)(uintptr_t)memory, SIZE, HEAP, wake[0],
+	       woken[1]);
 	fflush(stdout);
+}
+
+void shared_wake(void)
+{
+	/* A full pipe wakes as well. */
+	if (write(wake[1], "", 1) != 1 && errno != EAGAIN)
+		fail("cannot notify the test");
+}
+
+void shared_sleep(void)
+{
+	struct pollfd readable = { .fd = woken[0], .events = POLLIN };
+	char bytes[4096];
+
+	if (poll(&readable, 1, 20000) != 1)
+		fail("no notification came for 20 seconds");
+	if (read(woken[0], bytes, sizeof(bytes)) < 1)
+		fail("cannot read the notification");
 }
 
 void *shared_malloc(size_t size)

@@ -4,8 +4,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Makes the memory and tells the test of it: "memory FD ADDRESS SIZE HEAP". An address in it means the same
- * byte to Linux's code and, less ADDRESS, to the test. The first HEAP bytes are Linux's, the rest the test's. */
+/* Makes the memory and tells the test of it: "memory FD ADDRESS SIZE HEAP WAKE WOKEN". An address in it means the same
+ * byte to Linux's code and, less ADDRESS, to the test. The first HEAP bytes are Linux's, the rest the test's.
+ * WAKE is a pipe that the test reads, WOKEN one that it writes: notifications, while both sides run. */
 void shared_init(void);
 
 /* Zeroed memory out of the heap, for what Linux's driver shares with a device; page-aligned from a page on. */
@@ -15,6 +16,11 @@ void shared_free(void *memory);
 
 /* The memory at an address of the test's, or the program ends: the test is at fault. */
 unsigned char *shared_at(uint64_t address, uint64_t len);
+
+/* Notifies the test. */
+void shared_wake(void);
+/* Sleeps until the test notifies; the program fails after 20 seconds, since a notification is lost. */
+void shared_sleep(void);
 
 /* Reads commands, a line each, and hands them to `command` until the pipe ends. */
 void shared_serve(void (*command)(const char *name));

@@ -89,6 +89,44 @@ impl Pair {
     }
 }
 
+/// Both sides run at the same time, and sleep when there is nothing to do: no notification may be lost, and no
+/// byte may be seen before it is written.
+pub(crate) fn stream(size: u16, features: u64, count: u64) {
+    let mut pair = Pair::new(size, features);
+    let at = pair.peer.ours().addr;
+    pair.peer.start_step(&format!("stream {count} {} {at}", size.min(200)));
+    let (mut served, mut next) = (0, 0);
+    let Pair { device, batch, peer, .. } = &mut pair;
+    loop {
+        device.disable_kicks();
+        while device.pop(batch, |addr, out| peer.fetch(addr, out)).unwrap() > 0 {
+            for chain in batch.chains() {
+                let ([from], [to]) = batch.segments(chain) else { panic!("two segments") };
+                let mut bytes = [0; 8];
+                assert!(from.len == 8 && to.len == 8 && peer.fetch(from.addr, &mut bytes));
+                let value = u64::from_le_bytes(bytes);
+                assert_eq!(value, next, "in the order in which they were added");
+                next += 1;
+                let answer = value * 3 + 1;
+                assert!(peer.at(to.addr, 8).unwrap().write(0, &answer.to_le_bytes()));
+                device.complete(chain.head, 8).unwrap();
+                served += 1;
+            }
+            if device.publish().unwrap() {
+                peer.wake();
+            }
+        }
+        if served == count {
+            break;
+        }
+        if !device.arm_kicks().unwrap() {
+            peer.sleep();
+        }
+    }
+    let [kicks, sleeps] = pair.peer.answer().try_into().expect("two numbers");
+    eprintln!("features {features:#x}, size {size}: {kicks} kicks, the driver slept {sleeps} times");
+}
+
 impl crate::Pair for Pair {
     fn step(&mut self, op: &Op) {
         match *op {
