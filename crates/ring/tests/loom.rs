@@ -12,7 +12,7 @@ use loom::thread;
 use paravane_ring::device::{Batch, QueueConfig};
 use paravane_ring::driver::{Layout, Queue};
 use paravane_ring::{Area, DmaArea, Segment, device};
-use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC};
+use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 
 const BASE: u64 = 0x1000;
 
@@ -55,8 +55,18 @@ fn warm_up(driver: &mut Queue, device: &mut device::Queue) {
 /// Fails without: Release of avail.idx in the driver's `publish`; Acquire of avail.idx in the device's `pop`.
 #[test]
 fn the_device_sees_whole_what_the_driver_published() {
-    explore(4, || {
-        let (mut driver, mut device, _) = pair(0);
+    the_device_sees_whole(0);
+}
+
+/// Fails without: Release of the flags in the driver's `publish`; Acquire of them in the device's `pop`.
+#[test]
+fn packed_the_device_sees_whole_what_the_driver_published() {
+    the_device_sees_whole(RING_PACKED);
+}
+
+fn the_device_sees_whole(features: u64) {
+    explore(4, move || {
+        let (mut driver, mut device, _) = pair(features);
         let other = thread::spawn(move || {
             for i in 0..2 {
                 driver.add(&[segment(i)], &[]).unwrap();
@@ -100,8 +110,18 @@ fn the_device_sees_whole_an_indirect_table() {
 /// Fails without: Release of used.idx in the device's `publish`; Acquire of used.idx in the driver's `look`.
 #[test]
 fn the_driver_sees_whole_what_the_device_published() {
-    explore(4, || {
-        let (mut driver, mut device, _) = pair(0);
+    the_driver_sees_whole(0);
+}
+
+/// Fails without: Release of the flags in the device's `publish`; Acquire of them in the driver's `used`.
+#[test]
+fn packed_the_driver_sees_whole_what_the_device_published() {
+    the_driver_sees_whole(RING_PACKED);
+}
+
+fn the_driver_sees_whole(features: u64) {
+    explore(4, move || {
+        let (mut driver, mut device, _) = pair(features);
         let ids = [0, 1].map(|i| driver.add(&[], &[segment(i)]).unwrap());
         driver.publish();
         let data = Area::model(4);
@@ -249,4 +269,88 @@ fn no_completion_is_lost_with_flags() {
 #[test]
 fn no_completion_is_lost_with_event_idx() {
     no_completion_is_lost(EVENT_IDX);
+}
+
+// Packed queues. After `warm_up` both sides stand before the ring's last descriptor, so what follows goes
+// through the change of the wrap counters.
+
+/// Fails without: the fence in the driver's `publish`; the fence in the device's `arm_kicks`.
+#[test]
+fn packed_no_kick_is_lost_with_flags() {
+    no_kick_is_lost(RING_PACKED);
+}
+
+/// Fails without: the fence in the driver's `publish`; the fence in the device's `arm_kicks`.
+#[test]
+fn packed_no_kick_is_lost_with_event_idx() {
+    no_kick_is_lost(RING_PACKED | EVENT_IDX);
+}
+
+/// Fails without: the fence in the device's `publish`; the fence in the driver's `enable_notifications`.
+#[test]
+fn packed_no_completion_is_lost_with_flags() {
+    no_completion_is_lost(RING_PACKED);
+}
+
+/// Fails without: the fence in the device's `publish`; the fence in the driver's `enable_notifications`.
+#[test]
+fn packed_no_completion_is_lost_with_event_idx() {
+    no_completion_is_lost(RING_PACKED | EVENT_IDX);
+}
+
+/// A batch that goes around the end of the ring appears whole: the first used descriptor's flags come last.
+/// Fails without: Release of the flags in the device's `publish`; Acquire of them in the driver's `used`.
+#[test]
+fn packed_a_batch_around_the_end_appears_whole() {
+    explore(4, || {
+        let (mut driver, mut device, _) = pair(RING_PACKED);
+        warm_up(&mut driver, &mut device);
+        let ids = [0, 1].map(|i| driver.add(&[], &[segment(i)]).unwrap());
+        driver.publish();
+        let other = thread::spawn(move || {
+            let mut batch = Batch::new(2);
+            assert_eq!(device.pop(&mut batch, |_, _| false), Ok(2));
+            device.complete_all(batch.iter().map(|(chain, ..)| (chain.head, 7))).unwrap();
+            device.publish().unwrap();
+        });
+        if let Some(used) = driver.pop_used().unwrap() {
+            assert_eq!((used.id, used.len), (ids[0], 7));
+            let used = driver.pop_used().unwrap().expect("one publish shows both");
+            assert_eq!((used.id, used.len), (ids[1], 7));
+        }
+        other.join().unwrap();
+    });
+}
+
+/// A descriptor that is consumed and refilled: in the other lap, whole again, and never taken for what it was.
+/// Fails without: Release of the flags in either `publish`; Acquire of them in the device's `pop`.
+#[test]
+fn packed_a_descriptor_goes_through_both_laps() {
+    explore(3, || {
+        let (mut driver, mut device, _) = pair(RING_PACKED);
+        // Both descriptors in one chain: every chain is a lap.
+        driver.add(&[segment(0)], &[segment(1)]).unwrap();
+        driver.publish();
+        let other = thread::spawn(move || {
+            for _ in 0..2 {
+                if let Some(used) = driver.pop_used().unwrap() {
+                    assert_eq!(used.len, 1);
+                    driver.add(&[segment(2)], &[segment(3)]).unwrap();
+                    driver.publish();
+                }
+            }
+        });
+        let mut batch = Batch::new(2);
+        let mut seen = 0;
+        for _ in 0..3 {
+            device.pop(&mut batch, |_, _| false).unwrap();
+            for (chain, readable, writable) in &batch {
+                assert_eq!((readable, writable), (&[segment(seen)][..], &[segment(seen + 1)][..]));
+                device.complete(chain.head, 1).unwrap();
+                seen += 2;
+            }
+            device.publish().unwrap();
+        }
+        other.join().unwrap();
+    });
 }
