@@ -62,8 +62,10 @@ pub(crate) struct Ring<O> {
 
 /// Where the fast path stopped.
 enum Stop {
-    /// The next descriptor is not available, or there is no room for it.
+    /// The next descriptor is not available, or the batch is full.
     Empty,
+    /// The ring ends here, and goes on at its front.
+    End,
     /// It is not a simple one, or something is wrong with it. It is fetched already.
     At(Descriptor),
 }
@@ -115,9 +117,11 @@ impl<O: Order> Ring<O> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        while let Stop::At(desc) = self.pop_simple(batch) {
-            if !self.pop_chain(desc, batch, &mut fetch)? {
-                break;
+        loop {
+            match self.pop_simple(batch) {
+                Stop::End => {}
+                Stop::At(desc) if self.pop_chain(desc, batch, &mut fetch)? => {}
+                Stop::At(_) | Stop::Empty => break,
             }
         }
         if let Some(order) = &mut self.in_order {
@@ -145,21 +149,28 @@ impl<O: Order> Ring<O> {
         let slots = batch.slots() - batch.count();
         let free = batch.free();
         let ids = self.taken.as_mut_ptr();
-        let mut wanted = slots;
-        let mut at = usize::from(self.next_avail.index(size)) * DESC_SIZE;
-        let mut expected = available_flags(self.next_avail.wrap(size));
-        let end = usize::from(size) * DESC_SIZE;
-        // One more than the room: where there is none left, nothing can be available, and if it is, the slow path
-        // finds out.
-        wanted = wanted.min(usize::from(self.room()));
+        let (start, expected) = (self.next_avail.index(size), available_flags(self.next_avail.wrap(size)));
+        let room = usize::from(self.room());
+        // Not around the ring's end, so that the descriptors are neighbours of one lap.
+        let wanted = slots.min(room).min(usize::from(size - start));
+        // SAFETY: an index is less than the size; see the invariant of `Ring`.
+        let desc = unsafe { desc.offset(usize::from(start) * DESC_SIZE) };
         let mut taken = 0;
         let stop = loop {
+            let at = taken * DESC_SIZE;
             if taken == wanted {
-                break if wanted == slots { Stop::Empty } else { self.overrun(at, expected) };
+                break if taken == slots {
+                    Stop::Empty
+                } else if taken == room {
+                    // Nothing can be available here.
+                    self.overrun(taken)
+                } else {
+                    Stop::End
+                };
             }
             // Acquire: pairs with the driver's release store of the flags, before which it wrote the rest, and the
             // rest of the chain.
-            // SAFETY: `at` is less than the ring is long; see the invariant of `Ring`.
+            // SAFETY: `start + taken` is less than the size; see the invariant of `Ring`.
             let meta = unsafe { desc.load_u64_acquire(at + DESC_LEN) };
             O::after_acquire();
             let state = flags(meta) & (STATE | SPECIAL);
@@ -188,11 +199,6 @@ impl<O: Order> Ring<O> {
                 free.chains.add(taken).write(chain);
             }
             taken += 1;
-            at += DESC_SIZE;
-            if at == end {
-                at = 0;
-                expected ^= super::SWAP;
-            }
         };
         batch.add_simple(taken);
         self.in_flight += taken as u16;
@@ -200,13 +206,20 @@ impl<O: Order> Ring<O> {
         stop
     }
 
-    /// The ring has no room. Nothing can be available: what stands at `at`, which is fetched if it is after all,
-    /// goes to the slow path to be refused.
+    /// The ring has no room after `taken` more. If the next descriptor is available after all, it goes to the slow
+    /// path to be refused.
     #[cold]
-    fn overrun(&self, at: usize, expected: u16) -> Stop {
-        // SAFETY: as in `pop_simple`.
+    fn overrun(&self, taken: usize) -> Stop {
+        let next = self.next_avail.advance(taken as u32, self.size);
+        let at = usize::from(next.index(self.size)) * DESC_SIZE;
+        // Relaxed: only compared.
+        // SAFETY: an index is less than the size; see the invariant of `Ring`.
         let meta = unsafe { self.desc.load_u64(at + DESC_LEN) };
-        if matches(flags(meta), expected) { Stop::At(Descriptor { addr: 0, meta }) } else { Stop::Empty }
+        if matches(flags(meta), available_flags(next.wrap(self.size))) {
+            Stop::At(Descriptor { addr: 0, meta })
+        } else {
+            Stop::Empty
+        }
     }
 
     /// Takes the one chain at which the fast path stopped; `false` if the batch has no room for it.

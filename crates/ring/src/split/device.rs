@@ -106,8 +106,10 @@ impl<O: Order> Ring<O> {
         }
         let available = usize::from(self.available(Acquire)?);
         let limit = available.min(batch.slots());
-        while let Some(stop) = self.pop_simple(batch, limit) {
-            if !self.pop_chain(stop, batch, &mut fetch)? {
+        while batch.count() < limit {
+            if let Some(stop) = self.pop_simple(batch, limit)
+                && !self.pop_chain(stop, batch, &mut fetch)?
+            {
                 break;
             }
         }
@@ -135,23 +137,25 @@ impl<O: Order> Ring<O> {
         Ok(available)
     }
 
-    /// Takes chains of one direct descriptor until the batch has `limit` of them, or until something else
-    /// comes: that is returned, and not taken. Nothing is checked twice and nothing can fail here.
+    /// Takes chains of one direct descriptor until the batch has `limit` of them, or the available ring ends, or
+    /// something else comes: that is returned, and not taken. Nothing is checked twice and nothing can fail here.
     #[inline(always)]
     fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> Option<Stop> {
-        let wanted = limit - batch.count();
+        let (start, mask) = (usize::from(self.next_avail & self.mask), usize::from(self.mask));
+        // Not around the ring's end, so that the entries are neighbours.
+        let wanted = (limit - batch.count()).min(mask + 1 - start);
         let free = batch.free();
         let in_flight = self.in_flight.as_mut_ptr();
-        let (start, mask, avail) = (usize::from(self.next_avail), usize::from(self.mask), self.avail);
+        // SAFETY: `start` is less than the size; see the invariant of `Ring`.
+        let entries = unsafe { self.avail.offset(AVAIL_RING + start * AVAIL_ENTRY) };
         let mut taken = 0;
         let stop = loop {
             if taken == wanted {
                 break None;
             }
-            let slot = (start + taken) & mask;
             // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after their writing.
-            // SAFETY: `slot` is less than the size; see the invariant of `Ring`.
-            let head = unsafe { avail.load_u16(AVAIL_RING + slot * AVAIL_ENTRY, Relaxed) };
+            // SAFETY: `start + taken` is less than the size; see the invariant of `Ring`.
+            let head = unsafe { entries.load_u16(taken * AVAIL_ENTRY, Relaxed) };
             if usize::from(head) > mask {
                 break Some(Stop { head, first: Descriptor::NONE });
             }
