@@ -2,7 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-ring --test loom --release`
 //!
-//! Every test names the orderings and fences without which it fails; each was taken out once to see that.
+//! Every test names the orderings and fences without which it fails. For split queues each was taken out once to
+//! see that.
 #![cfg(loom)]
 
 use loom::sync::Arc;
