@@ -10,6 +10,7 @@
 //!                  disable_kicks ... arm_kicks -> sleep, or more work is there
 //!   driver::Queue: add* -> publish -> kick?      pop_used*
 //!                  disable_notifications ... enable_notifications -> sleep, or more is there
+//!                  poller (before it is in use) -> asks from any thread
 //! ```
 //!
 //! Both sides treat the other as hostile: what lies in shared memory is read once into a local and

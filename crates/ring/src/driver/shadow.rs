@@ -4,16 +4,22 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 /// What we know of one buffer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
-    /// Descriptors taken in the ring; 0 if no such buffer is in flight.
+    /// Descriptors taken in the ring.
     pub(crate) descriptors: u16,
     /// Split: the last of its descriptors. Packed: the free identifier after this one.
     pub(crate) link: u16,
     /// Bytes that the device may write.
     pub(crate) writable: u32,
-    /// Split: the position of its entry in the available ring. Packed: of its first descriptor.
+    /// Split: the position of its entry in the available ring. Packed: of its first descriptor. If there is no
+    /// such buffer in flight, [`Pending::NOWHERE`].
     pub(crate) position: u64,
+}
+
+impl Pending {
+    /// Behind everything that was ever published, so one comparison tells whether a buffer is with the device.
+    pub(crate) const NOWHERE: u64 = u64::MAX;
 }
 
 /// The buffers of a queue, by identifier.
@@ -25,7 +31,8 @@ pub(crate) struct Shadow {
 impl Shadow {
     /// None in flight, each linked to the next, the last to the first.
     pub(crate) fn new(size: u16) -> Self {
-        let mut buffers = vec![Pending::default(); usize::from(size)].into_boxed_slice();
+        let none = Pending { descriptors: 0, link: 0, writable: 0, position: Pending::NOWHERE };
+        let mut buffers = vec![none; usize::from(size)].into_boxed_slice();
         for (next, pending) in (1..=size).zip(&mut buffers) {
             pending.link = next & (size - 1);
         }

@@ -333,9 +333,12 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::take_used`].
     #[inline]
     pub(crate) fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
+        if !self.in_order {
+            return self.take_any(out);
+        }
         let mut taken = 0;
         for place in out {
-            match if self.in_order { self.pop_in_order() } else { self.pop_any() } {
+            match self.pop_in_order() {
                 Ok(Some(used)) => *place = used,
                 Ok(None) => break,
                 Err(error) if taken == 0 => return Err(error),
@@ -344,11 +347,73 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
             taken += 1;
         }
-        if taken != 0 && !self.in_order && self.error.is_none() {
-            // Once a batch, and before anything of it can be made available again: see `driver::poll`.
-            self.count.seen(self.next_used);
-        }
         Ok(taken)
+    }
+
+    /// Takes back what was used, as far as `out` goes. As [`Ring::pop_any`], with the positions in locals: every
+    /// store to shared memory could be one to `self`, for all the compiler knows.
+    #[inline(always)]
+    fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
+        let (desc, mask, published, lap) = (self.desc, self.mask, self.published, u64::from(self.size()));
+        let (mut next, mut free_id, mut free) = (self.next_used, self.free_id, self.free);
+        let mut expected = used_flags(next & lap == 0);
+        let (mut taken, mut wrong) = (0, None);
+        for place in out {
+            let at = usize::from(next as u16 & mask) * DESC_SIZE + DESC_LEN;
+            // Acquire: as in `used`.
+            // SAFETY: as there.
+            let used = Descriptor { addr: 0, meta: unsafe { desc.load_u64_acquire(at) } };
+            if !matches(used.flags(), expected) {
+                break;
+            }
+            O::after_acquire();
+            let id = used.id();
+            if id > mask {
+                wrong = Some(id);
+                break;
+            }
+            // SAFETY: it was just checked.
+            let pending = unsafe { self.shadow.get_mut(id) };
+            if pending.position >= published {
+                wrong = Some(id);
+                break;
+            }
+            pending.position = Pending::NOWHERE;
+            pending.link = free_id;
+            free_id = id;
+            free += pending.descriptors;
+            let len = if used.has(DESC_F_WRITE) { used.len() } else { 0 };
+            *place = Used { id: BufferId(id), len: len.min(pending.writable) };
+            let before = next;
+            next += u64::from(pending.descriptors);
+            taken += 1;
+            if (before ^ next) & lap != 0 {
+                expected ^= SWAP;
+            }
+            self.count.taken(|| (before ^ next) & lap != 0);
+        }
+        (self.next_used, self.free_id, self.free) = (next, free_id, free);
+        self.in_flight -= taken as u16;
+        if taken != 0 {
+            // Once a batch, and before anything of it can be made available again: see `driver::poll`.
+            self.count.seen(next);
+        }
+        match (taken, wrong.map(|id| self.unknown(id)).or(self.error)) {
+            (0, Some(error)) => Err(error),
+            // What has latched comes again.
+            _ => Ok(taken),
+        }
+    }
+
+    /// Latches that the device has used what is not in flight.
+    #[cold]
+    fn unknown(&mut self, id: u16) -> QueueError {
+        let size = self.size();
+        self.latch(if id < size {
+            QueueError::NotInFlight { id: id.into() }
+        } else {
+            QueueError::DescIndex { index: id.into(), size: size.into() }
+        })
     }
 
     /// The next used descriptor's second word, if there is one.
@@ -373,7 +438,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: `check` has checked it.
         let pending = unsafe { self.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
-        pending.descriptors = 0;
+        pending.position = Pending::NOWHERE;
         pending.link = self.free_id;
         self.free_id = id;
         self.give_back(descriptors);
@@ -397,7 +462,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: it is masked wherever it is set.
         let pending = unsafe { self.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
-        pending.descriptors = 0;
+        pending.position = Pending::NOWHERE;
         self.give_back(descriptors);
         // Buffers that were skipped count as used completely (section 2.8.9).
         let len = if self.next_used == self.batch.end { self.batch.len.min(writable) } else { writable };
@@ -410,14 +475,13 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let used = Descriptor { addr: 0, meta: used };
         let id = used.id();
         if id > self.mask {
-            return Err(self.latch(QueueError::DescIndex { index: id.into(), size: self.size().into() }));
+            return Err(self.unknown(id));
         }
-        // SAFETY: it was just checked.
-        let Pending { descriptors, position, .. } = unsafe { self.shadow.get(id) };
         // A buffer that was added and not published is unknown to an honest device. (And in a latched queue none
         // is published.)
-        if descriptors == 0 || position >= self.published {
-            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
+        // SAFETY: it was just checked.
+        if unsafe { self.shadow.get(id) }.position >= self.published {
+            return Err(self.unknown(id));
         }
         // Without the WRITE flag nothing was written, and the length means nothing (section 2.8.5).
         Ok((id, if used.has(DESC_F_WRITE) { used.len() } else { 0 }))

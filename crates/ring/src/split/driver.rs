@@ -279,12 +279,15 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.seen == self.consumed && !self.look()? {
             return Ok(0);
         }
+        if !self.in_order {
+            return self.take_any(out);
+        }
         let mut taken = 0;
         for place in out {
             if self.seen == self.consumed {
                 break;
             }
-            match if self.in_order { self.pop_in_order() } else { self.pop_any() } {
+            match self.pop_in_order() {
                 Ok(used) => *place = used,
                 Err(error) if taken == 0 => return Err(error),
                 // It has latched, and comes again.
@@ -293,6 +296,59 @@ impl<O: Order, C: Counting> Ring<O, C> {
             taken += 1;
         }
         Ok(taken)
+    }
+
+    /// Takes back what was seen, as far as `out` goes. As [`Ring::pop_any`], with the positions in locals: every
+    /// store to shared memory could be one to `self`, for all the compiler knows.
+    #[inline(always)]
+    fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
+        let (used, mask, published) = (self.used, self.mask, self.published);
+        let (mut consumed, mut free_head, mut free) = (self.consumed, self.free_head, self.free);
+        let wanted = ((self.seen - consumed) as usize).min(out.len());
+        let (mut taken, mut wrong) = (0, None);
+        for place in &mut out[..wanted] {
+            let at = USED_RING + usize::from(consumed as u16 & mask) * USED_ENTRY;
+            // Relaxed: as in `entry`.
+            // SAFETY: as there.
+            let (id, len) = unsafe { (used.load_u32(at), used.load_u32(at + 4)) };
+            if id > mask.into() {
+                wrong = Some(id);
+                break;
+            }
+            let head = id as u16;
+            // SAFETY: `head` was just checked.
+            let pending = unsafe { self.shadow.get_mut(head) };
+            if pending.position >= published {
+                wrong = Some(id);
+                break;
+            }
+            pending.position = Pending::NOWHERE;
+            free += pending.descriptors;
+            *place = Used { id: BufferId(head), len: len.min(pending.writable) };
+            // SAFETY: the last descriptor of a buffer is below the size; see the invariant of `Ring`.
+            unsafe { *self.next.get_unchecked_mut(usize::from(pending.link)) = free_head };
+            free_head = head;
+            consumed += 1;
+            taken += 1;
+            self.count.taken(|| consumed as u16 == 0);
+        }
+        (self.consumed, self.free_head, self.free) = (consumed, free_head, free);
+        match wrong.map(|id| self.unknown(id)) {
+            // It has latched, and comes again.
+            Some(error) if taken == 0 => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Latches that the device has used what is not in flight.
+    #[cold]
+    fn unknown(&mut self, id: u32) -> QueueError {
+        let size = self.size().into();
+        self.latch(if id < size {
+            QueueError::NotInFlight { id }
+        } else {
+            QueueError::DescIndex { index: id, size }
+        })
     }
 
     /// The entry of the used ring at our position, which was seen.
@@ -309,17 +365,17 @@ impl<O: Order, C: Counting> Ring<O, C> {
     fn pop_any(&mut self) -> Result<Used, QueueError> {
         let (id, len) = self.entry();
         if id > self.mask.into() {
-            return Err(self.latch(QueueError::DescIndex { index: id, size: self.size().into() }));
+            return Err(self.unknown(id));
         }
         let head = id as u16;
         // SAFETY: `head` was just checked.
         let pending = unsafe { self.shadow.get_mut(head) };
         let Pending { descriptors, link, writable, position } = *pending;
         // A buffer that was added and not published is unknown to an honest device.
-        if descriptors == 0 || position >= self.published {
-            return Err(self.latch(QueueError::NotInFlight { id }));
+        if position >= self.published {
+            return Err(self.unknown(id));
         }
-        pending.descriptors = 0;
+        pending.position = Pending::NOWHERE;
         // SAFETY: the last descriptor of a buffer is below the size; see the invariant of `Ring`.
         unsafe { *self.next.get_unchecked_mut(usize::from(link)) = self.free_head };
         self.free_head = head;
@@ -334,13 +390,13 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.batch.end == self.consumed {
             let (id, len) = self.entry();
             if id > self.mask.into() {
-                return Err(self.latch(QueueError::DescIndex { index: id, size: self.size().into() }));
+                return Err(self.unknown(id));
             }
             // SAFETY: it was just checked.
             let last = unsafe { self.shadow.get(id as u16) };
             // It is in flight, so it is not before our position; and the batch may not end beyond used.idx.
-            if last.descriptors == 0 || last.position >= self.seen {
-                return Err(self.latch(QueueError::NotInFlight { id }));
+            if last.position >= self.seen {
+                return Err(self.unknown(id));
             }
             self.batch.end = last.position + 1;
             self.batch.len = len;
@@ -349,7 +405,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: it is masked wherever it is set.
         let pending = unsafe { self.shadow.get_mut(head) };
         let Pending { descriptors, writable, .. } = *pending;
-        pending.descriptors = 0;
+        pending.position = Pending::NOWHERE;
         self.batch.oldest = head.wrapping_add(descriptors) & self.mask;
         self.free += descriptors;
         self.consumed += 1;
