@@ -114,7 +114,8 @@ fn the_driver_sees_whole_what_the_device_published() {
     the_driver_sees_whole(0);
 }
 
-/// Fails without: Release of the flags in the device's `publish`; Acquire of them in the driver's `used`.
+/// It still passes without the Release in the device's `publish`; `packed_a_descriptor_goes_through_both_laps`
+/// does not.
 #[test]
 fn packed_the_driver_sees_whole_what_the_device_published() {
     the_driver_sees_whole(RING_PACKED);
@@ -300,7 +301,7 @@ fn packed_no_completion_is_lost_with_event_idx() {
 }
 
 /// A batch that goes around the end of the ring appears whole: the first used descriptor's flags come last.
-/// Fails without: Release of the flags in the device's `publish`; Acquire of them in the driver's `used`.
+/// It still passes without the Release in the device's `publish`; the test below does not.
 #[test]
 fn packed_a_batch_around_the_end_appears_whole() {
     explore(4, || {
@@ -324,7 +325,7 @@ fn packed_a_batch_around_the_end_appears_whole() {
 }
 
 /// A descriptor that is consumed and refilled: in the other lap, whole again, and never taken for what it was.
-/// Fails without: Release of the flags in either `publish`; Acquire of them in the device's `pop`.
+/// Fails without: Release of the flags in the device's `publish` (tried).
 #[test]
 fn packed_a_descriptor_goes_through_both_laps() {
     explore(3, || {
