@@ -44,6 +44,14 @@ fn features(packed: bool) -> Vec<u64> {
     all
 }
 
+/// Waits for a while that differs from call to call: a side that found nothing, and has not asked for
+/// notifications yet, is where one gets lost.
+fn linger(seed: u64) {
+    for _ in 0..seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52 {
+        std::hint::spin_loop();
+    }
+}
+
 /// How many random cases a test runs.
 fn cases() -> u32 {
     std::env::var("PARAVANE_LINUX_CASES").map_or(60, |cases| cases.parse().unwrap())

@@ -155,6 +155,7 @@ pub(crate) fn stream(size: u16, features: u64, count: u64) {
             done += 1;
         }
         if done == before {
+            crate::linger(done);
             let token = driver.enable_notifications();
             if !driver.poll(token) {
                 peer.sleep();

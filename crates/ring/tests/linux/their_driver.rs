@@ -119,6 +119,7 @@ pub(crate) fn stream(size: u16, features: u64, count: u64) {
         if served == count {
             break;
         }
+        crate::linger(served);
         if !device.arm_kicks().unwrap() {
             peer.sleep();
         }
