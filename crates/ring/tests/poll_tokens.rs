@@ -71,7 +71,7 @@ impl<C: Counting> Pair<C> {
 fn nothing_then_used_then_taken<C: Counting>() {
     for features in LAYOUTS.into_iter().flat_map(|layout| [layout, layout | EVENT_IDX]) {
         let mut pair = Pair::<C>::new(8, features);
-        for _ in 0..50 {
+        for _ in 0..if cfg!(miri) { 4 } else { 50 } {
             pair.add(3);
             let token = pair.driver.enable_notifications();
             assert!(!pair.news(token), "available is not used");
@@ -121,7 +121,7 @@ fn split_a_bare_index_is_fooled_after_a_whole_turn() {
 fn packed_bare_flags_are_fooled_in_every_other_lap() {
     let size = 4;
     for features in [RING_PACKED, RING_PACKED | IN_ORDER] {
-        for laps in 0..6 {
+        for laps in 0..if cfg!(miri) { 3 } else { 6 } {
             for more in 0..u64::from(size) {
                 let count = laps * u64::from(size) + more;
                 // Slot 0 was last used in lap `laps` if there was a buffer in it, else in the one before.
@@ -265,7 +265,7 @@ fn raw_tokens_are_harmless() {
 fn another_thread_polls() {
     for features in LAYOUTS {
         let mut pair = Pair::<Position>::new(4, features | EVENT_IDX);
-        let rounds = if cfg!(miri) { 20 } else { 2000 };
+        let rounds = if cfg!(miri) { 5 } else { 2000 };
         let (send, tokens) = std::sync::mpsc::sync_channel::<PollToken>(0);
         let poller = pair.poller.clone();
         let told = AtomicBool::new(true);
