@@ -14,7 +14,7 @@
 //! and two **cases** for either layout:
 //!
 //! * `get-used`: one thread takes back the 256 buffers of a ring that was filled beforehand. Instructions and
-//!   time of the taking back alone; the instruction or two of the count show.
+//!   time of the taking back alone; the instruction or two of the count show. `get-used/batch32` takes 32 a call.
 //! * `stream/batch1`, `stream/batch32`: two threads on two CPUs, as in [`crate::ring::stream`]; whenever the
 //!   driver finds nothing used, it arms, and polls with the token. Spins are reported apart.
 //!
@@ -30,8 +30,8 @@ use crate::ring::{
 use crate::spread::Spread;
 use crate::{BenchError, Options, Row};
 use paravane_ring::driver::poll::{Counting, NoCount, Poller, Position, SeedCount};
-use paravane_ring::driver::{Layout, Queue};
-use paravane_ring::{DmaArea, Segment, Smp};
+use paravane_ring::driver::{BufferId, Layout, Queue, Used};
+use paravane_ring::{DmaArea, QueueError, Segment, Smp};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,8 @@ const LAPS: usize = 2001;
 const COUNTED_LAPS: u32 = 64;
 
 /// The paths of the cases with one thread.
-const SINGLE: [&str; 2] = ["split/get-used", "packed/get-used"];
+const SINGLE: [&str; 4] =
+    ["split/get-used", "split/get-used/batch32", "packed/get-used", "packed/get-used/batch32"];
 
 /// Whether this is the path of a case with one thread.
 pub(crate) fn is_single(path: &str) -> bool {
@@ -66,12 +67,11 @@ pub(crate) fn is_single(path: &str) -> bool {
 /// # Errors
 /// It could not be set up.
 pub(crate) fn make(path: &str, variant: &str) -> Result<Box<dyn Subject>, BenchError> {
-    let packed = path.starts_with("packed");
     Ok(match variant {
-        "no-counter" => Box::new(GetUsed::<NoCount>::new(packed, false)?),
-        "counter-off" => Box::new(GetUsed::<SeedCount>::new(packed, false)?),
-        "wrap-counter" => Box::new(GetUsed::<SeedCount>::new(packed, true)?),
-        "position" => Box::new(GetUsed::<Position>::new(packed, true)?),
+        "no-counter" => Box::new(GetUsed::<NoCount>::new(path, false)?),
+        "counter-off" => Box::new(GetUsed::<SeedCount>::new(path, false)?),
+        "wrap-counter" => Box::new(GetUsed::<SeedCount>::new(path, true)?),
+        "position" => Box::new(GetUsed::<Position>::new(path, true)?),
         _ => return Err(broken("paravane", format_args!("it has no variant {variant}"))),
     })
 }
@@ -83,11 +83,13 @@ struct GetUsed<C: Counting> {
     _poller: Option<Poller<Smp, C>>,
     script: ScriptedDevice,
     filled: bool,
+    batched: bool,
     _pages: Pages,
 }
 
 impl<C: Counting> GetUsed<C> {
-    fn new(packed: bool, asked: bool) -> Result<Self, BenchError> {
+    fn new(path: &str, asked: bool) -> Result<Self, BenchError> {
+        let (packed, batched) = (path.starts_with("packed"), path.ends_with("batch32"));
         let case = Case {
             packed,
             in_order: false,
@@ -105,8 +107,21 @@ impl<C: Counting> GetUsed<C> {
         let poller =
             if asked { Some(queue.poller().map_err(|error| broken("paravane", error))?) } else { None };
         let script = ScriptedDevice::at(case, pages.place(), pages.address(), addresses);
-        Ok(Self { queue, _poller: poller, script, filled: false, _pages: pages })
+        Ok(Self { queue, _poller: poller, script, filled: false, batched, _pages: pages })
     }
+}
+
+/// A function of its own for each variant, so that no compiler's choice of what to inline into the loop around
+/// it comes between them.
+#[inline(never)]
+fn get_used<C: Counting>(queue: &mut Queue<Smp, C>) -> Result<Option<Used>, QueueError> {
+    queue.pop_used()
+}
+
+/// As [`get_used`], of a batch.
+#[inline(never)]
+fn get_batch<C: Counting>(queue: &mut Queue<Smp, C>, out: &mut [Used; 32]) -> Result<usize, QueueError> {
+    queue.take_used(out)
 }
 
 impl<C: Counting> Subject for GetUsed<C> {
@@ -116,12 +131,23 @@ impl<C: Counting> Subject for GetUsed<C> {
             self.ready()?;
             self.filled = false;
             let mut count = 0;
-            for _ in 0..QUEUE_SIZE {
-                let Some(used) = self.queue.pop_used().map_err(|error| broken("paravane", error))? else {
-                    break;
-                };
-                sum = sum.wrapping_add(used.len.into());
-                count += 1;
+            if self.batched {
+                let mut batch = [Used { id: BufferId(0), len: 0 }; 32];
+                for _ in 0..QUEUE_SIZE / 32 {
+                    let taken =
+                        get_batch(&mut self.queue, &mut batch).map_err(|error| broken("paravane", error))?;
+                    for used in &batch[..taken] {
+                        sum = sum.wrapping_add(used.len.into());
+                    }
+                    count += taken;
+                }
+            } else {
+                for _ in 0..QUEUE_SIZE {
+                    let used = get_used(&mut self.queue).map_err(|error| broken("paravane", error))?;
+                    let Some(used) = used else { break };
+                    sum = sum.wrapping_add(used.len.into());
+                    count += 1;
+                }
             }
             if count != usize::from(QUEUE_SIZE) {
                 return Err(miscounted("paravane", count, QUEUE_SIZE));
