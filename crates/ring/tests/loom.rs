@@ -17,10 +17,12 @@ use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 
 const BASE: u64 = 0x1000;
 
-/// Explores every interleaving with at most `preemptions` involuntary switches of threads.
-fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+/// Explores every interleaving with at most so many involuntary switches of threads: 3, or what
+/// PARAVANE_LOOM_PREEMPTIONS says. With 4 some of the packed models take minutes.
+fn explore(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    let wish = std::env::var("PARAVANE_LOOM_PREEMPTIONS");
+    builder.preemption_bound = Some(wish.map_or(3, |n| n.parse().expect("a number of switches")));
     builder.max_branches = 10_000;
     builder.check(f);
 }
@@ -66,7 +68,7 @@ fn packed_the_device_sees_whole_what_the_driver_published() {
 }
 
 fn the_device_sees_whole(features: u64) {
-    explore(4, move || {
+    explore(move || {
         let (mut driver, mut device, _) = pair(features);
         let other = thread::spawn(move || {
             for i in 0..2 {
@@ -90,7 +92,7 @@ fn the_device_sees_whole(features: u64) {
 /// Fails without: Release of avail.idx in the driver's `publish`; Acquire of avail.idx in the device's `pop`.
 #[test]
 fn the_device_sees_whole_an_indirect_table() {
-    explore(4, || {
+    explore(|| {
         let (mut driver, mut device, area) = pair(INDIRECT_DESC);
         let other = thread::spawn(move || {
             driver.add(&[segment(0)], &[segment(1)]).unwrap();
@@ -122,7 +124,7 @@ fn packed_the_driver_sees_whole_what_the_device_published() {
 }
 
 fn the_driver_sees_whole(features: u64) {
-    explore(4, move || {
+    explore(move || {
         let (mut driver, mut device, _) = pair(features);
         let ids = [0, 1].map(|i| driver.add(&[], &[segment(i)]).unwrap());
         driver.publish();
@@ -153,7 +155,7 @@ fn the_driver_sees_whole(features: u64) {
 /// Fails without: Release of used.idx in the device's `publish`; Acquire of used.idx in the driver's `poll`.
 #[test]
 fn what_poll_tells_of_has_its_data() {
-    explore(4, || {
+    explore(|| {
         let (mut driver, mut device, _) = pair(0);
         driver.add(&[], &[segment(0)]).unwrap();
         driver.publish();
@@ -179,7 +181,7 @@ fn what_poll_tells_of_has_its_data() {
 /// comes after all.
 fn no_kick_is_lost(features: u64) {
     const BUFFERS: usize = 2;
-    explore(4, move || {
+    explore(move || {
         let (mut driver, mut device, _) = pair(features);
         warm_up(&mut driver, &mut device);
         device.disable_kicks();
@@ -224,7 +226,7 @@ fn no_kick_is_lost_with_event_idx() {
 /// or an interrupt comes after all.
 fn no_completion_is_lost(features: u64) {
     const BUFFERS: usize = 2;
-    explore(4, move || {
+    explore(move || {
         let (mut driver, mut device, _) = pair(features);
         warm_up(&mut driver, &mut device);
         driver.disable_notifications();
@@ -304,7 +306,7 @@ fn packed_no_completion_is_lost_with_event_idx() {
 /// It still passes without the Release in the device's `publish`; the test below does not.
 #[test]
 fn packed_a_batch_around_the_end_appears_whole() {
-    explore(4, || {
+    explore(|| {
         let (mut driver, mut device, _) = pair(RING_PACKED);
         warm_up(&mut driver, &mut device);
         let ids = [0, 1].map(|i| driver.add(&[], &[segment(i)]).unwrap());
@@ -328,7 +330,7 @@ fn packed_a_batch_around_the_end_appears_whole() {
 /// Fails without: Release of the flags in the device's `publish` (tried).
 #[test]
 fn packed_a_descriptor_goes_through_both_laps() {
-    explore(3, || {
+    explore(|| {
         let (mut driver, mut device, _) = pair(RING_PACKED);
         // Both descriptors in one chain: every chain is a lap.
         driver.add(&[segment(0)], &[segment(1)]).unwrap();

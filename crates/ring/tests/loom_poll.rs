@@ -12,10 +12,12 @@ use paravane_spec::feature::{IN_ORDER, RING_PACKED};
 
 const BASE: u64 = 0x1000;
 
-/// Explores every interleaving with at most `preemptions` involuntary switches of threads.
-fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+/// Explores every interleaving with at most so many involuntary switches of threads: 3, or what
+/// PARAVANE_LOOM_PREEMPTIONS says. With 4 some of the packed models take minutes.
+fn explore(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    let wish = std::env::var("PARAVANE_LOOM_PREEMPTIONS");
+    builder.preemption_bound = Some(wish.map_or(3, |n| n.parse().expect("a number of switches")));
     builder.max_branches = 10_000;
     builder.check(f);
 }
@@ -52,7 +54,7 @@ fn serve(device: &mut device::Queue) -> bool {
 /// One thread polls while another consumes and a third (the device, done before) has used a buffer: the poller
 /// sees it, though the consumer takes it back and fills its slot again at the same time.
 fn a_poll_beside_the_consumer(features: u64) {
-    explore(4, move || {
+    explore(move || {
         let (mut driver, poller, mut device) = polled(features);
         for i in 0..2 {
             driver.add(&[segment(i)], &[]).unwrap();
@@ -94,7 +96,7 @@ fn a_poll_beside_the_consumer_split() {
 
 /// The poller is told of what comes, and has its data, while device and consumer both work.
 fn a_poll_has_its_data(features: u64) {
-    explore(3, move || {
+    explore(move || {
         let (mut driver, poller, mut device) = polled(features);
         driver.add(&[], &[segment(0)]).unwrap();
         driver.publish();
