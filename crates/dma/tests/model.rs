@@ -298,10 +298,9 @@ impl Model {
         for (i, &(start, _)) in pieces.iter().enumerate() {
             if start > u128::from(u64::MAX) {
                 let (found, before) = self.walk(&pieces[..i], len, write);
-                let segment = segments
-                    .iter()
-                    .find(|s| u128::from(s.addr) <= start && start < u128::from(s.addr) + u128::from(s.len));
-                let addr = segment.expect("the piece is of a segment").addr;
+                // The one with which there are that many pieces; others may reach as far.
+                let owner = (0..segments.len()).find(|&k| cut(&segments[..=k], skip, len).0.len() > i);
+                let addr = segments[owner.expect("the piece is of a segment")].addr;
                 let wraps = Err(DmaError::Wraps { addr, len, done: found.len() });
                 return (found, before.and(wraps));
             }

@@ -1,0 +1,284 @@
+//! Moving many bytes on x86-64: assembly throughout, so that the compiler sees accesses "by the hardware".
+//!
+//! ```text
+//! len        1 ..= 63      general registers and 16-byte ones, a piece for each bit of the length
+//!           64 ..          blocks of 64 bytes first
+//!          384 ..          with AVX: up to a multiple of 32, blocks of 128 bytes, then as above
+//!         1024 ..          without AVX, with ERMS: `rep movsb`
+//!        16384 ..          with ERMS: `rep movsb`
+//! ```
+//!
+//! No byte is accessed twice: a guest that answers to the first byte it sees is not overwritten by the second try.
+//! Every instruction here is an ordinary load or store to x86's memory order: a later one, and a fence of
+//! [`Access`](crate::Access), which the compiler does not move across assembly, keeps its place. Within `rep movsb` alone,
+//! the stores may become visible in any order; those after it stay after it.
+use std::arch::asm;
+use std::arch::x86_64::{__m128i, _mm_set1_epi8};
+use std::is_x86_feature_detected as detected;
+
+/// From this length on 32-byte registers gain more than asking for them costs.
+const AVX_MIN: usize = 384;
+/// Bytes in one turn of the AVX loop.
+const AVX_BLOCK: usize = 128;
+/// From this length on the string instruction beats 32-byte registers: it takes lines of the destination over without
+/// reading them.
+const STRING_MIN: usize = 16 << 10;
+/// From this length on the string instruction beats 16-byte registers; its start-up cost dominates below.
+const STRING_MIN_NO_AVX: usize = 1 << 10;
+
+/// What the processor has.
+#[derive(Clone, Copy, Debug)]
+struct Has {
+    /// Registers of 32 bytes.
+    avx: bool,
+    /// Fast string instructions.
+    erms: bool,
+}
+
+impl Has {
+    /// Asks once; later calls test bits.
+    #[inline(always)]
+    fn detect() -> Self {
+        Self { avx: detected!("avx"), erms: detected!("ermsb") }
+    }
+}
+
+/// One instruction's load and one's store, `$bytes` apart from what was done, and the step over it.
+macro_rules! piece {
+    ($to:ident, $from:ident, $bytes:literal, $class:ident, $load:literal, $store:literal) => {
+        asm!(
+            $load,
+            $store,
+            to = in(reg) $to,
+            from = in(reg) $from,
+            t = out($class) _,
+            options(nostack, preserves_flags),
+        );
+        $to = $to.wrapping_add($bytes);
+        $from = $from.wrapping_add($bytes);
+    };
+}
+
+/// Copies `len` bytes out of guest memory.
+///
+/// # Safety
+/// As [`super::load`].
+#[inline(always)]
+pub(super) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; `own` is not guest memory, so that the two do not overlap.
+    unsafe { copy(own, guest, len) };
+}
+
+/// Copies `len` bytes into guest memory.
+///
+/// # Safety
+/// As [`super::store`].
+#[inline(always)]
+pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
+    // SAFETY: as in `load`.
+    unsafe { copy(guest, own, len) };
+}
+
+/// Copies `len` bytes.
+///
+/// # Safety
+/// `from .. from + len` may be read and `to .. to + len` written, and the two do not overlap.
+#[inline(never)]
+unsafe fn copy(mut to: *mut u8, mut from: *const u8, mut len: usize) {
+    // SAFETY: the caller's promise; each step moves both pointers by what it has done and is taken only while as
+    // many bytes are left.
+    unsafe {
+        if len >= AVX_MIN {
+            let done = copy_long(to, from, len, Has::detect());
+            (to, from, len) = (to.wrapping_add(done), from.wrapping_add(done), len - done);
+        }
+        while len >= 64 {
+            asm!(
+                "movdqu {a}, [{from}]",
+                "movdqu {b}, [{from} + 16]",
+                "movdqu {c}, [{from} + 32]",
+                "movdqu {d}, [{from} + 48]",
+                "movdqu [{to}], {a}",
+                "movdqu [{to} + 16], {b}",
+                "movdqu [{to} + 32], {c}",
+                "movdqu [{to} + 48], {d}",
+                from = in(reg) from,
+                to = in(reg) to,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+            (to, from, len) = (to.wrapping_add(64), from.wrapping_add(64), len - 64);
+        }
+        // Large pieces first: at an aligned address each of them is aligned.
+        if len & 32 != 0 {
+            piece!(to, from, 16, xmm_reg, "movdqu {t}, [{from}]", "movdqu [{to}], {t}");
+            piece!(to, from, 16, xmm_reg, "movdqu {t}, [{from}]", "movdqu [{to}], {t}");
+        }
+        if len & 16 != 0 {
+            piece!(to, from, 16, xmm_reg, "movdqu {t}, [{from}]", "movdqu [{to}], {t}");
+        }
+        if len & 8 != 0 {
+            piece!(to, from, 8, reg, "mov {t}, [{from}]", "mov [{to}], {t}");
+        }
+        if len & 4 != 0 {
+            piece!(to, from, 4, reg, "mov {t:e}, [{from}]", "mov [{to}], {t:e}");
+        }
+        if len & 2 != 0 {
+            piece!(to, from, 2, reg, "movzx {t:e}, word ptr [{from}]", "mov [{to}], {t:x}");
+        }
+        if len & 1 != 0 {
+            piece!(to, from, 1, reg_byte, "mov {t}, [{from}]", "mov [{to}], {t}");
+        }
+        let _ = (to, from);
+    }
+}
+
+/// Copies the start of `len` bytes, [`AVX_MIN`] at least, and returns how many.
+///
+/// # Safety
+/// As [`copy`]; and the processor has what `has` says.
+#[inline]
+unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, has: Has) -> usize {
+    let string_min = if has.avx { STRING_MIN } else { STRING_MIN_NO_AVX };
+    if len >= string_min && has.erms {
+        // SAFETY: the caller's promise; the ABI keeps the direction flag clear.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") len => _,
+                inout("rdi") to => _,
+                inout("rsi") from => _,
+                options(nostack, preserves_flags),
+            );
+        }
+        return len;
+    }
+    if !has.avx {
+        return 0;
+    }
+    let head = to.align_offset(32);
+    let mut left = len - head;
+    if left < AVX_BLOCK {
+        return 0;
+    }
+    // SAFETY: the caller's promise; `head` is below 32, its pieces add up to it, and each grows the alignment of `to`.
+    unsafe {
+        if head != 0 {
+            if head & 1 != 0 {
+                piece!(to, from, 1, reg_byte, "mov {t}, [{from}]", "mov [{to}], {t}");
+            }
+            if head & 2 != 0 {
+                piece!(to, from, 2, reg, "movzx {t:e}, word ptr [{from}]", "mov [{to}], {t:x}");
+            }
+            if head & 4 != 0 {
+                piece!(to, from, 4, reg, "mov {t:e}, [{from}]", "mov [{to}], {t:e}");
+            }
+            if head & 8 != 0 {
+                piece!(to, from, 8, reg, "mov {t}, [{from}]", "mov [{to}], {t}");
+            }
+            if head & 16 != 0 {
+                piece!(to, from, 16, xmm_reg, "movdqu {t}, [{from}]", "movdqu [{to}], {t}");
+            }
+        }
+        // The upper halves of all sixteen registers are cleared in the end, which is more than the four in use:
+        // hence the clobbers of a whole call.
+        asm!(
+            "2:",
+            "vmovdqu ymm0, [rsi]",
+            "vmovdqu ymm1, [rsi + 32]",
+            "vmovdqu ymm2, [rsi + 64]",
+            "vmovdqu ymm3, [rsi + 96]",
+            "vmovdqa [rdi], ymm0",
+            "vmovdqa [rdi + 32], ymm1",
+            "vmovdqa [rdi + 64], ymm2",
+            "vmovdqa [rdi + 96], ymm3",
+            "sub rsi, -128",
+            "sub rdi, -128",
+            "add rcx, -128",
+            "cmp rcx, 128",
+            "jae 2b",
+            "vzeroupper",
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            inout("rcx") left,
+            clobber_abi("sysv64"),
+            options(nostack),
+        );
+    }
+    len - left
+}
+
+/// Sets `len` bytes of guest memory to `byte`.
+///
+/// # Safety
+/// As [`super::fill`].
+pub(super) unsafe fn set(mut to: *mut u8, byte: u8, mut len: usize) {
+    // SAFETY: SSE2 is part of x86-64. Then the caller's promise; each step moves the pointer by what it has done and
+    // is taken only while as many bytes are left; the ABI keeps the direction flag clear.
+    unsafe {
+        if len >= STRING_MIN_NO_AVX && detected!("ermsb") {
+            asm!(
+                "rep stosb",
+                inout("rcx") len => _,
+                inout("rdi") to => _,
+                in("al") byte,
+                options(nostack, preserves_flags),
+            );
+            return;
+        }
+        let sixteen: __m128i = _mm_set1_epi8(byte.cast_signed());
+        let eight = u64::from_ne_bytes([byte; 8]);
+        while len >= 16 {
+            asm!("movdqu [{to}], {v}", to = in(reg) to, v = in(xmm_reg) sixteen, options(nostack, preserves_flags));
+            (to, len) = (to.wrapping_add(16), len - 16);
+        }
+        if len & 8 != 0 {
+            asm!("mov [{to}], {v}", to = in(reg) to, v = in(reg) eight, options(nostack, preserves_flags));
+            to = to.wrapping_add(8);
+        }
+        if len & 4 != 0 {
+            asm!("mov [{to}], {v:e}", to = in(reg) to, v = in(reg) eight, options(nostack, preserves_flags));
+            to = to.wrapping_add(4);
+        }
+        if len & 2 != 0 {
+            asm!("mov [{to}], {v:x}", to = in(reg) to, v = in(reg) eight, options(nostack, preserves_flags));
+            to = to.wrapping_add(2);
+        }
+        if len & 1 != 0 {
+            asm!("mov [{to}], {v}", to = in(reg) to, v = in(reg_byte) byte, options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// [`super::super`] tests what this machine has; here, what others lack.
+    #[test]
+    fn every_processor_copies_a_prefix() {
+        let here = Has::detect();
+        let source: Vec<u8> = (0..20_000).map(|i| (i * 7 + i / 256 + 1) as u8).collect();
+        let mut target = vec![0; source.len() + 64];
+        for (avx, erms) in [(false, false), (false, here.erms), (here.avx, false)] {
+            for len in (AVX_MIN..600).chain([1023, 1024, 16_384, 20_000]) {
+                for shift in [0, 1, 8, 31] {
+                    target.fill(0xee);
+                    let to = target[shift..].as_mut_ptr();
+                    // SAFETY: both are `len` bytes long, and this processor has what it is said to have.
+                    let done = unsafe { copy_long(to, source.as_ptr(), len, Has { avx, erms }) };
+                    assert!(done <= len);
+                    assert!(target[..shift].iter().all(|&b| b == 0xee));
+                    assert!(target[shift..shift + done] == source[..done], "{done} of {len} at {shift}");
+                    assert!(target[shift + done..].iter().all(|&b| b == 0xee), "after {done} of {len}");
+                    if !avx {
+                        assert_eq!(done, if erms && len >= STRING_MIN_NO_AVX { len } else { 0 });
+                    }
+                }
+            }
+        }
+    }
+}
