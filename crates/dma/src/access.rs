@@ -8,11 +8,15 @@
 //!
 //! | flags | promise |
 //! |---|---|
-//! | `READ` | acquire: if the value read was written by a store S, then everything that the writer did before S (behind its own store barrier) is seen by every access after this one. |
-//! | `WRITE` | release: whoever sees the written value and then reads with acquire order sees every access that this thread made before this one. |
+//! | `READ` | acquire: a value read *after* this access sees every write that the writer of the value which it read had made before (behind its own store barrier). |
+//! | `WRITE` | release: whoever has seen a value that this access wrote (and then has a read barrier of its own) sees every write that this thread made *before* it. |
 //! | `READ \| WRITE` | both of the above (a mapping that is used in both directions). |
 //! | `RELAXED` | none. The caller orders by other means, for example one fence for a batch. |
-//! | `FULL` | as by direction, and besides: every access of this thread before this one, *stores included*, is ordered before it in the one order of all full barriers. It is the only level that keeps a load behind an earlier store, and what the DMA-barrier seed does always. |
+//! | `FULL` | as by direction, and besides: a value read by this access or after it sees every write of the other side, or the other side, reading behind its own full barrier, sees every write that this thread made before this access. It is the only level that keeps a load behind an earlier store, and what the DMA-barrier seed does always. |
+//!
+//! By direction costs no instruction on x86-64, which keeps loads in order and stores in order by itself; it holds
+//! back the compiler. `FULL` is one locked instruction; `paravane bench barrier` says what that costs. Each promise is a
+//! litmus test in `tests/loom_order.rs`; `tests/store_buffering.rs` shows on real CPUs what `FULL` is for.
 //!
 //! `FULL` wins over `RELAXED`. An aligned object of 1, 2, 4 or 8 bytes is never torn. Larger or unaligned accesses
 //! are not atomic as a whole, and their bytes are moved in no particular order; the guarantees above hold for all
@@ -21,8 +25,9 @@
 //! A mapping is a window of accesses: mapping gives the order above to everything that is done through it, seen
 //! from before the mapping; ending it is a release (what was done through it is seen before any later store) and,
 //! for `READ`, an acquire (what was read through it is read before any later access).
+use crate::sync::fence;
 use bitflags::bitflags;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 bitflags! {
     /// Direction and order of an access. Without an order flag the order follows from the direction: a read

@@ -13,21 +13,21 @@
 //! Either way an aligned object of 1, 2, 4 or 8 bytes is moved in *one* access and is never torn; the specification
 //! needs that of the rings' 16-bit indices, and drivers expect it of their 32- and 64-bit fields. Elsewhere than on
 //! x86-64 everything is words. Miri knows neither assembly nor atomics that overlap in different sizes; for it, every
-//! word is moved as atomic bytes.
+//! word is moved as atomic bytes. For loom, memory is modelled, a cell for each object.
 //!
 //! Orders are not made here: see [`Access`](crate::Access).
-use std::sync::atomic::{AtomicU8, Ordering};
-#[cfg(not(miri))]
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
-
-#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[cfg(not(loom))]
+mod atomic;
+#[cfg(loom)]
+mod modelled;
+#[cfg(any(test, miri, loom, not(target_arch = "x86_64")))]
 mod words;
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 mod x86_64;
 
-#[cfg(any(miri, not(target_arch = "x86_64")))]
+#[cfg(any(miri, loom, not(target_arch = "x86_64")))]
 use words as many;
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 use x86_64 as many;
 
 /// A word that is moved in one relaxed atomic access on the guest's side and in an unaligned one on ours.
@@ -44,51 +44,6 @@ trait Word: Sized {
     /// `guest` is valid for atomic writes and aligned; `own` is valid for reads and does not change.
     unsafe fn store(guest: *mut u8, own: *const u8);
 }
-
-macro_rules! word {
-    ($int:ty, $atomic:ty) => {
-        impl Word for $int {
-            #[inline(always)]
-            unsafe fn load(guest: *const u8, own: *mut u8) {
-                debug_assert!(guest.cast::<$int>().is_aligned());
-                // SAFETY: the caller promises validity and alignment; an atomic may be shared with anyone.
-                // Relaxed: the order is made by the fences in `Access`.
-                #[cfg(not(miri))]
-                unsafe {
-                    let value = <$atomic>::from_ptr(guest.cast_mut().cast()).load(Ordering::Relaxed);
-                    own.cast::<$int>().write_unaligned(value);
-                }
-                #[cfg(miri)]
-                for i in 0..size_of::<$int>() {
-                    // SAFETY: as above.
-                    unsafe {
-                        *own.add(i) = AtomicU8::from_ptr(guest.cast_mut().add(i)).load(Ordering::Relaxed)
-                    };
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn store(guest: *mut u8, own: *const u8) {
-                debug_assert!(guest.cast::<$int>().is_aligned());
-                // SAFETY: as above, with the directions exchanged.
-                #[cfg(not(miri))]
-                unsafe {
-                    let value = own.cast::<$int>().read_unaligned();
-                    <$atomic>::from_ptr(guest.cast()).store(value, Ordering::Relaxed);
-                }
-                #[cfg(miri)]
-                for i in 0..size_of::<$int>() {
-                    // SAFETY: as above.
-                    unsafe { AtomicU8::from_ptr(guest.add(i)).store(*own.add(i), Ordering::Relaxed) };
-                }
-            }
-        }
-    };
-}
-word!(u8, AtomicU8);
-word!(u16, AtomicU16);
-word!(u32, AtomicU32);
-word!(u64, AtomicU64);
 
 /// Copies `len` bytes out of guest memory.
 ///

@@ -1,0 +1,294 @@
+//! What [`Access`] promises, as litmus tests under the model checker: the real door, over modelled memory.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_order --release`
+//!
+//! The device is the code under test. The driver stands for a guest: relaxed accesses, and fences of its own. Each
+//! test collects the outcomes of every interleaving and says which must never occur, and which must: the same program
+//! without the order has to show the weak outcome, or the test would prove nothing. Besides, each fence in
+//! `access.rs` was taken out once; the tests name those without which they fail.
+//!
+//! Loom makes loads and stores of one thread in their order, so it cannot show a load that is held back behind a later
+//! store. That a buffer is not read any more after `unmap` is therefore not tested here.
+#![cfg(loom)]
+use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use loom::sync::atomic::fence;
+use loom::thread;
+use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig, Segment};
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock, Mutex};
+
+const DATA: u64 = 0;
+const FLAG: u64 = 64;
+const BY_DIRECTION: Access = Access::empty();
+const RELAXED: Access = Access::RELAXED;
+const FULL: Access = Access::FULL;
+
+/// Made once: the checker runs the tests many times, and only the addresses are used.
+static PAGE: LazyLock<Arc<Region>> = LazyLock::new(|| {
+    let config = RegionConfig { gpa: 0, size: 4096, backing: Backing::Pages, writable: true };
+    Region::new(config).expect("RAM")
+});
+
+/// A guest's view of the same memory: no order but by its own fences.
+struct Driver(Handle);
+
+impl Driver {
+    fn load(&self, addr: u64) -> u64 {
+        self.0.read_obj(addr, RELAXED).expect("RAM")
+    }
+
+    fn store(&self, addr: u64, value: u64) {
+        self.0.write_obj(addr, &value, RELAXED).expect("RAM");
+    }
+}
+
+fn read(device: &Handle, addr: u64, access: Access) -> u64 {
+    device.read_obj(addr, access).expect("RAM")
+}
+
+fn write(device: &Handle, addr: u64, value: u64, access: Access) {
+    device.write_obj(addr, &value, access).expect("RAM");
+}
+
+type Outcome = (u64, u64);
+
+/// The outcomes of every interleaving with at most so many involuntary switches of threads: 3, or what
+/// PARAVANE_LOOM_PREEMPTIONS says. Device and driver run on a thread each; the outcome is what both return.
+fn outcomes<A, B>(
+    device: fn(&Handle, Access) -> A,
+    access: Access,
+    driver: fn(&Driver) -> B,
+) -> BTreeSet<(A, B)>
+where
+    A: Ord + Send + 'static,
+    B: Ord + Send + 'static,
+{
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let mut builder = loom::model::Builder::new();
+    let wish = std::env::var("PARAVANE_LOOM_PREEMPTIONS");
+    builder.preemption_bound = Some(wish.map_or(3, |n| n.parse().expect("a number of switches")));
+    let note = Arc::clone(&seen);
+    builder.check(move || {
+        let memory = Memory::new(vec![Arc::clone(&PAGE)]).expect("a map");
+        let (door, guest) = (memory.handle(), Driver(memory.handle()));
+        // Zero, and known to both, before either starts.
+        for addr in [DATA, FLAG] {
+            guest.store(addr, 0);
+        }
+        let other = thread::spawn(move || driver(&guest));
+        let mine = device(&door, access);
+        let outcome = (mine, other.join().unwrap());
+        note.lock().unwrap().insert(outcome);
+    });
+    std::mem::take(&mut *seen.lock().unwrap())
+}
+
+/// The driver waits for nothing: it looks once at the flag and then, behind its read barrier, at the data.
+fn looks(driver: &Driver) -> Outcome {
+    let flag = driver.load(FLAG);
+    fence(Acquire);
+    (flag, driver.load(DATA))
+}
+
+/// The driver writes data and then, behind its store barrier, the flag.
+fn publishes(driver: &Driver) {
+    driver.store(DATA, 1);
+    fence(Release);
+    driver.store(FLAG, 1);
+}
+
+/// Whoever sees a written value sees what was written before it. Fails without: the Release fence in `begin`.
+#[test]
+fn a_write_releases() {
+    let device = |door: &Handle, access| {
+        write(door, DATA, 1, RELAXED);
+        write(door, FLAG, 1, access);
+    };
+    for access in [BY_DIRECTION, FULL] {
+        let seen = outcomes(device, access, looks);
+        assert_eq!(seen, BTreeSet::from([((), (0, 0)), ((), (0, 1)), ((), (1, 1))]), "{access:?}");
+    }
+    assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
+}
+
+/// The same for all bytes of a long write, and for `fill` and a buffer in pieces. Fails without: the Release fence
+/// in `begin`.
+#[test]
+fn every_kind_of_write_releases() {
+    let long = |door: &Handle, access| {
+        write(door, DATA, 1, RELAXED);
+        // The flag is the second of three words.
+        let words = [0_u64, 1, 0].map(u64::to_le_bytes).concat();
+        door.write(FLAG - 8, &words, access).expect("RAM");
+    };
+    let fill = |door: &Handle, access| {
+        write(door, DATA, 1, RELAXED);
+        door.fill(FLAG, 1, 8, access).expect("RAM");
+    };
+    let pieces = |door: &Handle, access| {
+        write(door, DATA, 1, RELAXED);
+        let list = [Segment { addr: 256, len: 8 }, Segment { addr: FLAG, len: 8 }];
+        door.write_segments(&list, 0, &[1; 16], access).expect("RAM");
+    };
+    for device in [long, fill, pieces] {
+        let weak =
+            |access| outcomes(device, access, looks).iter().any(|&((), (flag, data))| flag != 0 && data == 0);
+        assert!(!weak(BY_DIRECTION));
+        assert!(weak(RELAXED));
+    }
+}
+
+/// What follows a read sees what was written before the value that it read. Fails without: the Acquire fence in
+/// `end`.
+#[test]
+fn a_read_acquires() {
+    let device = |door: &Handle, access| (read(door, FLAG, access), read(door, DATA, RELAXED));
+    for access in [BY_DIRECTION, FULL] {
+        let seen = outcomes(device, access, publishes);
+        assert_eq!(seen, BTreeSet::from([((0, 0), ()), ((0, 1), ()), ((1, 1), ())]), "{access:?}");
+    }
+    assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
+}
+
+/// The same for all bytes of a long read, and for a buffer in pieces. Fails without: the Acquire fence in `end`.
+#[test]
+fn every_kind_of_read_acquires() {
+    let long = |door: &Handle, access| {
+        let mut words = [0; 24];
+        door.read(FLAG - 8, &mut words, access).expect("RAM");
+        (u64::from(words[8]), read(door, DATA, RELAXED))
+    };
+    let pieces = |door: &Handle, access| {
+        let list = [Segment { addr: 256, len: 8 }, Segment { addr: FLAG, len: 8 }];
+        let mut words = [0; 16];
+        door.read_segments(&list, 0, &mut words, access).expect("RAM");
+        (u64::from(words[8]), read(door, DATA, RELAXED))
+    };
+    for device in [long, pieces] {
+        let weak = |access| outcomes(device, access, publishes).contains(&((1, 0), ()));
+        assert!(!weak(BY_DIRECTION));
+        assert!(weak(RELAXED));
+    }
+}
+
+/// Store buffering: each side stores, then loads what the other one stores. With a full barrier on both, one of them
+/// sees the other's store; the directions alone do not give that. Fails without: the SeqCst fence in `begin` (a
+/// weaker one will not do).
+#[test]
+fn only_full_keeps_a_load_behind_an_earlier_store() {
+    let device = |door: &Handle, access| {
+        write(door, DATA, 1, BY_DIRECTION);
+        read(door, FLAG, access)
+    };
+    let driver = |driver: &Driver| {
+        driver.store(FLAG, 1);
+        fence(SeqCst);
+        driver.load(DATA)
+    };
+    let strong = BTreeSet::from([(0, 1), (1, 0), (1, 1)]);
+    for access in [FULL, FULL | RELAXED] {
+        assert_eq!(outcomes(device, access, driver), strong, "{access:?}");
+    }
+    for access in [BY_DIRECTION, RELAXED] {
+        assert!(outcomes(device, access, driver).contains(&(0, 0)), "{access:?}");
+    }
+}
+
+/// A mapping that is made full keeps loads through it behind an earlier store. Fails without: the SeqCst fence in
+/// `map`.
+#[test]
+fn a_full_mapping_keeps_its_loads_behind_an_earlier_store() {
+    let device = |door: &Handle, access| {
+        write(door, DATA, 1, BY_DIRECTION);
+        let _window = door.map(FLAG, 8, access | Access::READ).expect("RAM");
+        // What is done through the window is done by raw accesses, which have no order.
+        read(door, FLAG, RELAXED)
+    };
+    let driver = |driver: &Driver| {
+        driver.store(FLAG, 1);
+        fence(SeqCst);
+        driver.load(DATA)
+    };
+    assert!(!outcomes(device, FULL, driver).contains(&(0, 0)));
+    assert!(outcomes(device, BY_DIRECTION, driver).contains(&(0, 0)));
+}
+
+/// What is read through a mapping is as new as what this thread had seen before. Fails without: the AcqRel fence in
+/// `map` (its acquire).
+#[test]
+fn mapping_acquires() {
+    let device = |door: &Handle, access| {
+        // An available index, say.
+        let flag = read(door, FLAG, RELAXED);
+        let _window = door.map(DATA, 8, access | Access::READ).expect("RAM");
+        (flag, read(door, DATA, RELAXED))
+    };
+    assert!(!outcomes(device, BY_DIRECTION, publishes).contains(&((1, 0), ())));
+    assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
+}
+
+/// Who sees what is written through a mapping sees what was written before the mapping. Fails without: the AcqRel
+/// fence in `map` (its release).
+#[test]
+fn mapping_releases() {
+    let device = |door: &Handle, access| {
+        write(door, DATA, 1, RELAXED);
+        let _window = door.map(FLAG, 8, access | Access::WRITE).expect("RAM");
+        write(door, FLAG, 1, RELAXED);
+    };
+    assert!(!outcomes(device, BY_DIRECTION, looks).contains(&((), (1, 0))));
+    assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
+}
+
+/// Who sees a store after the mapping's end sees what was written through it. Fails without: the AcqRel fence in
+/// `unmap` (its release).
+#[test]
+fn unmapping_releases() {
+    let device = |door: &Handle, access| {
+        let window = door.map(DATA, 8, access | Access::WRITE).expect("RAM");
+        write(door, DATA, 1, RELAXED);
+        drop(window);
+        // A used index, say.
+        write(door, FLAG, 1, RELAXED);
+    };
+    assert!(!outcomes(device, BY_DIRECTION, looks).contains(&((), (1, 0))));
+    assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
+}
+
+/// What follows the mapping's end sees what was written before what was read through it. Fails without: the AcqRel
+/// fence in `unmap` (its acquire).
+#[test]
+fn unmapping_acquires() {
+    let device = |door: &Handle, access| {
+        let window = door.map(FLAG, 8, access | Access::READ).expect("RAM");
+        let flag = read(door, FLAG, RELAXED);
+        drop(window);
+        (flag, read(door, DATA, RELAXED))
+    };
+    assert!(!outcomes(device, BY_DIRECTION, publishes).contains(&((1, 0), ())));
+    assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
+}
+
+/// Both directions together are both orders, on one access: it acquires what it read, and releases for what comes
+/// after. Fails without: the Acquire fence in `end`, or the Release fence in `begin`.
+#[test]
+fn both_directions_are_both_orders() {
+    let acquires = |door: &Handle, access| {
+        let flag = read(door, FLAG, access);
+        (flag, read(door, DATA, RELAXED))
+    };
+    assert!(!outcomes(acquires, Access::WRITE, publishes).contains(&((1, 0), ())));
+    let releases = |door: &Handle, access| {
+        write(door, DATA, 1, RELAXED);
+        write(door, FLAG, 1, access);
+    };
+    assert!(!outcomes(releases, Access::READ, looks).contains(&((), (1, 0))));
+    // A driver that answers: what it wrote before its answer is seen after a write that also reads.
+    let answered = |door: &Handle, access| {
+        let flag = read(door, FLAG, RELAXED);
+        write(door, 128, 1, access);
+        (flag, read(door, DATA, RELAXED))
+    };
+    assert!(!outcomes(answered, Access::READ, publishes).contains(&((1, 0), ())));
+    assert!(outcomes(answered, BY_DIRECTION, publishes).contains(&((1, 0), ())));
+}

@@ -1,0 +1,152 @@
+//! Store buffering on real CPUs, through the real door: the one reordering that x86 does, and what `FULL` is for.
+//!
+//! ```text
+//! device, on one CPU                  driver, on another
+//! write(request, n)                   answer = n
+//! read(answer, ACCESS)                full barrier
+//!                                     read request
+//! ```
+//! Each side must see the other's store, or have its own seen. With `FULL` one of them always does. Without it the
+//! device's store can still be in its CPU's store buffer when its load is done, and both miss.
+//!
+//! It shows in optimised code only (the workspace asks for it): what has not been optimised stores so much on its stack
+//! between the two accesses that the request is pushed out of the store buffer.
+#![cfg(not(any(miri, loom)))]
+use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+const REQUEST: u64 = 0;
+const ANSWER: u64 = 1024;
+/// Rounds in one go of the two threads.
+const ROUNDS: u64 = 20_000;
+/// The reordering shows in the first thousands of rounds, if the two threads run at the same time; on a machine that
+/// has much else to do that may take a while.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Writes why a test could not take place.
+fn skipped(name: &str, why: &str) {
+    let line = format!("SKIPPED {name}: {why}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        log.and_then(|mut log| log.write_all(line.as_bytes())).expect("the skip log can be written");
+    }
+}
+
+/// Two CPUs that this process may use.
+fn two_cpus() -> Option<[usize; 2]> {
+    let set = sched_getaffinity(None).ok()?;
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
+    Some([cpus.next()?, cpus.next()?])
+}
+
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    // Refused, the threads merely meet less often.
+    let _ = sched_setaffinity(None, &set);
+}
+
+/// Where the two threads wait for each other, so that each round starts at the same time.
+#[repr(align(128))]
+struct Meeting(AtomicU64);
+
+impl Meeting {
+    /// Both have come for the `n`th time.
+    fn meet(&self, n: u64) {
+        // AcqRel: what each has stored before is seen by both afterwards; so the stores of one round come before
+        // those of the next.
+        self.0.fetch_add(1, Ordering::AcqRel);
+        let mut spins = 0_u32;
+        while self.0.load(Ordering::Acquire) < 2 * n {
+            spins += 1;
+            if spins > 10_000 {
+                // The other one is off its CPU.
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// How often in [`ROUNDS`] rounds neither saw the other.
+fn both_missed(device: &Handle, driver: &Handle, cpus: [usize; 2], access: Access) -> u64 {
+    let meeting = Meeting(AtomicU64::new(0));
+    let mapped = |addr| driver.map(addr, 8, Access::READ | Access::WRITE).expect("RAM");
+    let (request, answer) = (mapped(REQUEST), mapped(ANSWER));
+    // SAFETY: eight aligned bytes of guest memory, mapped as long as the guards live, which is longer than the
+    // threads do; everyone accesses them atomically or by the door.
+    let [request, answer] =
+        [&request, &answer].map(|window| unsafe { AtomicU64::from_ptr(window.host().as_ptr().cast()) });
+    for cell in [request, answer] {
+        cell.store(0, Ordering::Relaxed);
+    }
+    std::thread::scope(|scope| {
+        let device = scope.spawn(|| {
+            pin(cpus[0]);
+            (1..=ROUNDS)
+                .map(|n| {
+                    meeting.meet(2 * n - 1);
+                    device.write_obj(REQUEST, &n, access).expect("RAM");
+                    let seen: u64 = device.read_obj(ANSWER, access).expect("RAM");
+                    meeting.meet(2 * n);
+                    seen == n
+                })
+                .collect::<Vec<bool>>()
+        });
+        let driver = scope.spawn(|| {
+            pin(cpus[1]);
+            (1..=ROUNDS)
+                .map(|n| {
+                    meeting.meet(2 * n - 1);
+                    answer.store(n, Ordering::Relaxed);
+                    // Pairs with the device's full barrier, if it has one.
+                    fence(Ordering::SeqCst);
+                    let seen = request.load(Ordering::Relaxed);
+                    meeting.meet(2 * n);
+                    seen == n
+                })
+                .collect::<Vec<bool>>()
+        });
+        let (device, driver) = (device.join().unwrap(), driver.join().unwrap());
+        device.iter().zip(&driver).filter(|&(&device, &driver)| !device && !driver).count() as u64
+    })
+}
+
+#[test]
+fn the_reordering_shows_without_full_and_never_with_it() {
+    let Some(cpus) = two_cpus() else {
+        skipped("store_buffering", "it takes two CPUs");
+        return;
+    };
+    let config = RegionConfig { gpa: 0, size: 4096, backing: Backing::Pages, writable: true };
+    let memory = Memory::new(vec![Region::new(config).expect("RAM")]).expect("a map");
+    let (device, driver) = (memory.handle(), memory.handle());
+    let started = Instant::now();
+    let mut goes = 0;
+    let mut missed = 0;
+    // Until it has been seen a few times: then as many rounds with FULL would show it, too.
+    while missed < 10 {
+        assert!(
+            started.elapsed() < PATIENCE,
+            "both sides missed only {missed} times in {} rounds without a full barrier, so this machine cannot show \
+             what one is for",
+            goes * ROUNDS
+        );
+        missed += both_missed(&device, &driver, cpus, Access::empty());
+        goes += 1;
+        // In between, so that whatever the machine does falls on both.
+        assert_eq!(both_missed(&device, &driver, cpus, Access::FULL), 0, "a full barrier did not hold");
+    }
+    for _ in 0..goes {
+        assert_eq!(both_missed(&device, &driver, cpus, Access::FULL), 0, "a full barrier did not hold");
+    }
+    eprintln!(
+        "without FULL both sides missed {missed} times in {} rounds, with it never in {}",
+        goes * ROUNDS,
+        2 * goes * ROUNDS
+    );
+}
