@@ -7,9 +7,10 @@ use paravane_ring::device::{self, Batch};
 use paravane_ring::driver::poll::{
     Counting, IndexToken, NoCount, PollError, PollToken, Poller, Position, SeedCount, WrapToken,
 };
-use paravane_ring::driver::{Layout, Queue};
+use paravane_ring::driver::{Layout, Queue, Used};
 use paravane_ring::{QueueError, Segment, Smp};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, RING_PACKED};
+use proptest::prelude::*;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -302,10 +303,99 @@ fn another_thread_polls() {
     }
 }
 
+/// One step of a driver and a device at work.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Adds a buffer of so many segments, if it fits.
+    Add(usize),
+    Publish,
+    /// The device takes up to so many and uses them.
+    Serve(usize),
+    /// Takes one back, if there is one.
+    Pop,
+    /// Takes up to so many back.
+    Take(usize),
+    /// Asks for a token.
+    Ask,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (1..=2usize).prop_map(Step::Add),
+        2 => Just(Step::Publish),
+        2 => (1..=4usize).prop_map(Step::Serve),
+        2 => Just(Step::Pop),
+        1 => (1..=4usize).prop_map(Step::Take),
+        2 => Just(Step::Ask),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 2 } else { 256 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Each token that there ever was has news if, and only if, the device has used more than had been taken back
+    /// when it was asked for: whatever was taken back, added or published since.
+    #[test]
+    fn a_token_tells_whether_more_was_used(
+        layout in 0..LAYOUTS.len(),
+        steps in proptest::collection::vec(step(), 1..400),
+    ) {
+        let mut pair = Pair::<Position>::new(4, LAYOUTS[layout]);
+        let (mut used, mut taken) = (0, 0);
+        let mut tokens = Vec::new();
+        for step in steps {
+            match step {
+                Step::Add(segments) => {
+                    let segments = [Segment { addr: 0x1000, len: 8 }; 2][..segments].to_vec();
+                    let fits = segments.len() <= pair.driver.room();
+                    prop_assert_eq!(pair.driver.add(&segments, &[]).is_ok(), fits);
+                }
+                Step::Publish => {
+                    pair.driver.publish();
+                }
+                Step::Serve(most) => {
+                    pair.batch = Batch::new(most);
+                    pair.serve();
+                    used += pair.batch.chains().len();
+                }
+                Step::Pop => taken += usize::from(pair.driver.pop_used().unwrap().is_some()),
+                Step::Take(most) => {
+                    taken += pair.driver.take_used(&mut vec![Used::default(); most]).unwrap();
+                }
+                Step::Ask => tokens.push((pair.driver.enable_notifications(), taken)),
+            }
+            for &(token, before) in &tokens {
+                prop_assert_eq!(pair.news(token), used > before, "{:?} after {:?}", token, step);
+            }
+        }
+    }
+}
+
 /// A queue that has latched, and one that is gone, has news for every token.
 #[test]
 fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
-    for features in [0, RING_PACKED] {
+    for features in LAYOUTS {
+        let mut pair = Pair::<Position>::new(4, features);
+        let token = pair.driver.enable_notifications();
+        assert!(!pair.news(token));
+        // A buffer is used that nobody has made available: the first descriptor's flags, or used.idx.
+        let used = if features & RING_PACKED != 0 { (14, 0x8080) } else { (128 + 2, 1) };
+        pair.memory.put(memory::BASE + used.0, 2, used.1);
+        assert!(pair.driver.pop_used().is_err());
+        // The ring looks as it did.
+        pair.memory.put(memory::BASE + used.0, 2, 0);
+        assert!(pair.news(token));
+        let now = pair.driver.enable_notifications();
+        assert!(pair.news(token) && pair.news(now), "asking again starts nothing anew");
+        assert!(pair.driver.add(&[Segment { addr: 0, len: 1 }], &[]).is_err());
+        assert_eq!(pair.driver.room(), 0);
+        assert!(pair.news(token) && pair.news(now));
+    }
+    for features in LAYOUTS {
         let mut pair = Pair::<Position>::new(4, features);
         let token = pair.driver.enable_notifications();
         assert!(!pair.news(token));

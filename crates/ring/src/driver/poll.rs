@@ -29,12 +29,31 @@
 //!   sees an index a whole number of turns on. Between two turns this side took buffers back, stored the count
 //!   *before* it published the buffers of the next turn, and the device used those before it stored the index:
 //!   release and acquire each time. Whoever sees the index therefore sees the count.
-//! * Packed: what is used next after a position is always told of in the slot of that position. The load sees
-//!   the used flags, or something later in that slot. Later there can only be our filling it again, whose
-//!   release store comes after that of the count; or what came of that.
+//! * Packed: what is used next after a position is told of in the slot of that position. The load sees the used
+//!   flags, or something later in that slot. Later there can only be our filling it again, whose release store
+//!   comes after that of a count beyond the token; or what came of that.
 //!
 //! The other way round (count, then ring) both could change in between, and the count would have to be read
 //! again.
+//!
+//! # When the count is stored
+//! The ring goes on showing what was used, taken back or not, until it is written again. The count is needed from
+//! then on and no earlier, so taking a buffer back does not touch it.
+//!
+//! * Split: with each new index that is read from used.idx, which is before the buffers that it tells of can be
+//!   published again.
+//! * Packed: in `add`, when it needs slots that were taken back since the last time (`reclaim`). A position `p` is
+//!   filled only below `limit`, which is a ring beyond some `next_used` that was stored before `limit` moved. A token
+//!   of the same slot in an earlier lap is `p - size` at most, and `p - size < limit - size`, so the count is beyond
+//!   it. The slot's flags are stored after that, by `add` itself or, for the first descriptor since a publication, by
+//!   `publish`: either with release. Together with the publication the count would come too late for what `add`
+//!   stores, after it for everything: the models in `tests/loom_poll.rs` fail, and without it the tests of what
+//!   fools a token.
+//! * Packed, in order, in the middle of a batch that one used descriptor told of: the slot of such a token shows
+//!   nothing. So the count, which has all of the batch then, is stored with each token.
+//!
+//! The question is whether the count is beyond the token, not whether it differs: whoever has the token need not have
+//! the count that was stored with it.
 use super::Ring;
 use crate::area::Cells;
 use crate::order::Order;
@@ -72,7 +91,8 @@ pub(crate) mod sealed {
         /// Both rings start at `position`.
         fn new(position: u64) -> Self;
 
-        /// Everything before `position` has been used. Called before any of it is made available again.
+        /// Everything before `position` has been used. Called before the ring ceases to show that: see the module's
+        /// text.
         fn seen(&mut self, position: u64);
 
         /// One more buffer was taken back; `wrapped` says whether the ring's own index began again with it.
@@ -312,7 +332,7 @@ impl Count for SeedCount {
 /// does not come back to where it was.
 #[derive(Debug)]
 pub struct Position {
-    /// Everything before it has been used, as far as this side has looked.
+    /// Everything before it has been used, as far as the ring does not show it.
     seen: Arc<Line<AtomicU64>>,
 }
 
@@ -365,7 +385,7 @@ impl Count for Position {
     #[inline(always)]
     fn shared_news<O: Order>(seen: &Self::Shared, token: u64, place: Place) -> bool {
         // Acquire: pairs with the release store in `seen`; after the ring, see the module's text.
-        place.moved::<O>(place.index(token)) || seen.0.load(Acquire) != token
+        place.moved::<O>(place.index(token)) || seen.0.load(Acquire) > token
     }
 
     fn close(&mut self) {

@@ -13,7 +13,17 @@
 //!
 //! Buffers have identifiers of their own here, from a free list in the private shadow. Used descriptors come in
 //! the order of the ring, whichever buffer they name, so the free slots are always those between `next_avail`
-//! and `next_used`, a whole ring further on.
+//! and `next_used`, a whole ring further on:
+//!
+//! ```text
+//!   next_used     next_avail      limit     next_used + size
+//!       | in flight  | free to fill |  taken back  |
+//!                                   ^ `reclaim`, which stores the count of `driver::poll`
+//! ```
+//!
+//! Slots that were taken back are filled again only after [`Ring::reclaim`] has moved `limit` over them, when
+//! those before it run out. So whoever polls is told once for many buffers, and taking them back costs nothing
+//! for that.
 //!
 //! # In order
 //! With IN_ORDER (section 2.8.9) identifiers are given out round and round and come back in that order. The
@@ -79,8 +89,6 @@ pub(crate) struct Ring<O, C> {
     notifications_off: bool,
     /// The identifier of the next buffer, if a descriptor is free: there are never more buffers than those.
     free_id: u16,
-    /// Free descriptors.
-    free: u16,
     /// Buffers added and not yet returned.
     in_flight: u16,
     /// The second word of the first descriptor that the device does not know of: all but this is written.
@@ -92,6 +100,8 @@ pub(crate) struct Ring<O, C> {
     published: u64,
     /// Where the next used descriptor will be.
     next_used: u64,
+    /// Positions before it may be filled. 0 in a latched queue.
+    limit: u64,
     batch: InOrder,
     start: u64,
     count: C,
@@ -127,13 +137,13 @@ impl<O: Order, C: Counting> Ring<O, C> {
             in_order,
             notifications_off: false,
             free_id: 0,
-            free: size,
             in_flight: 0,
             withheld: 0,
             shadow: Shadow::new(size),
             next_avail: start,
             published: start,
             next_used: start,
+            limit: start + u64::from(size),
             batch: InOrder { end: start, ..InOrder::default() },
             start,
             count: C::new(start),
@@ -188,8 +198,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let count = readable.len() + writable.len();
         let in_table = count > 1 && count <= usize::from(self.indirect);
         let needed = if in_table { 1 } else { count };
-        if needed > usize::from(self.free) {
-            return Err(Full { needed, free: self.free.into() });
+        let end = self.next_avail + needed as u64;
+        if end > self.limit && !self.reclaim(end) {
+            return Err(Full { needed, free: self.free() });
         }
         let id = self.free_id;
         let (writable, first) = if in_table {
@@ -206,10 +217,39 @@ impl<O: Order, C: Counting> Ring<O, C> {
         self.free_id = pending.link;
         *pending =
             Pending { descriptors: needed as u16, link: pending.link, writable, position: self.next_avail };
-        self.free -= needed as u16;
         self.in_flight += 1;
-        self.next_avail += needed as u64;
+        self.next_avail = end;
         Ok(BufferId(id))
+    }
+
+    /// Lets the slots that were taken back be filled again, and says whether they reach up to `end`.
+    #[inline(always)]
+    fn reclaim(&mut self, end: u64) -> bool {
+        if self.error.is_some() {
+            return false;
+        }
+        // Before the first of them is filled: see `driver::poll`.
+        self.tell();
+        self.limit = self.next_used + u64::from(self.size());
+        end <= self.limit
+    }
+
+    /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told them all.
+    #[inline(always)]
+    fn tell(&mut self) {
+        if self.error.is_none() {
+            // In order, all of the batch that we take back was used.
+            self.count.seen(self.batch.end.max(self.next_used));
+        }
+    }
+
+    /// Free descriptors.
+    fn free(&self) -> usize {
+        match self.error {
+            // No more than the size, so it fits.
+            None => (self.next_used + u64::from(self.size()) - self.next_avail) as usize,
+            Some(_) => 0,
+        }
     }
 
     /// Writes a descriptor in the slot at `position` (not its second word, if it is to be withheld), and returns
@@ -322,12 +362,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.in_order {
             return self.pop_in_order();
         }
-        let used = self.pop_any()?;
-        if used.is_some() {
-            // Before it can be made available again: see `driver::poll`.
-            self.count.seen(self.next_used);
-        }
-        Ok(used)
+        self.pop_any()
     }
 
     /// See [`crate::driver::Queue::take_used`].
@@ -355,7 +390,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (desc, mask, published, lap) = (self.desc, self.mask, self.published, u64::from(self.size()));
-        let (mut next, mut free_id, mut free) = (self.next_used, self.free_id, self.free);
+        let (mut next, mut free_id) = (self.next_used, self.free_id);
         let mut expected = used_flags(next & lap == 0);
         let (mut taken, mut wrong) = (0, None);
         for place in out {
@@ -381,7 +416,6 @@ impl<O: Order, C: Counting> Ring<O, C> {
             pending.position = Pending::NOWHERE;
             pending.link = free_id;
             free_id = id;
-            free += pending.descriptors;
             let len = if used.has(DESC_F_WRITE) { used.len() } else { 0 };
             *place = Used { id: BufferId(id), len: len.min(pending.writable) };
             let before = next;
@@ -392,12 +426,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
             self.count.taken(|| (before ^ next) & lap != 0);
         }
-        (self.next_used, self.free_id, self.free) = (next, free_id, free);
+        (self.next_used, self.free_id) = (next, free_id);
         self.in_flight -= taken as u16;
-        if taken != 0 {
-            // Once a batch, and before anything of it can be made available again: see `driver::poll`.
-            self.count.seen(next);
-        }
         match (taken, wrong.map(|id| self.unknown(id)).or(self.error)) {
             (0, Some(error)) => Err(error),
             // What has latched comes again.
@@ -454,8 +484,6 @@ impl<O: Order, C: Counting> Ring<O, C> {
             let last = unsafe { self.shadow.get(id) };
             self.batch.end = last.position + u64::from(last.descriptors);
             self.batch.len = len;
-            // Once a batch, and before anything of it can be made available again: see `driver::poll`.
-            self.count.seen(self.batch.end);
         }
         let id = self.batch.oldest;
         self.batch.oldest = id.wrapping_add(1) & self.mask;
@@ -492,7 +520,6 @@ impl<O: Order, C: Counting> Ring<O, C> {
     fn give_back(&mut self, descriptors: u16) {
         let before = self.next_used;
         self.next_used += u64::from(descriptors);
-        self.free += descriptors;
         self.in_flight -= 1;
         let (next, size) = (self.next_used, u64::from(self.size()));
         self.count.taken(|| (before ^ next) & size != 0);
@@ -509,6 +536,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // Pairs with the device's fence between its store of a used descriptor's flags and its load of our event
         // suppression: either it sees our wish for an interrupt, or the `poll` that follows sees its flags.
         O::full();
+        // In the middle of a batch in order the ring cannot show what has been used after the token.
+        self.tell();
         self.count.raw(self.next_used, self.place()).into()
     }
 
@@ -554,7 +583,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as published.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
-        self.free = 0;
+        self.limit = 0;
         self.published = 0;
         self.count.close();
         *self.error.get_or_insert(error)
@@ -578,9 +607,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// The longest chain that fits now.
     pub(crate) fn room(&self) -> usize {
-        match self.free {
+        match self.free() {
             0 => 0,
-            free => free.max(self.indirect).into(),
+            free => free.max(self.indirect.into()),
         }
     }
 }
