@@ -110,13 +110,13 @@ impl Rig {
         })
     }
 
-    fn poke(&self, offset: usize, data: &[u8]) {
+    fn poke(&mut self, offset: usize, data: &[u8]) {
         let data = &data[..data.len().min(MEMORY - offset)];
-        self.memory.write(BASE + offset as u64, data, Access::WRITE).expect("inside the memory");
+        self.memory.open().write(BASE + offset as u64, data, Access::WRITE).expect("inside the memory");
     }
 
-    fn u16_at(&self, offset: usize) -> u16 {
-        self.memory.read_obj(BASE + offset as u64, Access::READ).expect("inside the memory")
+    fn u16_at(&mut self, offset: usize) -> u16 {
+        self.memory.open().read_obj(BASE + offset as u64, Access::READ).expect("inside the memory")
     }
 
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
@@ -135,7 +135,7 @@ impl Rig {
             11..14 => self.serve(),
             14 => self.settle(),
             _ => {
-                if let Err(error) = self.queue.ring.arm_kicks() {
+                if let Err(error) = self.queue.arm_kicks() {
                     self.latch(error);
                 }
             }
@@ -143,9 +143,9 @@ impl Rig {
         Ok(())
     }
 
-    fn header(&self, at: usize, kind: u32, sector: u64) {
+    fn header(&mut self, at: usize, kind: u32, sector: u64) {
         let header = RequestHeader { kind, reserved: 0, sector };
-        self.memory.write_obj(BASE + at as u64, &header, Access::WRITE).expect("inside the memory");
+        self.memory.open().write_obj(BASE + at as u64, &header, Access::WRITE).expect("inside the memory");
     }
 
     /// Builds a request as a driver would, with some liberties, and makes it available.
@@ -209,7 +209,7 @@ impl Rig {
     fn latch(&mut self, error: QueueError) {
         let first = *self.latched.get_or_insert(error);
         assert_eq!(error, first, "another error than the one that latched");
-        assert_eq!(self.queue.ring.error(), Some(first));
+        assert_eq!(self.queue.ring().error(), Some(first));
     }
 
     fn serve(&mut self) {
@@ -219,7 +219,7 @@ impl Rig {
                 self.taken += u64::from(served.taken);
                 self.completed += u64::from(served.completed);
                 assert!(!served.interrupt || served.completed > 0);
-                assert_eq!(u64::from(self.queue.ring.in_flight()), self.taken - self.completed);
+                assert_eq!(u64::from(self.queue.ring().in_flight()), self.taken - self.completed);
             }
             Err(ServeError::Queue(error)) => self.latch(error),
             Err(ServeError::Host(error)) => panic!("the host failed: {error}"),
@@ -234,14 +234,14 @@ impl Rig {
             if self.latched.is_some() || (self.taken, self.completed) != before {
                 continue;
             }
-            if self.queue.ring.in_flight() == 0 {
+            if self.queue.ring().in_flight() == 0 {
                 return;
             }
             let fd = self.handler.completion_fd().expect("requests in flight end some time");
             let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
             // The fuzzer's own timer may interrupt.
             let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)));
-            assert_eq!(ready, Ok(1), "{} requests hang", self.queue.ring.in_flight());
+            assert_eq!(ready, Ok(1), "{} requests hang", self.queue.ring().in_flight());
         }
     }
 
@@ -252,7 +252,7 @@ impl Rig {
         }
         let served = self.handler.drain(&mut self.queue, complete);
         self.completed += u64::from(served.completed);
-        if complete && self.queue.ring.error().is_none() {
+        if complete && self.queue.ring().error().is_none() {
             assert_eq!(self.taken, self.completed);
         }
     }

@@ -1,11 +1,18 @@
 //! Where the ring is handed the memory that dma vouches for: the only place that sees both.
 //!
 //! ```text
-//! QueueAddresses -> QueueConfig -> areas() -> Handle::map (three times) -> activate -> Ring
+//! QueueAddresses -> QueueConfig -> areas() -> Door::map (three times) -> activate -> Ring
+//!
+//! LiveQueue --open--> Open { ring, memory, batch }    for one batch
+//!                       '-- drop: what the device may have written of the ring is in the dirty log, door shut
 //! ```
-use paravane_dma::{Access, DmaError, Handle, Mapping};
+//! A ring writes to its areas by itself, past the door. So whoever wants to write to it must open the queue, and
+//! when the door is shut the areas that the device writes to are marked: once a batch, a page or two, and nothing while
+//! no log is on. A large used ring is marked whole, since the ring does not say where it wrote.
+use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, Mapping};
 use paravane_ring::device::{AreaRequest, Batch, Queue, QueueConfig};
 use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError};
+use std::ops::Deref;
 use thiserror::Error;
 
 /// Most chains that one [`Ring::pop`] takes: enough to pay for a publish and a system call, few enough that
@@ -32,9 +39,11 @@ pub enum StartError {
 /// ring moves its memory along.
 #[derive(Debug)]
 pub struct Ring {
-    // Dropped before `_areas`: fields are dropped in the order in which they are declared.
+    // Dropped before `areas`: fields are dropped in the order in which they are declared.
     queue: Queue,
-    _areas: [Mapping; 3],
+    areas: [Mapping; 3],
+    /// Which of them the device writes to.
+    writable: [bool; 3],
 }
 
 impl Ring {
@@ -92,6 +101,17 @@ impl Ring {
         self.queue.fail(error)
     }
 
+    /// What the device writes to; empty where it only reads.
+    fn written(&self) -> [GuestRange; 3] {
+        let mut ranges = self.areas.each_ref().map(Mapping::range);
+        for (range, writable) in ranges.iter_mut().zip(self.writable) {
+            if !writable {
+                range.len = 0;
+            }
+        }
+        ranges
+    }
+
     /// The latched error.
     #[must_use]
     pub fn error(&self) -> Option<QueueError> {
@@ -111,15 +131,46 @@ impl Ring {
     }
 }
 
-/// A live queue with its door to guest memory and its batch storage.
+/// A live queue with its handle on guest memory and its batch storage.
 #[derive(Debug)]
 pub struct LiveQueue {
+    ring: Ring,
+    memory: Handle,
+    batch: Batch,
+}
+
+/// A live queue during one batch.
+#[derive(Debug)]
+pub struct Open<'a> {
     /// The ring.
-    pub ring: Ring,
-    /// The door to guest memory.
-    pub memory: Handle,
+    pub ring: &'a mut Ring,
+    /// Guest memory.
+    pub memory: QueueDoor<'a>,
     /// Storage for popped chains.
-    pub batch: Batch,
+    pub batch: &'a mut Batch,
+}
+
+/// The door to guest memory during one batch of a queue; marks what the ring may have written when it is shut.
+#[derive(Debug)]
+pub struct QueueDoor<'a> {
+    door: Door<'a>,
+    written: [GuestRange; 3],
+}
+
+impl<'a> Deref for QueueDoor<'a> {
+    type Target = Door<'a>;
+
+    fn deref(&self) -> &Door<'a> {
+        &self.door
+    }
+}
+
+impl Drop for QueueDoor<'_> {
+    fn drop(&mut self) {
+        for range in self.written {
+            self.door.mark(range);
+        }
+    }
 }
 
 impl LiveQueue {
@@ -131,19 +182,21 @@ impl LiveQueue {
         addresses: QueueAddresses,
         max_size: u16,
         features: u64,
-        memory: Handle,
+        mut memory: Handle,
     ) -> Result<Self, StartError> {
         let config = QueueConfig::new(addresses, max_size, features)?;
+        let door = memory.open();
         let map = |request: AreaRequest| {
             // The ring orders its own accesses; the mapping is only to be there.
             let mut access = Access::READ | Access::RELAXED;
             access.set(Access::WRITE, request.writable);
-            memory
-                .map(request.addr, request.len, access)
+            door.map(request.addr, request.len, access)
                 .map_err(|source| StartError::Memory { part: request.part, source })
         };
         let [desc, driver, device] = config.areas();
         let areas = [map(desc)?, map(driver)?, map(device)?];
+        let writable = [desc, driver, device].map(|request| request.writable);
+        drop(door);
         // SAFETY: a Mapping keeps its bytes mapped while it lives, and no one makes Rust references to guest
         // memory. The mappings are stored in the Ring beside the queue that uses the areas and are dropped
         // after it; neither can be taken out of the Ring. They are what `areas` asked for, in its order.
@@ -153,7 +206,32 @@ impl LiveQueue {
             config.activate(desc, driver, device)?
         };
         let batch = Batch::new(BATCH.min(usize::from(queue.size())));
-        Ok(Self { ring: Ring { queue, _areas: areas }, memory, batch })
+        Ok(Self { ring: Ring { queue, areas, writable }, memory, batch })
+    }
+
+    /// Opens the door for one batch: the newest map is seen from here on.
+    pub fn open(&mut self) -> Open<'_> {
+        let Self { ring, memory, batch } = self;
+        Open { memory: QueueDoor { door: memory.open(), written: ring.written() }, ring, batch }
+    }
+
+    /// Asks the driver for no kicks; see [`Queue::disable_kicks`].
+    pub fn disable_kicks(&mut self) {
+        self.open().ring.disable_kicks();
+    }
+
+    /// Asks the driver for kicks again; `true` if something has come meanwhile. See [`Queue::arm_kicks`].
+    ///
+    /// # Errors
+    /// The queue has latched.
+    pub fn arm_kicks(&mut self) -> Result<bool, QueueError> {
+        self.open().ring.arm_kicks()
+    }
+
+    /// The ring, to look at.
+    #[must_use]
+    pub fn ring(&self) -> &Ring {
+        &self.ring
     }
 }
 
@@ -187,12 +265,13 @@ mod tests {
     fn a_good_queue_starts_and_outlives_the_machines_memory() {
         let mut queue = start(good()).unwrap();
         // `memory()` has been dropped; the rings are still there.
-        assert_eq!(queue.ring.size(), 16);
-        assert_eq!(queue.ring.pop(&mut queue.batch, |_, _| false), Ok(0));
-        assert_eq!(queue.ring.publish(), Ok(false));
-        assert_eq!(queue.ring.arm_kicks(), Ok(false));
-        assert_eq!(queue.ring.in_flight(), 0);
-        assert_eq!(queue.ring.error(), None);
+        let Open { ring, batch, .. } = queue.open();
+        assert_eq!(ring.size(), 16);
+        assert_eq!(ring.pop(batch, |_, _| false), Ok(0));
+        assert_eq!(ring.publish(), Ok(false));
+        assert_eq!(ring.arm_kicks(), Ok(false));
+        assert_eq!(ring.in_flight(), 0);
+        assert_eq!(queue.ring().error(), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod joint;
 mod rig;
 pub mod rng;
 
-pub use joint::{LiveQueue, Ring, StartError};
+pub use joint::{LiveQueue, Open, QueueDoor, Ring, StartError};
 
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
@@ -95,11 +95,5 @@ pub trait QueueHandler: Send {
 
 /// The queue error for a buffer that is not where the driver said.
 fn address_error(error: DmaError) -> QueueError {
-    let (addr, len) = match error {
-        DmaError::Unmapped { addr, len, .. }
-        | DmaError::Denied { addr, len, .. }
-        | DmaError::Wraps { addr, len, .. }
-        | DmaError::NotContiguous { addr, len } => (addr, len),
-    };
-    QueueError::Address { addr, len: u32::try_from(len).unwrap_or(u32::MAX) }
+    QueueError::Address { addr: error.addr(), len: u32::try_from(error.len()).unwrap_or(u32::MAX) }
 }

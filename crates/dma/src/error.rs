@@ -1,5 +1,6 @@
 //! What can go wrong with guest memory.
 use crate::Access;
+use std::time::Duration;
 use thiserror::Error;
 
 /// An access that failed. Bytes before the failing one may have been transferred; `done` says how many.
@@ -37,6 +38,24 @@ pub enum DmaError {
         /// Bytes transferred before (pieces of a buffer that came earlier).
         done: usize,
     },
+    /// {addr:#x}: the device's domain maps nothing there ({len} bytes wanted, {done} done)
+    #[error("{addr:#x}: the device's domain maps nothing there ({len} bytes wanted, {done} done)")]
+    Untranslated {
+        /// First byte that is not mapped.
+        addr: u64,
+        /// Length of the whole access.
+        len: usize,
+        /// Bytes transferred before.
+        done: usize,
+    },
+    /// {addr:#x}: {len} bytes in too many pieces to be kept mapped
+    #[error("{addr:#x}: {len} bytes in too many pieces to be kept mapped")]
+    TooMany {
+        /// First byte.
+        addr: u64,
+        /// Length.
+        len: usize,
+    },
     /// {addr:#x}, {len} bytes: not contiguous in host memory, and one piece was asked for
     #[error("{addr:#x}, {len} bytes: not contiguous in host memory, and one piece was asked for")]
     NotContiguous {
@@ -55,7 +74,23 @@ impl DmaError {
             Self::Unmapped { addr, .. }
             | Self::Denied { addr, .. }
             | Self::Wraps { addr, .. }
+            | Self::Untranslated { addr, .. }
+            | Self::TooMany { addr, .. }
             | Self::NotContiguous { addr, .. } => addr,
+        }
+    }
+
+    /// Length of the whole access.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "the length of the access, not of the error")]
+    pub fn len(&self) -> usize {
+        match *self {
+            Self::Unmapped { len, .. }
+            | Self::Denied { len, .. }
+            | Self::Wraps { len, .. }
+            | Self::Untranslated { len, .. }
+            | Self::TooMany { len, .. }
+            | Self::NotContiguous { len, .. } => len,
         }
     }
 
@@ -63,8 +98,11 @@ impl DmaError {
     #[must_use]
     pub fn done(&self) -> usize {
         match *self {
-            Self::Unmapped { done, .. } | Self::Denied { done, .. } | Self::Wraps { done, .. } => done,
-            Self::NotContiguous { .. } => 0,
+            Self::Unmapped { done, .. }
+            | Self::Denied { done, .. }
+            | Self::Wraps { done, .. }
+            | Self::Untranslated { done, .. } => done,
+            Self::TooMany { .. } | Self::NotContiguous { .. } => 0,
         }
     }
 
@@ -73,11 +111,12 @@ impl DmaError {
         match &mut self {
             Self::Unmapped { len, done, .. }
             | Self::Denied { len, done, .. }
-            | Self::Wraps { len, done, .. } => {
+            | Self::Wraps { len, done, .. }
+            | Self::Untranslated { len, done, .. } => {
                 *len = whole;
                 *done += before;
             }
-            Self::NotContiguous { len, .. } => *len = whole,
+            Self::TooMany { len, .. } | Self::NotContiguous { len, .. } => *len = whole,
         }
         self
     }
@@ -105,6 +144,14 @@ pub enum MemoryError {
         first: u64,
         /// Start of the upper one.
         second: u64,
+    },
+    /// a region ends at {end:#x}, and the dirty log that is on ends at {log:#x}
+    #[error("a region ends at {end:#x}, and the dirty log that is on ends at {log:#x}")]
+    BeyondLog {
+        /// End of the region.
+        end: u64,
+        /// End of the log.
+        log: u64,
     },
     /// a region of {size} bytes at {gpa:#x} wraps around the end of the address space
     #[error("a region of {size} bytes at {gpa:#x} wraps around the end of the address space")]
@@ -137,4 +184,141 @@ pub enum MemoryError {
         /// Why not.
         source: std::io::Error,
     },
+}
+
+/// What a holder is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BusyWith {
+    /// A batch: its door is open.
+    Batch,
+    /// It has these bytes mapped, as the device addresses them.
+    Mapping {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+impl std::fmt::Display for BusyWith {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Batch => f.write_str("in a batch"),
+            Self::Mapping { addr, len } => write!(f, "using {len} bytes at {addr:#x}"),
+        }
+    }
+}
+
+/// {holder} was still {with} after {timeout:?}
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{holder} was still {with} after {timeout:?}")]
+pub struct Busy {
+    /// Name of the handle, see [`Handle::named`](crate::Handle::named).
+    pub holder: String,
+    /// What it did not let go of.
+    pub with: BusyWith,
+    /// How long it was given.
+    pub timeout: Duration,
+}
+
+/// Why a domain was not changed, or not yet.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DomainError {
+    /// {size} bytes at {addr:#x}: address and size must be multiples of 4096, and the size not 0
+    #[error("{size} bytes at {addr:#x}: address and size must be multiples of 4096, and the size not 0")]
+    Unaligned {
+        /// The address, the device's or the guest's.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// {size} bytes at {addr:#x} wrap around the end of the address space
+    #[error("{size} bytes at {addr:#x} wrap around the end of the address space")]
+    Wraps {
+        /// The address, the device's or the guest's.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// {addr:#x} is mapped already
+    #[error("{addr:#x} is mapped already")]
+    Overlap {
+        /// First page that is.
+        addr: u64,
+    },
+    /// the domain's tables have reached their limit of {limit} bytes
+    #[error("the domain's tables have reached their limit of {limit} bytes")]
+    Full {
+        /// Bytes.
+        limit: u64,
+    },
+    /// unmapped for all who come, but {0}
+    #[error("unmapped for all who come, but {0}")]
+    Busy(#[from] Busy),
+}
+
+/// Why a dirty log cannot be made or used so.
+#[derive(Debug, Error)]
+pub enum LogError {
+    /// pages of {0} bytes: a power of two from 4096 on is needed
+    #[error("pages of {0} bytes: a power of two from 4096 on is needed")]
+    PageSize(u64),
+    /// addresses up to {end:#x} are to be logged, and {most:#x} is the most
+    #[error("addresses up to {end:#x} are to be logged, and {most:#x} is the most")]
+    Addresses {
+        /// End of what is to be logged.
+        end: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// {len} bytes at {gpa:#x} are no range of pages of {page_size} bytes
+    #[error("{len} bytes at {gpa:#x} are no range of pages of {page_size} bytes")]
+    Range {
+        /// First byte.
+        gpa: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes a page.
+        page_size: u64,
+    },
+    /// a bitmap of {words} words for a range that needs {needed}
+    #[error("a bitmap of {words} words for a range that needs {needed}")]
+    Bitmap {
+        /// Words of 64 bits that were given.
+        words: u64,
+        /// Words of 64 bits that are needed.
+        needed: u64,
+    },
+    /// the log's file may shrink: it must be sealed against that
+    #[error("the log's file may shrink: it must be sealed against that")]
+    MayShrink,
+    /// {words} words at offset {offset} are not in the log's file of {size} bytes
+    #[error("{words} words at offset {offset} are not in the log's file of {size} bytes")]
+    Extent {
+        /// Bytes from the start of the file; a multiple of 8.
+        offset: u64,
+        /// Words of 64 bits.
+        words: u64,
+        /// Bytes of the file.
+        size: u64,
+    },
+    /// memory ends at {memory:#x}, and the log at {log:#x}
+    #[error("memory ends at {memory:#x}, and the log at {log:#x}")]
+    TooShort {
+        /// End of the highest region.
+        memory: u64,
+        /// End of the log.
+        log: u64,
+    },
+    /// cannot {what} the memory of a dirty log: {source}
+    #[error("cannot {what} the memory of a dirty log: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// the log is changed for all who come, but {0}
+    #[error("the log is changed for all who come, but {0}")]
+    Busy(#[from] Busy),
 }

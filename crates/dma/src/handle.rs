@@ -1,312 +1,213 @@
-//! A queue's door to guest memory.
+//! A holder's place at the memory: what it keeps from batch to batch.
+use crate::cache::Cache;
+use crate::domain::Shared;
 use crate::memory::{Pin, Published};
-use crate::snapshot::Span;
-use crate::{Access, DmaError, Hold, HostSlice, Mapping, Segment, copy};
-use std::ptr::NonNull;
+use crate::seat::Seat;
+use crate::snapshot::Window;
+use crate::written::Written;
+use crate::{Access, DirtyLog, Door, Miss};
+use std::cell::Cell;
 use std::sync::Arc;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Access to guest memory for one holder. It pins one snapshot of the map; [`Handle::refresh`], called at
-/// batch boundaries, pins the newest. No access takes a lock.
-///
-/// An access may cross from one region into the next where they adjoin; it ends at the first byte that is not
-/// there or not allowed, and the error tells how many bytes had been moved. An access of no bytes succeeds at any
-/// address. What each [`Access`] flag promises is said there.
+/// `Handle::shift` when no log is on.
+const OFF: u32 = u32::MAX;
+
+/// What one holder (a queue, say) keeps across calls: a pinned snapshot of the map, the translations that it has found,
+/// its place in the list of those who are waited for. Accesses are made through the [`Door`], which is open for one
+/// batch; while it is shut nobody waits for the holder.
 #[derive(Debug)]
 pub struct Handle {
-    /// Copy of the pinned snapshot's lowest span: with one region, the only look-up there is.
-    first: Span,
+    /// The last window that an access found. With one region and no domain, the only look-up there is.
+    window: Cell<Window>,
+    /// Page size of the log that is on, as a power of two.
+    shift: u32,
+    written: Written,
     pin: Arc<Pin>,
-    /// Of the pinned snapshot.
-    generation: u64,
     published: Arc<Published>,
+    translation: Option<Translation>,
+    seat: Arc<Seat>,
 }
 
-/// The contiguous pieces of host memory behind an access.
-type Piece = (*mut u8, usize);
+#[derive(Debug)]
+struct Translation {
+    shared: Arc<Shared>,
+    cache: Box<Cache>,
+    /// The change that the cache is up to.
+    change: u64,
+}
+
+/// Why there is no window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// No memory.
+    Unmapped,
+    /// No translation.
+    Untranslated,
+    /// Memory, but not for this.
+    Denied(Access),
+}
 
 impl Handle {
-    pub(crate) fn new(published: Arc<Published>) -> Self {
-        let (pin, generation) = published.pin();
-        Self { first: pin.snapshot.first(), pin, generation, published }
-    }
-
-    /// Pins the newest map, if it has changed. `true` if it had. A change that happened before the call is seen.
-    #[inline]
-    pub fn refresh(&mut self) -> bool {
-        if self.published.generation() == self.generation {
-            return false;
-        }
-        (self.pin, self.generation) = self.published.pin();
-        self.first = self.pin.snapshot.first();
-        true
-    }
-
-    /// Copies guest memory at `addr` into `out`.
-    ///
-    /// # Errors
-    /// Part of it is not there; `done` bytes of `out` have been filled.
-    #[inline]
-    pub fn read(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
-        let access = access | Access::READ;
-        access.begin();
-        let result = self.load(addr, out, access);
-        access.end();
-        result
-    }
-
-    /// Copies `data` into guest memory at `addr`.
-    ///
-    /// # Errors
-    /// Part of it is not there or not writable; `done` bytes have been written.
-    #[inline]
-    pub fn write(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
-        let access = access | Access::WRITE;
-        access.begin();
-        let result = self.store(addr, data, access);
-        access.end();
-        result
-    }
-
-    /// Reads a value. Aligned values of 1, 2, 4 or 8 bytes are read in one access.
-    ///
-    /// # Errors
-    /// As [`Handle::read`].
-    #[inline]
-    pub fn read_obj<T: FromBytes + IntoBytes>(&self, addr: u64, access: Access) -> Result<T, DmaError> {
-        let mut value = T::new_zeroed();
-        self.read(addr, value.as_mut_bytes(), access)?;
-        Ok(value)
-    }
-
-    /// Writes a value. Aligned values of 1, 2, 4 or 8 bytes are written in one access.
-    ///
-    /// # Errors
-    /// As [`Handle::write`].
-    #[inline]
-    pub fn write_obj<T: IntoBytes + Immutable>(
-        &self,
-        addr: u64,
-        value: &T,
-        access: Access,
-    ) -> Result<(), DmaError> {
-        self.write(addr, value.as_bytes(), access)
-    }
-
-    /// Writes `len` bytes of `byte`.
-    ///
-    /// # Errors
-    /// As [`Handle::write`].
-    pub fn fill(&self, addr: u64, byte: u8, len: usize, access: Access) -> Result<(), DmaError> {
-        let access = access | Access::WRITE;
-        access.begin();
-        let result = self.each_piece(addr, len, access, |_, (host, n)| {
-            // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot.
-            unsafe { copy::fill(host, byte, n) };
+    pub(crate) fn new(published: &Arc<Published>, domain: Option<Arc<Shared>>) -> Self {
+        let seat = Seat::new();
+        published.seats().add(&seat);
+        let translation = domain.map(|shared| {
+            shared.seats().add(&seat);
+            Translation { change: shared.change(), shared, cache: Box::new(Cache::new()) }
         });
-        access.end();
-        result
-    }
-
-    /// Reads `out.len()` bytes, starting `skip` bytes into the buffer that `segments` make up.
-    ///
-    /// # Errors
-    /// As [`Handle::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
-    pub fn read_segments(
-        &self,
-        segments: &[Segment],
-        skip: u64,
-        out: &mut [u8],
-        access: Access,
-    ) -> Result<(), DmaError> {
-        let access = access | Access::READ;
-        access.begin();
-        let result = each_segment(segments, skip, out.len() as u64, |addr, done, n| {
-            self.load(addr, &mut out[done..done + n], access)
-        });
-        access.end();
-        result
-    }
-
-    /// Writes `data`, starting `skip` bytes into the buffer that `segments` make up.
-    ///
-    /// # Errors
-    /// As [`Handle::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
-    pub fn write_segments(
-        &self,
-        segments: &[Segment],
-        skip: u64,
-        data: &[u8],
-        access: Access,
-    ) -> Result<(), DmaError> {
-        let access = access | Access::WRITE;
-        access.begin();
-        let result = each_segment(segments, skip, data.len() as u64, |addr, done, n| {
-            self.store(addr, &data[done..done + n], access)
-        });
-        access.end();
-        result
-    }
-
-    /// Maps one piece that is contiguous in host memory. Adjoining regions are not; an empty piece is mapped
-    /// nowhere in particular.
-    ///
-    /// # Errors
-    /// As [`Handle::read`], for `WRITE` as [`Handle::write`], and [`DmaError::NotContiguous`].
-    pub fn map(&self, addr: u64, len: usize, access: Access) -> Result<Mapping, DmaError> {
-        let access = with_direction(access);
-        let mut piece = None;
-        let mut pieces = 0;
-        self.each_piece(addr, len, access, |_, (host, _)| {
-            piece.get_or_insert(host);
-            pieces += 1;
-        })?;
-        if pieces > 1 {
-            return Err(DmaError::NotContiguous { addr, len });
-        }
-        let host = piece.and_then(NonNull::new).unwrap_or(NonNull::dangling());
-        Ok(Mapping::new(host, len, Hold::new(&self.pin, access)))
-    }
-
-    /// Appends to `out` the host memory behind bytes `skip .. skip + len` of the buffer that `segments` make
-    /// up, and returns what keeps it mapped. Nothing is appended on an error. No piece is empty.
-    ///
-    /// # Errors
-    /// As [`Handle::read`], for `WRITE` as [`Handle::write`]; `done` is what could have been mapped. A buffer that is
-    /// too short is [`DmaError::Unmapped`] at its end.
-    pub fn map_segments(
-        &self,
-        segments: &[Segment],
-        skip: u64,
-        len: u64,
-        access: Access,
-        out: &mut Vec<HostSlice>,
-    ) -> Result<Hold, DmaError> {
-        let access = with_direction(access);
-        let before = out.len();
-        each_segment(segments, skip, len, |addr, _, n| {
-            self.each_piece(addr, n, access, |_, (ptr, len)| out.push(HostSlice { ptr, len }))
-        })
-        .inspect_err(|_| out.truncate(before))?;
-        Ok(Hold::new(&self.pin, access))
-    }
-
-    /// [`Handle::read`] without the order.
-    #[inline]
-    fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
-        let own = out.as_mut_ptr();
-        self.each_piece(addr, out.len(), access, |done, (host, n)| {
-            // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + n` is at
-            // most the length of `out`, which is ours alone.
-            unsafe { copy::load(host, own.add(done), n) };
-        })
-    }
-
-    /// [`Handle::write`] without the order.
-    #[inline]
-    fn store(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
-        let own = data.as_ptr();
-        self.each_piece(addr, data.len(), access, |done, (host, n)| {
-            // SAFETY: as in `load`; `data` cannot change while it is borrowed.
-            unsafe { copy::store(host, own.add(done), n) };
-        })
-    }
-
-    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece.
-    #[inline(always)]
-    fn each_piece(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        mut each: impl FnMut(usize, Piece),
-    ) -> Result<(), DmaError> {
-        // Nearly every access is inside the first region; the rest is out of line.
-        if let Some(offset) = self.first.offset(addr)
-            && len as u64 <= self.first.left(offset)
-            && (self.first.writable() || !access.contains(Access::WRITE))
-        {
-            if len > 0 {
-                each(0, (self.first.host(offset), len));
-            }
-            return Ok(());
-        }
-        self.each_piece_anywhere(addr, len, access, each)
-    }
-
-    /// [`Handle::each_piece`] in the general case.
-    #[inline(never)]
-    fn each_piece_anywhere(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        mut each: impl FnMut(usize, Piece),
-    ) -> Result<(), DmaError> {
-        if len == 0 {
-            return Ok(());
-        }
-        if addr.checked_add(len as u64 - 1).is_none() {
-            return Err(DmaError::Wraps { addr, len, done: 0 });
-        }
-        let mut done = 0;
-        // Each turn moves at least one byte, and the last address does not wrap, so the sum below does not.
-        while done < len {
-            let at = addr + done as u64;
-            let Some((span, offset)) =
-                self.pin.snapshot.find(at).and_then(|span| Some((span, span.offset(at)?)))
-            else {
-                return Err(DmaError::Unmapped { addr: at, len, done });
-            };
-            if access.contains(Access::WRITE) && !span.writable() {
-                return Err(DmaError::Denied { addr: at, access: Access::WRITE, len, done });
-            }
-            let n = span.left(offset).min((len - done) as u64) as usize;
-            each(done, (span.host(offset), n));
-            done += n;
-        }
-        Ok(())
-    }
-}
-
-/// A mapping without a direction is one for reading.
-fn with_direction(access: Access) -> Access {
-    if access.intersects(Access::READ | Access::WRITE) { access } else { access | Access::READ }
-}
-
-/// Cuts bytes `skip .. skip + len` of the buffer that `segments` make up into runs of guest addresses, and hands
-/// out each: address, bytes done before, bytes. The errors of `each` are put in terms of the whole access.
-#[inline]
-fn each_segment(
-    segments: &[Segment],
-    mut skip: u64,
-    len: u64,
-    mut each: impl FnMut(u64, usize, usize) -> Result<(), DmaError>,
-) -> Result<(), DmaError> {
-    // More than fits is more than any buffer in memory has: it ends as too short.
-    let whole = usize::try_from(len).unwrap_or(usize::MAX);
-    let mut done = 0;
-    for segment in segments {
-        if done == whole {
-            return Ok(());
-        }
-        let size = u64::from(segment.len);
-        if skip >= size {
-            skip -= size;
-            continue;
-        }
-        let n = (size - skip).min((whole - done) as u64) as usize;
-        let Some(addr) = segment.addr.checked_add(skip) else {
-            return Err(DmaError::Wraps { addr: segment.addr, len: whole, done });
+        let mut handle = Self {
+            window: Cell::new(Window::EMPTY),
+            shift: OFF,
+            written: Written::new(),
+            pin: published.pin(&seat),
+            published: Arc::clone(published),
+            translation,
+            seat,
         };
-        each(addr, done, n).map_err(|error| error.within(whole, done))?;
-        skip = 0;
-        done += n;
+        handle.look_at_pin();
+        handle
     }
-    if done == whole {
-        return Ok(());
+
+    /// Names the holder, for errors of those who wait for it. The first name stays.
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        self.seat.call(name.into());
+        self
     }
-    // The end of the buffer, which the driver may have put at the end of the address space.
-    let addr = segments.last().map_or(0, |last| last.addr.wrapping_add(u64::from(last.len)));
-    Err(DmaError::Unmapped { addr, len: whole, done })
+
+    /// Opens the door for one batch. All that was published before is seen; what is published later is seen when it is
+    /// opened again, but for new translations of a [`Domain`](crate::Domain), which are seen at once.
+    ///
+    /// Costs a full fence (about 5 ns) and two loads while nothing changes. Whoever changes the map may wait until
+    /// the door is shut, so nothing that takes long belongs into a batch.
+    #[inline]
+    pub fn open(&mut self) -> Door<'_> {
+        let inside = self.seat.enter();
+        if self.published.generation() != self.pin.generation {
+            self.pin = self.published.pin(&self.seat);
+            self.look_at_pin();
+        }
+        if let Some(translation) = &mut self.translation {
+            let change = translation.shared.change();
+            if change != translation.change {
+                translation.change = change;
+                translation.cache.clear();
+                self.window.set(Window::EMPTY);
+            }
+        }
+        Door::new(self, inside)
+    }
+
+    /// Whether the device's addresses are translated.
+    #[must_use]
+    pub fn is_translated(&self) -> bool {
+        self.translation.is_some()
+    }
+
+    #[cold]
+    fn look_at_pin(&mut self) {
+        self.shift = self.log().map_or(OFF, |log| log.shift());
+        match &self.translation {
+            None => self.window.set(self.pin.snapshot.first()),
+            Some(translation) => {
+                translation.cache.clear();
+                self.window.set(Window::EMPTY);
+            }
+        }
+    }
+
+    pub(crate) fn log(&self) -> Option<&DirtyLog> {
+        self.pin.snapshot.log().map(|log| &**log)
+    }
+
+    pub(crate) fn pin(&self) -> &Arc<Pin> {
+        &self.pin
+    }
+
+    pub(crate) fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
+    /// The number of the domain's last change that this batch has seen; 0 without a domain.
+    pub(crate) fn change(&self) -> u64 {
+        self.translation.as_ref().map_or(0, |translation| translation.change)
+    }
+
+    #[inline(always)]
+    pub(crate) fn window(&self) -> Window {
+        self.window.get()
+    }
+
+    /// The window around `addr`, which allows the directions of `access`. To be called while the door is open.
+    pub(crate) fn find(&self, addr: u64, access: Access) -> Result<Window, Fault> {
+        let found = self.find_any(addr);
+        let fault = match found {
+            Ok(window) => match window.forbidden(access) {
+                Access::EMPTY => return Ok(window),
+                forbidden => Fault::Denied(forbidden),
+            },
+            Err(fault) => fault,
+        };
+        if let (Some(translation), Fault::Untranslated | Fault::Denied(_)) = (&self.translation, fault) {
+            translation.shared.missed(Miss { addr, access: access & (Access::READ | Access::WRITE) });
+        }
+        Err(fault)
+    }
+
+    fn find_any(&self, addr: u64) -> Result<Window, Fault> {
+        let Some(Translation { shared, cache, .. }) = &self.translation else {
+            let window = *self.pin.snapshot.find(addr).ok_or(Fault::Unmapped)?;
+            self.window.set(window);
+            return Ok(window);
+        };
+        if let Some(window) = cache.find(addr) {
+            self.window.set(window);
+            return Ok(window);
+        }
+        // SAFETY: the door is open: `Domain::unmap` frees no node that a walk from here on can find before it has
+        // seen the door shut.
+        let block = unsafe { shared.table().find(addr) }.ok_or(Fault::Untranslated)?;
+        let region = self.pin.snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
+        let window = region.behind(block.start, block.size, block.gpa, block.allows);
+        cache.put(addr, window);
+        self.window.set(window);
+        Ok(window)
+    }
+
+    /// Guest-physical memory has been written: it is to be marked when the door is shut.
+    #[inline(always)]
+    pub(crate) fn wrote(&self, gpa: u64, len: usize) {
+        if self.shift == OFF || len == 0 {
+            return;
+        }
+        let (first, last) = (gpa >> self.shift, (gpa + (len as u64 - 1)) >> self.shift);
+        if first != last || !self.written.has(first) {
+            self.wrote_pages(first, last);
+        }
+    }
+
+    #[inline(never)]
+    fn wrote_pages(&self, first: u64, last: u64) {
+        let Some(log) = self.log() else { return };
+        if last - first > 1 {
+            // Many at once: a word is marked at a time, and the fence is cheap beside so much data.
+            crate::sync::fence(std::sync::atomic::Ordering::SeqCst);
+            return log.mark_pages(first, last);
+        }
+        self.written.add(first, log);
+        if first != last {
+            self.written.add(last, log);
+        }
+    }
+
+    /// The batch ends.
+    #[inline(always)]
+    pub(crate) fn shut(&self, inside: u64) {
+        if !self.written.is_empty()
+            && let Some(log) = self.log()
+        {
+            self.written.mark(log);
+        }
+        self.seat.leave(inside);
+    }
 }

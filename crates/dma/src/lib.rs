@@ -3,31 +3,56 @@
 //! ```text
 //! RegionConfig -> Region (memfd, mapped) --+
 //!                                          v
-//!                       Memory (published snapshot, can be swapped)
-//!                          | handle()                ^ replace(regions)
-//!                          v                         |
-//!   Handle (one a queue): refresh() at batch boundaries pins the newest snapshot
-//!     read / write / read_obj / write_obj / fill     bytes, copied, in order (Access)
-//!     map -> Mapping                                 host memory, held while the guard lives
+//!                       Memory (published snapshot, can be swapped)  <--- start_log, stop_log: DirtyLog
+//!                          | handle()                ^ replace(regions)         | harvest
+//!                          |                                                    v
+//!                          |     Domain (IOVA -> guest-physical: map, unmap)  DirtyPages (report, merge, count)
+//!                          |        | handle()
+//!                          v        v
+//!                       Handle (one a queue): keeps snapshot and translations from batch to batch
+//!                          | open()            sees what was published, announces that it is inside
+//!                          v
+//!                       Door (one a batch)
+//!                          read / write / read_obj / write_obj / fill     bytes, copied, in order (Access)
+//!                          map -> Mapping, Hold                           host memory, held while the guard lives
+//!                          | drop              marks what was written, announces that it is outside
 //! ```
+//! **Who waits for whom.** Accesses wait for nobody. Who changes something publishes it and, where the caller must know
+//! that nobody goes by the old state any more, waits for the doors that are open ([`Memory::settle`],
+//! [`Domain::unmap`]), with a timeout that names the holder. Nobody waits for a holder whose door is shut, nor does a
+//! slow holder make another one wait.
 //!
 //! Guest memory is never behind a Rust reference. Copies are made of relaxed atomic words or one string
 //! instruction ([`Access`] states what is promised about order), and mappings are raw pointers with a guard.
 mod access;
+mod cache;
 mod copy;
+mod domain;
+mod door;
 mod error;
 mod handle;
+mod holds;
+mod log;
 mod mapping;
 mod memory;
+mod pages;
 mod ram;
 mod region;
+mod seat;
 mod snapshot;
 mod sync;
+mod table;
+mod words;
+mod written;
 
 pub use access::Access;
-pub use error::{DmaError, MemoryError};
+pub use domain::{Domain, Miss};
+pub use door::Door;
+pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError};
 pub use handle::Handle;
-pub use mapping::{Hold, HostSlice, Mapping};
+pub use log::DirtyLog;
+pub use mapping::{GuestRange, Hold, HostSlice, Mapping};
 pub use memory::Memory;
+pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;
 pub use region::{Backing, Region, RegionConfig};

@@ -1,8 +1,11 @@
 //! Guest memory that is used in place: what keeps it mapped, and in which order it ends.
 use crate::Access;
+use crate::holds::Taken;
 use crate::memory::Pin;
+use crate::sync::fence;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A contiguous piece of guest memory in this process. Plain data: it is valid only while the [`Hold`] or
 /// [`Mapping`] that it came with lives. Guest and devices change the bytes at any time.
@@ -23,26 +26,65 @@ unsafe impl Send for HostSlice {}
 // SAFETY: as above.
 unsafe impl Sync for HostSlice {}
 
-/// Keeps the snapshot mapped that some [`HostSlice`]s came from. Dropping it ends the mapping, ordered as
+/// Bytes of guest-physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestRange {
+    /// Guest-physical address of the first.
+    pub gpa: u64,
+    /// How many.
+    pub len: usize,
+}
+
+/// Keeps the memory mapped that some [`HostSlice`]s name. Dropping it ends the mapping, ordered as
 /// a release of what was written (and an acquire of what was read), unless it was made with
 /// [`Access::RELAXED`]. It may be dropped by another thread than the one that made it, which then
 /// must itself be ordered after whoever used the memory (a completion that was received is).
+///
+/// It outlives the door that it was made at, and what it holds stays what it was when it was made: it delays
+/// [`Domain::unmap`](crate::Domain::unmap) of the addresses that it covers. All that was mapped for writing counts as
+/// written when it is dropped, in the dirty log that is on then.
 #[derive(Debug)]
 pub struct Hold {
-    _pin: Arc<Pin>,
+    pin: Arc<Pin>,
     access: Access,
+    taken: Taken,
 }
 
 impl Hold {
-    pub(crate) fn new(pin: &Arc<Pin>, access: Access) -> Self {
+    /// `taken` are entries of the seat of `pin`, given up to the hold.
+    pub(crate) fn new(pin: &Arc<Pin>, access: Access, taken: Taken) -> Self {
         access.map();
-        Self { _pin: Arc::clone(pin), access }
+        Self { pin: Arc::clone(pin), access, taken }
+    }
+
+    /// Marks what was mapped for writing.
+    fn mark(&self) {
+        let pin = &*self.pin;
+        // Pairs with the fence in `Seats::settle`: either the generation below is the one that turned a log on, or
+        // what was written is seen by whoever copies the memory after that.
+        fence(Ordering::SeqCst);
+        let now;
+        let snapshot = if pin.published.generation() == pin.generation {
+            &pin.snapshot
+        } else {
+            now = pin.published.current();
+            &now
+        };
+        if let Some(log) = snapshot.log() {
+            for run in pin.seat.holds().runs(self.taken) {
+                log.mark(run.gpa, run.len);
+            }
+        }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if self.access.contains(Access::WRITE) {
+            self.mark();
+        }
         self.access.unmap();
+        self.pin.seat.holds().give_back(self.taken);
     }
 }
 
@@ -51,7 +93,7 @@ impl Drop for Hold {
 #[derive(Debug)]
 pub struct Mapping {
     host: NonNull<u8>,
-    len: usize,
+    range: GuestRange,
     _hold: Hold,
 }
 
@@ -61,9 +103,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `host .. host + len` is inside a region of the snapshot that `hold` keeps (or `len` is 0).
-    pub(crate) fn new(host: NonNull<u8>, len: usize, hold: Hold) -> Self {
-        Self { host, len, _hold: hold }
+    /// From `host` on, the bytes of `range` are inside a region of the snapshot that `hold` keeps (or there are none).
+    pub(crate) fn new(host: NonNull<u8>, range: GuestRange, hold: Hold) -> Self {
+        Self { host, range, _hold: hold }
     }
 
     /// First byte in this process. Only raw atomic or volatile accesses and system calls may touch it.
@@ -75,7 +117,13 @@ impl Mapping {
     /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.range.len
+    }
+
+    /// Where it lies in guest-physical memory: for [`Door::mark`](crate::Door::mark), when it is written to and lives on.
+    #[must_use]
+    pub fn range(&self) -> GuestRange {
+        self.range
     }
 
     /// Whether it is empty.

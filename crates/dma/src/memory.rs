@@ -1,8 +1,8 @@
 //! The memory map: a published snapshot that holders pin and that can be swapped under them.
 //!
 //! ```text
-//! replace:  [lock] current = new snapshot, generation += 1 [unlock]      old snapshot let go
-//! refresh:  generation as pinned? ---- yes ---> nothing to do            one load, no write
+//! publish:  [lock] current = new snapshot, generation += 1 [unlock]      old snapshot let go
+//! open:     generation as pinned? ---- yes ---> nothing to do            one load, no write
 //!                |
 //!                no --> [lock] pin = a new Pin(current) [unlock]         old pin let go
 //!
@@ -10,12 +10,15 @@
 //!                          ^----- Hold, Mapping    so a mapping writes no cache line that handles share
 //! ```
 //! A region is unmapped when no snapshot names it any more, and a snapshot goes when it is not the current one and
-//! no pin is left. A slow holder therefore delays the unmapping, and nothing else.
+//! no pin is left. A slow holder therefore delays the unmapping, and nothing else. Who must know that nobody goes by
+//! an old snapshot any more waits for it: [`Memory::settle`].
+use crate::seat::{Seat, Seats};
 use crate::snapshot::Snapshot;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
-use crate::{Handle, MemoryError, Region};
+use crate::{Busy, DirtyLog, Handle, LogError, MemoryError, Region};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 /// A machine's memory as its devices see it. Cheap to clone; clones are the same memory.
 #[derive(Clone, Debug)]
@@ -26,9 +29,11 @@ pub struct Memory {
 /// What all handles look at.
 #[derive(Debug)]
 pub(crate) struct Published {
-    /// Grows with each [`Memory::replace`]. Written only under the lock.
+    /// Grows with each publication. Written only under the lock.
     generation: AtomicU64,
     current: Mutex<Arc<Snapshot>>,
+    /// Everyone who has a handle.
+    seats: Seats,
 }
 
 /// One handle's reference to a snapshot. It exists so that the counts which mappings write are the handle's
@@ -37,6 +42,9 @@ pub(crate) struct Published {
 #[repr(align(64))]
 pub(crate) struct Pin {
     pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) generation: u64,
+    pub(crate) seat: Arc<Seat>,
+    pub(crate) published: Arc<Published>,
 }
 
 impl Published {
@@ -48,19 +56,36 @@ impl Published {
     /// The present generation, for comparing.
     #[inline(always)]
     pub(crate) fn generation(&self) -> u64 {
-        // Relaxed: a number that differs only leads to the lock, which pairs with the replacer's and brings the
-        // map; one that is stale is noticed at the next batch. A replacement that happened before this call is
-        // not missed: a load never returns less than what happened before it has stored.
+        // Relaxed: a number that differs only leads to the lock, which pairs with the publisher's and brings the
+        // map; one that is stale is noticed at the next batch. A publication that happened before this call, or
+        // that has settled without waiting for this holder, is not missed: see `Seat::enter`.
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// A new pin of the present snapshot, and its generation.
+    pub(crate) fn current(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.lock())
+    }
+
+    /// A new pin of the present snapshot.
     #[cold]
-    pub(crate) fn pin(&self) -> (Arc<Pin>, u64) {
+    pub(crate) fn pin(self: &Arc<Self>, seat: &Arc<Seat>) -> Arc<Pin> {
         let current = self.lock();
         // Relaxed: generations are written under the lock that is held here.
         let generation = self.generation.load(Ordering::Relaxed);
-        (Arc::new(Pin { snapshot: Arc::clone(&current) }), generation)
+        let snapshot = Arc::clone(&current);
+        drop(current);
+        Arc::new(Pin { snapshot, generation, seat: Arc::clone(seat), published: Arc::clone(self) })
+    }
+
+    /// Publishes what `make` makes of the present snapshot, and returns that.
+    fn publish<E>(&self, make: impl FnOnce(&Snapshot) -> Result<Snapshot, E>) -> Result<Arc<Snapshot>, E> {
+        let mut current = self.lock();
+        let new = Arc::new(make(&current)?);
+        let old = std::mem::replace(&mut *current, new);
+        // Relaxed: the lock orders. Under it, so that the number and the snapshot that `pin` finds belong
+        // together.
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        Ok(old)
     }
 }
 
@@ -71,27 +96,64 @@ impl Memory {
     /// Two regions overlap.
     pub fn new(regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
         let current = Mutex::new(Arc::new(Snapshot::new(regions)?));
-        Ok(Self { published: Arc::new(Published { generation: AtomicU64::new(0), current }) })
+        let published = Published { generation: AtomicU64::new(0), current, seats: Seats::new() };
+        Ok(Self { published: Arc::new(published) })
     }
 
-    /// Publishes a new map. Handles notice at their next [`Handle::refresh`]; a region that is no longer
+    /// Publishes a new map. Handles notice when they next open their door; a region that is no longer
     /// named stays mapped until the last holder of an old snapshot has let go.
     ///
     /// # Errors
-    /// As [`Memory::new`]; the old map then stays.
+    /// As [`Memory::new`], or a dirty log is on that does not reach so far; the old map then stays.
     pub fn replace(&self, regions: Vec<Arc<Region>>) -> Result<(), MemoryError> {
-        let new = Arc::new(Snapshot::new(regions)?);
-        let old = {
-            let mut current = self.published.lock();
-            let old = std::mem::replace(&mut *current, new);
-            // Relaxed: the lock orders. Under it, so that the number and the snapshot that `pin` finds belong
-            // together.
-            self.published.generation.fetch_add(1, Ordering::Relaxed);
-            old
-        };
-        // Perhaps the last reference: unmapping takes long, and nobody should wait for it at the lock.
-        drop(old);
+        let new = Snapshot::new(regions)?;
+        // Perhaps the last reference to the old one is dropped behind the lock: unmapping takes long.
+        self.published.publish(|old| {
+            new.logged(old.log().cloned()).map_err(|error| match error {
+                LogError::TooShort { memory, log } => MemoryError::BeyondLog { end: memory, log },
+                other => unreachable!("a log that is there has no other fault: {other}"),
+            })
+        })?;
         Ok(())
+    }
+
+    /// Waits until every handle has either noticed all that was published before the call, or has its door shut and
+    /// will notice when it opens it. [`Mapping`](crate::Mapping)s and [`Hold`](crate::Hold)s are not waited for: they keep
+    /// their regions by themselves.
+    ///
+    /// # Errors
+    /// A batch lasts longer than `timeout`; the error names its holder.
+    pub fn settle(&self, timeout: Duration) -> Result<(), Busy> {
+        self.published.seats.settle(timeout, None)
+    }
+
+    /// Turns a dirty log on, in place of another if one is on. When it returns, every write that a device makes from
+    /// then on is marked in `log` by the time that its door is closed (its [`Hold`](crate::Hold) dropped), and every
+    /// write that is not marked was made before the return: memory copied after the return has it.
+    ///
+    /// # Errors
+    /// The log does not cover all regions: nothing was changed. Or a batch lasts longer than `timeout`: the log is on,
+    /// and only when [`Memory::settle`] has succeeded does it hold what is said above.
+    pub fn start_log(&self, log: Arc<DirtyLog>, timeout: Duration) -> Result<(), LogError> {
+        self.published.publish(|old| old.logged(Some(log)))?;
+        Ok(self.settle(timeout)?)
+    }
+
+    /// Turns the log off and returns it. When it returns without an error nobody marks in it any more but those who
+    /// still hold mappings.
+    ///
+    /// # Errors
+    /// A batch lasts longer than `timeout`; the log is off for all who come.
+    pub fn stop_log(&self, timeout: Duration) -> Result<Option<Arc<DirtyLog>>, LogError> {
+        let old = self.published.publish(|old| old.logged(None))?;
+        self.settle(timeout)?;
+        Ok(old.log().cloned())
+    }
+
+    /// The log that is on.
+    #[must_use]
+    pub fn log(&self) -> Option<Arc<DirtyLog>> {
+        self.published.lock().log().cloned()
     }
 
     /// The regions of the present map, by address.
@@ -100,9 +162,25 @@ impl Memory {
         self.published.lock().regions().to_vec()
     }
 
-    /// A door for one holder, with the present map pinned.
+    /// Where the last region ends; 0 without regions.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.published.lock().last().map_or(0, |last| last.saturating_add(1))
+    }
+
+    /// A door for one holder, with the present map pinned: the device's addresses are guest-physical.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle::new(Arc::clone(&self.published))
+        Handle::new(&self.published, None)
+    }
+
+    pub(crate) fn published(&self) -> &Arc<Published> {
+        &self.published
+    }
+}
+
+impl Published {
+    pub(crate) fn seats(&self) -> &Seats {
+        &self.seats
     }
 }

@@ -1,40 +1,66 @@
 //! One state of the memory map, which never changes once it is made.
-use crate::{MemoryError, Region};
+use crate::{Access, DirtyLog, LogError, MemoryError, Region};
 use std::sync::Arc;
 
-/// What an access needs to know of a region, without a step through its `Arc`.
+/// A run of device addresses that lies in one piece of host memory: all that an access needs to know.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
-    gpa: u64,
+pub(crate) struct Window {
+    /// First address, as the device sees it.
+    start: u64,
     size: u64,
     host: *mut u8,
-    writable: bool,
+    /// Guest-physical address of `start`.
+    gpa: u64,
+    /// READ, WRITE.
+    allows: Access,
+    /// Which region it lies in.
+    region: u32,
 }
 
 // SAFETY: plain data; what the pointer names is touched only through the raw accesses of this crate, by those
-// who hold the snapshot that the span came from.
-unsafe impl Send for Span {}
+// who hold the snapshot that the window came from.
+unsafe impl Send for Window {}
 // SAFETY: as above.
-unsafe impl Sync for Span {}
+unsafe impl Sync for Window {}
 
-impl Span {
-    /// A span that holds no address.
-    pub(crate) const EMPTY: Self = Self { gpa: 0, size: 0, host: std::ptr::null_mut(), writable: false };
+impl Window {
+    /// A window that holds no address.
+    pub(crate) const EMPTY: Self =
+        Self { start: 0, size: 0, host: std::ptr::null_mut(), gpa: 0, allows: Access::empty(), region: 0 };
 
-    fn of(region: &Region) -> Self {
+    fn of(region: &Region, number: u32) -> Self {
         Self {
-            gpa: region.gpa(),
+            start: region.gpa(),
             size: region.size(),
             host: region.host().as_ptr(),
-            writable: region.writable(),
+            gpa: region.gpa(),
+            allows: if region.writable() { Access::READ | Access::WRITE } else { Access::READ },
+            region: number,
         }
     }
 
-    /// How far into the span `addr` is, if it is inside.
+    /// The part of this window, a region's, that a block of a domain's translation opens: device addresses from
+    /// `start` on, `size` bytes, of which the first is at guest-physical `gpa`. The two overlap.
+    pub(crate) fn behind(&self, start: u64, size: u64, gpa: u64, allows: Access) -> Self {
+        // How far the block begins before the region, or inside it. Blocks and regions are below 2^64 bytes and
+        // overlap, so the sums below stay where they belong.
+        let before = self.gpa.saturating_sub(gpa);
+        let inside = gpa.saturating_sub(self.gpa);
+        Self {
+            start: start + before,
+            size: (size - before).min(self.size - inside),
+            host: self.host(inside),
+            gpa: gpa.max(self.gpa),
+            allows: self.allows & allows,
+            region: self.region,
+        }
+    }
+
+    /// How far into the window `addr` is, if it is inside.
     #[inline(always)]
     pub(crate) fn offset(&self, addr: u64) -> Option<u64> {
         // One compare does for both ends: an address below wraps to a large number.
-        let offset = addr.wrapping_sub(self.gpa);
+        let offset = addr.wrapping_sub(self.start);
         (offset < self.size).then_some(offset)
     }
 
@@ -47,27 +73,39 @@ impl Span {
     /// Where `offset` (which is inside) is mapped.
     #[inline(always)]
     pub(crate) fn host(&self, offset: u64) -> *mut u8 {
-        // `offset < size`, and the region of `size` bytes is mapped at `host` (its size fitted a usize then), so
-        // the result is inside one mapping; the wrapping form needs no unsafe to say so.
+        // `offset < size`, and `size` bytes are mapped at `host` (the size fitted a usize then), so the result is
+        // inside one mapping; the wrapping form needs no unsafe to say so.
         self.host.wrapping_add(offset as usize)
     }
 
-    /// Whether devices may write there.
+    /// Guest-physical address of `offset` (which is inside).
     #[inline(always)]
-    pub(crate) fn writable(&self) -> bool {
-        self.writable
+    pub(crate) fn gpa(&self, offset: u64) -> u64 {
+        self.gpa + offset
+    }
+
+    /// What of the directions in `access` is forbidden.
+    #[inline(always)]
+    pub(crate) fn forbidden(&self, access: Access) -> Access {
+        (access & (Access::READ | Access::WRITE)) - self.allows
+    }
+
+    /// The region's number.
+    pub(crate) fn region(&self) -> u32 {
+        self.region
     }
 }
 
-/// Regions by address, none overlapping. Whoever holds it keeps them mapped.
+/// Regions by address, none overlapping, and the log that covers them. Whoever holds it keeps them mapped.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
-    spans: Box<[Span]>,
+    windows: Box<[Window]>,
     regions: Vec<Arc<Region>>,
+    log: Option<Arc<DirtyLog>>,
 }
 
 impl Snapshot {
-    /// Up to this many spans, comparing with each is quicker than halving.
+    /// Up to this many regions, comparing with each is quicker than halving.
     const FEW: usize = 4;
 
     pub(crate) fn new(mut regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
@@ -79,27 +117,48 @@ impl Snapshot {
                 return Err(MemoryError::Overlap { first, second });
             }
         }
-        let spans = regions.iter().map(|region| Span::of(region)).collect();
-        Ok(Self { spans, regions })
+        let windows = (0..).zip(&regions).map(|(number, region)| Window::of(region, number)).collect();
+        Ok(Self { windows, regions, log: None })
+    }
+
+    /// The same regions, with this log.
+    pub(crate) fn logged(&self, log: Option<Arc<DirtyLog>>) -> Result<Self, LogError> {
+        if let Some(log) = &log
+            && let Some(last) = self.last()
+            && last >= log.end()
+        {
+            return Err(LogError::TooShort { memory: last.saturating_add(1), log: log.end() });
+        }
+        Ok(Self { windows: self.windows.clone(), regions: self.regions.clone(), log })
+    }
+
+    /// Address of the last byte of the last region.
+    pub(crate) fn last(&self) -> Option<u64> {
+        self.regions.last().map(|region| region.gpa() + (region.size() - 1))
     }
 
     pub(crate) fn regions(&self) -> &[Arc<Region>] {
         &self.regions
     }
 
-    /// The lowest span, or one that holds nothing.
-    pub(crate) fn first(&self) -> Span {
-        self.spans.first().copied().unwrap_or(Span::EMPTY)
+    #[inline(always)]
+    pub(crate) fn log(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref()
     }
 
-    /// The span that holds `addr`.
+    /// The lowest region, or a window that holds nothing.
+    pub(crate) fn first(&self) -> Window {
+        self.windows.first().copied().unwrap_or(Window::EMPTY)
+    }
+
+    /// The region that holds guest-physical `addr`.
     #[inline]
-    pub(crate) fn find(&self, addr: u64) -> Option<&Span> {
-        if self.spans.len() <= Self::FEW {
-            return self.spans.iter().find(|span| span.offset(addr).is_some());
+    pub(crate) fn find(&self, addr: u64) -> Option<&Window> {
+        if self.windows.len() <= Self::FEW {
+            return self.windows.iter().find(|window| window.offset(addr).is_some());
         }
-        let above = self.spans.partition_point(|span| span.gpa <= addr);
-        let span = self.spans.get(above.checked_sub(1)?)?;
-        span.offset(addr).is_some().then_some(span)
+        let above = self.windows.partition_point(|window| window.start <= addr);
+        let window = self.windows.get(above.checked_sub(1)?)?;
+        window.offset(addr).is_some().then_some(window)
     }
 }

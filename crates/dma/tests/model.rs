@@ -1,5 +1,5 @@
 //! The door against a plain model: one vector of bytes and a kind for each page.
-use paravane_dma::{Access, Backing, DmaError, Handle, Memory, Region, RegionConfig, Segment};
+use paravane_dma::{Access, Backing, DmaError, Door, Handle, Memory, Region, RegionConfig, Segment};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
@@ -184,7 +184,7 @@ fn cut(segments: &[Segment], mut skip: u64, len: usize) -> (Vec<(u128, usize)>, 
 }
 
 impl Model {
-    fn apply(&mut self, handle: &Handle, op: &Op) -> Result<(), TestCaseError> {
+    fn apply(&mut self, handle: &Door<'_>, op: &Op) -> Result<(), TestCaseError> {
         let gpa = |offset: &u64| self.base.wrapping_add(*offset);
         let make = |list: &[(u64, u32)]| -> Vec<Segment> {
             list.iter().map(|(at, len)| Segment { addr: gpa(at), len: *len }).collect()
@@ -336,7 +336,8 @@ proptest! {
         layout in layout(),
         ops in prop::collection::vec(op(), 1..if cfg!(miri) { 12 } else { 40 }),
     ) {
-        let (mut model, handle) = build(base, &layout);
+        let (mut model, mut handle) = build(base, &layout);
+        let handle = handle.open();
         for op in &ops {
             model.apply(&handle, op)?;
         }

@@ -73,9 +73,9 @@ impl Meeting {
 }
 
 /// How often in [`ROUNDS`] rounds neither saw the other.
-fn both_missed(device: &Handle, driver: &Handle, cpus: [usize; 2], access: Access) -> u64 {
+fn both_missed(device: &mut Handle, driver: &mut Handle, cpus: [usize; 2], access: Access) -> u64 {
     let meeting = Meeting(AtomicU64::new(0));
-    let mapped = |addr| driver.map(addr, 8, Access::READ | Access::WRITE).expect("RAM");
+    let mut mapped = |addr| driver.open().map(addr, 8, Access::READ | Access::WRITE).expect("RAM");
     let (request, answer) = (mapped(REQUEST), mapped(ANSWER));
     // SAFETY: eight aligned bytes of guest memory, mapped as long as the guards live, which is longer than the
     // threads do; everyone accesses them atomically or by the door.
@@ -87,6 +87,7 @@ fn both_missed(device: &Handle, driver: &Handle, cpus: [usize; 2], access: Acces
     std::thread::scope(|scope| {
         let device = scope.spawn(|| {
             pin(cpus[0]);
+            let device = device.open();
             (1..=ROUNDS)
                 .map(|n| {
                     meeting.meet(2 * n - 1);
@@ -124,7 +125,7 @@ fn the_reordering_shows_without_full_and_never_with_it() {
     };
     let config = RegionConfig { gpa: 0, size: 4096, backing: Backing::Pages, writable: true };
     let memory = Memory::new(vec![Region::new(config).expect("RAM")]).expect("a map");
-    let (device, driver) = (memory.handle(), memory.handle());
+    let (mut device, mut driver) = (memory.handle(), memory.handle());
     let started = Instant::now();
     let mut goes = 0;
     let mut missed = 0;
@@ -136,13 +137,21 @@ fn the_reordering_shows_without_full_and_never_with_it() {
              what one is for",
             goes * ROUNDS
         );
-        missed += both_missed(&device, &driver, cpus, Access::empty());
+        missed += both_missed(&mut device, &mut driver, cpus, Access::empty());
         goes += 1;
         // In between, so that whatever the machine does falls on both.
-        assert_eq!(both_missed(&device, &driver, cpus, Access::FULL), 0, "a full barrier did not hold");
+        assert_eq!(
+            both_missed(&mut device, &mut driver, cpus, Access::FULL),
+            0,
+            "a full barrier did not hold"
+        );
     }
     for _ in 0..goes {
-        assert_eq!(both_missed(&device, &driver, cpus, Access::FULL), 0, "a full barrier did not hold");
+        assert_eq!(
+            both_missed(&mut device, &mut driver, cpus, Access::FULL),
+            0,
+            "a full barrier did not hold"
+        );
     }
     eprintln!(
         "without FULL both sides missed {missed} times in {} rounds, with it never in {}",

@@ -13,7 +13,8 @@ const PLACES: [u64; 4] = [8, 1024, 2048, PAGE - 8];
 fn marked(gpa: u64, mark: u64) -> Arc<Region> {
     let region =
         Region::new(RegionConfig { gpa, size: PAGE, backing: Backing::Pages, writable: true }).expect("RAM");
-    let handle = Memory::new(vec![Arc::clone(&region)]).expect("a map").handle();
+    let mut handle = Memory::new(vec![Arc::clone(&region)]).expect("a map").handle();
+    let handle = handle.open();
     for at in std::iter::once(0).chain(PLACES) {
         handle.write_obj(gpa + at, &mark, Access::WRITE).expect("RAM");
     }
@@ -21,12 +22,12 @@ fn marked(gpa: u64, mark: u64) -> Arc<Region> {
 }
 
 #[test]
-fn holders_keep_their_map_until_they_refresh() {
+fn holders_keep_their_map_until_they_open_anew() {
     let first = marked(0, 0);
     let gone = Arc::downgrade(&first);
     let memory = Memory::new(vec![first]).expect("a map");
-    let slow = memory.handle();
-    let mapping = slow.map(0, 8, Access::READ).expect("RAM");
+    let mut slow = memory.handle();
+    let mapping = slow.open().map(0, 8, Access::READ).expect("RAM");
     drop(slow);
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -41,7 +42,7 @@ fn holders_keep_their_map_until_they_refresh() {
                 loop {
                     // Acquire: pairs with the Release store below, made after the last replacement.
                     let last = stop.load(Ordering::Acquire);
-                    handle.refresh();
+                    let handle = handle.open();
                     let mark: u64 = handle.read_obj(0, Access::READ).expect("some map");
                     assert!(mark >= newest, "map {mark} after map {newest}");
                     newest = mark;
@@ -83,11 +84,11 @@ fn a_region_that_stays_is_not_mapped_anew() {
     let goes = marked(PAGE, 8);
     let memory = Memory::new(vec![Arc::clone(&stays), Arc::clone(&goes)]).expect("a map");
     let mut handle = memory.handle();
-    assert!(!handle.refresh());
+    let door = handle.open();
     memory.replace(vec![Arc::clone(&stays)]).expect("a map");
-    assert_eq!(handle.read_obj::<u64>(PAGE, Access::READ), Ok(8), "pinned until the next batch");
-    assert!(handle.refresh());
-    assert!(!handle.refresh());
+    assert_eq!(door.read_obj::<u64>(PAGE, Access::READ), Ok(8), "pinned until the next batch");
+    drop(door);
+    let handle = handle.open();
     assert_eq!(
         handle.read_obj::<u64>(PAGE, Access::READ),
         Err(DmaError::Unmapped { addr: PAGE, len: 8, done: 0 })
@@ -102,10 +103,10 @@ fn a_hold_outlives_its_handle_and_its_memory() {
     let region = marked(0, 5);
     let gone = Arc::downgrade(&region);
     let memory = Memory::new(vec![region]).expect("a map");
-    let handle = memory.handle();
+    let mut handle = memory.handle();
     let mut out = Vec::new();
     let segment = paravane_dma::Segment { addr: 1024, len: 8 };
-    let hold = handle.map_segments(&[segment], 0, 8, Access::READ, &mut out).expect("RAM");
+    let hold = handle.open().map_segments(&[segment], 0, 8, Access::READ, &mut out).expect("RAM");
     drop(handle);
     drop(memory);
     // SAFETY: `hold` keeps the slice mapped; nobody writes to it.
@@ -119,6 +120,5 @@ fn clones_are_the_same_memory() {
     let memory = Memory::new(Vec::new()).expect("a map");
     let mut handle = memory.handle();
     memory.clone().replace(vec![marked(0, 3)]).expect("a map");
-    assert!(handle.refresh());
-    assert_eq!(handle.read_obj::<u64>(0, Access::READ), Ok(3));
+    assert_eq!(handle.open().read_obj::<u64>(0, Access::READ), Ok(3));
 }

@@ -30,7 +30,7 @@ impl Console {
     /// For a guest with this memory.
     pub(crate) fn new(memory: &Memory, tally: Arc<Tally>) -> Self {
         Self {
-            memory: Mutex::new(memory.handle()),
+            memory: Mutex::new(memory.handle().named("the console")),
             tally,
             print_addr: AtomicU32::new(0),
             last_message: Mutex::new(String::new()),
@@ -59,9 +59,8 @@ impl Console {
     fn print(&self, len: u32) {
         let addr = u64::from(self.print_addr.load(Ordering::Relaxed));
         let mut bytes = vec![0; len.min(MAX_MESSAGE) as usize];
-        let mut memory = lock(&self.memory);
-        memory.refresh();
-        if let Err(error) = memory.read(addr, &mut bytes, Access::READ) {
+        let read = lock(&self.memory).open().read(addr, &mut bytes, Access::READ);
+        if let Err(error) = read {
             tracing::debug!("the guest's message cannot be read: {error}");
             return;
         }

@@ -307,13 +307,13 @@ impl Owned {
     /// Serves until nothing is left (`false`) or the budget is used up (`true`).
     fn serve(&mut self) -> Result<bool, ServeError> {
         let QueueStart { live, handler, line, .. } = &mut self.start;
-        live.ring.disable_kicks();
+        live.disable_kicks();
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
                 line.raise(INT_USED_BUFFER);
             }
-            if served.taken == 0 && served.completed == 0 && !live.ring.arm_kicks()? {
+            if served.taken == 0 && served.completed == 0 && !live.arm_kicks()? {
                 return Ok(false);
             }
         }
@@ -352,9 +352,9 @@ impl Owned {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
         let QueueStart { live, handler, line, .. } = &mut self.start;
-        let in_flight = live.ring.in_flight() > 0;
+        let in_flight = live.ring().in_flight() > 0;
         handler.drain(live, complete);
-        if complete && in_flight && live.ring.error().is_none() {
+        if complete && in_flight && live.ring().error().is_none() {
             // Draining publishes and does not say whether an interrupt is wanted; one too many is harmless.
             line.raise(INT_USED_BUFFER);
         }

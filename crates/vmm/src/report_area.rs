@@ -1,7 +1,7 @@
 //! What the guest says of itself while it runs. None of it is trusted: each value is fetched once and
 //! checked or clamped where it is used.
 use crate::Progress;
-use paravane_dma::{Access, Handle, Memory};
+use paravane_dma::{Access, Memory};
 use paravane_spec::builtin::{
     DISK_REPORTS, DiskReport, MAX_DEVICES, REPORT_BASE, REPORT_MAGIC, ReportHeader, state,
 };
@@ -9,26 +9,26 @@ use std::sync::atomic::Ordering;
 
 /// The report area of one machine.
 pub(crate) struct ReportArea {
-    memory: Handle,
+    memory: Memory,
     disks: usize,
 }
 
 impl ReportArea {
     /// With the reports of `disks` disks.
     pub(crate) fn new(memory: &Memory, disks: usize) -> Self {
-        Self { memory: memory.handle(), disks: disks.min(MAX_DEVICES) }
+        Self { memory: memory.clone(), disks: disks.min(MAX_DEVICES) }
     }
 
     /// The head; `None` before the guest has started.
     pub(crate) fn header(&self) -> Option<ReportHeader> {
-        let header: ReportHeader = self.memory.read_obj(REPORT_BASE, Access::READ).ok()?;
+        let header: ReportHeader = self.memory.handle().open().read_obj(REPORT_BASE, Access::READ).ok()?;
         (header.magic == REPORT_MAGIC).then_some(header)
     }
 
     /// One disk's report.
     pub(crate) fn disk(&self, number: usize) -> Option<DiskReport> {
         let offset = DISK_REPORTS + (number as u64) * size_of::<DiskReport>() as u64;
-        self.memory.read_obj(REPORT_BASE + offset, Access::READ).ok()
+        self.memory.handle().open().read_obj(REPORT_BASE + offset, Access::READ).ok()
     }
 
     /// Copies the sums into `progress` and returns the heartbeat.
@@ -51,7 +51,7 @@ impl ReportArea {
     pub(crate) fn passes(&self, map: u64, first: u64, entries: &mut [u32]) -> Option<()> {
         let addr = map.checked_add(first.checked_mul(4)?)?;
         let mut bytes = vec![0; entries.len() * 4];
-        self.memory.read(addr, &mut bytes, Access::READ).ok()?;
+        self.memory.handle().open().read(addr, &mut bytes, Access::READ).ok()?;
         for (entry, bytes) in entries.iter_mut().zip(bytes.chunks_exact(4)) {
             *entry = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
@@ -80,8 +80,8 @@ mod tests {
     #[test]
     fn whatever_the_guest_writes_there_is_no_overflow() {
         let memory = memory(16 << 20);
-        memory.handle().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
-        memory.handle().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
+        memory.handle().open().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
+        memory.handle().open().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
         let (area, progress) = (ReportArea::new(&memory, 32), Progress::default());
         assert_eq!(area.show(&progress), u64::MAX);
         assert_eq!(progress.bytes_done.load(Ordering::Relaxed), u64::MAX);

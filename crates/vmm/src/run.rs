@@ -122,6 +122,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
 fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
     memory
         .handle()
+        .open()
         .write_obj(BOOT_INFO, info, Access::WRITE)
         .map_err(|error| RunError::Config(format!("the guest's memory is too small: {error}")))
 }

@@ -318,7 +318,7 @@ mod tests {
         fn set_up_queue(&mut self, desc: u32) {
             self.available = 0;
             for area in [DESC, AVAIL, USED] {
-                self.memory.fill(area, 0, 0x1000, Access::WRITE).unwrap();
+                self.memory.open().fill(area, 0, 0x1000, Access::WRITE).unwrap();
             }
             self.write(QUEUE_SEL, 0);
             self.write(QUEUE_SIZE, 4);
@@ -331,24 +331,24 @@ mod tests {
         /// Makes a buffer of 64 bytes available.
         fn offer(&mut self) {
             let at = u64::from(self.available % 4);
-            self.memory.write_obj(DESC, &BUFFER, Access::WRITE).unwrap();
-            self.memory.write_obj(DESC + 8, &64_u32, Access::WRITE).unwrap();
+            self.memory.open().write_obj(DESC, &BUFFER, Access::WRITE).unwrap();
+            self.memory.open().write_obj(DESC + 8, &64_u32, Access::WRITE).unwrap();
             // WRITE, no next one.
-            self.memory.write_obj(DESC + 12, &2_u32, Access::WRITE).unwrap();
-            self.memory.write_obj(AVAIL + 4 + 2 * at, &0_u16, Access::WRITE).unwrap();
+            self.memory.open().write_obj(DESC + 12, &2_u32, Access::WRITE).unwrap();
+            self.memory.open().write_obj(AVAIL + 4 + 2 * at, &0_u16, Access::WRITE).unwrap();
             self.available += 1;
-            self.memory.write_obj(AVAIL + 2, &self.available, Access::FULL | Access::WRITE).unwrap();
+            self.memory.open().write_obj(AVAIL + 2, &self.available, Access::FULL | Access::WRITE).unwrap();
         }
 
         fn kick(&self) {
             self.write(QUEUE_NOTIFY, 0);
         }
 
-        fn used(&self) -> u16 {
-            self.memory.read_obj(USED + 2, Access::READ).unwrap()
+        fn used(&mut self) -> u16 {
+            self.memory.open().read_obj(USED + 2, Access::READ).unwrap()
         }
 
-        fn wait_for(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        fn wait_for(&mut self, what: &str, condition: impl Fn(&mut Self) -> bool) {
             let start = Instant::now();
             while !condition(self) {
                 assert!(start.elapsed() < Duration::from_secs(20), "{what} does not come");
@@ -426,9 +426,9 @@ mod tests {
     fn a_broken_queue_asks_for_a_reset_and_works_after_it() {
         let mut rig = Rig::new(Arc::new(Doorbells::default()));
         rig.start(DESC as u32);
-        rig.memory.write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
+        rig.memory.open().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
         rig.kick();
-        rig.wait_for("DEVICE_NEEDS_RESET", Rig::needs_reset);
+        rig.wait_for("DEVICE_NEEDS_RESET", |rig| rig.needs_reset());
         assert_eq!(rig.read(INTERRUPT_STATUS), INT_CONFIG_CHANGE);
         assert!(rig.tally.fault_of(0).unwrap().contains("available index"));
         rig.kick();

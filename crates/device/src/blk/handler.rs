@@ -10,8 +10,8 @@ use super::engine::{Engine, Job, Outcome};
 use super::image::Image;
 use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
-use crate::{LiveQueue, QueueHandler, Ring, ServeError, Served, address_error};
-use paravane_dma::{Access, Handle};
+use crate::{LiveQueue, Open, QueueHandler, Ring, ServeError, Served, address_error};
+use paravane_dma::{Access, Door};
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::blk;
 use std::collections::VecDeque;
@@ -68,7 +68,7 @@ impl Handler {
     fn start(
         &mut self,
         ring: &mut Ring,
-        memory: &Handle,
+        memory: &Door<'_>,
         batch: &Batch,
         chain: &Chain,
         served: &mut Served,
@@ -132,7 +132,7 @@ impl Handler {
     }
 
     /// Takes what the engine has done, and completes it or goes on with it.
-    fn reap(&mut self, ring: &mut Ring, memory: &Handle, served: &mut Served) -> Result<(), ServeError> {
+    fn reap(&mut self, ring: &mut Ring, memory: &Door<'_>, served: &mut Served) -> Result<(), ServeError> {
         self.engine.reap(&mut self.outcomes);
         while let Some(outcome) = self.outcomes.pop_front() {
             self.in_flight -= 1;
@@ -145,7 +145,7 @@ impl Handler {
         &mut self,
         outcome: Outcome,
         ring: &mut Ring,
-        memory: &Handle,
+        memory: &Door<'_>,
         served: &mut Served,
     ) -> Result<(), ServeError> {
         let Outcome { slot: head, result } = outcome;
@@ -167,13 +167,17 @@ impl Handler {
     }
 
     /// Waits for everything in flight. Unless `finish` completes it, it is forgotten.
-    fn settle(&mut self, mut finish: Option<(&mut Ring, &Handle, &mut Served)>) {
+    fn settle(&mut self, mut finish: Option<(&mut LiveQueue, &mut Served)>) {
         loop {
             // An earlier error may have left some that were reaped already.
             while let Some(outcome) = self.outcomes.pop_front() {
                 self.in_flight -= 1;
                 let stepped = match &mut finish {
-                    Some((ring, memory, served)) => self.step(outcome, ring, memory, served),
+                    Some((queue, served)) => {
+                        // Shut again before the next wait, which may be long.
+                        let Open { ring, memory, .. } = queue.open();
+                        self.step(outcome, ring, &memory, served)
+                    }
                     None => {
                         self.slots[usize::from(outcome.slot)].end();
                         Ok(())
@@ -204,7 +208,7 @@ impl Handler {
 /// Writes the status, ordered after the data, and stages the completion.
 fn answer(
     ring: &mut Ring,
-    memory: &Handle,
+    memory: &Door<'_>,
     head: u16,
     status: u64,
     code: u8,
@@ -223,16 +227,15 @@ impl QueueHandler for Handler {
         if self.slots.is_empty() {
             return Err(io::Error::other("requests were lost in the host").into());
         }
-        let LiveQueue { ring, memory, batch } = queue;
+        let Open { ring, memory, batch } = queue.open();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
-            memory.refresh();
             self.engine.quiet();
-            self.reap(ring, memory, &mut served)?;
+            self.reap(ring, &memory, &mut served)?;
             let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
             served.taken = taken as u32;
             for chain in batch.chains() {
-                self.start(ring, memory, batch, chain, &mut served)?;
+                self.start(ring, &memory, batch, chain, &mut served)?;
             }
             if taken == 0 {
                 // The last round before the owner sleeps. What signals from here on is seen by the owner,
@@ -241,7 +244,7 @@ impl QueueHandler for Handler {
             }
             self.engine.submit()?;
             self.engine.listen();
-            self.reap(ring, memory, &mut served)?;
+            self.reap(ring, &memory, &mut served)?;
             self.engine.submit()?;
             served.interrupt = ring.publish()?;
             Ok(())
@@ -258,12 +261,11 @@ impl QueueHandler for Handler {
     }
 
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
-        let LiveQueue { ring, memory, .. } = queue;
         let mut served = Served::default();
-        self.settle(complete.then_some((&mut *ring, &*memory, &mut served)));
+        self.settle(complete.then_some((&mut *queue, &mut served)));
         if complete {
             // A queue that has latched has nothing more to say.
-            served.interrupt = ring.publish().unwrap_or(false);
+            served.interrupt = queue.open().ring.publish().unwrap_or(false);
         }
         served
     }

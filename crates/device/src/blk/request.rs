@@ -7,7 +7,7 @@
 //! share a descriptor with data. What breaks this frame latches the queue; what is wrong inside it is
 //! answered with a status.
 use crate::address_error;
-use paravane_dma::{Access, Handle};
+use paravane_dma::{Access, Door};
 use paravane_ring::device::{Batch, Chain};
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
@@ -77,7 +77,7 @@ pub(super) struct Request {
 /// # Errors
 /// The frame is broken; the queue is to be latched.
 pub(super) fn parse(
-    memory: &Handle,
+    memory: &Door<'_>,
     batch: &Batch,
     chain: &Chain,
     limits: &Limits,
@@ -155,7 +155,7 @@ fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
 /// Reads the ranges behind the header and checks them all (section 5.2.6.2). The inner result is the status
 /// to answer when one is not to be done.
 fn parse_ranges(
-    memory: &Handle,
+    memory: &Door<'_>,
     readable: &[Segment],
     payload: u32,
     zeroes: bool,

@@ -67,12 +67,12 @@ impl<D: Device> Rig<D> {
     }
 
     pub(crate) fn poke(&self, addr: u64, data: &[u8]) {
-        self.memory.handle().write(addr, data, Access::FULL).unwrap();
+        self.memory.handle().open().write(addr, data, Access::FULL).unwrap();
     }
 
     pub(crate) fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        self.memory.handle().read(addr, &mut out, Access::FULL).unwrap();
+        self.memory.handle().open().read(addr, &mut out, Access::FULL).unwrap();
         out
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The bytes come from getrandom(2), into memory of our own and from there into the guest's. Nothing is read
 //! from the guest, and nothing is ever in flight when `serve` returns.
-use crate::{Device, LiveQueue, QueueHandler, ServeError, Served, address_error};
-use paravane_dma::{Access, Handle};
+use crate::{Device, LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
+use paravane_dma::{Access, Door};
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Chain, QueueConfig};
 use paravane_spec::feature;
@@ -65,7 +65,7 @@ struct Handler {
 
 impl Handler {
     /// Fills one request and returns the number of bytes.
-    fn fill(&mut self, memory: &Handle, batch: &Batch, chain: &Chain) -> Result<u32, ServeError> {
+    fn fill(&mut self, memory: &Door<'_>, batch: &Batch, chain: &Chain) -> Result<u32, ServeError> {
         if chain.readable_len() != 0 {
             let what = "a buffer for entropy is readable";
             return Err(QueueError::Request { head: chain.head, what }.into());
@@ -99,13 +99,12 @@ impl Handler {
 
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
-        let LiveQueue { ring, memory, batch } = queue;
-        memory.refresh();
+        let Open { ring, memory, batch } = queue.open();
         let mut served = Served::default();
         let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
         served.taken = taken as u32;
         for chain in batch.chains() {
-            match self.fill(memory, batch, chain) {
+            match self.fill(&memory, batch, chain) {
                 Ok(written) => ring.complete(chain.head, written)?,
                 Err(ServeError::Queue(error)) => return Err(ring.fail(error).into()),
                 Err(host) => return Err(host),

@@ -54,7 +54,8 @@ pub(super) struct Frame {
 impl Frame {
     /// From the ring-0 stack, whose top it takes: an exception in ring 3 starts there afresh.
     pub(super) fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
-        let memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
+        let mut memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
+        let memory = memory.open();
         let word = |from_top: u64| memory.read_obj::<u64>(RING0_STACK - from_top, Access::READ).ok();
         Some(Self {
             error: if has_error_code(vector) { Some(word(48)?) } else { None },
@@ -116,7 +117,8 @@ mod tests {
         let region =
             Region::new(RegionConfig { gpa: 0, size: RING0_STACK, backing: Backing::Pages, writable: true })
                 .unwrap();
-        let memory = Memory::new(vec![Arc::clone(&region)]).unwrap().handle();
+        let mut memory = Memory::new(vec![Arc::clone(&region)]).unwrap().handle();
+        let memory = memory.open();
         for (from_top, value) in
             [(48_u64, 4_u64), (40, 0x10_1234), (32, 0x1b), (24, 0x202), (16, 0x3f_0000), (8, 0x23)]
         {

@@ -171,7 +171,7 @@ fn a_stop_completes_what_is_in_flight() {
     held.rig.driver.enable_notifications();
     let drained = held.rig.handler.drain(&mut held.rig.live, true);
     assert_eq!(drained, Served { taken: 0, completed: 8, interrupt: true });
-    assert_eq!(held.rig.live.ring.in_flight(), 0);
+    assert_eq!(held.rig.live.ring().in_flight(), 0);
     let used: Vec<_> = std::iter::from_fn(|| held.rig.driver.pop_used().unwrap()).collect();
     assert_eq!(used.len(), 8);
     assert!(used.iter().all(|used| used.len == 4097));
@@ -198,7 +198,7 @@ fn a_reset_mid_io_waits_for_the_host_and_tells_the_driver_nothing() {
     drop(held.rig.handler);
     assert_eq!(held.orders.lock().unwrap().log.len(), 8);
     let mut after = vec![0; 8 * 4096];
-    held.rig.memory.handle().read(ROOM, &mut after, paravane_dma::Access::FULL).unwrap();
+    held.rig.memory.handle().open().read(ROOM, &mut after, paravane_dma::Access::FULL).unwrap();
     assert!(before == after);
 }
 

@@ -1,0 +1,236 @@
+//! The address space of a device behind an IOMMU.
+//!
+//! ```text
+//! device address (IOVA) --domain: Table--> guest-physical --snapshot: regions--> host
+//!
+//!  map:    [lock] leaves stored [unlock]           seen by the next walk, nobody waits
+//!  unmap:  [lock] leaves cleared, change += 1 [unlock] | settle: every door shut or opened since,
+//!          every mapping of the range dropped | emptied nodes freed
+//! ```
+//! A handle walks the tree where its cache does not know, and nothing that is cached outlives a batch in which `change`
+//! has grown. So a translation that is gone may be used until the batch ends that found it, and [`Domain::unmap`]
+//! waits for that end. What has not been mapped is not cached, so that mapping disturbs nobody.
+use crate::seat::Seats;
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
+use crate::table::{PAGE_SHIFT, Table, Unlinked};
+use crate::{Access, DomainError, Handle, Memory};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
+
+const PAGE: u64 = 1 << PAGE_SHIFT;
+/// Bytes of a node of the tree.
+const NODE: u64 = size_of::<crate::table::Node>() as u64;
+/// What the tables may take unless said otherwise: enough for 16 million scattered pages' worth of leaves.
+const TABLES: u64 = 256 << 20;
+
+/// An access that found no translation, or one that forbids it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Miss {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Directions that are missing.
+    pub access: Access,
+}
+
+/// A device's address space: which device addresses (IOVA) mean which guest-physical ones, and what is allowed there.
+/// Cheap to clone; clones are the same domain.
+#[derive(Clone, Debug)]
+pub struct Domain {
+    memory: Memory,
+    shared: Arc<Shared>,
+}
+
+/// What the handles look at.
+pub(crate) struct Shared {
+    table: Table,
+    /// Grows with each removal.
+    change: AtomicU64,
+    changing: Mutex<Changing>,
+    seats: Seats,
+    on_miss: OnceLock<Box<dyn Fn(Miss) + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("change", &self.change).finish_non_exhaustive()
+    }
+}
+
+/// What belongs to the one who changes the table.
+#[derive(Debug)]
+struct Changing {
+    nodes: u64,
+    most: u64,
+    pages: u64,
+    /// Nodes whose last walker could not be waited for.
+    limbo: Vec<Unlinked>,
+}
+
+impl Domain {
+    /// An empty address space in front of `memory`. Its tables may take 256 MiB.
+    #[must_use]
+    pub fn new(memory: &Memory) -> Self {
+        Self::with_limit(memory, TABLES)
+    }
+
+    /// As [`Domain::new`]; the tables may take `bytes`. A page far from all others costs up to 20 KiB, one among many
+    /// 8 bytes. (Cutting large mappings by unmapping parts of them may take as much again.)
+    #[must_use]
+    pub fn with_limit(memory: &Memory, bytes: u64) -> Self {
+        let changing = Changing { nodes: 0, most: bytes / NODE, pages: 0, limbo: Vec::new() };
+        let shared = Shared {
+            table: Table::new(),
+            change: AtomicU64::new(0),
+            changing: Mutex::new(changing),
+            seats: Seats::new(),
+            on_miss: OnceLock::new(),
+        };
+        Self { memory: memory.clone(), shared: Arc::new(shared) }
+    }
+
+    /// Has `hook` called for each access that fails for want of a translation or of its permission, before the access
+    /// returns its error. The first hook stays.
+    ///
+    /// The hook must not wait for a translation to come, nor change the domain: the door is open while it runs, and an
+    /// unmapping waits for that door. It passes the miss on (vhost: `VHOST_IOTLB_MISS`), the device ends its batch,
+    /// and tries again when it is told that the translation is there.
+    pub fn on_miss(&self, hook: impl Fn(Miss) + Send + Sync + 'static) {
+        let _ = self.shared.on_miss.set(Box::new(hook));
+    }
+
+    /// Makes `size` bytes of device addresses from `addr` on mean guest-physical memory from `gpa` on, for accesses in
+    /// the directions of `access` (READ, WRITE or both). Whether there is memory is seen at the access.
+    ///
+    /// # Errors
+    /// Not whole pages, beyond the end of either address space, a page that is mapped already, or the tables have
+    /// reached their limit. Nothing was changed.
+    pub fn map(&self, addr: u64, gpa: u64, size: u64, access: Access) -> Result<(), DomainError> {
+        let (first, last) = pages(addr, size)?;
+        pages(gpa, size)?;
+        let shared = &*self.shared;
+        let mut changing = shared.lock();
+        if let Some(page) = shared.table.first_mapped(first, last) {
+            return Err(DomainError::Overlap { addr: page << PAGE_SHIFT });
+        }
+        if changing.nodes + Table::nodes_to_insert(first, last) > changing.most {
+            return Err(DomainError::Full { limit: changing.most * NODE });
+        }
+        changing.nodes += shared.table.insert(first, last, gpa, access);
+        changing.pages += last - first + 1;
+        Ok(())
+    }
+
+    /// Ends the translation of `size` bytes of device addresses from `addr` on, in whatever pieces they were mapped,
+    /// and of those that were not mapped at all. Returns the bytes that were. When it returns without an error no
+    /// access and no mapping touches them through this domain any more.
+    ///
+    /// # Errors
+    /// Not whole pages, or beyond the end of the address space. Or a batch or a mapping lasts longer than `timeout`:
+    /// then nobody finds the translation any more who comes, but the holder that the error names may still use it;
+    /// the call may be repeated to go on waiting, and the memory behind must not be given to others before it
+    /// has succeeded. Or cutting larger mappings takes more tables than twice the limit: nothing was changed.
+    pub fn unmap(&self, addr: u64, size: u64, timeout: Duration) -> Result<u64, DomainError> {
+        let (first, last) = pages(addr, size)?;
+        let shared = &*self.shared;
+        let mut changing = shared.lock();
+        if changing.nodes + Table::NODES_TO_REMOVE > changing.most.saturating_mul(2) {
+            return Err(DomainError::Full { limit: changing.most * NODE });
+        }
+        // What earlier ones could not free has been out of the tree for as long as what is unlinked now.
+        let mut unlinked = std::mem::take(&mut changing.limbo);
+        let known = unlinked.len() as u64;
+        let (removed, made) = shared.table.remove(first, last, &mut unlinked);
+        changing.nodes = changing.nodes + made + known - unlinked.len() as u64;
+        changing.pages -= removed;
+        // Release: the cleared leaves come before it; pairs with the Acquire load in `change`.
+        let change = shared.change.fetch_add(1, Ordering::Release) + 1;
+        drop(changing);
+        let addrs = u128::from(addr)..u128::from(addr) + u128::from(size);
+        if let Err(busy) = shared.seats.settle(timeout, Some((addrs, change))) {
+            shared.lock().limbo.append(&mut unlinked);
+            return Err(busy.into());
+        }
+        for node in unlinked {
+            // SAFETY: it was unlinked before `change` grew. Walks happen inside open doors; `settle` has seen each
+            // door of this domain shut since, and one that opens later starts at the root, where the node is no
+            // more to be found.
+            unsafe { node.free() };
+        }
+        Ok(removed << PAGE_SHIFT)
+    }
+
+    /// Ends all translations.
+    ///
+    /// # Errors
+    /// As [`Domain::unmap`].
+    pub fn clear(&self, timeout: Duration) -> Result<u64, DomainError> {
+        // All but the last page in one go, since a size of 2^64 has no number.
+        let most = self.unmap(0, u64::MAX - (PAGE - 1), timeout)?;
+        Ok(most.saturating_add(self.unmap(u64::MAX - (PAGE - 1), PAGE, timeout)?))
+    }
+
+    /// Bytes that are mapped.
+    #[must_use]
+    pub fn mapped(&self) -> u64 {
+        self.shared.lock().pages.saturating_mul(PAGE)
+    }
+
+    /// Bytes that the tables take.
+    #[must_use]
+    pub fn table_bytes(&self) -> u64 {
+        self.shared.lock().nodes * NODE
+    }
+
+    /// A door for one holder, through this domain.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle::new(self.memory.published(), Some(Arc::clone(&self.shared)))
+    }
+
+    /// The memory behind it.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Changing> {
+        // Nothing under the lock panics but for want of memory, which ends the process.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the last change, for comparing.
+    #[inline(always)]
+    pub(crate) fn change(&self) -> u64 {
+        // Acquire: pairs with the Release in `unmap`: who sees its number finds none of the leaves that it cleared.
+        self.change.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn seats(&self) -> &Seats {
+        &self.seats
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    #[cold]
+    pub(crate) fn missed(&self, miss: Miss) {
+        if let Some(hook) = self.on_miss.get() {
+            hook(miss);
+        }
+    }
+}
+
+/// First and last page number of `size` bytes from `addr` on.
+fn pages(addr: u64, size: u64) -> Result<(u64, u64), DomainError> {
+    if size == 0 || !size.is_multiple_of(PAGE) || !addr.is_multiple_of(PAGE) {
+        return Err(DomainError::Unaligned { addr, size });
+    }
+    let Some(last) = addr.checked_add(size - 1) else {
+        return Err(DomainError::Wraps { addr, size });
+    };
+    Ok((addr >> PAGE_SHIFT, last >> PAGE_SHIFT))
+}

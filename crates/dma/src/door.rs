@@ -1,0 +1,390 @@
+//! The one door: every access of a device to guest memory.
+use crate::handle::{Fault, Handle};
+use crate::holds::{Run, Taken};
+use crate::{Access, DmaError, GuestRange, Hold, HostSlice, Mapping, Segment, copy};
+use std::ptr::NonNull;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Access to guest memory for one batch of one holder. No access takes a lock, counts a reference or writes what
+/// another thread writes.
+///
+/// An access may cross from one region or translation into the next where they adjoin; it ends at the first byte that
+/// is not there or not allowed, and the error tells how many bytes had been moved. What was written is in the dirty
+/// log by the time that the door is shut, also what was written before a fault. An access of no bytes succeeds at any
+/// address. What each [`Access`] flag promises is said there.
+#[derive(Debug)]
+pub struct Door<'a> {
+    handle: &'a Handle,
+    inside: u64,
+}
+
+/// A contiguous piece of host memory behind an access.
+#[derive(Clone, Copy)]
+struct Piece {
+    host: *mut u8,
+    len: usize,
+    gpa: u64,
+    region: u32,
+}
+
+impl Drop for Door<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.handle.shut(self.inside);
+    }
+}
+
+impl<'a> Door<'a> {
+    /// `handle` has entered its seat with the number `inside`, and no other door of it is open.
+    #[inline(always)]
+    pub(crate) fn new(handle: &'a Handle, inside: u64) -> Self {
+        Self { handle, inside }
+    }
+
+    /// Copies guest memory at `addr` into `out`.
+    ///
+    /// # Errors
+    /// Part of it is not there; `done` bytes of `out` have been filled.
+    #[inline]
+    pub fn read(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
+        let access = access | Access::READ;
+        access.begin();
+        let result = self.load(addr, out, access);
+        access.end();
+        result
+    }
+
+    /// Copies `data` into guest memory at `addr`.
+    ///
+    /// # Errors
+    /// Part of it is not there or not writable; `done` bytes have been written.
+    #[inline]
+    pub fn write(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
+        let access = access | Access::WRITE;
+        access.begin();
+        let result = self.store(addr, data, access);
+        access.end();
+        result
+    }
+
+    /// Reads a value. Aligned values of 1, 2, 4 or 8 bytes are read in one access.
+    ///
+    /// # Errors
+    /// As [`Door::read`].
+    #[inline]
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, addr: u64, access: Access) -> Result<T, DmaError> {
+        let mut value = T::new_zeroed();
+        self.read(addr, value.as_mut_bytes(), access)?;
+        Ok(value)
+    }
+
+    /// Writes a value. Aligned values of 1, 2, 4 or 8 bytes are written in one access.
+    ///
+    /// # Errors
+    /// As [`Door::write`].
+    #[inline]
+    pub fn write_obj<T: IntoBytes + Immutable>(
+        &self,
+        addr: u64,
+        value: &T,
+        access: Access,
+    ) -> Result<(), DmaError> {
+        self.write(addr, value.as_bytes(), access)
+    }
+
+    /// Writes `len` bytes of `byte`.
+    ///
+    /// # Errors
+    /// As [`Door::write`].
+    pub fn fill(&self, addr: u64, byte: u8, len: usize, access: Access) -> Result<(), DmaError> {
+        let access = access | Access::WRITE;
+        access.begin();
+        let result = self.each_piece(addr, len, access, |_, piece| {
+            // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot.
+            unsafe { copy::fill(piece.host, byte, piece.len) };
+            self.handle.wrote(piece.gpa, piece.len);
+        });
+        access.end();
+        result
+    }
+
+    /// Reads `out.len()` bytes, starting `skip` bytes into the buffer that `segments` make up.
+    ///
+    /// # Errors
+    /// As [`Door::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    pub fn read_segments(
+        &self,
+        segments: &[Segment],
+        skip: u64,
+        out: &mut [u8],
+        access: Access,
+    ) -> Result<(), DmaError> {
+        let access = access | Access::READ;
+        access.begin();
+        let result = each_segment(segments, skip, out.len() as u64, |addr, done, n| {
+            self.load(addr, &mut out[done..done + n], access)
+        });
+        access.end();
+        result
+    }
+
+    /// Writes `data`, starting `skip` bytes into the buffer that `segments` make up.
+    ///
+    /// # Errors
+    /// As [`Door::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    pub fn write_segments(
+        &self,
+        segments: &[Segment],
+        skip: u64,
+        data: &[u8],
+        access: Access,
+    ) -> Result<(), DmaError> {
+        let access = access | Access::WRITE;
+        access.begin();
+        let result = each_segment(segments, skip, data.len() as u64, |addr, done, n| {
+            self.store(addr, &data[done..done + n], access)
+        });
+        access.end();
+        result
+    }
+
+    /// Maps one piece that is contiguous in host memory. Adjoining regions are not; an empty piece is mapped
+    /// nowhere in particular.
+    ///
+    /// # Errors
+    /// As [`Door::read`], for `WRITE` as [`Door::write`], and [`DmaError::NotContiguous`].
+    pub fn map(&self, addr: u64, len: usize, access: Access) -> Result<Mapping, DmaError> {
+        let access = with_direction(access);
+        let mut found: Option<Piece> = None;
+        let mut pieces = 0;
+        self.each_run(addr, len, access, |_, piece| {
+            found.get_or_insert(piece);
+            pieces += 1;
+            Ok(())
+        })?;
+        if pieces > 1 {
+            return Err(DmaError::NotContiguous { addr, len });
+        }
+        let Some(piece) = found else {
+            let range = GuestRange { gpa: 0, len: 0 };
+            return Ok(Mapping::new(
+                NonNull::dangling(),
+                range,
+                Hold::new(self.handle.pin(), access, Taken::NONE),
+            ));
+        };
+        let mut taken = Taken::NONE;
+        if !self.take(&mut taken, addr, piece, access) {
+            return Err(DmaError::TooMany { addr, len });
+        }
+        let range = GuestRange { gpa: piece.gpa, len };
+        let host = NonNull::new(piece.host).unwrap_or(NonNull::dangling());
+        Ok(Mapping::new(host, range, Hold::new(self.handle.pin(), access, taken)))
+    }
+
+    /// Appends to `out` the host memory behind bytes `skip .. skip + len` of the buffer that `segments` make
+    /// up, and returns what keeps it mapped. Nothing is appended on an error. No piece is empty.
+    ///
+    /// # Errors
+    /// As [`Door::read`], for `WRITE` as [`Door::write`]; `done` is what could have been mapped. A buffer that is
+    /// too short is [`DmaError::Unmapped`] at its end.
+    pub fn map_segments(
+        &self,
+        segments: &[Segment],
+        skip: u64,
+        len: u64,
+        access: Access,
+        out: &mut Vec<HostSlice>,
+    ) -> Result<Hold, DmaError> {
+        let access = with_direction(access);
+        let before = out.len();
+        let mut taken = Taken::NONE;
+        each_segment(segments, skip, len, |addr, _, n| {
+            self.each_run(addr, n, access, |done, piece| {
+                let at = addr + done as u64;
+                if !self.take(&mut taken, at, piece, access) {
+                    return Err(DmaError::TooMany { addr: at, len: piece.len });
+                }
+                out.push(HostSlice { ptr: piece.host, len: piece.len });
+                Ok(())
+            })
+        })
+        .inspect_err(|_| {
+            out.truncate(before);
+            self.handle.seat().holds().give_back(taken);
+        })?;
+        Ok(Hold::new(self.handle.pin(), access, taken))
+    }
+
+    /// Guest memory was written by other means than this door: through a [`Mapping`] that lives on
+    /// ([`Mapping::range`]). It is in the log by the time that the door is shut.
+    #[inline]
+    pub fn mark(&self, range: GuestRange) {
+        self.handle.wrote(range.gpa, range.len);
+    }
+
+    /// Notes what a mapping covers: for those who unmap, and for the log. `false` if there is no room.
+    fn take(&self, taken: &mut Taken, addr: u64, piece: Piece, access: Access) -> bool {
+        if !self.handle.is_translated() && !access.contains(Access::WRITE) {
+            return true;
+        }
+        let run = Run { addr, gpa: piece.gpa, len: piece.len as u64 };
+        match self.handle.seat().holds().take(*taken, run, self.handle.change()) {
+            Some(more) => {
+                *taken = more;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// [`Door::read`] without the order.
+    #[inline]
+    fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
+        let own = out.as_mut_ptr();
+        self.each_piece(addr, out.len(), access, |done, piece| {
+            // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + len` is at
+            // most the length of `out`, which is ours alone.
+            unsafe { copy::load(piece.host, own.add(done), piece.len) };
+        })
+    }
+
+    /// [`Door::write`] without the order.
+    #[inline]
+    fn store(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
+        let own = data.as_ptr();
+        self.each_piece(addr, data.len(), access, |done, piece| {
+            // SAFETY: as in `load`; `data` cannot change while it is borrowed.
+            unsafe { copy::store(piece.host, own.add(done), piece.len) };
+            self.handle.wrote(piece.gpa, piece.len);
+        })
+    }
+
+    /// [`Door::each_piece`], with pieces joined that lie side by side in one region.
+    fn each_run(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        mut each: impl FnMut(usize, Piece) -> Result<(), DmaError>,
+    ) -> Result<(), DmaError> {
+        let mut last: Option<(usize, Piece)> = None;
+        let mut result = Ok(());
+        self.each_piece(addr, len, access, |done, piece| match &mut last {
+            Some((_, run)) if run.region == piece.region && run.gpa + run.len as u64 == piece.gpa => {
+                run.len += piece.len;
+            }
+            _ => {
+                if let Some((done, run)) = last.replace((done, piece))
+                    && result.is_ok()
+                {
+                    result = each(done, run);
+                }
+            }
+        })?;
+        result?;
+        last.map_or(Ok(()), |(done, run)| each(done, run))
+    }
+
+    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece.
+    #[inline(always)]
+    fn each_piece(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        mut each: impl FnMut(usize, Piece),
+    ) -> Result<(), DmaError> {
+        // Nearly every access is inside the window of the one before; the rest is out of line.
+        let window = self.handle.window();
+        if let Some(offset) = window.offset(addr)
+            && len as u64 <= window.left(offset)
+            && window.forbidden(access).is_empty()
+        {
+            if len > 0 {
+                let (host, gpa) = (window.host(offset), window.gpa(offset));
+                each(0, Piece { host, len, gpa, region: window.region() });
+            }
+            return Ok(());
+        }
+        self.each_piece_anywhere(addr, len, access, each)
+    }
+
+    /// [`Door::each_piece`] in the general case.
+    #[inline(never)]
+    fn each_piece_anywhere(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        mut each: impl FnMut(usize, Piece),
+    ) -> Result<(), DmaError> {
+        if len == 0 {
+            return Ok(());
+        }
+        if addr.checked_add(len as u64 - 1).is_none() {
+            return Err(DmaError::Wraps { addr, len, done: 0 });
+        }
+        let mut done = 0;
+        // Each turn moves at least one byte, and the last address does not wrap, so the sum below does not.
+        while done < len {
+            let at = addr + done as u64;
+            let window = self.handle.find(at, access).map_err(|fault| match fault {
+                Fault::Unmapped => DmaError::Unmapped { addr: at, len, done },
+                Fault::Untranslated => DmaError::Untranslated { addr: at, len, done },
+                Fault::Denied(access) => DmaError::Denied { addr: at, access, len, done },
+            })?;
+            // The window is around `at`.
+            let Some(offset) = window.offset(at) else {
+                return Err(DmaError::Unmapped { addr: at, len, done });
+            };
+            let n = window.left(offset).min((len - done) as u64) as usize;
+            let (host, gpa) = (window.host(offset), window.gpa(offset));
+            each(done, Piece { host, len: n, gpa, region: window.region() });
+            done += n;
+        }
+        Ok(())
+    }
+}
+
+/// A mapping without a direction is one for reading.
+fn with_direction(access: Access) -> Access {
+    if access.intersects(Access::READ | Access::WRITE) { access } else { access | Access::READ }
+}
+
+/// Cuts bytes `skip .. skip + len` of the buffer that `segments` make up into runs of guest addresses, and hands
+/// out each: address, bytes done before, bytes. The errors of `each` are put in terms of the whole access.
+#[inline]
+fn each_segment(
+    segments: &[Segment],
+    mut skip: u64,
+    len: u64,
+    mut each: impl FnMut(u64, usize, usize) -> Result<(), DmaError>,
+) -> Result<(), DmaError> {
+    // More than fits is more than any buffer in memory has: it ends as too short.
+    let whole = usize::try_from(len).unwrap_or(usize::MAX);
+    let mut done = 0;
+    for segment in segments {
+        if done == whole {
+            return Ok(());
+        }
+        let size = u64::from(segment.len);
+        if skip >= size {
+            skip -= size;
+            continue;
+        }
+        let n = (size - skip).min((whole - done) as u64) as usize;
+        let Some(addr) = segment.addr.checked_add(skip) else {
+            return Err(DmaError::Wraps { addr: segment.addr, len: whole, done });
+        };
+        each(addr, done, n).map_err(|error| error.within(whole, done))?;
+        skip = 0;
+        done += n;
+    }
+    if done == whole {
+        return Ok(());
+    }
+    // The end of the buffer, which the driver may have put at the end of the address space.
+    let addr = segments.last().map_or(0, |last| last.addr.wrapping_add(u64::from(last.len)));
+    Err(DmaError::Unmapped { addr, len: whole, done })
+}

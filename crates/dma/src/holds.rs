@@ -1,0 +1,261 @@
+//! What a holder has mapped and not let go of: a table that the holder fills, anyone may empty, and waiters read.
+//!
+//! ```text
+//!            take (the holder)                    give back (whoever drops the guard)
+//!  free ------------------------> taken: device address, guest address, length ----> returned
+//!    ^                                                                                  |
+//!    '----------------- the holder takes all that was returned at once <---------------'
+//! ```
+//! Entries are named by number and never move. Only the holder takes from either list, so that a number cannot come
+//! back between a look and an exchange (no ABA); whoever gives back writes one word. The table grows by doubling and
+//! never shrinks: it allocates only when more is in flight than ever before.
+use crate::sync::{AtomicU32, AtomicU64};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// One run of bytes that is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Where the device sees it.
+    pub(crate) addr: u64,
+    /// Guest-physical.
+    pub(crate) gpa: u64,
+    /// Bytes, not 0.
+    pub(crate) len: u64,
+}
+
+/// Number of the last entry of a list.
+const END: u32 = u32::MAX;
+/// Entries of the first chunk; every further chunk doubles the table.
+const FIRST: u32 = if cfg!(loom) { 1 } else { 32 };
+const CHUNKS: usize = 24;
+
+#[derive(Debug)]
+struct Entry {
+    addr: AtomicU64,
+    gpa: AtomicU64,
+    /// 0 while the entry is free.
+    len: AtomicU64,
+    /// The domain's change number when the run was looked up.
+    change: AtomicU64,
+    next: AtomicU32,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Holds {
+    chunks: [OnceLock<Box<[Entry]>>; CHUNKS],
+    /// Entries that exist. Written by the holder only.
+    count: AtomicU32,
+    /// The holder's own list. Used by the holder only.
+    free: AtomicU32,
+    /// What others gave back.
+    returned: Returned,
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Returned(AtomicU32);
+
+/// A list of entries that belong to one guard. Plain data: the guard gives it back, once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    head: u32,
+}
+
+impl Taken {
+    /// No entry.
+    pub(crate) const NONE: Self = Self { head: END };
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.head == END
+    }
+}
+
+impl Holds {
+    pub(crate) fn new() -> Self {
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            count: AtomicU32::new(0),
+            free: AtomicU32::new(END),
+            returned: Returned(AtomicU32::new(END)),
+        }
+    }
+
+    /// Chunk and place in it: chunk 0 has FIRST entries, chunk n as many as all before it.
+    fn place(number: u32) -> (usize, usize) {
+        let chunk = (number / FIRST).checked_ilog2().map_or(0, |log| log + 1);
+        let start = if chunk == 0 { 0 } else { FIRST << (chunk - 1) };
+        (chunk as usize, (number - start) as usize)
+    }
+
+    fn entry(&self, number: u32) -> Option<&Entry> {
+        let (chunk, place) = Self::place(number);
+        self.chunks.get(chunk)?.get()?.get(place)
+    }
+
+    /// Puts `run` before `taken`; for the holder only. `None` when 2^28 entries are in use.
+    pub(crate) fn take(&self, taken: Taken, run: Run, change: u64) -> Option<Taken> {
+        let head = self.pop()?;
+        let entry = self.entry(head)?;
+        // Release, all of these: a waiter that reads any of them has seen the entry's former use end (the holder
+        // took it over from `give_back` by an Acquire). Waiters load with Acquire, see `overlapping`.
+        entry.change.store(change, Release);
+        entry.addr.store(run.addr, Release);
+        entry.gpa.store(run.gpa, Release);
+        entry.len.store(run.len, Release);
+        // Relaxed: read by the one who gives back, to whom the guard was handed.
+        entry.next.store(taken.head, Relaxed);
+        Some(Taken { head })
+    }
+
+    fn pop(&self) -> Option<u32> {
+        // Relaxed, `free` and `count`: the holder's own.
+        let mut head = self.free.load(Relaxed);
+        if head == END {
+            // Acquire: pairs with the Release exchange in `give_back`.
+            head = self.returned.0.swap(END, Acquire);
+        }
+        if head == END {
+            head = self.grow()?;
+        }
+        self.free.store(self.entry(head)?.next.load(Relaxed), Relaxed);
+        Some(head)
+    }
+
+    /// Makes a chunk and returns its list.
+    #[cold]
+    fn grow(&self) -> Option<u32> {
+        let first = self.count.load(Relaxed);
+        let (chunk, _) = Self::place(first);
+        let more = first.max(FIRST);
+        let chunk = self.chunks.get(chunk)?;
+        chunk.get_or_init(|| {
+            let entry = |number| Entry {
+                addr: AtomicU64::new(0),
+                gpa: AtomicU64::new(0),
+                len: AtomicU64::new(0),
+                change: AtomicU64::new(0),
+                next: AtomicU32::new(if number + 1 == first + more { END } else { number + 1 }),
+            };
+            (first..first + more).map(entry).collect()
+        });
+        // Release: pairs with the Acquire load in `overlapping`, which then finds the chunk.
+        self.count.store(first + more, Release);
+        Some(first)
+    }
+
+    /// The runs of a guard.
+    pub(crate) fn runs(&self, taken: Taken) -> impl Iterator<Item = Run> {
+        let mut next = taken.head;
+        std::iter::from_fn(move || {
+            let entry = self.entry(next)?;
+            // Relaxed: whoever has the guard was handed it by the holder.
+            next = entry.next.load(Relaxed);
+            Some(Run {
+                addr: entry.addr.load(Relaxed),
+                gpa: entry.gpa.load(Relaxed),
+                len: entry.len.load(Relaxed),
+            })
+        })
+    }
+
+    /// Gives the entries of a guard back. By any thread, once.
+    pub(crate) fn give_back(&self, taken: Taken) {
+        if taken.is_empty() {
+            return;
+        }
+        let mut last = taken.head;
+        while let Some(entry) = self.entry(last) {
+            // Release: what was done through the mapping happened before; pairs with `overlapping`.
+            entry.len.store(0, Release);
+            match entry.next.load(Relaxed) {
+                END => break,
+                next => last = next,
+            }
+        }
+        let Some(last) = self.entry(last) else { return };
+        let mut head = self.returned.0.load(Relaxed);
+        loop {
+            last.next.store(head, Relaxed);
+            // Release: the entries are the holder's again; pairs with the Acquire swap in `pop`.
+            match self.returned.0.compare_exchange_weak(head, taken.head, Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// A run that overlaps `addrs` and was looked up before the domain's change number `change`, if there is one.
+    /// To be called by one who knows that no such run is added any more.
+    ///
+    /// The fields of an entry that changes hands meanwhile may not belong together. A run that is looked for does not
+    /// change until it is given back, so it is found; what is found wrongly is gone at the next look.
+    pub(crate) fn overlapping(&self, addrs: &Range<u128>, change: u64) -> Option<(u64, u64)> {
+        // Acquire, all of these: see the stores.
+        (0..self.count.load(Acquire)).find_map(|number| {
+            let entry = self.entry(number)?;
+            let len = entry.len.load(Acquire);
+            if len == 0 || entry.change.load(Acquire) >= change {
+                return None;
+            }
+            let addr = entry.addr.load(Acquire);
+            let end = u128::from(addr) + u128::from(len);
+            (u128::from(addr) < addrs.end && addrs.start < end).then_some((addr, len))
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn run(addr: u64) -> Run {
+        Run { addr, gpa: addr + 1, len: 4 }
+    }
+
+    #[test]
+    fn places_follow_one_another() {
+        let mut expected = (0, 0);
+        for number in 0..1000 {
+            assert_eq!(Holds::place(number), expected, "{number}");
+            let size = if expected.0 == 0 { FIRST } else { FIRST << (expected.0 - 1) };
+            expected.1 += 1;
+            if expected.1 == size as usize {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_is_found_until_it_is_given_back() {
+        let holds = Holds::new();
+        let guards: Vec<Taken> = (0..100)
+            .map(|n| {
+                let one = holds.take(Taken::NONE, run(n * 8), 5).expect("room");
+                holds.take(one, run(0x1000 + n * 8), 5).expect("room")
+            })
+            .collect();
+        assert_eq!(holds.runs(guards[3]).collect::<Vec<_>>(), [run(0x1018), run(0x18)]);
+        assert_eq!(holds.overlapping(&(0x1b..0x20), 6), Some((0x18, 4)));
+        assert_eq!(holds.overlapping(&(0x1c..0x20), 6), None, "it ends there");
+        assert_eq!(holds.overlapping(&(0x1b..0x20), 5), None, "it came after the change");
+        for guard in guards {
+            holds.give_back(guard);
+        }
+        assert_eq!(holds.overlapping(&(0..1 << 64), 9), None);
+    }
+
+    #[test]
+    fn entries_are_used_again() {
+        let holds = Holds::new();
+        for n in 0..10_000 {
+            let a = holds.take(Taken::NONE, run(n), 0).expect("room");
+            let b = holds.take(Taken::NONE, run(n + 1), 0).expect("room");
+            holds.give_back(a);
+            holds.give_back(b);
+        }
+        assert_eq!(holds.count.load(Relaxed), FIRST);
+    }
+}

@@ -1,0 +1,300 @@
+//! Translation: what goes through a domain, what waits for whom, and what the log says of it.
+use paravane_dma::{
+    Access, Backing, Busy, BusyWith, DirtyLog, DirtyPages, DmaError, Domain, DomainError, Memory, Miss,
+    Region, RegionConfig,
+};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+const BOTH: Access = Access::READ.union(Access::WRITE);
+const NOW: Duration = Duration::from_millis(if cfg!(miri) { 1 } else { 20 });
+const LONG: Duration = Duration::from_secs(60);
+
+/// RAM in the first 16 pages, memory to read only in the next.
+fn memory() -> Memory {
+    let region = |gpa, size, writable| {
+        Region::new(RegionConfig { gpa, size, backing: Backing::Pages, writable }).expect("guest RAM")
+    };
+    Memory::new(vec![region(0, 16 * PAGE, true), region(16 * PAGE, PAGE, false)]).expect("a map")
+}
+
+fn logged(memory: &Memory) -> Vec<u64> {
+    let mut pages = DirtyPages::new(0, memory.end(), PAGE).expect("pages");
+    memory.log().expect("a log").harvest(&mut pages);
+    pages.iter().collect()
+}
+
+fn start_log(memory: &Memory) {
+    memory.start_log(DirtyLog::new(memory.end(), PAGE).expect("a log"), LONG).expect("it starts");
+}
+
+#[test]
+fn addresses_are_translated_and_limited() {
+    let memory = memory();
+    let domain = Domain::new(&memory);
+    domain.map(0x7000_0000, 3 * PAGE, 2 * PAGE, BOTH).expect("free");
+    domain.map(0x7000_2000, 9 * PAGE, PAGE, Access::READ).expect("free");
+    domain.map(0x7000_3000, 10 * PAGE, PAGE, Access::WRITE).expect("free");
+    assert_eq!(domain.mapped(), 4 * PAGE);
+
+    let mut handle = domain.handle();
+    let door = handle.open();
+    door.write(0x7000_0ffe, b"abcd", BOTH).expect("both pages are mapped");
+    assert_eq!(door.read_obj::<[u8; 4]>(0x7000_0ffe, BOTH), Ok(*b"abcd"));
+    assert_eq!(memory.handle().open().read_obj::<[u8; 4]>(4 * PAGE - 2, BOTH), Ok(*b"abcd"));
+    assert_eq!(
+        door.read_obj::<u8>(3 * PAGE, BOTH),
+        Err(DmaError::Untranslated { addr: 3 * PAGE, len: 1, done: 0 })
+    );
+    assert_eq!(
+        door.write(0x7000_1fff, &[1, 2], Access::empty()),
+        Err(DmaError::Denied { addr: 0x7000_2000, access: Access::WRITE, len: 2, done: 1 })
+    );
+    assert_eq!(
+        door.read_obj::<u16>(0x7000_2fff, Access::empty()),
+        Err(DmaError::Denied { addr: 0x7000_3000, access: Access::READ, len: 2, done: 1 })
+    );
+    assert_eq!(
+        door.write(0x7000_3ffe, &[0; 4], Access::empty()),
+        Err(DmaError::Untranslated { addr: 0x7000_4000, len: 4, done: 2 })
+    );
+}
+
+#[test]
+fn what_a_domain_allows_the_region_may_still_forbid() {
+    let memory = memory();
+    let domain = Domain::new(&memory);
+    domain.map(0, 15 * PAGE, 4 * PAGE, BOTH).expect("free");
+    let mut handle = domain.handle();
+    let door = handle.open();
+    assert_eq!(door.read_obj::<u8>(PAGE, BOTH - Access::WRITE), Ok(0));
+    assert_eq!(
+        door.fill(PAGE - 1, 7, 2, Access::empty()),
+        Err(DmaError::Denied { addr: PAGE, access: Access::WRITE, len: 2, done: 1 })
+    );
+    assert_eq!(
+        door.read_obj::<u8>(2 * PAGE, Access::READ),
+        Err(DmaError::Unmapped { addr: 2 * PAGE, len: 1, done: 0 })
+    );
+}
+
+#[test]
+fn what_is_contiguous_for_device_and_guest_is_one_mapping() {
+    let memory = memory();
+    let domain = Domain::new(&memory);
+    for page in 0..8 {
+        domain.map((100 + page) * PAGE, (2 + page) * PAGE, PAGE, BOTH).expect("free");
+    }
+    domain.map(108 * PAGE, 2 * PAGE, PAGE, BOTH).expect("free");
+    let mut handle = domain.handle();
+    let door = handle.open();
+    let mapping = door.map(100 * PAGE + 8, 5 * PAGE as usize, BOTH).expect("one piece");
+    assert_eq!(mapping.range().gpa, 2 * PAGE + 8);
+    assert_eq!(
+        door.map(107 * PAGE, 2 * PAGE as usize, BOTH).err(),
+        Some(DmaError::NotContiguous { addr: 107 * PAGE, len: 2 * PAGE as usize })
+    );
+    let mut out = Vec::new();
+    let segments = [paravane_dma::Segment { addr: 101 * PAGE, len: 8 * PAGE as u32 }];
+    door.map_segments(&segments, 0, 8 * PAGE, BOTH, &mut out).expect("mapped");
+    assert_eq!(out.iter().map(|slice| slice.len as u64 / PAGE).collect::<Vec<_>>(), [7, 1]);
+}
+
+#[test]
+fn bad_requests_change_nothing() {
+    let domain = Domain::new(&memory());
+    domain.map(4 * PAGE, 0, 4 * PAGE, BOTH).expect("free");
+    for (addr, gpa, size) in [(1, 0, PAGE), (0, 1, PAGE), (0, 0, 1), (0, 0, 0)] {
+        assert!(matches!(domain.map(addr, gpa, size, BOTH), Err(DomainError::Unaligned { .. })));
+    }
+    let last = u64::MAX - PAGE + 1;
+    for (addr, gpa) in [(last, 0), (0, last)] {
+        assert!(matches!(domain.map(addr, gpa, 2 * PAGE, BOTH), Err(DomainError::Wraps { .. })));
+    }
+    let overlap = domain.map(0, 0, 5 * PAGE, BOTH);
+    assert_eq!(overlap, Err(DomainError::Overlap { addr: 4 * PAGE }));
+    assert_eq!(domain.mapped(), 4 * PAGE);
+    assert!(matches!(domain.unmap(1, PAGE, NOW), Err(DomainError::Unaligned { .. })));
+    assert_eq!(domain.unmap(8 * PAGE, PAGE, NOW), Ok(0));
+}
+
+#[test]
+fn the_tables_have_a_limit() {
+    let domain = Domain::with_limit(&memory(), 100 << 12);
+    let mut mapped = 0;
+    let error = loop {
+        match domain.map(mapped << 40, 0, PAGE, BOTH) {
+            Ok(()) => mapped += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, DomainError::Full { .. }));
+    assert!((10..100).contains(&mapped), "{mapped}");
+    assert!(domain.table_bytes() <= 100 << 12);
+    assert_eq!(domain.clear(NOW), Ok(mapped * PAGE));
+    assert!(domain.table_bytes() <= 1 << 12, "all but the root is free again");
+    domain.map(1 << 40, 0, PAGE, BOTH).expect("there is room again");
+}
+
+#[test]
+fn a_shut_door_delays_nobody_and_finds_the_change() {
+    let domain = Domain::new(&memory());
+    domain.map(0, 0, 4 * PAGE, BOTH).expect("free");
+    let mut handle = domain.handle();
+    assert_eq!(handle.open().read_obj::<u8>(PAGE, BOTH), Ok(0));
+    assert_eq!(domain.unmap(PAGE, PAGE, LONG), Ok(PAGE));
+    let door = handle.open();
+    assert!(matches!(door.read_obj::<u8>(PAGE, BOTH), Err(DmaError::Untranslated { .. })));
+    assert_eq!(door.read_obj::<u8>(2 * PAGE, BOTH), Ok(0));
+    domain.map(PAGE, 5 * PAGE, PAGE, BOTH).expect("free again");
+    assert_eq!(door.read_obj::<u8>(PAGE, BOTH), Ok(0), "a new translation is found at once");
+}
+
+#[test]
+fn an_open_door_delays_an_unmapping_and_is_named() {
+    let domain = Domain::new(&memory());
+    domain.map(0, 0, PAGE, BOTH).expect("free");
+    let mut handle = domain.handle().named("disk 0, queue 1");
+    let door = handle.open();
+    assert_eq!(door.read_obj::<u8>(0, BOTH), Ok(0));
+    let expected = Busy { holder: "disk 0, queue 1".into(), with: BusyWith::Batch, timeout: NOW };
+    assert_eq!(domain.unmap(0, PAGE, NOW), Err(DomainError::Busy(expected)));
+    assert_eq!(door.read_obj::<u8>(0, BOTH), Ok(0), "until the batch ends");
+    drop(door);
+    assert_eq!(domain.unmap(0, PAGE, NOW), Ok(0), "nothing was left, and now nobody uses it");
+    assert!(handle.open().read_obj::<u8>(0, BOTH).is_err());
+}
+
+#[test]
+fn a_mapping_delays_the_unmapping_of_what_it_covers_and_of_nothing_else() {
+    let domain = Domain::new(&memory());
+    domain.map(0, 0, 8 * PAGE, BOTH).expect("free");
+    let mut handle = domain.handle().named("net");
+    let mapping = handle.open().map(2 * PAGE + 100, 200, Access::READ).expect("mapped");
+    assert_eq!(domain.unmap(3 * PAGE, PAGE, LONG), Ok(PAGE));
+    assert_eq!(domain.unmap(PAGE, PAGE, LONG), Ok(PAGE));
+    let busy = domain.unmap(0, 8 * PAGE, NOW);
+    let with = BusyWith::Mapping { addr: 2 * PAGE + 100, len: 200 };
+    assert_eq!(busy, Err(DomainError::Busy(Busy { holder: "net".into(), with, timeout: NOW })));
+    let dropper = std::thread::spawn(move || {
+        std::thread::sleep(NOW);
+        drop(mapping);
+    });
+    assert_eq!(domain.unmap(0, 8 * PAGE, LONG), Ok(0));
+    dropper.join().expect("the thread");
+}
+
+#[test]
+fn another_domain_waits_for_nobody_here() {
+    let memory = memory();
+    let (first, second) = (Domain::new(&memory), Domain::new(&memory));
+    first.map(0, 0, PAGE, BOTH).expect("free");
+    second.map(0, PAGE, PAGE, BOTH).expect("free");
+    let mut handle = first.handle();
+    let _door = handle.open();
+    assert_eq!(second.unmap(0, PAGE, NOW), Ok(PAGE));
+}
+
+#[test]
+fn misses_are_told() {
+    let domain = Domain::new(&memory());
+    domain.map(0, 0, PAGE, Access::READ).expect("free");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&told);
+    domain.on_miss(move |miss| list.lock().expect("a list").push(miss));
+    let mut handle = domain.handle();
+    let door = handle.open();
+    door.read_obj::<u8>(0, BOTH - Access::WRITE).expect("mapped");
+    door.write(8, &[1], Access::empty()).expect_err("read only");
+    door.read_obj::<u16>(PAGE - 1, Access::READ).expect_err("half of it");
+    assert_eq!(
+        *told.lock().expect("a list"),
+        [Miss { addr: 8, access: Access::WRITE }, Miss { addr: PAGE, access: Access::READ }]
+    );
+}
+
+#[test]
+fn writes_through_a_domain_are_logged_where_they_land() {
+    let memory = memory();
+    let domain = Domain::new(&memory);
+    domain.map(0x1234_5000, 6 * PAGE, 2 * PAGE, BOTH).expect("free");
+    start_log(&memory);
+    let mut handle = domain.handle();
+    {
+        let door = handle.open();
+        door.write(0x1234_5800, &[1; 16], BOTH).expect("mapped");
+        door.read_obj::<u64>(0x1234_6000, BOTH - Access::WRITE).expect("mapped");
+    }
+    assert_eq!(logged(&memory), [6 * PAGE]);
+    assert_eq!(logged(&memory), [], "harvested");
+    let done = handle.open().write(0x1234_6ff0, &[1; 64], BOTH).expect_err("it ends there").done();
+    assert_eq!(done, 16);
+    assert_eq!(logged(&memory), [7 * PAGE], "what was written before the fault counts");
+    handle.open().fill(0x1234_7000, 0, 1, BOTH).expect_err("not mapped");
+    assert_eq!(logged(&memory), []);
+}
+
+#[test]
+fn a_hold_is_logged_when_it_ends_in_the_log_that_is_on_then() {
+    let memory = memory();
+    let mut handle = memory.handle();
+    let mut out = Vec::new();
+    let segments =
+        [paravane_dma::Segment { addr: PAGE, len: 8 }, paravane_dma::Segment { addr: 5 * PAGE - 4, len: 8 }];
+    let written = handle.open().map_segments(&segments, 0, 16, Access::WRITE, &mut out).expect("RAM");
+    let read = handle.open().map(9 * PAGE, 8, Access::READ).expect("RAM");
+    start_log(&memory);
+    assert_eq!(logged(&memory), []);
+    drop((written, read));
+    assert_eq!(logged(&memory), [PAGE, 4 * PAGE, 5 * PAGE]);
+
+    let mapping = handle.open().map(9 * PAGE, 8, BOTH).expect("RAM");
+    let door = handle.open();
+    door.mark(mapping.range());
+    drop(door);
+    assert_eq!(logged(&memory), [9 * PAGE], "as the owner said");
+    drop(mapping);
+    assert_eq!(logged(&memory), [9 * PAGE], "and at its end");
+}
+
+#[test]
+fn a_log_goes_on_and_off_while_handles_live() {
+    let memory = memory();
+    let mut handle = memory.handle();
+    handle.open().write(0, &[1], BOTH).expect("RAM");
+    start_log(&memory);
+    handle.open().write(PAGE, &[1], BOTH).expect("RAM");
+    assert_eq!(logged(&memory), [PAGE]);
+    let log = memory.stop_log(LONG).expect("nobody is inside").expect("it was on");
+    handle.open().write(2 * PAGE, &[1], BOTH).expect("RAM");
+    let mut pages = DirtyPages::new(0, memory.end(), PAGE).expect("pages");
+    log.harvest(&mut pages);
+    assert_eq!(pages.count(), 0);
+
+    let door = handle.open();
+    let busy = memory.start_log(log, NOW);
+    assert!(matches!(busy, Err(paravane_dma::LogError::Busy(_))), "{busy:?}");
+    drop(door);
+    memory.settle(NOW).expect("the door is shut");
+    let short = memory.start_log(DirtyLog::new(PAGE, PAGE).expect("a log"), NOW);
+    // The first word has room for 64 pages.
+    assert!(short.is_ok());
+}
+
+#[test]
+fn a_log_must_reach_as_far_as_the_memory() {
+    let region = |gpa| {
+        let config = RegionConfig { gpa, size: PAGE, backing: Backing::Pages, writable: true };
+        Region::new(config).expect("guest RAM")
+    };
+    let memory = Memory::new(vec![region(100 * PAGE)]).expect("a map");
+    let log = DirtyLog::new(64 * PAGE, PAGE).expect("a log");
+    let short = memory.start_log(log, NOW);
+    assert!(matches!(short, Err(paravane_dma::LogError::TooShort { .. })), "{short:?}");
+    assert!(memory.log().is_none());
+    start_log(&memory);
+    let beyond = memory.replace(vec![region(1000 * PAGE)]);
+    assert!(matches!(beyond, Err(paravane_dma::MemoryError::BeyondLog { .. })), "{beyond:?}");
+    assert_eq!(memory.end(), 101 * PAGE);
+}
