@@ -74,83 +74,67 @@ impl Order for Platform {
     }
 }
 
-/// Barriers towards coherent devices, as the architecture has them.
-#[cfg(not(any(miri, loom)))]
-mod barrier {
-    /// Earlier loads before later ones.
-    #[inline(always)]
-    pub(super) fn read() {
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: a barrier has no operands and no effect but order.
-        unsafe {
-            core::arch::asm!("dmb oshld", options(nostack, preserves_flags))
+/// The functions of [`barrier`], and what each does.
+macro_rules! barriers {
+    ($($name:ident => $does:expr),*) => {$(
+        #[inline(always)]
+        pub(super) fn $name() {
+            $does
         }
-        #[cfg(any(target_arch = "riscv64", target_arch = "riscv32"))]
-        // SAFETY: a barrier has no operands and no effect but order.
-        unsafe {
-            core::arch::asm!("fence ir, ir", options(nostack, preserves_flags))
-        }
-        // On x86 the processor keeps loads in order towards coherent devices as well: order for the
-        // compiler is all that is left. Other architectures take the strongest fence there is.
-        #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
-        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::Acquire);
-        #[cfg(not(any(
-            target_arch = "aarch64",
-            target_arch = "riscv64",
-            target_arch = "riscv32",
-            target_arch = "x86_64",
-            target_arch = "x86"
-        )))]
-        core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
-    }
-
-    /// Earlier stores before later ones.
-    #[inline(always)]
-    pub(super) fn write() {
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: a barrier has no operands and no effect but order.
-        unsafe {
-            core::arch::asm!("dmb oshst", options(nostack, preserves_flags))
-        }
-        #[cfg(any(target_arch = "riscv64", target_arch = "riscv32"))]
-        // SAFETY: a barrier has no operands and no effect but order.
-        unsafe {
-            core::arch::asm!("fence ow, ow", options(nostack, preserves_flags))
-        }
-        // As above: x86 keeps stores to ordinary memory in order.
-        #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
-        core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::Release);
-        #[cfg(not(any(
-            target_arch = "aarch64",
-            target_arch = "riscv64",
-            target_arch = "riscv32",
-            target_arch = "x86_64",
-            target_arch = "x86"
-        )))]
-        core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
-    }
-
-    /// Everything earlier before everything later; beside a sequentially consistent fence.
-    #[inline(always)]
-    pub(super) fn full() {
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: a barrier has no operands and no effect but order.
-        unsafe {
-            core::arch::asm!("dmb osh", options(nostack, preserves_flags))
-        }
-        #[cfg(any(target_arch = "riscv64", target_arch = "riscv32"))]
-        // SAFETY: a barrier has no operands and no effect but order.
-        unsafe {
-            core::arch::asm!("fence iorw, iorw", options(nostack, preserves_flags))
-        }
-        // On x86 the locked instruction of the fence orders ordinary memory towards devices too.
-    }
+    )*};
 }
 
-/// Under miri and loom there is no hardware: the accesses' own order is what is checked.
-#[cfg(any(miri, loom))]
+/// An instruction that orders.
+#[allow(unused_macros, reason = "not every architecture needs one")]
+macro_rules! instruction {
+    ($instruction:literal) => {
+        // SAFETY: a barrier has no operands and no effect but order.
+        unsafe { core::arch::asm!($instruction, options(nostack, preserves_flags)) }
+    };
+}
+
+/// Barriers towards coherent devices, as the architecture has them: `read` puts earlier loads before later ones,
+/// `write` earlier stores before later ones, and `full` everything before everything, beside a sequentially
+/// consistent fence.
 mod barrier {
-    pub(super) fn read() {}
-    pub(super) fn write() {}
-    pub(super) fn full() {}
+    core::cfg_select! {
+        loom => {
+            use crate::area::fence;
+            use core::sync::atomic::Ordering::{Acquire, Release};
+            // Hardware is modelled as a thread in memory where only barriers order (`Area::barriers_only`).
+            barriers!(read => fence(Acquire), write => fence(Release), full => {});
+        }
+        miri => {
+            // There is no hardware: the accesses' own order is what is checked.
+            barriers!(read => {}, write => {}, full => {});
+        }
+        target_arch = "aarch64" => {
+            barriers!(
+                read => instruction!("dmb oshld"),
+                write => instruction!("dmb oshst"),
+                full => instruction!("dmb osh")
+            );
+        }
+        target_arch = "riscv64" => {
+            barriers!(
+                read => instruction!("fence ir, ir"),
+                write => instruction!("fence ow, ow"),
+                full => instruction!("fence iorw, iorw")
+            );
+        }
+        any(target_arch = "x86_64", target_arch = "x86") => {
+            use core::sync::atomic::Ordering::{Acquire, Release};
+            use core::sync::atomic::compiler_fence;
+            // The processor keeps loads in order, and stores to ordinary memory, towards coherent devices as well:
+            // order for the compiler is all that is left. The locked instruction of the fence is a full barrier
+            // towards them too.
+            barriers!(read => compiler_fence(Acquire), write => compiler_fence(Release), full => {});
+        }
+        _ => {
+            use core::sync::atomic::Ordering::SeqCst;
+            use core::sync::atomic::fence;
+            // The strongest fence there is.
+            barriers!(read => fence(SeqCst), write => fence(SeqCst), full => {});
+        }
+    }
 }
