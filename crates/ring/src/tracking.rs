@@ -26,6 +26,7 @@ use crate::device::{Batch, Layout, Queue, QueueConfig};
 use crate::state::{State, StateError};
 use crate::{Area, ConfigError, Order, QueueError};
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 pub(crate) use packed::Saved;
 use paravane_spec::feature;
@@ -77,11 +78,11 @@ impl QueueConfig {
         // SAFETY: the caller's promise is the same.
         let mut queue: Queue<O> = unsafe { self.activate_as(desc, driver, device) }?;
         let region = Region { cells: region.cells(), size: queue.size() };
-        let new = region.is_new();
+        let new = region.is_new()?;
         if new || state.layout() != queue.layout_name() {
             queue.move_to(state)?;
         }
-        // The length was checked for the layout, and both trackers start with a check of what they find.
+        // The length was checked for the layout.
         queue.tracking = Some(Box::new(match &mut queue.layout {
             Layout::Split(ring) => Tracking::Split(split::Tracker::new(region, ring, new)?),
             Layout::Packed(ring) => Tracking::Packed(packed::Tracker::new(region, ring, new)?),
@@ -177,15 +178,11 @@ impl Region {
         unsafe { self.cells.store_u64_release(offset, value) };
     }
 
-    /// Whether nobody has used the region yet.
-    fn is_new(&self) -> bool {
-        self.u16(VERSION) == VERSION_NONE
-    }
-
-    /// Whether it is ours to read.
-    fn check(&self) -> Result<(), StateError> {
+    /// Whether nobody has used the region yet; if somebody has, it is ours to read.
+    fn is_new(&self) -> Result<bool, StateError> {
         match (self.u16(VERSION), self.u64(FEATURES), self.u16(DESC_NUM)) {
-            (VERSION_1, 0, size) if size == self.size => Ok(()),
+            (VERSION_NONE, ..) => Ok(true),
+            (VERSION_1, 0, size) if size == self.size => Ok(false),
             (VERSION_1, 0, size) => corrupt("the number of descriptors", size),
             (VERSION_1, features, _) => corrupt("the feature word", features),
             (version, ..) => corrupt("the version", version),
@@ -211,6 +208,23 @@ impl Region {
 /// What is wrong with the region.
 fn corrupt<T>(what: &'static str, value: impl Into<u64>) -> Result<T, StateError> {
     Err(StateError::Region { what, value: value.into() })
+}
+
+/// Brings back, in that order, what was in flight when a process died, as far as `batch` goes. `pop` says whether a
+/// chain fitted in.
+fn pop_again<T>(
+    again: &mut VecDeque<T>,
+    batch: &mut Batch,
+    mut pop: impl FnMut(&T, &mut Batch) -> Result<bool, QueueError>,
+) -> Result<usize, QueueError> {
+    batch.clear();
+    while let Some(chain) = again.front().filter(|_| batch.count() < batch.slots()) {
+        if !pop(chain, batch)? {
+            break;
+        }
+        again.pop_front();
+    }
+    Ok(batch.count())
 }
 
 /// Sorts by counter, and returns the counter to go on with.

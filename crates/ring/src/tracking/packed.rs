@@ -13,7 +13,7 @@
 //! stores would then tear a position, and a batch of the whole ring would go unnoticed. Here all four lie in one
 //! word, written by one store, and positions are compared whole; so are the two heads of the list when a chain is
 //! taken. Who reads the region by the letter finds nothing that he does not know.
-use super::{Region, corrupt, in_order_of_taking};
+use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
 use crate::packed::device::Ring;
 use crate::packed::{Descriptor, Position, available_flags, matches};
@@ -118,7 +118,6 @@ impl Tracker {
     /// flight. A crash in the middle changes nothing: the next one does the same again.
     fn recover<O: Order>(&mut self, ring: &mut Ring<O>) -> Result<(), StateError> {
         let (region, size) = (&self.region, self.region.size);
-        region.check()?;
         let [a, b, c, d, wrap, old_wrap, ..] = region.u64(USED_IDX).to_le_bytes();
         let new = position(u16::from_le_bytes([a, b]), wrap, size)?;
         let old = position(u16::from_le_bytes([c, d]), old_wrap, size)?;
@@ -222,14 +221,7 @@ impl Tracker {
             }
             return Ok(batch.count());
         }
-        batch.clear();
-        while let Some(saved) = self.again.front().filter(|_| batch.count() < batch.slots()) {
-            if !ring.pop_again(saved, batch, fetch)? {
-                break;
-            }
-            self.again.pop_front();
-        }
-        Ok(batch.count())
+        pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, fetch))
     }
 
     /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position after them.

@@ -6,7 +6,7 @@
 //!   next, last_batch_head ... | used.idx moves | marks cleared ... | region's used_idx follows
 //!   <------ equal: all marks stand -->|<-- unequal: the list's marks are cleared -->|<-- equal
 //! ```
-use super::{Region, corrupt, in_order_of_taking};
+use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
 use crate::split::device::Ring;
 use crate::state::StateError;
@@ -70,7 +70,6 @@ impl Tracker {
     /// crash in the middle changes nothing: the next one does the same again.
     fn recover(&mut self, ring_used_idx: u16) -> Result<(), StateError> {
         let region = &self.region;
-        region.check()?;
         let mut finished = vec![false; region.size.into()];
         let behind = ring_used_idx.wrapping_sub(region.u16(USED_IDX));
         if behind > region.size {
@@ -122,14 +121,7 @@ impl Tracker {
             }
             return Ok(batch.count());
         }
-        batch.clear();
-        while let Some(&head) = self.again.front().filter(|_| batch.count() < batch.slots()) {
-            if !ring.pop_again(head, batch, fetch)? {
-                break;
-            }
-            self.again.pop_front();
-        }
-        Ok(batch.count())
+        pop_again(&mut self.again, batch, |&head, batch| ring.pop_again(head, batch, fetch))
     }
 
     /// After [`crate::device::Queue::complete`].
