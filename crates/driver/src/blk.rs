@@ -6,11 +6,12 @@
 //! ```
 //! A slot is 64 bytes of shared memory: request header, discard range, status byte. What the driver must
 //! know of a request in flight lies in private memory, where the device cannot change it.
+use crate::channel::{Channel, QUEUE};
 use crate::mmio::{Mmio, Registers};
 use crate::{DmaArea, DriverError, Pool};
 use alloc::vec::Vec;
 use core::mem::offset_of;
-use paravane_ring::driver::{BufferId, Queue};
+use paravane_ring::driver::BufferId;
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::blk::{
     Config, DiscardRange, F_BLK_SIZE, F_DISCARD, F_FLUSH, F_RO, F_SEG_MAX, F_TOPOLOGY, F_WRITE_ZEROES,
@@ -22,8 +23,6 @@ use zerocopy::IntoBytes;
 
 /// Segments of the longest request: header, data, status.
 const SEGMENTS: u16 = 3;
-/// The only queue that the driver uses.
-const QUEUE: u16 = 0;
 /// Bytes of shared memory for each slot: a cache line, so that slots do not disturb one another.
 const SLOT: usize = 64;
 /// Where the discard range lies in a slot.
@@ -118,8 +117,7 @@ struct Limits {
 /// A disk. Requests are asynchronous; up to [`Blk::slots`] are in flight.
 #[derive(Debug)]
 pub struct Blk<R> {
-    transport: Mmio<R>,
-    queue: Queue,
+    channel: Channel<R>,
     features: u64,
     limits: Limits,
     slots: Vec<Slot>,
@@ -127,8 +125,6 @@ pub struct Blk<R> {
     free: Vec<u16>,
     /// The slot that each buffer identifier stands for while it is in flight.
     slot_of: Vec<Option<u16>>,
-    /// The first error; every later call returns it again.
-    failed: Option<DriverError>,
 }
 
 impl<R: Registers> Blk<R> {
@@ -177,12 +173,10 @@ impl<R: Registers> Blk<R> {
         Ok(Self {
             free: (0..slots.len() as u16).rev().collect(),
             slot_of: alloc::vec![None; usize::from(queue.size())],
-            transport,
-            queue,
+            channel: Channel::new(transport, queue),
             features,
             limits,
             slots,
-            failed: None,
         })
     }
 
@@ -218,7 +212,7 @@ impl<R: Registers> Blk<R> {
     /// 512 bytes, a feature that was not negotiated, a write to a read-only disk, a range beyond the device's
     /// limits. Whether the sectors exist is for the device to say.
     pub fn submit(&mut self, request: Request, tag: u64) -> Result<bool, DriverError> {
-        self.check_failed()?;
+        self.channel.check_failed()?;
         let prepared = self.prepare(request)?;
         let Some(&number) = self.free.last() else {
             return Ok(false);
@@ -246,32 +240,22 @@ impl<R: Registers> Blk<R> {
         let writable = [prepared.destination.unwrap_or(status), status];
         let writable = if prepared.destination.is_some() { &writable[..] } else { &writable[1..] };
         let expected = writable.iter().fold(0u32, |sum, segment| sum.saturating_add(segment.len));
-        let Ok(BufferId(id)) = self.queue.add(&readable[..readable_count], writable) else {
-            return match self.queue.error() {
-                Some(error) => Err(self.fail(error.into())),
-                None => Ok(false),
-            };
+        let Some(BufferId(id)) = self.channel.add(&readable[..readable_count], writable)? else {
+            return Ok(false);
         };
         slot.tag = tag;
         slot.writable = expected;
         self.free.pop();
         match self.slot_of.get_mut(usize::from(id)) {
             Some(entry) => *entry = Some(number),
-            None => return Err(self.fail(QueueError::NotInFlight { id: u32::from(id) }.into())),
+            None => return Err(self.channel.fail(QueueError::NotInFlight { id: u32::from(id) })),
         }
         Ok(true)
     }
 
     /// Publishes what was added and kicks if the device wants it. Says whether it kicked.
     pub fn kick(&mut self) -> bool {
-        if self.failed.is_some() {
-            return false;
-        }
-        let kick = self.queue.publish();
-        if kick {
-            self.transport.notify(QUEUE, &self.queue);
-        }
-        kick
+        self.channel.kick()
     }
 
     /// The next completed request.
@@ -279,15 +263,10 @@ impl<R: Registers> Blk<R> {
     /// # Errors
     /// The device broke the protocol. The driver has latched: every later call returns the same error.
     pub fn complete(&mut self) -> Result<Option<Done>, DriverError> {
-        self.check_failed()?;
-        let used = match self.queue.pop_used() {
-            Ok(Some(used)) => used,
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(self.fail(error.into())),
-        };
+        let Some(used) = self.channel.pop()? else { return Ok(None) };
         let BufferId(id) = used.id;
         let Some(number) = self.slot_of.get_mut(usize::from(id)).and_then(Option::take) else {
-            return Err(self.fail(QueueError::NotInFlight { id: u32::from(id) }.into()));
+            return Err(self.channel.fail(QueueError::NotInFlight { id: u32::from(id) }));
         };
         let slot = self.slots[usize::from(number)];
         self.free.push(number);
@@ -298,23 +277,19 @@ impl<R: Registers> Blk<R> {
         // status is the last byte of the buffer: an OK with less is a contradiction. An error may be short.
         if status[0] == S_OK && used.len < slot.writable {
             let lie = DriverError::ShortAnswer { expected: slot.writable, len: used.len };
-            return Err(self.fail(lie));
+            return Err(self.channel.fail(lie));
         }
         Ok(Some(Done { tag: slot.tag, status: status[0] }))
     }
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
-        if self.failed.is_some() {
-            return true;
-        }
-        let token = self.queue.enable_notifications();
-        self.queue.poll(token)
+        self.channel.enable_interrupts()
     }
 
     /// Suppresses interrupts.
     pub fn disable_interrupts(&mut self) {
-        self.queue.disable_notifications();
+        self.channel.disable_interrupts();
     }
 
     /// To be called after an interrupt of this device: reads and acknowledges its causes, before the caller
@@ -323,10 +298,10 @@ impl<R: Registers> Blk<R> {
     /// # Errors
     /// The device asks to be reset, or its configuration does not come to rest. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
-        self.check_failed()?;
-        let causes = self.transport.interrupt().map_err(|error| self.fail(error))?;
+        let causes = self.channel.interrupt()?;
         if causes & mmio::INT_CONFIG_CHANGE != 0 {
-            self.limits = Limits::read(&self.transport, self.features).map_err(|error| self.fail(error))?;
+            let limits = Limits::read(self.channel.transport(), self.features);
+            self.limits = limits.map_err(|error| self.channel.fail(error))?;
         }
         Ok(causes)
     }
@@ -382,15 +357,6 @@ impl<R: Registers> Blk<R> {
 
     fn needs(&self, bit: u64, refusal: &'static str) -> Result<(), DriverError> {
         if self.features & bit == 0 { Err(DriverError::Request(refusal)) } else { Ok(()) }
-    }
-
-    fn check_failed(&self) -> Result<(), DriverError> {
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    /// Latches the first error.
-    fn fail(&mut self, error: DriverError) -> DriverError {
-        *self.failed.get_or_insert(error)
     }
 }
 

@@ -13,6 +13,7 @@
 extern crate alloc;
 
 pub mod blk;
+mod channel;
 mod error;
 pub mod mmio;
 mod pool;

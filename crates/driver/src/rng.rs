@@ -1,21 +1,15 @@
 //! Entropy device driver (section 5.4).
+use crate::channel::{Channel, QUEUE};
 use crate::mmio::{Mmio, Registers};
 use crate::{DmaArea, DriverError, Pool};
-use paravane_ring::driver::Queue;
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::{device_id, feature};
-
-/// The device's only queue.
-const QUEUE: u16 = 0;
 
 /// An entropy source.
 #[derive(Debug)]
 pub struct Rng<R> {
-    transport: Mmio<R>,
-    queue: Queue,
+    channel: Channel<R>,
     buffer: DmaArea,
-    /// The first error; every later call returns it again.
-    failed: Option<DriverError>,
 }
 
 impl<R: Registers> Rng<R> {
@@ -32,7 +26,7 @@ impl<R: Registers> Rng<R> {
         let queue = transport.start_queue(QUEUE, 1, 0, pool)?;
         let buffer = pool.take(buffer, 64).inspect_err(|_| transport.give_up())?;
         transport.driver_ok()?;
-        Ok(Self { transport, queue, buffer, failed: None })
+        Ok(Self { channel: Channel::new(transport, queue), buffer })
     }
 
     /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one request is
@@ -41,8 +35,8 @@ impl<R: Registers> Rng<R> {
     /// # Errors
     /// One is in flight already, `len` is 0 or more than the buffer holds, or the driver has failed.
     pub fn request(&mut self, len: usize) -> Result<bool, DriverError> {
-        self.check_failed()?;
-        if self.queue.in_flight() != 0 {
+        self.channel.check_failed()?;
+        if self.channel.in_flight() != 0 {
             return Err(DriverError::Request("one is in flight already"));
         }
         let segment = match u32::try_from(len) {
@@ -51,15 +45,10 @@ impl<R: Registers> Rng<R> {
             }
             _ => return Err(DriverError::Request("the length is 0 or more than the buffer holds")),
         };
-        if self.queue.add(&[], &[segment]).is_err() {
-            let error = self.queue.error().map_or(DriverError::Queue(QUEUE), DriverError::Ring);
-            return Err(self.fail(error));
+        if self.channel.add(&[], &[segment])?.is_none() {
+            return Err(self.channel.fail(DriverError::Queue(QUEUE)));
         }
-        let kick = self.queue.publish();
-        if kick {
-            self.transport.notify(QUEUE, &self.queue);
-        }
-        Ok(kick)
+        Ok(self.channel.kick())
     }
 
     /// Copies what has come into `out`; `None` while nothing has. Says how many bytes were copied: as many as
@@ -68,31 +57,22 @@ impl<R: Registers> Rng<R> {
     /// # Errors
     /// The device broke the protocol. The driver has latched.
     pub fn poll(&mut self, out: &mut [u8]) -> Result<Option<usize>, DriverError> {
-        self.check_failed()?;
-        let used = match self.queue.pop_used() {
-            Ok(Some(used)) => used,
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(self.fail(error.into())),
-        };
+        let Some(used) = self.channel.pop()? else { return Ok(None) };
         let len = out.len().min(used.len as usize);
         if !self.buffer.area.read(0, &mut out[..len]) {
-            return Err(self.fail(QueueError::NotInFlight { id: u32::from(used.id.0) }.into()));
+            return Err(self.channel.fail(QueueError::NotInFlight { id: u32::from(used.id.0) }));
         }
         Ok(Some(len))
     }
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
-        if self.failed.is_some() {
-            return true;
-        }
-        let token = self.queue.enable_notifications();
-        self.queue.poll(token)
+        self.channel.enable_interrupts()
     }
 
     /// Suppresses interrupts.
     pub fn disable_interrupts(&mut self) {
-        self.queue.disable_notifications();
+        self.channel.disable_interrupts();
     }
 
     /// To be called after an interrupt of this device: reads and acknowledges its causes.
@@ -100,16 +80,6 @@ impl<R: Registers> Rng<R> {
     /// # Errors
     /// The device asks to be reset. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
-        self.check_failed()?;
-        self.transport.interrupt().map_err(|error| self.fail(error))
-    }
-
-    fn check_failed(&self) -> Result<(), DriverError> {
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    /// Latches the first error.
-    fn fail(&mut self, error: DriverError) -> DriverError {
-        *self.failed.get_or_insert(error)
+        self.channel.interrupt()
     }
 }

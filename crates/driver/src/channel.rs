@@ -1,0 +1,97 @@
+//! A device with one queue, in use: what is done there is the same for every such device.
+//!
+//! ```text
+//!   add ---> kick ---> (device) ---> pop
+//!     \        \                      /   the first error of any of them latches
+//!      disable_interrupts ... enable_interrupts -> sleep -> interrupt
+//! ```
+use crate::DriverError;
+use crate::mmio::{Mmio, Registers};
+use paravane_ring::Segment;
+use paravane_ring::driver::{BufferId, Queue, Used};
+
+/// The only queue.
+pub(crate) const QUEUE: u16 = 0;
+
+/// The queue, its transport, and the latch.
+#[derive(Debug)]
+pub(crate) struct Channel<R> {
+    transport: Mmio<R>,
+    queue: Queue,
+    /// The first error; every later call returns it again.
+    failed: Option<DriverError>,
+}
+
+impl<R: Registers> Channel<R> {
+    /// Of a device that was told DRIVER_OK.
+    pub(crate) fn new(transport: Mmio<R>, queue: Queue) -> Self {
+        Self { transport, queue, failed: None }
+    }
+
+    pub(crate) fn transport(&self) -> &Mmio<R> {
+        &self.transport
+    }
+
+    /// Buffers in flight.
+    pub(crate) fn in_flight(&self) -> u16 {
+        self.queue.in_flight()
+    }
+
+    /// The latched error, if there is one.
+    pub(crate) fn check_failed(&self) -> Result<(), DriverError> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Latches the first error, and returns it.
+    pub(crate) fn fail(&mut self, error: impl Into<DriverError>) -> DriverError {
+        *self.failed.get_or_insert(error.into())
+    }
+
+    /// Adds a buffer; `None` if there is no room.
+    pub(crate) fn add(
+        &mut self,
+        readable: &[Segment],
+        writable: &[Segment],
+    ) -> Result<Option<BufferId>, DriverError> {
+        match (self.queue.add(readable, writable), self.queue.error()) {
+            (Ok(id), _) => Ok(Some(id)),
+            (Err(_), Some(error)) => Err(self.fail(error)),
+            (Err(_), None) => Ok(None),
+        }
+    }
+
+    /// Publishes what was added and kicks if the device wants it. Says whether it kicked.
+    pub(crate) fn kick(&mut self) -> bool {
+        let kick = self.failed.is_none() && self.queue.publish();
+        if kick {
+            self.transport.notify(QUEUE, &self.queue);
+        }
+        kick
+    }
+
+    /// The next buffer that came back.
+    pub(crate) fn pop(&mut self) -> Result<Option<Used>, DriverError> {
+        self.check_failed()?;
+        self.queue.pop_used().map_err(|error| self.fail(error))
+    }
+
+    /// Arms interrupts; `true` if something is already there and the caller must not sleep.
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
+        if self.failed.is_some() {
+            return true;
+        }
+        let token = self.queue.enable_notifications();
+        self.queue.poll(token)
+    }
+
+    /// Suppresses interrupts.
+    pub(crate) fn disable_interrupts(&mut self) {
+        self.queue.disable_notifications();
+    }
+
+    /// After an interrupt of the device: reads and acknowledges its causes.
+    pub(crate) fn interrupt(&mut self) -> Result<u32, DriverError> {
+        self.check_failed()?;
+        self.transport.interrupt().map_err(|error| self.fail(error))
+    }
+}
