@@ -208,23 +208,26 @@ fn pollers_are_asked_for_before_the_queue_is_ready() {
 
 /// Without the opt-in the seed's counter does not count, so its token is a bare index.
 #[test]
-#[cfg_attr(miri, ignore = "2^16 round trips take the interpreter too long")]
 fn the_seed_counts_only_after_the_opt_in() {
-    let layout = Layout::new(4, 0, 0).unwrap();
-    let memory = Memory::new(layout.memory());
-    let (mut driver, addresses) = Queue::<Smp, SeedCount>::lay_out(layout, memory.dma()).unwrap();
-    let mut device = memory.activate(addresses, 0);
-    let mut batch = Batch::new(4);
-    let token = driver.enable_notifications();
-    for _ in 0..1 << 16 {
-        driver.add(&[Segment { addr: 0, len: 1 }], &[]).unwrap();
-        driver.publish();
-        device.pop(&mut batch, |_, _| false).unwrap();
-        device.complete(batch.chains()[0].head, 0).unwrap();
-        device.publish().unwrap();
-        driver.pop_used().unwrap().unwrap();
+    // Until bare flags, or a bare index, are fooled; the interpreter has no patience for the latter.
+    let turns = [(RING_PACKED, 5), (0, 1 << 16)];
+    for &(features, turn) in &turns[..if cfg!(miri) { 1 } else { 2 }] {
+        let layout = Layout::new(4, 0, features).unwrap();
+        let memory = Memory::new(layout.memory());
+        let (mut driver, addresses) = Queue::<Smp, SeedCount>::lay_out(layout, memory.dma()).unwrap();
+        let mut device = memory.activate(addresses, features);
+        let mut batch = Batch::new(4);
+        let token = driver.enable_notifications();
+        for _ in 0..turn {
+            driver.add(&[Segment { addr: 0, len: 1 }], &[]).unwrap();
+            driver.publish();
+            device.pop(&mut batch, |_, _| false).unwrap();
+            device.complete(batch.chains()[0].head, 0).unwrap();
+            device.publish().unwrap();
+            driver.pop_used().unwrap().unwrap();
+        }
+        assert!(!driver.poll(token));
     }
-    assert!(!driver.poll(token));
 }
 
 /// Bits 31 to 16: wraps; bits 15 to 0: the index, in a packed ring with the wrap counter in bit 15.

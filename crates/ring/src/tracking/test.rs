@@ -190,33 +190,37 @@ fn history(
 }
 
 fn every_crash(features: u64) {
-    for (size, seed) in [(2, 1), (8, 2), (4, 3), (8, 4), (16, 5)] {
+    // The interpreter has the patience for a few crashes only, spread over one short history.
+    let histories = [(2, 1), (8, 2), (4, 3), (8, 4), (16, 5)];
+    let (histories, stride, recoveries) =
+        if cfg!(miri) { (&histories[..1], 29, 11) } else { (&histories[..], 1, 1) };
+    for &(size, seed) in histories {
         let mut cut = 0;
         loop {
             let (crash, _) = history(size, features, seed, Some(cut), None, cut % 2 == 0);
-            history(size, features, seed, Some(cut), None, cut % 2 == 1);
+            if !cfg!(miri) {
+                history(size, features, seed, Some(cut), None, cut % 2 == 1);
+            }
             let mut second = 0;
             while history(size, features, seed, Some(cut), Some(second), cut % 3 == 0).1 {
-                second += 1;
+                second += recoveries;
             }
             if !crash {
                 break;
             }
-            cut += if cfg!(miri) { 37 } else { 1 };
+            cut += stride;
         }
         assert!(cut > if size > 4 { 50 } else { 20 }, "only {cut} stores");
     }
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "every cut of two histories: too long for the interpreter")]
 fn a_crash_after_any_store_loses_and_repeats_nothing_split() {
     every_crash(EVENT_IDX);
     every_crash(INDIRECT_DESC);
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "every cut of two histories: too long for the interpreter")]
 fn a_crash_after_any_store_loses_and_repeats_nothing_packed() {
     every_crash(RING_PACKED | EVENT_IDX);
     every_crash(RING_PACKED | INDIRECT_DESC);
