@@ -1,73 +1,41 @@
-//! What a hostile driver may put in a packed queue, against the device side: each input is named, gets its typed
-//! error, latches the queue, and nothing panics or loops.
-#![cfg(not(loom))]
-mod memory;
-
-use memory::{BASE, Memory};
-use paravane_ring::device::{AreaRequest, Batch, MAX_CHAIN, Queue, QueueConfig};
-use paravane_ring::{ConfigError, QueueAddresses, QueueError, Segment};
+//! Packed queues.
+use crate::memory::Memory;
+use crate::rig::{DATA, DESC, DEVICE, DRIVER, Hostile, INDIRECT, MEMORY, NEXT, TABLE, WRITE, addresses, seg};
+use paravane_ring::device::{AreaRequest, Batch, MAX_CHAIN, QueueConfig};
+use paravane_ring::{ConfigError, QueueAddresses, QueueError};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
-use paravane_spec::packed::{DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE};
+use paravane_spec::packed::{DESC_F_AVAIL, DESC_F_USED};
 use std::cell::Cell;
 
 /// Not a power of two.
 const SIZE: u16 = 6;
-const DESC: u64 = BASE;
-const DRIVER: u64 = BASE + 0x800;
-const DEVICE: u64 = BASE + 0xc00;
-const TABLE: u64 = BASE + 0x1000;
-const MEMORY: usize = 0x1000 + 16 * (MAX_CHAIN + 1);
-const DATA: u64 = 0x9000_0000;
-
-const NEXT: u16 = DESC_F_NEXT;
-const WRITE: u16 = DESC_F_WRITE;
-const INDIRECT: u16 = DESC_F_INDIRECT;
 const BOTH: u16 = DESC_F_AVAIL | DESC_F_USED;
 
-fn addresses(size: u16) -> QueueAddresses {
-    QueueAddresses { size, desc: DESC, driver: DRIVER, device: DEVICE }
-}
-
-fn seg(addr: u64, len: u32) -> Segment {
-    Segment { addr, len }
-}
-
-/// A driver that writes what it likes.
-struct Hostile {
-    memory: Memory,
-    queue: Queue,
-    batch: Batch,
-    /// Its next descriptor, and its wrap counter.
+/// The next descriptor, and the wrap counter.
+struct Place {
     index: u16,
     wrap: bool,
 }
 
-impl Hostile {
+impl Hostile<Place> {
     fn new(features: u64) -> Self {
-        let memory = Memory::new(MEMORY);
-        let queue = memory.activate(addresses(SIZE), features | RING_PACKED);
-        Self { memory, queue, batch: Batch::new(8), index: 0, wrap: true }
-    }
-
-    fn desc_at(&self, at: u64, addr: u64, len: u32, id: u16, flags: u16) {
-        self.memory.put(at, 8, addr);
-        self.memory.put(at + 8, 4, len.into());
-        self.memory.put(at + 12, 2, id.into());
-        self.memory.put(at + 14, 2, flags.into());
+        Self::start(SIZE, features | RING_PACKED, Place { index: 0, wrap: true })
     }
 
     fn entry(&self, index: u16, addr: u64, len: u32, flags: u16) {
-        self.desc_at(TABLE + u64::from(index) * 16, addr, len, 0xdead, flags);
+        self.desc_at(TABLE + u64::from(index) * 16, addr, len, [0xdead, flags]);
     }
 
     /// Makes the next descriptor available, as it should be.
     fn push(&mut self, addr: u64, len: u32, id: u16, flags: u16) {
-        let state = if self.wrap { DESC_F_AVAIL } else { DESC_F_USED };
-        self.desc_at(DESC + u64::from(self.index) * 16, addr, len, id, flags | state);
-        self.index += 1;
-        if self.index == SIZE {
-            (self.index, self.wrap) = (0, !self.wrap);
-        }
+        let Place { index, wrap } = self.at;
+        let state = if wrap { DESC_F_AVAIL } else { DESC_F_USED };
+        self.desc_at(DESC + u64::from(index) * 16, addr, len, [id, flags | state]);
+        self.at = if index + 1 == SIZE {
+            Place { index: 0, wrap: !wrap }
+        } else {
+            Place { index: index + 1, wrap }
+        };
     }
 
     /// The flags of a descriptor.
@@ -83,52 +51,6 @@ impl Hostile {
     fn used(&self, index: u16) -> (u32, u16, u16) {
         let at = DESC + u64::from(index) * 16;
         (self.memory.get(at + 8, 4) as u32, self.memory.get(at + 12, 2) as u16, self.flags(index))
-    }
-
-    /// All of [`Hostile::used`].
-    fn ring(&self) -> Vec<(u32, u16, u16)> {
-        (0..SIZE).map(|index| self.used(index)).collect()
-    }
-
-    fn pop(&mut self) -> Result<usize, QueueError> {
-        let memory = &self.memory;
-        self.queue.pop(&mut self.batch, |addr, out| memory.fetch(addr, out))
-    }
-
-    /// The next pop fails with `error`, the queue latches it, and is silent from then on.
-    #[track_caller]
-    fn dies_of(&mut self, error: QueueError) {
-        assert_eq!(self.pop(), Err(error));
-        self.is_latched(error);
-    }
-
-    #[track_caller]
-    fn is_latched(&mut self, error: QueueError) {
-        assert_eq!(self.batch.chains(), []);
-        assert_eq!(self.queue.error(), Some(error));
-        let before = self.ring();
-        assert_eq!(self.queue.publish(), Err(error));
-        assert_eq!(self.queue.arm_kicks(), Err(error));
-        self.queue.disable_kicks();
-        for id in 0..SIZE {
-            assert_eq!(self.queue.complete(id, 0), Err(error));
-            assert_eq!(self.queue.complete_all([(id, 0)]), Err(error));
-        }
-        let other = QueueError::Request { head: 0, what: "too late" };
-        assert_eq!(self.queue.fail(other), error, "the first error stays");
-        assert_eq!(self.ring(), before, "nothing more is published");
-        assert_eq!(self.pop(), Err(error));
-    }
-
-    /// One chain is popped, with these segments.
-    #[track_caller]
-    fn pops(&mut self, id: u16, readable: &[Segment], writable: &[Segment]) {
-        assert_eq!(self.pop(), Ok(1));
-        let chain = self.batch.chains()[0];
-        assert_eq!(chain.head, id);
-        assert_eq!((self.batch.readable(&chain), self.batch.writable(&chain)), (readable, writable));
-        let bytes = |part: &[Segment]| part.iter().map(|segment| segment.len).sum();
-        assert_eq!((chain.readable_len(), chain.writable_len()), (bytes(readable), bytes(writable)));
     }
 }
 
@@ -146,7 +68,7 @@ fn zeroed_memory_has_nothing_available() {
 fn flags_of_the_wrong_lap_are_not_available() {
     let mut driver = Hostile::new(0);
     for flags in [DESC_F_USED, BOTH, 0] {
-        driver.desc_at(DESC, DATA, 8, 0, flags);
+        driver.desc_at(DESC, DATA, 8, [0, flags]);
         assert_eq!(driver.pop(), Ok(0), "flags {flags:#x}");
         assert_eq!(driver.queue.arm_kicks(), Ok(false));
     }
@@ -176,7 +98,7 @@ fn wrap_flags_not_inverted_at_the_end_of_the_ring() {
     driver.queue.complete_all((0..SIZE).map(|id| (id, 0))).unwrap();
     driver.queue.publish().unwrap();
     // The second lap with the first one's flags.
-    driver.desc_at(DESC, DATA, 8, 0, DESC_F_AVAIL);
+    driver.desc_at(DESC, DATA, 8, [0, DESC_F_AVAIL]);
     assert_eq!(driver.pop(), Ok(0));
     driver.set_flags(0, DESC_F_USED);
     driver.pops(0, &[seg(DATA, 8)], &[]);
@@ -532,7 +454,7 @@ fn descriptors_change_after_the_pop() {
     driver.push(DATA, 8, 0, WRITE);
     assert_eq!(driver.pop(), Ok(1));
     for index in 0..SIZE {
-        driver.desc_at(DESC + u64::from(index) * 16, 1, 2, 3, 0xffff);
+        driver.desc_at(DESC + u64::from(index) * 16, 1, 2, [3, 0xffff]);
     }
     let chain = driver.batch.chains()[0];
     assert_eq!(driver.batch.readable(&chain), [seg(DATA, 8)]);
@@ -678,7 +600,7 @@ fn every_event_word_is_read_as_something() {
 
 #[test]
 fn the_devices_event_word_says_what_it_wants() {
-    let word = |driver: &Hostile| (driver.memory.get(DEVICE, 2), driver.memory.get(DEVICE + 2, 2));
+    let word = |driver: &Hostile<Place>| (driver.memory.get(DEVICE, 2), driver.memory.get(DEVICE + 2, 2));
     let mut driver = Hostile::new(0);
     driver.queue.disable_kicks();
     assert_eq!(word(&driver).1, 1);

@@ -1,28 +1,19 @@
-//! What a hostile device may put in a packed queue, against the driver side; and what the driver puts there.
-#![cfg(not(loom))]
-mod memory;
-
-use memory::{BASE, Memory};
-use paravane_ring::driver::{BufferId, Full, Layout, Queue, Used};
-use paravane_ring::{ConfigError, QueueAddresses, QueueError, Segment};
+//! Packed queues.
+use crate::memory::{BASE, Memory};
+use crate::rig::{Hostile, SIZE, seg};
+use paravane_ring::driver::{BufferId, Layout, Queue, Used};
+use paravane_ring::{ConfigError, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::packed::{
     DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE,
     EVENT_F_ENABLE,
 };
 
-const SIZE: u16 = 8;
 /// Flags of a used descriptor in the first lap.
 const USED: u16 = DESC_F_AVAIL | DESC_F_USED;
 
-/// A device that writes what it likes.
-struct Hostile {
-    memory: Memory,
-    queue: Queue,
-    ring: QueueAddresses,
-    /// Where the next used descriptor belongs, counted from the start.
-    next: u64,
-}
+/// Where the next used descriptor belongs, counted from the start.
+struct Next(u64);
 
 /// A descriptor as it lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +24,9 @@ struct Desc {
     flags: u16,
 }
 
-impl Hostile {
+impl Hostile<Next> {
     fn new(indirect: u16, features: u64) -> Self {
-        let layout = Layout::new(SIZE, indirect, features | RING_PACKED).unwrap();
-        let memory = Memory::new(layout.memory());
-        let (queue, ring) = Queue::new(layout, memory.dma()).unwrap();
-        Self { memory, queue, ring, next: 0 }
+        Self::start(indirect, features | RING_PACKED, Next(0))
     }
 
     fn desc(&self, slot: u64) -> Desc {
@@ -62,47 +50,27 @@ impl Hostile {
 
     /// Uses buffer `id`, whatever that is, and moves on by `places`.
     fn push(&mut self, id: u16, len: u32, places: u64) {
-        let wrap = if self.next & u64::from(SIZE) == 0 { USED } else { 0 };
-        self.put(self.next, len, id, wrap | DESC_F_WRITE);
-        self.next += places;
+        let Next(next) = self.at;
+        let wrap = if next & u64::from(SIZE) == 0 { USED } else { 0 };
+        self.put(next, len, id, wrap | DESC_F_WRITE);
+        self.at = Next(next + places);
     }
 
     fn want_kicks(&self, off_wrap: u16, flags: u16) {
         self.memory.put(self.ring.device, 4, u64::from(off_wrap) | u64::from(flags) << 16);
     }
 
-    /// The next look at the ring fails with `error`, and the queue takes nothing any more.
+    /// As [`Hostile::fails_with`], whatever the device does then, with the same slot too.
     #[track_caller]
     fn dies_of(&mut self, error: QueueError) {
-        assert_eq!(self.queue.pop_used(), Err(error));
-        assert_eq!(self.queue.error(), Some(error));
-        // Whatever the device does then, with the same slot too.
-        self.put(self.next, 0, 0, 0);
-        self.put(self.next + 7, 0, 0, 0);
-        assert_eq!(self.queue.pop_used(), Err(error));
-        let all: Vec<_> = (0..8).map(|slot| self.desc(slot)).collect();
-        assert_eq!(self.queue.room(), 0);
-        assert_eq!(self.queue.add(&[seg(1)], &[]), Err(Full { needed: 1, free: 0 }));
-        assert!(!self.queue.publish());
-        assert_eq!((0..8).map(|slot| self.desc(slot)).collect::<Vec<_>>(), all, "nothing more is published");
-        for id in 0..SIZE {
-            for slot in 0..8 {
-                self.put(slot, 0, id, USED);
+        self.fails_with(error);
+        for (id, flags) in (0..SIZE).map(|id| (id, USED)).chain([(0, 0)]) {
+            for slot in 0..SIZE.into() {
+                self.put(slot, 0, id, flags);
             }
-            assert_eq!(self.queue.pop_used(), Err(error), "nothing counts any more");
-            assert_eq!(self.queue.take_used(&mut [Used::default(); 4]), Err(error));
+            self.is_latched(error);
         }
     }
-
-    fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> BufferId {
-        let id = self.queue.add(readable, writable).unwrap();
-        self.queue.publish();
-        id
-    }
-}
-
-fn seg(len: u32) -> Segment {
-    Segment { addr: 0x9000_0000, len }
 }
 
 #[test]
@@ -209,7 +177,7 @@ fn the_whole_ring_is_marked_used() {
         for id in ids {
             assert_eq!(device.queue.pop_used(), Ok(Some(Used { id, len: 0 })));
         }
-        device.next = 4;
+        device.at.0 = 4;
         device.dies_of(QueueError::NotInFlight { id: 0 });
     }
 }
@@ -337,7 +305,7 @@ fn a_batch_with_an_error_in_it() {
     assert_eq!(out[0], Used { id: ids[2], len: 0 });
     let error = QueueError::DescIndex { index: 77, size: SIZE.into() };
     assert_eq!(device.queue.take_used(&mut out), Err(error));
-    device.next = 1;
+    device.at.0 = 1;
     device.dies_of(error);
 }
 
@@ -376,7 +344,7 @@ fn kicks_as_the_device_asks_for_them() {
 fn what_the_driver_asks_for_in_its_event_suppression() {
     for (event_idx, on) in [(0, 0), (EVENT_IDX, u32::from(EVENT_F_DESC) << 16)] {
         let mut device = Hostile::new(0, event_idx);
-        let event = |device: &Hostile| device.memory.get(device.ring.driver, 4) as u32;
+        let event = |device: &Hostile<Next>| device.memory.get(device.ring.driver, 4) as u32;
         assert_eq!(event(&device), 0, "a new queue wants all");
         device.queue.disable_notifications();
         assert_eq!(event(&device), u32::from(EVENT_F_DISABLE) << 16);

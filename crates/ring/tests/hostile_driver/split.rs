@@ -1,116 +1,44 @@
-//! What a hostile driver may put in shared memory, against the device side: each input is named, gets its
-//! typed error, latches the queue, and nothing panics or loops.
-#![cfg(not(loom))]
-mod memory;
-
-use memory::{BASE, Memory};
-use paravane_ring::device::{AreaRequest, Batch, MAX_CHAIN, Queue, QueueConfig};
-use paravane_ring::{ConfigError, Platform, QueueAddresses, QueueError, Segment};
+//! Split queues.
+use crate::memory::{BASE, Memory};
+use crate::rig::{
+    DATA, DESC, DEVICE as USED, DRIVER as AVAIL, Hostile, INDIRECT, MEMORY, NEXT, TABLE, WRITE, addresses,
+    seg,
+};
+use paravane_ring::device::{AreaRequest, Batch, MAX_CHAIN, QueueConfig};
+use paravane_ring::{ConfigError, Platform, QueueAddresses, QueueError};
 use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, ORDER_PLATFORM};
-use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 use std::cell::Cell;
 
 const SIZE: u16 = 8;
-const DESC: u64 = BASE;
-const AVAIL: u64 = BASE + 0x800;
-const USED: u64 = BASE + 0xc00;
-const TABLE: u64 = BASE + 0x1000;
-const MEMORY: usize = 0x1000 + 16 * (MAX_CHAIN + 1);
-const DATA: u64 = 0x9000_0000;
 
-const NEXT: u16 = DESC_F_NEXT;
-const WRITE: u16 = DESC_F_WRITE;
-const INDIRECT: u16 = DESC_F_INDIRECT;
+/// The available index.
+struct Idx(u16);
 
-fn addresses(size: u16) -> QueueAddresses {
-    QueueAddresses { size, desc: DESC, driver: AVAIL, device: USED }
-}
-
-/// A driver that writes what it likes.
-struct Hostile {
-    memory: Memory,
-    queue: Queue,
-    batch: Batch,
-    idx: u16,
-}
-
-impl Hostile {
+impl Hostile<Idx> {
     fn new(features: u64) -> Self {
-        let memory = Memory::new(MEMORY);
-        let queue = memory.activate(addresses(SIZE), features);
-        Self { memory, queue, batch: Batch::new(8), idx: 0 }
-    }
-
-    fn desc_at(&self, at: u64, addr: u64, len: u32, flags: u16, next: u16) {
-        let meta = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
-        self.memory.put(at, 8, addr);
-        self.memory.put(at + 8, 8, meta);
+        Self::start(SIZE, features, Idx(0))
     }
 
     /// Writes descriptor `index` of the table.
     fn desc(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
-        self.desc_at(DESC + u64::from(index) * 16, addr, len, flags, next);
+        self.desc_at(DESC + u64::from(index) * 16, addr, len, [flags, next]);
     }
 
     /// Writes entry `index` of the indirect table.
     fn entry(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
-        self.desc_at(TABLE + u64::from(index) * 16, addr, len, flags, next);
+        self.desc_at(TABLE + u64::from(index) * 16, addr, len, [flags, next]);
     }
 
     /// Makes `head` available.
     fn push(&mut self, head: u16) {
-        self.memory.put(AVAIL + 4 + u64::from(self.idx % SIZE) * 2, 2, head.into());
-        self.set_idx(self.idx.wrapping_add(1));
+        self.memory.put(AVAIL + 4 + u64::from(self.at.0 % SIZE) * 2, 2, head.into());
+        self.set_idx(self.at.0.wrapping_add(1));
     }
 
     fn set_idx(&mut self, idx: u16) {
-        self.idx = idx;
+        self.at = Idx(idx);
         self.memory.put(AVAIL + 2, 2, idx.into());
     }
-
-    fn pop(&mut self) -> Result<usize, QueueError> {
-        let memory = &self.memory;
-        self.queue.pop(&mut self.batch, |addr, out| memory.fetch(addr, out))
-    }
-
-    /// The next pop fails with `error`, the queue latches it, and is silent from then on.
-    #[track_caller]
-    fn dies_of(&mut self, error: QueueError) {
-        assert_eq!(self.pop(), Err(error));
-        self.is_latched(error);
-    }
-
-    #[track_caller]
-    fn is_latched(&mut self, error: QueueError) {
-        assert_eq!(self.batch.chains(), []);
-        assert_eq!(self.queue.error(), Some(error));
-        let used = self.memory.get(USED + 2, 2);
-        assert_eq!(self.pop(), Err(error));
-        for head in 0..SIZE {
-            assert_eq!(self.queue.complete(head, 0), Err(error));
-        }
-        assert_eq!(self.queue.publish(), Err(error));
-        assert_eq!(self.queue.arm_kicks(), Err(error));
-        self.queue.disable_kicks();
-        let other = QueueError::Request { head: 0, what: "too late" };
-        assert_eq!(self.queue.fail(other), error, "the first error stays");
-        assert_eq!(self.memory.get(USED + 2, 2), used, "nothing more is published");
-    }
-
-    /// One chain is popped, with these segments.
-    #[track_caller]
-    fn pops(&mut self, head: u16, readable: &[Segment], writable: &[Segment]) {
-        assert_eq!(self.pop(), Ok(1));
-        let chain = self.batch.chains()[0];
-        assert_eq!(chain.head, head);
-        assert_eq!((self.batch.readable(&chain), self.batch.writable(&chain)), (readable, writable));
-        let bytes = |part: &[Segment]| part.iter().map(|segment| segment.len).sum();
-        assert_eq!((chain.readable_len(), chain.writable_len()), (bytes(readable), bytes(writable)));
-    }
-}
-
-fn seg(addr: u64, len: u32) -> Segment {
-    Segment { addr, len }
 }
 
 // Chains.

@@ -1,66 +1,31 @@
-//! What a hostile device may put in shared memory, against the driver side.
-#![cfg(not(loom))]
-mod memory;
-
-use memory::Memory;
+//! Split queues.
+use crate::memory::Memory;
+use crate::rig::{Hostile, SIZE, seg};
 use paravane_ring::driver::poll::Position;
-use paravane_ring::driver::{BufferId, Full, Layout, Queue, Used};
-use paravane_ring::{ConfigError, DmaArea, Platform, QueueAddresses, QueueError, Segment};
+use paravane_ring::driver::{Layout, Queue, Used};
+use paravane_ring::{ConfigError, DmaArea, Platform, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, ORDER_PLATFORM, RING_PACKED};
 
-const SIZE: u16 = 8;
+/// The used index.
+struct Idx(u16);
 
-/// A device that writes what it likes.
-struct Hostile {
-    memory: Memory,
-    queue: Queue,
-    ring: QueueAddresses,
-    idx: u16,
-}
-
-impl Hostile {
+impl Hostile<Idx> {
     fn new(indirect: u16, features: u64) -> Self {
-        let layout = Layout::new(SIZE, indirect, features).unwrap();
-        let memory = Memory::new(layout.memory());
-        let (queue, ring) = Queue::new(layout, memory.dma()).unwrap();
-        Self { memory, queue, ring, idx: 0 }
+        Self::start(indirect, features, Idx(0))
     }
 
     /// Uses buffer `id`, whatever that is.
     fn push(&mut self, id: u32, len: u32) {
-        let entry = self.ring.device + 4 + u64::from(self.idx % SIZE) * 8;
+        let entry = self.ring.device + 4 + u64::from(self.at.0 % SIZE) * 8;
         self.memory.put(entry, 4, id.into());
         self.memory.put(entry + 4, 4, len.into());
-        self.set_idx(self.idx.wrapping_add(1));
+        self.set_idx(self.at.0.wrapping_add(1));
     }
 
     fn set_idx(&mut self, idx: u16) {
-        self.idx = idx;
+        self.at = Idx(idx);
         self.memory.put(self.ring.device + 2, 2, idx.into());
     }
-
-    /// The next look at the used ring fails with `error`, and the queue takes nothing any more.
-    #[track_caller]
-    fn dies_of(&mut self, error: QueueError) {
-        assert_eq!(self.queue.pop_used(), Err(error));
-        assert_eq!(self.queue.error(), Some(error));
-        assert_eq!(self.queue.pop_used(), Err(error));
-        let avail = self.memory.get(self.ring.driver + 2, 2);
-        assert_eq!(self.queue.room(), 0);
-        assert_eq!(self.queue.add(&[seg(1)], &[]), Err(Full { needed: 1, free: 0 }));
-        assert!(!self.queue.publish());
-        assert_eq!(self.memory.get(self.ring.driver + 2, 2), avail, "nothing more is published");
-    }
-
-    fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> BufferId {
-        let id = self.queue.add(readable, writable).unwrap();
-        self.queue.publish();
-        id
-    }
-}
-
-fn seg(len: u32) -> Segment {
-    Segment { addr: 0x9000_0000, len }
 }
 
 #[test]
@@ -70,7 +35,7 @@ fn used_index_jumps_beyond_what_is_in_flight() {
         device.add(&[seg(1)], &[]);
         device.add(&[seg(1)], &[]);
         device.set_idx(new);
-        device.dies_of(QueueError::UsedIndex { old: 0, new, in_flight: 2 });
+        device.fails_with(QueueError::UsedIndex { old: 0, new, in_flight: 2 });
     }
 }
 
@@ -83,7 +48,7 @@ fn used_index_goes_backwards() {
         assert_eq!(device.queue.pop_used(), Ok(Some(Used { id, len: 0 })));
     }
     device.set_idx(1);
-    device.dies_of(QueueError::UsedIndex { old: 2, new: 1, in_flight: 0 });
+    device.fails_with(QueueError::UsedIndex { old: 2, new: 1, in_flight: 0 });
 }
 
 #[test]
@@ -91,7 +56,7 @@ fn something_is_used_though_nothing_was_published() {
     let mut device = Hostile::new(0, 0);
     device.queue.add(&[seg(1)], &[]).unwrap();
     device.push(0, 0);
-    device.dies_of(QueueError::UsedIndex { old: 0, new: 1, in_flight: 0 });
+    device.fails_with(QueueError::UsedIndex { old: 0, new: 1, in_flight: 0 });
 }
 
 #[test]
@@ -100,7 +65,7 @@ fn a_buffer_is_used_that_was_not_published() {
     device.add(&[seg(1)], &[]);
     let secret = device.queue.add(&[seg(1)], &[]).unwrap();
     device.push(secret.0.into(), 0);
-    device.dies_of(QueueError::NotInFlight { id: secret.0.into() });
+    device.fails_with(QueueError::NotInFlight { id: secret.0.into() });
 }
 
 #[test]
@@ -109,7 +74,7 @@ fn id_is_outside_the_table() {
         let mut device = Hostile::new(0, 0);
         device.add(&[seg(1)], &[]);
         device.push(id, 0);
-        device.dies_of(QueueError::DescIndex { index: id, size: SIZE.into() });
+        device.fails_with(QueueError::DescIndex { index: id, size: SIZE.into() });
     }
 }
 
@@ -118,7 +83,7 @@ fn id_is_in_the_middle_of_a_chain() {
     let mut device = Hostile::new(0, 0);
     let id = device.add(&[seg(1), seg(1)], &[seg(1)]);
     device.push(u32::from(id.0) + 1, 0);
-    device.dies_of(QueueError::NotInFlight { id: u32::from(id.0) + 1 });
+    device.fails_with(QueueError::NotInFlight { id: u32::from(id.0) + 1 });
 }
 
 #[test]
@@ -129,7 +94,7 @@ fn id_is_used_twice() {
     device.push(id.0.into(), 0);
     device.push(id.0.into(), 0);
     assert_eq!(device.queue.pop_used(), Ok(Some(Used { id, len: 0 })));
-    device.dies_of(QueueError::NotInFlight { id: id.0.into() });
+    device.fails_with(QueueError::NotInFlight { id: id.0.into() });
 }
 
 #[test]
@@ -210,7 +175,7 @@ fn a_token_of_a_latched_queue_says_look() {
     let token = device.queue.enable_notifications();
     device.set_idx(5);
     assert!(device.queue.poll(token), "so that the driver comes to see the error");
-    device.dies_of(QueueError::UsedIndex { old: 0, new: 5, in_flight: 0 });
+    device.fails_with(QueueError::UsedIndex { old: 0, new: 5, in_flight: 0 });
 }
 
 #[test]
