@@ -7,9 +7,9 @@
 //! ```
 //! A round ends when the victim has latched, or has had enough. Not reproducible by its seed alone: where the
 //! threads meet is up to the machine. A fault names the seed and the round's parameters all the same.
+use crate::device_rig::check_chain;
 use crate::dice::Dice;
 use crate::guarded::Guarded;
-use crate::split_device::check_chain;
 use paravane_ring::device::{self, Batch, QueueConfig};
 use paravane_ring::driver::{self, BufferId, Layout, Used};
 use paravane_ring::{Area, ConfigError, DmaArea, QueueError, Segment};

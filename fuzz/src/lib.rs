@@ -11,7 +11,9 @@
 //! `cargo run -p paravane-fuzz --example seeds` writes the seeds of the corpora anew.
 mod arena;
 mod blk_request;
+mod device_rig;
 mod dice;
+mod driver_rig;
 mod guarded;
 mod hostile;
 pub mod hostile_peer;

@@ -1,15 +1,15 @@
 //! Device side of a packed queue against a hostile driver.
 use crate::arena::Arena;
+use crate::device_rig::{Flight, Layout, Rig, Staged};
 use crate::hostile::BASE;
-use crate::split_device::check_chain;
 use arbitrary::{Result, Unstructured};
-use paravane_ring::device::{Batch, Queue, QueueConfig};
-use paravane_ring::{QueueAddresses, QueueError, Segment};
+use paravane_ring::{QueueAddresses, Segment};
 use paravane_spec::feature;
 use paravane_spec::packed::{
     DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, DESC_SIZE, EVENT_F_DESC,
     EVENT_F_DISABLE, EVENT_FLAGS, EVENT_SIZE, EVENT_WRAP,
 };
+use std::ops::Range;
 
 /// Descriptors in the room for indirect tables.
 const TABLES: usize = 64;
@@ -19,12 +19,8 @@ const GAP: usize = 32;
 /// Runs one input.
 pub fn packed_device(data: &[u8]) {
     let mut u = Unstructured::new(data);
-    let Ok(mut rig) = Rig::new(&mut u) else { return };
-    while !u.is_empty() {
-        if rig.step(&mut u).is_err() {
-            return;
-        }
-    }
+    let Ok(rig) = start(&mut u) else { return };
+    rig.run(&mut u);
 }
 
 /// A place in the ring, as the specification has it.
@@ -57,133 +53,64 @@ impl Place {
     }
 }
 
-struct Rig {
-    // Dropped before the arena.
-    queue: Queue,
-    arena: Arena,
+struct Packed {
     size: u16,
     driver_event: usize,
     device_event: usize,
     tables: usize,
     data: usize,
+    /// All of it.
+    end: usize,
     indirect: bool,
     event_idx: bool,
     in_order: bool,
-    batch: Batch,
-    slots: usize,
     /// Where the driver makes its next descriptor available.
     offer: Place,
     /// Where the device is.
     next_avail: Place,
     published: Place,
-    /// Identifier and places of what was popped and not completed.
-    in_flight: Vec<(u16, usize)>,
-    /// Completions since the last publication: identifier, places, length.
-    staged: Vec<(u16, usize, u32)>,
     /// Whether the driver has written since the last publication: perhaps over what was staged in the ring.
     touched: bool,
-    latched: Option<QueueError>,
 }
 
-impl Rig {
-    fn new(u: &mut Unstructured<'_>) -> Result<Self> {
-        let size = 1 + u16::from(u.arbitrary::<u8>()? % 128);
-        let bits = u.arbitrary::<u8>()?;
-        let slots = 1 + usize::from(u.arbitrary::<u8>()? % 64);
-        let (indirect, event_idx, in_order) = (bits & 1 != 0, bits & 2 != 0, bits & 12 == 12);
-        let driver_event = GAP + usize::from(size) * DESC_SIZE + GAP;
-        let device_event = driver_event + GAP;
-        let tables = device_event + GAP;
-        let data = tables + TABLES * DESC_SIZE;
-        let arena = Arena::new(data + 256);
-        let at = |offset: usize| BASE + offset as u64;
-        let addresses =
-            QueueAddresses { size, desc: at(GAP), driver: at(driver_event), device: at(device_event) };
-        let features = feature::RING_PACKED
-            | if indirect { feature::INDIRECT_DESC } else { 0 }
-            | if event_idx { feature::EVENT_IDX } else { 0 }
-            | if in_order { feature::IN_ORDER } else { 0 };
-        let config = QueueConfig::new(addresses, size, features).expect("a correct configuration");
-        let areas = config.areas().map(|part| {
-            let offset = (part.addr - BASE) as usize;
-            arena.area().slice(offset, part.len).expect("the arena holds the queue")
-        });
-        let [desc, driver, device] = areas;
-        // SAFETY: the areas are the ones asked for, and the arena outlives the queue.
-        let queue = unsafe { config.activate(desc, driver, device) }.expect("areas as asked for");
-        Ok(Self {
-            queue,
-            arena,
-            size,
-            driver_event,
-            device_event,
-            tables,
-            data,
-            indirect,
-            event_idx,
-            in_order,
-            batch: Batch::new(slots),
-            slots,
-            offer: Place::START,
-            next_avail: Place::START,
-            published: Place::START,
-            in_flight: vec![],
-            staged: vec![],
-            touched: false,
-            latched: None,
-        })
-    }
+fn start(u: &mut Unstructured<'_>) -> Result<Rig<Packed>> {
+    let size = 1 + u16::from(u.arbitrary::<u8>()? % 128);
+    let bits = u.arbitrary::<u8>()?;
+    let slots = 1 + usize::from(u.arbitrary::<u8>()? % 64);
+    let (indirect, event_idx, in_order) = (bits & 1 != 0, bits & 2 != 0, bits & 12 == 12);
+    let driver_event = GAP + usize::from(size) * DESC_SIZE + GAP;
+    let device_event = driver_event + GAP;
+    let tables = device_event + GAP;
+    let data = tables + TABLES * DESC_SIZE;
+    let arena = Arena::new(data + 256);
+    let at = |offset: usize| BASE + offset as u64;
+    let addresses =
+        QueueAddresses { size, desc: at(GAP), driver: at(driver_event), device: at(device_event) };
+    let features = feature::RING_PACKED
+        | if indirect { feature::INDIRECT_DESC } else { 0 }
+        | if event_idx { feature::EVENT_IDX } else { 0 }
+        | if in_order { feature::IN_ORDER } else { 0 };
+    let packed = Packed {
+        size,
+        driver_event,
+        device_event,
+        tables,
+        data,
+        end: arena.len(),
+        indirect,
+        event_idx,
+        in_order,
+        offer: Place::START,
+        next_avail: Place::START,
+        published: Place::START,
+        touched: false,
+    };
+    Ok(Rig::new(arena, addresses, features, slots, packed))
+}
 
-    fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let what = u.arbitrary::<u8>()? % 16;
-        self.touched |= what < 10;
-        match what {
-            0..4 => self.offer(u)?,
-            4..7 => {
-                let (at, data) = self.poke(u)?;
-                self.arena.poke(at, &data);
-            }
-            7..10 => self.pop(u)?,
-            10 | 11 => {
-                let (which, written) = (usize::from(u.arbitrary::<u8>()?), u.arbitrary()?);
-                if !self.in_flight.is_empty() {
-                    self.complete(self.in_flight[which % self.in_flight.len()].0, written);
-                }
-            }
-            12 => self.publish(),
-            13 => self.arm(),
-            14 => match u.arbitrary::<u8>()? % 8 {
-                0 => self.complete(u.arbitrary()?, u.arbitrary()?),
-                1 => {
-                    let what = "the device says so";
-                    let now = self.queue.fail(QueueError::Request { head: u.arbitrary()?, what });
-                    self.latch(now);
-                }
-                _ => self.queue.disable_kicks(),
-            },
-            _ => {
-                while let Some(&(id, _)) = self.in_flight.first() {
-                    self.complete(id, 0);
-                }
-                self.publish();
-            }
-        }
-        self.adopt();
-        assert_eq!(self.queue.error(), self.latched);
-        if self.latched.is_none() {
-            assert_eq!(usize::from(self.queue.in_flight()), self.in_flight.len());
-        }
-        Ok(())
-    }
-
-    /// Nothing changes but descriptors and the device's event suppression.
-    fn adopt(&mut self) {
-        let ring = GAP..GAP + usize::from(self.size) * DESC_SIZE;
-        self.arena.adopt(&[ring, self.device_event..self.device_event + EVENT_SIZE]);
-    }
-
+impl Packed {
     /// The driver makes a chain available where the device expects it: the first flags come last.
-    fn offer(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+    fn offer(&mut self, arena: &mut Arena, u: &mut Unstructured<'_>) -> Result<()> {
         let count = 1 + usize::from(u.arbitrary::<u8>()? % 4);
         let id = self.number(u)?;
         let mut descs = vec![];
@@ -195,38 +122,10 @@ impl Rig {
             place = place.step(self.size);
         }
         for (place, desc) in descs.iter().rev() {
-            self.arena.poke(GAP + usize::from(place.index) * DESC_SIZE, desc);
+            arena.poke(GAP + usize::from(place.index) * DESC_SIZE, desc);
         }
         self.offer = place;
         Ok(())
-    }
-
-    /// One write of the driver: where and what.
-    fn poke(&self, u: &mut Unstructured<'_>) -> Result<(usize, Vec<u8>)> {
-        Ok(match u.arbitrary::<u8>()? % 6 {
-            0 => {
-                let at = GAP + usize::from(u.arbitrary::<u8>()?) % usize::from(self.size) * DESC_SIZE;
-                let flags = u.arbitrary()?;
-                let id = self.number(u)?;
-                (at, self.descriptor(u, id, flags)?.to_vec())
-            }
-            1 | 2 => {
-                let at = self.tables + usize::from(u.arbitrary::<u8>()?) % TABLES * DESC_SIZE;
-                let flags = u16::from(u.arbitrary::<u8>()? % 8);
-                let id = self.number(u)?;
-                (at, self.descriptor(u, id, flags)?.to_vec())
-            }
-            3 => {
-                let off = self.number(u)? | if u.arbitrary()? { EVENT_WRAP } else { 0 };
-                let flags = u16::from(u.arbitrary::<u8>()? % 4);
-                (self.driver_event, [off.to_le_bytes(), flags.to_le_bytes()].concat())
-            }
-            4 => (self.driver_event, u.arbitrary::<u32>()?.to_le_bytes().to_vec()),
-            _ => {
-                let at = usize::from(u.arbitrary::<u16>()?) % self.arena.len();
-                (at, u.arbitrary::<u16>()?.to_le_bytes().to_vec())
-            }
-        })
     }
 
     /// A number that mostly is below the size.
@@ -244,7 +143,7 @@ impl Rig {
         };
         // An indirect descriptor mostly leads to a table.
         let table = BASE + (self.tables + usize::from(id) % TABLES * DESC_SIZE) as u64;
-        let indirect = flags & DESC_F_INDIRECT != 0 && addr < BASE + self.arena.len() as u64;
+        let indirect = flags & DESC_F_INDIRECT != 0 && addr < BASE + self.end as u64;
         let (addr, unit) = if indirect { (table, DESC_SIZE as u32) } else { (addr, 1) };
         let len = match u.arbitrary::<u8>()? % 8 {
             0..5 => u32::from(u.arbitrary::<u8>()? % 8) * unit,
@@ -258,69 +157,6 @@ impl Rig {
         bytes[12..14].copy_from_slice(&id.to_le_bytes());
         bytes[14..].copy_from_slice(&flags.to_le_bytes());
         Ok(bytes)
-    }
-
-    /// The queue has said that it latched: with the first error, and for ever.
-    fn latch(&mut self, error: QueueError) {
-        let first = *self.latched.get_or_insert(error);
-        assert_eq!(error, first, "another error than the one that latched");
-        self.in_flight.clear();
-        self.staged.clear();
-    }
-
-    fn pop(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
-        let before = self.arena.expected().to_vec();
-        // What the driver does to its memory while the device looks at an indirect table.
-        let mut pokes = vec![];
-        for _ in 0..u.arbitrary::<u8>()? % 3 {
-            pokes.push(self.poke(u)?);
-        }
-        let (queue, batch, arena) = (&mut self.queue, &mut self.batch, &mut self.arena);
-        let mut tampered = false;
-        let popped = queue.pop(batch, |addr, out| {
-            let offset = usize::try_from(addr.wrapping_sub(BASE)).unwrap_or(usize::MAX);
-            let there = arena.area().read(offset, out);
-            for (at, data) in pokes.drain(..) {
-                tampered = true;
-                arena.poke(at, &data);
-            }
-            there
-        });
-        let count = match popped {
-            Ok(count) => count,
-            Err(error) => {
-                assert!(batch.chains().is_empty());
-                self.latch(error);
-                return Ok(());
-            }
-        };
-        assert_eq!(self.latched, None, "a latched queue gave chains");
-        assert!(count <= self.slots && count == self.batch.chains().len());
-        for chain in self.batch.chains() {
-            let (readable, writable) = (self.batch.readable(chain), self.batch.writable(chain));
-            check_chain(chain, readable, writable);
-            assert!(chain.head < self.size);
-            assert!(self.in_flight.iter().all(|(id, _)| *id != chain.head), "{} twice", chain.head);
-            let memory = if tampered { self.arena.expected() } else { &before };
-            let walked = self.walk(memory, self.next_avail);
-            if !tampered {
-                let (id, _, segments) = walked.as_ref().expect("a chain that is there");
-                assert_eq!((*id, segments), (chain.head, &[readable, writable].concat()));
-            }
-            // With a driver that writes meanwhile nobody else knows how long the chain was.
-            let Some((_, places, _)) = walked.filter(|_| !tampered) else {
-                self.latch(self.queue.error().unwrap_or(QueueError::NotInFlight { id: 0 }));
-                return Err(arbitrary::Error::NotEnoughData);
-            };
-            self.in_flight.push((chain.head, places));
-            self.next_avail = self.next_avail.steps(places, self.size);
-        }
-        let places = self.in_flight.iter().map(|(_, places)| places).sum::<usize>();
-        // In order, nobody but the queue knows what of it is published.
-        let staged = if self.in_order { &[][..] } else { &self.staged };
-        let staged = staged.iter().map(|(_, places, _)| places).sum::<usize>();
-        assert!(places + staged <= self.size.into(), "more than the ring has places for");
-        Ok(())
     }
 
     /// The chain at `place`, as a straightforward reading of `memory` finds it: identifier, places, segments.
@@ -356,58 +192,98 @@ impl Rig {
             }
         }
     }
+}
 
-    fn complete(&mut self, id: u16, written: u32) {
-        let known = self.in_flight.iter().position(|(known, _)| *known == id);
-        match self.queue.complete(id, written) {
-            Ok(()) => {
-                let (id, places) = self.in_flight.remove(known.expect("only what is in flight is completed"));
-                self.staged.push((id, places, written));
-            }
-            Err(error) => {
-                assert!(known.is_none(), "buffer {id} is in flight, and {error}");
-                if self.latched.is_none() {
-                    assert_eq!(error, QueueError::NotInFlight { id: id.into() });
-                }
-                self.latch(error);
-            }
-        }
+impl Layout for Packed {
+    fn writable(&self) -> Vec<Range<usize>> {
+        let ring = GAP..GAP + usize::from(self.size) * DESC_SIZE;
+        vec![ring, self.device_event..self.device_event + EVENT_SIZE]
     }
 
-    fn publish(&mut self) {
-        let interrupt = match self.queue.publish() {
-            Ok(interrupt) => interrupt,
-            Err(error) => return self.latch(error),
-        };
-        assert_eq!(self.latched, None);
-        self.adopt();
+    fn drive(&mut self, what: u8, arena: &mut Arena, u: &mut Unstructured<'_>) -> Result<()> {
+        self.touched = true;
+        if what < 4 {
+            return self.offer(arena, u);
+        }
+        let (at, data) = self.poke(arena, u)?;
+        arena.poke(at, &data);
+        Ok(())
+    }
+
+    fn poke(&self, arena: &Arena, u: &mut Unstructured<'_>) -> Result<(usize, Vec<u8>)> {
+        Ok(match u.arbitrary::<u8>()? % 6 {
+            0 => {
+                let at = GAP + usize::from(u.arbitrary::<u8>()?) % usize::from(self.size) * DESC_SIZE;
+                let flags = u.arbitrary()?;
+                let id = self.number(u)?;
+                (at, self.descriptor(u, id, flags)?.to_vec())
+            }
+            1 | 2 => {
+                let at = self.tables + usize::from(u.arbitrary::<u8>()?) % TABLES * DESC_SIZE;
+                let flags = u16::from(u.arbitrary::<u8>()? % 8);
+                let id = self.number(u)?;
+                (at, self.descriptor(u, id, flags)?.to_vec())
+            }
+            3 => {
+                let off = self.number(u)? | if u.arbitrary()? { EVENT_WRAP } else { 0 };
+                let flags = u16::from(u.arbitrary::<u8>()? % 4);
+                (self.driver_event, [off.to_le_bytes(), flags.to_le_bytes()].concat())
+            }
+            4 => (self.driver_event, u.arbitrary::<u32>()?.to_le_bytes().to_vec()),
+            _ => {
+                let at = usize::from(u.arbitrary::<u16>()?) % arena.len();
+                (at, u.arbitrary::<u16>()?.to_le_bytes().to_vec())
+            }
+        })
+    }
+
+    fn looks(&mut self, _arena: &Arena) {
+        // It may write while the device looks.
+        self.touched = true;
+    }
+
+    fn popped(&mut self, id: u16, segments: &[Segment], memory: Option<&[u8]>) -> Option<usize> {
+        // With a driver that writes meanwhile nobody else knows how long the chain was.
+        let (there, places, walked) = self.walk(memory?, self.next_avail).expect("a chain that is there");
+        assert_eq!((there, &*walked), (id, segments));
+        self.next_avail = self.next_avail.steps(places, self.size);
+        Some(places)
+    }
+
+    fn looked(&self, _count: usize, in_flight: &[Flight], staged: &[Staged]) {
+        let places = in_flight.iter().map(|flight| flight.places).sum::<usize>();
+        // In order, nobody but the queue knows what of it is published.
+        let staged = if self.in_order { &[][..] } else { staged };
+        let staged = staged.iter().map(|staged| staged.places).sum::<usize>();
+        assert!(places + staged <= self.size.into(), "more than the ring has places for");
+    }
+
+    fn published(&mut self, staged: &[Staged], interrupt: bool, arena: &Arena) {
         // In order, what is published is the queue's choice: its own tests look at that.
         if self.in_order {
             return;
         }
-        let (old, mut places) = (self.published, vec![]);
-        for (id, count, written) in self.staged.drain(..) {
+        let mut places = vec![];
+        for staged in staged {
             let at = GAP + usize::from(self.published.index) * DESC_SIZE;
-            let bytes = &self.arena.expected()[at..at + DESC_SIZE];
+            let bytes = &arena.expected()[at..at + DESC_SIZE];
             // The first is written now, the others when they were completed.
             if !self.touched || places.is_empty() {
-                assert_eq!(bytes[8..12], written.to_le_bytes());
-                assert_eq!(bytes[12..14], id.to_le_bytes());
+                assert_eq!(bytes[8..12], staged.written.to_le_bytes());
+                assert_eq!(bytes[12..14], staged.id.to_le_bytes());
                 let flags = u16::from_le_bytes([bytes[14], bytes[15]]);
                 assert_eq!(flags & (DESC_F_AVAIL | DESC_F_USED), self.published.used());
             }
-            for _ in 0..count {
+            for _ in 0..staged.places {
                 places.push(self.published);
                 self.published = self.published.step(self.size);
             }
         }
         self.touched = false;
         if places.is_empty() {
-            assert!(!interrupt && old == self.published);
             return;
         }
-        let (off, flags) =
-            (self.arena.u16_at(self.driver_event), self.arena.u16_at(self.driver_event + EVENT_FLAGS));
+        let (off, flags) = (arena.u16_at(self.driver_event), arena.u16_at(self.driver_event + EVENT_FLAGS));
         let event = Place { index: off & !EVENT_WRAP, wrap: off & EVENT_WRAP != 0 };
         let wanted = match flags & 3 {
             EVENT_F_DISABLE => false,
@@ -418,21 +294,13 @@ impl Rig {
         assert_eq!(interrupt, wanted);
     }
 
-    fn arm(&mut self) {
-        match self.queue.arm_kicks() {
-            Ok(more) => {
-                assert_eq!(self.latched, None);
-                let at = GAP + usize::from(self.next_avail.index) * DESC_SIZE + 14;
-                let flags = self.arena.u16_at(at);
-                self.adopt();
-                assert_eq!(more, flags & (DESC_F_AVAIL | DESC_F_USED) == self.next_avail.available());
-                if self.event_idx {
-                    let wrap = if self.next_avail.wrap { EVENT_WRAP } else { 0 };
-                    assert_eq!(self.arena.u16_at(self.device_event), self.next_avail.index | wrap);
-                    assert_eq!(self.arena.u16_at(self.device_event + EVENT_FLAGS), EVENT_F_DESC);
-                }
-            }
-            Err(error) => self.latch(error),
+    fn armed(&self, more: bool, arena: &Arena) {
+        let flags = arena.u16_at(GAP + usize::from(self.next_avail.index) * DESC_SIZE + 14);
+        assert_eq!(more, flags & (DESC_F_AVAIL | DESC_F_USED) == self.next_avail.available());
+        if self.event_idx {
+            let wrap = if self.next_avail.wrap { EVENT_WRAP } else { 0 };
+            assert_eq!(arena.u16_at(self.device_event), self.next_avail.index | wrap);
+            assert_eq!(arena.u16_at(self.device_event + EVENT_FLAGS), EVENT_F_DESC);
         }
     }
 }
