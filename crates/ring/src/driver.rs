@@ -6,13 +6,17 @@
 //!                                    v                                                       v
 //!                                  Poller: asks from anywhere           into_memory, after a reset
 //! ```
+pub(crate) mod books;
+pub(crate) mod memory;
 pub mod poll;
 pub(crate) mod shadow;
 
-use crate::area::Cells;
 use crate::order::Order;
 use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment, Smp, packed, split};
+use books::Books;
+use memory::Memory;
 use paravane_spec::feature;
+use paravane_spec::packed::EVENT_SIZE;
 use paravane_spec::queue::MAX_SIZE;
 use poll::{Counting, Place, PollError, Poller, Position};
 
@@ -63,10 +67,15 @@ impl Layout {
     /// Bytes of shared memory that the queue needs, to be aligned to 4096 or more.
     #[must_use]
     pub fn memory(&self) -> usize {
+        memory::bytes(self)
+    }
+
+    /// Bytes of the driver area and of the device area.
+    fn area_bytes(&self) -> [usize; 2] {
         if self.packed {
-            packed::driver::Offsets::new(self.size, self.indirect).end
+            [EVENT_SIZE; 2]
         } else {
-            split::driver::Offsets::new(self.size, self.indirect).end
+            [split::avail_bytes(self.size), split::used_bytes(self.size)]
         }
     }
 }
@@ -124,6 +133,11 @@ macro_rules! either {
 }
 
 impl<O: Order, C: Counting> Ring<O, C> {
+    /// What does not depend on the layout.
+    fn books(&self) -> &Books<C> {
+        either!(self, ring => &ring.books)
+    }
+
     /// For pollers.
     pub(crate) fn place(&self) -> Place {
         either!(self, ring => ring.place())
@@ -131,7 +145,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// For pollers.
     pub(crate) fn count(&mut self) -> &mut C {
-        either!(self, ring => ring.count())
+        either!(self, ring => &mut ring.books.count)
     }
 }
 
@@ -166,12 +180,12 @@ impl<O: Order, C: Counting> Queue<O, C> {
         if layout.order_platform && !O::PLATFORM {
             return Err(ConfigError::Features(feature::ORDER_PLATFORM));
         }
-        let (ring, addresses) = if layout.packed {
-            let (ring, addresses) = packed::driver::Ring::new(layout, memory, start)?;
-            (Ring::Packed(ring), addresses)
+        let (memory, addresses) = Memory::take(&layout, memory)?;
+        let books = Books::open(&layout, &memory, start);
+        let ring = if layout.packed {
+            Ring::Packed(packed::driver::Ring::new(books, memory))
         } else {
-            let (ring, addresses) = split::driver::Ring::new(layout, memory, start)?;
-            (Ring::Split(ring), addresses)
+            Ring::Split(split::driver::Ring::new(books, memory))
         };
         Ok((Self { ring, ready: false }, addresses))
     }
@@ -188,7 +202,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
         if let Some(error) = self.error() {
             return Err(PollError::Stopped(error));
         }
-        if self.ready || either!(&self.ring, ring => ring.in_use()) {
+        if self.ready || self.ring.books().in_use() {
             return Err(PollError::Ready);
         }
         Ok(Poller::new(&mut self.ring))
@@ -203,7 +217,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// queue can be laid out in it. Tokens of this one have news for ever, if the counting is [`Position`].
     #[must_use]
     pub fn into_memory(self) -> DmaArea {
-        either!(&self.ring, ring => ring.memory())
+        self.ring.books().memory()
     }
 
     /// Adds one buffer: segments that the device reads, then segments that it writes. The device sees it
@@ -277,13 +291,13 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// The latched error.
     #[must_use]
     pub fn error(&self) -> Option<QueueError> {
-        either!(&self.ring, ring => ring.error())
+        self.ring.books().error()
     }
 
     /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
-        either!(&self.ring, ring => ring.size())
+        self.ring.books().size()
     }
 
     /// Buffers added and not yet returned.
@@ -295,35 +309,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// The longest chain that [`Queue::add`] would take now.
     #[must_use]
     pub fn room(&self) -> usize {
-        either!(&self.ring, ring => ring.room())
-    }
-}
-
-/// A queue's memory, checked and zeroed.
-pub(crate) struct Memory {
-    /// All of it.
-    pub(crate) cells: Cells,
-    /// Its address for the device.
-    pub(crate) addr: u64,
-}
-
-impl Memory {
-    /// Takes `memory` for a queue that needs so many bytes, aligned as descriptors are.
-    pub(crate) fn take(memory: DmaArea, needed: usize) -> Result<Self, ConfigError> {
-        // The same in both layouts.
-        const ALIGN: usize = paravane_spec::split::DESC_SIZE;
-        let part = "queue";
-        let DmaArea { area, addr } = memory;
-        if area.len() < needed {
-            return Err(ConfigError::Short { part, needed, given: area.len() });
+        match either!(&self.ring, ring => ring.free()) {
+            0 => 0,
+            free => free.max(either!(&self.ring, ring => ring.tables.segments())),
         }
-        if !area.is_aligned(ALIGN) || !addr.is_multiple_of(ALIGN as u64) {
-            return Err(ConfigError::Misaligned { part, addr, align: ALIGN as u64 });
-        }
-        if addr.checked_add(needed as u64).is_none() {
-            return Err(ConfigError::Wraps { part, addr });
-        }
-        area.zero();
-        Ok(Self { cells: area.cells(), addr })
     }
 }

@@ -29,143 +29,71 @@
 //! With IN_ORDER (section 2.8.9) identifiers are given out round and round and come back in that order. The
 //! device may tell of several buffers with one used descriptor, with the identifier of the last, in the slot of
 //! the first; the others were used completely then.
-use super::{
-    Descriptor, Event, Position, SWAP, available_flags, desc_bytes, flags, matches, meta, used_flags,
-};
+use super::{Descriptor, Event, Position, SWAP, available_flags, flags, matches, meta, used_flags};
 use crate::area::Cells;
+use crate::driver::books::{Books, take_each};
+use crate::driver::memory::{Memory, Tables};
 use crate::driver::poll::{Counting, Place};
-use crate::driver::shadow::{InOrder, Pending, Shadow, write_all};
-use crate::driver::{BufferId, Full, Layout, Memory, Used};
+use crate::driver::shadow::{Pending, write_all};
+use crate::driver::{BufferId, Full, Used};
 use crate::order::Order;
-use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment};
+use crate::{QueueError, Segment};
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Release;
-use paravane_spec::packed::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN, DESC_SIZE, EVENT_SIZE, EVENT_WRAP,
-};
-
-/// Each side's event suppression gets a cache line of its own.
-const CACHE_LINE: usize = 64;
-
-/// Where the parts of a queue lie in its memory, in bytes from its start.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offsets {
-    /// Driver event suppression.
-    driver: usize,
-    /// Device event suppression.
-    device: usize,
-    tables: usize,
-    /// Bytes in all.
-    pub(crate) end: usize,
-}
-
-impl Offsets {
-    /// A queue of `size` descriptors, each with an indirect table of `indirect` (or 0) descriptors.
-    pub(crate) const fn new(size: u16, indirect: u16) -> Self {
-        let driver = desc_bytes(size).next_multiple_of(CACHE_LINE);
-        let device = driver + CACHE_LINE;
-        let tables = (device + EVENT_SIZE).next_multiple_of(CACHE_LINE);
-        Self { driver, device, tables, end: tables + size as usize * desc_bytes(indirect) }
-    }
-}
+use paravane_spec::packed::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN, DESC_SIZE, EVENT_WRAP};
 
 /// The driver's side, and its private shadow.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: the memory is as
-/// long and as aligned as [`Offsets`] says, `size` is a power of two, `mask` is one less, the shadow has `size`
-/// entries, and every identifier in it and in `free_id` is below `size`.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: those of [`Books`]
+/// and of [`Memory`], which are of one layout; and `free_id` is below the size.
 #[derive(Debug)]
 pub(crate) struct Ring<O, C> {
     desc: Cells,
     driver_event: Cells,
     device_event: Cells,
-    tables: Cells,
-    tables_addr: u64,
-    mask: u16,
-    /// Descriptors in the table of each identifier; 0 without indirect descriptors.
-    indirect: u16,
-    event_idx: bool,
-    in_order: bool,
-    notifications_off: bool,
+    pub(crate) tables: Tables,
+    /// `published` is 0 in a latched queue.
+    pub(crate) books: Books<C>,
     /// The identifier of the next buffer, if a descriptor is free: there are never more buffers than those.
     free_id: u16,
     /// Buffers added and not yet returned.
     in_flight: u16,
     /// The second word of the first descriptor that the device does not know of: all but this is written.
     withheld: u64,
-    shadow: Shadow,
-    /// The next descriptor to make available.
-    next_avail: u64,
-    /// The device knows of everything before it. 0 in a latched queue.
-    published: u64,
     /// Where the next used descriptor will be.
     next_used: u64,
     /// Positions before it may be filled. 0 in a latched queue.
     limit: u64,
-    batch: InOrder,
-    start: u64,
-    count: C,
-    memory: DmaArea,
-    error: Option<QueueError>,
     order: PhantomData<O>,
 }
 
 impl<O: Order, C: Counting> Ring<O, C> {
-    /// See [`crate::driver::Queue::new`]. The ring starts at position `start`.
-    pub(crate) fn new(
-        layout: Layout,
-        memory: DmaArea,
-        start: u16,
-    ) -> Result<(Self, QueueAddresses), ConfigError> {
-        let Layout { size, indirect, event_idx, in_order, .. } = layout;
-        let offsets = Offsets::new(size, indirect);
-        let Memory { cells, addr } = Memory::take(memory, offsets.end)?;
-        // SAFETY: all three offsets lie inside the area, whose length was checked.
-        let (driver_event, device_event, tables) = unsafe {
-            (cells.offset(offsets.driver), cells.offset(offsets.device), cells.offset(offsets.tables))
-        };
-        let start = u64::from(start);
-        let mut ring = Self {
-            desc: cells,
-            driver_event,
-            device_event,
+    /// See [`crate::driver::Queue::new`].
+    pub(crate) fn new(books: Books<C>, memory: Memory) -> Self {
+        let Memory { desc, driver, device, tables, .. } = memory;
+        let (start, size) = (books.start(), u64::from(books.size()));
+        let ring = Self {
+            desc,
+            driver_event: driver,
+            device_event: device,
             tables,
-            tables_addr: addr + offsets.tables as u64,
-            mask: size - 1,
-            indirect,
-            event_idx,
-            in_order,
-            notifications_off: false,
+            books,
             free_id: 0,
             in_flight: 0,
             withheld: 0,
-            shadow: Shadow::new(size),
-            next_avail: start,
-            published: start,
             next_used: start,
-            limit: start + u64::from(size),
-            batch: InOrder { end: start, ..InOrder::default() },
-            start,
-            count: C::new(start),
-            memory,
-            error: None,
+            limit: start + size,
             order: PhantomData,
         };
         if start != 0 {
             ring.mark_used(start);
         }
-        let addresses = QueueAddresses {
-            size,
-            desc: addr,
-            driver: addr + offsets.driver as u64,
-            device: addr + offsets.device as u64,
-        };
-        Ok((ring, addresses))
+        ring
     }
 
     /// Puts the ring into the state of one in which everything before `start` was used.
-    fn mark_used(&mut self, start: u64) {
-        for position in start..start + u64::from(self.size()) {
+    fn mark_used(&self, start: u64) {
+        for position in start..start + u64::from(self.books.size()) {
             // In the lap before that of `position`.
             let flags = used_flags(self.wrap(position)) ^ SWAP;
             // Relaxed: the device comes to know of the queue later, through the transport.
@@ -177,28 +105,28 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// The wrap counter at a position.
     #[inline(always)]
     fn wrap(&self, position: u64) -> bool {
-        position & u64::from(self.size()) == 0
+        position & u64::from(self.books.size()) == 0
     }
 
     /// Offset of the descriptor at a position.
     #[inline(always)]
     fn at(&self, position: u64) -> usize {
-        usize::from(position as u16 & self.mask) * DESC_SIZE
+        usize::from(position as u16 & self.books.mask) * DESC_SIZE
     }
 
     /// A position as the notification rules have it.
     #[inline(always)]
     fn position(&self, position: u64) -> Position {
-        Position::new(position as u16 & self.mask, self.wrap(position), self.size())
+        Position::new(position as u16 & self.books.mask, self.wrap(position), self.books.size())
     }
 
     /// See [`crate::driver::Queue::add`].
     #[inline]
     pub(crate) fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> Result<BufferId, Full> {
         let count = readable.len() + writable.len();
-        let in_table = count > 1 && count <= usize::from(self.indirect);
+        let in_table = self.tables.fit(count);
         let needed = if in_table { 1 } else { count };
-        let end = self.next_avail + needed as u64;
+        let end = self.books.next_avail + needed as u64;
         if end > self.limit && !self.reclaim(end) {
             return Err(Full { needed, free: self.free() });
         }
@@ -209,45 +137,49 @@ impl<O: Order, C: Counting> Ring<O, C> {
             self.fill_descriptors(id, readable, writable, count)
         };
         // Nothing can fail any more: into the books.
-        if self.next_avail == self.published {
+        if self.books.next_avail == self.books.published {
             self.withheld = first;
         }
         // SAFETY: `free_id` is below the size; see the invariant of `Ring`.
-        let pending = unsafe { self.shadow.get_mut(id) };
+        let pending = unsafe { self.books.shadow.get_mut(id) };
         self.free_id = pending.link;
-        *pending =
-            Pending { descriptors: needed as u16, link: pending.link, writable, position: self.next_avail };
+        *pending = Pending {
+            descriptors: needed as u16,
+            link: pending.link,
+            writable,
+            position: self.books.next_avail,
+        };
         self.in_flight += 1;
-        self.next_avail = end;
+        self.books.next_avail = end;
         Ok(BufferId(id))
     }
 
     /// Lets the slots that were taken back be filled again, and says whether they reach up to `end`.
     #[inline(always)]
     fn reclaim(&mut self, end: u64) -> bool {
-        if self.error.is_some() {
+        if self.books.error().is_some() {
             return false;
         }
         // Before the first of them is filled: see `driver::poll`.
         self.tell();
-        self.limit = self.next_used + u64::from(self.size());
+        self.limit = self.next_used + u64::from(self.books.size());
         end <= self.limit
     }
 
     /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told them all.
     #[inline(always)]
     fn tell(&mut self) {
-        if self.error.is_none() {
+        if self.books.error().is_none() {
             // In order, all of the batch that we take back was used.
-            self.count.seen(self.batch.end.max(self.next_used));
+            self.books.count.seen(self.books.batch.end.max(self.next_used));
         }
     }
 
     /// Free descriptors.
-    fn free(&self) -> usize {
-        match self.error {
+    pub(crate) fn free(&self) -> usize {
+        match self.books.error() {
             // No more than the size, so it fits.
-            None => (self.next_used + u64::from(self.size()) - self.next_avail) as usize,
+            None => (self.next_used + u64::from(self.books.size()) - self.books.next_avail) as usize,
             Some(_) => 0,
         }
     }
@@ -267,7 +199,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe {
             self.desc.store_u64(at, addr);
-            if position != self.published {
+            if position != self.books.published {
                 if C::REFILL == Release {
                     self.desc.store_u64_release(at + DESC_LEN, meta);
                 } else {
@@ -288,7 +220,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         writable: &[Segment],
         count: usize,
     ) -> (u32, u64) {
-        let (mut position, mut left, mut first) = (self.next_avail, count, 0);
+        let (mut position, mut left, mut first) = (self.books.next_avail, count, 0);
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
             left -= 1;
             let flags = if left == 0 { flag } else { flag | DESC_F_NEXT };
@@ -296,7 +228,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             // others.
             // SAFETY: `count` slots are free.
             let meta = unsafe { self.fill(position, id, segment, flags) };
-            if position == self.next_avail {
+            if position == self.books.next_avail {
                 first = meta;
             }
             position += 1;
@@ -307,11 +239,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Writes the segments to the table of `id`, and a descriptor that points to it. They fit. Returns the number
     /// of writable bytes, and the second word of that descriptor.
     fn fill_table(&self, id: u16, readable: &[Segment], writable: &[Segment]) -> (u32, u64) {
-        let count = (readable.len() + writable.len()) as u16;
-        let bytes = desc_bytes(self.indirect);
-        let offset = usize::from(id) * bytes;
-        // SAFETY: `id` is below the size, and each identifier has a table of `bytes`.
-        let table = unsafe { self.tables.offset(offset) };
+        // SAFETY: `id` is below the size, see the invariant of `Ring`, and the caller has asked whether they fit.
+        let (table, whole) = unsafe { self.tables.of(id, readable.len() + writable.len()) };
         let mut at = 0;
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
             // In a table the order is that of the table, and only WRITE means something (section 2.8.7).
@@ -323,43 +252,42 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
             at += DESC_SIZE;
         });
-        let table = Segment { addr: self.tables_addr + offset as u64, len: desc_bytes(count) as u32 };
         // SAFETY: the next slot is free, as one was asked for.
-        (writable, unsafe { self.fill(self.next_avail, id, &table, DESC_F_INDIRECT) })
+        (writable, unsafe { self.fill(self.books.next_avail, id, &whole, DESC_F_INDIRECT) })
     }
 
     /// See [`crate::driver::Queue::publish`].
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
-        if self.published == self.next_avail || self.error.is_some() {
+        if self.books.published == self.books.next_avail || self.books.error().is_some() {
             return false;
         }
-        let (old, new) = (self.published, self.next_avail);
+        let (old, new) = (self.books.published, self.books.next_avail);
         O::before_release();
         // Release: pairs with the device's acquire load of the flags, after which it reads this descriptor and
         // those after it, and tables. (And with a poller's, which then sees the count; see `driver::poll`.)
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe { self.desc.store_u64_release(self.at(old) + DESC_LEN, self.withheld) };
-        self.published = new;
+        self.books.published = new;
         // Pairs with the device's fence between its store of its event suppression and its last look at the
         // flags: either we see its wish for a kick, or it sees ours.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.device_event.load_u32(0) };
-        let event = Event::decode(event, self.event_idx, self.size());
-        event.wants(self.position(new), self.position(old), self.size())
+        let event = Event::decode(event, self.books.event_idx, self.books.size());
+        event.wants(self.position(new), self.position(old), self.books.size())
     }
 
     /// See [`crate::driver::Queue::notification`].
     pub(crate) fn notification(&self) -> u16 {
-        let wrap = if self.wrap(self.published) { EVENT_WRAP } else { 0 };
-        self.published as u16 & self.mask | wrap
+        let wrap = if self.wrap(self.books.published) { EVENT_WRAP } else { 0 };
+        self.books.published as u16 & self.books.mask | wrap
     }
 
     /// See [`crate::driver::Queue::pop_used`].
     #[inline]
     pub(crate) fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
-        if self.in_order {
+        if self.books.in_order {
             return self.pop_in_order();
         }
         self.pop_any()
@@ -368,28 +296,18 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::take_used`].
     #[inline]
     pub(crate) fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
-        if !self.in_order {
+        if !self.books.in_order {
             return self.take_any(out);
         }
-        let mut taken = 0;
-        for place in out {
-            match self.pop_in_order() {
-                Ok(Some(used)) => *place = used,
-                Ok(None) => break,
-                Err(error) if taken == 0 => return Err(error),
-                // It has latched, and comes again.
-                Err(_) => break,
-            }
-            taken += 1;
-        }
-        Ok(taken)
+        take_each(out, || self.pop_in_order())
     }
 
     /// Takes back what was used, as far as `out` goes. As [`Ring::pop_any`], with the positions in locals: every
     /// store to shared memory could be one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
-        let (desc, mask, published, lap) = (self.desc, self.mask, self.published, u64::from(self.size()));
+        let (desc, mask, published, lap) =
+            (self.desc, self.books.mask, self.books.published, u64::from(self.books.size()));
         let (mut next, mut free_id) = (self.next_used, self.free_id);
         let mut expected = used_flags(next & lap == 0);
         let (mut taken, mut wrong) = (0, None);
@@ -408,7 +326,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
                 break;
             }
             // SAFETY: it was just checked.
-            let pending = unsafe { self.shadow.get_mut(id) };
+            let pending = unsafe { self.books.shadow.get_mut(id) };
             if pending.position >= published {
                 wrong = Some(id);
                 break;
@@ -424,11 +342,11 @@ impl<O: Order, C: Counting> Ring<O, C> {
             if (before ^ next) & lap != 0 {
                 expected ^= SWAP;
             }
-            self.count.taken(|| (before ^ next) & lap != 0);
+            self.books.count.taken(|| (before ^ next) & lap != 0);
         }
         (self.next_used, self.free_id) = (next, free_id);
         self.in_flight -= taken as u16;
-        match (taken, wrong.map(|id| self.unknown(id)).or(self.error)) {
+        match (taken, wrong.map(|id| self.unknown(id)).or(self.books.error())) {
             (0, Some(error)) => Err(error),
             // What has latched comes again.
             _ => Ok(taken),
@@ -438,7 +356,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Latches that the device has used what is not in flight.
     #[cold]
     fn unknown(&mut self, id: u16) -> QueueError {
-        let size = self.size();
+        let size = self.books.size();
         self.latch(if id < size {
             QueueError::NotInFlight { id: id.into() }
         } else {
@@ -454,7 +372,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         let meta = unsafe { self.desc.load_u64_acquire(self.at(self.next_used) + DESC_LEN) };
         if !matches(flags(meta), used_flags(self.wrap(self.next_used))) {
-            return self.error.map_or(Ok(None), Err);
+            return self.books.error().map_or(Ok(None), Err);
         }
         O::after_acquire();
         Ok(Some(meta))
@@ -466,7 +384,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let Some(used) = self.used()? else { return Ok(None) };
         let (id, len) = self.check(used)?;
         // SAFETY: `check` has checked it.
-        let pending = unsafe { self.shadow.get_mut(id) };
+        let pending = unsafe { self.books.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
         pending.link = self.free_id;
@@ -477,23 +395,27 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// Takes the oldest buffer back, if it was used.
     fn pop_in_order(&mut self) -> Result<Option<Used>, QueueError> {
-        if self.batch.end == self.next_used {
+        if self.books.batch.end == self.next_used {
             let Some(used) = self.used()? else { return Ok(None) };
             let (id, len) = self.check(used)?;
             // SAFETY: `check` has checked it. It is in flight, so it is not before our position.
-            let last = unsafe { self.shadow.get(id) };
-            self.batch.end = last.position + u64::from(last.descriptors);
-            self.batch.len = len;
+            let last = unsafe { self.books.shadow.get(id) };
+            self.books.batch.end = last.position + u64::from(last.descriptors);
+            self.books.batch.len = len;
         }
-        let id = self.batch.oldest;
-        self.batch.oldest = id.wrapping_add(1) & self.mask;
+        let id = self.books.batch.oldest;
+        self.books.batch.oldest = id.wrapping_add(1) & self.books.mask;
         // SAFETY: it is masked wherever it is set.
-        let pending = unsafe { self.shadow.get_mut(id) };
+        let pending = unsafe { self.books.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
         self.give_back(descriptors);
         // Buffers that were skipped count as used completely (section 2.8.9).
-        let len = if self.next_used == self.batch.end { self.batch.len.min(writable) } else { writable };
+        let len = if self.next_used == self.books.batch.end {
+            self.books.batch.len.min(writable)
+        } else {
+            writable
+        };
         Ok(Some(Used { id: BufferId(id), len }))
     }
 
@@ -502,13 +424,13 @@ impl<O: Order, C: Counting> Ring<O, C> {
     fn check(&mut self, used: u64) -> Result<(u16, u32), QueueError> {
         let used = Descriptor { addr: 0, meta: used };
         let id = used.id();
-        if id > self.mask {
+        if id > self.books.mask {
             return Err(self.unknown(id));
         }
         // A buffer that was added and not published is unknown to an honest device. (And in a latched queue none
         // is published.)
         // SAFETY: it was just checked.
-        if unsafe { self.shadow.get(id) }.position >= self.published {
+        if unsafe { self.books.shadow.get(id) }.position >= self.books.published {
             return Err(self.unknown(id));
         }
         // Without the WRITE flag nothing was written, and the length means nothing (section 2.8.5).
@@ -521,95 +443,61 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let before = self.next_used;
         self.next_used += u64::from(descriptors);
         self.in_flight -= 1;
-        let (next, size) = (self.next_used, u64::from(self.size()));
-        self.count.taken(|| (before ^ next) & size != 0);
+        let (next, size) = (self.next_used, u64::from(self.books.size()));
+        self.books.count.taken(|| (before ^ next) & size != 0);
     }
 
     /// See [`crate::driver::Queue::enable_notifications`].
     #[inline]
     pub(crate) fn enable_notifications(&mut self) -> C::Token {
-        let event = if self.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
+        let event =
+            if self.books.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
         // Relaxed: the fence below orders it before the look at the flags.
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.driver_event.store_u32(0, event.encode(self.size())) };
-        self.notifications_off = false;
+        unsafe { self.driver_event.store_u32(0, event.encode(self.books.size())) };
+        self.books.notifications_off = false;
         // Pairs with the device's fence between its store of a used descriptor's flags and its load of our event
         // suppression: either it sees our wish for an interrupt, or the `poll` that follows sees its flags.
         O::full();
         // In the middle of a batch in order the ring cannot show what has been used after the token.
         self.tell();
-        self.count.raw(self.next_used, self.place()).into()
+        self.books.count.raw(self.next_used, self.place()).into()
     }
 
     /// See [`crate::driver::Queue::disable_notifications`].
     #[inline]
     pub(crate) fn disable_notifications(&mut self) {
-        if self.notifications_off {
+        if self.books.notifications_off {
             return;
         }
         // Relaxed: a hint, with nothing to order.
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.size())) };
-        self.notifications_off = true;
+        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.books.size())) };
+        self.books.notifications_off = true;
     }
 
     /// See [`crate::driver::Queue::poll`].
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
         // In the middle of a batch the ring shows nothing at our position.
-        self.batch.end > self.next_used || self.count.news::<O>(token.into(), self.place())
+        self.books.batch.end > self.next_used || self.books.count.news::<O>(token.into(), self.place())
     }
 
     /// For pollers.
     pub(crate) fn place(&self) -> Place {
-        Place::packed(self.desc, self.size())
-    }
-
-    /// For pollers.
-    pub(crate) fn count(&mut self) -> &mut C {
-        &mut self.count
-    }
-
-    /// Whether something was published.
-    pub(crate) fn in_use(&self) -> bool {
-        self.published != self.start || self.error.is_some()
-    }
-
-    /// The queue's memory.
-    pub(crate) fn memory(&self) -> DmaArea {
-        self.memory
+        Place::packed(self.desc, self.books.size())
     }
 
     /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as published.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.limit = 0;
-        self.published = 0;
-        self.count.close();
-        *self.error.get_or_insert(error)
-    }
-
-    /// The latched error.
-    pub(crate) fn error(&self) -> Option<QueueError> {
-        self.error
-    }
-
-    /// Number of descriptors.
-    #[inline(always)]
-    pub(crate) fn size(&self) -> u16 {
-        self.mask + 1
+        self.books.published = 0;
+        self.books.latch(error)
     }
 
     /// Buffers added and not yet returned.
     pub(crate) fn in_flight(&self) -> u16 {
         self.in_flight
-    }
-
-    /// The longest chain that fits now.
-    pub(crate) fn room(&self) -> usize {
-        match self.free() {
-            0 => 0,
-            free => free.max(self.indirect.into()),
-        }
     }
 }

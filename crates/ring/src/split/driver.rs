@@ -14,14 +14,16 @@
 //! back in that order, so there is no free list: `free_head` and the oldest buffer run after one another. The
 //! device may tell of several buffers with one entry, that of the last one, in the place of the first; the
 //! others were used completely then.
-use super::{Descriptor, avail_bytes, avail_event, desc_bytes, used_bytes, used_event};
+use super::{Descriptor, avail_event, used_event};
 use crate::area::Cells;
+use crate::driver::books::{Books, take_each};
+use crate::driver::memory::{Memory, Tables};
 use crate::driver::poll::{Counting, Place};
-use crate::driver::shadow::{InOrder, Pending, Shadow, write_all};
-use crate::driver::{BufferId, Full, Layout, Memory, Used};
+use crate::driver::shadow::{Pending, write_all};
+use crate::driver::{BufferId, Full, Used};
 use crate::event::need_event;
 use crate::order::Order;
-use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment};
+use crate::{QueueError, Segment};
 use alloc::boxed::Box;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -30,132 +32,64 @@ use paravane_spec::split::{
     DESC_F_WRITE, DESC_SIZE, USED_ENTRY, USED_F_NO_NOTIFY, USED_FLAGS, USED_IDX, USED_RING,
 };
 
-/// The device writes to the used ring only: it gets cache lines of its own.
-const CACHE_LINE: usize = 64;
-
-/// Where the parts of a queue lie in its memory, in bytes from its start.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offsets {
-    avail: usize,
-    used: usize,
-    tables: usize,
-    /// Bytes in all.
-    pub(crate) end: usize,
-}
-
-impl Offsets {
-    /// A queue of `size` descriptors, each with an indirect table of `indirect` (or 0) descriptors.
-    pub(crate) const fn new(size: u16, indirect: u16) -> Self {
-        let avail = desc_bytes(size);
-        let used = (avail + avail_bytes(size)).next_multiple_of(CACHE_LINE);
-        let tables = (used + used_bytes(size)).next_multiple_of(CACHE_LINE);
-        Self { avail, used, tables, end: tables + size as usize * desc_bytes(indirect) }
-    }
-}
-
 /// The driver's side, and its private shadow.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: the memory is as
-/// long and as aligned as [`Offsets`] says, `size` is a power of two, `mask` is one less, `next` and the shadow
-/// have `size` entries, and every descriptor index among them and in `free_head` is below `size`.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: those of [`Books`]
+/// and of [`Memory`], which are of one layout; `next` has as many entries as the shadow, and every descriptor index in it and in `free_head` is
+/// below the size.
 #[derive(Debug)]
 pub(crate) struct Ring<O, C> {
     desc: Cells,
     avail: Cells,
     used: Cells,
-    tables: Cells,
-    tables_addr: u64,
-    mask: u16,
-    /// Descriptors in the table of each head; 0 without indirect descriptors.
-    indirect: u16,
-    event_idx: bool,
-    in_order: bool,
-    notifications_off: bool,
+    pub(crate) tables: Tables,
+    /// `published` is what avail.idx says.
+    pub(crate) books: Books<C>,
     free_head: u16,
+    /// Free descriptors. None in a latched queue.
     free: u16,
     /// For each descriptor the one after it, in its buffer or in the free list.
     next: Box<[u16]>,
-    shadow: Shadow,
-    /// The next entry of the available ring.
-    next_avail: u64,
-    /// What avail.idx says.
-    published: u64,
     /// The next entry of the used ring: buffers taken back so far.
     consumed: u64,
     /// used.idx, when we last looked. A latched queue has seen nothing.
     seen: u64,
-    batch: InOrder,
-    /// Position at which the rings began.
-    start: u64,
-    count: C,
-    memory: DmaArea,
-    error: Option<QueueError>,
     order: PhantomData<O>,
 }
 
 impl<O: Order, C: Counting> Ring<O, C> {
-    /// See [`crate::driver::Queue::new`]. Both rings start at position `start`.
-    pub(crate) fn new(
-        layout: Layout,
-        memory: DmaArea,
-        start: u16,
-    ) -> Result<(Self, QueueAddresses), ConfigError> {
-        let Layout { size, indirect, event_idx, in_order, .. } = layout;
-        let offsets = Offsets::new(size, indirect);
-        let Memory { cells, addr } = Memory::take(memory, offsets.end)?;
-        // SAFETY: all four offsets lie inside the area, whose length was checked.
-        let (avail, used, tables) = unsafe {
-            (cells.offset(offsets.avail), cells.offset(offsets.used), cells.offset(offsets.tables))
-        };
+    /// See [`crate::driver::Queue::new`].
+    pub(crate) fn new(books: Books<C>, memory: Memory) -> Self {
+        let Memory { desc, driver: avail, device: used, tables, .. } = memory;
+        let (start, size) = (books.start(), books.size());
         if start != 0 {
             // Relaxed: the device comes to know of the queue later, through the transport.
-            // SAFETY: the areas were checked.
+            // SAFETY: see the invariant of `Memory`.
             unsafe {
-                avail.store_u16(AVAIL_IDX, start, Relaxed);
-                used.store_u16(USED_IDX, start, Relaxed);
+                avail.store_u16(AVAIL_IDX, start as u16, Relaxed);
+                used.store_u16(USED_IDX, start as u16, Relaxed);
             }
         }
-        let start = u64::from(start);
-        let ring = Self {
-            desc: cells,
+        Self {
+            desc,
             avail,
             used,
             tables,
-            tables_addr: addr + offsets.tables as u64,
-            mask: size - 1,
-            indirect,
-            event_idx,
-            in_order,
-            notifications_off: false,
+            books,
             free_head: 0,
             free: size,
             next: (1..=size).map(|next| next & (size - 1)).collect(),
-            shadow: Shadow::new(size),
-            next_avail: start,
-            published: start,
             consumed: start,
             seen: start,
-            batch: InOrder { end: start, ..InOrder::default() },
-            start,
-            count: C::new(start),
-            memory,
-            error: None,
             order: PhantomData,
-        };
-        let addresses = QueueAddresses {
-            size,
-            desc: addr,
-            driver: addr + offsets.avail as u64,
-            device: addr + offsets.used as u64,
-        };
-        Ok((ring, addresses))
+        }
     }
 
     /// See [`crate::driver::Queue::add`].
     #[inline]
     pub(crate) fn add(&mut self, readable: &[Segment], writable: &[Segment]) -> Result<BufferId, Full> {
         let count = readable.len() + writable.len();
-        let in_table = count > 1 && count <= usize::from(self.indirect);
+        let in_table = self.tables.fit(count);
         let needed = if in_table { 1 } else { count };
         if needed > usize::from(self.free) {
             return Err(Full { needed, free: self.free.into() });
@@ -170,14 +104,15 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // Nothing can fail any more: into the books.
         self.free_head = next;
         self.free -= needed as u16;
-        let pending = Pending { descriptors: needed as u16, link: last, writable, position: self.next_avail };
+        let pending =
+            Pending { descriptors: needed as u16, link: last, writable, position: self.books.next_avail };
         // SAFETY: `head` is below the size; see the invariant of `Ring`.
-        unsafe { *self.shadow.get_mut(head) = pending };
-        let at = AVAIL_RING + usize::from(self.next_avail as u16 & self.mask) * AVAIL_ENTRY;
+        unsafe { *self.books.shadow.get_mut(head) = pending };
+        let at = AVAIL_RING + usize::from(self.books.next_avail as u16 & self.books.mask) * AVAIL_ENTRY;
         // Relaxed: the release store of avail.idx orders it.
         // SAFETY: the entry is below the size; see the invariant of `Ring`.
         unsafe { self.avail.store_u16(at, head, Relaxed) };
-        self.next_avail += 1;
+        self.books.next_avail += 1;
         Ok(BufferId(head))
     }
 
@@ -214,20 +149,17 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Writes the segments to the table of `head`, and a descriptor that points to it. They fit. Returns the
     /// number of writable bytes.
     fn fill_table(&self, head: u16, readable: &[Segment], writable: &[Segment]) -> u32 {
-        let count = (readable.len() + writable.len()) as u16;
-        let bytes = desc_bytes(self.indirect);
-        let offset = usize::from(head) * bytes;
-        // SAFETY: `head` is below the size, and each head has a table of `bytes`.
-        let table = unsafe { self.tables.offset(offset) };
+        let count = readable.len() + writable.len();
+        // SAFETY: `head` is below the size, see the invariant of `Ring`, and the caller has asked whether they fit.
+        let (table, whole) = unsafe { self.tables.of(head, count) };
         let mut i = 0;
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
-            let (link, to) = if i + 1 == count { (0, 0) } else { (DESC_F_NEXT, i + 1) };
+            let (link, to) = if usize::from(i) + 1 == count { (0, 0) } else { (DESC_F_NEXT, i + 1) };
             // SAFETY: `i` is below `count`, which is at most what the table holds.
             unsafe { store(table, i, Descriptor::new(segment.addr, segment.len, flag | link, to)) };
             i += 1;
         });
-        let addr = self.tables_addr + offset as u64;
-        let desc = Descriptor::new(addr, desc_bytes(count) as u32, DESC_F_INDIRECT, 0);
+        let desc = Descriptor::new(whole.addr, whole.len, DESC_F_INDIRECT, 0);
         // SAFETY: `head` is below the size; see the invariant of `Ring`.
         unsafe { store(self.desc, head, desc) };
         writable
@@ -236,8 +168,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::publish`].
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
-        let (old, new) = (self.published as u16, self.next_avail as u16);
-        if self.published == self.next_avail || self.error.is_some() {
+        let (old, new) = (self.books.published as u16, self.books.next_avail as u16);
+        if self.books.published == self.books.next_avail || self.books.error().is_some() {
             return false;
         }
         O::before_release();
@@ -245,14 +177,14 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // descriptors and tables. (And, by way of the device, with a poller's acquire load of used.idx.)
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.avail.store_u16(AVAIL_IDX, new, Release) };
-        self.published = self.next_avail;
+        self.books.published = self.books.next_avail;
         // Pairs with the device's fence between its store of avail_event (or flags) and its last look at
         // avail.idx: either we see its wish for a kick, or it sees our index.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         unsafe {
-            if self.event_idx {
-                need_event(self.used.load_u16(avail_event(self.size()), Relaxed), new, old)
+            if self.books.event_idx {
+                need_event(self.used.load_u16(avail_event(self.books.size()), Relaxed), new, old)
             } else {
                 self.used.load_u16(USED_FLAGS, Relaxed) & USED_F_NO_NOTIFY == 0
             }
@@ -261,7 +193,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// See [`crate::driver::Queue::notification`].
     pub(crate) fn notification(&self) -> u16 {
-        self.published as u16
+        self.books.published as u16
     }
 
     /// See [`crate::driver::Queue::pop_used`].
@@ -270,7 +202,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.seen == self.consumed && !self.look()? {
             return Ok(None);
         }
-        if self.in_order { self.pop_in_order().map(Some) } else { self.pop_any().map(Some) }
+        if self.books.in_order { self.pop_in_order().map(Some) } else { self.pop_any().map(Some) }
     }
 
     /// See [`crate::driver::Queue::take_used`].
@@ -279,30 +211,17 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.seen == self.consumed && !self.look()? {
             return Ok(0);
         }
-        if !self.in_order {
+        if !self.books.in_order {
             return self.take_any(out);
         }
-        let mut taken = 0;
-        for place in out {
-            if self.seen == self.consumed {
-                break;
-            }
-            match self.pop_in_order() {
-                Ok(used) => *place = used,
-                Err(error) if taken == 0 => return Err(error),
-                // It has latched, and comes again.
-                Err(_) => break,
-            }
-            taken += 1;
-        }
-        Ok(taken)
+        take_each(out, || if self.seen == self.consumed { Ok(None) } else { self.pop_in_order().map(Some) })
     }
 
     /// Takes back what was seen, as far as `out` goes. As [`Ring::pop_any`], with the positions in locals: every
     /// store to shared memory could be one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
-        let (used, mask, published) = (self.used, self.mask, self.published);
+        let (used, mask, published) = (self.used, self.books.mask, self.books.published);
         let (mut consumed, mut free_head, mut free) = (self.consumed, self.free_head, self.free);
         let wanted = ((self.seen - consumed) as usize).min(out.len());
         let (mut taken, mut wrong) = (0, None);
@@ -317,7 +236,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
             let head = id as u16;
             // SAFETY: `head` was just checked.
-            let pending = unsafe { self.shadow.get_mut(head) };
+            let pending = unsafe { self.books.shadow.get_mut(head) };
             if pending.position >= published {
                 wrong = Some(id);
                 break;
@@ -330,7 +249,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             free_head = head;
             consumed += 1;
             taken += 1;
-            self.count.taken(|| consumed as u16 == 0);
+            self.books.count.taken(|| consumed as u16 == 0);
         }
         (self.consumed, self.free_head, self.free) = (consumed, free_head, free);
         match wrong.map(|id| self.unknown(id)) {
@@ -343,7 +262,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Latches that the device has used what is not in flight.
     #[cold]
     fn unknown(&mut self, id: u32) -> QueueError {
-        let size = self.size().into();
+        let size = self.books.size().into();
         self.latch(if id < size {
             QueueError::NotInFlight { id }
         } else {
@@ -354,7 +273,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// The entry of the used ring at our position, which was seen.
     #[inline(always)]
     fn entry(&self) -> (u32, u32) {
-        let at = USED_RING + usize::from(self.consumed as u16 & self.mask) * USED_ENTRY;
+        let at = USED_RING + usize::from(self.consumed as u16 & self.books.mask) * USED_ENTRY;
         // Relaxed: the acquire load of used.idx in `look` has ordered them after the device's writing.
         // SAFETY: the entry is below the size; see the invariant of `Ring`.
         unsafe { (self.used.load_u32(at), self.used.load_u32(at + 4)) }
@@ -364,15 +283,15 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn pop_any(&mut self) -> Result<Used, QueueError> {
         let (id, len) = self.entry();
-        if id > self.mask.into() {
+        if id > self.books.mask.into() {
             return Err(self.unknown(id));
         }
         let head = id as u16;
         // SAFETY: `head` was just checked.
-        let pending = unsafe { self.shadow.get_mut(head) };
+        let pending = unsafe { self.books.shadow.get_mut(head) };
         let Pending { descriptors, link, writable, position } = *pending;
         // A buffer that was added and not published is unknown to an honest device.
-        if position >= self.published {
+        if position >= self.books.published {
             return Err(self.unknown(id));
         }
         pending.position = Pending::NOWHERE;
@@ -381,44 +300,45 @@ impl<O: Order, C: Counting> Ring<O, C> {
         self.free_head = head;
         self.free += descriptors;
         self.consumed += 1;
-        self.count.taken(|| self.consumed as u16 == 0);
+        self.books.count.taken(|| self.consumed as u16 == 0);
         Ok(Used { id: BufferId(head), len: len.min(writable) })
     }
 
     /// Takes back the oldest buffer; it was used.
     fn pop_in_order(&mut self) -> Result<Used, QueueError> {
-        if self.batch.end == self.consumed {
+        if self.books.batch.end == self.consumed {
             let (id, len) = self.entry();
-            if id > self.mask.into() {
+            if id > self.books.mask.into() {
                 return Err(self.unknown(id));
             }
             // SAFETY: it was just checked.
-            let last = unsafe { self.shadow.get(id as u16) };
+            let last = unsafe { self.books.shadow.get(id as u16) };
             // It is in flight, so it is not before our position; and the batch may not end beyond used.idx.
             if last.position >= self.seen {
                 return Err(self.unknown(id));
             }
-            self.batch.end = last.position + 1;
-            self.batch.len = len;
+            self.books.batch.end = last.position + 1;
+            self.books.batch.len = len;
         }
-        let head = self.batch.oldest;
+        let head = self.books.batch.oldest;
         // SAFETY: it is masked wherever it is set.
-        let pending = unsafe { self.shadow.get_mut(head) };
+        let pending = unsafe { self.books.shadow.get_mut(head) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
-        self.batch.oldest = head.wrapping_add(descriptors) & self.mask;
+        self.books.batch.oldest = head.wrapping_add(descriptors) & self.books.mask;
         self.free += descriptors;
         self.consumed += 1;
-        self.count.taken(|| self.consumed as u16 == 0);
+        self.books.count.taken(|| self.consumed as u16 == 0);
         // Buffers that were skipped count as used completely (section 2.7.9).
-        let len = if self.consumed == self.batch.end { self.batch.len.min(writable) } else { writable };
+        let len =
+            if self.consumed == self.books.batch.end { self.books.batch.len.min(writable) } else { writable };
         Ok(Used { id: BufferId(head), len })
     }
 
     /// Looks at used.idx and says whether something new is there. Nothing was left of what was seen before.
     #[inline(always)]
     fn look(&mut self) -> Result<bool, QueueError> {
-        if let Some(error) = self.error {
+        if let Some(error) = self.books.error() {
             return Err(error);
         }
         let old = self.consumed as u16;
@@ -427,7 +347,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let new = unsafe { self.used.load_u16(USED_IDX, Acquire) };
         O::after_acquire();
         // No more than the size, so it fits.
-        let in_flight = (self.published - self.consumed) as u16;
+        let in_flight = (self.books.published - self.consumed) as u16;
         let came = new.wrapping_sub(old);
         if came > in_flight {
             return Err(self.latch(QueueError::UsedIndex { old, new, in_flight }));
@@ -437,7 +357,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         }
         self.seen = self.consumed + u64::from(came);
         // Once a batch, and before anything of it can be made available again: see `driver::poll`.
-        self.count.seen(self.seen);
+        self.books.count.seen(self.seen);
         Ok(true)
     }
 
@@ -447,43 +367,43 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // Relaxed: the fence below orders them before the look at used.idx.
         // SAFETY: see the invariant of `Ring`.
         unsafe {
-            if self.event_idx {
-                self.avail.store_u16(used_event(self.size()), self.consumed as u16, Relaxed);
+            if self.books.event_idx {
+                self.avail.store_u16(used_event(self.books.size()), self.consumed as u16, Relaxed);
             } else {
                 self.avail.store_u16(AVAIL_FLAGS, 0, Relaxed);
             }
         }
-        self.notifications_off = false;
+        self.books.notifications_off = false;
         // Pairs with the device's fence between its store of used.idx and its load of used_event (or flags):
         // either it sees our wish for an interrupt, or the `poll` that follows sees its index.
         O::full();
-        self.count.raw(self.consumed, self.place()).into()
+        self.books.count.raw(self.consumed, self.place()).into()
     }
 
     /// See [`crate::driver::Queue::disable_notifications`].
     #[inline]
     pub(crate) fn disable_notifications(&mut self) {
-        if self.notifications_off {
+        if self.books.notifications_off {
             return;
         }
         // Relaxed: a hint, with nothing to order.
         // SAFETY: see the invariant of `Ring`.
         unsafe {
-            if self.event_idx {
+            if self.books.event_idx {
                 // Just behind us: passed again only after 2^16 - 1 buffers.
                 let behind = (self.consumed as u16).wrapping_sub(1);
-                self.avail.store_u16(used_event(self.size()), behind, Relaxed);
+                self.avail.store_u16(used_event(self.books.size()), behind, Relaxed);
             } else {
                 self.avail.store_u16(AVAIL_FLAGS, AVAIL_F_NO_INTERRUPT, Relaxed);
             }
         }
-        self.notifications_off = true;
+        self.books.notifications_off = true;
     }
 
     /// See [`crate::driver::Queue::poll`].
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
-        self.count.news::<O>(token.into(), self.place())
+        self.books.count.news::<O>(token.into(), self.place())
     }
 
     /// For pollers.
@@ -491,52 +411,22 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Place::split(self.used)
     }
 
-    /// For pollers.
-    pub(crate) fn count(&mut self) -> &mut C {
-        &mut self.count
-    }
-
-    /// Whether something was published.
-    pub(crate) fn in_use(&self) -> bool {
-        self.published != self.start
-    }
-
-    /// The queue's memory.
-    pub(crate) fn memory(&self) -> DmaArea {
-        self.memory
-    }
-
     /// Latches the first error, and returns it. From now on nothing fits, and nothing was seen.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.free = 0;
         self.seen = self.consumed;
-        self.count.close();
-        *self.error.get_or_insert(error)
-    }
-
-    /// The latched error.
-    pub(crate) fn error(&self) -> Option<QueueError> {
-        self.error
-    }
-
-    /// Number of descriptors.
-    #[inline(always)]
-    pub(crate) fn size(&self) -> u16 {
-        self.mask + 1
+        self.books.latch(error)
     }
 
     /// Buffers added and not yet returned.
     pub(crate) fn in_flight(&self) -> u16 {
-        (self.next_avail - self.consumed) as u16
+        (self.books.next_avail - self.consumed) as u16
     }
 
-    /// The longest chain that fits now.
-    pub(crate) fn room(&self) -> usize {
-        match self.free {
-            0 => 0,
-            free => free.max(self.indirect).into(),
-        }
+    /// Free descriptors.
+    pub(crate) fn free(&self) -> usize {
+        self.free.into()
     }
 }
 

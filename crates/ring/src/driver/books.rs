@@ -1,0 +1,111 @@
+//! The driver's books: what its side of a queue knows in private memory, whatever the layout.
+//!
+//! ```text
+//!   add ---> next_avail ---- publish ---> published        (what comes back is each layout's own affair)
+//! ```
+use super::memory::Memory;
+use super::poll::Counting;
+use super::shadow::{InOrder, Shadow};
+use super::{Layout, Used};
+use crate::{DmaArea, QueueError};
+
+/// What is the same in both layouts. The positions count in 64 bits, entries of the rings (split) or descriptors
+/// (packed).
+///
+/// Invariant, made by [`Books::open`] and relied on by every access to the shadow: `mask` is one less than the size,
+/// which is a power of two; the shadow has `size` entries, and every identifier in it is below `size`.
+#[derive(Debug)]
+pub(crate) struct Books<C> {
+    pub(crate) mask: u16,
+    pub(crate) event_idx: bool,
+    pub(crate) in_order: bool,
+    /// Whether the device knows that no interrupts are wanted.
+    pub(crate) notifications_off: bool,
+    pub(crate) shadow: Shadow,
+    /// The next one to make available.
+    pub(crate) next_avail: u64,
+    /// The device knows of everything before it.
+    pub(crate) published: u64,
+    /// In order: the buffers that are coming back.
+    pub(crate) batch: InOrder,
+    /// For pollers.
+    pub(crate) count: C,
+    error: Option<QueueError>,
+    /// Where it all began.
+    start: u64,
+    memory: DmaArea,
+}
+
+impl<C: Counting> Books<C> {
+    /// Nothing in flight, everything before `start` used.
+    pub(super) fn open(layout: &Layout, memory: &Memory, start: u16) -> Self {
+        let start = u64::from(start);
+        Self {
+            mask: layout.size - 1,
+            event_idx: layout.event_idx,
+            in_order: layout.in_order,
+            notifications_off: false,
+            shadow: Shadow::new(layout.size),
+            next_avail: start,
+            published: start,
+            batch: InOrder { end: start, ..InOrder::default() },
+            count: C::new(start),
+            error: None,
+            start,
+            memory: memory.whole,
+        }
+    }
+
+    /// Number of descriptors.
+    #[inline(always)]
+    pub(crate) fn size(&self) -> u16 {
+        self.mask + 1
+    }
+
+    /// The latched error.
+    #[inline(always)]
+    pub(crate) fn error(&self) -> Option<QueueError> {
+        self.error
+    }
+
+    /// Where both rings began.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Whether anything was published.
+    pub(super) fn in_use(&self) -> bool {
+        self.published != self.start
+    }
+
+    /// The queue's memory.
+    pub(super) fn memory(&self) -> DmaArea {
+        self.memory
+    }
+
+    /// Latches the first error, and returns it. The layout sees to it that nothing fits any more.
+    pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
+        self.count.close();
+        *self.error.get_or_insert(error)
+    }
+}
+
+/// Fills `out` from its front with what `pop` has, and returns how many those are. An error comes alone: after others
+/// it has latched, and comes again.
+#[inline(always)]
+pub(crate) fn take_each(
+    out: &mut [Used],
+    mut pop: impl FnMut() -> Result<Option<Used>, QueueError>,
+) -> Result<usize, QueueError> {
+    let mut taken = 0;
+    for place in out {
+        match pop() {
+            Ok(Some(used)) => *place = used,
+            Ok(None) => break,
+            Err(error) if taken == 0 => return Err(error),
+            Err(_) => break,
+        }
+        taken += 1;
+    }
+    Ok(taken)
+}
