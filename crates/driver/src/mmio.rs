@@ -12,9 +12,11 @@
 //!                           reset (bounded)
 //! ```
 use crate::{DmaArea, DriverError, Pool};
+use alloc::boxed::Box;
 use paravane_ring::driver::poll::Poller;
 use paravane_ring::driver::{Layout, Queue};
 use paravane_spec::{feature, mmio, queue, status};
+use thiserror::Error;
 
 /// Access to one device's registers; offsets in bytes from its base.
 pub trait Registers {
@@ -35,6 +37,18 @@ const CONFIG_READS: u32 = 64;
 
 /// What a queue's memory is aligned to, in bytes.
 const QUEUE_ALIGN: usize = 4096;
+
+/// A queue that was not reset.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct NotReset {
+    /// Why.
+    pub error: DriverError,
+    /// The queue, with what is in flight. Not to be used with a device that was asked to reset it
+    /// ([`DriverError::QueueReset`]), but to be kept until that has been reset: [`Queue::into_memory`] is the way to its
+    /// memory then.
+    pub queue: Queue,
+}
 
 /// A device on virtio-mmio.
 #[derive(Debug)]
@@ -144,9 +158,16 @@ impl<R: Registers> Mmio<R> {
     /// was in flight is lost. The rest of the device goes on.
     ///
     /// # Errors
-    /// RING_RESET was not negotiated, or the device does not finish the reset or keeps the queue. The queue is
-    /// gone in any case, and its memory as well: only a reset of the device stops that from being written to.
-    pub fn reset_queue(&mut self, index: u16, queue: Queue) -> Result<DmaArea, DriverError> {
+    /// RING_RESET was not negotiated, and the queue goes on as if nobody had asked. Or the device does not finish the
+    /// reset, or keeps the queue: then only a reset of the device stops the memory from being written to.
+    pub fn reset_queue(&mut self, index: u16, queue: Queue) -> Result<DmaArea, Box<NotReset>> {
+        match self.try_reset_queue(index) {
+            Ok(()) => Ok(queue.into_memory()),
+            Err(error) => Err(Box::new(NotReset { error, queue })),
+        }
+    }
+
+    fn try_reset_queue(&self, index: u16) -> Result<(), DriverError> {
         if self.features & feature::RING_RESET == 0 {
             return Err(DriverError::Features(feature::RING_RESET));
         }
@@ -158,7 +179,7 @@ impl<R: Registers> Mmio<R> {
                 if self.registers.read32(mmio::QUEUE_READY) != 0 {
                     break;
                 }
-                return Ok(queue.into_memory());
+                return Ok(());
             }
             core::hint::spin_loop();
         }

@@ -143,7 +143,13 @@ fn a_queue_reset_that_fails() {
         let queue = transport.start_queue(0, 8, 0, &mut pool).unwrap();
         transport.driver_ok().unwrap();
         device.0.borrow_mut().lie = lie;
-        assert_eq!(transport.reset_queue(0, queue).unwrap_err(), DriverError::QueueReset(0));
+        let failed = transport.reset_queue(0, queue).unwrap_err();
+        assert_eq!(failed.error, DriverError::QueueReset(0));
+        // With the device its memory is free again.
+        device.0.borrow_mut().lie = Lie::None;
+        let mut transport = self::transport(&device, features);
+        let memory = failed.queue.into_memory();
+        assert!(transport.start_queue_again(0, 8, 0, memory).is_ok());
     }
 }
 
@@ -151,9 +157,20 @@ fn a_queue_reset_that_fails() {
 fn a_queue_reset_that_was_not_negotiated() {
     let (device, mut pool): (Device, Pool) = Device::new(device_id::BLK, feature::VERSION_1);
     let mut transport = transport(&device, feature::VERSION_1);
-    let queue = transport.start_queue(0, 8, 0, &mut pool).unwrap();
+    let mut queue = transport.start_queue(0, 8, 0, &mut pool).unwrap();
     transport.driver_ok().unwrap();
-    let error = transport.reset_queue(0, queue).unwrap_err();
-    assert_eq!(error, DriverError::Features(feature::RING_RESET));
+    flush(&mut queue, &device);
+    queue.publish();
+    let refused = transport.reset_queue(0, queue).unwrap_err();
+    assert_eq!(refused.error, DriverError::Features(feature::RING_RESET));
     assert!(!device.0.borrow().writes.iter().any(|(offset, _)| *offset == mmio::QUEUE_RESET));
+    // Nothing has happened to the queue.
+    let mut queue = refused.queue;
+    assert_eq!(queue.in_flight(), 1);
+    device.serve(Answer::Honest);
+    assert!(queue.pop_used().unwrap().is_some());
+    flush(&mut queue, &device);
+    queue.publish();
+    device.serve(Answer::Honest);
+    assert!(queue.pop_used().unwrap().is_some());
 }

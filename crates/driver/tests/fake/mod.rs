@@ -376,6 +376,9 @@ impl State {
                 self.activate();
             }
         }
+        if value == 0 {
+            (self.ready, self.resetting, self.live) = (0, 0, None);
+        }
         self.status = value;
     }
 }
