@@ -49,9 +49,6 @@ bitflags! {
 }
 
 impl Access {
-    /// No flag at all.
-    pub(crate) const EMPTY: Self = Self::empty();
-
     /// Whether the order follows from the direction.
     const fn ordered(self) -> bool {
         self.contains(Self::FULL) || !self.contains(Self::RELAXED)

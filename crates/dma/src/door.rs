@@ -295,8 +295,11 @@ impl<'a> Door<'a> {
         access: Access,
         mut each: impl FnMut(usize, Piece),
     ) -> Result<(), DmaError> {
-        // Nearly every access is inside the window of the one before; the rest is out of line.
-        let window = self.handle.window();
+        // Nearly every access is inside one window, that was found before or is found now. The rest is out of line.
+        let mut window = self.handle.window(addr);
+        if window.offset(addr).is_none() && self.handle.find(addr).is_ok() {
+            window = self.handle.window(addr);
+        }
         if let Some(offset) = window.offset(addr)
             && len as u64 <= window.left(offset)
             && window.forbidden(access).is_empty()
@@ -329,15 +332,28 @@ impl<'a> Door<'a> {
         // Each turn moves at least one byte, and the last address does not wrap, so the sum below does not.
         while done < len {
             let at = addr + done as u64;
-            let window = self.handle.find(at, access).map_err(|fault| match fault {
-                Fault::Unmapped => DmaError::Unmapped { addr: at, len, done },
-                Fault::Untranslated => DmaError::Untranslated { addr: at, len, done },
-                Fault::Denied(access) => DmaError::Denied { addr: at, access, len, done },
-            })?;
-            // The window is around `at`.
+            let mut window = self.handle.window(at);
+            if window.offset(at).is_none() {
+                if let Err(fault) = self.handle.find(at) {
+                    return Err(match fault {
+                        Fault::Unmapped => DmaError::Unmapped { addr: at, len, done },
+                        Fault::Untranslated => {
+                            self.handle.missed(at, access);
+                            DmaError::Untranslated { addr: at, len, done }
+                        }
+                    });
+                }
+                window = self.handle.window(at);
+            }
+            // `find` has put it there.
             let Some(offset) = window.offset(at) else {
                 return Err(DmaError::Unmapped { addr: at, len, done });
             };
+            let forbidden = window.forbidden(access);
+            if !forbidden.is_empty() {
+                self.handle.missed(at, access);
+                return Err(DmaError::Denied { addr: at, access: forbidden, len, done });
+            }
             let n = window.left(offset).min((len - done) as u64) as usize;
             let (host, gpa) = (window.host(offset), window.gpa(offset));
             each(done, Piece { host, len: n, gpa, region: window.region() });

@@ -6,7 +6,6 @@ use crate::seat::Seat;
 use crate::snapshot::Window;
 use crate::written::Written;
 use crate::{Access, DirtyLog, Door, Miss};
-use std::cell::Cell;
 use std::sync::Arc;
 
 /// `Handle::shift` when no log is on.
@@ -17,8 +16,8 @@ const OFF: u32 = u32::MAX;
 /// batch; while it is shut nobody waits for the holder.
 #[derive(Debug)]
 pub struct Handle {
-    /// The last window that an access found. With one region and no domain, the only look-up there is.
-    window: Cell<Window>,
+    /// Where accesses look first. With one region and no domain, the only look-up there is.
+    cache: Cache,
     /// Page size of the log that is on, as a power of two.
     shift: u32,
     written: Written,
@@ -31,7 +30,6 @@ pub struct Handle {
 #[derive(Debug)]
 struct Translation {
     shared: Arc<Shared>,
-    cache: Box<Cache>,
     /// The change that the cache is up to.
     change: u64,
 }
@@ -43,8 +41,6 @@ pub(crate) enum Fault {
     Unmapped,
     /// No translation.
     Untranslated,
-    /// Memory, but not for this.
-    Denied(Access),
 }
 
 impl Handle {
@@ -53,10 +49,10 @@ impl Handle {
         published.seats().add(&seat);
         let translation = domain.map(|shared| {
             shared.seats().add(&seat);
-            Translation { change: shared.change(), shared, cache: Box::new(Cache::new()) }
+            Translation { change: shared.change(), shared }
         });
         let mut handle = Self {
-            window: Cell::new(Window::EMPTY),
+            cache: Cache::new(),
             shift: OFF,
             written: Written::new(),
             pin: published.pin(&seat),
@@ -91,8 +87,7 @@ impl Handle {
             let change = translation.shared.change();
             if change != translation.change {
                 translation.change = change;
-                translation.cache.clear();
-                self.window.set(Window::EMPTY);
+                self.cache.clear();
             }
         }
         Door::new(self, inside)
@@ -107,12 +102,9 @@ impl Handle {
     #[cold]
     fn look_at_pin(&mut self) {
         self.shift = self.log().map_or(OFF, |log| log.shift());
-        match &self.translation {
-            None => self.window.set(self.pin.snapshot.first()),
-            Some(translation) => {
-                translation.cache.clear();
-                self.window.set(Window::EMPTY);
-            }
+        match (&self.translation, self.pin.snapshot.only()) {
+            (None, Some(window)) => self.cache.put_only(window),
+            _ => self.cache.clear(),
         }
     }
 
@@ -133,45 +125,36 @@ impl Handle {
         self.translation.as_ref().map_or(0, |translation| translation.change)
     }
 
+    /// The window where one around `addr` would be, if it has been found already.
     #[inline(always)]
-    pub(crate) fn window(&self) -> Window {
-        self.window.get()
+    pub(crate) fn window(&self, addr: u64) -> Window {
+        self.cache.place(addr).window()
     }
 
-    /// The window around `addr`, which allows the directions of `access`. To be called while the door is open.
-    pub(crate) fn find(&self, addr: u64, access: Access) -> Result<Window, Fault> {
-        let found = self.find_any(addr);
-        let fault = match found {
-            Ok(window) => match window.forbidden(access) {
-                Access::EMPTY => return Ok(window),
-                forbidden => Fault::Denied(forbidden),
-            },
-            Err(fault) => fault,
+    /// Finds the window around `addr`. To be called while the door is open.
+    #[inline(never)]
+    pub(crate) fn find(&self, addr: u64) -> Result<(), Fault> {
+        let snapshot = &self.pin.snapshot;
+        let window = match &self.translation {
+            None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
+            Some(Translation { shared, .. }) => {
+                // SAFETY: the door is open: `Domain::unmap` frees no node that a walk from here on can find before
+                // it has seen the door shut.
+                let block = unsafe { shared.table().find(addr) }.ok_or(Fault::Untranslated)?;
+                let region = snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
+                region.behind(block.start, block.size, block.gpa, block.allows)
+            }
         };
-        if let (Some(translation), Fault::Untranslated | Fault::Denied(_)) = (&self.translation, fault) {
+        self.cache.put(addr, window);
+        Ok(())
+    }
+
+    /// An access has failed for want of a translation, or of what it allows.
+    #[cold]
+    pub(crate) fn missed(&self, addr: u64, access: Access) {
+        if let Some(translation) = &self.translation {
             translation.shared.missed(Miss { addr, access: access & (Access::READ | Access::WRITE) });
         }
-        Err(fault)
-    }
-
-    fn find_any(&self, addr: u64) -> Result<Window, Fault> {
-        let Some(Translation { shared, cache, .. }) = &self.translation else {
-            let window = *self.pin.snapshot.find(addr).ok_or(Fault::Unmapped)?;
-            self.window.set(window);
-            return Ok(window);
-        };
-        if let Some(window) = cache.find(addr) {
-            self.window.set(window);
-            return Ok(window);
-        }
-        // SAFETY: the door is open: `Domain::unmap` frees no node that a walk from here on can find before it has
-        // seen the door shut.
-        let block = unsafe { shared.table().find(addr) }.ok_or(Fault::Untranslated)?;
-        let region = self.pin.snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
-        let window = region.behind(block.start, block.size, block.gpa, block.allows);
-        cache.put(addr, window);
-        self.window.set(window);
-        Ok(window)
     }
 
     /// Guest-physical memory has been written: it is to be marked when the door is shut.

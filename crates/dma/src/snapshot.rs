@@ -146,9 +146,12 @@ impl Snapshot {
         self.log.as_ref()
     }
 
-    /// The lowest region, or a window that holds nothing.
-    pub(crate) fn first(&self) -> Window {
-        self.windows.first().copied().unwrap_or(Window::EMPTY)
+    /// The region, if there is only one.
+    pub(crate) fn only(&self) -> Option<Window> {
+        match *self.windows {
+            [window] => Some(window),
+            _ => None,
+        }
     }
 
     /// The region that holds guest-physical `addr`.
