@@ -103,6 +103,7 @@ fn bring_up<'p, P: Platform>(
     pool: &mut Pool,
 ) -> Result<Option<Worker<'p, P>>, Failure> {
     let window = Window::new(platform, entry.mmio_base);
+    pool.translate(entry.iova_offset);
     let depth = info.depth.min(MAX_DEPTH);
     Ok(match entry.job {
         job::HASH => {
@@ -161,7 +162,7 @@ pub(crate) fn test_lane<D: Disk>(
     let map_len = usize::try_from(blocks).ok().and_then(|blocks| blocks.checked_mul(4));
     let map_len = map_len.ok_or(refusal("the span to test has too many blocks"))?;
     // RAM is zero at boot and the pool hands nothing out twice, so the map says "never written".
-    let map = pool.take(map_len, PAGE).map_err(set_up)?;
+    let map = pool.take_private(map_len, PAGE).map_err(set_up)?;
     page.pass_map(map.addr, blocks);
     let depth = disk.slots().min(info.depth as usize);
     let buffers = Buffers::new(pool.take(block * depth, PAGE).map_err(set_up)?, block);

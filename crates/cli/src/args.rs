@@ -32,12 +32,17 @@ pub(crate) enum Command {
 /// image file and verifies every sector itself. IOPS, MB/s and latencies are those of the mixed phase (of the
 /// whole reading, without --write-test), as the guest sees them.
 ///
+/// With --iommu no device can reach anything but the guest's heap, and that only at addresses of its own. With
+/// --dirty-log every page that a device writes is logged while it runs, and every page that the vCPU writes in
+/// KVM's own log (a guest in a host thread writes without one): what a live migration would have to send.
+///
 /// Exit status: 0 all verified; 1 it ran and something is wrong; 2 the request was at fault and nothing was
 /// touched; 130 stopped by Ctrl-C, with the report so far.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
   paravane run
   paravane run --disk vm.img
+  paravane run --iommu --dirty-log=verify
   paravane run --disk a.img --disk b.img,ro --write-test --depth 16 --block 4k --seconds 5")]
 pub(crate) struct RunArgs {
     /// Attach a raw image or block device: PATH, or PATH,ro to open it read-only (may be repeated)
@@ -82,6 +87,13 @@ pub(crate) struct RunArgs {
     /// Offer IN_ORDER: buffers are used in the order in which they were made available
     #[arg(long)]
     pub(crate) in_order: bool,
+    /// Put each device behind an IOMMU domain of its own: addresses that the guest hands out are translated
+    #[arg(long)]
+    pub(crate) iommu: bool,
+    /// Log which pages of guest memory are written, and print how many a second; `verify` also keeps a copy of
+    /// guest memory by what the log says and compares it at the end (needs KVM)
+    #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
+    pub(crate) dirty_log: Option<DirtyLog>,
     /// What does the I/O on the host; auto takes io_uring when the host allows it
     #[arg(long, value_enum, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
@@ -119,6 +131,12 @@ pub(crate) enum Completion {
 pub(crate) enum Ring {
     Split,
     Packed,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DirtyLog {
+    Rate,
+    Verify,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

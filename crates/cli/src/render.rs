@@ -1,5 +1,5 @@
 //! The report of a run, for people and for machines.
-use paravane_vmm::{DiskResult, Outcome, Report};
+use paravane_vmm::{DirtyFigures, DiskResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -18,6 +18,10 @@ pub(crate) struct JsonReport<'a> {
     accel_reason: &'a str,
     transport: &'a str,
     ring: &'a str,
+    /// Whether the devices were behind IOMMU domains.
+    iommu: bool,
+    /// The dirty log's figures, if it was on.
+    dirty_log: Option<JsonDirty>,
     disks: Vec<JsonDisk<'a>>,
     exits: u64,
     kicks: u64,
@@ -29,6 +33,16 @@ pub(crate) struct JsonReport<'a> {
     boot_ms: f64,
     wall_s: f64,
     resident_overhead_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonDirty {
+    harvests: u64,
+    pages: u64,
+    device_pages: u64,
+    vcpu_pages: Option<u64>,
+    pages_per_s: f64,
+    verified: Option<bool>,
 }
 
 #[derive(Debug, Serialize)]
@@ -60,6 +74,8 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         accel_reason: &report.accel_reason,
         transport: report.transport,
         ring: report.ring,
+        iommu: report.iommu,
+        dirty_log: report.dirty.as_ref().map(json_dirty),
         disks: report.disks.iter().map(json_disk).collect(),
         exits: report.exits,
         kicks: report.kicks,
@@ -71,6 +87,17 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         boot_ms: report.boot_ms,
         wall_s: report.wall_s,
         resident_overhead_bytes: report.resident_overhead,
+    }
+}
+
+fn json_dirty(dirty: &DirtyFigures) -> JsonDirty {
+    JsonDirty {
+        harvests: dirty.harvests,
+        pages: dirty.pages,
+        device_pages: dirty.device_pages,
+        vcpu_pages: dirty.vcpu_pages,
+        pages_per_s: dirty.pages_per_s,
+        verified: dirty.verified,
     }
 }
 
@@ -131,17 +158,37 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     }
     let mut row = |name: &str, value: String| writeln!(out, "  {name:<12}{value}");
     row("accel", format!("{} ({})", report.accel, report.accel_reason))?;
-    row("transport", format!("{}, {} rings", report.transport, report.ring))?;
+    let iommu = if report.iommu { ", behind IOMMU domains" } else { "" };
+    row("transport", format!("{}, {} rings{iommu}", report.transport, report.ring))?;
     row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
     row("exits", report.exits.to_string())?;
     row("kicks", format!("{} ({} of them by an exit)", report.kicks, report.exit_kicks))?;
     row("interrupts", report.interrupts.to_string())?;
+    if let Some(dirty) = &report.dirty {
+        row("dirty log", dirty_log(dirty))?;
+    }
     if report.entropy_bytes > 0 {
         row("entropy", bytes(report.entropy_bytes))?;
     }
     row("host CPU", format!("{:.2} s, {:.0} MB a CPU second", report.host_cpu_s, report.mb_per_cpu_s))?;
     row("memory", format!("{} beyond guest RAM", bytes(report.resident_overhead)))?;
     row("wall time", format!("{:.2} s", report.wall_s))
+}
+
+fn dirty_log(dirty: &DirtyFigures) -> String {
+    let DirtyFigures { harvests, pages, device_pages, vcpu_pages, pages_per_s, verified } = dirty;
+    let guest = match vcpu_pages {
+        Some(pages) => format!("{pages} by the guest"),
+        None => "the guest's own are not logged".to_owned(),
+    };
+    let verified = match verified {
+        Some(true) => "; nothing was missed",
+        Some(false) => "; SOMETHING WAS MISSED",
+        None => "",
+    };
+    format!(
+        "{pages_per_s:.0} pages/s ({pages} pages in {harvests} harvests: {device_pages} by devices, {guest}){verified}"
+    )
 }
 
 fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
@@ -189,6 +236,15 @@ mod tests {
             accel_reason: "asked for with --accel thread".into(),
             transport: "mmio",
             ring: "split",
+            iommu: true,
+            dirty: Some(DirtyFigures {
+                harvests: 4,
+                pages: 30,
+                device_pages: 20,
+                vcpu_pages: None,
+                pages_per_s: 12.5,
+                verified: None,
+            }),
             disks: vec![DiskResult {
                 path: "a.img".into(),
                 job: "hash",

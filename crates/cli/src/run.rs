@@ -1,8 +1,10 @@
 //! `paravane run`.
-use crate::args::{Accel, Completion, Engine, Inject, Ring, RunArgs};
+use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, Ring, RunArgs};
 use crate::{Failure, output, progress, render};
 use anyhow::Context;
-use paravane_vmm::{AccelChoice, DiskConfig, EngineChoice, Job, Outcome, Progress, RingLayout, RunConfig};
+use paravane_vmm::{
+    AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, Outcome, Progress, RingLayout, RunConfig,
+};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -88,6 +90,12 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Ring::Packed => RingLayout::Packed,
         },
         in_order: args.in_order,
+        iommu: args.iommu,
+        dirty_log: match args.dirty_log {
+            None => DirtyLogging::Off,
+            Some(DirtyLog::Rate) => DirtyLogging::Rate,
+            Some(DirtyLog::Verify) => DirtyLogging::Verify,
+        },
         ioeventfd: !args.no_ioeventfd,
         hang_timeout,
         inject: match args.inject {

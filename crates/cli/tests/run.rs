@@ -105,6 +105,53 @@ fn the_default_run_verifies_under_kvm() {
     }
 }
 
+fn behind_domains_and_logged(accel: &str) {
+    let what = if accel == "kvm" { "--dirty-log=verify" } else { "--dirty-log" };
+    let output = run(&["--accel", accel, "--seconds", "0.3", "--iommu", what, "--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(report["verified"], true);
+    assert_eq!(report["iommu"], true);
+    let dirty = &report["dirty_log"];
+    assert!(dirty["pages_per_s"].as_f64().unwrap() > 0.0, "{dirty}");
+    assert!(dirty["device_pages"].as_u64().unwrap() > 0, "{dirty}");
+    if accel == "kvm" {
+        assert_eq!(dirty["verified"], true);
+        assert!(dirty["vcpu_pages"].as_u64().unwrap() > 0, "{dirty}");
+    } else {
+        assert!(dirty["verified"].is_null() && dirty["vcpu_pages"].is_null(), "{dirty}");
+    }
+}
+
+#[test]
+fn a_disk_behind_a_domain_verifies_and_its_pages_are_logged_in_a_thread() {
+    behind_domains_and_logged("thread");
+}
+
+#[test]
+fn a_disk_behind_a_domain_verifies_and_the_log_misses_nothing_under_kvm() {
+    match kvm_usable() {
+        Ok(()) => behind_domains_and_logged("kvm"),
+        Err(why) => skip("a_disk_behind_a_domain_verifies_and_the_log_misses_nothing_under_kvm", &why),
+    }
+}
+
+#[test]
+fn dirty_pages_are_printed_for_people() {
+    let output = run(&["--accel", "thread", "--seconds", "0.1", "--dirty-log", "--iommu", "--quiet"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(
+        text.lines().any(|line| line.trim_start().starts_with("dirty log") && line.contains(" pages/s "))
+    );
+    assert!(text.contains("behind IOMMU domains"), "{text}");
+}
+
+#[test]
+fn a_log_cannot_be_verified_where_the_guest_writes_past_it() {
+    assert_refused(&run(&["--accel", "thread", "--dirty-log=verify"]), "--accel kvm has one");
+}
+
 fn ext4_image_hashes(accel: &str, test: &str) {
     let dir = tempfile::tempdir().unwrap();
     let files = dir.path().join("files");

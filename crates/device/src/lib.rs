@@ -10,6 +10,8 @@
 //! ```
 //! A handler never waits in `serve`: what is not done yet wakes the thread through `completion_fd`.
 pub mod blk;
+#[cfg(test)]
+mod dirty_tests;
 mod joint;
 #[cfg(test)]
 mod rig;

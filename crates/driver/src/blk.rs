@@ -144,6 +144,7 @@ impl<R: Registers> Blk<R> {
             | feature::RING_PACKED
             | feature::IN_ORDER
             | feature::NOTIFICATION_DATA
+            | feature::ACCESS_PLATFORM
             | F_FLUSH
             | F_RO
             | F_SEG_MAX

@@ -19,8 +19,11 @@ impl<R: Registers> Rng<R> {
     /// No such device, or too little memory. The device is then told FAILED.
     pub fn new(registers: R, buffer: usize, pool: &mut Pool) -> Result<Self, DriverError> {
         let mut transport = Mmio::probe(registers, device_id::RNG)?;
-        let wanted =
-            feature::EVENT_IDX | feature::RING_PACKED | feature::IN_ORDER | feature::NOTIFICATION_DATA;
+        let wanted = feature::EVENT_IDX
+            | feature::RING_PACKED
+            | feature::IN_ORDER
+            | feature::NOTIFICATION_DATA
+            | feature::ACCESS_PLATFORM;
         transport.negotiate(feature::VERSION_1, wanted)?;
         // One request of one segment is in flight at a time.
         let queue = transport.start_queue(QUEUE, 1, 0, pool)?;

@@ -21,6 +21,25 @@ fn pieces_are_aligned_disjoint_and_inside() {
 }
 
 #[test]
+fn a_device_behind_an_iommu_is_given_its_own_addresses() {
+    let (device, _) = Device::disk();
+    let memory = device.buffer(0, 16384);
+    let mut pool = Pool::new(memory);
+    pool.take(100, 1).unwrap();
+    pool.translate(0x7_0000_0000);
+    let shared = pool.take(100, 64).unwrap();
+    assert!(shared.addr.is_multiple_of(64) && shared.addr >= memory.addr + 0x7_0000_0000 + 100);
+    let private = pool.take_private(100, 64).unwrap();
+    assert!(private.addr >= memory.addr && private.addr < memory.addr + 16384);
+    // The same place as the machine and as the device name it.
+    assert_eq!(private.addr + 0x7_0000_0000, (shared.addr + 100).next_multiple_of(64));
+    assert!(shared.area.write(0, b"here"));
+    let mut found = [0; 4];
+    assert!(memory.area.read((shared.addr - 0x7_0000_0000 - memory.addr) as usize, &mut found));
+    assert_eq!(&found, b"here");
+}
+
+#[test]
 fn what_does_not_fit_is_refused_and_takes_nothing() {
     let (device, _) = Device::disk();
     let mut pool = Pool::new(device.buffer(0, 100));

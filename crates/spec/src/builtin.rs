@@ -27,7 +27,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -195,6 +195,9 @@ pub struct DeviceEntry {
     pub job: u32,
     /// Write test: bytes from the start of the disk to work on, a multiple of the block size. Rng: bytes to draw.
     pub span: u64,
+    /// What the device's addresses are more than guest-physical ones (modulo 2^64), a multiple of 4096: the
+    /// translation that the VMM has put in front of the device. Only the heap is mapped there. 0: no translation.
+    pub iova_offset: u64,
 }
 
 /// Everything the guest is told.

@@ -8,6 +8,7 @@
 //! ```
 use crate::bus::Bus;
 use crate::config::AccelChoice;
+use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use crate::kvm::KvmMachine;
 use crate::report::GuestFailure;
@@ -43,7 +44,14 @@ pub(crate) trait Accelerator {
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
     /// Frequency of the guest's time-stamp counter in kHz; 0 if it is not to use one.
     fn tsc_khz(&self) -> u64;
-    /// Starts the guest. Its end is sent to `ended`, once.
+    /// Puts into RAM what the guest starts with.
+    ///
+    /// # Errors
+    /// There is no guest in this build, or RAM is too small.
+    fn prepare(&mut self) -> Result<(), RunError>;
+    /// The log of what the guest writes to RAM, if it was asked for and there is one.
+    fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>>;
+    /// Starts the guest, after [`Accelerator::prepare`]. Its end is sent to `ended`, once.
     ///
     /// # Errors
     /// The host refuses.
@@ -59,13 +67,15 @@ pub(crate) trait Running {
     fn join(self: Box<Self>);
 }
 
-/// Makes the machine that `choice` asks for, with `region` as its RAM, and says why it is that one.
+/// Makes the machine that `choice` asks for, with `region` as its RAM, and says why it is that one. With `log` it logs
+/// what the guest writes, if it can.
 ///
 /// # Errors
 /// KVM was asked for and is not usable.
 pub(crate) fn choose(
     choice: AccelChoice,
     region: &Arc<Region>,
+    log: bool,
 ) -> Result<(Box<dyn Accelerator>, String), RunError> {
     let thread = |reason: String| -> (Box<dyn Accelerator>, String) {
         (Box::new(ThreadMachine::new(Arc::clone(region))), reason)
@@ -75,7 +85,7 @@ pub(crate) fn choose(
     }
     let machine = crate::image::builtin()
         .map_err(|error| error.to_string())
-        .and_then(|_| KvmMachine::new(Arc::clone(region)));
+        .and_then(|_| KvmMachine::new(Arc::clone(region), log));
     match (machine, choice) {
         (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
         (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),

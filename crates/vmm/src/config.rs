@@ -26,6 +26,18 @@ pub enum Completion {
     Poll,
 }
 
+/// Whether dirty pages are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirtyLogging {
+    /// No.
+    #[default]
+    Off,
+    /// Logged and counted.
+    Rate,
+    /// Besides, a copy of RAM is kept by what the log says, and must equal RAM at the end.
+    Verify,
+}
+
 /// What the guest does with a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
@@ -101,6 +113,10 @@ pub struct RunConfig {
     pub ring: RingLayout,
     /// Offer IN_ORDER: buffers are used in the order in which they were made available.
     pub in_order: bool,
+    /// Put each device behind an IOMMU domain of its own.
+    pub iommu: bool,
+    /// Log dirty pages.
+    pub dirty_log: DirtyLogging,
     /// Register ioeventfds (off: every kick exits).
     pub ioeventfd: bool,
     /// Entropy device: bytes that the guest draws (0: no device).
@@ -112,13 +128,15 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// The feature bits that the machine offers for its rings, beside each device's own.
+    /// The feature bits that the machine offers for its rings and their memory, beside each device's own.
     pub(crate) fn ring_features(&self) -> u64 {
         let packed = match self.ring {
             RingLayout::Split => 0,
             RingLayout::Packed => feature::RING_PACKED,
         };
-        packed | if self.in_order { feature::IN_ORDER } else { 0 }
+        let in_order = if self.in_order { feature::IN_ORDER } else { 0 };
+        let iommu = if self.iommu { feature::ACCESS_PLATFORM } else { 0 };
+        packed | in_order | iommu
     }
 }
 
@@ -139,6 +157,8 @@ impl Default for RunConfig {
             engine: EngineChoice::Auto,
             ring: RingLayout::Split,
             in_order: false,
+            iommu: false,
+            dirty_log: DirtyLogging::Off,
             ioeventfd: true,
             entropy: 4096,
             hang_timeout: Duration::from_secs(30),

@@ -1,6 +1,6 @@
 //! Why a run did not take place or could not go on.
 use paravane_device::blk::OpenError;
-use paravane_dma::MemoryError;
+use paravane_dma::{DomainError, LogError, MemoryError};
 use paravane_notify::NotifyError;
 use thiserror::Error;
 
@@ -16,6 +16,12 @@ pub enum RunError {
     /// {0}
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// {0}
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// {0}
+    #[error(transparent)]
+    Domain(#[from] DomainError),
     /// {0}
     #[error("{0}")]
     Config(String),
@@ -38,7 +44,7 @@ impl RunError {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Disk(_) | Self::NoKvm(_) | Self::Config(_) | Self::Memory(_) => 2,
-            Self::Notify(_) | Self::Os { .. } => 1,
+            Self::Notify(_) | Self::Log(_) | Self::Domain(_) | Self::Os { .. } => 1,
         }
     }
 }

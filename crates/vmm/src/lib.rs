@@ -4,6 +4,7 @@ mod accel;
 mod bus;
 mod config;
 mod console;
+mod dirty;
 mod error;
 mod footprint;
 mod guard;
@@ -24,11 +25,11 @@ mod watch;
 
 pub mod doctor;
 
-pub use config::{AccelChoice, Completion, DiskConfig, Inject, Job, RingLayout, RunConfig};
+pub use config::{AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, RingLayout, RunConfig};
 pub use error::RunError;
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
-pub use report::{DiskResult, GuestFailure, Outcome, Report};
+pub use report::{DirtyFigures, DiskResult, GuestFailure, Outcome, Report};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -156,7 +156,13 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
     let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
     let mut count = 0;
     for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng)).zip(0_u32..) {
-        *entry = DeviceEntry { mmio_base: base(number), gsi: FIRST_GSI + number, job, span };
+        *entry = DeviceEntry {
+            mmio_base: base(number),
+            gsi: FIRST_GSI + number,
+            job,
+            span,
+            iova_offset: iova_offset(config, number),
+        };
         count = number + 1;
     }
     BootInfo {
@@ -187,6 +193,12 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         reserved: 0,
         devices,
     }
+}
+
+/// How much further up device `number` sees the heap. Each another, and no multiple of a large page, so that an address
+/// that was not translated, or by another's domain, hits nothing.
+pub(crate) fn iova_offset(config: &RunConfig, number: u32) -> u64 {
+    if config.iommu { (u64::from(number) + 1) * ((1 << 36) + 3 * 4096) } else { 0 }
 }
 
 /// Where device `number` lies.

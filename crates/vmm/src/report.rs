@@ -52,6 +52,23 @@ pub struct DiskResult {
     pub problem: Option<String>,
 }
 
+/// What the dirty log says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DirtyFigures {
+    /// How often it was harvested.
+    pub harvests: u64,
+    /// Pages of 4 KiB that were dirty at a harvest, summed over all.
+    pub pages: u64,
+    /// Of those, pages that devices (and the VMM) had written.
+    pub device_pages: u64,
+    /// Of those, pages that the guest had written; `None` where nothing logs them.
+    pub vcpu_pages: Option<u64>,
+    /// Dirty pages a second, from the guest's start to its end.
+    pub pages_per_s: f64,
+    /// Whether a copy of RAM that was kept by the log alone was equal to RAM at the end; `None` if none was kept.
+    pub verified: Option<bool>,
+}
+
 /// One run's figures.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -65,6 +82,10 @@ pub struct Report {
     pub transport: &'static str,
     /// "split" or "packed", with ", in order" behind it where IN_ORDER was offered.
     pub ring: &'static str,
+    /// Whether the devices were behind IOMMU domains.
+    pub iommu: bool,
+    /// The dirty log, if it was on.
+    pub dirty: Option<DirtyFigures>,
     /// The disks.
     pub disks: Vec<DiskResult>,
     /// Exits to user space.

@@ -6,8 +6,9 @@
 //! ```
 use crate::accel::{self, Accelerator};
 use crate::bus::Bus;
-use crate::config::{Job, RingLayout, RunConfig};
+use crate::config::{DirtyLogging, Job, RingLayout, RunConfig};
 use crate::console::Console;
+use crate::dirty::DirtyWatch;
 use crate::error::RunError;
 use crate::io_thread::IoThread;
 use crate::plan::{self, DiskPlan};
@@ -21,12 +22,12 @@ use crate::{Progress, footprint, latency};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
-use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
-use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, FIRST_GSI, error, exit, state};
+use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
+use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, FIRST_GSI, HEAP_BASE, error, exit, state};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most I/O threads: more do not help one vCPU.
 const MAX_IO_THREADS: usize = 4;
@@ -65,7 +66,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         writable: true,
     })?;
     let memory = Memory::new(vec![Arc::clone(&region)])?;
-    let (accelerator, accel_reason) = accel::choose(config.accel, &region)?;
+    let logging = config.dirty_log != DirtyLogging::Off;
+    let (mut accelerator, accel_reason) = accel::choose(config.accel, &region, logging)?;
     let accel = accelerator.name();
     tracing::debug!(accel, "accelerator: {accel_reason}");
 
@@ -82,15 +84,35 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
 
     let area = ReportArea::new(&memory, disks.len());
     let (sender, ended) = channel();
+    accelerator.prepare()?;
+    let dirty = if logging {
+        let verify = config.dirty_log == DirtyLogging::Verify;
+        Some(DirtyWatch::start(&memory, &region, accelerator.vcpu_log(), verify)?)
+    } else {
+        None
+    };
     let running = accelerator.start(Arc::clone(&machine.bus), sender)?;
     let verdict = watch(running, &ended, &area, progress, config.hang_timeout);
     // Dropped at the end: the images stay locked while the host verifies.
     let _locks = machine.stop();
+    let mut problems = machine.let_go();
+    let dirty = dirty.map(|dirty| {
+        let (figures, problem) = dirty.finish();
+        problems.extend(problem);
+        figures
+    });
     // The guest's cost ends here; what the host spends on verifying is no part of it.
     let host_cpu_s = footprint::cpu_seconds();
 
     let judge = Judge { config, progress, area: &area, tally: &tally };
-    let (outcome, results, moved) = judge.judge(verdict?, &machine, &disks);
+    let (mut outcome, results, moved) = judge.judge(verdict?, &machine, &disks);
+    if !problems.is_empty() {
+        outcome = match outcome {
+            Outcome::Verified => Outcome::NotVerified(problems),
+            Outcome::NotVerified(first) => Outcome::NotVerified([first, problems].concat()),
+            other => other,
+        };
+    }
     let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes.min(config.entropy));
     let boot = tally.first_request().map(|at| at.saturating_duration_since(started));
     let slots = machine.bus.slots();
@@ -105,6 +127,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
             (RingLayout::Packed, false) => "packed",
             (RingLayout::Packed, true) => "packed, in order",
         },
+        iommu: config.iommu,
+        dirty,
         disks: results,
         exits: tally.exits(),
         kicks: tally.kicks(),
@@ -131,7 +155,11 @@ fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
 struct Machine {
     bus: Arc<Bus>,
     io: Vec<Arc<IoThread>>,
+    domains: Vec<Domain>,
 }
+
+/// How long the end of a domain's translations may take when all its queues have stopped.
+const LET_GO: Duration = Duration::from_secs(5);
 
 impl Machine {
     fn new(
@@ -150,9 +178,13 @@ impl Machine {
         }
         let fds = accelerator.ioeventfds();
         let mut slots = Vec::with_capacity(devices.len());
+        let mut domains = Vec::new();
         for ((device, number), io) in devices.into_iter().zip(0_u32..).zip(io.iter().cycle()) {
+            let domain = domain(config, memory, number)?;
+            domains.extend(domain.clone());
             let surroundings = Surroundings {
                 memory: memory.clone(),
+                domain,
                 io: Arc::clone(io),
                 tally: Arc::clone(tally),
                 fds: Arc::clone(&fds),
@@ -163,7 +195,7 @@ impl Machine {
             slots.push(Slot::new(number as usize, plan::base(number), device, sink, surroundings)?);
         }
         let console = Console::new(memory, Arc::clone(tally));
-        Ok(Self { bus: Arc::new(Bus::new(slots, console)), io })
+        Ok(Self { bus: Arc::new(Bus::new(slots, console)), io, domains })
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
@@ -174,6 +206,23 @@ impl Machine {
         }
         devices
     }
+
+    /// Ends all translations, now that the queues have stopped: whoever still holds memory is a problem.
+    fn let_go(&self) -> Vec<String> {
+        let ends = self.domains.iter().map(|domain| domain.clear(LET_GO));
+        ends.filter_map(Result::err).map(|error| format!("a domain's memory: {error}")).collect()
+    }
+}
+
+/// The domain of device `number`, if devices are to be behind one: the guest's heap and nothing else, moved up.
+fn domain(config: &RunConfig, memory: &Memory, number: u32) -> Result<Option<Domain>, RunError> {
+    if !config.iommu {
+        return Ok(None);
+    }
+    let domain = Domain::new(memory);
+    let iova = HEAP_BASE + plan::iova_offset(config, number);
+    domain.map(iova, HEAP_BASE, config.memory - HEAP_BASE, Access::READ | Access::WRITE)?;
+    Ok(Some(domain))
 }
 
 impl Drop for Machine {

@@ -12,7 +12,7 @@ use crate::guard::lock;
 use crate::io_thread::{IoThread, QueueKey, QueueStart};
 use crate::tally::Tally;
 use paravane_device::{Device, LiveQueue};
-use paravane_dma::Memory;
+use paravane_dma::{Domain, Memory};
 use paravane_notify::{HostNotifier, InterruptLine, InterruptSink, IoEventFds, NotifyError};
 use paravane_spec::mmio::{CONFIG, QUEUE_NOTIFY};
 use paravane_spec::queue::QueueAddresses;
@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Surroundings {
     /// Guest memory.
     pub(crate) memory: Memory,
+    /// The address space that the device sees it through; `None`: addresses are guest-physical.
+    pub(crate) domain: Option<Domain>,
     /// The thread that serves its queues.
     pub(crate) io: Arc<IoThread>,
     /// Counters.
@@ -177,8 +179,11 @@ impl Slot {
         if *live {
             return Err("it is running already".into());
         }
-        let ring = LiveQueue::start(addresses, max_size, features, self.surroundings.memory.handle())
-            .map_err(|error| error.to_string())?;
+        let Surroundings { memory, domain, .. } = &self.surroundings;
+        let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
+        let handle = handle.named(format!("device {}, queue {queue}", self.number));
+        let ring =
+            LiveQueue::start(addresses, max_size, features, handle).map_err(|error| error.to_string())?;
         let handler = device.start_queue(queue, features).map_err(|error| error.to_string())?;
         self.surroundings
             .io
@@ -277,6 +282,7 @@ mod tests {
             let io = Arc::new(IoThread::spawn(0, Arc::clone(&tally)).unwrap());
             let surroundings = Surroundings {
                 memory: memory.clone(),
+                domain: None,
                 io: Arc::clone(&io),
                 tally: Arc::clone(&tally),
                 fds,
@@ -499,5 +505,25 @@ mod tests {
         rig.start(DESC as u32);
         assert!(rig.needs_reset());
         rig.slot.read(CONFIG, &mut [0; 4]);
+    }
+
+    #[test]
+    fn a_device_behind_a_domain_takes_its_own_addresses_and_no_others() {
+        let mut rig = Rig::new(Arc::new(NoIoEventFds));
+        // Rings and buffer, nothing else, each at its address of before.
+        let domain = rig.slot.surroundings.domain.insert(Domain::new(&rig.slot.surroundings.memory)).clone();
+        for page in [DESC, AVAIL, USED, BUFFER & !0xfff] {
+            domain.map(page, page, 0x1000, Access::READ | Access::WRITE).unwrap();
+        }
+        rig.start(DESC as u32);
+        rig.served();
+        assert!(!rig.needs_reset());
+        let busy = domain.unmap(USED, 0x1000, Duration::from_millis(10)).unwrap_err();
+        assert!(busy.to_string().contains("device 0, queue 0"), "{busy}");
+        rig.write(STATUS, 0);
+        domain.clear(Duration::from_secs(20)).unwrap();
+        rig.start(DESC as u32);
+        rig.wait_for("a reset request", |rig| rig.needs_reset());
+        assert!(rig.tally.fault_of(0).unwrap().contains("maps nothing there"));
     }
 }

@@ -3,7 +3,7 @@
 pub(crate) mod allocations;
 
 use crate::{Device, LiveQueue, QueueHandler, ServeError, Served};
-use paravane_dma::{Access, Backing, Memory, Region, RegionConfig, Segment};
+use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{BufferId, Layout, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -51,6 +51,11 @@ impl<D: Device> Rig<D> {
     }
 
     pub(crate) fn with_handler(device: D, features: u64, handler: Box<dyn QueueHandler>) -> Self {
+        Self::behind(device, features, handler, 0)
+    }
+
+    /// With a domain in between that shows memory `offset` bytes further up, unless that is 0.
+    pub(crate) fn behind(device: D, features: u64, handler: Box<dyn QueueHandler>, offset: u64) -> Self {
         let region =
             Region::new(RegionConfig { gpa: BASE, size: SIZE, backing: Backing::Pages, writable: true })
                 .unwrap();
@@ -61,8 +66,11 @@ impl<D: Device> Rig<D> {
         // SAFETY: the region lives as long as the rig, which drops the driver's side first, and nobody makes
         // references to its bytes.
         let area = unsafe { Area::new(region.host(), layout.memory()) };
-        let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE }).unwrap();
-        let live = LiveQueue::start(addresses, size, features, memory.handle()).unwrap();
+        let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE + offset }).unwrap();
+        let domain = Domain::new(&memory);
+        domain.map(BASE + offset, BASE, SIZE, Access::READ | Access::WRITE).unwrap();
+        let handle = if offset == 0 { memory.handle() } else { domain.handle() };
+        let live = LiveQueue::start(addresses, size, features, handle).unwrap();
         Self { handler, live, driver, addresses, memory, region, device }
     }
 

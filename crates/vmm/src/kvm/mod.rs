@@ -5,10 +5,11 @@ mod vcpu;
 
 use crate::accel::{Accelerator, Ended, Running};
 use crate::bus::Bus;
+use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use kvm_bindings::{
-    KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES, KvmIrqRouting,
-    kvm_irq_routing_entry, kvm_userspace_memory_region,
+    KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES,
+    KVM_MEM_LOG_DIRTY_PAGES, KvmIrqRouting, kvm_irq_routing_entry, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use paravane_dma::Region;
@@ -63,14 +64,32 @@ pub(crate) struct KvmMachine {
     vm: Arc<VmFd>,
     vcpu: VcpuFd,
     tsc_khz: u64,
+    /// Whether KVM logs what the vCPU writes.
+    log: bool,
+}
+
+/// Number of the one memory slot.
+const SLOT: u32 = 0;
+
+/// KVM's log of the memory slot.
+struct SlotLog {
+    vm: Arc<VmFd>,
+    region: Arc<Region>,
+}
+
+impl VcpuLog for SlotLog {
+    fn take(&self) -> std::io::Result<Vec<u64>> {
+        let size = usize::try_from(self.region.size()).map_err(std::io::Error::other)?;
+        self.vm.get_dirty_log(SLOT, size).map_err(|error| std::io::Error::from_raw_os_error(error.errno()))
+    }
 }
 
 impl KvmMachine {
-    /// With `region` as RAM.
+    /// With `region` as RAM. With `log`, what the vCPU writes to it is logged.
     ///
     /// # Errors
     /// KVM is not usable here; in words, for the report.
-    pub(crate) fn new(region: Arc<Region>) -> Result<Self, String> {
+    pub(crate) fn new(region: Arc<Region>, log: bool) -> Result<Self, String> {
         let kvm = open()?;
         let failed = |what: &'static str| move |error| format!("KVM cannot {what}: {error}");
         let vm = kvm.create_vm().map_err(failed("make a VM"))?;
@@ -79,8 +98,8 @@ impl KvmMachine {
         vm.create_irq_chip().map_err(failed("make an interrupt controller"))?;
         vm.set_gsi_routing(&routing()?).map_err(failed("route interrupts"))?;
         let slot = kvm_userspace_memory_region {
-            slot: 0,
-            flags: 0,
+            slot: SLOT,
+            flags: if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
             guest_phys_addr: region.gpa(),
             memory_size: region.size(),
             userspace_addr: region.host().as_ptr() as u64,
@@ -95,7 +114,7 @@ impl KvmMachine {
             Ok(khz) if khz > 0 => u64::from(khz),
             _ => measured_tsc_khz(),
         };
-        Ok(Self { region, vm: Arc::new(vm), vcpu, tsc_khz })
+        Ok(Self { region, vm: Arc::new(vm), vcpu, tsc_khz, log })
     }
 
     /// The parts, for a bare guest (see `doctor`).
@@ -148,10 +167,18 @@ impl Accelerator for KvmMachine {
         self.tsc_khz
     }
 
-    fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
+    fn prepare(&mut self) -> Result<(), RunError> {
         let image = start::load(&self.region)?;
+        prepare(&self.region, &self.vcpu, &image)
+    }
+
+    fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>> {
+        let log = SlotLog { vm: Arc::clone(&self.vm), region: Arc::clone(&self.region) };
+        self.log.then(|| Box::new(log) as Box<dyn VcpuLog>)
+    }
+
+    fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
         let (_, vcpu, region) = self.into_parts();
-        prepare(&region, &vcpu, &image)?;
         Ok(Box::new(vcpu::RunningVcpu::spawn(vcpu, region, bus, ended)?))
     }
 }

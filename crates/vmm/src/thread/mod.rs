@@ -8,6 +8,7 @@ mod platform;
 
 use crate::accel::{Accelerator, Ended, Running};
 use crate::bus::Bus;
+use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use crate::report::GuestFailure;
 pub(crate) use doorbells::Doorbells;
@@ -53,6 +54,14 @@ impl Accelerator for ThreadMachine {
 
     fn tsc_khz(&self) -> u64 {
         0
+    }
+
+    fn prepare(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>> {
+        None
     }
 
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {

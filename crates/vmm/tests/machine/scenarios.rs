@@ -1,8 +1,8 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DiskConfig, EngineChoice, Inject, Job, Outcome, Progress, Report, RingLayout,
-    RunConfig, run,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, Inject, Job, Outcome, Progress, Report,
+    RingLayout, RunConfig, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -129,6 +129,53 @@ pub(crate) fn every_ring_layout_serves_as_well(accel: AccelChoice) {
             assert_verified(&report, accel);
             assert_eq!((report.ring, report.entropy_bytes), (name, 4096));
         }
+    }
+}
+
+pub(crate) fn devices_behind_domains_serve_as_well(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    for ring in [RingLayout::Split, RingLayout::Packed] {
+        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        (config.ring, config.iommu, config.entropy) = (ring, true, 4096);
+        let report = go(config);
+        assert_verified(&report, accel);
+        assert!(report.iommu);
+        assert_eq!(report.entropy_bytes, 4096);
+    }
+}
+
+pub(crate) fn dirty_pages_are_counted(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    config.dirty_log = DirtyLogging::Rate;
+    let report = go(config);
+    assert_verified(&report, accel);
+    let dirty = report.dirty.expect("figures");
+    assert!(dirty.harvests > 0 && dirty.pages_per_s > 0.0, "{dirty:?}");
+    // Each buffer of the disk, at least, and the ring.
+    assert!(dirty.device_pages > 16, "{dirty:?}");
+    assert_eq!(dirty.vcpu_pages.is_some(), accel == AccelChoice::Kvm);
+    assert_eq!(dirty.verified, None);
+}
+
+pub(crate) fn the_dirty_log_misses_nothing(accel: AccelChoice) {
+    let image = image(4 * 2048);
+    for (ring, iommu) in [(RingLayout::Split, false), (RingLayout::Packed, true)] {
+        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        (config.ring, config.iommu) = (ring, iommu);
+        config.duration = Duration::from_millis(500);
+        config.dirty_log = DirtyLogging::Verify;
+        if accel == AccelChoice::Thread {
+            // The guest's own writes are in no log; see the device crate's tests for the devices'.
+            let error = run(config, Arc::default(), Instant::now()).unwrap_err();
+            assert_eq!(error.exit_status(), 2, "{error}");
+            continue;
+        }
+        let report = go(config);
+        assert_verified(&report, accel);
+        let dirty = report.dirty.expect("figures");
+        assert_eq!(dirty.verified, Some(true), "{dirty:?}");
+        assert!(dirty.harvests > 3 && dirty.vcpu_pages > Some(0), "{dirty:?}");
     }
 }
 
