@@ -9,57 +9,51 @@ use alloc::vec;
 pub struct Chain {
     /// Identifies the chain until it is completed.
     pub head: u16,
-    /// Its first segment in the batch.
-    first: u32,
-    /// Number of segments: readable ones in the low half, writable ones in the high half.
-    counts: u64,
-    /// Bytes: readable ones in the low half, writable ones in the high half.
-    lens: u64,
+    /// Number of segments: readable ones, writable ones.
+    counts: [u32; 2],
+    /// Bytes: readable ones, writable ones.
+    lens: [u32; 2],
 }
 
 impl Chain {
     /// A chain of one segment.
     #[inline(always)]
-    pub(crate) fn single(head: u16, first: u32, len: u32, write: bool) -> Self {
+    pub(crate) fn single(head: u16, len: u32, write: bool) -> Self {
         // No branch: which it is changes from chain to chain.
         let half = u32::from(write) * 32;
-        Self { head, first, counts: 1 << half, lens: u64::from(len) << half }
+        let parts = |value: u64| [value as u32, (value >> 32) as u32];
+        Self { head, counts: parts(1 << half), lens: parts(u64::from(len) << half) }
     }
 
-    /// A chain whose first segment is not known yet: segments and bytes of the readable and the writable part.
+    /// A chain of any length: segments and bytes of the readable and the writable part.
     pub(crate) fn parts(head: u16, readable: (u16, u32), writable: (u16, u32)) -> Self {
-        Self {
-            head,
-            first: 0,
-            counts: u64::from(readable.0) | u64::from(writable.0) << 32,
-            lens: u64::from(readable.1) | u64::from(writable.1) << 32,
-        }
+        Self { head, counts: [readable.0.into(), writable.0.into()], lens: [readable.1, writable.1] }
     }
 
     /// Bytes that the device may read.
     #[must_use]
     #[inline]
     pub fn readable_len(&self) -> u32 {
-        self.lens as u32
+        self.lens[0]
     }
 
     /// Bytes that the device may write.
     #[must_use]
     #[inline]
     pub fn writable_len(&self) -> u32 {
-        (self.lens >> 32) as u32
+        self.lens[1]
     }
 
     /// Segments that the device reads.
     #[inline]
     fn readable(&self) -> usize {
-        self.counts as u32 as usize
+        self.counts[0] as usize
     }
 
     /// Segments that the device writes.
     #[inline]
     fn writable(&self) -> usize {
-        (self.counts >> 32) as usize
+        self.counts[1] as usize
     }
 }
 
@@ -95,27 +89,21 @@ impl Batch {
         &self.chains[..self.count]
     }
 
-    /// The chains with their segments, those that the device reads and those that it writes, in order. Cheaper
-    /// than asking for the segments of each chain.
+    /// The chains with their segments, those that the device reads and those that it writes, in order.
     #[inline]
     pub fn iter(&self) -> Iter<'_> {
         Iter { chains: self.chains().iter(), segments: &self.segments[..self.used] }
     }
 
     /// The segments of `chain`: those that the device reads and those that it writes, each in order. Nothing
-    /// for a chain of another batch that does not fit in this one.
+    /// for a chain that is not in this batch. It is searched for: in a loop over chains, [`Batch::iter`] has the
+    /// segments at hand.
     #[must_use]
-    #[inline]
     pub fn segments(&self, chain: &Chain) -> (&[Segment], &[Segment]) {
-        let first = chain.first as usize;
-        let (readable, writable) = (chain.readable(), chain.writable());
-        let (middle, end) = (first + readable, first + readable + writable);
-        if end > self.segments.len() {
-            return (&[], &[]);
-        }
-        // SAFETY: `end` lies inside, and the sums are in order: a chain is only ever made with numbers that some
-        // batch holds, which are far from overflowing.
-        unsafe { (self.segments.get_unchecked(first..middle), self.segments.get_unchecked(middle..end)) }
+        // Of two chains in flight the heads differ.
+        self.iter()
+            .find(|(one, ..)| *one == chain)
+            .map_or((&[], &[]), |(_, readable, writable)| (readable, writable))
     }
 
     /// The first part of [`Batch::segments`].
@@ -156,11 +144,7 @@ impl Batch {
     #[inline]
     pub(crate) fn free(&mut self) -> Free {
         let (count, used) = (self.count, self.used);
-        Free {
-            chains: self.chains[count..].as_mut_ptr(),
-            segments: self.segments[used..].as_mut_ptr(),
-            first: used as u32,
-        }
+        Free { chains: self.chains[count..].as_mut_ptr(), segments: self.segments[used..].as_mut_ptr() }
     }
 
     /// Counts `chains` chains of one segment each, which were written to [`Batch::free`].
@@ -182,7 +166,7 @@ impl Batch {
     /// Adds a chain whose segments were written to [`Batch::room`]. A slot must be free.
     pub(crate) fn add(&mut self, chain: Chain) {
         let segments = chain.readable() + chain.writable();
-        self.chains[self.count] = Chain { first: self.used as u32, ..chain };
+        self.chains[self.count] = chain;
         self.count += 1;
         self.used += segments;
     }
@@ -234,6 +218,4 @@ pub(crate) struct Free {
     pub(crate) chains: *mut Chain,
     /// The first free segment.
     pub(crate) segments: *mut Segment,
-    /// Its number.
-    pub(crate) first: u32,
 }

@@ -260,7 +260,7 @@ impl<O: Order> Queue<O> {
     #[inline]
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
         if self.tracking.is_some() {
-            return chains.into_iter().try_for_each(|(head, written)| self.complete(head, written));
+            return self.complete_tracked(chains);
         }
         ring!(mut self, ring => ring.complete_all(chains))
     }

@@ -30,7 +30,6 @@ pub fn need_event(event: u16, new: u16, old: u16) -> bool {
 /// laps, so one that was left behind is passed again after twice the size.
 #[must_use]
 #[inline]
-#[allow(dead_code, reason = "both sides come to use it")]
 pub(crate) fn need_event_packed(event: Position, new: Position, old: Position, size: u16) -> bool {
     old.distance(event, size) < old.distance(new, size)
 }

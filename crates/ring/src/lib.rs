@@ -143,7 +143,6 @@ mod in_order;
 #[cfg(all(test, not(loom)))]
 mod model_test;
 mod order;
-#[allow(dead_code, reason = "both sides come to use it")]
 mod packed;
 mod pieces;
 mod split;

@@ -16,6 +16,7 @@
 pub(crate) mod chain;
 pub(crate) mod device;
 pub(crate) mod driver;
+mod places;
 
 use paravane_spec::packed::{
     DESC_F_AVAIL, DESC_F_USED, DESC_SIZE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_WRAP,

@@ -40,9 +40,6 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// All zero.
-    pub(crate) const NONE: Self = Self { addr: 0, meta: 0 };
-
     /// Puts one together.
     #[inline(always)]
     pub(crate) fn new(addr: u64, len: u32, flags: u16, next: u16) -> Self {

@@ -107,6 +107,15 @@ impl<O: Order> Queue<O> {
         }
     }
 
+    /// [`Queue::complete_all`] with tracking.
+    #[cold]
+    pub(crate) fn complete_tracked(
+        &mut self,
+        chains: impl IntoIterator<Item = (u16, u32)>,
+    ) -> Result<(), QueueError> {
+        chains.into_iter().try_for_each(|(head, written)| self.complete(head, written))
+    }
+
     /// [`Queue::publish`] with tracking.
     #[cold]
     pub(crate) fn publish_tracked(&mut self) -> Result<bool, QueueError> {

@@ -12,7 +12,8 @@ use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
 use crate::{LiveQueue, Open, QueueHandler, Ring, ServeError, Served, address_error};
 use paravane_dma::{Access, Door};
-use paravane_ring::device::{Batch, Chain};
+use paravane_ring::Segment;
+use paravane_ring::device::Chain;
 use paravane_spec::blk;
 use std::collections::VecDeque;
 use std::io;
@@ -69,8 +70,7 @@ impl Handler {
         &mut self,
         ring: &mut Ring,
         memory: &Door<'_>,
-        batch: &Batch,
-        chain: &Chain,
+        (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
     ) -> Result<(), ServeError> {
         // The owner limits the queue to the size that this handler was made for, and the ring hands out no
@@ -78,19 +78,19 @@ impl Handler {
         let Some(slot) = self.slots.get_mut(usize::from(chain.head)).filter(|slot| slot.is_idle()) else {
             return Err(io::Error::other("the queue is not the one that this handler serves").into());
         };
-        let request = request::parse(memory, batch, chain, &self.limits, slot.ranges())?;
+        let request = request::parse(memory, (chain, readable, writable), &self.limits, slot.ranges())?;
         let status = request.status;
         let job = match request.command {
             Command::Read { offset, len } => {
                 let hold = memory
-                    .map_segments(batch.writable(chain), 0, len.into(), Access::WRITE, slot.pieces())
+                    .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
                     .map_err(address_error)?;
                 slot.begin_read(status, offset, len, hold)
             }
             Command::Write { offset, len } => {
                 let skip = request::HEADER.into();
                 let hold = memory
-                    .map_segments(batch.readable(chain), skip, len.into(), Access::READ, slot.pieces())
+                    .map_segments(readable, skip, len.into(), Access::READ, slot.pieces())
                     .map_err(address_error)?;
                 slot.begin_write(status, offset, len, hold, self.write_through)
             }
@@ -103,9 +103,7 @@ impl Handler {
                 }
             }
             Command::GetId => {
-                memory
-                    .write_segments(batch.writable(chain), 0, &self.id, Access::WRITE)
-                    .map_err(address_error)?;
+                memory.write_segments(writable, 0, &self.id, Access::WRITE).map_err(address_error)?;
                 let written = blk::ID_LEN as u32;
                 return answer(ring, memory, chain.head, status, blk::S_OK, written, served);
             }
@@ -234,8 +232,8 @@ impl QueueHandler for Handler {
             self.reap(ring, &memory, &mut served)?;
             let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
             served.taken = taken as u32;
-            for chain in batch.chains() {
-                self.start(ring, &memory, batch, chain, &mut served)?;
+            for chain in batch.iter() {
+                self.start(ring, &memory, chain, &mut served)?;
             }
             if taken == 0 {
                 // The last round before the owner sleeps. What signals from here on is seen by the owner,

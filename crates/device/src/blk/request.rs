@@ -8,7 +8,7 @@
 //! answered with a status.
 use crate::address_error;
 use paravane_dma::{Access, Door};
-use paravane_ring::device::{Batch, Chain};
+use paravane_ring::device::Chain;
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
 
@@ -78,8 +78,7 @@ pub(super) struct Request {
 /// The frame is broken; the queue is to be latched.
 pub(super) fn parse(
     memory: &Door<'_>,
-    batch: &Batch,
-    chain: &Chain,
+    (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
     limits: &Limits,
     ranges: &mut Vec<ByteRange>,
 ) -> Result<Request, QueueError> {
@@ -88,9 +87,9 @@ pub(super) fn parse(
     if chain.readable_len() < HEADER {
         return Err(malformed("its readable part is shorter than a header"));
     }
-    let status = last_byte(batch.writable(chain)).ok_or(malformed("it has no room for a status"))?;
+    let status = last_byte(writable).ok_or(malformed("it has no room for a status"))?;
     let mut header = [0; HEADER as usize];
-    memory.read_segments(batch.readable(chain), 0, &mut header, Access::READ).map_err(address_error)?;
+    memory.read_segments(readable, 0, &mut header, Access::READ).map_err(address_error)?;
     let header: RequestHeader = zerocopy::transmute!(header);
     let (kind, sector) = (u32::from_le(header.kind), u64::from_le(header.sector));
 
@@ -114,13 +113,13 @@ pub(super) fn parse(
         blk::T_GET_ID if room as usize >= blk::ID_LEN => Command::GetId,
         blk::T_GET_ID => Command::Answer(blk::S_IOERR),
         blk::T_DISCARD if limits.discard => {
-            match parse_ranges(memory, batch.readable(chain), payload, false, limits, ranges)? {
+            match parse_ranges(memory, readable, payload, false, limits, ranges)? {
                 Ok(()) => Command::Discard,
                 Err(status) => Command::Answer(status),
             }
         }
         blk::T_WRITE_ZEROES if limits.write_zeroes => {
-            match parse_ranges(memory, batch.readable(chain), payload, true, limits, ranges)? {
+            match parse_ranges(memory, readable, payload, true, limits, ranges)? {
                 Ok(()) => Command::WriteZeroes,
                 Err(status) => Command::Answer(status),
             }

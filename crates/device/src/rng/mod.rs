@@ -4,8 +4,8 @@
 //! from the guest, and nothing is ever in flight when `serve` returns.
 use crate::{Device, LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, Door};
-use paravane_ring::QueueError;
-use paravane_ring::device::{Batch, Chain, QueueConfig};
+use paravane_ring::device::{Chain, QueueConfig};
+use paravane_ring::{QueueError, Segment};
 use paravane_spec::feature;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
@@ -65,7 +65,7 @@ struct Handler {
 
 impl Handler {
     /// Fills one request and returns the number of bytes.
-    fn fill(&mut self, memory: &Door<'_>, batch: &Batch, chain: &Chain) -> Result<u32, ServeError> {
+    fn fill(&mut self, memory: &Door<'_>, chain: &Chain, writable: &[Segment]) -> Result<u32, ServeError> {
         if chain.readable_len() != 0 {
             let what = "a buffer for entropy is readable";
             return Err(QueueError::Request { head: chain.head, what }.into());
@@ -85,7 +85,7 @@ impl Handler {
             // Ordered by the publication of the used index, which releases.
             memory
                 .write_segments(
-                    batch.writable(chain),
+                    writable,
                     u64::from(done),
                     &self.bytes[..got],
                     Access::WRITE | Access::RELAXED,
@@ -103,8 +103,8 @@ impl QueueHandler for Handler {
         let mut served = Served::default();
         let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
         served.taken = taken as u32;
-        for chain in batch.chains() {
-            match self.fill(&memory, batch, chain) {
+        for (chain, _, writable) in batch.iter() {
+            match self.fill(&memory, chain, writable) {
                 Ok(written) => ring.complete(chain.head, written)?,
                 Err(ServeError::Queue(error)) => return Err(ring.fail(error).into()),
                 Err(host) => return Err(host),

@@ -268,7 +268,6 @@ impl Cells {
     /// # Safety
     /// See [`Cells`].
     #[inline(always)]
-    #[allow(dead_code, reason = "the packed ring comes to use it")]
     pub(crate) unsafe fn load_u64_acquire(self, offset: usize) -> u64 {
         // SAFETY: the caller vouches for place and alignment.
         u64::from_le(unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }.load(Acquire))
@@ -279,7 +278,6 @@ impl Cells {
     /// # Safety
     /// See [`Cells`].
     #[inline(always)]
-    #[allow(dead_code, reason = "the packed ring comes to use it")]
     pub(crate) unsafe fn store_u64_release(self, offset: usize, value: u64) {
         #[cfg(test)]
         super::fuse::burn();

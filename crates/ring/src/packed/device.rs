@@ -10,7 +10,8 @@
 //! last. A chain takes as many descriptors as the driver made of it, and its used descriptor stands for all of
 //! them: `next_used` moves on by that many.
 use super::chain::Chains;
-use super::{Descriptor, Event, Position, available_flags, desc_bytes, flags, matches, meta, used_flags};
+use super::places::Places;
+use super::{Descriptor, Event, Position, available_flags, desc_bytes, flags, matches, used_flags};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
 use crate::in_order::{Entry, InOrder};
@@ -21,10 +22,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
-use paravane_spec::packed::{
-    DESC_ADDR, DESC_F_AVAIL, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_USED, DESC_F_WRITE, DESC_FLAGS, DESC_LEN,
-    DESC_SIZE,
-};
+use paravane_spec::packed::{DESC_ADDR, DESC_F_WRITE, DESC_FLAGS, DESC_LEN, DESC_SIZE};
 
 /// The ring addresses, resolved once, and our positions.
 ///
@@ -66,8 +64,8 @@ enum Stop {
     Empty,
     /// The ring ends here, and goes on at its front.
     End,
-    /// It is not a simple one, or something is wrong with it. It is fetched already.
-    At(Descriptor),
+    /// It is not a simple one, or something is wrong with it. What was seen of it is forgotten.
+    Special,
 }
 
 impl<O: Order> Ring<O> {
@@ -120,8 +118,8 @@ impl<O: Order> Ring<O> {
         loop {
             match self.pop_simple(batch) {
                 Stop::End => {}
-                Stop::At(desc) if self.pop_chain(desc, batch, &mut fetch)? => {}
-                Stop::At(_) | Stop::Empty => break,
+                Stop::Special if self.pop_chain(batch, &mut fetch)? => {}
+                Stop::Special | Stop::Empty => break,
             }
         }
         if let Some(order) = &mut self.in_order {
@@ -141,15 +139,15 @@ impl<O: Order> Ring<O> {
 
     /// Takes chains of one direct descriptor until the batch is full, or until something else comes. Nothing is
     /// checked twice and nothing can fail here.
-    #[inline(always)]
+    #[inline(never)]
     fn pop_simple(&mut self, batch: &mut Batch) -> Stop {
-        const STATE: u16 = DESC_F_AVAIL | DESC_F_USED;
-        const SPECIAL: u16 = DESC_F_NEXT | DESC_F_INDIRECT;
         let (desc, size) = (self.desc, self.size);
         let slots = batch.slots() - batch.count();
         let free = batch.free();
         let ids = self.taken.as_mut_ptr();
-        let (start, expected) = (self.next_avail.index(size), available_flags(self.next_avail.wrap(size)));
+        let (start, wrap) = (self.next_avail.index(size), self.next_avail.wrap(size));
+        let expected = available_flags(wrap);
+        let available = u32::from(expected) << 16;
         let room = usize::from(self.room());
         // Not around the ring's end, so that the descriptors are neighbours of one lap.
         let wanted = slots.min(room).min(usize::from(size - start));
@@ -162,8 +160,8 @@ impl<O: Order> Ring<O> {
                 break if taken == slots {
                     Stop::Empty
                 } else if taken == room {
-                    // Nothing can be available here.
-                    self.overrun(taken)
+                    // Nothing can be available here. What is so all the same is refused.
+                    Stop::Special
                 } else {
                     Stop::End
                 };
@@ -173,28 +171,26 @@ impl<O: Order> Ring<O> {
             // SAFETY: `start + taken` is less than the size; see the invariant of `Ring`.
             let meta = unsafe { desc.load_u64_acquire(at + DESC_LEN) };
             O::after_acquire();
-            let state = flags(meta) & (STATE | SPECIAL);
-            if state & STATE != expected {
-                break Stop::Empty;
-            }
             // SAFETY: as above.
             let first = Descriptor { addr: unsafe { desc.load_u64(at + DESC_ADDR) }, meta };
-            let id = first.id();
-            // SAFETY: `taken` has a place for each identifier below the size, which is looked at first.
-            let unfit = id >= size || unsafe { *ids.add(usize::from(id)) } != 0;
-            if unfit
-                || state & SPECIAL != 0
+            // Of a simple descriptor that is available no flag but WRITE is left, and the identifier below the flags:
+            // one comparison for all of them.
+            let rest = (meta >> 32) as u32 ^ available;
+            let id = (rest & !(u32::from(DESC_F_WRITE) << 16)) as usize;
+            if id >= usize::from(size)
+                // SAFETY: `taken` has a place for each identifier below the size.
+                || unsafe { *ids.add(id) } != 0
                 // Not less: it has no bytes, or wraps around the address space.
                 || first.addr >= first.addr.wrapping_add(first.len().into())
             {
-                break Stop::At(first);
+                break if matches(first.flags(), expected) { Stop::Special } else { Stop::Empty };
             }
             let segment = Segment { addr: first.addr, len: first.len() };
-            let chain = Chain::single(id, free.first + taken as u32, first.len(), first.has(DESC_F_WRITE));
+            let chain = Chain::single(id as u16, first.len(), first.has(DESC_F_WRITE));
             // SAFETY: the identifier was checked. The batch has `slots` free slots at least, and a free segment for
             // each of them (its invariant); `taken` is less.
             unsafe {
-                *ids.add(usize::from(id)) = 1;
+                *ids.add(id) = 1;
                 free.segments.add(taken).write(segment);
                 free.chains.add(taken).write(chain);
             }
@@ -206,32 +202,25 @@ impl<O: Order> Ring<O> {
         stop
     }
 
-    /// The ring has no room after `taken` more. If the next descriptor is available after all, it goes to the slow
-    /// path to be refused.
-    #[cold]
-    fn overrun(&self, taken: usize) -> Stop {
-        let next = self.next_avail.advance(taken as u32, self.size);
-        let at = usize::from(next.index(self.size)) * DESC_SIZE;
-        // Relaxed: only compared.
-        // SAFETY: an index is less than the size; see the invariant of `Ring`.
-        let meta = unsafe { self.desc.load_u64(at + DESC_LEN) };
-        if matches(flags(meta), available_flags(next.wrap(self.size))) {
-            Stop::At(Descriptor { addr: 0, meta })
-        } else {
-            Stop::Empty
-        }
-    }
-
-    /// Takes the one chain at which the fast path stopped; `false` if the batch has no room for it.
+    /// Takes the one chain at which the fast path stopped; `false` if there is none, or the batch has no room for it.
     #[inline(never)]
     fn pop_chain(
         &mut self,
-        first: Descriptor,
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        let (size, room) = (self.size, self.room());
-        let index = self.next_avail.index(size);
+        let (size, room, next) = (self.size, self.room(), self.next_avail);
+        let index = next.index(size);
+        let at = usize::from(index) * DESC_SIZE;
+        // Acquire: as in the fast path.
+        // SAFETY: an index is less than the size; see the invariant of `Ring`.
+        let meta = unsafe { self.desc.load_u64_acquire(at + DESC_LEN) };
+        O::after_acquire();
+        if !matches(flags(meta), available_flags(next.wrap(size))) {
+            return Ok(false);
+        }
+        // SAFETY: as above.
+        let first = Descriptor { addr: unsafe { self.desc.load_u64(at + DESC_ADDR) }, meta };
         let taken = &self.taken;
         let walked = if room == 0 {
             Err(QueueError::Overrun { index, size })
@@ -272,38 +261,42 @@ impl<O: Order> Ring<O> {
         if self.in_order.is_some() {
             return chains.into_iter().try_for_each(|(id, written)| self.complete_in_order(id, written));
         }
-        // Positions live in locals: every store to shared memory could be one to `self`, for all the compiler knows.
-        let (size, desc, published) = (self.size, self.desc, self.published);
-        let ids = &mut *self.taken;
-        let (mut next, mut held, mut completed) = (self.next_used, self.held, 0);
-        let mut result = Ok(());
-        for (id, written) in chains {
-            let places = match ids.get_mut(usize::from(id)) {
-                Some(taken) if *taken != 0 => core::mem::take(taken),
-                _ => {
-                    result = Err(id);
-                    break;
-                }
-            };
-            let word = used(id, written, next.wrap(size));
-            if next == published {
-                held = word;
-            } else {
-                // Relaxed: the release store of the first one's flags orders them.
-                // SAFETY: an index is less than the size; see the invariant of `Ring`.
-                unsafe { desc.store_u64(usize::from(next.index(size)) * DESC_SIZE + DESC_LEN, word) };
+        // All in locals: every store to shared memory could be one to `self`, for all the compiler knows.
+        let (desc, ids, next) = (self.desc, &mut *self.taken, self.next_used);
+        let mut places = Places::new(next, self.size);
+        let mut chains = chains.into_iter();
+        let mut wrong = None;
+        let mut place = |id: u16, written| {
+            let taken = core::mem::take(ids.get_mut(usize::from(id))?);
+            places.next(id, written, taken)
+        };
+        if next == self.published
+            && let Some((id, written)) = chains.next()
+        {
+            match place(id, written) {
+                Some((_, word)) => self.held = word,
+                None => wrong = Some(id),
             }
-            next = next.advance(places.into(), size);
-            completed += 1;
         }
-        self.next_used = next;
-        self.held = held;
-        self.in_flight -= completed;
+        if wrong.is_none() {
+            for (id, written) in chains {
+                let Some((at, word)) = place(id, written) else {
+                    wrong = Some(id);
+                    break;
+                };
+                // Relaxed: the release store of the first one's flags orders them.
+                // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
+                unsafe { desc.store_u64(at + DESC_LEN, word) };
+            }
+        }
+        self.next_used = places.position();
+        self.in_flight -= next.distance(self.next_used, self.size) as u16 - places.more();
         // A latched queue has nothing in flight.
-        result.map_err(|id| self.latch(QueueError::NotInFlight { id: id.into() }))
+        wrong.map_or(Ok(()), |id| Err(self.latch(QueueError::NotInFlight { id: id.into() })))
     }
 
     /// Completes one in a queue with IN_ORDER.
+    #[inline(never)]
     fn complete_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
         let taken = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
         let Some(order) = self.in_order.as_mut().filter(|_| taken != 0) else {
@@ -319,16 +312,16 @@ impl<O: Order> Ring<O> {
 
     /// Writes a used descriptor of a batch in order.
     fn write(&mut self, entry: Entry) {
-        let word = used(entry.id, entry.written, self.next_used.wrap(self.size));
+        let mut places = Places::new(self.next_used, self.size);
+        let Some((at, word)) = places.next(entry.id, entry.written, entry.places) else { return };
         if self.next_used == self.published {
             self.held = word;
         } else {
-            let at = usize::from(self.next_used.index(self.size)) * DESC_SIZE + DESC_LEN;
             // Relaxed: the release store of the first one's flags orders them.
-            // SAFETY: an index is less than the size; see the invariant of `Ring`.
-            unsafe { self.desc.store_u64(at, word) };
+            // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
+            unsafe { self.desc.store_u64(at + DESC_LEN, word) };
         }
-        self.next_used = self.next_used.advance(entry.places.into(), self.size);
+        self.next_used = places.position();
     }
 
     /// See [`crate::device::Queue::publish`].
@@ -503,12 +496,4 @@ impl<O: Order> Ring<O> {
             }
         }
     }
-}
-
-/// The second word of a used descriptor in a lap with wrap counter `wrap`. WRITE says that the length counts
-/// (section 2.8.5).
-#[inline(always)]
-fn used(id: u16, written: u32, wrap: bool) -> u64 {
-    let write = if written != 0 { DESC_F_WRITE } else { 0 };
-    meta(written, id, used_flags(wrap) | write)
 }

@@ -10,7 +10,7 @@
 //! All three positions count modulo 2^16; each popped chain is completed once, so the number in flight is
 //! the distance from `next_used` to `next_avail`.
 use super::chain::Tables;
-use super::{Descriptor, avail_event, used_event};
+use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
 use crate::event::need_event;
@@ -36,7 +36,7 @@ pub(crate) struct Ring<O> {
     avail: Cells,
     used: Cells,
     size: u16,
-    mask: u16,
+    mask: usize,
     event_idx: bool,
     /// Whether USED_F_NO_NOTIFY stands in the used ring (never with EVENT_IDX).
     kicks_off: bool,
@@ -50,13 +50,6 @@ pub(crate) struct Ring<O> {
     in_order: Option<Box<InOrder>>,
     error: Option<QueueError>,
     order: PhantomData<O>,
-}
-
-/// Where the fast path stopped: the next chain is not a simple one, or something is wrong with it.
-struct Stop {
-    head: u16,
-    /// Fetched already, if `head` is a descriptor of the queue.
-    first: Descriptor,
 }
 
 impl<O: Order> Ring<O> {
@@ -80,7 +73,7 @@ impl<O: Order> Ring<O> {
             avail: avail.cells(),
             used: used.cells(),
             size,
-            mask: size - 1,
+            mask: usize::from(size) - 1,
             event_idx,
             kicks_off: false,
             next_avail: start,
@@ -107,9 +100,7 @@ impl<O: Order> Ring<O> {
         let available = usize::from(self.available(Acquire)?);
         let limit = available.min(batch.slots());
         while batch.count() < limit {
-            if let Some(stop) = self.pop_simple(batch, limit)
-                && !self.pop_chain(stop, batch, &mut fetch)?
-            {
+            if !self.pop_simple(batch, limit) && !self.pop_chain(batch, &mut fetch)? {
                 break;
             }
         }
@@ -137,11 +128,13 @@ impl<O: Order> Ring<O> {
         Ok(available)
     }
 
-    /// Takes chains of one direct descriptor until the batch has `limit` of them, or the available ring ends, or
-    /// something else comes: that is returned, and not taken. Nothing is checked twice and nothing can fail here.
-    #[inline(always)]
-    fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> Option<Stop> {
-        let (start, mask) = (usize::from(self.next_avail & self.mask), usize::from(self.mask));
+    /// Takes chains of one direct descriptor until the batch has `limit` of them, or the available ring ends.
+    /// `false`: the next one is something else, or wrong. It is not taken, and what was seen of it is forgotten.
+    /// Nothing is checked twice and nothing can fail here.
+    #[inline(never)]
+    fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> bool {
+        let mask = self.mask;
+        let start = usize::from(self.next_avail) & mask;
         // Not around the ring's end, so that the entries are neighbours.
         let wanted = (limit - batch.count()).min(mask + 1 - start);
         let free = batch.free();
@@ -149,30 +142,31 @@ impl<O: Order> Ring<O> {
         // SAFETY: `start` is less than the size; see the invariant of `Ring`.
         let entries = unsafe { self.avail.offset(AVAIL_RING + start * AVAIL_ENTRY) };
         let mut taken = 0;
-        let stop = loop {
+        let simple = loop {
             if taken == wanted {
-                break None;
+                break true;
             }
             // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after their writing.
             // SAFETY: `start + taken` is less than the size; see the invariant of `Ring`.
             let head = unsafe { entries.load_u16(taken * AVAIL_ENTRY, Relaxed) };
-            if usize::from(head) > mask {
-                break Some(Stop { head, first: Descriptor::NONE });
+            let index = usize::from(head);
+            if index > mask {
+                break false;
             }
             // SAFETY: `head` was just checked.
             let first = unsafe { self.tables.fetch(head) };
             // SAFETY: `InFlight` has a place for each head below the size.
-            let mark = unsafe { &mut *in_flight.add(usize::from(head)) };
+            let mark = unsafe { &mut *in_flight.add(index) };
             if first.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
                 // Not less: it has no bytes, or wraps around the address space.
                 || first.addr >= first.addr.wrapping_add(first.len().into())
                 || *mark
             {
-                break Some(Stop { head, first });
+                break false;
             }
             *mark = true;
             let segment = Segment { addr: first.addr, len: first.len() };
-            let chain = Chain::single(head, free.first + taken as u32, first.len(), first.has(DESC_F_WRITE));
+            let chain = Chain::single(head, first.len(), first.has(DESC_F_WRITE));
             // SAFETY: the batch has `limit - count` free slots at least, and a free segment for each of them
             // (its invariant); `taken` is less.
             unsafe {
@@ -183,24 +177,28 @@ impl<O: Order> Ring<O> {
         };
         batch.add_simple(taken);
         self.next_avail = self.next_avail.wrapping_add(taken as u16);
-        stop
+        simple
     }
 
     /// Takes the one chain at which the fast path stopped; `false` if the batch has no room for it.
     #[inline(never)]
     fn pop_chain(
         &mut self,
-        stop: Stop,
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        let head = stop.head;
+        let entry = usize::from(self.next_avail) & self.mask;
+        // Relaxed: as in the fast path.
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        let head = unsafe { self.avail.load_u16(AVAIL_RING + entry * AVAIL_ENTRY, Relaxed) };
         let taken = if head >= self.size {
             Err(QueueError::DescIndex { index: head.into(), size: self.size.into() })
         } else if self.in_flight.contains(head) {
             Err(QueueError::HeadInFlight { head })
         } else {
-            self.tables.walk(head, stop.first, batch, fetch)
+            // SAFETY: `head` was just checked.
+            let first = unsafe { self.tables.fetch(head) };
+            self.tables.walk(head, first, batch, fetch)
         };
         match taken {
             Ok(true) => {
@@ -234,24 +232,25 @@ impl<O: Order> Ring<O> {
         // All in locals: every store to shared memory could be one to `self`, for all the compiler knows.
         let (used, mask) = (self.used, self.mask);
         let in_flight = self.in_flight.as_mut_ptr();
-        let mut next = self.next_used;
+        let mut next = usize::from(self.next_used);
         let mut result = Ok(());
         for (head, written) in chains {
             // SAFETY: `InFlight` has a mark for each head below the size, which is looked at first.
-            if head > mask || !unsafe { in_flight.add(head.into()).replace(false) } {
+            if usize::from(head) > mask || !unsafe { in_flight.add(head.into()).replace(false) } {
                 result = Err(head);
                 break;
             }
             // SAFETY: the entry is less than the size; see the invariant of `Ring`.
             unsafe { store(used, next & mask, head, written) };
-            next = next.wrapping_add(1);
+            next += 1;
         }
-        self.next_used = next;
+        self.next_used = next as u16;
         // A latched queue has nothing in flight.
         result.map_err(|head| self.latch(QueueError::NotInFlight { id: head.into() }))
     }
 
     /// Completes one in a queue with IN_ORDER.
+    #[inline(never)]
     fn complete_in_order(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         let known = self.in_flight.remove(head);
         let Some(order) = self.in_order.as_mut().filter(|_| known) else {
@@ -267,7 +266,7 @@ impl<O: Order> Ring<O> {
     /// Writes the used entry of a batch in order.
     fn write(&mut self, entry: Entry) {
         // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        unsafe { store(self.used, self.next_used & self.mask, entry.id, entry.written) };
+        unsafe { store(self.used, usize::from(self.next_used) & self.mask, entry.id, entry.written) };
         self.next_used = self.next_used.wrapping_add(entry.places);
     }
 
@@ -434,8 +433,8 @@ impl<O: Order> Ring<O> {
 /// # Safety
 /// The used ring has that many entries.
 #[inline(always)]
-unsafe fn store(used: Cells, slot: u16, head: u16, written: u32) {
-    let at = USED_RING + usize::from(slot) * USED_ENTRY;
+unsafe fn store(used: Cells, slot: usize, head: u16, written: u32) {
+    let at = USED_RING + slot * USED_ENTRY;
     // SAFETY: the caller vouches for the entry.
     unsafe {
         used.store_u32(at, head.into());

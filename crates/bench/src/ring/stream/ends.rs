@@ -175,8 +175,8 @@ impl DeviceEnd for OurDevice {
         let mut served = 0;
         while served < total {
             wait.until(|| Ok(queue.pop(batch, |_, _| false).map_err(|error| broken(OURS, error))? > 0))?;
-            for chain in batch.chains() {
-                black_box(batch.segments(chain));
+            for (chain, readable, writable) in batch.iter() {
+                black_box((readable, writable));
                 queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
             }
             black_box(queue.publish().map_err(|error| broken(OURS, error))?);
