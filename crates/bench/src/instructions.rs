@@ -1,6 +1,6 @@
 //! Counting instructions: by the processor where the kernel lets us, else by stepping through each one.
 use crate::ring::Case;
-use crate::{BenchError, poll, ring};
+use crate::{BenchError, barrier, dma, poll, ring};
 use std::io;
 
 mod hardware;
@@ -30,6 +30,11 @@ impl Counter {
                 Self::Impossible
             }
         }
+    }
+
+    /// Whether the processor counts, in no time.
+    pub(crate) fn is_hardware(&self) -> bool {
+        matches!(self, Self::Hardware(_))
     }
 
     /// What the way is called in results.
@@ -82,6 +87,7 @@ pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
     let batch = match Case::parse(case) {
         Some(case) => case.batch,
         None if poll::is_single(case) => ring::QUEUE_SIZE,
+        None if dma::is_single(case) || barrier::is_single(case) => dma::timing::BATCH,
         None => return Err(BenchError::NoCase(case.to_owned())),
     };
     single_step::per_chain(case, batch, subject).map_err(failed)
@@ -95,6 +101,12 @@ fn failed(source: io::Error) -> BenchError {
 fn run_subject(case: &str, subject: &str) -> Result<Box<dyn ring::Subject>, String> {
     if poll::is_single(case) {
         return poll::make(case, subject).map_err(|error| error.to_string());
+    }
+    if dma::is_single(case) {
+        return dma::make(case, subject).map_err(|error| error.to_string());
+    }
+    if barrier::is_single(case) {
+        return barrier::make(case, subject).map_err(|error| error.to_string());
     }
     let case = Case::parse(case).ok_or_else(|| format!("no case {case:?}"))?;
     ring::make(case, subject)

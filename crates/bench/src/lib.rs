@@ -13,6 +13,8 @@
 //! A program that calls [`run`] calls [`child_main`] first thing in its `main`.
 use serde::Serialize;
 
+mod barrier;
+mod dma;
 mod instructions;
 mod machine;
 mod memory;
@@ -28,13 +30,13 @@ pub use table::table;
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring" or "poll".
+    /// Benchmark: "ring", "poll", "dma" or "barrier".
     pub bench: String,
     /// Path of the case: "split/device/1desc/batch32".
     pub case: String,
     /// "paravane", or the peer's name.
     pub subject: String,
-    /// "time", "instructions", "rate", "cpu" or "spins".
+    /// "time", "cycles", "instructions", "rate", "cpu" or "spins".
     pub metric: String,
     /// Unit of the values: "ns/chain".
     pub unit: String,
@@ -47,7 +49,7 @@ pub struct Row {
     /// Number of rounds.
     pub rounds: u32,
     /// How it was measured: "clock" (wall time), "thread clock" (CPU time of the measuring thread),
-    /// "process clock" (CPU time of a child process), "perf_event" (the processor's counter), "single-step"
+    /// "process clock" (CPU time of a child process), "tsc" (the time stamp counter), "perf_event" (the processor's counter), "single-step"
     /// (each instruction of a child process) or "count". What follows a comma says how the threads ran; a
     /// figure that someone else published begins with "published".
     pub method: String,
@@ -77,6 +79,14 @@ pub fn list() -> &'static [Benchmark] {
         Benchmark {
             name: poll::NAME,
             summary: "what it costs that polling cannot be fooled: four ways to count, beside the seed's figures",
+        },
+        Benchmark {
+            name: dma::NAME,
+            summary: "an access to guest memory: direct, translated, logged, beside memcpy and vm-memory",
+        },
+        Benchmark {
+            name: barrier::NAME,
+            summary: "what the order of an access costs: none, by direction, a full barrier before each",
         },
     ]
 }
@@ -123,6 +133,8 @@ pub enum BenchError {
 /// See [`BenchError`].
 pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     match name {
+        dma::NAME => dma::run(options, progress),
+        barrier::NAME => barrier::run(options, progress),
         ring::NAME => ring::run(options, progress),
         poll::NAME => poll::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),

@@ -64,6 +64,12 @@ impl Place {
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 
+    /// Loads a u64 (relaxed; an index load orders it).
+    pub(crate) fn load_u64(self, offset: usize) -> u64 {
+        // SAFETY: as in `load_u16`.
+        u64::from_le(unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }.load(Ordering::Relaxed))
+    }
+
     /// Stores a u64 (relaxed; an index store publishes it).
     pub(crate) fn store_u64(self, offset: usize, value: u64) {
         // SAFETY: as in `load_u16`.

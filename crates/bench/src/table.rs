@@ -1,5 +1,5 @@
 //! Results as a table for people.
-use crate::{Row, poll, ring};
+use crate::{Row, barrier, dma, poll, ring};
 use std::fmt::Write;
 
 /// One line: a case and metric, with a cell for each subject.
@@ -54,12 +54,20 @@ fn base<'a>(line: &Line<'a>) -> Option<&'a Row> {
     line.rows.iter().find(|row| row.subject == ring::OURS).or(line.rows.first()).copied()
 }
 
+/// More subjects than this are shown without their spread, for a line to stay readable.
+const MOST_WITH_SPREAD: usize = 4;
+
 /// The text of a block: a heading and a row for each line.
 fn cells(block: &[Line<'_>]) -> Vec<Vec<String>> {
     let mut heading: Vec<String> = ["case", "metric", "unit"].map(str::to_owned).to_vec();
     let base = block.first().and_then(base).map(|row| row.subject.as_str());
-    for name in block.first().map(subjects).unwrap_or_default() {
-        heading.extend([name.to_owned(), String::new()]);
+    let names = block.first().map(subjects).unwrap_or_default();
+    let spread = names.len() <= MOST_WITH_SPREAD;
+    for name in names {
+        heading.push(name.to_owned());
+        if spread {
+            heading.push(String::new());
+        }
         if Some(name) != base {
             heading.push("ratio".to_owned());
         }
@@ -71,11 +79,17 @@ fn cells(block: &[Line<'_>]) -> Vec<Vec<String>> {
         previous = line.case;
         let mut texts = vec![case.to_owned(), line.metric.to_owned(), line.unit.to_owned()];
         // Between variants of one thing, a percent counts.
-        let decimals = if line.rows.iter().any(|row| row.subject == ring::OURS) { 1 } else { 3 };
+        let decimals = match line.rows.iter().find(|row| row.subject == ring::OURS) {
+            Some(ours) if ours.bench == ring::NAME => 1,
+            Some(_) => 2,
+            None => 3,
+        };
         let base = self::base(line);
         for row in &line.rows {
             texts.push(number(row.median));
-            texts.push(format!("({} to {})", number(row.min), number(row.max)));
+            if spread {
+                texts.push(format!("({} to {})", number(row.min), number(row.max)));
+            }
             if Some(row.subject.as_str()) != base.map(|row| row.subject.as_str()) {
                 texts.push(match base {
                     // Of a rate, more is better.
@@ -149,13 +163,20 @@ fn footnotes(out: &mut String, rows: &[Row]) {
             let _ = writeln!(out, "{}", ring::stream::ringtest::MISSING);
         }
     }
-    if first.bench == poll::NAME {
-        for note in poll::NOTES {
-            let _ = writeln!(out, "{note}");
-        }
+    let notes = match first.bench.as_str() {
+        poll::NAME => poll::NOTES,
+        dma::NAME => dma::NOTES,
+        barrier::NAME => barrier::NOTES,
+        _ => &[],
+    };
+    for note in notes {
+        let _ = writeln!(out, "{note}");
     }
     if let Some(other) = rows.iter().find(|row| row.subject != first.subject) {
-        let base = if other.bench == poll::NAME { "the first one" } else { ring::OURS };
+        let base = match other.bench.as_str() {
+            poll::NAME | barrier::NAME => "the first one",
+            _ => ring::OURS,
+        };
         let _ = writeln!(
             out,
             "ratio: the subject's median divided by {base}'s; of a rate {base}'s divided by the subject's.",
@@ -176,6 +197,7 @@ fn explain(method: &str) -> &str {
         "thread clock" => "the thread's CPU clock",
         "process clock" => "the CPU clock of its process",
         "count" => "counting",
+        "tsc" => "the time stamp counter",
         "perf_event" => "the processor's counter (user mode)",
         "single-step" => "stepping through a child process (exact, user mode)",
         other => other,

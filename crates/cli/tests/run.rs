@@ -400,7 +400,45 @@ fn doctor_and_bench_list_answer() {
         assert!(named(name), "{name} is not in {findings}");
     }
     let list = paravane().args(["bench", "list"]).output().unwrap();
-    assert!(String::from_utf8(list.stdout).unwrap().contains("ring"));
+    let list = String::from_utf8(list.stdout).unwrap();
+    for name in ["ring", "poll", "dma", "barrier"] {
+        assert!(list.lines().any(|line| line.starts_with(name)), "{name} is not in {list}");
+    }
     let unknown = paravane().args(["bench", "nonsense"]).output().unwrap();
     assert_eq!(unknown.status.code(), Some(2));
+}
+
+/// The two benchmarks of guest memory, on cases that count no instructions: every subject has its figures, and the
+/// seeds' are
+/// labelled as such.
+#[test]
+fn benchmarks_of_memory_print_what_they_measured_and_what_the_seeds_published() {
+    let bench = |name: &str, filter: &str| -> Vec<Value> {
+        let out = paravane().args(["bench", name, "--filter", filter, "--json"]).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    let text = |row: &Value, field: &str| row[field].as_str().unwrap().to_owned();
+    for (name, filter, subjects) in [
+        ("dma", "write/80KiB/regions1/maps256/repeated", vec!["memcpy", "paravane", "paravane/iova+log"]),
+        ("dma", "threads1/spaces1/mix", vec!["paravane", "paravane/mutex"]),
+        ("barrier", "ring/rx/1500B", vec!["relaxed", "by-direction", "full"]),
+    ] {
+        let rows = bench(name, filter);
+        for subject in subjects {
+            let row = rows.iter().find(|row| row["subject"] == subject && row["metric"] == "time");
+            let row = row.unwrap_or_else(|| panic!("{name} {filter}: no time of {subject}"));
+            assert_eq!((text(row, "bench"), text(row, "case")), (name.to_owned(), filter.to_owned()));
+            assert_eq!(row["rounds"], 5);
+        }
+    }
+    for name in ["dma", "barrier"] {
+        let rows = bench(name, "reference/");
+        assert!(!rows.is_empty());
+        for row in rows {
+            assert!(
+                text(&row, "subject").starts_with("seed/") && text(&row, "method").starts_with("published")
+            );
+        }
+    }
 }

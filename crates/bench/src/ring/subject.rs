@@ -25,8 +25,10 @@ pub(crate) trait Subject {
         Ok(())
     }
 
-    /// The ring index, in shared memory, up to which the subject has worked.
-    fn position(&self) -> u16;
+    /// The ring index, in shared memory, up to which the subject has worked; 0 if it has no ring.
+    fn position(&self) -> u16 {
+        0
+    }
 }
 
 /// The error of a subject that does not work.

@@ -140,6 +140,24 @@ impl DriverEnd for OurDriver {
     }
 }
 
+/// The device's side of the queue at `addresses`. `area` has the device address `base`, and must outlive it.
+pub(crate) fn activate(
+    case: Case,
+    addresses: QueueAddresses,
+    base: u64,
+    area: paravane_ring::Area,
+) -> Result<device::Queue, BenchError> {
+    let config =
+        QueueConfig::new(addresses, QUEUE_SIZE, case.features()).map_err(|error| broken(OURS, error))?;
+    let [desc, driver, device] = config.areas().map(|request| {
+        area.slice((request.addr - base) as usize, request.len).expect("the driver laid the queue out here")
+    });
+    // SAFETY: the areas are what was asked for, in memory that the caller keeps longer than the queue.
+    let mut queue = unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(OURS, error))?;
+    queue.disable_kicks();
+    Ok(queue)
+}
+
 /// Our device, alone on its cache lines.
 #[repr(align(128))]
 pub(crate) struct OurDevice {
@@ -155,17 +173,7 @@ impl OurDevice {
         base: u64,
         area: paravane_ring::Area,
     ) -> Result<Self, BenchError> {
-        let config =
-            QueueConfig::new(addresses, QUEUE_SIZE, case.features()).map_err(|error| broken(OURS, error))?;
-        let [desc, driver, device] = config.areas().map(|request| {
-            area.slice((request.addr - base) as usize, request.len)
-                .expect("the driver laid the queue out here")
-        });
-        // SAFETY: the areas are what was asked for, in memory that the caller keeps longer than the queue.
-        let mut queue =
-            unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(OURS, error))?;
-        queue.disable_kicks();
-        Ok(Self { queue, batch: Batch::new(case.batch().into()) })
+        Ok(Self { queue: activate(case, addresses, base, area)?, batch: Batch::new(case.batch().into()) })
     }
 }
 

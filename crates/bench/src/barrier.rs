@@ -1,0 +1,271 @@
+//! `paravane bench barrier`: what the order of an access costs (the DMA-barrier seed).
+//!
+//! The seed puts a full barrier before each access and asks what that costs: as a microbenchmark, and with traffic.
+//! Three **subjects**: `relaxed` (no order), `by-direction` (a read acquires, a write releases: our default), `full` (what
+//! the seed does). **Cases**:
+//!
+//! * `alone/DIRECTION/SIZE`: one thread, over and over through sixteen ranges.
+//! * `contended/DIRECTION/SIZE`: one range, whose first cache line another CPU writes all the time.
+//! * `ring/DIRECTION/PAYLOAD`: a driver and a device on two CPUs; each buffer's payload is one access ([`payload`]).
+//!
+//! The seed's own figures are added as they were published, under a case of their own.
+use crate::dma::ops::{Ops, PAGE, Work};
+use crate::dma::ours::{BY_DIRECTION, FULL, Ours, RELAXED, touch};
+use crate::dma::timing::{self, Loop, Nothing, Origin, SLICE, Timed, overhead};
+use crate::instructions::Counter;
+use crate::machine::{Pinned, RealTime, load_average};
+use crate::ring::stream::Place;
+use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
+use crate::{BenchError, Options, Row};
+use paravane_dma::{Backing, Memory, Region, RegionConfig};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+mod payload;
+mod seed;
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "barrier";
+/// The orders, the weakest first.
+pub(crate) const ORDERS: [&str; 3] = ["relaxed", "by-direction", "full"];
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "relaxed: no order; by-direction: a read acquires, a write releases (the default); full: a full barrier before each access, as the DMA-barrier seed has it.",
+    "alone: sixteen ranges, over and over; contended: one range, whose first cache line another CPU writes all the time. The loop's own time is subtracted; cycles are those of the time stamp counter.",
+    "ring: a driver and a device on two CPUs, spinning, a split ring of 256, batches of 32; the device reads (tx) or writes (rx) each payload in one access. The rate counts payload.",
+    "reference: the seed's own figures (netperf over an emulated e1000 bridged to gigabit Ethernet, May 2012; map is a barrier in dma_memory_map as well). The network is the limit there; compare nothing with them.",
+];
+
+/// The sizes of single accesses, in bytes.
+const SIZES: [u32; 4] = [8, 64, 512, 4096];
+/// The loop alone, which is subtracted.
+const LOOP: &str = "loop";
+/// Bytes of memory.
+const SPAN: u64 = 16 * PAGE;
+
+/// A case with one thread that accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    contended: bool,
+    work: Work,
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        let works = SIZES.into_iter().flat_map(|len| [Work::Read(len), Work::Write(len)]);
+        let works: Vec<Work> = works.collect();
+        [false, true]
+            .into_iter()
+            .flat_map(|contended| works.iter().map(move |&work| Self { contended, work }))
+            .collect()
+    }
+
+    fn path(self) -> String {
+        format!("{}/{}", if self.contended { "contended" } else { "alone" }, self.work)
+    }
+
+    fn ops(self) -> Ops {
+        Ops::new(self.work, false, 0, if self.contended { PAGE } else { SPAN })
+    }
+}
+
+/// Memory of one page or a few, mapped and touched.
+fn memory(size: u64) -> Result<(Memory, Arc<Region>), BenchError> {
+    let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
+    let region = Region::new(config).map_err(|error| broken(OURS, error))?;
+    let memory = Memory::new(vec![Arc::clone(&region)]).map_err(|error| broken(OURS, error))?;
+    touch(&memory, 0, size)?;
+    Ok((memory, region))
+}
+
+/// Whether this is the path of a case with one thread.
+pub(crate) fn is_single(path: &str) -> bool {
+    Case::all().iter().any(|case| case.path() == path)
+}
+
+/// Makes a subject of a case with one thread; none if there is no such order.
+///
+/// # Errors
+/// It could not be set up.
+pub(crate) fn make(path: &str, order: &str) -> Result<Box<dyn Subject>, BenchError> {
+    let case = Case::all().into_iter().find(|case| case.path() == path);
+    let case = case.ok_or_else(|| BenchError::NoCase(path.to_owned()))?;
+    subject(case, order, &memory(SPAN)?.0)
+}
+
+fn subject(case: Case, order: &str, memory: &Memory) -> Result<Box<dyn Subject>, BenchError> {
+    if order == LOOP {
+        return Ok(Box::new(Loop::new(Nothing, case.ops(), case.work.longest())));
+    }
+    let (ops, longest) = (case.ops(), case.work.longest());
+    Ok(match order {
+        "relaxed" => Box::new(Loop::new(Ours::<RELAXED>::direct(memory), ops, longest)),
+        "by-direction" => Box::new(Loop::new(Ours::<BY_DIRECTION>::direct(memory), ops, longest)),
+        "full" => Box::new(Loop::new(Ours::<FULL>::direct(memory), ops, longest)),
+        _ => return Err(unknown(order)),
+    })
+}
+
+/// The error of an order that there is not.
+#[cold]
+fn unknown(order: &str) -> BenchError {
+    broken(OURS, format_args!("it has no order {order}"))
+}
+
+/// Another CPU that writes one cache line until this is dropped.
+struct Hammer {
+    over: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Hammer {
+    /// Writes the first line of `region` from `cpu`.
+    fn start(region: Arc<Region>, cpu: usize, real_time: bool) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            let _pinned = Pinned::to(cpu);
+            let _held = if real_time { RealTime::enter() } else { None };
+            let line: NonNull<u64> = region.host().cast();
+            // SAFETY: the first eight bytes of a region that this thread holds; everyone accesses them atomically or
+            // by the door.
+            let line = unsafe { AtomicU64::from_ptr(line.as_ptr()) };
+            let mut number = 0_u64;
+            // Relaxed: nothing else is read because of it.
+            while !seen.load(Ordering::Relaxed) {
+                number += 1;
+                line.store(number, Ordering::Relaxed);
+            }
+        });
+        Self { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Hammer {
+    fn drop(&mut self) {
+        // Relaxed: as above.
+        self.over.store(true, Ordering::Relaxed);
+        // It cannot panic.
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    let filter = options.filter.as_deref().unwrap_or("");
+    let singles: Vec<Case> = Case::all().into_iter().filter(|case| case.path().contains(filter)).collect();
+    let payloads: Vec<payload::Case> =
+        payload::Case::all().into_iter().filter(|case| case.to_string().contains(filter)).collect();
+    let mut reference = seed::rows();
+    reference.retain(|row| row.case.contains(filter));
+    if singles.is_empty() && payloads.is_empty() && reference.is_empty() {
+        return Err(BenchError::NoCase(filter.to_owned()));
+    }
+    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let mut rows = measure(&singles, &payloads, rounds, SLICE, payload::SHOT, progress)?;
+    rows.extend(reference);
+    Ok(rows)
+}
+
+/// Measures, interleaved: every round goes through all cases and all orders.
+fn measure(
+    singles: &[Case],
+    payloads: &[payload::Case],
+    rounds: u32,
+    slice: Duration,
+    shot: Duration,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, BenchError> {
+    let load_start = load_average();
+    // Before this thread is pinned to one CPU.
+    let place = Place::choose();
+    let mut workloads = Vec::new();
+    for &case in payloads {
+        progress(&format!("{case}: how many buffers fill a shot"));
+        workloads.push(payload::Workload::new(case, &place, shot)?);
+    }
+    let pinned = place.cpus.map_or_else(Pinned::here, |cpus| Pinned::to(cpus[0]));
+    let mut counter = Counter::choose(progress);
+    let (memory, region) = memory(SPAN)?;
+    let mut timed = Vec::new();
+    for &case in singles {
+        if case.contended && place.cpus.is_none() {
+            progress("there is one CPU: contended cases are left out");
+            continue;
+        }
+        let of_case: Result<Vec<Timed>, _> = std::iter::once(LOOP)
+            .chain(ORDERS)
+            .map(|order| Timed::new(case.path(), order, subject(case, order, &memory)?, slice))
+            .collect();
+        timed.push((case, of_case?));
+    }
+    for number in 0..rounds as usize {
+        for (case, of_case) in &mut timed {
+            progress(&format!("round {} of {rounds}: {}", number + 1, case.path()));
+            let other = place.cpus.filter(|_| case.contended);
+            let hammer = other.map(|cpus| Hammer::start(Arc::clone(&region), cpus[1], place.real_time));
+            // What another CPU does is no property of the code.
+            timing::sample(of_case, number, (!case.contended).then_some(&mut counter))?;
+            drop(hammer);
+        }
+        for workload in &mut workloads {
+            progress(&format!("round {} of {rounds}: {}", number + 1, workload.case));
+            workload.sample(&place, number)?;
+        }
+    }
+    let origin = Origin {
+        bench: NAME,
+        counter: counter.method(),
+        pinned_cpu: pinned.as_ref().map(Pinned::cpu),
+        load: [load_start, load_average()],
+    };
+    let mut rows = Vec::new();
+    for (_, of_case) in &timed {
+        if let [alone, orders @ ..] = of_case.as_slice() {
+            rows.extend(orders.iter().flat_map(|entry| entry.rows(Some(alone), &origin)));
+        }
+    }
+    rows.extend(workloads.iter().flat_map(|workload| workload.rows(&place, &origin)));
+    if !timed.is_empty() {
+        rows.extend(overhead(&origin, rounds));
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_order_of_every_case_runs() {
+        for case in Case::all() {
+            assert!(is_single(&case.path()));
+            for order in ORDERS.into_iter().chain([LOOP]) {
+                make(&case.path(), order).unwrap().run(3).unwrap();
+            }
+        }
+        assert!(make("alone/read/8B", "none").is_err());
+        assert!(make("alone/read/9B", "full").is_err());
+        assert!(!is_single("ring/tx/1500B"));
+    }
+
+    #[test]
+    fn a_measurement_has_its_rows() {
+        let singles = [Case { contended: false, work: Work::Write(8) }];
+        let payloads = [payload::Case::all()[0]];
+        let tiny = Duration::from_micros(20);
+        let rows = measure(&singles, &payloads, 2, tiny, tiny, &mut |_| {}).unwrap();
+        for (case, metric) in
+            [("alone/write/8B", "time"), ("ring/tx/1500B", "rate"), ("ring/tx/1500B", "cpu")]
+        {
+            let orders: Vec<&str> = rows
+                .iter()
+                .filter(|row| row.case == case && row.metric == metric)
+                .map(|row| row.subject.as_str())
+                .collect();
+            assert_eq!(orders, ORDERS, "{case} {metric}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Traffic: a driver and a device on two CPUs, and payloads that the device moves through the door.
+//!
+//! ```text
+//! driver                                      device
+//! tx: number the payload's first word         take a batch
+//! post the buffer (batches of 32)             tx: read each payload, check its number
+//! take back what is used                      rx: write each payload, numbered
+//! rx: check its number                        complete, publish
+//! ```
+//! The payload of each buffer is one access. The rest of the device is that of `paravane bench ring`; the driver does
+//! not touch more of a payload than its number, so that the device is what is measured.
+use super::ORDERS;
+use crate::BenchError;
+use crate::Row;
+use crate::dma::ours::{BY_DIRECTION, FULL, Ours, RELAXED};
+use crate::dma::timing::{Origin, Own, Reach, Target};
+use crate::memory::Place as Bytes;
+use crate::ring::stream::ends::{DeviceEnd, DriverEnd, Pair, activate, layout};
+use crate::ring::stream::{self, Flow, Place, Shot, Wait};
+use crate::ring::{OURS, QUEUE_SIZE, broken};
+use crate::spread::Spread;
+use paravane_ring::device::{self, Batch};
+use paravane_ring::driver;
+use paravane_ring::{DmaArea, Segment};
+use std::fmt;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How long a shot should take.
+pub(super) const SHOT: Duration = Duration::from_millis(10);
+/// Shots in one round of one subject; the median shot stands for the round.
+const SHOTS: usize = 9;
+/// Bytes between the starts of two payloads.
+const STRIDE: usize = 64 << 10;
+/// The ring is at the start of memory, payloads behind it.
+const PAYLOADS: usize = 64 << 10;
+
+/// One workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    /// Whether the device writes.
+    receive: bool,
+    /// Bytes of a payload.
+    len: u32,
+}
+
+impl Case {
+    /// Every workload: an Ethernet frame's payload, and the largest that TCP and UDP hand over at once.
+    pub(super) fn all() -> Vec<Self> {
+        [1500, 65536].into_iter().flat_map(|len| [false, true].map(|receive| Self { receive, len })).collect()
+    }
+
+    /// The queue's part of it.
+    fn stream() -> stream::Case {
+        stream::Case { packed: false, in_order: false, flow: Flow::Stream(32) }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ring/{}/{}", if self.receive { "rx" } else { "tx" }, crate::dma::ops::Bytes(self.len))
+    }
+}
+
+/// Offset of the payload of buffer number `n`.
+fn payload(n: u64) -> usize {
+    PAYLOADS + (n % u64::from(QUEUE_SIZE)) as usize * STRIDE
+}
+
+/// Posts payloads.
+#[repr(align(128))]
+struct Posts {
+    queue: driver::Queue,
+    memory: Bytes,
+    case: Case,
+    /// Buffers in all shots so far.
+    before: u64,
+}
+
+// SAFETY: the memory belongs to the pair, not to a thread; its bytes are only accessed atomically, by `Place`.
+unsafe impl Send for Posts {}
+
+impl DriverEnd for Posts {
+    fn drive(&mut self, total: u64, case: stream::Case, wait: Wait<'_>) -> Result<u64, BenchError> {
+        let (batch, outstanding) = (u64::from(case.batch()), u64::from(case.outstanding()));
+        let end = self.before + total;
+        let (mut added, mut taken, mut spins) = (self.before, self.before, 0);
+        while taken < end {
+            let next = batch.min(end - added);
+            if next > 0 && added - taken + next <= outstanding {
+                for _ in 0..next {
+                    let at = payload(added);
+                    let buffer = [Segment { addr: at as u64, len: self.case.len }];
+                    if self.case.receive {
+                        self.queue.add(&[], &buffer)
+                    } else {
+                        self.memory.store_u64(at, added);
+                        self.queue.add(&buffer, &[])
+                    }
+                    .map_err(|error| broken(OURS, error))?;
+                    added += 1;
+                }
+                black_box(self.queue.publish());
+            } else {
+                let before = taken;
+                spins += wait.until(|| {
+                    taken += self.take()?;
+                    Ok(taken > before)
+                })?;
+            }
+            loop {
+                let more = self.take()?;
+                if more == 0 {
+                    break;
+                }
+                taken += more;
+            }
+        }
+        Ok(spins)
+    }
+}
+
+impl Posts {
+    /// Takes back one buffer, if one is used.
+    fn take(&mut self) -> Result<u64, BenchError> {
+        if self.queue.pop_used().map_err(|error| broken(OURS, error))?.is_none() {
+            return Ok(0);
+        }
+        let number = self.before;
+        self.before += 1;
+        if self.case.receive && self.memory.load_u64(payload(number)) != number {
+            return Err(broken(OURS, format_args!("payload {number} came before its bytes")));
+        }
+        Ok(1)
+    }
+}
+
+/// Moves payloads, in the order that is asked for: one device for all three, since where memory happens to lie makes
+/// more of a difference than they do.
+#[repr(align(128))]
+struct Moves {
+    queue: device::Queue,
+    batch: Batch,
+    doors: (Ours<RELAXED>, Ours<BY_DIRECTION>, Ours<FULL>),
+    /// Index of the order.
+    order: Arc<AtomicUsize>,
+    case: Case,
+    own: Own,
+    before: u64,
+}
+
+impl DeviceEnd for Moves {
+    fn serve(&mut self, total: u64, wait: Wait<'_>) -> Result<(), BenchError> {
+        let Self { queue, batch, doors, order, case, own, before } = self;
+        let ends = (queue, batch, case, own, before);
+        // Relaxed: it was stored before this thread started.
+        match order.load(Ordering::Relaxed) {
+            0 => serve(ends, &mut doors.0, total, wait),
+            1 => serve(ends, &mut doors.1, total, wait),
+            _ => serve(ends, &mut doors.2, total, wait),
+        }
+    }
+}
+
+/// The part of a device that does not depend on the order.
+type Ends<'a> = (&'a mut device::Queue, &'a mut Batch, &'a mut Case, &'a mut Own, &'a mut u64);
+
+/// A function of its own for each order.
+#[inline(never)]
+fn serve<const ACCESS: u32>(
+    (queue, batch, case, own, before): Ends<'_>,
+    memory: &mut Ours<ACCESS>,
+    total: u64,
+    wait: Wait<'_>,
+) -> Result<(), BenchError> {
+    let end = *before + total;
+    while *before < end {
+        wait.until(|| Ok(queue.pop(batch, |_, _| false).map_err(|error| broken(OURS, error))? > 0))?;
+        let door = memory.open();
+        for chain in batch.chains() {
+            let bytes = &mut own.bytes()[..case.len as usize];
+            let ((&[segment], []) | ([], &[segment])) = batch.segments(chain) else {
+                return Err(broken(OURS, "a buffer is not in one piece"));
+            };
+            if case.receive {
+                bytes[..8].copy_from_slice(&before.to_le_bytes());
+                door.write(segment.addr, bytes)?;
+            } else {
+                door.read(segment.addr, bytes)?;
+                if bytes[..8] != before.to_le_bytes() {
+                    return Err(broken(OURS, format_args!("payload {before} came before its bytes")));
+                }
+            }
+            queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
+            *before += 1;
+        }
+        drop(door);
+        black_box(queue.publish().map_err(|error| broken(OURS, error))?);
+    }
+    Ok(())
+}
+
+/// What the rounds have found of one order: nanoseconds a payload by the clock, and of CPU time.
+type Samples = Vec<[f64; 2]>;
+
+/// Both ends of a workload, and what the rounds have found.
+pub(super) struct Workload {
+    pub(super) case: Case,
+    pair: Box<Pair>,
+    order: Arc<AtomicUsize>,
+    total: u64,
+    samples: [Samples; ORDERS.len()],
+}
+
+impl Workload {
+    /// Finds how many buffers fill a shot.
+    pub(super) fn new(case: Case, place: &Place, shot: Duration) -> Result<Self, BenchError> {
+        let layout = layout(Case::stream())?;
+        let size = PAYLOADS + usize::from(QUEUE_SIZE) * STRIDE;
+        assert!(layout.memory() <= PAYLOADS);
+        let (memory, region) = super::memory(size as u64)?;
+        // SAFETY: the region is mapped as long as the pair keeps it, longer than its ends live; nobody makes
+        // references to its bytes.
+        let bytes = unsafe { Bytes::new(region.host(), size) };
+        let (mut queue, addresses) = driver::Queue::new(layout, DmaArea { area: bytes.area(), addr: 0 })
+            .map_err(|error| broken(OURS, error))?;
+        queue.disable_notifications();
+        let order = Arc::new(AtomicUsize::new(0));
+        let device = Moves {
+            queue: activate(Case::stream(), addresses, 0, bytes.area())?,
+            batch: Batch::new(Case::stream().batch().into()),
+            doors: (Ours::direct(&memory), Ours::direct(&memory), Ours::direct(&memory)),
+            order: Arc::clone(&order),
+            case,
+            own: Own::new(case.len as usize),
+            before: 0,
+        };
+        let pair = Pair::new(Posts { queue, memory: bytes, case, before: 0 }, device, (memory, region));
+        let mut workload = Self { case, pair, order, total: 1 << 8, samples: Default::default() };
+        loop {
+            let took = workload.shoot(0, place)?.time;
+            if took >= shot / 4 || workload.total >= 1 << 26 {
+                let scale = shot.as_secs_f64() / took.as_secs_f64().max(1e-6);
+                workload.total = ((workload.total as f64 * scale) as u64).clamp(1 << 8, 1 << 26);
+                return Ok(workload);
+            }
+            workload.total *= 4;
+        }
+    }
+
+    fn shoot(&mut self, order: usize, place: &Place) -> Result<Shot, BenchError> {
+        // Relaxed: the device's thread is started after this.
+        self.order.store(order, Ordering::Relaxed);
+        self.pair.shoot(Case::stream(), place, self.total)
+    }
+
+    /// Measures one round: the median shot of each order. Shots are interleaved as well.
+    pub(super) fn sample(&mut self, place: &Place, number: usize) -> Result<(), BenchError> {
+        let mut shots = [const { Vec::new() }; ORDERS.len()];
+        for shot in 0..SHOTS {
+            for turn in 0..ORDERS.len() {
+                let order = (turn + shot + number) % ORDERS.len();
+                shots[order].push(self.shoot(order, place)?);
+            }
+        }
+        let total = self.total as f64;
+        for (samples, shots) in self.samples.iter_mut().zip(&shots) {
+            let of = [|shot: &Shot| shot.time, |shot: &Shot| shot.cpu];
+            samples.push(of.map(|of| {
+                let values: Vec<f64> = shots.iter().map(|shot| of(shot).as_nanos() as f64 / total).collect();
+                Spread::of(&values).map_or(0.0, |spread| spread.median)
+            }));
+        }
+        Ok(())
+    }
+
+    /// The rows of all rounds.
+    pub(super) fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+        let case = self.case.to_string();
+        let bits = f64::from(self.case.len) * 8.0;
+        let of_order = |(order, samples): (&str, &Samples)| {
+            let row = |names, of: &dyn Fn(&[f64; 2]) -> f64| {
+                let values: Vec<f64> = samples.iter().map(of).collect();
+                origin.row(&case, order, names, &values)
+            };
+            [
+                // Bits a nanosecond, a thousand times.
+                row(("rate", "10^6bit/s", place.method()), &|sample| bits / sample[0] * 1e3),
+                row(("time", "ns/payload", place.method()), &|sample| sample[0]),
+                row(("cpu", "ns/payload", "thread clock"), &|sample| sample[1]),
+            ]
+        };
+        ORDERS.into_iter().zip(&self.samples).flat_map(of_order).flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every payload arrives, numbered: both ends check what they see. On one CPU too.
+    #[test]
+    fn every_payload_is_moved_whole() {
+        let place = Place { cpus: None, real_time: false };
+        for case in Case::all() {
+            let mut workload = Workload::new(case, &place, Duration::from_micros(20)).unwrap();
+            for (order, name) in ORDERS.into_iter().enumerate() {
+                for total in [1, 700] {
+                    workload.total = total;
+                    workload.shoot(order, &place).unwrap_or_else(|error| panic!("{case} {name}: {error}"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! `paravane bench dma`: what an access to guest memory costs (the vfio_dma_rw seed).
+//!
+//! A case is `WORK/regionsR/mapsM/PATTERN`: reads or writes of one size, or the seed's mix; the regions that guest memory
+//! consists of; the mappings of the device's address space (one of everything, or scattered pages); and whether sixteen
+//! ranges are used over and over, as a queue's buffers are, or pages at random. Cases with threads
+//! (`threadsT/spacesS/WORK`) are in [`gang`].
+//!
+//! | subject | accesses |
+//! |---|---|
+//! | `memcpy` | the host's memory, asking nobody |
+//! | `paravane` | guest-physical addresses, through our door |
+//! | `paravane/log` | the same, with the dirty log on |
+//! | `paravane/iova` | device addresses, behind a domain |
+//! | `paravane/iova+log` | both |
+//! | `paravane/mutex`, `paravane/rwlock` | as `paravane/iova+log`, with a lock of the address space taken for each access |
+//! | `vm-memory`, `/bitmap`, `/iommu` | the crate: plain, with its `AtomicBitmap`, as `IommuMemory` |
+//!
+//! The door is opened for each 32 accesses. All subjects of a case access the same pages of the host.
+use crate::instructions::Counter;
+use crate::machine::{Pinned, load_average};
+use crate::ring::stream::Place;
+use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
+use crate::{BenchError, Options, Row};
+use memcpy::Memcpy;
+use ops::{Ops, PAGE, Work};
+use ours::{Locked, Ours};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use timing::{Loop, Nothing, Origin, SLICE, Timed, overhead};
+use world::{IOVA, Shape, World};
+
+mod gang;
+mod memcpy;
+pub(crate) mod ops;
+pub(crate) mod ours;
+mod seed;
+pub(crate) mod timing;
+#[cfg(feature = "peers")]
+mod vm_memory;
+mod world;
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "dma";
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "One access each; the loop's own time is subtracted. cycles are those of the time stamp counter. Ours opens its door once for 32 accesses, which is in the figure.",
+    "memcpy: the host's memory, asking nobody; paravane: guest-physical addresses; /iova: behind a domain; log: with the dirty log on; /mutex, /rwlock: as iova+log with a lock of the address space taken for each access.",
+    "repeated: sixteen ranges, over and over; random: pages at random in all that is mapped (64 MiB of memory; with maps100000 400 MiB of addresses mean it).",
+    "A path that the default run leaves out (other regions, mappings, patterns) is run when --filter matches it.",
+    "reference: cycles an access that the vfio_dma_rw seed published (January 2020, GVT-g, glmark2 in one and two guests; its get_cycles took about 20 of them). Another machine, and in the kernel; compare nothing with them.",
+];
+
+/// The loop alone, which is subtracted.
+const LOOP: &str = "loop";
+
+/// One case with one thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    work: Work,
+    shape: Shape,
+    random: bool,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { regions, mappings } = self.shape;
+        let pattern = if self.random { "random" } else { "repeated" };
+        write!(f, "{}/regions{regions}/maps{mappings}/{pattern}", self.work)
+    }
+}
+
+/// 4 bytes, a cache line, 1, 5 and 20 pages.
+const SIZES: [u32; 5] = [4, 64, PAGE as u32, 5 * PAGE as u32, 20 * PAGE as u32];
+const REGIONS: [u64; 3] = [1, 4, 64];
+const MAPPINGS: [u64; 3] = [1, 256, 100_000];
+
+/// What is done, in all cases.
+fn works() -> impl Iterator<Item = Work> {
+    SIZES.into_iter().flat_map(|len| [Work::Read(len), Work::Write(len)]).chain([Work::Mix])
+}
+
+impl Case {
+    /// Every combination.
+    fn all() -> Vec<Self> {
+        let mut cases = Vec::new();
+        for regions in REGIONS {
+            for mappings in MAPPINGS {
+                for random in [false, true] {
+                    cases.extend(works().map(|work| Self {
+                        work,
+                        shape: Shape { regions, mappings },
+                        random,
+                    }));
+                }
+            }
+        }
+        cases
+    }
+
+    /// Whether it is run when nothing is asked for in particular: the seed's table, then how a small access depends on
+    /// the number of mappings and of regions.
+    fn default(self) -> bool {
+        let Shape { regions, mappings } = self.shape;
+        match (regions, mappings, self.random) {
+            (1, 256, false) => true,
+            (1, _, true) => matches!(self.work, Work::Read(64) | Work::Write(64)),
+            (4 | 64, 1, true) => self.work == Work::Read(64),
+            _ => false,
+        }
+    }
+
+    /// The subjects, ours first.
+    fn subjects(self) -> Vec<&'static str> {
+        let mut names = vec![OURS, "paravane/log", "paravane/iova", "paravane/iova+log"];
+        if self.shape.regions == 1 {
+            names.insert(0, "memcpy");
+        }
+        if !self.random {
+            names.extend(["paravane/mutex", "paravane/rwlock"]);
+        }
+        if cfg!(feature = "peers") {
+            names.extend(["vm-memory", "vm-memory/bitmap", "vm-memory/iommu"]);
+        }
+        names
+    }
+
+    /// Whether the subject says device addresses.
+    fn translated(name: &str) -> bool {
+        name == "vm-memory/iommu" || (name.starts_with("paravane/") && name != "paravane/log")
+    }
+
+    fn ops(self, name: &str) -> Ops {
+        // The same amount of memory, whichever way its addresses are said; memory is 64 MiB in any case.
+        let span = self.shape.span();
+        let (first, span) = if Self::translated(name) { (IOVA, span) } else { (0, span.min(world::SIZE)) };
+        Ops::new(self.work, self.random, first, span)
+    }
+}
+
+/// Whether this is the path of a case with one thread.
+pub(crate) fn is_single(path: &str) -> bool {
+    Case::all().iter().any(|case| case.to_string() == path)
+}
+
+/// Makes a subject of a case with one thread.
+///
+/// # Errors
+/// It could not be set up, or there is none.
+pub(crate) fn make(path: &str, name: &str) -> Result<Box<dyn Subject>, BenchError> {
+    let case = Case::all().into_iter().find(|case| case.to_string() == path);
+    let case = case.ok_or_else(|| BenchError::NoCase(path.to_owned()))?;
+    let world = World::new(case.shape)?;
+    subject(name, &world, case.ops(name), case.work.longest()).map(|subject| -> Box<dyn Subject> { subject })
+}
+
+/// Makes a subject that makes the accesses of `ops` to `world`.
+fn subject(
+    name: &str,
+    world: &World,
+    ops: Ops,
+    longest: usize,
+) -> Result<Box<dyn Subject + Send>, BenchError> {
+    Ok(match name {
+        LOOP => Box::new(Loop::new(Nothing, ops, longest)),
+        "memcpy" => match Memcpy::new(world) {
+            Some(target) => Box::new(Loop::new(target, ops, longest)),
+            None => return Err(broken("memcpy", "memory is in several pieces")),
+        },
+        OURS => Box::new(Loop::new(<Ours>::direct(&world.plain), ops, longest)),
+        "paravane/log" => Box::new(Loop::new(<Ours>::direct(&world.under_log), ops, longest)),
+        "paravane/iova" => Box::new(Loop::new(<Ours>::behind(&world.domain), ops, longest)),
+        "paravane/iova+log" => Box::new(Loop::new(<Ours>::behind(&world.logged), ops, longest)),
+        "paravane/mutex" => {
+            let target = Locked::new(<Ours>::behind(&world.logged), Arc::clone(&world.mutex));
+            Box::new(Loop::new(target, ops, longest))
+        }
+        "paravane/rwlock" => {
+            let target = Locked::new(<Ours>::behind(&world.logged), Arc::clone(&world.rwlock));
+            Box::new(Loop::new(target, ops, longest))
+        }
+        #[cfg(feature = "peers")]
+        "vm-memory" => Box::new(Loop::new(world.peers.plain(world)?, ops, longest)),
+        #[cfg(feature = "peers")]
+        "vm-memory/bitmap" => Box::new(Loop::new(world.peers.logged(world)?, ops, longest)),
+        #[cfg(feature = "peers")]
+        "vm-memory/iommu" => Box::new(Loop::new(world.peers.translated(world)?, ops, longest)),
+        _ => return Err(broken(OURS, format_args!("there is no subject {name}"))),
+    })
+}
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    let wanted = |path: String, default: bool| match &options.filter {
+        Some(filter) => path.contains(filter),
+        None => default,
+    };
+    let singles: Vec<Case> =
+        Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
+    let gangs: Vec<gang::Case> =
+        gang::Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
+    let mut reference = seed::rows();
+    reference.retain(|row| wanted(row.case.clone(), true));
+    if singles.is_empty() && gangs.is_empty() && reference.is_empty() {
+        return Err(BenchError::NoCase(options.filter.clone().unwrap_or_default()));
+    }
+    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let mut rows = measure(&singles, &gangs, rounds, SLICE, gang::SHOT, progress)?;
+    rows.extend(reference);
+    Ok(rows)
+}
+
+/// Measures, interleaved: every round goes through all cases and all subjects.
+fn measure(
+    singles: &[Case],
+    gangs: &[gang::Case],
+    rounds: u32,
+    slice: Duration,
+    shot: Duration,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, BenchError> {
+    let load_start = load_average();
+    // Before this thread is pinned to one CPU.
+    let place = Place::choose();
+    let mut worlds: Vec<World> = Vec::new();
+    let mut timed = Vec::new();
+    let mut counter = Counter::choose(progress);
+    let pinned = Pinned::here();
+    for &case in singles {
+        let at = match worlds.iter().position(|world| world.shape == case.shape) {
+            Some(at) => at,
+            None => {
+                progress(&format!("{case}: making its memory"));
+                worlds.push(World::touched(case.shape)?);
+                worlds.len() - 1
+            }
+        };
+        let of_case: Result<Vec<Timed>, _> = std::iter::once(LOOP)
+            .chain(case.subjects())
+            .map(|name| {
+                let subject = subject(name, &worlds[at], case.ops(name), case.work.longest())?;
+                Timed::new(case.to_string(), name, subject, slice)
+            })
+            .collect();
+        timed.push((case, of_case?));
+    }
+    drop(pinned);
+    let mut entries = gang::entries(gangs, &place, shot, progress)?;
+    let pinned = Pinned::here();
+    let pinned_cpu = pinned.as_ref().map(Pinned::cpu);
+    for number in 0..rounds as usize {
+        for (case, of_case) in &mut timed {
+            progress(&format!("round {} of {rounds}: {case}", number + 1));
+            // A step takes microseconds, and a string instruction takes one for each byte.
+            let countable = counter.is_hardware() || case.work.longest() < PAGE as usize;
+            timing::sample(of_case, number, countable.then_some(&mut counter))?;
+        }
+        for of_case in &mut entries {
+            let subjects = of_case.len();
+            for turn in 0..subjects {
+                let entry = &mut of_case[(turn + number) % subjects];
+                progress(&format!("round {} of {rounds}: {}: {}", number + 1, entry.case, entry.name));
+                entry.sample(&place)?;
+            }
+        }
+    }
+    let origin =
+        Origin { bench: NAME, counter: counter.method(), pinned_cpu, load: [load_start, load_average()] };
+    let mut rows = Vec::new();
+    for (_, of_case) in &timed {
+        if let [alone, subjects @ ..] = of_case.as_slice() {
+            rows.extend(subjects.iter().flat_map(|entry| entry.rows(Some(alone), &origin)));
+        }
+    }
+    rows.extend(entries.iter().flatten().flat_map(|entry| entry.rows(&place, &origin)));
+    if !timed.is_empty() {
+        rows.extend(overhead(&origin, rounds));
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_distinct_and_the_default_is_a_part() {
+        let all = Case::all();
+        let mut paths: Vec<String> = all.iter().map(Case::to_string).collect();
+        assert!(paths.contains(&"read/4KiB/regions1/maps256/repeated".to_owned()));
+        paths.sort();
+        paths.dedup();
+        assert_eq!(paths.len(), all.len());
+        let default = all.iter().filter(|case| case.default()).count();
+        assert_eq!(default, 11 + 2 * 3 + 2);
+    }
+
+    /// Every subject finds memory behind every address of its case.
+    #[test]
+    fn every_subject_of_every_shape_runs() {
+        for shape in [(1, 1), (1, 256), (4, 256), (1, 100_000)] {
+            let shape = Shape { regions: shape.0, mappings: shape.1 };
+            let world = World::new(shape).unwrap();
+            for random in [false, true] {
+                for work in works() {
+                    let case = Case { work, shape, random };
+                    assert!(is_single(&case.to_string()));
+                    for name in case.subjects().into_iter().chain([LOOP]) {
+                        let mut subject = subject(name, &world, case.ops(name), work.longest()).unwrap();
+                        subject.run(2).unwrap_or_else(|error| panic!("{case}: {name}: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What one subject writes, each other one reads: they do access the same memory.
+    #[test]
+    fn all_subjects_access_the_same_memory() {
+        use timing::{Reach, Target};
+        fn poke(target: &mut impl Target, addr: u64, value: u32) -> u32 {
+            let door = target.open();
+            let old = door.read4(addr).unwrap();
+            door.write4(addr, value).unwrap();
+            old
+        }
+        let shape = Shape { regions: 1, mappings: 256 };
+        let world = World::new(shape).unwrap();
+        let (iova, gpa, _) = shape.map().nth(77).unwrap();
+        let mut last = 0;
+        let mut next = |target_poke: &mut dyn FnMut(u32) -> u32| {
+            assert_eq!(target_poke(last + 1), last);
+            last += 1;
+        };
+        next(&mut |value| poke(&mut Memcpy::new(&world).unwrap(), gpa, value));
+        next(&mut |value| poke(&mut <Ours>::direct(&world.plain), gpa, value));
+        next(&mut |value| poke(&mut <Ours>::behind(&world.domain), iova, value));
+        next(&mut |value| poke(&mut <Ours>::behind(&world.logged), iova, value));
+        #[cfg(feature = "peers")]
+        {
+            next(&mut |value| poke(&mut world.peers.plain(&world).unwrap(), gpa, value));
+            next(&mut |value| poke(&mut world.peers.logged(&world).unwrap(), gpa, value));
+            next(&mut |value| poke(&mut world.peers.translated(&world).unwrap(), iova, value));
+        }
+    }
+
+    #[test]
+    fn a_measurement_has_its_rows() {
+        let case = Case { work: Work::Write(64), shape: Shape { regions: 1, mappings: 256 }, random: false };
+        let gangs = [gang::Case::all()[0]];
+        let tiny = Duration::from_micros(20);
+        let rows = measure(&[case], &gangs, 2, tiny, tiny, &mut |_| {}).unwrap();
+        let subjects: Vec<&str> = rows
+            .iter()
+            .filter(|row| row.case == case.to_string() && row.metric == "time")
+            .map(|row| row.subject.as_str())
+            .collect();
+        assert_eq!(subjects, case.subjects());
+        assert!(rows.iter().any(|row| row.case == gangs[0].to_string() && row.metric == "rate"));
+        assert!(rows.iter().any(|row| row.case == "overhead/timer"));
+    }
+}

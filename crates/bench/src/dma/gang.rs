@@ -1,0 +1,198 @@
+//! One thread or two, in one address space or two: whether they slow one another down.
+//!
+//! `threadsT/spacesS/WORK`: each thread has a handle of its own, sixteen ranges of its own, and a CPU. The rate is that of
+//! all threads together; the time is that of one access of one thread.
+use super::ops::{Ops, PAGE, Work};
+use super::subject;
+use super::timing::{BATCH, Origin};
+use super::world::{IOVA, Shape, World};
+use crate::machine::{Pinned, RealTime};
+use crate::ring::stream::Place;
+use crate::ring::{OURS, Subject, broken, thread_clock};
+use crate::spread::Spread;
+use crate::{BenchError, Row};
+use std::fmt;
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// How long a shot should take: long enough for the start of the threads not to count.
+pub(super) const SHOT: Duration = Duration::from_millis(4);
+/// Shots in one round of one subject; the median shot stands for the round.
+const SHOTS: usize = 9;
+/// Of each address space.
+const SHAPE: Shape = Shape { regions: 1, mappings: 256 };
+
+/// How many, where, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    threads: usize,
+    spaces: usize,
+    work: Work,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads{}/spaces{}/{}", self.threads, self.spaces, self.work)
+    }
+}
+
+impl Case {
+    /// Every combination.
+    pub(super) fn all() -> Vec<Self> {
+        super::works()
+            .flat_map(|work| [(1, 1), (2, 1), (2, 2)].map(|(threads, spaces)| Self { threads, spaces, work }))
+            .collect()
+    }
+
+    /// Whether it is run when nothing is asked for in particular.
+    pub(super) fn default(self) -> bool {
+        matches!(self.work, Work::Read(64) | Work::Write(64) | Work::Write(4096) | Work::Mix)
+    }
+
+    /// The subjects: the copy alone, which shows what the machine's two CPUs do to each other, ours, and those that
+    /// translate and log.
+    fn subjects() -> Vec<&'static str> {
+        let mut names = vec!["memcpy", OURS, "paravane/iova+log", "paravane/mutex", "paravane/rwlock"];
+        if cfg!(feature = "peers") {
+            names.extend(["vm-memory/bitmap", "vm-memory/iommu"]);
+        }
+        names
+    }
+
+    /// The accesses of one thread: in the first or in the second half of the addresses.
+    fn ops(self, name: &str, thread: usize) -> Ops {
+        let first = if super::Case::translated(name) { IOVA } else { 0 };
+        let half = SHAPE.span() / 2;
+        debug_assert!(half >= self.work.longest() as u64 + PAGE);
+        Ops::new(self.work, false, first + thread as u64 * half, half)
+    }
+}
+
+/// A subject of a case, and what the rounds have found.
+pub(super) struct Entry {
+    pub(super) case: Case,
+    pub(super) name: &'static str,
+    members: Vec<Box<dyn Subject + Send>>,
+    batches: u32,
+    samples: Vec<[f64; 3]>,
+}
+
+/// All subjects of `cases`.
+pub(super) fn entries(
+    cases: &[Case],
+    place: &Place,
+    shot: Duration,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Vec<Entry>>, BenchError> {
+    if cases.is_empty() {
+        return Ok(Vec::new());
+    }
+    if place.cpus.is_none() {
+        progress("there is one CPU: cases with two threads are left out");
+    }
+    let worlds = [World::touched(SHAPE)?, World::touched(SHAPE)?];
+    cases
+        .iter()
+        .filter(|case| case.threads == 1 || place.cpus.is_some())
+        .map(|&case| {
+            progress(&format!("{case}: how many accesses fill a shot"));
+            let entry = |name| Entry::new(case, name, &worlds, place, shot);
+            Case::subjects().into_iter().map(entry).collect()
+        })
+        .collect()
+}
+
+impl Entry {
+    fn new(
+        case: Case,
+        name: &'static str,
+        worlds: &[World; 2],
+        place: &Place,
+        shot: Duration,
+    ) -> Result<Self, BenchError> {
+        let members: Result<Vec<_>, _> = (0..case.threads)
+            .map(|thread| {
+                let world = &worlds[thread % case.spaces];
+                subject(name, world, case.ops(name, thread), case.work.longest())
+            })
+            .collect();
+        let mut entry = Self { case, name, members: members?, batches: 4, samples: Vec::new() };
+        loop {
+            let [took, _] = entry.shoot(place)?;
+            if took >= shot / 4 || entry.batches >= 1 << 24 {
+                let scale = shot.as_secs_f64() / took.as_secs_f64().max(1e-6);
+                entry.batches = ((f64::from(entry.batches) * scale) as u32).max(1);
+                return Ok(entry);
+            }
+            entry.batches *= 4;
+        }
+    }
+
+    /// All threads make their accesses at the same time: the time of the slower one, and their CPU time.
+    fn shoot(&mut self, place: &Place) -> Result<[Duration; 2], BenchError> {
+        let start = Barrier::new(self.members.len());
+        let batches = self.batches;
+        let run = |subject: &mut dyn Subject, thread: usize| -> Result<[Duration; 2], BenchError> {
+            let pinned = place.cpus.map(|cpus| Pinned::to(cpus[thread]));
+            let held = if place.real_time { RealTime::enter() } else { None };
+            start.wait();
+            if matches!(pinned, Some(None)) {
+                return Err(broken(OURS, "a CPU was refused"));
+            }
+            let (began, cpu) = (Instant::now(), thread_clock()?);
+            black_box(subject.run(black_box(batches))?);
+            let took = [began.elapsed(), thread_clock()?.saturating_sub(cpu)];
+            drop(held);
+            Ok(took)
+        };
+        let results: Vec<Result<[Duration; 2], BenchError>> = std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = (self.members.iter_mut().enumerate())
+                .map(|(thread, subject)| scope.spawn(move || run(&mut **subject, thread)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(broken(OURS, "a thread panicked"))))
+                .collect()
+        });
+        let mut most = [Duration::ZERO; 2];
+        for result in results {
+            let [took, cpu] = result?;
+            most = [most[0].max(took), most[1] + cpu];
+        }
+        Ok(most)
+    }
+
+    /// Measures one round: its median shot.
+    pub(super) fn sample(&mut self, place: &Place) -> Result<(), BenchError> {
+        let shots: Result<Vec<_>, _> = (0..SHOTS).map(|_| self.shoot(place)).collect();
+        let shots = shots?;
+        let (threads, accesses) = (self.case.threads as f64, f64::from(self.batches) * f64::from(BATCH));
+        let middle = |of: &dyn Fn(&[Duration; 2]) -> f64| {
+            let values: Vec<f64> = shots.iter().map(of).collect();
+            Spread::of(&values).map_or(0.0, |spread| spread.median)
+        };
+        let time = middle(&|[took, _]| took.as_nanos() as f64 / accesses);
+        let cpu = middle(&|[_, cpu]| cpu.as_nanos() as f64 / (accesses * threads));
+        self.samples.push([threads * 1e9 / time, time, cpu]);
+        Ok(())
+    }
+
+    /// The rows of all rounds. The loop's own time is included: it belongs to a thread.
+    pub(super) fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+        let case = self.case.to_string();
+        let row = |index: usize, metric, unit, method| {
+            let values: Vec<f64> = self.samples.iter().map(|sample| sample[index]).collect();
+            origin.row(&case, self.name, (metric, unit, method), &values)
+        };
+        [
+            row(0, "rate", "accesses/s", place.method()),
+            row(1, "time", "ns/access", place.method()),
+            row(2, "cpu", "ns/access", "thread clock"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}

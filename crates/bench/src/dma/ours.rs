@@ -1,0 +1,156 @@
+//! Our door as a target.
+use super::timing::{Reach, Target, refused};
+use crate::BenchError;
+use paravane_dma::{Access, Domain, Door, Handle, Memory};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+/// The order that follows from the direction.
+pub(crate) const BY_DIRECTION: u32 = Access::empty().bits();
+/// No order.
+pub(crate) const RELAXED: u32 = Access::RELAXED.bits();
+/// A full barrier.
+pub(crate) const FULL: u32 = Access::FULL.bits();
+
+/// A handle, whose door is opened for each batch. The flags of its accesses are constants, as a device's are.
+pub(crate) struct Ours<const ACCESS: u32 = BY_DIRECTION>(Handle);
+
+impl<const ACCESS: u32> Ours<ACCESS> {
+    /// By guest-physical addresses.
+    pub(crate) fn direct(memory: &Memory) -> Self {
+        Self(memory.handle())
+    }
+
+    /// Behind a domain.
+    pub(crate) fn behind(domain: &Domain) -> Self {
+        Self(domain.handle())
+    }
+}
+
+/// Touches `len` bytes at `addr`, so that the host has given them pages.
+pub(crate) fn touch(memory: &Memory, addr: u64, len: u64) -> Result<(), BenchError> {
+    memory.handle().open().fill(addr, 0, len as usize, Access::RELAXED).map_err(refused)
+}
+
+/// Its door.
+pub(crate) struct OursOpen<'a, const ACCESS: u32>(Door<'a>);
+
+impl<const ACCESS: u32> Target for Ours<ACCESS> {
+    type Door<'a> = OursOpen<'a, ACCESS>;
+
+    #[inline(always)]
+    fn open(&mut self) -> OursOpen<'_, ACCESS> {
+        OursOpen(self.0.open())
+    }
+}
+
+impl<const ACCESS: u32> OursOpen<'_, ACCESS> {
+    const FLAGS: Access = Access::from_bits_truncate(ACCESS);
+}
+
+impl<const ACCESS: u32> Reach for OursOpen<'_, ACCESS> {
+    #[inline(always)]
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
+        self.0.read(addr, out, Self::FLAGS).map_err(refused)
+    }
+
+    #[inline(always)]
+    fn write(&self, addr: u64, data: &[u8]) -> Result<(), BenchError> {
+        self.0.write(addr, data, Self::FLAGS).map_err(refused)
+    }
+
+    #[inline(always)]
+    fn read4(&self, addr: u64) -> Result<u32, BenchError> {
+        self.0.read_obj(addr, Self::FLAGS).map_err(refused)
+    }
+
+    #[inline(always)]
+    fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError> {
+        self.0.write_obj(addr, &value, Self::FLAGS).map_err(refused)
+    }
+}
+
+/// A lock that all users of an address space share, and take for each access.
+pub(crate) trait Shared: Send + Sync {
+    /// While it lives, the lock is held.
+    type Held<'a>
+    where
+        Self: 'a;
+
+    /// Takes it, as one who looks things up.
+    fn take(&self) -> Self::Held<'_>;
+}
+
+impl Shared for Mutex<()> {
+    type Held<'a> = MutexGuard<'a, ()>;
+
+    #[inline(always)]
+    fn take(&self) -> MutexGuard<'_, ()> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared for RwLock<()> {
+    type Held<'a> = RwLockReadGuard<'a, ()>;
+
+    #[inline(always)]
+    fn take(&self) -> RwLockReadGuard<'_, ()> {
+        self.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The same door, as it were if looking up took a lock of the address space: the seed's question.
+pub(crate) struct Locked<L> {
+    ours: Ours,
+    lock: Arc<L>,
+}
+
+impl<L> Locked<L> {
+    /// `lock` is the address space's.
+    pub(crate) fn new(ours: Ours, lock: Arc<L>) -> Self {
+        Self { ours, lock }
+    }
+}
+
+/// Its door.
+pub(crate) struct LockedOpen<'a, L> {
+    open: OursOpen<'a, BY_DIRECTION>,
+    lock: &'a L,
+}
+
+impl<L: Shared> Target for Locked<L> {
+    type Door<'a>
+        = LockedOpen<'a, L>
+    where
+        L: 'a;
+
+    #[inline(always)]
+    fn open(&mut self) -> LockedOpen<'_, L> {
+        LockedOpen { open: self.ours.open(), lock: &self.lock }
+    }
+}
+
+impl<L: Shared> Reach for LockedOpen<'_, L> {
+    #[inline(always)]
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
+        let _held = self.lock.take();
+        self.open.read(addr, out)
+    }
+
+    #[inline(always)]
+    fn write(&self, addr: u64, data: &[u8]) -> Result<(), BenchError> {
+        let _held = self.lock.take();
+        self.open.write(addr, data)
+    }
+
+    #[inline(always)]
+    fn read4(&self, addr: u64) -> Result<u32, BenchError> {
+        let _held = self.lock.take();
+        self.open.read4(addr)
+    }
+
+    #[inline(always)]
+    fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError> {
+        let _held = self.lock.take();
+        self.open.write4(addr, value)
+    }
+}

@@ -1,0 +1,160 @@
+//! vm-memory, over the same pages: plain, with its bitmap, behind its IOMMU.
+use super::ops::PAGE;
+use super::timing::{Reach, Target};
+use super::world::{SIZE, World};
+use crate::BenchError;
+use crate::ring::broken;
+use std::cell::OnceCell;
+use std::fmt::Display;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::iommu::{Error, Iommu, Iotlb, IotlbIterator, IovaRange};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, IommuMemory, Permissions};
+
+/// Its name.
+const NAME: &str = "vm-memory";
+
+/// Plain memory.
+pub(super) type Plain = GuestMemoryMmap<()>;
+/// Memory with a bitmap, which is always on.
+pub(super) type Logged = GuestMemoryMmap<AtomicBitmap>;
+/// Memory behind an IOMMU, logged by device address.
+pub(super) type Translated = IommuMemory<Plain, Table>;
+
+/// An IOMMU all of whose mappings are in its IOTLB: the crate has no other store for them.
+#[derive(Debug)]
+pub(super) struct Table(RwLock<Iotlb>);
+
+impl Iommu for Table {
+    type IotlbGuard<'a> = RwLockReadGuard<'a, Iotlb>;
+
+    fn translate(
+        &self,
+        iova: GuestAddress,
+        length: usize,
+        access: Permissions,
+    ) -> Result<IotlbIterator<Self::IotlbGuard<'_>>, Error> {
+        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        Iotlb::lookup(guard, iova, length, access).map_err(|_| Error::CannotResolve {
+            iova_range: IovaRange { base: iova, length },
+            reason: "it is not mapped".to_owned(),
+        })
+    }
+}
+
+fn failed(error: impl Display) -> BenchError {
+    broken(NAME, error)
+}
+
+/// The regions of `world`, as the crate wants them.
+fn ranges(world: &World) -> Result<Vec<(GuestAddress, usize, Option<FileOffset>)>, BenchError> {
+    let range = |region: &Arc<paravane_dma::Region>| {
+        let file = std::fs::File::from(region.fd().try_clone_to_owned().map_err(failed)?);
+        Ok((GuestAddress(region.gpa()), region.size() as usize, Some(FileOffset::new(file, 0))))
+    };
+    world.regions.iter().map(range).collect()
+}
+
+/// Those of one world, made when they are first asked for.
+#[derive(Default)]
+pub(super) struct Peers {
+    plain: OnceCell<Peer<Plain>>,
+    logged: OnceCell<Peer<Logged>>,
+    translated: OnceCell<Peer<Translated>>,
+}
+
+/// What is in `cell`, made first if need be.
+fn once<T: Clone>(cell: &OnceCell<T>, make: impl FnOnce() -> Result<T, BenchError>) -> Result<T, BenchError> {
+    if let Some(made) = cell.get() {
+        return Ok(made.clone());
+    }
+    let made = make()?;
+    Ok(cell.get_or_init(|| made).clone())
+}
+
+impl Peers {
+    /// Makes all of them and touches every page: each has mappings of its own.
+    pub(super) fn touch(&self, world: &World) -> Result<(), BenchError> {
+        fn each_page(memory: &impl GuestMemory) -> Result<(), BenchError> {
+            (0..SIZE)
+                .step_by(PAGE as usize)
+                .try_for_each(|at| memory.write_obj(0_u8, GuestAddress(at)).map_err(failed))
+        }
+        each_page(&*self.plain(world)?.0)?;
+        each_page(&*self.logged(world)?.0)?;
+        each_page(self.translated(world)?.0.get_backend())
+    }
+
+    /// The memory of `world`.
+    pub(super) fn plain(&self, world: &World) -> Result<Peer<Plain>, BenchError> {
+        once(&self.plain, || {
+            Ok(Peer(Arc::new(Plain::from_ranges_with_files(ranges(world)?).map_err(failed)?)))
+        })
+    }
+
+    /// The memory of `world`, marking what is written.
+    pub(super) fn logged(&self, world: &World) -> Result<Peer<Logged>, BenchError> {
+        once(&self.logged, || {
+            Ok(Peer(Arc::new(Logged::from_ranges_with_files(ranges(world)?).map_err(failed)?)))
+        })
+    }
+
+    /// The device's address space of `world`.
+    pub(super) fn translated(&self, world: &World) -> Result<Peer<Translated>, BenchError> {
+        once(&self.translated, || {
+            let backend = Plain::from_ranges_with_files(ranges(world)?).map_err(failed)?;
+            let mut tlb = Iotlb::new();
+            for (addr, gpa, size) in world.shape.map() {
+                tlb.set_mapping(GuestAddress(addr), GuestAddress(gpa), size as usize, Permissions::ReadWrite)
+                    .map_err(failed)?;
+            }
+            Ok(Peer(Arc::new(IommuMemory::new(backend, Table(RwLock::new(tlb)), true, ()))))
+        })
+    }
+}
+
+/// One of them as a target. Threads share it.
+pub(super) struct Peer<M>(Arc<M>);
+
+impl<M> Clone for Peer<M> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// Nothing to open.
+pub(super) struct PeerOpen<'a, M>(&'a M);
+
+impl<M: GuestMemory> Target for Peer<M> {
+    type Door<'a>
+        = PeerOpen<'a, M>
+    where
+        M: 'a;
+
+    #[inline(always)]
+    fn open(&mut self) -> PeerOpen<'_, M> {
+        PeerOpen(&self.0)
+    }
+}
+
+impl<M: GuestMemory> Reach for PeerOpen<'_, M> {
+    #[inline(always)]
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
+        self.0.read_slice(out, GuestAddress(addr)).map_err(failed)
+    }
+
+    #[inline(always)]
+    fn write(&self, addr: u64, data: &[u8]) -> Result<(), BenchError> {
+        self.0.write_slice(data, GuestAddress(addr)).map_err(failed)
+    }
+
+    #[inline(always)]
+    fn read4(&self, addr: u64) -> Result<u32, BenchError> {
+        self.0.read_obj(GuestAddress(addr)).map_err(failed)
+    }
+
+    #[inline(always)]
+    fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError> {
+        self.0.write_obj(value, GuestAddress(addr)).map_err(failed)
+    }
+}
