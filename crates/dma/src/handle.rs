@@ -34,6 +34,15 @@ struct Translation {
     change: u64,
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.published.seats().remove(&self.seat);
+        if let Some(translation) = &self.translation {
+            translation.shared.seats().remove(&self.seat);
+        }
+    }
+}
+
 /// Why there is no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {

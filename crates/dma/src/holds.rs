@@ -187,6 +187,13 @@ impl Holds {
         }
     }
 
+    /// Whether anything is mapped. If not, what was done through mappings happened before.
+    pub(crate) fn is_any_taken(&self) -> bool {
+        // Acquire, both: as in `overlapping`.
+        (0..self.count.load(Acquire))
+            .any(|number| self.entry(number).is_some_and(|entry| entry.len.load(Acquire) != 0))
+    }
+
     /// A run that overlaps `addrs` and was looked up before the domain's change number `change`, if there is one.
     /// To be called by one who knows that no such run is added any more.
     ///

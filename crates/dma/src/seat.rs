@@ -17,7 +17,7 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Patience, fence};
 use crate::{Busy, BusyWith};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// One holder's place.
@@ -79,9 +79,26 @@ impl Seat {
 }
 
 /// The seats that one publisher has to wait for.
+///
+/// A seat is taken off the list under the lock, by the holder when it goes, or, if it leaves mappings behind, by whoever
+/// finds them given back. So what was done from a seat that is not on the list any more happened before.
 #[derive(Debug)]
 pub(crate) struct Seats {
-    seats: Mutex<Vec<Weak<Seat>>>,
+    seats: Mutex<Vec<Listed>>,
+}
+
+#[derive(Debug)]
+struct Listed {
+    seat: Arc<Seat>,
+    /// The holder has gone and will not come in again; its mappings may be left.
+    gone: bool,
+}
+
+impl Listed {
+    /// Whether somebody may still have to wait for it.
+    fn is_needed(&self) -> bool {
+        !self.gone || self.seat.holds().is_any_taken()
+    }
 }
 
 impl Seats {
@@ -89,15 +106,24 @@ impl Seats {
         Self { seats: Mutex::new(Vec::new()) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Seat>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Listed>> {
         // Nothing under the lock can panic half-way.
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn add(&self, seat: &Arc<Seat>) {
         let mut seats = self.lock();
-        seats.retain(|seat| seat.strong_count() > 0);
-        seats.push(Arc::downgrade(seat));
+        seats.retain(Listed::is_needed);
+        seats.push(Listed { seat: Arc::clone(seat), gone: false });
+    }
+
+    /// The holder goes, with its door shut.
+    pub(crate) fn remove(&self, seat: &Arc<Seat>) {
+        let mut seats = self.lock();
+        for listed in seats.iter_mut().filter(|listed| Arc::ptr_eq(&listed.seat, seat)) {
+            listed.gone = true;
+        }
+        seats.retain(Listed::is_needed);
     }
 
     /// Waits until nobody is inside who came in before the change that the caller has just published, and no
@@ -110,7 +136,7 @@ impl Seats {
     pub(crate) fn settle(&self, timeout: Duration, mapped: Option<(Range<u128>, u64)>) -> Result<(), Busy> {
         // Pairs with the fence of `enter`: the change was stored before this, the seats are read after it.
         fence(Ordering::SeqCst);
-        let seats: Vec<Arc<Seat>> = self.lock().iter().filter_map(Weak::upgrade).collect();
+        let seats: Vec<Arc<Seat>> = self.lock().iter().map(|listed| Arc::clone(&listed.seat)).collect();
         let mut patience = Patience::new(timeout);
         for seat in &seats {
             // Acquire, here and below: pairs with the Release stores of `enter` and `leave`: what the holder did in

@@ -1,0 +1,289 @@
+//! Changes while accesses go on, under the model checker: who unmaps, who turns the log on, who harvests.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_change --release`
+//!
+//! What must not be touched any more is a cell that the checker watches: an access and the unmapper's use of it that
+//! are not ordered are a data race, and fail. Each fence that the tests name was taken out once; they failed then.
+#![cfg(loom)]
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use loom::thread;
+use paravane_dma::{Access, Backing, DirtyLog, DirtyPages, Domain, Memory, Region, RegionConfig};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+const BOTH: Access = Access::READ.union(Access::WRITE);
+const RELAXED: Access = Access::RELAXED;
+/// A model waits for as long as it takes.
+const EVER: Duration = Duration::MAX;
+
+/// Made once: the checker runs the tests many times, and only the addresses are used.
+static RAM: LazyLock<Arc<Region>> = LazyLock::new(|| {
+    let config = RegionConfig { gpa: 0, size: 2 * PAGE, backing: Backing::Pages, writable: true };
+    Region::new(config).expect("RAM")
+});
+
+fn memory() -> Memory {
+    Memory::new(vec![Arc::clone(&RAM)]).expect("a map")
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    let wish = std::env::var("PARAVANE_LOOM_PREEMPTIONS");
+    builder.preemption_bound = Some(wish.map_or(3, |n| n.parse().expect("a number of switches")));
+    builder.check(model);
+}
+
+/// What lies behind a translation.
+struct Behind(UnsafeCell<u64>);
+
+// SAFETY: the checker watches who uses it when; that is what the tests are about.
+unsafe impl Sync for Behind {}
+// SAFETY: a number.
+unsafe impl Send for Behind {}
+
+impl Behind {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(UnsafeCell::new(0)))
+    }
+
+    /// A device's access: others may be at it at the same time.
+    fn touched(&self) {
+        self.0.with(|_| ());
+    }
+
+    /// It belongs to somebody else now.
+    fn given_away(&self) {
+        self.0.with_mut(|_| ());
+    }
+}
+
+/// When `unmap` returns, no access lands in the range any more, and those that did are over. Fails without: either
+/// of the SeqCst fences in `enter` and `settle`, the Release store in `leave`, the Acquire loads in `settle`.
+#[test]
+fn an_unmapping_waits_for_the_accesses() {
+    check(|| {
+        let domain = Domain::new(&memory());
+        domain.map(0, 0, PAGE, BOTH).expect("free");
+        let behind = Behind::new();
+        let mut handle = domain.handle();
+        let device = {
+            let behind = Arc::clone(&behind);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let door = handle.open();
+                    if door.read_obj::<u64>(0, RELAXED).is_ok() {
+                        behind.touched();
+                    }
+                }
+            })
+        };
+        domain.unmap(0, PAGE, EVER).expect("everyone leaves");
+        behind.given_away();
+        device.join().unwrap();
+    });
+}
+
+/// The same for what was mapped: the guard may outlive the batch, and go to another thread.
+#[test]
+fn an_unmapping_waits_for_the_mappings() {
+    check(|| {
+        let domain = Domain::new(&memory());
+        domain.map(0, 0, PAGE, BOTH).expect("free");
+        let behind = Behind::new();
+        let mut handle = domain.handle();
+        let device = {
+            let behind = Arc::clone(&behind);
+            thread::spawn(move || {
+                let mapping = handle.open().map(8, 8, Access::READ);
+                if let Ok(mapping) = mapping {
+                    behind.touched();
+                    drop(mapping);
+                }
+            })
+        };
+        domain.unmap(0, PAGE, EVER).expect("everyone lets go");
+        behind.given_away();
+        device.join().unwrap();
+    });
+}
+
+/// An entry that is used again for other bytes does not hide that the bytes before were let go of.
+#[test]
+fn an_entry_that_is_used_again_hides_nothing() {
+    check(|| {
+        let domain = Domain::new(&memory());
+        domain.map(0, 0, 2 * PAGE, BOTH).expect("free");
+        let behind = Behind::new();
+        let mut handle = domain.handle();
+        let first = handle.open().map(8, 8, Access::READ).expect("mapped");
+        let device = {
+            let behind = Arc::clone(&behind);
+            thread::spawn(move || {
+                behind.touched();
+                drop(first);
+                drop(handle.open().map(PAGE, 8, Access::READ));
+            })
+        };
+        domain.unmap(0, PAGE, EVER).expect("everyone lets go");
+        behind.given_away();
+        device.join().unwrap();
+    });
+}
+
+/// Who finds a translation sees what was done before it was made. Fails without: the Release stores in `insert`.
+#[test]
+fn a_translation_brings_what_was_done_before_it() {
+    check(|| {
+        let domain = Domain::new(&memory());
+        let behind = Behind::new();
+        let mut handle = domain.handle();
+        let mapper = {
+            let (domain, behind) = (domain.clone(), Arc::clone(&behind));
+            thread::spawn(move || {
+                behind.given_away();
+                domain.map(PAGE, 0, PAGE, BOTH).expect("free");
+            })
+        };
+        if handle.open().read_obj::<u64>(PAGE, RELAXED).is_ok() {
+            behind.touched();
+        }
+        mapper.join().unwrap();
+    });
+}
+
+/// A node that is left without entries is freed when nobody walks in it any more.
+#[test]
+fn nodes_are_freed_behind_the_walkers() {
+    check(|| {
+        let domain = Domain::new(&memory());
+        // Two nodes below the root, one of which goes.
+        domain.map(0, 0, PAGE, BOTH).expect("free");
+        domain.map(3 * PAGE, 0, PAGE, BOTH).expect("free");
+        let mut handle = domain.handle();
+        let device = thread::spawn(move || {
+            // A walk in freed memory is what miri and the checker's allocator would find.
+            let _ = handle.open().read_obj::<u64>(3 * PAGE, RELAXED);
+        });
+        domain.unmap(3 * PAGE, PAGE, EVER).expect("everyone leaves");
+        device.join().unwrap();
+        assert!(domain.handle().open().read_obj::<u64>(0, RELAXED).is_ok());
+    });
+}
+
+fn dirty(log: &DirtyLog) -> bool {
+    let mut pages = DirtyPages::new(0, PAGE, PAGE).expect("pages");
+    log.harvest(&mut pages);
+    pages.count() > 0
+}
+
+fn data(memory: &Memory) -> u64 {
+    memory.handle().open().read_obj(0, RELAXED).expect("RAM")
+}
+
+/// A memory with a log, and the first word written and copied already; the bit is set again if `set`.
+fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
+    let memory = memory();
+    let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
+    memory.start_log(Arc::clone(&log), EVER).expect("nobody is inside");
+    memory.handle().open().write_obj(0, &0_u64, RELAXED).expect("RAM");
+    if !set {
+        dirty(&log);
+    }
+    (memory, log)
+}
+
+/// Harvest, then copy: what the copy lacks is in a later harvest, whether the bit was set before (and the mark thus
+/// skipped) or not. Fails without: the SeqCst fence in `Written::mark` or the one in `harvest` (bit set), the Release
+/// of the mark or the Acquire of the exchange (bit clear).
+#[test]
+fn no_write_is_missing_from_copy_and_harvests() {
+    for set in [false, true] {
+        check(move || {
+            let (memory, log) = logged(set);
+            let mut handle = memory.handle();
+            // Inside before anything else: entering has a fence of its own.
+            let migration = {
+                let (memory, log) = (memory.clone(), Arc::clone(&log));
+                let mut reader = memory.handle();
+                thread::spawn(move || {
+                    let door = reader.open();
+                    dirty(&log);
+                    door.read_obj::<u64>(0, RELAXED).expect("RAM")
+                })
+            };
+            handle.open().write_obj(0, &1_u64, RELAXED).expect("RAM");
+            let copy = migration.join().unwrap();
+            assert!(copy == 1 || dirty(&log), "the write is in neither");
+            assert_eq!(data(&memory), 1);
+        });
+    }
+}
+
+/// Many pages at once are marked without waiting for the batch's end.
+#[test]
+fn no_long_write_is_missing_from_copy_and_harvests() {
+    check(|| {
+        let (memory, log) = logged(true);
+        let mut handle = memory.handle();
+        let migration = {
+            let (memory, log) = (memory.clone(), Arc::clone(&log));
+            let mut reader = memory.handle();
+            thread::spawn(move || {
+                let door = reader.open();
+                dirty(&log);
+                door.read_obj::<u64>(0, RELAXED).expect("RAM")
+            })
+        };
+        {
+            let door = handle.open();
+            door.write_obj(0, &1_u64, RELAXED).expect("RAM");
+            // As a mapping of both pages would say.
+            let all = door.map(0, 2 * PAGE as usize, BOTH).expect("RAM");
+            door.mark(all.range());
+        }
+        let copy = migration.join().unwrap();
+        assert!(copy == 1 || dirty(&log), "the write is in neither");
+    });
+}
+
+/// A write that is not marked because the log was not on yet is in what is copied after it is on. Fails without: the
+/// SeqCst fences in `enter` and `settle`.
+#[test]
+fn what_was_written_before_the_log_is_in_the_copy() {
+    check(|| {
+        let memory = memory();
+        memory.handle().open().write_obj(0, &0_u64, RELAXED).expect("RAM");
+        let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
+        let mut handle = memory.handle();
+        let device = thread::spawn(move || handle.open().write_obj(0, &1_u64, RELAXED).expect("RAM"));
+        memory.start_log(Arc::clone(&log), EVER).expect("everyone leaves");
+        let copy = data(&memory);
+        device.join().unwrap();
+        assert!(copy == 1 || dirty(&log), "the write is in neither");
+    });
+}
+
+/// The same for a mapping that was made before and ends later. Fails without: the SeqCst fence in `Hold::mark`.
+#[test]
+fn what_was_written_through_a_mapping_is_in_the_copy_or_the_log() {
+    check(|| {
+        let memory = memory();
+        let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
+        let mapping = memory.handle().open().map(0, 8, Access::WRITE).expect("RAM");
+        let word = Arc::new(AtomicU64::new(0));
+        let device = {
+            let word = Arc::clone(&word);
+            thread::spawn(move || {
+                // What a system call does to the memory.
+                word.store(1, Relaxed);
+                drop(mapping);
+            })
+        };
+        memory.start_log(Arc::clone(&log), EVER).expect("nobody is inside");
+        let copy = word.load(Relaxed);
+        device.join().unwrap();
+        assert!(copy == 1 || dirty(&log), "the write is in neither");
+    });
+}
