@@ -354,6 +354,60 @@ const BLK_REQUEST: &[Seed] = {
     ]
 };
 
+/// Steps of `dma`.
+mod domain {
+    /// Device pages 0 to 3 become guest pages 2 to 5, to read and to write; and the same pages of another base, around a
+    /// border of two megabytes, to read only.
+    pub(super) const MAP: &[u8] = &[0, 0, 0, 3, 2, 2];
+    pub(super) const MAP_READ_ONLY: &[u8] = &[0, 1, 0, 3, 2, 0];
+    /// 1027 pages around the same border, of which memory lies behind the first.
+    pub(super) const MAP_LARGE: &[u8] = &[0, 1, 0, 241, 0, 2];
+    /// The last pages of the address space, and one too many.
+    pub(super) const MAP_LAST: &[u8] = &[0, 4, 12, 3, 12, 2];
+    pub(super) const MAP_BEYOND: &[u8] = &[0, 4, 12, 4, 12, 2];
+    pub(super) const UNMAP: &[u8] = &[3, 0, 0, 3];
+    /// A page from the middle; everything around the border.
+    pub(super) const UNMAP_ONE: &[u8] = &[3, 1, 3, 0];
+    pub(super) const UNMAP_LARGE: &[u8] = &[3, 1, 0, 241];
+    /// 100 bytes around the end of device page 0; 10000 bytes from there; the same by guest-physical addresses.
+    pub(super) const READ: &[u8] = &[5, 1, 0, 0, 220, 100];
+    pub(super) const READ_LONG: &[u8] = &[5, 1, 0, 0, 220, 160];
+    pub(super) const READ_BORDER: &[u8] = &[5, 1, 1, 1, 220, 100];
+    pub(super) const READ_DIRECT: &[u8] = &[5, 0, 2, 220, 100];
+    /// Two writes and a fill in a batch.
+    pub(super) const WRITE: &[u8] = &[7, 1, 3, 0, 0, 220, 100, 1, 0, 1, 7, 9, 2, 0, 3, 220, 160, 4];
+    pub(super) const WRITE_BORDER: &[u8] = &[7, 1, 1, 1, 1, 220, 100, 1];
+    /// Into memory that is read-only, and beyond.
+    pub(super) const WRITE_DIRECT: &[u8] = &[7, 0, 2, 7, 220, 100, 1, 15, 220, 200, 1];
+    pub(super) const HOLD: &[u8] = &[10, 1, 0, 0, 220, 100, 2];
+    pub(super) const HOLD_DIRECT: &[u8] = &[10, 0, 7, 220, 100, 0];
+    pub(super) const LET_GO: &[u8] = &[11, 0];
+    pub(super) const WITHOUT_THE_FIRST: &[u8] = &[12, 6];
+    pub(super) const ALL: &[u8] = &[12, 7];
+    pub(super) const LOG: &[u8] = &[13, 0];
+    pub(super) const LOG_LARGE: &[u8] = &[13, 2];
+    pub(super) const LOG_OFF: &[u8] = &[13, 3];
+    pub(super) const HARVEST: &[u8] = &[15];
+}
+
+const DMA: &[Seed] = {
+    use domain::*;
+    &[
+        ("translated", &[MAP, WRITE, READ, READ_LONG, READ_DIRECT, UNMAP, READ]),
+        ("permissions", &[MAP_READ_ONLY, READ_BORDER, WRITE_BORDER, WRITE_DIRECT]),
+        ("a_page_cut_out", &[MAP_LARGE, READ_BORDER, UNMAP_ONE, READ_BORDER, UNMAP_LARGE]),
+        ("the_last_page", &[MAP_BEYOND, MAP_LAST, MAP_LAST]),
+        ("unmapped_while_held", &[MAP, HOLD, UNMAP, MAP, UNMAP, LET_GO, UNMAP]),
+        ("held_apart", &[MAP, HOLD_DIRECT, HOLD, WITHOUT_THE_FIRST, READ, LET_GO, HARVEST]),
+        ("logged", &[LOG, MAP, WRITE, HARVEST, WRITE, WRITE_DIRECT, HARVEST, HARVEST]),
+        (
+            "a_log_that_comes_and_goes",
+            &[MAP, HOLD, LOG_LARGE, LET_GO, HARVEST, WRITE, LOG_OFF, WRITE, LOG, HARVEST],
+        ),
+        ("another_memory_map", &[MAP, WRITE, WITHOUT_THE_FIRST, WRITE, READ, LOG, ALL, WRITE, HARVEST]),
+    ]
+};
+
 fn main() -> io::Result<()> {
     let corpora = [
         ("split_device", SPLIT_DEVICE),
@@ -362,6 +416,7 @@ fn main() -> io::Result<()> {
         ("packed_driver", PACKED_DRIVER),
         ("mmio", MMIO),
         ("blk_request", BLK_REQUEST),
+        ("dma", DMA),
     ];
     for (target, seeds) in corpora {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);

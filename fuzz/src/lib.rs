@@ -13,6 +13,7 @@ mod arena;
 mod blk_request;
 mod device_rig;
 mod dice;
+mod dma;
 mod driver_rig;
 mod guarded;
 mod hostile;
@@ -24,6 +25,7 @@ mod split_device;
 mod split_driver;
 
 pub use blk_request::blk_request;
+pub use dma::dma;
 pub use mmio::mmio;
 pub use packed_device::packed_device;
 pub use packed_driver::packed_driver;
@@ -34,11 +36,12 @@ pub use split_driver::split_driver;
 pub type Target = fn(&[u8]);
 
 /// Every target: its name, which is its corpus's too, and its function.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
     ("packed_device", packed_device),
     ("packed_driver", packed_driver),
     ("mmio", mmio),
     ("blk_request", blk_request),
+    ("dma", dma),
 ];

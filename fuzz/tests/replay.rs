@@ -56,6 +56,11 @@ fn blk_request() {
     replay("blk_request");
 }
 
+#[test]
+fn dma() {
+    replay("dma");
+}
+
 /// Bytes of no meaning, for a target that nobody has fuzzed yet on this machine: shallow, and quick.
 #[test]
 fn random_bytes() {
@@ -64,8 +69,9 @@ fn random_bytes() {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (state >> 56) as u8
     };
-    for (name, target) in TARGETS.iter().filter(|(name, _)| name.starts_with("packed")) {
-        for number in 0..3000 {
+    for (name, target) in TARGETS.iter().filter(|(name, _)| name.starts_with("packed") || *name == "dma") {
+        // The model of `dma` looks at each byte.
+        for number in 0..if *name == "dma" { 300 } else { 3000 } {
             let input: Vec<_> = (0..200 + number % 800).map(|_| byte()).collect();
             println!("{name} {number}");
             target(&input);
