@@ -32,6 +32,8 @@ mod door;
 mod error;
 mod handle;
 mod holds;
+#[cfg(feature = "vm-memory")]
+pub mod interop;
 mod log;
 mod mapping;
 mod memory;

@@ -103,6 +103,15 @@ impl DirtyLog {
         }
     }
 
+    /// Whether the page of `gpa` is marked at the moment.
+    #[cfg(feature = "vm-memory")]
+    pub(crate) fn is_marked(&self, gpa: u64) -> bool {
+        let page = gpa >> self.shift;
+        let word = self.words.words().get((page / WORD_BITS) as usize);
+        // Relaxed: it may have changed when the caller looks at the answer.
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % WORD_BITS) & 1 != 0)
+    }
+
     /// Marks pages `first..=last`; the caller has made the fence.
     pub(crate) fn mark_pages(&self, first: u64, last: u64) {
         let words = self.words.words();

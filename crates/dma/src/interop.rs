@@ -1,0 +1,151 @@
+//! Our memory in the terms of the crate vm-memory, for crates that take those: linux-loader, vhost, vfio-ioctls.
+//!
+//! ```text
+//! Memory --View::new--> View: GuestMemoryBackend --iter, find_region--> ViewRegion: GuestMemoryRegion
+//!                                                       writes --Marks--> the dirty log that is on
+//! ```
+//! This is the only module that names vm-memory, whose interface changes with almost every release. A view is the
+//! VMM's, not a device's: it may write where devices may not, it goes through no domain and no door, and it is not made to be fast.
+use crate::memory::Published;
+use crate::sync::fence;
+use crate::{Memory, Region};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
+use vm_memory::guest_memory::Error as AccessError;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes, GuestUsize,
+    MemoryRegionAddress, VolatileSlice,
+};
+
+/// The regions of one map, as they were when the view was made. It keeps them mapped.
+#[derive(Debug)]
+pub struct View {
+    regions: Vec<ViewRegion>,
+}
+
+/// One region of a [`View`].
+#[derive(Debug)]
+pub struct ViewRegion {
+    region: Arc<Region>,
+    file: FileOffset,
+    marks: Marks,
+}
+
+/// Where writes to a region are marked: the dirty log that is on at the time, whichever that is.
+#[derive(Clone, Debug)]
+pub struct Marks {
+    published: Arc<Published>,
+    /// Guest-physical address of offset 0.
+    gpa: u64,
+}
+
+impl View {
+    /// The present map of `memory`.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left: a view names the regions' files.
+    pub fn new(memory: &Memory) -> std::io::Result<Self> {
+        let regions = memory.regions().into_iter().map(|region| {
+            let file = FileOffset::new(File::from(region.fd().try_clone_to_owned()?), 0);
+            let marks = Marks { published: Arc::clone(memory.published()), gpa: region.gpa() };
+            Ok(ViewRegion { region, file, marks })
+        });
+        Ok(Self { regions: regions.collect::<std::io::Result<_>>()? })
+    }
+}
+
+impl GuestMemoryBackend for View {
+    type R = ViewRegion;
+
+    fn num_regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn find_region(&self, addr: GuestAddress) -> Option<&ViewRegion> {
+        let above = self.regions.partition_point(|region| region.region.gpa() <= addr.0);
+        let region = self.regions.get(above.checked_sub(1)?)?;
+        (addr.0 - region.region.gpa() < region.region.size()).then_some(region)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &ViewRegion> {
+        self.regions.iter()
+    }
+}
+
+impl ViewRegion {
+    /// The host memory behind `count` bytes from `offset` on.
+    fn host(&self, offset: MemoryRegionAddress, count: usize) -> Result<*mut u8, AccessError> {
+        let end = offset.0.checked_add(count as u64);
+        if end.is_none_or(|end| end > self.region.size()) {
+            return Err(AccessError::InvalidBackendAddress);
+        }
+        // Inside one mapping, or at its end without a byte; the wrapping form needs no unsafe to say so.
+        Ok(self.region.host().as_ptr().wrapping_add(offset.0 as usize))
+    }
+}
+
+impl GuestMemoryRegion for ViewRegion {
+    type B = Marks;
+
+    fn len(&self) -> GuestUsize {
+        self.region.size()
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        GuestAddress(self.region.gpa())
+    }
+
+    fn bitmap(&self) -> Marks {
+        self.marks.clone()
+    }
+
+    fn get_host_address(&self, addr: MemoryRegionAddress) -> Result<*mut u8, AccessError> {
+        self.host(addr, 1)
+    }
+
+    fn file_offset(&self) -> Option<&FileOffset> {
+        Some(&self.file)
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> Result<VolatileSlice<'_, Marks>, AccessError> {
+        let host = self.host(offset, count)?;
+        let marks = self.marks.slice_at(offset.0 as usize);
+        // SAFETY: `host` has checked that the bytes are inside the region, which stays mapped as long as `self`, from
+        // which the slice borrows, holds its Arc. Nobody makes references to guest memory, and everyone accesses it
+        // atomically or by volatile means.
+        Ok(unsafe { VolatileSlice::with_bitmap(host, count, marks, None) })
+    }
+}
+
+impl GuestMemoryRegionBytes for ViewRegion {}
+
+impl WithBitmapSlice<'_> for Marks {
+    type S = Self;
+}
+
+impl BitmapSlice for Marks {}
+
+impl Bitmap for Marks {
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        // Pairs with the fence in `Seats::settle`, as that of a `Hold` that ends: either the log that is found is the
+        // one that was turned on, or what was written is seen by whoever copies the memory after that.
+        fence(Ordering::SeqCst);
+        if let Some(log) = self.published.current().log() {
+            log.mark(self.gpa + offset as u64, len as u64);
+        }
+    }
+
+    fn dirty_at(&self, offset: usize) -> bool {
+        self.published.current().log().is_some_and(|log| log.is_marked(self.gpa + offset as u64))
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        Self { published: Arc::clone(&self.published), gpa: self.gpa + offset as u64 }
+    }
+}
