@@ -234,11 +234,43 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.add(readable, writable))
     }
 
-    /// Publishes what was added with one store and says whether the device wants a kick. Without anything
-    /// new, or in a queue that has latched, it does nothing and says no.
-    #[inline]
+    /// Publishes what was added with one store and says whether the device wants a kick: both halves,
+    /// [`Queue::publish_unasked`] and [`Queue::wants_kick`], at once.
+    #[inline(always)]
     pub fn publish(&mut self) -> bool {
-        either!(&mut self.ring, ring => ring.publish())
+        either!(&mut self.ring, ring => match ring.publish() {
+            Some(last) => {
+                let since = ring.books.ask(last);
+                ring.wants_kick(since)
+            }
+            None => self.wants_kick(),
+        })
+    }
+
+    /// Publishes what was added with one store. Without anything new, or in a queue that has latched, it does
+    /// nothing.
+    ///
+    /// It may be all that is needed for a device that polls. A device that sleeps misses what was published until
+    /// [`Queue::wants_kick`] has been asked: once after many publications is enough, before the driver itself waits.
+    #[inline]
+    pub fn publish_unasked(&mut self) {
+        either!(&mut self.ring, ring => {
+            if let Some(last) = ring.publish() {
+                ring.books.postpone(last);
+            }
+        });
+    }
+
+    /// Whether the device wants a kick for anything that was published since this was asked last. Without anything
+    /// new, or in a queue that has latched, it says no.
+    ///
+    /// To ask takes a full barrier, which waits until the device could have seen what was published. That is most of
+    /// what publishing costs when both sides are at work.
+    pub fn wants_kick(&mut self) -> bool {
+        either!(&mut self.ring, ring => match ring.books.ask_late() {
+            Some(since) => ring.wants_kick(since),
+            None => false,
+        })
     }
 
     /// What a kick of this queue, the device's queue `index`, carries when NOTIFICATION_DATA was negotiated

@@ -4,8 +4,8 @@ mod memory;
 
 use memory::{BASE, Memory};
 use paravane_ring::Segment;
-use paravane_ring::device::Batch;
-use paravane_ring::driver::{Full, Layout, Queue};
+use paravane_ring::device::{self, Batch};
+use paravane_ring::driver::{Full, Layout, Queue, Used};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 
 const DATA: u64 = 0x9000_0000;
@@ -127,6 +127,51 @@ fn kicks_are_asked_for_only_while_armed() {
         assert!(push(&mut device));
         device.disable_kicks();
         assert!(!push(&mut device));
+    }
+}
+
+/// Whoever publishes without asking may ask once for all of it, however much it was: a device that has gone to sleep
+/// meanwhile is woken, and one that is awake is left alone.
+#[test]
+fn the_question_for_a_kick_can_wait() {
+    // Around one lap and two, and where 16 bits end.
+    let turn = if cfg!(miri) { 0..0 } else { 65_534..65_537 };
+    for features in layouts(&[0, EVENT_IDX, IN_ORDER, IN_ORDER | EVENT_IDX]) {
+        let (_memory, mut driver, mut device) = pair(4, 0, features);
+        let mut batch = Batch::new(4);
+        let mut push = |driver: &mut Queue, device: &mut device::Queue| {
+            driver.add(&[seg(0, 8)], &[]).unwrap();
+            driver.publish_unasked();
+            assert_eq!(device.pop(&mut batch, |_, _| false), Ok(1));
+            device.complete(batch.chains()[0].head, 0).unwrap();
+            device.publish().unwrap();
+            driver.pop_used().unwrap().unwrap();
+        };
+        for before in (0..=20).chain(turn.clone()) {
+            assert!(!driver.wants_kick(), "nothing was published");
+            device.disable_kicks();
+            for _ in 0..before {
+                push(&mut driver, &mut device);
+            }
+            assert_eq!(device.arm_kicks(), Ok(false));
+            driver.add(&[seg(0, 8)], &[]).unwrap();
+            if before % 2 == 0 {
+                driver.publish_unasked();
+                assert!(driver.wants_kick(), "{before} before");
+            } else {
+                assert!(driver.publish(), "{before} before");
+            }
+            assert!(!driver.wants_kick() && !driver.publish(), "asked already");
+            device.disable_kicks();
+            driver.add(&[seg(0, 8)], &[]).unwrap();
+            driver.publish_unasked();
+            assert!(!driver.wants_kick(), "awake");
+            let mut batch = Batch::new(2);
+            assert_eq!(device.pop(&mut batch, |_, _| false), Ok(2));
+            device.complete_all(batch.chains().iter().map(|chain| (chain.head, 0))).unwrap();
+            device.publish().unwrap();
+            assert_eq!(driver.take_used(&mut [Used::default(); 4]), Ok(2));
+        }
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Books<C> {
     pub(crate) batch: InOrder,
     /// For pollers.
     pub(crate) count: C,
+    /// From here on the device was not asked whether it wants a kick; 2^64 - 1 if it was.
+    unasked: u64,
     error: Option<QueueError>,
     /// Where it all began.
     start: u64,
@@ -50,6 +52,7 @@ impl<C: Counting> Books<C> {
             published: start,
             batch: InOrder { end: start, ..InOrder::default() },
             count: C::new(start),
+            unasked: u64::MAX,
             error: None,
             start,
             memory: memory.whole,
@@ -81,6 +84,31 @@ impl<C: Counting> Books<C> {
     /// The queue's memory.
     pub(super) fn memory(&self) -> DmaArea {
         self.memory
+    }
+
+    /// From which position on the device is to be asked now whether it wants a kick, after what was published from
+    /// `last` on.
+    #[inline(always)]
+    pub(crate) fn ask(&mut self, last: u64) -> u64 {
+        if self.unasked == u64::MAX { last } else { self.ask_late().unwrap_or(last) }
+    }
+
+    /// The device will be asked later for what was published from `last` on.
+    #[inline(always)]
+    pub(crate) fn postpone(&mut self, last: u64) {
+        self.unasked = self.unasked.min(last);
+    }
+
+    /// From which position on the device was not asked; from now on it was.
+    ///
+    /// Not more than a ring: whoever wants a kick for a position has seen nothing from there on, and not more than a
+    /// ring can have been published that he has not seen.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn ask_late(&mut self) -> Option<u64> {
+        let since = core::mem::replace(&mut self.unasked, u64::MAX);
+        let ring = self.published.saturating_sub(self.size().into());
+        (since != u64::MAX && self.error.is_none()).then(|| since.max(ring))
     }
 
     /// Latches the first error, and returns it. The layout sees to it that nothing fits any more.

@@ -256,26 +256,32 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (writable, unsafe { self.fill(self.books.next_avail, id, &whole, DESC_F_INDIRECT) })
     }
 
-    /// See [`crate::driver::Queue::publish`].
-    #[inline]
-    pub(crate) fn publish(&mut self) -> bool {
-        if self.books.published == self.books.next_avail || self.books.error().is_some() {
-            return false;
-        }
+    /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) -> Option<u64> {
         let (old, new) = (self.books.published, self.books.next_avail);
+        if old == new || self.books.error().is_some() {
+            return None;
+        }
         O::before_release();
         // Release: pairs with the device's acquire load of the flags, after which it reads this descriptor and
         // those after it, and tables. (And with a poller's, which then sees the count; see `driver::poll`.)
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe { self.desc.store_u64_release(self.at(old) + DESC_LEN, self.withheld) };
         self.books.published = new;
+        Some(old)
+    }
+
+    /// Whether the device wants a kick for what was published from `old` on.
+    #[inline(always)]
+    pub(crate) fn wants_kick(&self, old: u64) -> bool {
         // Pairs with the device's fence between its store of its event suppression and its last look at the
         // flags: either we see its wish for a kick, or it sees ours.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.device_event.load_u32(0) };
         let event = Event::decode(event, self.books.event_idx, self.books.size());
-        event.wants(self.position(new), self.position(old), self.books.size())
+        event.wants(self.position(self.books.published), self.position(old), self.books.size())
     }
 
     /// See [`crate::driver::Queue::notification`].

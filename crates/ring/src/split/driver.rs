@@ -165,26 +165,33 @@ impl<O: Order, C: Counting> Ring<O, C> {
         writable
     }
 
-    /// See [`crate::driver::Queue::publish`].
-    #[inline]
-    pub(crate) fn publish(&mut self) -> bool {
-        let (old, new) = (self.books.published as u16, self.books.next_avail as u16);
-        if self.books.published == self.books.next_avail || self.books.error().is_some() {
-            return false;
+    /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) -> Option<u64> {
+        let (old, new) = (self.books.published, self.books.next_avail);
+        if old == new || self.books.error().is_some() {
+            return None;
         }
         O::before_release();
         // Release: pairs with the device's acquire load of avail.idx, after which it reads the entries,
         // descriptors and tables. (And, by way of the device, with a poller's acquire load of used.idx.)
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.avail.store_u16(AVAIL_IDX, new, Release) };
-        self.books.published = self.books.next_avail;
+        unsafe { self.avail.store_u16(AVAIL_IDX, new as u16, Release) };
+        self.books.published = new;
+        Some(old)
+    }
+
+    /// Whether the device wants a kick for what was published from `old` on.
+    #[inline(always)]
+    pub(crate) fn wants_kick(&self, old: u64) -> bool {
         // Pairs with the device's fence between its store of avail_event (or flags) and its last look at
         // avail.idx: either we see its wish for a kick, or it sees our index.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         unsafe {
             if self.books.event_idx {
-                need_event(self.used.load_u16(avail_event(self.books.size()), Relaxed), new, old)
+                let event = self.used.load_u16(avail_event(self.books.size()), Relaxed);
+                need_event(event, self.books.published as u16, old as u16)
             } else {
                 self.used.load_u16(USED_FLAGS, Relaxed) & USED_F_NO_NOTIFY == 0
             }
