@@ -168,8 +168,12 @@ impl<L: Layout> Rig<L> {
             14 => self.queue.disable_notifications(),
             _ => {
                 if let Some((token, then)) = self.token {
-                    let news = self.queue.poll(token);
-                    self.layout.polled(self.ring, &self.arena, news, then, self.consumed);
+                    match (self.queue.poll(token), self.latched) {
+                        (news, None) => {
+                            self.layout.polled(self.ring, &self.arena, news, then, self.consumed);
+                        }
+                        (news, Some(_)) => assert!(news, "the owner has something to see"),
+                    }
                 }
             }
         }
