@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Device address of the queue's memory.
 pub(crate) const BASE: u64 = 0x1000;
 
-/// Explores every interleaving with at most so many involuntary switches of threads: 3, or what
+/// Explores every interleaving with at most so many involuntary switches of threads: 6, or what
 /// PARAVANE_LOOM_PREEMPTIONS says. Prints how many there were.
 pub(crate) fn explore(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     let wish = std::env::var("PARAVANE_LOOM_PREEMPTIONS");
-    builder.preemption_bound = Some(wish.map_or(3, |n| n.parse().expect("a number of switches")));
+    builder.preemption_bound = Some(wish.map_or(6, |n| n.parse().expect("a number of switches")));
     builder.max_branches = 10_000;
     let count = Arc::new(AtomicU64::new(0));
     let executions = Arc::clone(&count);
