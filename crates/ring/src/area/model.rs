@@ -192,6 +192,12 @@ impl Cells {
 
     /// # Safety
     /// None is needed.
+    pub(crate) unsafe fn back(self, offset: isize) -> Self {
+        Self { start: self.start.strict_add_signed(offset), ..self }
+    }
+
+    /// # Safety
+    /// None is needed.
     pub(crate) unsafe fn load_u16(self, offset: usize, order: Ordering) -> u16 {
         self.load(offset, 2, if order == Acquire { self.acquire } else { order }) as u16
     }

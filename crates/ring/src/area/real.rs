@@ -213,6 +213,16 @@ impl Cells {
         Self { ptr: unsafe { self.ptr.add(offset) } }
     }
 
+    /// The cells from `offset` on, which is below 0: these are the cells at the end of something.
+    ///
+    /// # Safety
+    /// So many bytes of the [`Area`] lie before these cells.
+    #[inline(always)]
+    pub(crate) unsafe fn back(self, offset: isize) -> Self {
+        // SAFETY: the caller vouches for the place.
+        Self { ptr: unsafe { self.ptr.offset(offset) } }
+    }
+
     /// # Safety
     /// See [`Cells`].
     #[inline(always)]

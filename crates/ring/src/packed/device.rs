@@ -262,37 +262,44 @@ impl<O: Order> Ring<O> {
             return chains.into_iter().try_for_each(|(id, written)| self.complete_in_order(id, written));
         }
         // All in locals: every store to shared memory could be one to `self`, for all the compiler knows.
-        let (desc, ids, next) = (self.desc, &mut *self.taken, self.next_used);
+        let (end, next) = (self.end(), self.next_used);
         let mut places = Places::new(next, self.size);
         let mut chains = chains.into_iter();
-        let mut wrong = None;
-        let mut place = |id: u16, written| {
-            let taken = core::mem::take(ids.get_mut(usize::from(id))?);
-            places.next(id, written, taken)
-        };
         if next == self.published
             && let Some((id, written)) = chains.next()
         {
-            match place(id, written) {
+            let taken = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
+            match places.next(id, written, taken) {
                 Some((_, word)) => self.held = word,
-                None => wrong = Some(id),
+                None => return Err(self.not_in_flight(id)),
             }
         }
-        if wrong.is_none() {
-            for (id, written) in chains {
-                let Some((at, word)) = place(id, written) else {
-                    wrong = Some(id);
-                    break;
-                };
-                // Relaxed: the release store of the first one's flags orders them.
-                // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
-                unsafe { desc.store_u64(at + DESC_LEN, word) };
-            }
+        let ids = &mut *self.taken;
+        for (id, written) in chains {
+            let taken = ids.get_mut(usize::from(id)).map(core::mem::take);
+            let Some((at, word)) = taken.and_then(|taken| places.next(id, written, taken)) else {
+                return Err(self.not_in_flight(id));
+            };
+            // Relaxed: the release store of the first one's flags orders them.
+            // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
+            unsafe { end.back(at).store_u64(DESC_LEN, word) };
         }
         self.next_used = places.position();
         self.in_flight -= next.distance(self.next_used, self.size) as u16 - places.more();
-        // A latched queue has nothing in flight.
-        wrong.map_or(Ok(()), |id| Err(self.latch(QueueError::NotInFlight { id: id.into() })))
+        Ok(())
+    }
+
+    /// The end of the descriptor ring.
+    #[inline(always)]
+    fn end(&self) -> Cells {
+        // SAFETY: the ring is as long; see the invariant of `Ring`.
+        unsafe { self.desc.offset(desc_bytes(self.size)) }
+    }
+
+    /// Latches that the device completed what it does not have.
+    #[cold]
+    fn not_in_flight(&mut self, id: u16) -> QueueError {
+        self.latch(QueueError::NotInFlight { id: id.into() })
     }
 
     /// Completes one in a queue with IN_ORDER.
@@ -300,7 +307,7 @@ impl<O: Order> Ring<O> {
     fn complete_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
         let taken = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
         let Some(order) = self.in_order.as_mut().filter(|_| taken != 0) else {
-            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
+            return Err(self.not_in_flight(id));
         };
         self.in_flight -= 1;
         order.completed(id, written);
@@ -319,7 +326,7 @@ impl<O: Order> Ring<O> {
         } else {
             // Relaxed: the release store of the first one's flags orders them.
             // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
-            unsafe { self.desc.store_u64(at + DESC_LEN, word) };
+            unsafe { self.end().back(at).store_u64(DESC_LEN, word) };
         }
         self.next_used = places.position();
     }
@@ -390,6 +397,7 @@ impl<O: Order> Ring<O> {
     #[cold]
     pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
         self.taken.fill(0);
+        self.in_flight = 0;
         *self.error.get_or_insert(error)
     }
 

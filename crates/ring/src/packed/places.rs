@@ -22,9 +22,8 @@ const TURN: u64 = meta(0, 0, SWAP);
 /// Goes along the ring.
 pub(super) struct Places {
     size: u16,
-    /// Bytes from the ring's start to the next used descriptor, and to the ring's end.
-    at: usize,
-    end: usize,
+    /// Bytes from the ring's end to the next used descriptor: below 0, so that the sign tells when it is reached.
+    at: isize,
     /// The second word in this lap, without identifier and length.
     lap: u64,
     /// Descriptors that chains took beyond the first of each.
@@ -36,30 +35,30 @@ impl Places {
     #[inline(always)]
     pub(super) fn new(next: Position, size: u16) -> Self {
         let lap = if next.wrap(size) { FIRST_LAP } else { FIRST_LAP ^ TURN };
-        let at = usize::from(next.index(size)) * DESC_SIZE;
-        Self { size, at, end: usize::from(size) * DESC_SIZE, lap, more: 0 }
+        let at = bytes(next.index(size)) - bytes(size);
+        Self { size, at, lap, more: 0 }
     }
 
-    /// The offset of the next used descriptor, and its second word. It stands for `id`, whose chain takes `places`
+    /// The offset of the next used descriptor from the ring's end, and its second word. It stands for `id`, whose chain takes `places`
     /// in the ring, no more than the ring has. `None`, and nothing moves, if it takes none: it is not in flight.
     #[inline(always)]
-    pub(super) fn next(&mut self, id: u16, written: u32, places: u16) -> Option<(usize, u64)> {
+    pub(super) fn next(&mut self, id: u16, written: u32, places: u16) -> Option<(isize, u64)> {
         let (at, mut word) = (self.at, self.lap | meta(written, id, 0));
         if written == 0 {
             cold_path();
             word ^= WRITTEN;
         }
-        let mut next = at + DESC_SIZE;
+        let mut next = at + bytes(1);
         if places != 1 {
             cold_path();
             let more = places.checked_sub(1)?;
             self.more += more;
-            next += usize::from(more) * DESC_SIZE;
+            next += bytes(more);
         }
         self.at = next;
-        if self.at >= self.end {
+        if self.at >= 0 {
             cold_path();
-            self.at -= self.end;
+            self.at -= bytes(self.size);
             self.lap ^= TURN;
         }
         Some((at, word))
@@ -68,7 +67,7 @@ impl Places {
     /// Where the next one goes.
     #[inline(always)]
     pub(super) fn position(&self) -> Position {
-        Position::new((self.at / DESC_SIZE) as u16, self.lap == FIRST_LAP, self.size)
+        Position::new(((self.at + bytes(self.size)) / bytes(1)) as u16, self.lap == FIRST_LAP, self.size)
     }
 
     /// Descriptors that chains took beyond the first of each, since the start.
@@ -76,4 +75,10 @@ impl Places {
     pub(super) fn more(&self) -> u16 {
         self.more
     }
+}
+
+/// Bytes that so many descriptors take.
+#[inline(always)]
+fn bytes(count: u16) -> isize {
+    count as isize * DESC_SIZE as isize
 }
