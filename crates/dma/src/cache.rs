@@ -5,7 +5,8 @@ use std::cell::Cell;
 
 const PLACES: usize = 64;
 
-/// A window for each low page number, or one for all where there is only one to be found. What is not there is not
+/// A window for each low page number (the next bits are folded in: buffers often lie 64 KiB or 2 MiB apart, and would
+/// drive each other out), or one for all where there is only one to be found. What is not there is not
 /// remembered, so that what is mapped later is found.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -39,7 +40,8 @@ impl Cache {
 
     #[inline(always)]
     fn number(&self, addr: u64) -> usize {
-        (addr >> PAGE_SHIFT) as usize & self.mask
+        let page = addr >> PAGE_SHIFT;
+        (page ^ (page >> 6) ^ (page >> 12)) as usize & self.mask
     }
 
     /// Where the window around `addr` is, if it is there.

@@ -1,6 +1,6 @@
 //! The pages that a door has written and not marked yet.
 //!
-//! A few of them, by the low bits of their number. A write finds its page there (it was written a moment ago: nothing
+//! A few of them, by the low bits of their number, into which the next ones are folded. A write finds its page there (it was written a moment ago: nothing
 //! to do), or an empty place, or somebody else's: then all are marked, behind one fence. So a page costs one mark
 //! a batch however often it is written, and the fence is shared; see [`log`](crate::log) for why there is one.
 use crate::DirtyLog;
@@ -8,7 +8,7 @@ use crate::sync::fence;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-const PLACES: usize = 16;
+const PLACES: usize = 64;
 /// No page has this number: it would end beyond 2^64.
 const NONE: u64 = u64::MAX;
 
@@ -17,7 +17,7 @@ const NONE: u64 = u64::MAX;
 pub(crate) struct Written {
     pages: [Cell<u64>; PLACES],
     /// A bit for each place in use.
-    used: Cell<u16>,
+    used: Cell<u64>,
 }
 
 impl Written {
@@ -26,7 +26,7 @@ impl Written {
     }
 
     fn place(page: u64) -> usize {
-        page as usize % PLACES
+        (page ^ (page >> 6) ^ (page >> 12)) as usize % PLACES
     }
 
     /// Whether the page is there already.

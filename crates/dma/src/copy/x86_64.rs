@@ -16,6 +16,7 @@
 use std::arch::asm;
 use std::arch::x86_64::{__m128i, _mm_set1_epi8};
 use std::is_x86_feature_detected as detected;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// From this length on 32-byte registers gain more than asking for them costs.
 const AVX_MIN: usize = 384;
@@ -40,15 +41,39 @@ struct Has {
     erms: bool,
 }
 
+/// What [`Has::detect`] has found, in bits; 0 before it was asked for the first time.
+static FOUND: AtomicU8 = AtomicU8::new(0);
+const KNOWN: u8 = 1;
+const AVX: u8 = 2;
+const AVX512: u8 = 4;
+const ERMS: u8 = 8;
+
 impl Has {
     /// Asks once; later calls test bits.
     #[inline(always)]
     fn detect() -> Self {
-        Self {
-            avx: detected!("avx"),
-            avx512: detected!("avx512f") && detected!("avx512vbmi2"),
-            erms: detected!("ermsb"),
+        // Relaxed: whoever finds nothing finds out itself, with the same result.
+        let mut found = FOUND.load(Ordering::Relaxed);
+        if found == 0 {
+            found = Self::find_out();
         }
+        Self { avx: found & AVX != 0, avx512: found & AVX512 != 0, erms: found & ERMS != 0 }
+    }
+
+    #[cold]
+    fn find_out() -> u8 {
+        let mut found = KNOWN;
+        if detected!("avx") {
+            found |= AVX;
+        }
+        if detected!("avx512f") && detected!("avx512vbmi2") {
+            found |= AVX512;
+        }
+        if detected!("ermsb") {
+            found |= ERMS;
+        }
+        FOUND.store(found, Ordering::Relaxed);
+        found
     }
 }
 
@@ -93,14 +118,36 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
 /// # Safety
 /// `from .. from + len` may be read and `to .. to + len` written, and the two do not overlap.
 #[inline(never)]
-unsafe fn copy(mut to: *mut u8, mut from: *const u8, mut len: usize) {
+unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promise, and `copy_long` copies no more than `len`.
+    unsafe {
+        // Apart, so that short copies save no registers for the sake of long ones.
+        if len < AVX_MIN { copy_short(to, from, len) } else { copy_all(to, from, len) }
+    }
+}
+
+/// [`copy`], for [`AVX_MIN`] bytes and more.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(never)]
+unsafe fn copy_all(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promise, and `copy_long` copies no more than `len`.
+    unsafe {
+        let done = copy_long(to, from, len, Has::detect());
+        copy_short(to.wrapping_add(done), from.wrapping_add(done), len - done);
+    }
+}
+
+/// [`copy`], in blocks of 64 bytes and smaller pieces.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, mut len: usize) {
     // SAFETY: the caller's promise; each step moves both pointers by what it has done and is taken only while as
     // many bytes are left.
     unsafe {
-        if len >= AVX_MIN {
-            let done = copy_long(to, from, len, Has::detect());
-            (to, from, len) = (to.wrapping_add(done), from.wrapping_add(done), len - done);
-        }
         while len >= 64 {
             asm!(
                 "movdqu {a}, [{from}]",
@@ -120,6 +167,9 @@ unsafe fn copy(mut to: *mut u8, mut from: *const u8, mut len: usize) {
                 options(nostack, preserves_flags),
             );
             (to, from, len) = (to.wrapping_add(64), from.wrapping_add(64), len - 64);
+        }
+        if len == 0 {
+            return;
         }
         // Large pieces first: at an aligned address each of them is aligned.
         if len & 32 != 0 {
@@ -257,7 +307,7 @@ pub(super) unsafe fn set(mut to: *mut u8, byte: u8, mut len: usize) {
     // SAFETY: SSE2 is part of x86-64. Then the caller's promise; each step moves the pointer by what it has done and
     // is taken only while as many bytes are left; the ABI keeps the direction flag clear.
     unsafe {
-        if len >= STRING_MIN_NO_AVX && detected!("ermsb") {
+        if len >= STRING_MIN_NO_AVX && Has::detect().erms {
             asm!(
                 "rep stosb",
                 inout("rcx") len => _,
