@@ -1,6 +1,7 @@
 //! Transports: how a driver finds a device, configures it and kicks it. Each is a pure register machine:
 //! it does no I/O, takes no lock and touches no guest memory; it turns register accesses into [`Effect`]s.
 pub mod mmio;
+mod state;
 
 use paravane_spec::queue::QueueAddresses;
 

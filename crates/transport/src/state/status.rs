@@ -7,13 +7,13 @@ const DRIVERS: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
 
 /// The register, and whether a reset is under way.
 #[derive(Debug, Default)]
-pub(super) struct Status {
+pub(crate) struct Status {
     bits: u32,
     resetting: bool,
 }
 
 /// What a legal write means.
-pub(super) enum StatusWrite {
+pub(crate) enum StatusWrite {
     /// Nothing to do.
     Noted,
     /// A reset of a device that has not left reset.
@@ -25,11 +25,11 @@ pub(super) enum StatusWrite {
 }
 
 impl Status {
-    pub(super) fn bits(&self) -> u32 {
+    pub(crate) fn bits(&self) -> u32 {
         self.bits
     }
 
-    pub(super) fn resetting(&self) -> bool {
+    pub(crate) fn resetting(&self) -> bool {
         self.resetting
     }
 
@@ -37,41 +37,41 @@ impl Status {
         self.bits & bits == bits
     }
 
-    /// DriverFeatures may be written.
-    pub(super) fn features_writable(&self) -> bool {
+    /// The driver's features may be written.
+    pub(crate) fn features_writable(&self) -> bool {
         self.has(DRIVER) && self.bits & (FEATURES_OK | FAILED) == 0
     }
 
     /// Feature negotiation has ended well.
-    pub(super) fn negotiated(&self) -> bool {
+    pub(crate) fn negotiated(&self) -> bool {
         self.has(FEATURES_OK)
     }
 
     /// Queue registers may be written.
-    pub(super) fn queues_writable(&self) -> bool {
+    pub(crate) fn queues_writable(&self) -> bool {
         self.has(FEATURES_OK) && !self.failed() && !self.resetting
     }
 
     /// The configuration space may be written.
-    pub(super) fn config_writable(&self) -> bool {
+    pub(crate) fn config_writable(&self) -> bool {
         self.queues_writable()
     }
 
     /// The driver is up, so that it may be interrupted and queues go live.
-    pub(super) fn running(&self) -> bool {
+    pub(crate) fn running(&self) -> bool {
         self.has(DRIVER_OK) && !self.resetting
     }
 
-    pub(super) fn failed(&self) -> bool {
+    pub(crate) fn failed(&self) -> bool {
         self.has(FAILED)
     }
 
-    pub(super) fn needs_reset(&self) -> bool {
+    pub(crate) fn needs_reset(&self) -> bool {
         self.has(DEVICE_NEEDS_RESET)
     }
 
     /// The device reports an error. Whether that is news.
-    pub(super) fn set_needs_reset(&mut self) -> bool {
+    pub(crate) fn set_needs_reset(&mut self) -> bool {
         let news = self.bits != 0 && !self.resetting && !self.needs_reset();
         if news {
             self.bits |= DEVICE_NEEDS_RESET;
@@ -80,7 +80,7 @@ impl Status {
     }
 
     /// The driver writes; `acceptable` tells whether its features are.
-    pub(super) fn write(&mut self, value: u32, acceptable: bool) -> Result<StatusWrite, Violation> {
+    pub(crate) fn write(&mut self, value: u32, acceptable: bool) -> Result<StatusWrite, Violation> {
         if value == 0 {
             // Asked again while it is under way, a reset is still one reset.
             return Ok(match (self.bits, self.resetting) {

@@ -1,10 +1,10 @@
-//! The registers of one queue (section 4.2.2). The states are drawn in the module above.
+//! The registers of one queue. The states are drawn in the module above.
 use super::Violation;
 use paravane_spec::queue::QueueAddresses;
 
 /// One of the three areas of a queue.
 #[derive(Clone, Copy)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// Descriptor area.
     Desc,
     /// Driver area.
@@ -17,7 +17,7 @@ pub(super) enum Part {
 enum State {
     /// Not in use: the registers may be written.
     Idle,
-    /// QueueReady is 1, DRIVER_OK is not there yet.
+    /// Enabled, DRIVER_OK is not there yet.
     Ready,
     /// The device serves it.
     Live,
@@ -27,25 +27,17 @@ enum State {
     Resetting,
 }
 
-/// What a write of QueueReady asks for.
-pub(super) enum ReadyWrite {
+/// What enabling or disabling asks for.
+pub(crate) enum EnableWrite {
     /// Start the queue.
     Start(QueueAddresses),
     /// Stop it.
     Stop,
 }
 
-/// What a write of QueueReset asks for.
-pub(super) enum ResetWrite {
-    /// Stop the queue first.
-    Stop,
-    /// It is done, or was under way.
-    Noted,
-}
-
-/// One queue. Values are kept as written and judged at QueueReady=1.
+/// One queue. Values are kept as written and judged when it is enabled.
 #[derive(Debug)]
-pub(super) struct QueueRegisters {
+pub(crate) struct QueueRegisters {
     max: u16,
     state: State,
     /// All 32 bits: a size of 0x1_0100 must not pass for 0x100.
@@ -56,26 +48,26 @@ pub(super) struct QueueRegisters {
 }
 
 impl QueueRegisters {
-    pub(super) fn new(max: u16) -> Self {
+    pub(crate) fn new(max: u16) -> Self {
         Self { max, state: State::Idle, size: 0, desc: 0, driver: 0, device: 0 }
     }
 
-    pub(super) fn max(&self) -> u16 {
+    pub(crate) fn max(&self) -> u16 {
         self.max
     }
 
-    /// What QueueReady reads. It stays 1 until the owner has stopped the queue: 0 promises that the device
-    /// does not access it (section 4.2.2.1).
-    pub(super) fn ready(&self) -> bool {
+    /// Whether it reads enabled. It does until the owner has stopped the queue: 0 promises that the device does
+    /// not access it (sections 4.1.4.3.1 and 4.2.2.1).
+    pub(crate) fn enabled(&self) -> bool {
         self.state != State::Idle
     }
 
-    pub(super) fn live(&self) -> bool {
+    pub(crate) fn live(&self) -> bool {
         self.state == State::Live
     }
 
-    /// What QueueReset reads.
-    pub(super) fn resetting(&self) -> bool {
+    /// Whether a reset of it is under way.
+    pub(crate) fn resetting(&self) -> bool {
         self.state == State::Resetting
     }
 
@@ -83,18 +75,18 @@ impl QueueRegisters {
         if self.state == State::Idle { Ok(self) } else { Err(Violation) }
     }
 
-    pub(super) fn set_size(&mut self, size: u32) -> Result<(), Violation> {
+    pub(crate) fn set_size(&mut self, size: u32) -> Result<(), Violation> {
         self.idle()?.size = size;
         Ok(())
     }
 
-    pub(super) fn set_low(&mut self, part: Part, low: u32) -> Result<(), Violation> {
+    pub(crate) fn set_low(&mut self, part: Part, low: u32) -> Result<(), Violation> {
         let area = self.idle()?.area(part);
         *area = (*area & !0xffff_ffff) | u64::from(low);
         Ok(())
     }
 
-    pub(super) fn set_high(&mut self, part: Part, high: u32) -> Result<(), Violation> {
+    pub(crate) fn set_high(&mut self, part: Part, high: u32) -> Result<(), Violation> {
         let area = self.idle()?.area(part);
         *area = (*area & 0xffff_ffff) | (u64::from(high) << 32);
         Ok(())
@@ -118,8 +110,8 @@ impl QueueRegisters {
         Some(QueueAddresses { size, desc: self.desc, driver: self.driver, device: self.device })
     }
 
-    /// QueueReady=1. With the device `running` the queue has to be started.
-    pub(super) fn make_ready(
+    /// Enables it. With the device `running` the queue has to be started.
+    pub(crate) fn enable(
         &mut self,
         running: bool,
         packed: bool,
@@ -130,18 +122,18 @@ impl QueueRegisters {
                 self.state = if running { State::Live } else { State::Ready };
                 Ok(running.then_some(addresses))
             }
-            // It reads 1 already.
+            // It is already.
             State::Ready | State::Live => Ok(None),
             State::Stopping | State::Resetting => Err(Violation),
         }
     }
 
-    /// QueueReady=0.
-    pub(super) fn unready(&mut self) -> Option<ReadyWrite> {
+    /// Disables it.
+    pub(crate) fn disable(&mut self) -> Option<EnableWrite> {
         match self.state {
             State::Live => {
                 self.state = State::Stopping;
-                Some(ReadyWrite::Stop)
+                Some(EnableWrite::Stop)
             }
             State::Ready => {
                 self.state = State::Idle;
@@ -151,27 +143,22 @@ impl QueueRegisters {
         }
     }
 
-    /// QueueReset=1.
-    pub(super) fn reset(&mut self) -> ResetWrite {
+    /// Resets it. Whether it has to be stopped for that; else it is done, or was under way.
+    pub(crate) fn reset(&mut self) -> bool {
         match self.state {
             State::Live => {
                 self.state = State::Resetting;
-                ResetWrite::Stop
+                return true;
             }
-            State::Stopping => {
-                self.state = State::Resetting;
-                ResetWrite::Noted
-            }
-            State::Idle | State::Ready => {
-                *self = Self::new(self.max);
-                ResetWrite::Noted
-            }
-            State::Resetting => ResetWrite::Noted,
+            State::Stopping => self.state = State::Resetting,
+            State::Idle | State::Ready => *self = Self::new(self.max),
+            State::Resetting => {}
         }
+        false
     }
 
     /// DRIVER_OK: a ready queue goes live.
-    pub(super) fn go_live(&mut self) -> Option<QueueAddresses> {
+    pub(crate) fn go_live(&mut self) -> Option<QueueAddresses> {
         if self.state != State::Ready {
             return None;
         }
@@ -182,7 +169,7 @@ impl QueueRegisters {
     }
 
     /// The owner has stopped the queue.
-    pub(super) fn stopped(&mut self) {
+    pub(crate) fn stopped(&mut self) {
         match self.state {
             State::Stopping => self.state = State::Idle,
             State::Resetting => *self = Self::new(self.max),

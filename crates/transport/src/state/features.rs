@@ -1,9 +1,9 @@
-//! Feature negotiation (sections 2.2 and 4.2.2): two words of 32 bits, each behind a selector.
+//! Feature negotiation (section 2.2): two words of 32 bits, each behind a selector.
 use paravane_spec::feature;
 
 /// What is offered, what the driver accepts, and the two selectors.
 #[derive(Debug)]
-pub(super) struct Features {
+pub(crate) struct Features {
     offered: u64,
     accepted: u64,
     /// The driver has accepted a bit from 64 on. None is ever offered, so the set is refused.
@@ -13,24 +13,24 @@ pub(super) struct Features {
 }
 
 impl Features {
-    pub(super) fn new(offered: u64) -> Self {
+    pub(crate) fn new(offered: u64) -> Self {
         Self { offered, accepted: 0, beyond: false, offered_sel: 0, accepted_sel: 0 }
     }
 
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::new(self.offered);
     }
 
-    pub(super) fn select_offered(&mut self, word: u32) {
+    pub(crate) fn select_offered(&mut self, word: u32) {
         self.offered_sel = word;
     }
 
-    pub(super) fn select_accepted(&mut self, word: u32) {
+    pub(crate) fn select_accepted(&mut self, word: u32) {
         self.accepted_sel = word;
     }
 
     /// The selected word of the offer; words that do not exist have no bit set.
-    pub(super) fn offered_word(&self) -> u32 {
+    pub(crate) fn offered_word(&self) -> u32 {
         match self.offered_sel {
             0 => self.offered as u32,
             1 => (self.offered >> 32) as u32,
@@ -40,7 +40,7 @@ impl Features {
 
     /// The driver accepts `bits` of the selected word. Kept as written: the driver learns of a mistake by
     /// FEATURES_OK not sticking (section 2.2.2).
-    pub(super) fn accept(&mut self, bits: u32) {
+    pub(crate) fn accept(&mut self, bits: u32) {
         match self.accepted_sel {
             0 => self.accepted = (self.accepted & !0xffff_ffff) | u64::from(bits),
             1 => self.accepted = (self.accepted & 0xffff_ffff) | (u64::from(bits) << 32),
@@ -48,13 +48,13 @@ impl Features {
         }
     }
 
-    pub(super) fn accepted(&self) -> u64 {
+    pub(crate) fn accepted(&self) -> u64 {
         self.accepted
     }
 
     /// Whether FEATURES_OK may stick: nothing that was not offered, and VERSION_1, since there is no legacy
     /// interface here.
-    pub(super) fn acceptable(&self) -> bool {
+    pub(crate) fn acceptable(&self) -> bool {
         self.accepted & !self.offered == 0 && !self.beyond && self.accepted & feature::VERSION_1 != 0
     }
 }

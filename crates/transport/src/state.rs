@@ -1,0 +1,247 @@
+//! What every transport keeps of a device, however its registers are laid out: status, features, queues.
+//!
+//! ```text
+//!                ACKNOWLEDGE, DRIVER        FEATURES_OK               DRIVER_OK
+//!   Reset (0) ------------------------> Features ----------> Queues -------------> Running
+//!      ^                                (features may        (queue registers      (kicks; queues may
+//!      |                                 be accepted)         may be written)       start, stop, reset)
+//!      | reset_done                                                                    |
+//!      |                            status = 0, from anywhere                          |
+//!   Resetting <------------------------------------------------------------------------+
+//!   (the status reads what it was, writes have no effect)
+//!
+//!   FAILED             (driver) from anywhere: only a reset leads out
+//!   DEVICE_NEEDS_RESET (device) from anywhere but Reset: nothing more is started or notified until a reset
+//!
+//! one queue:
+//!              enable               DRIVER_OK
+//!     Idle <--------------> Ready ------------> Live ------ disable -----> Stopping  --+
+//!      ^       disable                           |                           |         |
+//!      |  `---------- enable in Running -------->|                         reset       |
+//!      |                                         |                           v         |
+//!      |                                         +--------- reset ------> Resetting ---+
+//!      +------------------------- queue_reset_done --------------------------+---------+
+//! ```
+//!
+//! What the specification leaves to the device, or forbids the driver, is settled so, on every transport:
+//!
+//! - An access that the driver must not make has no effect whatsoever, reads 0, and is counted. The exception is
+//!   FEATURES_OK over an unacceptable set: no violation, the bit just does not stick (section 2.2.2), and the
+//!   other bits of the same write count.
+//! - **Status.** Bits are only ever added. DRIVER needs ACKNOWLEDGE, FEATURES_OK needs DRIVER (both may come
+//!   in one write), DRIVER_OK needs that FEATURES_OK stuck in an *earlier* write, since the driver must have
+//!   read it back (section 3.1.1). FAILED comes alone. DEVICE_NEEDS_RESET is the device's: the driver may
+//!   write back what it read, or may not have seen it yet; it cannot set or clear the bit.
+//! - **Queue registers** may be written between FEATURES_OK and FAILED, by a queue that is Idle. Once it is enabled
+//!   they are frozen: a later write has no effect, then or afterwards (CVE-2026-5747). A size that is not a power of
+//!   two (any number, in a packed queue) from 1 to the queue's largest does not enable it. Addresses are checked by
+//!   whoever activates the queue.
+//! - **A reset of one queue** needs RING_RESET. While it is under way the queue reads enabled and resetting;
+//!   afterwards its registers are at their defaults (section 2.6.1). On a queue that is not live there is nothing
+//!   to stop, so it is done at once.
+//! - **Reset of a device whose status is 0** is done at once too: before ACKNOWLEDGE nothing could have been
+//!   started or changed outside of these registers.
+//! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2, 4 or 8
+//!   bytes, naturally aligned.
+mod features;
+mod queue;
+mod status;
+
+use crate::{DeviceDescription, Effect};
+use features::Features;
+use paravane_spec::feature;
+use queue::EnableWrite;
+pub(crate) use queue::{Part, QueueRegisters};
+use status::{Status, StatusWrite};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An access that the specification forbids the driver.
+pub(crate) struct Violation;
+
+/// The state of one device.
+#[derive(Debug)]
+pub(crate) struct DeviceState {
+    status: Status,
+    pub(crate) features: Features,
+    queues: Vec<QueueRegisters>,
+    queue_sel: u32,
+    generation: u32,
+    /// A plain statistic, atomic only because reads take `&self`.
+    violations: AtomicU64,
+}
+
+impl DeviceState {
+    /// A device after reset.
+    pub(crate) fn new(device: &DeviceDescription) -> Self {
+        Self {
+            status: Status::default(),
+            features: Features::new(device.features),
+            queues: device.queue_sizes.iter().map(|&max| QueueRegisters::new(max)).collect(),
+            queue_sel: 0,
+            generation: 0,
+            violations: AtomicU64::new(0),
+        }
+    }
+
+    /// Accesses that the specification forbids, counted.
+    pub(crate) fn violations(&self) -> u64 {
+        self.violations.load(Ordering::Relaxed) // A statistic: orders nothing.
+    }
+
+    /// Counts one.
+    pub(crate) fn violation(&self) {
+        self.violations.fetch_add(1, Ordering::Relaxed); // A statistic: orders nothing.
+    }
+
+    /// Device status.
+    pub(crate) fn status(&self) -> u32 {
+        self.status.bits()
+    }
+
+    /// The driver writes the device status. Zero afterwards: the device has just returned to its defaults.
+    pub(crate) fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
+        match self.status.write(value, self.features.acceptable())? {
+            StatusWrite::Noted => Ok(None),
+            StatusWrite::AtReset => {
+                self.set_defaults();
+                Ok(None)
+            }
+            StatusWrite::Reset => Ok(Some(Effect::Reset)),
+            StatusWrite::Activate => {
+                let queues =
+                    (0..=u16::MAX).zip(&mut self.queues).filter_map(|(index, q)| Some((index, q.go_live()?)));
+                Ok(Some(Effect::Activate { features: self.features.accepted(), queues: queues.collect() }))
+            }
+        }
+    }
+
+    /// A reset is under way: nothing may be written but the status.
+    pub(crate) fn resetting(&self) -> bool {
+        self.status.resetting()
+    }
+
+    /// The driver's features may be written.
+    pub(crate) fn features_writable(&self) -> bool {
+        self.status.features_writable()
+    }
+
+    /// The configuration space may be written.
+    pub(crate) fn config_writable(&self) -> bool {
+        self.status.config_writable()
+    }
+
+    /// Whether the feature `bit` was negotiated.
+    pub(crate) fn negotiated(&self, bit: u64) -> bool {
+        self.status.negotiated() && self.features.accepted() & bit != 0
+    }
+
+    /// Changes whenever the configuration space has changed.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The configuration space has changed. Whether the driver is to be interrupted.
+    pub(crate) fn config_changed(&mut self) -> bool {
+        self.generation = self.generation.wrapping_add(1);
+        self.status.running()
+    }
+
+    /// The owner could not start the device, or a queue has failed: sets DEVICE_NEEDS_RESET (section 2.1.2).
+    /// Whether the driver is to be interrupted. A device at reset or under reset has nothing to report.
+    pub(crate) fn needs_reset(&mut self) -> bool {
+        self.status.set_needs_reset() && self.status.running()
+    }
+
+    /// The owner has carried out [`Effect::Reset`]. Whether one was under way; else nothing happens.
+    pub(crate) fn reset_done(&mut self) -> bool {
+        let resetting = self.status.resetting();
+        if resetting {
+            self.set_defaults();
+        }
+        resetting
+    }
+
+    /// The owner has carried out [`Effect::ResetQueue`]. Without one under way nothing happens.
+    pub(crate) fn queue_reset_done(&mut self, queue: u16) {
+        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+            queue.stopped();
+        }
+    }
+
+    /// The driver selects a queue, which need not exist.
+    pub(crate) fn select_queue(&mut self, queue: u32) {
+        self.queue_sel = queue;
+    }
+
+    /// The selected queue, if it exists.
+    pub(crate) fn selected(&self) -> Option<&QueueRegisters> {
+        self.queues.get(usize::from(u16::try_from(self.queue_sel).ok()?))
+    }
+
+    /// The selected queue, in a state of the device in which its registers may be written at all.
+    pub(crate) fn writable_queue(&mut self) -> Result<&mut QueueRegisters, Violation> {
+        let index = self.queue_index()?;
+        let queue = self.queues.get_mut(usize::from(index)).filter(|q| q.max() != 0).ok_or(Violation)?;
+        if self.status.queues_writable() { Ok(queue) } else { Err(Violation) }
+    }
+
+    fn queue_index(&self) -> Result<u16, Violation> {
+        u16::try_from(self.queue_sel).map_err(|_| Violation)
+    }
+
+    /// The driver enables (1) or disables (0) the selected queue.
+    pub(crate) fn enable_queue(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
+        let (running, broken) = (self.status.running(), self.status.needs_reset());
+        if value == 0 && self.selected().is_some_and(|q| !q.enabled()) {
+            // Drivers clean up so after a reset, when no register may be written any more. It reads 0 already.
+            return Ok(None);
+        }
+        let index = self.queue_index()?;
+        let packed = self.features.accepted() & feature::RING_PACKED != 0;
+        let queue = self.writable_queue()?;
+        let effect = match value {
+            // A device that needs a reset starts nothing; the driver may not have seen that yet.
+            1 if broken => return Ok(None),
+            1 => queue.enable(running, packed)?.map(EnableWrite::Start),
+            0 => queue.disable(),
+            _ => return Err(Violation),
+        };
+        Ok(effect.map(|effect| match effect {
+            EnableWrite::Start(addresses) => {
+                Effect::StartQueue { features: self.features.accepted(), queue: index, addresses }
+            }
+            EnableWrite::Stop => Effect::ResetQueue { queue: index },
+        }))
+    }
+
+    /// The driver resets the selected queue, by writing 1.
+    pub(crate) fn reset_queue(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
+        if value != 1 || !self.negotiated(feature::RING_RESET) {
+            return Err(Violation);
+        }
+        let index = self.queue_index()?;
+        let stop = self.writable_queue()?.reset();
+        Ok(stop.then_some(Effect::ResetQueue { queue: index }))
+    }
+
+    /// An available-buffer notification for `queue`.
+    pub(crate) fn notify(&self, queue: u16) -> Result<Option<Effect>, Violation> {
+        let live = self.queues.get(usize::from(queue)).is_some_and(QueueRegisters::live);
+        if !live || self.status.failed() {
+            return Err(Violation);
+        }
+        // The driver may kick a broken device before it has noticed; nothing comes of it (section 2.1.1).
+        Ok((!self.status.needs_reset()).then_some(Effect::Notify { queue }))
+    }
+
+    /// Reset is complete (section 2.4). The generation goes on counting: a driver that compares it across a
+    /// reset must not be told that nothing has changed.
+    fn set_defaults(&mut self) {
+        self.status = Status::default();
+        self.features.reset();
+        for queue in &mut self.queues {
+            *queue = QueueRegisters::new(queue.max());
+        }
+        self.queue_sel = 0;
+    }
+}
