@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   device                                 whoever copies the memory
-//!   1. write the data                      1. harvest: exchange the word with 0 (acquire)
+//!   1. write the data                      1. harvest: exchange the word with 0
 //!   2. full fence (once a batch)           2. full fence
-//!   3. bit set? done : set it (release)    3. copy the pages that were found
+//!   3. bit set? done : set it              3. copy the pages that were found
 //! ```
-//! **The data comes first, the mark second.** A mark that is harvested thus has its data visible (release, acquire).
-//! A mark that comes after the harvest is found by the next one. What is left is the mark that is not made because the
+//! **The data comes first, the mark second.** A mark that is harvested has its data visible: the fences release and
+//! acquire. A mark that comes after the harvest is found by the next one. What is left is the mark that is not made because the
 //! bit is still set: the device loads the bit, the harvest exchanges it, and the page is copied - without the data,
 //! if the device's store may still be waiting behind its load. That is the store-buffering shape, and the two full
 //! fences forbid it: if the load of step 3 saw the bit from before the exchange, the copy sees the data.
@@ -122,8 +122,8 @@ impl DirtyLog {
             let mask = mask(first, last, number);
             // Relaxed: ordered after the data by the fence that was made.
             if word.load(Ordering::Relaxed) & mask != mask {
-                // Release: the data comes before the mark; pairs with the Acquire exchange in `harvest`.
-                word.fetch_or(mask, Ordering::Release);
+                // Relaxed: the same fence releases the data; it pairs with the one behind the exchange in `harvest`.
+                word.fetch_or(mask, Ordering::Relaxed);
             }
         }
     }
@@ -145,8 +145,8 @@ impl DirtyLog {
             let found = take(word, mask(first, last, number));
             pages.add_word(number * WORD_BITS, self.shift, found);
         }
-        // Pairs with the fence before the test in `mark_pages`: what the caller copies from here on is at least
-        // as new as what any device had written that found its bit still set.
+        // Pairs with the fence before the test and the mark in `mark_pages`: what the caller copies from here on is
+        // at least as new as what any device had written whose mark was found, or that found its bit still set.
         fence(Ordering::SeqCst);
     }
 }
@@ -157,12 +157,11 @@ fn take(word: &AtomicU64, mask: u64) -> u64 {
     if word.load(Ordering::Relaxed) & mask == 0 {
         return 0;
     }
-    // Acquire: pairs with the Release of the marks, so that their data are seen. Release, for the next one who marks:
-    // nothing is handed over, but the exchange continues the marks' release sequence.
+    // Relaxed: the fence at the end of `harvest` acquires what the marks' own fence released.
     if mask == u64::MAX {
-        word.swap(0, Ordering::AcqRel)
+        word.swap(0, Ordering::Relaxed)
     } else {
-        word.fetch_and(!mask, Ordering::AcqRel) & mask
+        word.fetch_and(!mask, Ordering::Relaxed) & mask
     }
 }
 
