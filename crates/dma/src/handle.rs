@@ -173,7 +173,7 @@ impl Handle {
             return;
         }
         let (first, last) = (gpa >> self.shift, (gpa + (len as u64 - 1)) >> self.shift);
-        if first != last || !self.written.has(first) {
+        if first != last || !self.written.add_quickly(first) {
             self.wrote_pages(first, last);
         }
     }

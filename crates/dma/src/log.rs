@@ -112,6 +112,18 @@ impl DirtyLog {
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % WORD_BITS) & 1 != 0)
     }
 
+    /// Marks a page; the caller has made the fence. One that is not in the log is left out.
+    #[inline(always)]
+    pub(crate) fn mark_page(&self, page: u64) {
+        let bit = 1 << (page % WORD_BITS);
+        // Relaxed, both: as in `mark_pages`.
+        if let Some(word) = self.words.words().get((page / WORD_BITS) as usize)
+            && word.load(Ordering::Relaxed) & bit == 0
+        {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
     /// Marks pages `first..=last`; the caller has made the fence.
     pub(crate) fn mark_pages(&self, first: u64, last: u64) {
         let words = self.words.words();

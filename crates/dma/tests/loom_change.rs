@@ -35,6 +35,18 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
+/// The same, and the model must see both answers: one that never finds the other thread at work proves nothing.
+fn both_ways(model: impl Fn(&dyn Fn(bool)) + Sync + Send + 'static) {
+    let seen = Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
+    let note = Arc::clone(&seen);
+    check(move || {
+        model(&|answer| {
+            note.lock().unwrap().insert(answer);
+        })
+    });
+    assert_eq!(seen.lock().unwrap().len(), 2, "only one of the two answers was seen");
+}
+
 /// What lies behind a translation.
 struct Behind(UnsafeCell<u64>);
 
@@ -63,7 +75,7 @@ impl Behind {
 /// of the SeqCst fences in `enter` and `settle`, the Release store in `leave`, the Acquire loads in `settle`.
 #[test]
 fn an_unmapping_waits_for_the_accesses() {
-    check(|| {
+    both_ways(|note| {
         let domain = Domain::new(&memory());
         domain.map(0, 0, PAGE, BOTH).expect("free");
         let behind = Behind::new();
@@ -71,24 +83,26 @@ fn an_unmapping_waits_for_the_accesses() {
         let device = {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
-                for _ in 0..2 {
+                (0..2).fold(false, |missed, _| {
                     let door = handle.open();
-                    if door.read_obj::<u64>(0, RELAXED).is_ok() {
+                    let found = door.read_obj::<u64>(0, RELAXED).is_ok();
+                    if found {
                         behind.touched();
                     }
-                }
+                    missed || !found
+                })
             })
         };
         domain.unmap(0, PAGE, EVER).expect("everyone leaves");
         behind.given_away();
-        device.join().unwrap();
+        note(device.join().unwrap());
     });
 }
 
 /// The same for what was mapped: the guard may outlive the batch. Fails without: the Release store in `give_back`.
 #[test]
 fn an_unmapping_waits_for_the_mappings() {
-    check(|| {
+    both_ways(|note| {
         let domain = Domain::new(&memory());
         domain.map(0, 0, PAGE, BOTH).expect("free");
         let behind = Behind::new();
@@ -98,15 +112,17 @@ fn an_unmapping_waits_for_the_mappings() {
             thread::spawn(move || {
                 // Relaxed, so that the guard's own order does not help.
                 let mapping = handle.open().map(8, 8, Access::READ | RELAXED);
+                let found = mapping.is_ok();
                 if let Ok(mapping) = mapping {
                     behind.touched();
                     drop(mapping);
                 }
+                found
             })
         };
         domain.unmap(0, PAGE, EVER).expect("everyone lets go");
         behind.given_away();
-        device.join().unwrap();
+        note(device.join().unwrap());
     });
 }
 
@@ -162,30 +178,32 @@ fn an_entry_that_is_used_again_hides_nothing() {
 /// `insert`.
 #[test]
 fn a_translation_brings_what_was_done_before_it() {
-    check(|| {
+    both_ways(|note| {
         let domain = Domain::new(&memory());
         // So that the node is there already, and nothing but the leaf is new.
         domain.map(0, 0, PAGE, BOTH).expect("free");
         let behind = Behind::new();
         let mut handle = domain.handle();
-        let mapper = {
-            let (domain, behind) = (domain.clone(), Arc::clone(&behind));
+        let device = {
+            let behind = Arc::clone(&behind);
             thread::spawn(move || {
-                behind.given_away();
-                domain.map(PAGE, 0, PAGE, BOTH).expect("free");
+                let found = handle.open().read_obj::<u64>(PAGE, RELAXED).is_ok();
+                if found {
+                    behind.touched();
+                }
+                found
             })
         };
-        if handle.open().read_obj::<u64>(PAGE, RELAXED).is_ok() {
-            behind.touched();
-        }
-        mapper.join().unwrap();
+        behind.given_away();
+        domain.map(PAGE, 0, PAGE, BOTH).expect("free");
+        note(device.join().unwrap());
     });
 }
 
 /// A node that is left without entries is freed when nobody walks in it any more.
 #[test]
 fn nodes_are_freed_behind_the_walkers() {
-    check(|| {
+    both_ways(|note| {
         let domain = Domain::new(&memory());
         // Two nodes below the root, one of which goes.
         domain.map(0, 0, PAGE, BOTH).expect("free");
@@ -193,10 +211,10 @@ fn nodes_are_freed_behind_the_walkers() {
         let mut handle = domain.handle();
         let device = thread::spawn(move || {
             // A walk in freed memory is what miri and the checker's allocator would find.
-            let _ = handle.open().read_obj::<u64>(3 * PAGE, RELAXED);
+            handle.open().read_obj::<u64>(3 * PAGE, RELAXED).is_ok()
         });
         domain.unmap(3 * PAGE, PAGE, EVER).expect("everyone leaves");
-        device.join().unwrap();
+        note(device.join().unwrap());
         assert!(domain.handle().open().read_obj::<u64>(0, RELAXED).is_ok());
     });
 }
@@ -228,7 +246,7 @@ fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
 #[test]
 fn no_write_is_missing_from_copy_and_harvests() {
     for set in [false, true] {
-        check(move || {
+        both_ways(move |note| {
             let (memory, log) = logged(set);
             let mut handle = memory.handle();
             // Inside before anything else: entering has a fence of its own.
@@ -245,6 +263,7 @@ fn no_write_is_missing_from_copy_and_harvests() {
             let copy = migration.join().unwrap();
             assert!(copy == 1 || dirty(&log), "the write is in neither");
             assert_eq!(data(&memory), 1);
+            note(copy == 1);
         });
     }
 }
@@ -253,7 +272,7 @@ fn no_write_is_missing_from_copy_and_harvests() {
 /// `Handle::wrote_pages`.
 #[test]
 fn no_long_write_is_missing_from_copy_and_harvests() {
-    check(|| {
+    both_ways(|note| {
         let (memory, log) = logged(true);
         let word = Arc::new(AtomicU64::new(0));
         let mut handle = memory.handle();
@@ -273,6 +292,7 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
         }
         let copy = migration.join().unwrap();
         assert!(copy == 1 || dirty(&log), "the write is in neither");
+        note(copy == 1);
     });
 }
 
@@ -280,7 +300,7 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
 /// SeqCst fences in `enter` and `settle`.
 #[test]
 fn what_was_written_before_the_log_is_in_the_copy() {
-    check(|| {
+    both_ways(|note| {
         let memory = memory();
         memory.handle().open().write_obj(0, &0_u64, RELAXED).expect("RAM");
         let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
@@ -290,13 +310,14 @@ fn what_was_written_before_the_log_is_in_the_copy() {
         let copy = data(&memory);
         device.join().unwrap();
         assert!(copy == 1 || dirty(&log), "the write is in neither");
+        note(copy == 1);
     });
 }
 
 /// The same for a mapping that was made before and ends later. Fails without: the SeqCst fence in `Hold::mark`.
 #[test]
 fn what_was_written_through_a_mapping_is_in_the_copy_or_the_log() {
-    check(|| {
+    both_ways(|note| {
         let memory = memory();
         let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
         let mapping = memory.handle().open().map(0, 8, Access::WRITE).expect("RAM");
@@ -313,5 +334,6 @@ fn what_was_written_through_a_mapping_is_in_the_copy_or_the_log() {
         let copy = word.load(Relaxed);
         device.join().unwrap();
         assert!(copy == 1 || dirty(&log), "the write is in neither");
+        note(copy == 1);
     });
 }
