@@ -16,8 +16,7 @@ pub(crate) use lane::Lane;
 pub(crate) use write_test::{Terms, WriteTest};
 
 use paravane_driver::blk::{Blk, Done, Request};
-use paravane_driver::mmio::Registers;
-use paravane_driver::{DmaArea, DriverError};
+use paravane_driver::{DmaArea, DriverError, Transport};
 use paravane_spec::blk::F_FLUSH;
 
 /// What a lane needs of a disk driver.
@@ -44,7 +43,7 @@ pub(crate) trait Disk {
     fn interrupt(&mut self) -> Result<u32, DriverError>;
 }
 
-impl<R: Registers> Disk for Blk<R> {
+impl<T: Transport> Disk for Blk<T> {
     fn capacity(&self) -> u64 {
         self.capacity()
     }

@@ -1,6 +1,6 @@
 //! Draws bytes from an entropy source and judges whether they can be random at all.
 use crate::report::{DiskPage, Failure};
-use paravane_driver::mmio::Registers;
+use paravane_driver::Transport;
 use paravane_driver::rng::Rng;
 use paravane_spec::builtin::{error, state};
 
@@ -12,8 +12,8 @@ const EMPTY_ANSWERS: u32 = 16;
 const EQUAL_BYTES: usize = 16;
 
 /// A draw under way.
-pub(crate) struct Draw<R> {
-    rng: Rng<R>,
+pub(crate) struct Draw<T> {
+    rng: Rng<T>,
     page: DiskPage,
     total: u64,
     drawn: u64,
@@ -34,9 +34,9 @@ pub(crate) struct Step {
     pub(crate) kicks: u64,
 }
 
-impl<R: Registers> Draw<R> {
+impl<T: Transport> Draw<T> {
     /// Draws `total` bytes.
-    pub(crate) fn new(rng: Rng<R>, total: u64, page: DiskPage) -> Self {
+    pub(crate) fn new(rng: Rng<T>, total: u64, page: DiskPage) -> Self {
         page.moved(0, total);
         let draw = Self { rng, page, total, drawn: 0, asked: false, empty: 0 };
         if draw.finished() {

@@ -16,6 +16,7 @@ use crate::window::Window;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
+use paravane_driver::mmio::Mmio;
 use paravane_driver::rng::Rng;
 use paravane_driver::{DriverError, Pool};
 use paravane_spec::blk::SECTOR;
@@ -45,8 +46,8 @@ struct Device<'p, P: Platform> {
 }
 
 enum Worker<'p, P: Platform> {
-    Disk(Box<Lane<Blk<Window<'p, P>>>>),
-    Entropy(Box<Draw<Window<'p, P>>>),
+    Disk(Box<Lane<Blk<Mmio<Window<'p, P>>>>>),
+    Entropy(Box<Draw<Mmio<Window<'p, P>>>>),
 }
 
 /// Runs the program; returns an `exit` code.
@@ -102,20 +103,20 @@ fn bring_up<'p, P: Platform>(
     page: DiskPage,
     pool: &mut Pool,
 ) -> Result<Option<Worker<'p, P>>, Failure> {
-    let window = Window::new(platform, entry.mmio_base);
+    let transport = || Mmio::new(Window::new(platform, entry.mmio_base)).map_err(set_up);
     pool.translate(entry.iova_offset);
     let depth = info.depth.min(MAX_DEPTH);
     Ok(match entry.job {
         job::HASH => {
-            let disk = Blk::new(window, depth as u16, pool).map_err(set_up)?;
+            let disk = Blk::new(transport()?, depth as u16, pool).map_err(set_up)?;
             Some(Worker::Disk(Box::new(hash_lane(disk, info, page, pool)?)))
         }
         job::WRITE_TEST => {
-            let disk = Blk::new(window, depth as u16, pool).map_err(set_up)?;
+            let disk = Blk::new(transport()?, depth as u16, pool).map_err(set_up)?;
             Some(Worker::Disk(Box::new(test_lane(disk, info, number, entry.span, page, pool)?)))
         }
         job::RNG => {
-            let rng = Rng::new(window, entropy::BUFFER, pool).map_err(set_up)?;
+            let rng = Rng::new(transport()?, entropy::BUFFER, pool).map_err(set_up)?;
             Some(Worker::Entropy(Box::new(Draw::new(rng, entry.span, page))))
         }
         _ => None,

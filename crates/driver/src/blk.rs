@@ -7,8 +7,7 @@
 //! A slot is 64 bytes of shared memory: request header, discard range, status byte. What the driver must
 //! know of a request in flight lies in private memory, where the device cannot change it.
 use crate::channel::{Channel, QUEUE};
-use crate::mmio::{Mmio, Registers};
-use crate::{DmaArea, DriverError, Pool};
+use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
 use alloc::vec::Vec;
 use core::mem::offset_of;
 use paravane_ring::driver::BufferId;
@@ -116,8 +115,8 @@ struct Limits {
 
 /// A disk. Requests are asynchronous; up to [`Blk::slots`] are in flight.
 #[derive(Debug)]
-pub struct Blk<R> {
-    channel: Channel<R>,
+pub struct Blk<T> {
+    channel: Channel<T>,
     features: u64,
     limits: Limits,
     slots: Vec<Slot>,
@@ -127,18 +126,18 @@ pub struct Blk<R> {
     slot_of: Vec<Option<u16>>,
 }
 
-impl<R: Registers> Blk<R> {
+impl<T: Transport> Blk<T> {
     /// Sets the device up with one queue and room for `slots` requests, and says DRIVER_OK. There are fewer
     /// slots if the device's queue is smaller.
     ///
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
-    pub fn new(registers: R, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
-        let transport = Mmio::probe(registers, device_id::BLK)?;
-        Self::set_up(transport, slots, pool)
+    pub fn new(transport: T, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
+        let device = Virtio::probe(transport, device_id::BLK)?;
+        Self::set_up(device, slots, pool)
     }
 
-    fn set_up(mut transport: Mmio<R>, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
+    fn set_up(mut device: Virtio<T>, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
         let wanted = feature::INDIRECT_DESC
             | feature::EVENT_IDX
             | feature::RING_PACKED
@@ -152,29 +151,29 @@ impl<R: Registers> Blk<R> {
             | F_TOPOLOGY
             | F_DISCARD
             | F_WRITE_ZEROES;
-        let features = transport.negotiate(feature::VERSION_1, wanted)?;
-        let limits = Limits::read(&transport, features).inspect_err(|_| transport.give_up())?;
+        let features = device.negotiate(feature::VERSION_1, wanted)?;
+        let limits = Limits::read(&device, features).inspect_err(|_| device.give_up())?;
 
         // With an indirect table a request takes one descriptor of the ring, else one a segment.
         let each = if features & feature::INDIRECT_DESC != 0 { 1 } else { SEGMENTS };
         // No chain may be longer than the queue (section 2.7.5.3.1), in a table or not.
         let size = slots.max(1).saturating_mul(each).clamp(SEGMENTS, queue::MAX_SIZE).next_power_of_two();
-        let queue = transport.start_queue(QUEUE, size, SEGMENTS, pool)?;
+        let queue = device.start_queue(QUEUE, size, SEGMENTS, pool)?;
         let slots = slots.max(1).min(queue.size() / each);
         if queue.size() < SEGMENTS {
-            transport.give_up();
+            device.give_up();
             return Err(DriverError::Queue(QUEUE));
         }
-        let memory = pool.take(usize::from(slots) * SLOT, SLOT).inspect_err(|_| transport.give_up())?;
+        let memory = pool.take(usize::from(slots) * SLOT, SLOT).inspect_err(|_| device.give_up())?;
         let slots: Vec<Slot> = (0..usize::from(slots))
             .filter_map(|n| memory.slice(n * SLOT, SLOT))
             .map(|memory| Slot { memory, tag: 0, writable: 0 })
             .collect();
-        transport.driver_ok()?;
+        device.driver_ok()?;
         Ok(Self {
             free: (0..slots.len() as u16).rev().collect(),
             slot_of: alloc::vec![None; usize::from(queue.size())],
-            channel: Channel::new(transport, queue),
+            channel: Channel::new(device, queue),
             features,
             limits,
             slots,
@@ -301,7 +300,7 @@ impl<R: Registers> Blk<R> {
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
         let causes = self.channel.interrupt()?;
         if causes & mmio::INT_CONFIG_CHANGE != 0 {
-            let limits = Limits::read(self.channel.transport(), self.features);
+            let limits = Limits::read(self.channel.device(), self.features);
             self.limits = limits.map_err(|error| self.channel.fail(error))?;
         }
         Ok(causes)
@@ -372,9 +371,9 @@ impl Request {
 
 impl Limits {
     /// Reads the fields that the negotiated features make valid, consistently.
-    fn read<R: Registers>(transport: &Mmio<R>, features: u64) -> Result<Self, DriverError> {
+    fn read<T: Transport>(device: &Virtio<T>, features: u64) -> Result<Self, DriverError> {
         let has = |bit: u64| features & bit != 0;
-        transport.consistently(|config| {
+        device.consistently(|config| {
             let word = |offset: usize, bit: u64| if has(bit) { config.word(offset as u64) } else { 0 };
             let mut limits = Self {
                 capacity: config.long(offset_of!(Config, capacity) as u64),

@@ -5,31 +5,30 @@
 //!     \        \                      /   the first error of any of them latches
 //!      disable_interrupts ... enable_interrupts -> sleep -> interrupt
 //! ```
-use crate::DriverError;
-use crate::mmio::{Mmio, Registers};
+use crate::{DriverError, Transport, Virtio};
 use paravane_ring::Segment;
 use paravane_ring::driver::{BufferId, Queue, Used};
 
 /// The only queue.
 pub(crate) const QUEUE: u16 = 0;
 
-/// The queue, its transport, and the latch.
+/// The queue, its device, and the latch.
 #[derive(Debug)]
-pub(crate) struct Channel<R> {
-    transport: Mmio<R>,
+pub(crate) struct Channel<T> {
+    device: Virtio<T>,
     queue: Queue,
     /// The first error; every later call returns it again.
     failed: Option<DriverError>,
 }
 
-impl<R: Registers> Channel<R> {
+impl<T: Transport> Channel<T> {
     /// Of a device that was told DRIVER_OK.
-    pub(crate) fn new(transport: Mmio<R>, queue: Queue) -> Self {
-        Self { transport, queue, failed: None }
+    pub(crate) fn new(device: Virtio<T>, queue: Queue) -> Self {
+        Self { device, queue, failed: None }
     }
 
-    pub(crate) fn transport(&self) -> &Mmio<R> {
-        &self.transport
+    pub(crate) fn device(&self) -> &Virtio<T> {
+        &self.device
     }
 
     /// Buffers in flight.
@@ -64,7 +63,7 @@ impl<R: Registers> Channel<R> {
     pub(crate) fn kick(&mut self) -> bool {
         let kick = self.failed.is_none() && self.queue.publish();
         if kick {
-            self.transport.notify(QUEUE, &self.queue);
+            self.device.notify(QUEUE, &self.queue);
         }
         kick
     }
@@ -92,6 +91,6 @@ impl<R: Registers> Channel<R> {
     /// After an interrupt of the device: reads and acknowledges its causes.
     pub(crate) fn interrupt(&mut self) -> Result<u32, DriverError> {
         self.check_failed()?;
-        self.transport.interrupt().map_err(|error| self.fail(error))
+        self.device.interrupt().map_err(|error| self.fail(error))
     }
 }

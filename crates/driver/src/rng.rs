@@ -1,35 +1,34 @@
 //! Entropy device driver (section 5.4).
 use crate::channel::{Channel, QUEUE};
-use crate::mmio::{Mmio, Registers};
-use crate::{DmaArea, DriverError, Pool};
+use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::{device_id, feature};
 
 /// An entropy source.
 #[derive(Debug)]
-pub struct Rng<R> {
-    channel: Channel<R>,
+pub struct Rng<T> {
+    channel: Channel<T>,
     buffer: DmaArea,
 }
 
-impl<R: Registers> Rng<R> {
+impl<T: Transport> Rng<T> {
     /// Sets the device up with one buffer of `buffer` bytes, and says DRIVER_OK.
     ///
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
-    pub fn new(registers: R, buffer: usize, pool: &mut Pool) -> Result<Self, DriverError> {
-        let mut transport = Mmio::probe(registers, device_id::RNG)?;
+    pub fn new(transport: T, buffer: usize, pool: &mut Pool) -> Result<Self, DriverError> {
+        let mut device = Virtio::probe(transport, device_id::RNG)?;
         let wanted = feature::EVENT_IDX
             | feature::RING_PACKED
             | feature::IN_ORDER
             | feature::NOTIFICATION_DATA
             | feature::ACCESS_PLATFORM;
-        transport.negotiate(feature::VERSION_1, wanted)?;
+        device.negotiate(feature::VERSION_1, wanted)?;
         // One request of one segment is in flight at a time.
-        let queue = transport.start_queue(QUEUE, 1, 0, pool)?;
-        let buffer = pool.take(buffer, 64).inspect_err(|_| transport.give_up())?;
-        transport.driver_ok()?;
-        Ok(Self { channel: Channel::new(transport, queue), buffer })
+        let queue = device.start_queue(QUEUE, 1, 0, pool)?;
+        let buffer = pool.take(buffer, 64).inspect_err(|_| device.give_up())?;
+        device.driver_ok()?;
+        Ok(Self { channel: Channel::new(device, queue), buffer })
     }
 
     /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one request is

@@ -4,10 +4,11 @@ mod fake;
 use fake::{Answer, Device, SECTORS};
 use paravane_driver::DriverError;
 use paravane_driver::blk::{Blk, Done, Request};
+use paravane_driver::mmio::Mmio;
 use paravane_spec::{blk, feature, mmio, status};
 
 /// Submits one request, has it served, and takes the result.
-fn one(device: &Device, disk: &mut Blk<Device>, request: Request) -> Result<u8, DriverError> {
+fn one(device: &Device, disk: &mut Blk<Mmio<Device>>, request: Request) -> Result<u8, DriverError> {
     assert!(disk.submit(request, 7)?);
     disk.kick();
     device.serve(Answer::Honest);
@@ -20,7 +21,7 @@ fn one(device: &Device, disk: &mut Blk<Device>, request: Request) -> Result<u8, 
 #[test]
 fn set_up_follows_the_order_of_the_specification() {
     let (device, mut pool) = Device::disk();
-    let disk = Blk::new(device.clone(), 16, &mut pool).unwrap();
+    let disk = Blk::new(device.transport(), 16, &mut pool).unwrap();
     assert_eq!(disk.capacity(), SECTORS);
     assert_eq!(disk.block_size(), 4096);
     assert!(!disk.read_only());
@@ -45,7 +46,7 @@ fn what_is_written_is_read_back() {
     {
         let (device, mut pool) = Device::disk();
         device.0.borrow_mut().features &= !dropped;
-        let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+        let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
         let (source, destination) = (device.buffer(0, 2048), device.buffer(1, 2048));
         assert!(source.area.write(0, &[0x5a; 2048]));
         let write = Request::Write { sector: 3, buffer: source };
@@ -62,7 +63,7 @@ fn what_is_written_is_read_back() {
 #[test]
 fn every_other_request_reaches_the_device() {
     let (device, mut pool) = Device::disk();
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     device.0.borrow_mut().disk.fill(1);
     assert_eq!(one(&device, &mut disk, Request::Flush), Ok(blk::S_OK));
     assert_eq!(one(&device, &mut disk, Request::Discard { sector: 1, sectors: 2 }), Ok(blk::S_OK));
@@ -83,7 +84,7 @@ fn slots_are_used_up_given_back_and_keep_their_tags() {
     for dropped in [0, feature::INDIRECT_DESC] {
         let (device, mut pool) = Device::disk();
         device.0.borrow_mut().features &= !dropped;
-        let mut disk = Blk::new(device.clone(), 5, &mut pool).unwrap();
+        let mut disk = Blk::new(device.transport(), 5, &mut pool).unwrap();
         for round in 0..100u64 {
             for n in 0..5 {
                 let buffer = device.buffer(n as usize, 512);
@@ -107,11 +108,11 @@ fn slots_are_used_up_given_back_and_keep_their_tags() {
 fn a_small_queue_means_fewer_slots() {
     let (device, mut pool) = Device::disk();
     device.0.borrow_mut().queue_max = 8;
-    assert_eq!(Blk::new(device, 64, &mut pool).unwrap().slots(), 8);
+    assert_eq!(Blk::new(device.transport(), 64, &mut pool).unwrap().slots(), 8);
     let (device, mut pool) = Device::disk();
     device.0.borrow_mut().queue_max = 8;
     device.0.borrow_mut().features &= !feature::INDIRECT_DESC;
-    assert_eq!(Blk::new(device, 64, &mut pool).unwrap().slots(), 2);
+    assert_eq!(Blk::new(device.transport(), 64, &mut pool).unwrap().slots(), 2);
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn interrupts_come_when_armed_and_only_then() {
     for dropped in [0, feature::EVENT_IDX] {
         let (device, mut pool) = Device::disk();
         device.0.borrow_mut().features &= !dropped;
-        let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+        let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
         let read = Request::Read { sector: 0, buffer: device.buffer(0, 512) };
         disk.disable_interrupts();
         assert!(disk.submit(read, 0).unwrap());
@@ -141,7 +142,7 @@ fn interrupts_come_when_armed_and_only_then() {
 #[test]
 fn a_kick_is_written_only_if_the_device_wants_it() {
     let (device, mut pool) = Device::disk();
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     let read = Request::Read { sector: 0, buffer: device.buffer(0, 512) };
     assert!(!disk.kick(), "there is nothing to publish");
     assert!(disk.submit(read, 0).unwrap());
@@ -154,7 +155,7 @@ fn a_kick_is_written_only_if_the_device_wants_it() {
 #[test]
 fn a_changed_capacity_is_read_at_the_interrupt() {
     let (device, mut pool) = Device::disk();
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     device.change_capacity(64);
     assert_eq!(disk.capacity(), SECTORS);
     assert_eq!(disk.interrupt(), Ok(mmio::INT_CONFIG_CHANGE));
@@ -164,7 +165,7 @@ fn a_changed_capacity_is_read_at_the_interrupt() {
 #[test]
 fn an_error_of_the_device_is_a_status_and_not_the_end() {
     let (device, mut pool) = Device::disk();
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     let beyond = Request::Read { sector: SECTORS, buffer: device.buffer(0, 512) };
     assert_eq!(one(&device, &mut disk, beyond), Ok(blk::S_IOERR));
     let inside = Request::Read { sector: 0, buffer: device.buffer(0, 512) };
@@ -176,7 +177,7 @@ fn requests_that_cannot_be_are_refused_without_the_device() {
     let (device, mut pool) = Device::disk();
     let missing = blk::F_FLUSH | blk::F_DISCARD | blk::F_WRITE_ZEROES;
     device.0.borrow_mut().features &= !missing;
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     for request in [
         Request::Flush,
         Request::Discard { sector: 0, sectors: 1 },
@@ -198,7 +199,7 @@ fn requests_that_cannot_be_are_refused_without_the_device() {
 #[test]
 fn ranges_beyond_the_device_s_limits_are_refused() {
     let (device, mut pool) = Device::disk();
-    let mut disk = Blk::new(device, 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     for request in [
         Request::Discard { sector: 0, sectors: 0 },
         Request::Discard { sector: 0, sectors: 65 },
@@ -212,7 +213,7 @@ fn ranges_beyond_the_device_s_limits_are_refused() {
 fn a_read_only_disk_is_not_written_to() {
     let (device, mut pool) = Device::disk();
     device.0.borrow_mut().features |= blk::F_RO;
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     assert!(disk.read_only());
     let write = Request::Write { sector: 0, buffer: device.buffer(0, 512) };
     assert!(matches!(disk.submit(write, 0), Err(DriverError::Request(_))));

@@ -3,13 +3,14 @@ mod fake;
 
 use fake::{Answer, Device};
 use paravane_driver::DriverError;
+use paravane_driver::mmio::Mmio;
 use paravane_driver::rng::Rng;
 use paravane_ring::QueueError;
 use paravane_spec::{device_id, feature, mmio};
 
-fn source() -> (Device, Rng<Device>) {
+fn source() -> (Device, Rng<Mmio<Device>>) {
     let (device, mut pool) = Device::new(device_id::RNG, feature::VERSION_1 | feature::EVENT_IDX);
-    let rng = Rng::new(device.clone(), 256, &mut pool).unwrap();
+    let rng = Rng::new(device.transport(), 256, &mut pool).unwrap();
     (device, rng)
 }
 
@@ -80,6 +81,6 @@ fn interrupts_are_acknowledged() {
 #[test]
 fn a_disk_is_no_entropy_source() {
     let (device, mut pool) = Device::disk();
-    let error = Rng::new(device, 8, &mut pool).map(|_| ()).unwrap_err();
+    let error = Rng::new(device.transport(), 8, &mut pool).map(|_| ()).unwrap_err();
     assert_eq!(error, DriverError::DeviceId { wanted: device_id::RNG, found: device_id::BLK });
 }

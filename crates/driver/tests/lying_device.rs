@@ -4,19 +4,20 @@ mod fake;
 use fake::{Answer, Device, Lie};
 use paravane_driver::blk::{Blk, Done, Request};
 use paravane_driver::mmio::Mmio;
-use paravane_driver::{DriverError, Pool};
+use paravane_driver::{DriverError, Pool, Virtio};
 use paravane_ring::QueueError;
 use paravane_spec::{blk, device_id, feature, mmio, status};
 
 /// The error of a set-up that must not succeed.
 fn refused(device: &Device, mut pool: Pool) -> DriverError {
-    Blk::new(device.clone(), 4, &mut pool).map(|_| ()).unwrap_err()
+    let disk = Mmio::new(device.clone()).and_then(|transport| Blk::new(transport, 4, &mut pool));
+    disk.map(|_| ()).unwrap_err()
 }
 
 /// A disk with one read of two sectors in flight.
-fn reading() -> (Device, Blk<Device>) {
+fn reading() -> (Device, Blk<Mmio<Device>>) {
     let (device, mut pool) = Device::disk();
-    let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+    let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     let buffer = device.buffer(0, 1024);
     assert!(disk.submit(Request::Read { sector: 0, buffer }, 42).unwrap());
     disk.kick();
@@ -24,7 +25,7 @@ fn reading() -> (Device, Blk<Device>) {
 }
 
 /// The driver has latched `error`: every call says so.
-fn assert_latched(device: &Device, disk: &mut Blk<Device>, error: DriverError) {
+fn assert_latched(device: &Device, disk: &mut Blk<Mmio<Device>>, error: DriverError) {
     assert_eq!(disk.complete(), Err(error));
     assert_eq!(disk.submit(Request::Flush, 0), Err(error));
     assert_eq!(disk.interrupt(), Err(error));
@@ -82,7 +83,7 @@ fn features_refused_after_they_were_offered() {
 fn every_feature_offered() {
     let (device, mut pool) = Device::disk();
     device.0.borrow_mut().features = u64::MAX;
-    let disk = Blk::new(device, 4, &mut pool).unwrap();
+    let disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     let refused = feature::ORDER_PLATFORM | feature::RING_RESET | blk::F_MQ;
     assert_eq!(disk.features() & refused, 0, "what the driver does not understand is not accepted");
     // Section 6.1: a driver should accept this one; its addresses are the device's own by construction (`DmaArea`).
@@ -95,7 +96,7 @@ fn a_configuration_that_never_rests() {
     assert_eq!(refused(&device, pool), DriverError::ConfigUnstable);
     assert_ne!(device.status() & status::FAILED, 0);
     let (device, _) = Device::lying(Lie::ConfigKeepsChanging);
-    let transport = Mmio::probe(device, device_id::BLK).unwrap();
+    let transport = Virtio::probe(device.transport(), device_id::BLK).unwrap();
     assert_eq!(transport.read_config(0, &mut [0; 24]), Err(DriverError::ConfigUnstable));
 }
 
@@ -111,7 +112,7 @@ fn a_configuration_that_stops_resting_later() {
 #[test]
 fn the_configuration_is_read_whole() {
     let (device, _) = Device::disk();
-    let transport = Mmio::probe(device, device_id::BLK).unwrap();
+    let transport = Virtio::probe(device.transport(), device_id::BLK).unwrap();
     let mut bytes = [0xff; 11];
     assert_eq!(transport.read_config(18, &mut bytes), Ok(()));
     assert_eq!(bytes, [0, 0, 0x00, 0x10, 0, 0, 0, 0, 0, 0, 0]);
@@ -130,7 +131,7 @@ fn queue_sizes_from_nothing_to_absurd() {
     ] {
         let (device, mut pool) = Device::disk();
         device.0.borrow_mut().queue_max = most;
-        let slots = Blk::new(device.clone(), 16, &mut pool).map(|disk| disk.slots());
+        let slots = Blk::new(device.transport(), 16, &mut pool).map(|disk| disk.slots());
         assert_eq!(slots, outcome, "{most}");
         assert_eq!(device.status() & status::FAILED != 0, outcome.is_err());
     }
@@ -168,7 +169,7 @@ fn too_little_memory() {
     for len in (0..=4096).step_by(64) {
         let (device, _) = Device::disk();
         let mut tiny = Pool::new(device.buffer(0, len));
-        let made = Blk::new(device.clone(), 16, &mut tiny).map(|_| ());
+        let made = Blk::new(device.transport(), 16, &mut tiny).map(|_| ());
         assert_eq!(device.status() & status::FAILED != 0, made.is_err());
         assert!(matches!(made, Ok(()) | Err(DriverError::Memory { .. })), "{len}: {made:?}");
         outcomes.push(made.is_ok());

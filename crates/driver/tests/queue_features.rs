@@ -5,7 +5,7 @@ mod fake;
 use fake::{Answer, DISK_FEATURES, Device, Lie};
 use paravane_driver::blk::{Blk, Done, Request};
 use paravane_driver::mmio::Mmio;
-use paravane_driver::{DriverError, Pool};
+use paravane_driver::{DriverError, Pool, Virtio};
 use paravane_ring::Segment;
 use paravane_ring::driver::Queue;
 use paravane_spec::{blk, device_id, feature, mmio};
@@ -26,7 +26,7 @@ fn a_disk_on_every_layout() {
         {
             let plain = DISK_FEATURES & !(feature::INDIRECT_DESC | feature::EVENT_IDX);
             let (device, mut pool) = Device::new(device_id::BLK, plain | ring);
-            let mut disk = Blk::new(device.clone(), 4, &mut pool).unwrap();
+            let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
             assert_eq!(disk.features() & (extra | ring), ring);
             for round in 0..40u64 {
                 let buffers = [0, 1, 2].map(|number| device.buffer(number, 512));
@@ -58,8 +58,8 @@ fn a_disk_on_every_layout() {
     }
 }
 
-fn transport(device: &Device, features: u64) -> Mmio<Device> {
-    let mut transport = Mmio::probe(device.clone(), device_id::BLK).unwrap();
+fn transport(device: &Device, features: u64) -> Virtio<Mmio<Device>> {
+    let mut transport = Virtio::probe(device.transport(), device_id::BLK).unwrap();
     assert_eq!(transport.negotiate(features, 0), Ok(features));
     transport
 }

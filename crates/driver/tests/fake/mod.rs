@@ -2,7 +2,7 @@
 //!
 //! Honest service goes through the ring crate's device side; a lie is written straight into the used ring.
 #![allow(dead_code, reason = "each test program uses a part of it")]
-use paravane_driver::mmio::Registers;
+use paravane_driver::mmio::{Mmio, Registers};
 use paravane_driver::{Area, DmaArea, Pool};
 use paravane_ring::QueueAddresses;
 use paravane_ring::device::{Batch, Queue, QueueConfig};
@@ -128,6 +128,11 @@ impl Device {
         // The upper half is for the test's own buffers.
         let pool = Pool::new(ram.slice(0, RAM_SIZE / 2).unwrap());
         (Self(Rc::new(RefCell::new(state))), pool)
+    }
+
+    /// Its registers, as a driver takes them.
+    pub(crate) fn transport(&self) -> Mmio<Self> {
+        Mmio::new(self.clone()).unwrap()
     }
 
     pub(crate) fn lying(lie: Lie) -> (Self, Pool) {
