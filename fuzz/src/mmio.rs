@@ -1,6 +1,6 @@
 //! The virtio-mmio registers against a driver that keeps no order, with an owner that carries effects out.
 use arbitrary::{Result, Unstructured};
-use paravane_notify::{InterruptLine, InterruptSink};
+use paravane_notify::{InterruptSink, Interrupts};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::mmio::Mmio;
@@ -57,10 +57,10 @@ impl Rig {
         if bits & 2 != 0 {
             offered &= !feature::RING_RESET;
         }
-        let line = Arc::new(InterruptLine::new(Arc::new(NoLine)));
+        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
         let device = DeviceDescription { device_id: 2, features: offered, queue_sizes: queue_sizes.clone() };
         Ok(Self {
-            mmio: Mmio::new(device, line),
+            mmio: Mmio::new(device, interrupts),
             offered,
             queue_sizes,
             prompt: bits & 4 == 0,

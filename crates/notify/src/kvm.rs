@@ -1,4 +1,8 @@
-//! ioeventfd and irqfd on KVM.
+//! ioeventfd, irqfd and MSI on KVM.
+mod msi;
+
+pub use msi::{KvmMsi, KvmMsiDelivery, KvmRoutes};
+
 use crate::{InterruptSink, IoEventFds, Notifier, NotifyError};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use std::sync::Arc;

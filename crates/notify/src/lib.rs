@@ -3,16 +3,21 @@
 //! ```text
 //! kick:      guest write -> ioeventfd -------------------> Notifier (eventfd) -> its one owner     (assigned)
 //!            guest write -> exit -> HostNotifier::kick --> the same eventfd                     (deassigned)
-//! interrupt: device -> InterruptLine (status register) --> InterruptSink (irqfd) -> vCPU
+//! interrupt: device -> Interrupts -.-> InterruptLine (status register) --> InterruptSink (irqfd)  --> vCPU
+//!                                  '-> MsiTable (message, mask, pending) -> MsiSink (irqfd with a route,
+//!                                                                            KVM_SIGNAL_MSI) ----> vCPU
 //! ```
 mod host;
+mod interrupts;
 mod kvm;
 mod line;
+pub mod msi;
 mod notifier;
 mod sync;
 
 pub use host::{HostNotifier, Kick, NotifierState};
-pub use kvm::{KvmIoEventFds, KvmIrqfd};
+pub use interrupts::Interrupts;
+pub use kvm::{KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes};
 pub use line::{InterruptLine, InterruptSink};
 pub use notifier::Notifier;
 
@@ -36,6 +41,14 @@ pub enum NotifyError {
         state: NotifierState,
         /// What was asked.
         wanted: &'static str,
+    },
+    /// a write of {data:#x} to {address:#x} is no interrupt
+    #[error("a write of {data:#x} to {address:#x} is no interrupt")]
+    Message {
+        /// Where to.
+        address: u64,
+        /// What.
+        data: u32,
     },
 }
 

@@ -4,6 +4,7 @@
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
+use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
 use paravane_notify::{HostNotifier, InterruptLine, InterruptSink, IoEventFds, Notifier, NotifyError};
 use std::sync::Arc;
 
@@ -184,4 +185,104 @@ fn a_cause_that_is_read_stands_for_what_was_published() {
 #[test]
 fn a_cause_that_is_cleared_unseen_stands_for_what_was_published() {
     interrupted(false);
+}
+
+/// A platform that takes messages: what was delivered with which message, by data.
+#[derive(Default)]
+struct Apic {
+    delivered: Mutex<Vec<u32>>,
+}
+
+struct Wire(Arc<Apic>);
+
+impl MsiController for Wire {
+    fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
+        Ok(Box::new(Self(Arc::clone(&self.0))))
+    }
+}
+
+impl MsiSink for Wire {
+    fn route(&self, _message: MsiMessage) -> Result<(), NotifyError> {
+        Ok(())
+    }
+
+    fn fire(&self, message: MsiMessage) {
+        assert_eq!(message.address, u64::from(message.data), "a mixture of two messages");
+        self.0.delivered.lock().unwrap().push(message.data);
+    }
+}
+
+fn to(data: u32) -> MsiMessage {
+    MsiMessage { address: u64::from(data), data }
+}
+
+/// A table with one vector, message 1, for one queue.
+fn table() -> (Arc<MsiTable>, Arc<Apic>) {
+    let apic = Arc::new(Apic::default());
+    let table = MsiTable::new(&Wire(Arc::clone(&apic)), 1, 1).expect("a table");
+    table.set_message(0, to(1)).expect("any message");
+    table.map_queue(0, 0);
+    (Arc::new(table), apic)
+}
+
+#[test]
+fn an_interrupt_raised_around_a_mask_comes_once_and_never_while_masked() {
+    loom::model(|| {
+        let (table, apic) = table();
+        let device = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || table.queue(0))
+        };
+        table.mask(0);
+        let before = apic.delivered.lock().unwrap().len();
+        thread::yield_now();
+        assert_eq!(apic.delivered.lock().unwrap().len(), before, "sent while masked");
+        table.unmask(0);
+        device.join().unwrap();
+        assert_eq!(*apic.delivered.lock().unwrap(), [1], "lost, or sent twice");
+        assert!(!table.pending(0));
+    });
+}
+
+#[test]
+fn an_interrupt_raised_around_a_change_goes_to_one_of_the_two_messages() {
+    loom::model(|| {
+        let (table, apic) = table();
+        let device = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || {
+                table.queue(0);
+                table.queue(0);
+            })
+        };
+        table.set_message(0, to(2)).expect("any message");
+        let to_old = apic.delivered.lock().unwrap().iter().filter(|&&data| data == 1).count();
+        device.join().unwrap();
+        let delivered = apic.delivered.lock().unwrap();
+        assert_eq!(delivered.len(), 2, "lost");
+        assert_eq!(delivered.iter().filter(|&&data| data == 1).count(), to_old, "astray: to the old one");
+    });
+}
+
+#[test]
+fn two_devices_and_two_masks_lose_nothing() {
+    loom::model(|| {
+        let (table, apic) = table();
+        table.mask(0);
+        let device = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || table.queue(0))
+        };
+        let function = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || {
+                table.mask_function(true);
+                table.mask_function(false);
+            })
+        };
+        table.unmask(0);
+        device.join().unwrap();
+        function.join().unwrap();
+        assert_eq!(*apic.delivered.lock().unwrap(), [1], "lost, or sent twice");
+    });
 }

@@ -27,7 +27,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -46,10 +46,12 @@ pub const CONTROL_BASE: u64 = 0xd0ff_f000;
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
 
-/// Vectors 0 to 31 are exceptions; a device interrupt with GSI n arrives at this vector plus n.
+/// Vectors 0 to 31 are exceptions; interrupt number n arrives at this vector plus n.
 pub const IRQ_VECTOR_BASE: u8 = 0x40;
-/// Number of GSIs that have a stub.
+/// Interrupt numbers below this are GSIs, each with a line to the I/O APIC's pin of that number.
 pub const IRQ_COUNT: usize = 24;
+/// Number of interrupts that have a stub. From [`IRQ_COUNT`] on they are free for messages.
+pub const INTERRUPTS: usize = 152;
 /// Vector by which ring 3 goes to sleep: returns at once if the interrupt count is no longer what RDI holds,
 /// else sleeps until an interrupt. It is the breakpoint exception (the instruction `int3`), because some hosts
 /// (kvm-pvm) let no other software interrupt out of ring 3. Its gate must be open to ring 3.
@@ -177,7 +179,7 @@ pub struct ImageHeader {
     pub end: u64,
     /// Ring-0 stub of exception 0; exception n is n strides further, up to 31. [`WAIT_VECTOR`] has another.
     pub exception_stubs: u64,
-    /// Ring-0 stub of GSI 0; GSI n is n strides further, [`IRQ_COUNT`] of them.
+    /// Ring-0 stub of interrupt 0; interrupt n is n strides further, [`INTERRUPTS`] of them.
     pub irq_stubs: u64,
     /// Ring-0 stub of [`WAIT_VECTOR`].
     pub wait_stub: u64,

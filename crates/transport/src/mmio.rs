@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! register access -> decode -> DeviceState (the states of device and queues) -> Effect
-//!                       `----> InterruptLine (InterruptStatus, InterruptACK)
+//!                       `----> Interrupts (InterruptStatus, InterruptACK)
 //! ```
 //!
 //! The states, and what becomes of accesses that the driver must not make, are in the module `state`. What this
@@ -15,8 +15,8 @@
 //!   positions start from 0 if it is made ready again.
 //! - **QueueReset** reads 1 while the reset is under way.
 use crate::state::{DeviceState, Part, Violation};
-use crate::{DeviceDescription, Effect};
-use paravane_notify::InterruptLine;
+use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
+use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg};
 use std::fmt;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use std::sync::Arc;
 /// The register machine of one device.
 pub struct Mmio {
     device_id: u32,
-    line: Arc<InterruptLine>,
+    interrupts: Arc<Interrupts>,
     state: DeviceState,
 }
 
 impl Mmio {
     /// A device after reset.
     #[must_use]
-    pub fn new(device: DeviceDescription, line: Arc<InterruptLine>) -> Self {
-        Self { device_id: device.device_id, line, state: DeviceState::new(&device) }
+    pub fn new(device: DeviceDescription, interrupts: Arc<Interrupts>) -> Self {
+        Self { device_id: device.device_id, interrupts, state: DeviceState::new(&device) }
     }
 
     /// Reads a register. `config` reads the device's configuration space (offset, destination); it is
@@ -69,7 +69,7 @@ impl Mmio {
     /// The owner has carried out [`Effect::Reset`]. Without a reset under way nothing happens.
     pub fn reset_done(&mut self) {
         if self.state.reset_done() {
-            self.line.reset();
+            self.interrupts.reset();
         }
     }
 
@@ -82,14 +82,14 @@ impl Mmio {
     /// configuration change (section 2.1.2), once. A device at reset or under reset has nothing to report.
     pub fn needs_reset(&mut self) {
         if self.state.needs_reset() {
-            self.line.raise(reg::INT_CONFIG_CHANGE);
+            self.interrupts.config_change();
         }
     }
 
     /// The configuration space has changed: new generation, and an interrupt if the driver is running.
     pub fn config_changed(&mut self) {
         if self.state.config_changed() {
-            self.line.raise(reg::INT_CONFIG_CHANGE);
+            self.interrupts.config_change();
         }
     }
 
@@ -115,7 +115,7 @@ impl Mmio {
             reg::DEVICE_FEATURES => self.state.features.offered_word(),
             reg::QUEUE_SIZE_MAX => queue.map_or(0, |q| u32::from(q.max())),
             reg::QUEUE_READY => queue.map_or(0, |q| u32::from(q.enabled())),
-            reg::INTERRUPT_STATUS => self.line.status(),
+            reg::INTERRUPT_STATUS => self.interrupts.line().status(),
             reg::STATUS => self.state.status(),
             // No device of ours has a shared memory region: length and base are all ones (section 4.2.2).
             reg::SHM_LEN_LOW | reg::SHM_LEN_HIGH | reg::SHM_BASE_LOW | reg::SHM_BASE_HIGH => u32::MAX,
@@ -151,7 +151,7 @@ impl Mmio {
             reg::QUEUE_NOTIFY => return self.notify(value),
             reg::INTERRUPT_ACK => {
                 let defined = reg::INT_USED_BUFFER | reg::INT_CONFIG_CHANGE;
-                self.line.acknowledge(value & defined);
+                self.interrupts.line().acknowledge(value & defined);
                 if value & !defined != 0 {
                     return Err(Violation);
                 }
@@ -165,7 +165,7 @@ impl Mmio {
     fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
         let effect = self.state.write_status(value)?;
         if self.state.status() == 0 {
-            self.line.reset();
+            self.interrupts.reset();
         }
         Ok(effect)
     }
@@ -178,6 +178,48 @@ impl Mmio {
             u16::try_from(value).map_err(|_| Violation)?
         };
         self.state.notify(index)
+    }
+}
+
+impl Transport for Mmio {
+    fn read(&mut self, offset: u64, data: &mut [u8], config: &mut dyn FnMut(u32, &mut [u8])) {
+        Self::read(self, offset, data, config);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Option<Effect> {
+        Self::write(self, offset, data)
+    }
+
+    fn access(&self, offset: u64, write: bool) -> AccessKind {
+        match offset {
+            reg::QUEUE_NOTIFY if write => AccessKind::Notify,
+            reg::INTERRUPT_STATUS if !write => AccessKind::InterruptStatus,
+            reg::INTERRUPT_ACK if write => AccessKind::InterruptAcknowledge,
+            reg::CONFIG.. => AccessKind::Config,
+            _ => AccessKind::Other,
+        }
+    }
+
+    fn notify_address(&self, queue: u16) -> Option<NotifyAddress> {
+        // With NOTIFICATION_DATA the upper half of what is written varies, and a match is on all of it.
+        (!self.state.negotiated(feature::NOTIFICATION_DATA))
+            .then_some(NotifyAddress { offset: reg::QUEUE_NOTIFY, datamatch: Some(u32::from(queue)) })
+    }
+
+    fn reset_done(&mut self) {
+        Self::reset_done(self);
+    }
+
+    fn queue_reset_done(&mut self, queue: u16) {
+        Self::queue_reset_done(self, queue);
+    }
+
+    fn needs_reset(&mut self) {
+        Self::needs_reset(self);
+    }
+
+    fn config_changed(&mut self) {
+        Self::config_changed(self);
     }
 }
 

@@ -199,7 +199,7 @@ fn notification_data_carries_the_queue_in_its_low_half() {
 #[test]
 fn interrupt_status_and_acknowledge() {
     let mut rig = Rig::running();
-    rig.line.raise(reg::INT_USED_BUFFER);
+    rig.interrupts.used_buffer(0);
     rig.mmio.config_changed();
     assert_eq!(rig.read(reg::INTERRUPT_STATUS), reg::INT_USED_BUFFER | reg::INT_CONFIG_CHANGE);
     rig.quiet(reg::INTERRUPT_ACK, reg::INT_USED_BUFFER);
@@ -252,7 +252,7 @@ fn the_configuration_space_is_readable_from_the_start() {
 #[test]
 fn status_stays_until_the_reset_is_done() {
     let mut rig = Rig::running();
-    rig.line.raise(reg::INT_USED_BUFFER);
+    rig.interrupts.used_buffer(0);
     rig.mmio.config_changed();
     let generation = rig.read(reg::CONFIG_GENERATION);
     assert_eq!(rig.write(reg::STATUS, 0), Some(Effect::Reset));

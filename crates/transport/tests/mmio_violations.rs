@@ -418,7 +418,7 @@ fn notifications_of_queues_that_are_not_live() {
 #[test]
 fn undefined_bits_of_interrupt_ack_are_counted_and_the_others_acknowledged() {
     let mut rig = Rig::running();
-    rig.line.raise(reg::INT_USED_BUFFER);
+    rig.interrupts.used_buffer(0);
     rig.refused(reg::INTERRUPT_ACK, !0);
     assert_eq!(rig.read(reg::INTERRUPT_STATUS), 0);
 }

@@ -1,7 +1,7 @@
 //! What runs the guest: the interface of the two machines, and the choice between them.
 //!
 //! ```text
-//! choose -> Accelerator --sink, ioeventfds--> devices, bus
+//! choose -> Accelerator --sink, msi, ioeventfds--> devices, bus
 //!               | start(bus)
 //!               v
 //!           Running --stop--> (Ended arrives on the channel) --join-->
@@ -14,6 +14,7 @@ use crate::kvm::KvmMachine;
 use crate::report::GuestFailure;
 use crate::thread::ThreadMachine;
 use paravane_dma::Region;
+use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -40,6 +41,9 @@ pub(crate) trait Accelerator {
     /// # Errors
     /// The host refuses.
     fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError>;
+    /// What gives out message delivery, a vector at a time.
+    #[expect(dead_code, reason = "the transports with messages come next")]
+    fn msi(&self) -> Arc<dyn MsiController>;
     /// What gives out ioeventfds.
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
     /// Frequency of the guest's time-stamp counter in kHz; 0 if it is not to use one.

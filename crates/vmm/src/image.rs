@@ -1,5 +1,5 @@
 //! The built-in guest's flat image, embedded in the program by the build script.
-use paravane_spec::builtin::{ABI, IMAGE_BASE, IMAGE_MAGIC, IRQ_COUNT, ImageHeader, STACK_TOP};
+use paravane_spec::builtin::{ABI, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, ImageHeader, STACK_TOP};
 use zerocopy::FromBytes;
 
 /// What the build script made. Empty where no KVM machine can run it.
@@ -42,7 +42,7 @@ fn header(image: &[u8]) -> Option<ImageHeader> {
     let sound = header.stub_stride > 0
         && inside(header.entry, 1)
         && inside(header.exception_stubs, EXCEPTIONS)
-        && inside(header.irq_stubs, IRQ_COUNT as u64)
+        && inside(header.irq_stubs, INTERRUPTS as u64)
         && inside(header.wait_stub, 1)
         && header.end >= code_end
         && header.end < STACK_TOP;

@@ -17,9 +17,8 @@
 use crate::guard::lock;
 use crate::tally::Tally;
 use paravane_device::{LiveQueue, QueueHandler, ServeError};
-use paravane_notify::{HostNotifier, InterruptLine, Notifier, NotifierState, NotifyError};
-use paravane_spec::mmio::INT_USED_BUFFER;
-use paravane_transport::mmio::Mmio;
+use paravane_notify::{HostNotifier, Interrupts, Notifier, NotifierState, NotifyError};
+use paravane_transport::Transport;
 use rustix::event::{Timespec, epoll};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -56,10 +55,10 @@ pub(crate) struct QueueStart {
     pub(crate) notifier: Arc<HostNotifier>,
     /// Whether to ask for an ioeventfd.
     pub(crate) ioeventfd: bool,
-    /// Where interrupts go.
-    pub(crate) line: Arc<InterruptLine>,
+    /// The device's interrupts, which know how the driver wants this queue's.
+    pub(crate) interrupts: Arc<Interrupts>,
     /// The transport, which is told when the queue fails.
-    pub(crate) mmio: Arc<Mutex<Mmio>>,
+    pub(crate) transport: Arc<Mutex<Box<dyn Transport>>>,
 }
 
 enum Message {
@@ -277,7 +276,7 @@ impl EventLoop {
         self.tally.fault(key.device, error.to_string());
         queue.handlers_off(&self.poll);
         queue.start.handler.drain(&mut queue.start.live, false);
-        lock(&queue.start.mmio).needs_reset();
+        lock(&queue.start.transport).needs_reset();
     }
 
     fn stop(&mut self, which: impl Fn(&Owned) -> bool, complete: bool) {
@@ -306,12 +305,12 @@ impl Owned {
 
     /// Serves until nothing is left (`false`) or the budget is used up (`true`).
     fn serve(&mut self) -> Result<bool, ServeError> {
-        let QueueStart { live, handler, line, .. } = &mut self.start;
+        let QueueStart { key, live, handler, interrupts, .. } = &mut self.start;
         live.disable_kicks();
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
-                line.raise(INT_USED_BUFFER);
+                interrupts.used_buffer(key.queue);
             }
             if served.taken == 0 && served.completed == 0 && !live.arm_kicks()? {
                 return Ok(false);
@@ -351,12 +350,12 @@ impl Owned {
         {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
-        let QueueStart { live, handler, line, .. } = &mut self.start;
+        let QueueStart { key, live, handler, interrupts, .. } = &mut self.start;
         let in_flight = live.ring().in_flight() > 0;
         handler.drain(live, complete);
         if complete && in_flight && live.ring().error().is_none() {
             // Draining publishes and does not say whether an interrupt is wanted; one too many is harmless.
-            line.raise(INT_USED_BUFFER);
+            interrupts.used_buffer(key.queue);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::io_thread::IoThread;
 use crate::plan::{self, DiskPlan};
 use crate::report::{DiskResult, GuestFailure, Outcome, Report};
 use crate::report_area::ReportArea;
-use crate::slot::{Slot, Surroundings};
+use crate::slot::{Attachment, Slot, Surroundings, describe};
 use crate::tally::Tally;
 use crate::verify::{self, Expected, Unfinished};
 use crate::watch::{Verdict, watch};
@@ -23,7 +23,9 @@ use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
+use paravane_notify::Interrupts;
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, FIRST_GSI, HEAP_BASE, error, exit, state};
+use paravane_transport::mmio::Mmio;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -191,8 +193,11 @@ impl Machine {
                 ioeventfd: config.ioeventfd,
                 ring_features: config.ring_features(),
             };
-            let sink = accelerator.sink(FIRST_GSI + number)?;
-            slots.push(Slot::new(number as usize, plan::base(number), device, sink, surroundings)?);
+            let interrupts = Arc::new(Interrupts::wired(accelerator.sink(FIRST_GSI + number)?));
+            let transport = Mmio::new(describe(&*device, &surroundings), Arc::clone(&interrupts));
+            let attachment =
+                Attachment { base: plan::base(number), transport: Box::new(transport), interrupts };
+            slots.push(Slot::new(number as usize, attachment, device, surroundings));
         }
         let console = Console::new(memory, Arc::clone(tally));
         Ok(Self { bus: Arc::new(Bus::new(slots, console)), io, domains })

@@ -1,23 +1,24 @@
-//! One device on the bus: registers, device and queues, and what happens when the one asks for the other.
+//! One device on the bus: transport, device and queues, and what happens when the one asks for the other.
 //!
 //! ```text
-//! register write -> Mmio (pure) -> Effect -> carried out here, before the access returns:
+//! register write -> Transport (pure) -> Effect -> carried out here, before the access returns:
 //!    Activate, StartQueue   LiveQueue::start, Device::start_queue, handed to an I/O thread
 //!    ResetQueue, Reset      I/O thread gives the queue back, then the transport is told
 //!    Notify                 HostNotifier::kick: the eventfd's one owner does the work
 //! ```
-//! Order of locks: `control`, then `mmio`. The I/O thread takes only `mmio` (to mark a failed queue), and
-//! `mmio` is never held while one waits for the I/O thread.
+//! Order of locks: `control`, then `transport`. The I/O thread takes only `transport` (to mark a failed queue), and
+//! `transport` is never held while one waits for the I/O thread.
+//!
+//! Any transport will do: the slot asks it what a register access means, where a queue's kicks arrive
+//! ([`Transport::notify_address`], when the queue starts), and shares the device's [`Interrupts`] with it.
 use crate::guard::lock;
 use crate::io_thread::{IoThread, QueueKey, QueueStart};
 use crate::tally::Tally;
 use paravane_device::{Device, LiveQueue};
 use paravane_dma::{Domain, Memory};
-use paravane_notify::{HostNotifier, InterruptLine, InterruptSink, IoEventFds, NotifyError};
-use paravane_spec::mmio::{CONFIG, QUEUE_NOTIFY};
+use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifyError};
 use paravane_spec::queue::QueueAddresses;
-use paravane_transport::mmio::Mmio;
-use paravane_transport::{DeviceDescription, Effect};
+use paravane_transport::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
 use std::sync::{Arc, Mutex};
 
 /// What a slot shares with the rest of its machine.
@@ -39,80 +40,90 @@ pub(crate) struct Surroundings {
     pub(crate) ring_features: u64,
 }
 
+/// How a device is attached to the machine.
+pub(crate) struct Attachment {
+    /// Guest-physical address of the transport's window.
+    pub(crate) base: u64,
+    /// The registers.
+    pub(crate) transport: Box<dyn Transport>,
+    /// The interrupts; the transport has the same ones.
+    pub(crate) interrupts: Arc<Interrupts>,
+}
+
+/// What the transport of `device` offers.
+pub(crate) fn describe(device: &dyn Device, surroundings: &Surroundings) -> DeviceDescription {
+    DeviceDescription {
+        device_id: device.device_id(),
+        features: device.features() | surroundings.ring_features,
+        queue_sizes: device.queue_sizes().to_vec(),
+    }
+}
+
 /// What only one register access at a time may touch.
 struct Control {
     /// `None` when the machine has stopped.
     device: Option<Box<dyn Device>>,
-    live: Vec<bool>,
+    queues: Vec<Queue>,
+}
+
+/// One queue, as the slot knows it.
+struct Queue {
+    max_size: u16,
+    /// The I/O thread has it.
+    live: bool,
+    /// Where its kicks arrive, since it was started for the first time.
+    notifier: Option<Arc<HostNotifier>>,
+    /// Kicks that came by an exit to earlier notifiers.
+    exit_kicks: u64,
 }
 
 /// One device.
 pub(crate) struct Slot {
     number: usize,
     surroundings: Surroundings,
-    queue_sizes: Vec<u16>,
-    mmio: Arc<Mutex<Mmio>>,
-    line: Arc<InterruptLine>,
-    notifiers: Vec<Arc<HostNotifier>>,
+    base: u64,
+    transport: Arc<Mutex<Box<dyn Transport>>>,
+    interrupts: Arc<Interrupts>,
     control: Mutex<Control>,
 }
 
 impl Slot {
-    /// Puts `device` at guest-physical `base`.
-    ///
-    /// # Errors
-    /// The process has no file descriptors left.
+    /// Puts `device` behind the transport of `attachment`.
     pub(crate) fn new(
         number: usize,
-        base: u64,
+        attachment: Attachment,
         device: Box<dyn Device>,
-        sink: Arc<dyn InterruptSink>,
         surroundings: Surroundings,
-    ) -> Result<Self, NotifyError> {
-        let line = Arc::new(InterruptLine::new(sink));
-        let queue_sizes = device.queue_sizes().to_vec();
-        let mmio = Mmio::new(
-            DeviceDescription {
-                device_id: device.device_id(),
-                features: device.features() | surroundings.ring_features,
-                queue_sizes: queue_sizes.clone(),
-            },
-            Arc::clone(&line),
-        );
-        let mut notifiers = Vec::with_capacity(queue_sizes.len());
-        for queue in 0..queue_sizes.len() {
-            let datamatch = u32::try_from(queue).ok();
-            let fds = Arc::clone(&surroundings.fds);
-            notifiers.push(Arc::new(HostNotifier::new(fds, base + QUEUE_NOTIFY, datamatch)?));
-        }
-        Ok(Self {
+    ) -> Self {
+        let queue = |&max_size: &u16| Queue { max_size, live: false, notifier: None, exit_kicks: 0 };
+        let queues = device.queue_sizes().iter().map(queue).collect();
+        Self {
             number,
             surroundings,
-            mmio: Arc::new(Mutex::new(mmio)),
-            line,
-            notifiers,
-            control: Mutex::new(Control { device: Some(device), live: vec![false; queue_sizes.len()] }),
-            queue_sizes,
-        })
+            base: attachment.base,
+            transport: Arc::new(Mutex::new(attachment.transport)),
+            interrupts: attachment.interrupts,
+            control: Mutex::new(Control { device: Some(device), queues }),
+        }
     }
 
     /// The guest reads at `offset`.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
-        if offset < CONFIG {
-            lock(&self.mmio).read(offset, data, |_, out| out.fill(0));
-        } else {
+        if lock(&self.transport).access(offset, false) == AccessKind::Config {
             let control = lock(&self.control);
-            lock(&self.mmio).read(offset, data, |offset, out| match &control.device {
+            lock(&self.transport).read(offset, data, &mut |offset, out| match &control.device {
                 Some(device) => device.read_config(offset, out),
                 None => out.fill(0),
             });
+        } else {
+            lock(&self.transport).read(offset, data, &mut |_, out| out.fill(0));
         }
     }
 
     /// The guest writes at `offset`.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         let mut control = lock(&self.control);
-        let effect = lock(&self.mmio).write(offset, data);
+        let effect = lock(&self.transport).write(offset, data);
         if let Some(effect) = effect {
             self.carry_out(&mut control, effect);
         }
@@ -130,17 +141,18 @@ impl Slot {
             }
             Effect::ResetQueue { queue } => {
                 self.stop_queue(control, queue, false);
-                lock(&self.mmio).queue_reset_done(queue);
+                lock(&self.transport).queue_reset_done(queue);
             }
             Effect::Reset => {
                 self.stop_queues(control, false);
                 if let Some(device) = &mut control.device {
                     device.reset();
                 }
-                lock(&self.mmio).reset_done();
+                lock(&self.transport).reset_done();
             }
             Effect::Notify { queue } => {
-                if let Some(notifier) = self.notifiers.get(usize::from(queue)) {
+                let queue = control.queues.get(usize::from(queue));
+                if let Some(notifier) = queue.and_then(|queue| queue.notifier.as_ref()) {
                     notifier.kick();
                 }
             }
@@ -156,7 +168,7 @@ impl Slot {
         if let Err(what) = self.try_start_queue(control, features, queue, addresses) {
             tracing::warn!(device = self.number, queue, "queue not started: {what}");
             self.surroundings.tally.fault(self.number, what);
-            lock(&self.mmio).needs_reset();
+            lock(&self.transport).needs_reset();
         }
     }
 
@@ -167,50 +179,65 @@ impl Slot {
         queue: u16,
         addresses: QueueAddresses,
     ) -> Result<(), String> {
-        let index = usize::from(queue);
-        let (Some(&max_size), Some(notifier), Some(live)) =
-            (self.queue_sizes.get(index), self.notifiers.get(index), control.live.get_mut(index))
-        else {
+        let Some(slot) = control.queues.get_mut(usize::from(queue)) else {
             return Err("there is no such queue".into());
         };
         let Some(device) = &mut control.device else {
             return Err("the machine has stopped".into());
         };
-        if *live {
+        if slot.live {
             return Err("it is running already".into());
         }
         let Surroundings { memory, domain, .. } = &self.surroundings;
         let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
         let handle = handle.named(format!("device {}, queue {queue}", self.number));
-        let ring =
-            LiveQueue::start(addresses, max_size, features, handle).map_err(|error| error.to_string())?;
+        let ring = LiveQueue::start(addresses, slot.max_size, features, handle)
+            .map_err(|error| error.to_string())?;
         let handler = device.start_queue(queue, features).map_err(|error| error.to_string())?;
+        let (notifier, ioeventfd) = self.notifier(queue).map_err(|error| error.to_string())?;
+        let notifier = Arc::new(notifier);
+        if let Some(earlier) = slot.notifier.replace(Arc::clone(&notifier)) {
+            slot.exit_kicks += earlier.exit_kicks();
+        }
         self.surroundings
             .io
             .start(QueueStart {
                 key: QueueKey { device: self.number, queue },
                 live: ring,
                 handler,
-                notifier: Arc::clone(notifier),
-                ioeventfd: self.surroundings.ioeventfd,
-                line: Arc::clone(&self.line),
-                mmio: Arc::clone(&self.mmio),
+                notifier,
+                ioeventfd,
+                interrupts: Arc::clone(&self.interrupts),
+                transport: Arc::clone(&self.transport),
             })
             .map_err(|error| error.to_string())?;
-        *live = true;
+        slot.live = true;
         Ok(())
     }
 
+    /// Where the kicks of `queue` arrive from now on, and whether an ioeventfd is worth asking for.
+    fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
+        let address = lock(&self.transport).notify_address(queue);
+        Ok(match address {
+            Some(NotifyAddress { offset, datamatch }) => {
+                let fds = Arc::clone(&self.surroundings.fds);
+                let addr = self.base.wrapping_add(offset);
+                (HostNotifier::new(fds, addr, datamatch)?, self.surroundings.ioeventfd)
+            }
+            None => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
+        })
+    }
+
     fn stop_queue(&self, control: &mut Control, queue: u16, complete: bool) {
-        if let Some(live) = control.live.get_mut(usize::from(queue))
-            && std::mem::take(live)
+        if let Some(slot) = control.queues.get_mut(usize::from(queue))
+            && std::mem::take(&mut slot.live)
         {
             self.surroundings.io.stop(QueueKey { device: self.number, queue }, complete);
         }
     }
 
     fn stop_queues(&self, control: &mut Control, complete: bool) {
-        for queue in 0..self.queue_sizes.len() {
+        for queue in 0..control.queues.len() {
             self.stop_queue(control, u16::try_from(queue).unwrap_or(u16::MAX), complete);
         }
     }
@@ -226,12 +253,15 @@ impl Slot {
 
     /// Interrupts raised.
     pub(crate) fn interrupts(&self) -> u64 {
-        self.line.raised()
+        self.interrupts.raised()
     }
 
     /// Kicks that came by an exit.
     pub(crate) fn exit_kicks(&self) -> u64 {
-        self.notifiers.iter().map(|notifier| notifier.exit_kicks()).sum()
+        let of_queue = |queue: &Queue| {
+            queue.exit_kicks + queue.notifier.as_ref().map_or(0, |notifier| notifier.exit_kicks())
+        };
+        lock(&self.control).queues.iter().map(of_queue).sum()
     }
 }
 
@@ -241,14 +271,15 @@ mod tests {
     use crate::thread::Doorbells;
     use paravane_device::rng::Rng;
     use paravane_dma::{Access, Backing, Handle, Region, RegionConfig};
-    use paravane_notify::NoIoEventFds;
+    use paravane_notify::InterruptSink;
     use paravane_spec::feature;
     use paravane_spec::mmio::{
-        CONFIG_GENERATION, DRIVER_FEATURES, DRIVER_FEATURES_SEL, INT_CONFIG_CHANGE, INT_USED_BUFFER,
-        INTERRUPT_ACK, INTERRUPT_STATUS, QUEUE_DESC_LOW, QUEUE_DEVICE_LOW, QUEUE_DRIVER_LOW, QUEUE_READY,
-        QUEUE_RESET, QUEUE_SEL, QUEUE_SIZE, STATUS, WINDOW,
+        CONFIG, CONFIG_GENERATION, DRIVER_FEATURES, DRIVER_FEATURES_SEL, INT_CONFIG_CHANGE, INT_USED_BUFFER,
+        INTERRUPT_ACK, INTERRUPT_STATUS, QUEUE_DESC_LOW, QUEUE_DEVICE_LOW, QUEUE_DRIVER_LOW, QUEUE_NOTIFY,
+        QUEUE_READY, QUEUE_RESET, QUEUE_SEL, QUEUE_SIZE, STATUS, WINDOW,
     };
     use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FEATURES_OK};
+    use paravane_transport::mmio::Mmio;
     use std::time::{Duration, Instant};
 
     const BASE: u64 = 0xd000_0000;
@@ -289,7 +320,11 @@ mod tests {
                 ioeventfd: true,
                 ring_features: 0,
             };
-            let slot = Slot::new(0, BASE, Box::new(Rng::new()), Arc::new(NoLine), surroundings).unwrap();
+            let device = Box::new(Rng::new());
+            let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
+            let transport = Mmio::new(describe(&*device, &surroundings), Arc::clone(&interrupts));
+            let attachment = Attachment { base: BASE, transport: Box::new(transport), interrupts };
+            let slot = Slot::new(0, attachment, device, surroundings);
             Self { slot, memory: memory.handle(), tally, io, available: 0 }
         }
 

@@ -5,7 +5,7 @@ use core::arch::x86_64::_rdtsc;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 use paravane_guest::{Area, DmaArea, Platform};
-use paravane_spec::builtin::{BOOT_INFO, BootInfo, IRQ_VECTOR_BASE, REPORT_BASE, WAIT_VECTOR};
+use paravane_spec::builtin::{BOOT_INFO, BootInfo, IRQ_COUNT, IRQ_VECTOR_BASE, REPORT_BASE, WAIT_VECTOR};
 
 /// I/O APIC: selects a register.
 const IOAPIC_SELECT: u64 = 0xfec0_0000;
@@ -128,7 +128,7 @@ impl Platform for Machine {
     }
 
     fn enable_line(&self, gsi: u32) {
-        if gsi as usize >= TAKEN_ON.len() {
+        if gsi as usize >= IRQ_COUNT {
             return;
         }
         // Upper half: physical destination 0. Lower half: the vector; fixed, edge, unmasked.

@@ -5,7 +5,7 @@
 //! 32-bit displacement, are written with the address-size prefix (0x67), under which they do.
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU64;
-use paravane_spec::builtin::{ABI, CONTROL_BASE, IMAGE_BASE, IMAGE_MAGIC, IRQ_COUNT, STACK_TOP, control};
+use paravane_spec::builtin::{ABI, CONTROL_BASE, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, STACK_TOP, control};
 
 /// Bytes between stubs; link.ld checks that they fit.
 const STRIDE: u32 = 32;
@@ -13,12 +13,12 @@ const STRIDE: u32 = 32;
 const APIC_EOI: u32 = 0xfee0_00b0;
 
 // What link.ld takes for granted.
-const _: () = assert!(IMAGE_BASE == 0x10_0000 && STACK_TOP == 0x40_0000 && IRQ_COUNT == 24);
+const _: () = assert!(IMAGE_BASE == 0x10_0000 && STACK_TOP == 0x40_0000 && INTERRUPTS == 152);
 
-/// Interrupts taken, all lines together. Written by the stubs only.
+/// Interrupts taken, all numbers together. Written by the stubs only.
 pub(crate) static TAKEN: AtomicU64 = AtomicU64::new(0);
-/// Interrupts taken on each line. Written by the stubs only.
-pub(crate) static TAKEN_ON: [AtomicU64; IRQ_COUNT] = [const { AtomicU64::new(0) }; IRQ_COUNT];
+/// Interrupts taken on each number. Written by the stubs only.
+pub(crate) static TAKEN_ON: [AtomicU64; INTERRUPTS] = [const { AtomicU64::new(0) }; INTERRUPTS];
 
 global_asm!(
     // ImageHeader, at the start of the image.
@@ -57,17 +57,17 @@ global_asm!(
     // Interrupts: count, acknowledge, go back. One processor takes them all, so no lock prefix.
     ".balign {stride}, 0xcc",
     "irq_stubs:",
-    ".set line, 0",
-    ".rept {lines}",
+    ".set number, 0",
+    ".rept {interrupts}",
     ".balign {stride}, 0xcc",
-    "inc qword ptr [rip + {taken_on} + 8 * line]",
+    "inc qword ptr [rip + {taken_on} + 8 * number]",
     "inc qword ptr [rip + {taken}]",
     // mov dword ptr [eoi], 0
     ".byte 0x67, 0xc7, 0x04, 0x25",
     ".long {eoi}",
     ".long 0",
     "iretq",
-    ".set line, line + 1",
+    ".set number, number + 1",
     ".endr",
     // Sleeping: an interrupt gate, so interrupts are off until STI, which lets none in before HLT begins:
     // one that came after the comparison ends the HLT at once. RFLAGS come back with IRETQ.
@@ -82,7 +82,7 @@ global_asm!(
     stride = const STRIDE,
     crash = const (CONTROL_BASE + control::CRASH) as u32,
     eoi = const APIC_EOI,
-    lines = const IRQ_COUNT,
+    interrupts = const INTERRUPTS,
     taken = sym TAKEN,
     taken_on = sym TAKEN_ON,
 );

@@ -1,6 +1,6 @@
 //! A device under test, and the driver's side of its registers.
 #![allow(dead_code)] // Each test program uses its part.
-use paravane_notify::{InterruptLine, InterruptSink};
+use paravane_notify::{InterruptSink, Interrupts};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::mmio::Mmio;
@@ -34,7 +34,7 @@ pub(crate) fn addresses(size: u16) -> QueueAddresses {
 
 pub(crate) struct Rig {
     pub(crate) mmio: Mmio,
-    pub(crate) line: Arc<InterruptLine>,
+    pub(crate) interrupts: Arc<Interrupts>,
 }
 
 impl Rig {
@@ -43,9 +43,9 @@ impl Rig {
     }
 
     pub(crate) fn offering(features: u64) -> Self {
-        let line = Arc::new(InterruptLine::new(Arc::new(NoLine)));
+        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
         let device = DeviceDescription { device_id: DEVICE_ID, features, queue_sizes: QUEUE_SIZES.to_vec() };
-        Self { mmio: Mmio::new(device, line.clone()), line }
+        Self { mmio: Mmio::new(device, interrupts.clone()), interrupts }
     }
 
     /// With features negotiated: all that are offered.

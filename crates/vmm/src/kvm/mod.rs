@@ -9,11 +9,14 @@ use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use kvm_bindings::{
     KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES,
-    KVM_MEM_LOG_DIRTY_PAGES, KvmIrqRouting, kvm_irq_routing_entry, kvm_userspace_memory_region,
+    KVM_MEM_LOG_DIRTY_PAGES, kvm_irq_routing_entry, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use paravane_dma::Region;
-use paravane_notify::{InterruptSink, IoEventFds, KvmIoEventFds, KvmIrqfd, NotifyError};
+use paravane_notify::msi::MsiController;
+use paravane_notify::{
+    InterruptSink, IoEventFds, KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes, NotifyError,
+};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -62,6 +65,8 @@ pub(crate) fn open() -> Result<Kvm, String> {
 pub(crate) struct KvmMachine {
     region: Arc<Region>,
     vm: Arc<VmFd>,
+    #[allow(dead_code, reason = "the transports with messages come next")]
+    routes: Arc<KvmRoutes>,
     vcpu: VcpuFd,
     tsc_khz: u64,
     /// Whether KVM logs what the vCPU writes.
@@ -96,7 +101,6 @@ impl KvmMachine {
         vm.set_identity_map_address(IDENTITY_MAP).map_err(failed("place its identity map"))?;
         vm.set_tss_address(TSS_PAGES).map_err(failed("place its TSS"))?;
         vm.create_irq_chip().map_err(failed("make an interrupt controller"))?;
-        vm.set_gsi_routing(&routing()?).map_err(failed("route interrupts"))?;
         let slot = kvm_userspace_memory_region {
             slot: SLOT,
             flags: if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
@@ -114,7 +118,9 @@ impl KvmMachine {
             Ok(khz) if khz > 0 => u64::from(khz),
             _ => measured_tsc_khz(),
         };
-        Ok(Self { region, vm: Arc::new(vm), vcpu, tsc_khz, log })
+        let vm = Arc::new(vm);
+        let routes = KvmRoutes::new(Arc::clone(&vm), wired_routes()).map_err(|error| error.to_string())?;
+        Ok(Self { region, vm, routes: Arc::new(routes), vcpu, tsc_khz, log })
     }
 
     /// The parts, for a bare guest (see `doctor`).
@@ -125,16 +131,15 @@ impl KvmMachine {
 
 /// Every GSI goes to the I/O APIC's pin of the same number and to nothing else: the old interrupt
 /// controllers, which KVM's default routing serves too, would deliver vectors of their own.
-fn routing() -> Result<KvmIrqRouting, String> {
-    let mut entries = Vec::new();
-    for pin in 0..IOAPIC_PINS {
+fn wired_routes() -> Vec<kvm_irq_routing_entry> {
+    let to_pin = |pin| {
         let mut entry =
             kvm_irq_routing_entry { gsi: pin, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
         entry.u.irqchip.irqchip = KVM_IRQCHIP_IOAPIC;
         entry.u.irqchip.pin = pin;
-        entries.push(entry);
-    }
-    KvmIrqRouting::from_entries(&entries).map_err(|error| format!("cannot list interrupt routes: {error:?}"))
+        entry
+    };
+    (0..IOAPIC_PINS).map(to_pin).collect()
 }
 
 /// The host's time-stamp counter against its clock, for hosts where KVM does not know.
@@ -157,6 +162,10 @@ impl Accelerator for KvmMachine {
 
     fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError> {
         Ok(Arc::new(KvmIrqfd::new(&self.vm, gsi)?))
+    }
+
+    fn msi(&self) -> Arc<dyn MsiController> {
+        Arc::new(KvmMsi::new(Arc::clone(&self.routes), KvmMsiDelivery::Irqfd))
     }
 
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {

@@ -12,7 +12,7 @@ use crate::error::RunError;
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, Door, Handle, Memory, Region};
-use paravane_spec::builtin::{BOOT_INFO, IRQ_COUNT, IRQ_VECTOR_BASE, ImageHeader, STACK_TOP, WAIT_VECTOR};
+use paravane_spec::builtin::{BOOT_INFO, INTERRUPTS, IRQ_VECTOR_BASE, ImageHeader, STACK_TOP, WAIT_VECTOR};
 use std::sync::Arc;
 
 const PML4: u64 = 0x2000;
@@ -162,8 +162,9 @@ fn interrupt_table(stubs: &ImageHeader) -> Vec<u64> {
     for exception in 0..32 {
         gate(exception, stubs.exception_stubs.wrapping_add(exception as u64 * stride), GATE);
     }
-    for gsi in 0..IRQ_COUNT {
-        gate(usize::from(IRQ_VECTOR_BASE) + gsi, stubs.irq_stubs.wrapping_add(gsi as u64 * stride), GATE);
+    for number in 0..INTERRUPTS {
+        let stub = stubs.irq_stubs.wrapping_add(number as u64 * stride);
+        gate(usize::from(IRQ_VECTOR_BASE) + number, stub, GATE);
     }
     gate(usize::from(WAIT_VECTOR), stubs.wait_stub, GATE_FROM_RING3);
     table
@@ -220,8 +221,8 @@ fn registers(vcpu: &VcpuFd, entry: &Entry) -> Result<(), kvm_ioctls::Error> {
         ..Default::default()
     })?;
     let mut lapic = vcpu.get_lapic()?;
-    // Spurious-interrupt vector register: enabled, vector 0xff. Both local lines masked: nothing but the I/O
-    // APIC's messages interrupts this guest.
+    // Spurious-interrupt vector register: enabled, vector 0xff. Both local lines masked: nothing but
+    // messages, the I/O APIC's and the devices', interrupts this guest.
     for (register, value) in [(0xf0, 0x1ff_u32), (0x350, 0x1_0000), (0x360, 0x1_0000)] {
         for (byte, value) in lapic.regs[register..].iter_mut().zip(value.to_le_bytes()) {
             *byte = value.cast_signed();

@@ -1,29 +1,47 @@
 //! Interrupts of a guest that is a thread: counts, and a wake-up that cannot be lost.
-use paravane_notify::InterruptSink;
-use paravane_spec::builtin::IRQ_COUNT;
+//!
+//! ```text
+//! line of a GSI        --.--> the count of its number (if enabled, as by an I/O APIC) --> the sum --> unpark
+//! message to a vector  --'    vector = IRQ_VECTOR_BASE + number
+//! ```
+use paravane_notify::msi::{MsiController, MsiMessage, MsiSink};
+use paravane_notify::{InterruptSink, NotifyError};
+use paravane_spec::builtin::{INTERRUPTS, IRQ_COUNT, IRQ_VECTOR_BASE};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-#[derive(Default)]
-struct Line {
-    enabled: AtomicBool,
-    taken: AtomicU64,
-}
-
-/// All lines of the machine, and the stop request, which wakes the guest just as well.
-#[derive(Default)]
+/// All lines and messages of the machine, and the stop request, which wakes the guest just as well.
 pub(super) struct Lines {
-    lines: [Line; IRQ_COUNT],
+    enabled: [AtomicBool; IRQ_COUNT],
+    /// Interrupts taken, by number.
+    taken_on: [AtomicU64; INTERRUPTS],
     taken: AtomicU64,
     stop: AtomicBool,
     guest: OnceLock<Thread>,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self {
+            enabled: [const { AtomicBool::new(false) }; IRQ_COUNT],
+            taken_on: [const { AtomicU64::new(0) }; INTERRUPTS],
+            taken: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            guest: OnceLock::new(),
+        }
+    }
 }
 
 impl Lines {
     /// The line of `gsi`, as its device sees it.
     pub(super) fn line(lines: &Arc<Self>, gsi: u32) -> Arc<dyn InterruptSink> {
         Arc::new(LineSink { lines: Arc::clone(lines), gsi })
+    }
+
+    /// What delivers messages to the guest.
+    pub(super) fn messages(lines: &Arc<Self>) -> Arc<dyn MsiController> {
+        Arc::new(Messages(Arc::clone(lines)))
     }
 
     /// The calling thread is the guest.
@@ -33,20 +51,23 @@ impl Lines {
 
     /// Lets the line of `gsi` through. As on an I/O APIC, an edge before that is lost.
     pub(super) fn enable(&self, gsi: u32) {
-        if let Some(line) = self.get(gsi) {
-            line.enabled.store(true, Ordering::SeqCst);
+        if let Some(enabled) = self.enabled.get(gsi as usize) {
+            enabled.store(true, Ordering::SeqCst);
         }
     }
 
-    fn get(&self, gsi: u32) -> Option<&Line> {
-        self.lines.get(usize::try_from(gsi).ok()?)
+    fn raise(&self, gsi: u32) {
+        if self.enabled.get(gsi as usize).is_some_and(|enabled| enabled.load(Ordering::SeqCst)) {
+            self.deliver(gsi as usize);
+        }
     }
 
-    fn raise(&self, gsi: u32) {
-        let Some(line) = self.get(gsi).filter(|line| line.enabled.load(Ordering::SeqCst)) else { return };
+    /// Interrupt `number` is taken. A message to a vector that the guest has no handler for goes nowhere.
+    fn deliver(&self, number: usize) {
+        let Some(taken) = self.taken_on.get(number) else { return };
         // Release, both: what the device published before is seen by a guest that sees the count (`taken`,
-        // `taken_on`), and a guest that sees the sum sees the line's count.
-        line.taken.fetch_add(1, Ordering::Release);
+        // `taken_on`), and a guest that sees the sum sees the number's count.
+        taken.fetch_add(1, Ordering::Release);
         self.taken.fetch_add(1, Ordering::Release);
         self.wake();
     }
@@ -58,16 +79,16 @@ impl Lines {
         }
     }
 
-    /// Interrupts taken on all lines.
+    /// Interrupts taken, all numbers together.
     pub(super) fn taken(&self) -> u64 {
-        // Pairs with the release in `raise`.
+        // Pairs with the release in `deliver`.
         self.taken.load(Ordering::Acquire)
     }
 
-    /// Interrupts taken on the line of `gsi`.
-    pub(super) fn taken_on(&self, gsi: u32) -> u64 {
-        // Pairs with the release in `raise`.
-        self.get(gsi).map_or(0, |line| line.taken.load(Ordering::Acquire))
+    /// Interrupts taken on one number: a GSI, or what a message's vector stands for.
+    pub(super) fn taken_on(&self, number: u32) -> u64 {
+        // Pairs with the release in `deliver`.
+        self.taken_on.get(number as usize).map_or(0, |taken| taken.load(Ordering::Acquire))
     }
 
     /// Sleeps until the sum is no longer `seen`, or a stop was asked for. The guest's thread only.
@@ -101,9 +122,51 @@ impl InterruptSink for LineSink {
     }
 }
 
+/// Message delivery: there is nothing to set up.
+struct Messages(Arc<Lines>);
+
+impl MsiController for Messages {
+    fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
+        Ok(Box::new(Self(Arc::clone(&self.0))))
+    }
+}
+
+impl MsiSink for Messages {
+    fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
+        message.check_apic().map(|_| ())
+    }
+
+    fn fire(&self, message: MsiMessage) {
+        // `route` has let it through, so it has a vector.
+        let number = message.apic_vector().and_then(|vector| vector.checked_sub(IRQ_VECTOR_BASE));
+        if let Some(number) = number {
+            self.0.deliver(usize::from(number));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_counted_by_its_vector() {
+        let lines = Arc::new(Lines::default());
+        let sink = Lines::messages(&lines).sink().unwrap();
+        let to = |vector: u8| MsiMessage { address: 0xfee0_0000, data: u32::from(vector) };
+        for (vector, number) in [(IRQ_VECTOR_BASE + 30, 30), (IRQ_VECTOR_BASE + 24, 24)] {
+            sink.route(to(vector)).unwrap();
+            sink.fire(to(vector));
+            assert_eq!(lines.taken_on(number), 1);
+        }
+        for nowhere in [0, 0x3f, 0xff] {
+            sink.route(to(nowhere)).unwrap();
+            sink.fire(to(nowhere));
+        }
+        assert_eq!(lines.taken(), 2);
+        assert!(sink.route(MsiMessage { address: 0x1000, data: 0x60 }).is_err());
+        assert!(sink.route(MsiMessage { address: 0x1_fee0_0000, data: 0x60 }).is_err());
+    }
 
     #[test]
     fn counts_per_line_and_loses_what_is_not_enabled() {

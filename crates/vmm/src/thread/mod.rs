@@ -14,6 +14,7 @@ use crate::report::GuestFailure;
 pub(crate) use doorbells::Doorbells;
 use lines::Lines;
 use paravane_dma::Region;
+use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
 use platform::{HostThread, Stopped};
 use std::cell::RefCell;
@@ -46,6 +47,10 @@ impl Accelerator for ThreadMachine {
 
     fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError> {
         Ok(Lines::line(&self.lines, gsi))
+    }
+
+    fn msi(&self) -> Arc<dyn MsiController> {
+        Lines::messages(&self.lines)
     }
 
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {

@@ -1,0 +1,98 @@
+//! A device's way to its driver, whatever that is at the moment.
+//!
+//! ```text
+//! queue handler, transport: "queue n", "configuration" --> Interrupts --.--> InterruptLine   (MSI off, or none)
+//!                                                                       '--> MsiTable        (MSI on)
+//! ```
+//! While MSI is on the status register stays 0. Whoever turns it on or off has no queue running, or does not mind
+//! that an interrupt under way takes the other way.
+use crate::msi::MsiTable;
+use crate::sync::AtomicBool;
+use crate::{InterruptLine, InterruptSink};
+use paravane_spec::mmio::{INT_CONFIG_CHANGE, INT_USED_BUFFER};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The interrupts of one device: its wired line, and its messages if it has any.
+#[derive(Debug)]
+pub struct Interrupts {
+    line: InterruptLine,
+    msi: Option<MsiTable>,
+    /// Whether messages are used instead of the line.
+    on: AtomicBool,
+}
+
+impl Interrupts {
+    /// A wired line and nothing else.
+    #[must_use]
+    pub fn wired(sink: Arc<dyn InterruptSink>) -> Self {
+        Self { line: InterruptLine::new(sink), msi: None, on: AtomicBool::new(false) }
+    }
+
+    /// A wired line, and messages that are off until [`Interrupts::use_msi`].
+    #[must_use]
+    pub fn with_msi(sink: Arc<dyn InterruptSink>, msi: MsiTable) -> Self {
+        Self { msi: Some(msi), ..Self::wired(sink) }
+    }
+
+    /// Used buffers of `queue` were published. Any thread; takes at most one lock, the vector's.
+    pub fn used_buffer(&self, queue: u16) {
+        match self.messages() {
+            Some(msi) => msi.queue(queue),
+            None => self.line.raise(INT_USED_BUFFER),
+        }
+    }
+
+    /// The configuration has changed, or the device needs a reset.
+    pub fn config_change(&self) {
+        match self.messages() {
+            Some(msi) => msi.configuration(),
+            None => self.line.raise(INT_CONFIG_CHANGE),
+        }
+    }
+
+    fn messages(&self) -> Option<&MsiTable> {
+        // Relaxed: see the module.
+        self.msi.as_ref().filter(|_| self.on.load(Ordering::Relaxed))
+    }
+
+    /// The wired line.
+    #[must_use]
+    pub fn line(&self) -> &InterruptLine {
+        &self.line
+    }
+
+    /// The messages, on or off.
+    #[must_use]
+    pub fn msi(&self) -> Option<&MsiTable> {
+        self.msi.as_ref()
+    }
+
+    /// Uses messages from now on, or the line. Without messages there is nothing but the line.
+    pub fn use_msi(&self, on: bool) {
+        // Relaxed: see the module.
+        self.on.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether messages are used.
+    #[must_use]
+    pub fn msi_on(&self) -> bool {
+        self.messages().is_some()
+    }
+
+    /// Forgets everything (device reset): no cause is pending, MSI is off, no vector has a message. The caller has
+    /// stopped whoever raises.
+    pub fn reset(&self) {
+        self.use_msi(false);
+        self.line.reset();
+        if let Some(msi) = &self.msi {
+            msi.reset();
+        }
+    }
+
+    /// Interrupts raised since the start, by either way.
+    #[must_use]
+    pub fn raised(&self) -> u64 {
+        self.line.raised() + self.msi.as_ref().map_or(0, MsiTable::sent)
+    }
+}

@@ -1,0 +1,187 @@
+//! MSI on KVM: an irqfd whose route is a message, or the system call that sends one.
+//!
+//! ```text
+//! KvmMsi (Irqfd)  --sink--> GSI and eventfd --route--> KvmRoutes: the VM's whole table --> KVM_SET_GSI_ROUTING
+//!                                            --fire--> eventfd, and KVM sends what the route says
+//! KvmMsi (Signal) --sink--> nothing          --fire--> KVM_SIGNAL_MSI with the message
+//! ```
+//! KVM_SET_GSI_ROUTING replaces every route of the VM, so they have one owner, [`KvmRoutes`]. KVM takes a new table as
+//! a unit, and returns when nobody sends by the old one any more.
+use crate::msi::{MsiController, MsiMessage, MsiSink};
+use crate::{Notifier, NotifyError};
+use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_msi};
+use kvm_ioctls::VmFd;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// GSIs that KVM routes on x86 (`KVM_MAX_IRQ_ROUTES`; 1024 before Linux 4.18, and then KVM refuses the table).
+const MOST_GSIS: u32 = 4096;
+
+/// How messages reach KVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvmMsiDelivery {
+    /// By an eventfd with a route.
+    Irqfd,
+    /// By KVM_SIGNAL_MSI.
+    Signal,
+}
+
+/// The interrupt routes of one VM.
+pub struct KvmRoutes {
+    vm: Arc<VmFd>,
+    /// Wired routes, from GSI 0 on.
+    wired: Vec<kvm_irq_routing_entry>,
+    /// The GSIs given out above them, and their messages.
+    messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
+}
+
+impl KvmRoutes {
+    /// Takes over the routes of `vm` and sets the `wired` ones. From now on nobody else sets any.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn new(vm: Arc<VmFd>, wired: Vec<kvm_irq_routing_entry>) -> Result<Self, NotifyError> {
+        let routes = Self { vm, wired, messages: Mutex::default() };
+        routes.set(&routes.lock())?;
+        Ok(routes)
+    }
+
+    /// A GSI that nobody uses.
+    fn allocate(&self) -> Result<u32, NotifyError> {
+        let mut messages = self.lock();
+        let first = self.wired.iter().map(|entry| entry.gsi + 1).max().unwrap_or(0);
+        let free = (first..MOST_GSIS).find(|gsi| !messages.contains_key(gsi));
+        let gsi = free.ok_or(NotifyError::Os {
+            what: "find a free GSI",
+            source: std::io::ErrorKind::QuotaExceeded.into(),
+        })?;
+        messages.insert(gsi, None);
+        Ok(gsi)
+    }
+
+    /// `gsi` stands for `message` from now on.
+    fn route(&self, gsi: u32, message: MsiMessage) -> Result<(), NotifyError> {
+        let mut messages = self.lock();
+        let before = messages.insert(gsi, Some(message)).flatten();
+        self.set(&messages).inspect_err(|_| {
+            messages.insert(gsi, before);
+        })
+    }
+
+    /// `gsi` may be given out again.
+    fn free(&self, gsi: u32) {
+        let mut messages = self.lock();
+        if messages.remove(&gsi).flatten().is_some() {
+            // A route more than needed is nobody's harm, and the next change takes it out.
+            let _ = self.set(&messages);
+        }
+    }
+
+    fn set(&self, messages: &BTreeMap<u32, Option<MsiMessage>>) -> Result<(), NotifyError> {
+        let mut entries = self.wired.clone();
+        for (&gsi, message) in messages {
+            if let Some(message) = message {
+                let mut entry =
+                    kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+                entry.u.msi.address_lo = message.address as u32;
+                entry.u.msi.address_hi = (message.address >> 32) as u32;
+                entry.u.msi.data = message.data;
+                entries.push(entry);
+            }
+        }
+        let refused = |source| NotifyError::Os { what: "set interrupt routes", source };
+        let table = KvmIrqRouting::from_entries(&entries)
+            .map_err(|_| refused(std::io::ErrorKind::QuotaExceeded.into()))?;
+        self.vm.set_gsi_routing(&table).map_err(|error| refused(error.into()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Option<MsiMessage>>> {
+        // Each change under the lock leaves a map that means something.
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Message delivery on one VM.
+pub struct KvmMsi {
+    routes: Arc<KvmRoutes>,
+    delivery: KvmMsiDelivery,
+}
+
+impl KvmMsi {
+    /// By way of `routes`, or past them.
+    #[must_use]
+    pub fn new(routes: Arc<KvmRoutes>, delivery: KvmMsiDelivery) -> Self {
+        Self { routes, delivery }
+    }
+}
+
+impl MsiController for KvmMsi {
+    fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
+        Ok(match self.delivery {
+            KvmMsiDelivery::Irqfd => Box::new(RoutedIrqfd::new(Arc::clone(&self.routes))?),
+            KvmMsiDelivery::Signal => Box::new(SignalMsi { vm: Arc::clone(&self.routes.vm) }),
+        })
+    }
+}
+
+/// An irqfd on a GSI of its own.
+struct RoutedIrqfd {
+    routes: Arc<KvmRoutes>,
+    gsi: u32,
+    notifier: Notifier,
+}
+
+impl RoutedIrqfd {
+    fn new(routes: Arc<KvmRoutes>) -> Result<Self, NotifyError> {
+        let notifier = Notifier::new(false)?;
+        let gsi = routes.allocate()?;
+        // Before it has a route a signal goes nowhere.
+        if let Err(error) = routes.vm.register_irqfd(notifier.event(), gsi) {
+            routes.free(gsi);
+            return Err(NotifyError::Os { what: "register an irqfd", source: error.into() });
+        }
+        Ok(Self { routes, gsi, notifier })
+    }
+}
+
+impl MsiSink for RoutedIrqfd {
+    fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
+        message.check_apic()?;
+        self.routes.route(self.gsi, message)
+    }
+
+    fn fire(&self, _message: MsiMessage) {
+        self.notifier.signal();
+    }
+}
+
+impl Drop for RoutedIrqfd {
+    fn drop(&mut self) {
+        // KVM waits for a delivery that is under way, so the GSI is free afterwards. Nobody is left to be told
+        // of a refusal, and closing the eventfd ends it as well.
+        let _ = self.routes.vm.unregister_irqfd(self.notifier.event(), self.gsi);
+        self.routes.free(self.gsi);
+    }
+}
+
+/// One system call an interrupt, and nothing to set up.
+struct SignalMsi {
+    vm: Arc<VmFd>,
+}
+
+impl MsiSink for SignalMsi {
+    fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
+        message.check_apic().map(|_| ())
+    }
+
+    fn fire(&self, message: MsiMessage) {
+        let msi = kvm_msi {
+            address_lo: message.address as u32,
+            address_hi: (message.address >> 32) as u32,
+            data: message.data,
+            ..Default::default()
+        };
+        // It says whether a local APIC took the message; one that names none goes nowhere, as on hardware.
+        let _ = self.vm.signal_msi(msi);
+    }
+}
