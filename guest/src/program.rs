@@ -342,9 +342,10 @@ fn refusal(reason: &'static str) -> Failure {
 fn set_up(driver: DriverError) -> Failure {
     let (code_of_error, reason) = match driver {
         DriverError::Memory { .. } => (error::MEMORY, "the guest has too little memory for the job"),
-        DriverError::Magic(_) | DriverError::Version(_) | DriverError::DeviceId { .. } => {
-            (error::SETUP, "there is no such device")
-        }
+        DriverError::Magic(_)
+        | DriverError::Version(_)
+        | DriverError::DeviceId { .. }
+        | DriverError::Function { .. } => (error::SETUP, "there is no such device"),
         DriverError::Features(_) | DriverError::FeaturesRefused => {
             (error::SETUP, "driver and device do not agree on features")
         }
@@ -372,5 +373,9 @@ pub(crate) fn code(error: &DriverError) -> u64 {
         DriverError::Request(_) => 13,
         DriverError::ShortAnswer { .. } => 14,
         DriverError::QueueReset(_) => 15,
+        DriverError::Function { .. } => 16,
+        DriverError::Capabilities(_) => 17,
+        DriverError::Structure(_) => 18,
+        DriverError::Vector { .. } => 19,
     }
 }

@@ -11,6 +11,28 @@ pub enum DriverError {
     /// version {0} of virtio-mmio is not supported
     #[error("version {0} of virtio-mmio is not supported")]
     Version(u32),
+    /// PCI function {vendor:04x}:{device:04x} is no modern virtio device
+    #[error("PCI function {vendor:04x}:{device:04x} is no modern virtio device")]
+    Function {
+        /// Vendor identifier.
+        vendor: u16,
+        /// Device identifier.
+        device: u16,
+    },
+    /// the list of PCI capabilities does not end, or leaves its space, at {0:#x}
+    #[error("the list of PCI capabilities does not end, or leaves its space, at {0:#x}")]
+    Capabilities(u16),
+    /// the virtio structure of type {0} is missing, too short, or not where a device may be
+    #[error("the virtio structure of type {0} is missing, too short, or not where a device may be")]
+    Structure(u8),
+    /// the device mapped an interrupt to vector {got:#x}, not to {wanted}
+    #[error("the device mapped an interrupt to vector {got:#x}, not to {wanted}")]
+    Vector {
+        /// What the driver wrote.
+        wanted: u16,
+        /// What it read back.
+        got: u16,
+    },
     /// device type {found}, not {wanted}
     #[error("device type {found}, not {wanted}")]
     DeviceId {

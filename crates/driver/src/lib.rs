@@ -1,7 +1,7 @@
 //! Virtio drivers for guests and firmware.
 //!
 //! ```text
-//! mmio::Mmio (the caller's register access) : Transport -> Virtio --negotiate--> features
+//! mmio::Mmio, pci::Pci (the caller's register access) : Transport -> Virtio --negotiate--> features
 //!                                                             | start_queue (memory from a Pool)
 //!                                                             v
 //!                                              blk::Blk, rng::Rng --driver_ok--> in use
@@ -16,6 +16,7 @@ pub mod blk;
 mod channel;
 mod error;
 pub mod mmio;
+pub mod pci;
 mod pool;
 pub mod rng;
 mod transport;

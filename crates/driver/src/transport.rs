@@ -15,6 +15,13 @@ pub trait Transport {
     fn device_features(&self) -> u64;
     /// The 64 feature bits that the driver accepts.
     fn set_driver_features(&self, accepted: u64);
+    /// Feature negotiation has ended: tells the device how to interrupt for a configuration change, unless by its wire.
+    ///
+    /// # Errors
+    /// The device does not take it.
+    fn set_up_interrupts(&mut self) -> Result<(), DriverError> {
+        Ok(())
+    }
     /// Largest size of queue `index`, 0 if it does not exist.
     fn queue_max(&self, index: u16) -> u32;
     /// Whether queue `index` is enabled.

@@ -84,6 +84,7 @@ impl<T: Transport> Virtio<T> {
             self.give_up();
             return Err(DriverError::FeaturesRefused);
         }
+        self.transport.set_up_interrupts().inspect_err(|_| self.give_up())?;
         self.features = accepted;
         Ok(accepted)
     }

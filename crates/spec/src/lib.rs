@@ -10,6 +10,7 @@ pub mod feature;
 pub mod inflight;
 pub mod mmio;
 pub mod packed;
+pub mod pci;
 pub mod queue;
 pub mod split;
 pub mod status;
