@@ -84,15 +84,30 @@ pub trait QueueHandler: Send {
     /// The queue has latched or the host has failed; the owner stops the queue and marks the device.
     fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError>;
 
-    /// Becomes readable when something in flight is done; the owner calls `serve` then. The handler resets it.
+    /// Becomes readable when there is news from the host (something in flight is done, a frame has come); the owner
+    /// calls `serve` once for each time that it does, whether or not it has been readable before. The handler resets it.
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// After a `serve` that did nothing: whether it is new buffers that the handler waits for. If not, kicks stay off, and
+    /// buffers may be there that nothing needs yet.
+    fn wants_kicks(&self) -> bool {
+        true
     }
 
     /// Waits until nothing is in flight in the host. Afterwards guest memory is not touched any more. What was
     /// in flight is completed and published if `complete` is set (a stop: the driver may be owed an interrupt,
     /// see [`Served::interrupt`]), else forgotten (a reset: the driver has forgotten it too).
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served;
+}
+
+/// Reads a configuration space; bytes beyond its end are 0.
+fn read_config(config: &[u8], offset: u32, out: &mut [u8]) {
+    let rest = config.get(offset as usize..).unwrap_or(&[]);
+    for (index, byte) in out.iter_mut().enumerate() {
+        *byte = rest.get(index).copied().unwrap_or(0);
+    }
 }
 
 /// The queue error for a buffer that is not where the driver said.

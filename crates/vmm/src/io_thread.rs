@@ -31,6 +31,9 @@ const BUDGET: usize = 16;
 const EVENTS: usize = 32;
 /// Token of the control notifier.
 const CONTROL: u64 = u64::MAX;
+/// How a handler's own descriptor is waited for: each time that it becomes readable, not for as long as it is. A network
+/// card that has no buffers must be able to sleep while frames wait.
+const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 /// Stack of an I/O thread: no buffers live there.
 const STACK: usize = 256 << 10;
 
@@ -220,8 +223,7 @@ impl EventLoop {
         let _ = notifier.notifier().take();
         epoll::add(&self.poll, notifier.notifier(), epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         if let Some(fd) = start.handler.completion_fd()
-            && let Err(error) =
-                epoll::add(&self.poll, fd, epoll::EventData::new_u64(token | 1), epoll::EventFlags::IN)
+            && let Err(error) = epoll::add(&self.poll, fd, epoll::EventData::new_u64(token | 1), NEWS)
         {
             epoll::delete(&self.poll, notifier.notifier())?;
             return Err(error.into());
@@ -312,7 +314,8 @@ impl Owned {
             if served.interrupt {
                 interrupts.used_buffer(key.queue);
             }
-            if served.taken == 0 && served.completed == 0 && !live.arm_kicks()? {
+            let idle = served.taken == 0 && served.completed == 0;
+            if idle && (!handler.wants_kicks() || !live.arm_kicks()?) {
                 return Ok(false);
             }
         }

@@ -258,12 +258,7 @@ impl Device for Blk {
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
-        let config = self.config();
-        let bytes = config.as_bytes();
-        let rest = bytes.get(offset as usize..).unwrap_or(&[]);
-        for (index, byte) in out.iter_mut().enumerate() {
-            *byte = rest.get(index).copied().unwrap_or(0);
-        }
+        crate::read_config(self.config().as_bytes(), offset, out);
     }
 
     fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
