@@ -13,6 +13,7 @@ pub mod blk;
 #[cfg(test)]
 mod dirty_tests;
 mod joint;
+pub mod net;
 #[cfg(test)]
 mod rig;
 pub mod rng;

@@ -1,0 +1,78 @@
+//! Serves the control queue: how many pairs are in use, and nothing else (section 5.1.6.5).
+use super::back_end::BackEnd;
+use crate::{LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
+use paravane_dma::{Access, Door};
+use paravane_ring::device::Chain;
+use paravane_ring::{QueueError, Segment};
+use paravane_spec::net::{CLASS_MQ, CTRL_ERR, CTRL_OK, Command, F_MQ, MQ_VQ_PAIRS_SET};
+use std::sync::Arc;
+
+/// Bytes before a command's data.
+const COMMAND: u32 = size_of::<Command>() as u32;
+
+pub(super) struct Control<B> {
+    back_end: Arc<B>,
+    multiqueue: bool,
+}
+
+impl<B: BackEnd> Control<B> {
+    pub(super) fn new(back_end: Arc<B>, features: u64) -> Self {
+        Self { back_end, multiqueue: features & F_MQ != 0 }
+    }
+
+    /// Does one command and returns the answer.
+    fn obey(
+        &self,
+        memory: &Door<'_>,
+        (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
+    ) -> Result<u8, QueueError> {
+        let malformed = |what| QueueError::Request { head: chain.head, what };
+        if chain.readable_len() < COMMAND {
+            return Err(malformed("it is shorter than a command"));
+        }
+        if writable.is_empty() {
+            return Err(malformed("it has no room for an answer"));
+        }
+        let mut bytes = [0; COMMAND as usize];
+        memory.read_segments(readable, 0, &mut bytes, Access::READ).map_err(address_error)?;
+        let Command { class, command } = zerocopy::transmute!(bytes);
+        let mut pairs = [0; 2];
+        if (class, command) != (CLASS_MQ, MQ_VQ_PAIRS_SET)
+            || !self.multiqueue
+            || chain.readable_len() < COMMAND + pairs.len() as u32
+        {
+            return Ok(CTRL_ERR);
+        }
+        memory.read_segments(readable, COMMAND.into(), &mut pairs, Access::READ).map_err(address_error)?;
+        let pairs = u16::from_le_bytes(pairs);
+        if pairs == 0 || pairs > self.back_end.pairs() {
+            return Ok(CTRL_ERR);
+        }
+        Ok(match self.back_end.use_pairs(pairs) {
+            Ok(()) => CTRL_OK,
+            Err(error) => {
+                tracing::warn!(pairs, %error, "the network's back end does not change its queues");
+                CTRL_ERR
+            }
+        })
+    }
+}
+
+impl<B: BackEnd> QueueHandler for Control<B> {
+    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
+        let Open { ring, memory, batch } = queue.open();
+        let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+        for (chain, readable, writable) in batch.iter() {
+            let answered = self.obey(&memory, (chain, readable, writable)).and_then(|answer| {
+                memory.write_segments(writable, 0, &[answer], Access::WRITE).map_err(address_error)?;
+                ring.complete(chain.head, 1)
+            });
+            answered.map_err(|error| ring.fail(error))?;
+        }
+        Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: ring.publish()? })
+    }
+
+    fn drain(&mut self, _queue: &mut LiveQueue, _complete: bool) -> Served {
+        Served::default()
+    }
+}

@@ -1,0 +1,213 @@
+//! What stands before a frame, and what a driver may say there (sections 5.1.6.2 and 5.1.6.4).
+//!
+//! Whoever is behind the back end (the host's kernel, another guest) computes with these numbers. So nothing passes
+//! that was not negotiated, or points outside of the frame; what the rest does not need is 0.
+use super::back_end::HEADER;
+use paravane_spec::net::{
+    self, ETH_HEADER, F_CSUM, F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, GSO_ECN, GSO_NONE, GSO_TCPV4,
+    GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header,
+};
+use zerocopy::IntoBytes;
+
+/// What the driver has negotiated to say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    features: u64,
+}
+
+impl Rules {
+    pub(super) fn new(features: u64) -> Self {
+        Self { features }
+    }
+
+    fn has(self, bit: u64) -> bool {
+        self.features & bit != 0
+    }
+
+    /// The header as the back end may see it, for a frame of `len` bytes; `None` if it is a lie.
+    pub(super) fn check(self, header: Header, len: usize) -> Option<Header> {
+        let mut checked = Header::default();
+        // Section 5.1.6.2.2: bits that the device does not know are ignored.
+        if header.flags & HDR_F_NEEDS_CSUM != 0 {
+            let (start, offset) = (usize::from(header.csum_start), usize::from(header.csum_offset));
+            if !self.has(F_CSUM) || start < ETH_HEADER || start + offset + 2 > len {
+                return None;
+            }
+            checked.flags = HDR_F_NEEDS_CSUM;
+            (checked.csum_start, checked.csum_offset) = (header.csum_start, header.csum_offset);
+        }
+        if header.gso_type == GSO_NONE {
+            return Some(checked);
+        }
+        let ecn = header.gso_type & GSO_ECN != 0;
+        let offered = match header.gso_type & !GSO_ECN {
+            GSO_TCPV4 => F_HOST_TSO4,
+            GSO_TCPV6 => F_HOST_TSO6,
+            GSO_UDP_L4 if !ecn => F_HOST_USO,
+            _ => return None,
+        };
+        // Whoever segments must finish the checksums too (section 5.1.6.2.1).
+        let usable = self.has(offered) && (!ecn || self.has(F_HOST_ECN)) && checked.flags != 0;
+        if !usable || header.gso_size == 0 {
+            return None;
+        }
+        (checked.gso_type, checked.gso_size) = (header.gso_type, header.gso_size);
+        // A hint, and no longer than the frame.
+        checked.hdr_len = u16::try_from(len).map_or(header.hdr_len, |len| header.hdr_len.min(len));
+        Some(checked)
+    }
+}
+
+/// What is said to a driver that has accepted `features`, with the number of buffers.
+pub(super) fn to_driver(header: Header, features: u64, buffers: u16) -> Header {
+    // Section 5.1.6.4.1: without GUEST_CSUM the flags are 0. (Then nothing else was negotiated either.)
+    let header = if features & net::F_GUEST_CSUM == 0 { Header::default() } else { header };
+    Header { num_buffers: buffers, ..header }
+}
+
+/// From the bytes in memory.
+pub(super) fn decode(bytes: [u8; HEADER]) -> Header {
+    swapped(zerocopy::transmute!(bytes))
+}
+
+/// To the bytes in memory.
+pub(super) fn encode(header: Header) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    bytes.copy_from_slice(swapped(header).as_bytes());
+    bytes
+}
+
+/// Between little endian and the machine's byte order.
+fn swapped(header: Header) -> Header {
+    Header {
+        hdr_len: header.hdr_len.to_le(),
+        gso_size: header.gso_size.to_le(),
+        csum_start: header.csum_start.to_le(),
+        csum_offset: header.csum_offset.to_le(),
+        num_buffers: header.num_buffers.to_le(),
+        ..header
+    }
+}
+
+/// Finishes the checksum of a frame whose header was checked.
+pub(super) fn finish_checksum(header: &mut Header, frame: &mut [u8]) {
+    if header.flags & HDR_F_NEEDS_CSUM == 0 {
+        return;
+    }
+    header.flags = 0;
+    let start = usize::from(header.csum_start);
+    let place = start + usize::from(header.csum_offset);
+    (header.csum_start, header.csum_offset) = (0, 0);
+    let Some(covered) = frame.get(start..) else { return };
+    let word = |pair: &[u8]| u64::from(pair[0]) << 8 | u64::from(pair.get(1).copied().unwrap_or(0));
+    let mut sum: u64 = covered.chunks(2).map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // RFC 768: a computed 0 is written as all ones, which for every protocol means the same.
+    let checksum = match !(sum as u16) {
+        0 => 0xffff,
+        other => other,
+    };
+    if let Some(field) = frame.get_mut(place..place + 2) {
+        field.copy_from_slice(&checksum.to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_spec::net::HDR_F_DATA_VALID;
+
+    const ALL: u64 = F_CSUM | F_HOST_TSO4 | F_HOST_TSO6 | F_HOST_USO;
+    const TCP: Header = Header {
+        flags: HDR_F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: 1448,
+        csum_start: 34,
+        csum_offset: 16,
+        num_buffers: 0,
+    };
+
+    #[test]
+    fn what_was_negotiated_passes_as_it_is() {
+        assert_eq!(Rules::new(ALL).check(TCP, 9000), Some(TCP));
+        let udp = Header { gso_type: GSO_UDP_L4, csum_offset: 6, ..TCP };
+        assert_eq!(Rules::new(ALL).check(udp, 9000), Some(udp));
+        let ecn = Header { gso_type: GSO_TCPV6 | GSO_ECN, ..TCP };
+        assert_eq!(Rules::new(ALL | F_HOST_ECN).check(ecn, 9000), Some(ecn));
+        let plain = Header { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..TCP };
+        assert_eq!(Rules::new(F_CSUM).check(plain, 52), Some(plain));
+    }
+
+    #[test]
+    fn numbers_that_mean_nothing_do_not_pass_on() {
+        let noise = Header { flags: 0xfe, gso_type: 0, num_buffers: 7, ..TCP };
+        assert_eq!(Rules::new(ALL).check(noise, 60), Some(Header::default()));
+        let long = Header { hdr_len: u16::MAX, ..TCP };
+        assert_eq!(Rules::new(ALL).check(long, 60).unwrap().hdr_len, 60);
+    }
+
+    #[test]
+    fn lies_are_seen() {
+        let lies = [
+            Header { csum_start: u16::MAX, ..TCP },
+            Header { csum_offset: u16::MAX, ..TCP },
+            Header { csum_start: 84, ..TCP },
+            Header { csum_start: 13, ..TCP },
+            Header { gso_size: 0, ..TCP },
+            Header { gso_type: 2, ..TCP },
+            Header { gso_type: 3, ..TCP },
+            Header { gso_type: GSO_ECN, ..TCP },
+            Header { gso_type: GSO_UDP_L4 | GSO_ECN, ..TCP },
+            Header { gso_type: 0x7f, ..TCP },
+            Header { flags: 0, ..TCP },
+            Header { flags: HDR_F_DATA_VALID, ..TCP },
+        ];
+        for lie in lies {
+            assert_eq!(Rules::new(ALL | F_HOST_ECN).check(lie, 100), None, "{lie:?}");
+        }
+        // The last two bytes of the frame are the checksum: just inside, and just outside.
+        assert!(Rules::new(ALL).check(TCP, 52).is_some());
+        assert!(Rules::new(ALL).check(TCP, 51).is_none());
+        // What was not negotiated is a lie too.
+        for missing in [F_CSUM, F_HOST_TSO4] {
+            assert_eq!(Rules::new(ALL & !missing).check(TCP, 100), None);
+        }
+        assert_eq!(Rules::new(ALL).check(Header { gso_type: GSO_TCPV4 | GSO_ECN, ..TCP }, 100), None);
+    }
+
+    #[test]
+    fn a_driver_is_told_what_it_accepted_and_no_more() {
+        assert_eq!(to_driver(TCP, 0, 3), Header { num_buffers: 3, ..Header::default() });
+        assert_eq!(to_driver(TCP, net::F_GUEST_CSUM, 1), Header { num_buffers: 1, ..TCP });
+    }
+
+    #[test]
+    fn a_header_is_twelve_bytes_in_little_endian() {
+        let bytes = encode(TCP);
+        assert_eq!(bytes, [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0]);
+        assert_eq!(decode(bytes), TCP);
+    }
+
+    #[test]
+    fn checksums_come_out_right() {
+        // RFC 1071's example: these words sum to 0xddf2.
+        let mut frame = vec![0; ETH_HEADER];
+        frame.extend([0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7, 0, 0, 0]);
+        let mut header =
+            Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 8, ..Header::default() };
+        finish_checksum(&mut header, &mut frame);
+        assert_eq!(header, Header::default());
+        assert_eq!(frame[22..24], (!0xddf2_u16).to_be_bytes());
+        // A checksum of 0 is all ones.
+        let mut frame = [[0; 14].as_slice(), &[0xff, 0xff, 0, 0]].concat();
+        let mut header =
+            Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..Header::default() };
+        finish_checksum(&mut header, &mut frame);
+        assert_eq!(frame[16..], [0xff, 0xff]);
+        // Nothing to do.
+        finish_checksum(&mut header, &mut []);
+    }
+}

@@ -1,0 +1,281 @@
+//! A cable in this process: what one card transmits, the other one receives; or the same one, as an echo.
+//!
+//! ```text
+//!  Sender --- free buffer -> copy in -> lane ---> Receiver -> copy out -> buffer free again ---.
+//!    ^  none is free: Full, asleep on `room`          | nothing there: asleep on `arrived`      |
+//!    '------------------------------------------------------------------------------------------'
+//! ```
+//! A lane is one pair's, bounded, and without a lock. When it is full the transmit queue stands still: nothing is lost
+//! between two drivers that both have their queues running. Where nobody receives, frames are dropped.
+//!
+//! A cable does not segment, so none of that is offered: a large MTU serves the same end. Checksums may be left open
+//! between drivers that both agreed to it; for the others they are finished on the way.
+use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
+use super::bell::Bell;
+use super::header::finish_checksum;
+use crate::ServeError;
+use crossbeam_queue::ArrayQueue;
+use paravane_spec::net::{F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+
+/// Frames in flight in a lane.
+const LANE: usize = 128;
+
+/// Storage for one frame, made once. Pages of it that no frame needs are never touched.
+#[derive(Debug)]
+struct Buffer {
+    header: Header,
+    len: usize,
+    bytes: Box<[u8]>,
+}
+
+/// The frames for one receive queue.
+#[derive(Debug)]
+struct Lane {
+    frames: ArrayQueue<Buffer>,
+    free: ArrayQueue<Buffer>,
+    /// For who receives.
+    arrived: Bell,
+    /// Somebody receives.
+    open: AtomicBool,
+}
+
+/// What comes to one end.
+#[derive(Debug)]
+struct Port {
+    lanes: Box<[Lane]>,
+    /// For the senders to this port, one a pair.
+    room: Box<[Bell]>,
+    /// Lanes in use.
+    pairs: AtomicU16,
+    /// What the receiving driver has accepted.
+    features: AtomicU64,
+}
+
+impl Port {
+    fn new(pairs: u16) -> io::Result<Arc<Self>> {
+        let buffer =
+            |_| Buffer { header: Header::default(), len: 0, bytes: vec![0; MAX_FRAME].into_boxed_slice() };
+        let lane = |_| {
+            let free = ArrayQueue::new(LANE);
+            for buffer in (0..LANE).map(buffer) {
+                // As many as there is room for.
+                let _ = free.push(buffer);
+            }
+            Ok(Lane {
+                frames: ArrayQueue::new(LANE),
+                free,
+                arrived: Bell::new()?,
+                open: AtomicBool::new(false),
+            })
+        };
+        Ok(Arc::new(Self {
+            lanes: (0..pairs).map(lane).collect::<io::Result<_>>()?,
+            room: (0..pairs).map(|_| Bell::new()).collect::<io::Result<_>>()?,
+            pairs: AtomicU16::new(1),
+            features: AtomicU64::new(0),
+        }))
+    }
+
+    /// The lane for what the far side's `pair` sends.
+    fn lane(&self, pair: u16) -> usize {
+        // Relaxed: any answer is a lane, and who changes it rings for those who wait.
+        usize::from(pair % self.pairs.load(Ordering::Relaxed).max(1))
+    }
+
+    /// Wakes all who wait for room.
+    fn ring_for_room(&self) {
+        self.room.iter().for_each(Bell::ring);
+    }
+}
+
+/// One end of a cable.
+#[derive(Debug)]
+pub struct LinkEnd {
+    near: Arc<Port>,
+    far: Arc<Port>,
+    /// The far side is the near side, and each frame goes back to where it came from.
+    echo: bool,
+}
+
+impl LinkEnd {
+    /// Two ends of one cable, with up to `pairs` pairs of queues each.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    pub fn pair(pairs: u16) -> io::Result<(Self, Self)> {
+        let (a, b) = (Port::new(pairs)?, Port::new(pairs)?);
+        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: false };
+        Ok((one, Self { near: b, far: a, echo: false }))
+    }
+
+    /// Sends each frame back, with its addresses swapped.
+    ///
+    /// # Errors
+    /// As [`LinkEnd::pair`].
+    pub fn echo(pairs: u16) -> io::Result<Self> {
+        let port = Port::new(pairs)?;
+        Ok(Self { near: Arc::clone(&port), far: port, echo: true })
+    }
+}
+
+impl BackEnd for LinkEnd {
+    type Sender = LinkSender;
+    type Receiver = LinkReceiver;
+
+    fn pairs(&self) -> u16 {
+        self.near.lanes.len() as u16
+    }
+
+    fn offloads(&self) -> u64 {
+        F_CSUM | F_GUEST_CSUM
+    }
+
+    fn accept(&self, features: u64) -> io::Result<()> {
+        // Relaxed: the driver gets to know that it may receive by other, ordered, ways.
+        self.near.features.store(features, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn use_pairs(&self, pairs: u16) -> io::Result<()> {
+        // Relaxed: see `Port::lane`.
+        self.near.pairs.store(pairs, Ordering::Relaxed);
+        self.near.ring_for_room();
+        Ok(())
+    }
+
+    fn sender(&self, pair: u16) -> io::Result<LinkSender> {
+        Ok(LinkSender { far: Arc::clone(&self.far), pair, echo: self.echo, sent_to: None })
+    }
+
+    fn receiver(&self, pair: u16) -> io::Result<LinkReceiver> {
+        let (port, lane) = (Arc::clone(&self.near), usize::from(pair));
+        // What came for the driver's former life.
+        while let Some(buffer) = port.lanes[lane].frames.pop() {
+            let _ = port.lanes[lane].free.push(buffer);
+        }
+        // Relaxed: frames that are sent a moment later are lost, as on any cable.
+        port.lanes[lane].open.store(true, Ordering::Relaxed);
+        Ok(LinkReceiver { port, lane, at_hand: None, freed: false })
+    }
+}
+
+/// See [`LinkEnd`].
+#[derive(Debug)]
+pub struct LinkSender {
+    far: Arc<Port>,
+    pair: u16,
+    echo: bool,
+    /// The lane that has news.
+    sent_to: Option<usize>,
+}
+
+impl Sender for LinkSender {
+    fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
+        let number = self.far.lane(self.pair);
+        if self.sent_to.is_some_and(|before| before != number) {
+            self.flush();
+        }
+        let lane = &self.far.lanes[number];
+        // Relaxed: see where it is set.
+        if !lane.open.load(Ordering::Relaxed) {
+            return Ok(Sent::Refused);
+        }
+        let Some(mut buffer) = lane.free.pop() else { return Ok(Sent::Full) };
+        buffer.header = frame.header;
+        buffer.len = frame.len;
+        let bytes = &mut buffer.bytes[..frame.len];
+        let copied = frame.copy_to(bytes);
+        if copied.is_ok() {
+            // Relaxed: see `accept`.
+            if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
+                finish_checksum(&mut buffer.header, bytes);
+            }
+            if self.echo {
+                let (to, from) = bytes[..12].split_at_mut(6);
+                to.swap_with_slice(from);
+            }
+            self.sent_to = Some(number);
+        }
+        // There is room for every buffer in either queue.
+        let _ = if copied.is_ok() { lane.frames.push(buffer) } else { lane.free.push(buffer) };
+        copied.map(|()| Sent::Sent)
+    }
+
+    fn flush(&mut self) {
+        if let Some(lane) = self.sent_to.take() {
+            self.far.lanes[lane].arrived.ring();
+        }
+    }
+
+    fn listen(&mut self) -> bool {
+        self.far.room[usize::from(self.pair)].arm();
+        let lane = &self.far.lanes[self.far.lane(self.pair)];
+        // Relaxed: ordered by the bell.
+        !lane.free.is_empty() || !lane.open.load(Ordering::Relaxed)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.far.room[usize::from(self.pair)].as_fd())
+    }
+}
+
+/// See [`LinkEnd`].
+#[derive(Debug)]
+pub struct LinkReceiver {
+    port: Arc<Port>,
+    lane: usize,
+    at_hand: Option<Buffer>,
+    /// There is room that nobody was told of.
+    freed: bool,
+}
+
+impl LinkReceiver {
+    fn lane(&self) -> &Lane {
+        &self.port.lanes[self.lane]
+    }
+}
+
+impl Receiver for LinkReceiver {
+    fn next(&mut self) -> io::Result<Option<Incoming<'_>>> {
+        if self.at_hand.is_none() {
+            self.at_hand = self.lane().frames.pop();
+        }
+        let buffer = self.at_hand.as_ref();
+        Ok(buffer.map(|buffer| Incoming { header: buffer.header, bytes: &buffer.bytes[..buffer.len] }))
+    }
+
+    fn done(&mut self) {
+        if let Some(buffer) = self.at_hand.take() {
+            let _ = self.lane().free.push(buffer);
+            self.freed = true;
+        }
+    }
+
+    fn flush(&mut self) {
+        if std::mem::take(&mut self.freed) {
+            self.port.ring_for_room();
+        }
+    }
+
+    fn listen(&mut self) -> bool {
+        self.lane().arrived.arm();
+        !self.lane().frames.is_empty()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.lane().arrived.as_fd()
+    }
+}
+
+impl Drop for LinkReceiver {
+    fn drop(&mut self) {
+        self.done();
+        // Relaxed: ordered by the bell; and see where it is set.
+        self.lane().open.store(false, Ordering::Relaxed);
+        self.port.ring_for_room();
+    }
+}

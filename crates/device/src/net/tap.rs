@@ -1,0 +1,426 @@
+//! A TAP device of the host: frames for its network stack, with offloads (Linux, Documentation/networking/tuntap).
+//!
+//! ```text
+//!   transmit: our copy of the header, then the frame where it lies in guest memory --writev--> kernel
+//!   receive:  kernel --read--> a buffer of ours --copy--> buffers of the driver
+//! ```
+//! Each pair has a queue of the device. Those that are not in use are detached, so that the kernel gives them nothing.
+//!
+//! How long a frame is shows when it is read, and reading takes it. So it is read to where any frame fits, once.
+use super::back_end::{BackEnd, HEADER, Incoming, Outgoing, Receiver, Sender, Sent};
+use super::header;
+use crate::{ServeError, address_error};
+use paravane_dma::{Access, HostSlice};
+use paravane_spec::net::{
+    ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
+    F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, MAX_FRAME,
+};
+use rustix::event::epoll;
+use rustix::fs::{Mode, OFlags};
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use thiserror::Error;
+
+/// Where TAP devices come from.
+const TUN: &str = "/dev/net/tun";
+/// Most pieces of memory in one frame, our header included (IOV_MAX).
+const MAX_PIECES: usize = 1024;
+
+/// Why a TAP device cannot be used.
+#[derive(Debug, Error)]
+pub enum TapError {
+    /// "{0}" is no interface name: 1 to 15 bytes, without spaces and slashes
+    #[error("{0:?} is no interface name: 1 to 15 bytes, without spaces and slashes")]
+    Name(String),
+    /// there are no queues
+    #[error("there are no queues")]
+    NoQueues,
+    /// cannot open /dev/net/tun: {0}
+    #[error("cannot open /dev/net/tun: {0}")]
+    Open(io::Error),
+    /// {name}: {why}: {source}
+    #[error("{name}: {why}: {source}")]
+    Attach {
+        /// The interface.
+        name: String,
+        /// What the error means here.
+        why: &'static str,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// the descriptor is no TAP device: {0}
+    #[error("the descriptor is no TAP device: {0}")]
+    NotTap(io::Error),
+    /// {name} has flags {flags:#x}, and what is needed is TAP, NO_PI, VNET_HDR: {needed:#x}
+    #[error("{name} has flags {flags:#x}, and what is needed is TAP, NO_PI, VNET_HDR: {needed:#x}")]
+    Flags {
+        /// The interface.
+        name: String,
+        /// Its flags.
+        flags: c_int,
+        /// What they must contain.
+        needed: c_int,
+    },
+    /// {name}: {call}: {source}
+    #[error("{name}: {call}: {source}")]
+    Set {
+        /// The interface.
+        name: String,
+        /// What was not possible.
+        call: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// One queue of the device.
+#[derive(Debug)]
+struct Queue {
+    fd: OwnedFd,
+    /// With several queues, an epoll set with nothing in it but `fd`, to be waited for in its place. A queue can be waited
+    /// for only from when it is attached on, but then also across being detached; so it is put there at the beginning.
+    wait: Option<OwnedFd>,
+    /// What the device shares with its queues.
+    shared: Arc<Shared>,
+    number: u16,
+}
+
+#[derive(Debug)]
+struct Shared {
+    name: String,
+    /// Queues that are attached.
+    in_use: AtomicU16,
+}
+
+impl Queue {
+    fn is_in_use(&self) -> bool {
+        // Relaxed: who is too late gets an error from the kernel, and looks again.
+        self.number < self.shared.in_use.load(Ordering::Relaxed)
+    }
+}
+
+/// A TAP device.
+#[derive(Debug)]
+pub struct Tap {
+    queues: Box<[Arc<Queue>]>,
+    shared: Arc<Shared>,
+    /// UDP can be segmented (since Linux 6.2).
+    uso: bool,
+    changing: Mutex<()>,
+}
+
+impl Tap {
+    /// Opens the device `name` with so many queues, and makes it if there is none. It is up when somebody has set it up.
+    ///
+    /// # Errors
+    /// See [`TapError`]. To make one takes CAP_NET_ADMIN; to use one that exists, to be its owner.
+    pub fn open(name: &str, queues: u16) -> Result<Self, TapError> {
+        let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
+        let fds = attach_all(name, queues, multi).or_else(|error| match &error {
+            // One that exists and can have several must be opened so, also for one.
+            TapError::Attach { source, .. } if source.raw_os_error() == Some(libc::EINVAL) && multi == 0 => {
+                attach_all(name, queues, libc::IFF_MULTI_QUEUE).map_err(|_| error)
+            }
+            _ => Err(error),
+        })?;
+        Self::from_fds(fds)
+    }
+
+    /// Takes descriptors of /dev/net/tun, each attached to a queue of the same device: those of a manager that has the
+    /// rights that we lack. They become non-blocking, which whoever shares them sees too.
+    ///
+    /// # Errors
+    /// See [`TapError`].
+    pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self, TapError> {
+        let first = fds.first().ok_or(TapError::NoQueues)?;
+        let (name, _) = interface(first)?;
+        let count = fds.len() as u16;
+        let shared = Arc::new(Shared { name: name.clone(), in_use: AtomicU16::new(count) });
+        let set = |call| {
+            let name = name.clone();
+            move |source: io::Error| TapError::Set { name, call, source }
+        };
+        for fd in &fds {
+            check_flags(fd)?;
+            rustix::io::ioctl_fionbio(fd, true).map_err(|error| set("make it non-blocking")(error.into()))?;
+            set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(set("TUNSETVNETHDRSZ"))?;
+            set_int(fd, libc::TUNSETVNETLE, 1).map_err(set("TUNSETVNETLE"))?;
+        }
+        let with_uso = offloads(F_GUEST_CSUM | F_GUEST_USO4 | F_GUEST_USO6);
+        let uso = set_value(first, libc::TUNSETOFFLOAD, with_uso).is_ok();
+        set_value(first, libc::TUNSETOFFLOAD, 0).map_err(set("TUNSETOFFLOAD"))?;
+        let queue = |(number, fd): (u16, OwnedFd)| {
+            let wait = if count > 1 { Some(waiting_for(&fd)?) } else { None };
+            Ok(Arc::new(Queue { fd, wait, shared: Arc::clone(&shared), number }))
+        };
+        let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(set("wait for it"))?;
+        Ok(Self { queues, shared, uso, changing: Mutex::new(()) })
+    }
+
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+}
+
+impl BackEnd for Tap {
+    type Sender = TapSender;
+    type Receiver = TapReceiver;
+
+    fn pairs(&self) -> u16 {
+        self.queues.len() as u16
+    }
+
+    fn offloads(&self) -> u64 {
+        let host = F_CSUM | F_HOST_TSO4 | F_HOST_TSO6 | F_HOST_ECN;
+        let guest = F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_GUEST_ECN;
+        let uso = if self.uso { F_HOST_USO | F_GUEST_USO4 | F_GUEST_USO6 } else { 0 };
+        host | guest | uso
+    }
+
+    fn accept(&self, features: u64) -> io::Result<()> {
+        set_value(&self.queues[0].fd, libc::TUNSETOFFLOAD, offloads(features))
+    }
+
+    fn use_pairs(&self, pairs: u16) -> io::Result<()> {
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Relaxed: only we change it, and see `Queue::is_in_use`.
+        let before = self.shared.in_use.load(Ordering::Relaxed);
+        if pairs < before {
+            // First, so that who finds its queue detached finds this too.
+            self.shared.in_use.store(pairs, Ordering::Release);
+        }
+        for number in pairs.min(before)..pairs.max(before) {
+            let how = if pairs < before { libc::IFF_DETACH_QUEUE } else { libc::IFF_ATTACH_QUEUE };
+            let mut request = request(None, how);
+            // SAFETY: TUNSETQUEUE reads a struct ifreq, which outlives the call.
+            check(unsafe {
+                libc::ioctl(self.queues[usize::from(number)].fd.as_raw_fd(), libc::TUNSETQUEUE, &mut request)
+            } as isize)?;
+            if pairs > before {
+                self.shared.in_use.store(number + 1, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    fn sender(&self, pair: u16) -> io::Result<TapSender> {
+        let queue = Arc::clone(&self.queues[usize::from(pair)]);
+        Ok(TapSender { queue, pieces: Vec::with_capacity(16), refused: 0 })
+    }
+
+    fn receiver(&self, pair: u16) -> io::Result<TapReceiver> {
+        let queue = Arc::clone(&self.queues[usize::from(pair)]);
+        Ok(TapReceiver { queue, buffer: vec![0; HEADER + MAX_FRAME].into_boxed_slice(), filled: 0 })
+    }
+}
+
+/// See [`Tap`].
+#[derive(Debug)]
+pub struct TapSender {
+    queue: Arc<Queue>,
+    pieces: Vec<HostSlice>,
+    refused: u64,
+}
+
+impl Sender for TapSender {
+    fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
+        let mut header = header::encode(frame.header);
+        self.pieces.clear();
+        self.pieces.push(HostSlice { ptr: header.as_mut_ptr(), len: HEADER });
+        let hold = frame
+            .memory
+            .map_segments(frame.segments, HEADER as u64, frame.len as u64, Access::READ, &mut self.pieces)
+            .map_err(address_error)?;
+        if self.pieces.len() > MAX_PIECES {
+            return Ok(Sent::Refused);
+        }
+        let written = loop {
+            // SAFETY: the pieces are our header, which lives until the end of this function, and guest memory that
+            // `hold` keeps mapped. The kernel only reads them. HostSlice has the layout of struct iovec.
+            let written = unsafe {
+                let pieces = self.pieces.as_ptr().cast::<libc::iovec>();
+                libc::writev(self.queue.fd.as_raw_fd(), pieces, self.pieces.len() as c_int)
+            };
+            match check(written) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        drop(hold);
+        // Whatever the reason (the interface is down, its queue is full, the kernel dislikes the frame), a network may
+        // lose frames.
+        Ok(match written {
+            Ok(()) => Sent::Sent,
+            Err(error) => {
+                self.refused += 1;
+                if self.refused == 1 {
+                    tracing::warn!(interface = self.queue.shared.name, %error, "a frame was not taken");
+                }
+                Sent::Refused
+            }
+        })
+    }
+}
+
+/// See [`Tap`].
+#[derive(Debug)]
+pub struct TapReceiver {
+    queue: Arc<Queue>,
+    /// Header and frame.
+    buffer: Box<[u8]>,
+    /// Bytes of them, 0 if no frame is at hand.
+    filled: usize,
+}
+
+impl TapReceiver {
+    /// Reads a frame, if there is one.
+    fn fetch(&mut self) -> io::Result<()> {
+        while self.filled < HEADER + ETH_HEADER && self.queue.is_in_use() {
+            self.filled = 0;
+            match rustix::io::read(&self.queue.fd, &mut self.buffer[..]) {
+                Ok(filled) => self.filled = filled,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => break,
+                // Detached since we looked.
+                Err(rustix::io::Errno::BADFD) if !self.queue.is_in_use() => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Receiver for TapReceiver {
+    fn next(&mut self) -> io::Result<Option<Incoming<'_>>> {
+        if self.filled == 0 {
+            self.fetch()?;
+        }
+        let Some((head, bytes)) = self.buffer[..self.filled].split_first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        Ok(Some(Incoming { header: header::decode(*head), bytes }))
+    }
+
+    fn done(&mut self) {
+        self.filled = 0;
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.wait.as_ref().unwrap_or(&self.queue.fd).as_fd()
+    }
+}
+
+/// Attaches descriptors to `queues` queues of the device.
+fn attach_all(name: &str, queues: u16, multi: c_int) -> Result<Vec<OwnedFd>, TapError> {
+    (0..queues).map(|_| attach(name, multi)).collect()
+}
+
+fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
+    let legal = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+    // A percent sign makes the kernel choose a number.
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ || !name.bytes().all(legal) {
+        return Err(TapError::Name(name.into()));
+    }
+    let open = rustix::fs::open(TUN, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
+    let fd = open.map_err(|error| TapError::Open(error.into()))?;
+    let mut request = request(Some(name), needed() | multi);
+    // SAFETY: TUNSETIFF reads and writes a struct ifreq, which outlives the call.
+    match check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } as isize) {
+        Ok(()) => Ok(fd),
+        Err(source) => {
+            let why = match source.raw_os_error() {
+                Some(libc::EPERM | libc::EACCES) => "to make it takes CAP_NET_ADMIN, to use it its owner",
+                Some(libc::EBUSY) => "somebody else uses it",
+                Some(libc::EINVAL) => "it exists and is no TAP device, or has another number of queues",
+                Some(libc::E2BIG) => "it has no queue left",
+                _ => "it cannot be opened",
+            };
+            Err(TapError::Attach { name: name.into(), why, source })
+        }
+    }
+}
+
+/// What we need of a device.
+fn needed() -> c_int {
+    libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR
+}
+
+fn check_flags(fd: &OwnedFd) -> Result<(), TapError> {
+    let (name, flags) = interface(fd)?;
+    if flags & needed() == needed() {
+        return Ok(());
+    }
+    Err(TapError::Flags { name, flags, needed: needed() })
+}
+
+/// Name and flags of the device behind a descriptor.
+fn interface(fd: &OwnedFd) -> Result<(String, c_int), TapError> {
+    let mut request = request(None, 0);
+    // SAFETY: TUNGETIFF writes a struct ifreq, which outlives the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &mut request) } as isize)
+        .map_err(TapError::NotTap)?;
+    let name: Vec<u8> =
+        request.ifr_name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
+    // SAFETY: of the union's fields TUNGETIFF has written the flags; any bytes are flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    // Sixteen bits without a sign.
+    Ok((String::from_utf8_lossy(&name).into_owned(), c_int::from(flags as u16)))
+}
+
+/// A struct ifreq with a name, if one is needed, and flags.
+fn request(name: Option<&str>, flags: c_int) -> libc::ifreq {
+    // SAFETY: a struct ifreq is integers and unions of such (and a pointer, for which 0 is null).
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.unwrap_or_default().bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    request
+}
+
+/// An epoll set with one member.
+fn waiting_for(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    Ok(set)
+}
+
+/// What the kernel may leave to a driver that has accepted `features`.
+fn offloads(features: u64) -> libc::c_ulong {
+    let has = |bit| features & bit != 0;
+    // Segmentation without checksums is refused by the kernel, and was not negotiated in good faith.
+    if !has(F_GUEST_CSUM) {
+        return 0;
+    }
+    let flag = |on, flag: libc::c_uint| if on { flag } else { 0 };
+    let tso = has(F_GUEST_TSO4) || has(F_GUEST_TSO6);
+    let flags = libc::TUN_F_CSUM
+        | flag(has(F_GUEST_TSO4), libc::TUN_F_TSO4)
+        | flag(has(F_GUEST_TSO6), libc::TUN_F_TSO6)
+        | flag(tso && has(F_GUEST_ECN), libc::TUN_F_TSO_ECN)
+        // The kernel takes these two together only.
+        | flag(has(F_GUEST_USO4) && has(F_GUEST_USO6), libc::TUN_F_USO4 | libc::TUN_F_USO6);
+    flags.into()
+}
+
+/// An ioctl that takes a pointer to an int.
+fn set_int(fd: &OwnedFd, call: libc::Ioctl, value: c_int) -> io::Result<()> {
+    // SAFETY: the calls that this is used for read an int, which outlives them.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), call, &value) } as isize)
+}
+
+/// An ioctl that takes a number.
+fn set_value(fd: &OwnedFd, call: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: the call that this is used for touches no memory of ours.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), call, value) } as isize)
+}
+
+/// The error of a system call that returned less than 0.
+fn check(result: isize) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

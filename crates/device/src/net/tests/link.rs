@@ -1,0 +1,180 @@
+//! The cable: back-pressure, ends that come and go, checksums.
+use super::rig::{Card, DATA, HEADER, frame};
+use crate::net::LinkEnd;
+use crate::rig::{readable, segment};
+use paravane_spec::net::F_GUEST_CSUM;
+
+const RX: usize = 0;
+const TX: usize = 1;
+/// Frames that a lane holds.
+const LANE: usize = 128;
+
+fn cards() -> (Card<LinkEnd>, Card<LinkEnd>) {
+    let (a, b) = LinkEnd::pair(1).unwrap();
+    (Card::new(a), Card::new(b))
+}
+
+/// Sends `count` frames from one card, numbered from `first` on, and says how many the queue gave back.
+fn send(card: &mut Card<LinkEnd>, first: usize, count: usize) -> usize {
+    for n in first..first + count {
+        card.send_at(TX, DATA + (n % 64) as u64 * 4096, [0; HEADER], &frame(60 + n % 40, n as u8));
+    }
+    card.settle(TX).len()
+}
+
+/// Takes what there is for a card, and checks that the frames are those numbered from `first` on.
+fn receive(card: &mut Card<LinkEnd>, first: usize) -> usize {
+    let mut count = 0;
+    loop {
+        for n in 0..64 {
+            card.add(RX, &[], &[segment(DATA + 0x20_0000 + n * 4096, 2000)]);
+        }
+        let used = card.settle(RX);
+        for (n, used) in used.iter().enumerate() {
+            let sent = first + count;
+            assert_eq!(used.len as usize, HEADER + 60 + sent % 40);
+            let got = card.peek(DATA + 0x20_0000 + n as u64 * 4096 + HEADER as u64, 60 + sent % 40);
+            assert_eq!(got, frame(60 + sent % 40, sent as u8), "frame {sent}");
+            count += 1;
+        }
+        // What is left is asked for anew.
+        if used.len() < 64 {
+            card.restart();
+            return count;
+        }
+    }
+}
+
+#[test]
+fn both_ways_at_once() {
+    let (mut a, mut b) = cards();
+    for round in 0..5 {
+        assert_eq!(send(&mut a, round * 40, 40), 40);
+        assert_eq!(send(&mut b, round * 50, 50), 50);
+        assert_eq!(receive(&mut b, round * 40), 40);
+        assert_eq!(receive(&mut a, round * 50), 50);
+    }
+}
+
+#[test]
+fn a_full_lane_makes_the_sender_wait_and_loses_nothing() {
+    let (mut a, mut b) = cards();
+    let mut sent = 0;
+    let mut back = 0;
+    while back == sent {
+        back += send(&mut a, sent, 32);
+        sent += 32;
+    }
+    assert_eq!((back, sent), (LANE, LANE + 32));
+    assert!(!a.lanes[TX].handler.wants_kicks(), "kicks would be of no use");
+    assert_eq!(a.lanes[TX].live.ring().in_flight(), 32);
+    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap(), 0));
+    // One buffer makes room for one frame, and the sender is woken for it.
+    b.add(RX, &[], &[segment(DATA, 2000)]);
+    assert_eq!(b.settle(RX).len(), 1);
+    assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
+    assert_eq!(a.settle(TX).len(), 1);
+    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap(), 0));
+    let mut got = 1;
+    while got < sent {
+        // Frames wait in the lane across a restart of the receiving side only as far as they are new, so no restart.
+        for n in 0..16 {
+            b.add(RX, &[], &[segment(DATA + n * 4096, 2000)]);
+        }
+        for (n, used) in b.settle(RX).iter().enumerate() {
+            assert_eq!(used.len as usize, HEADER + 60 + got % 40);
+            let bytes = b.peek(DATA + n as u64 * 4096 + HEADER as u64, 60 + got % 40);
+            assert_eq!(bytes, frame(60 + got % 40, got as u8), "frame {got}");
+            got += 1;
+        }
+        a.settle(TX);
+    }
+    assert_eq!(a.lanes[TX].live.ring().in_flight(), 0);
+    assert!(a.lanes[TX].handler.wants_kicks());
+    assert_eq!((a.totals().transmitted, b.totals().received), (sent as u64, sent as u64));
+    assert_eq!(a.totals().refused, 0);
+}
+
+#[test]
+fn a_receiver_that_sleeps_is_woken_and_one_that_works_is_not() {
+    let (mut a, mut b) = cards();
+    b.add(RX, &[], &[segment(DATA, 2000)]);
+    b.add(RX, &[], &[segment(DATA + 4096, 2000)]);
+    b.settle(RX);
+    assert!(!readable(b.lanes[RX].handler.completion_fd().unwrap(), 0));
+    send(&mut a, 0, 1);
+    assert!(readable(b.lanes[RX].handler.completion_fd().unwrap(), 10));
+    assert_eq!(b.serve(RX).unwrap().completed, 1);
+    assert_eq!(b.settle(RX).len(), 1);
+    assert!(!readable(b.lanes[RX].handler.completion_fd().unwrap(), 0));
+}
+
+#[test]
+fn where_nobody_receives_frames_are_dropped() {
+    let (a, b) = LinkEnd::pair(1).unwrap();
+    let mut a = Card::new(a);
+    assert_eq!(send(&mut a, 0, 5), 5);
+    assert_eq!(a.totals().refused, 5);
+    let mut b = Card::new(b);
+    assert_eq!(send(&mut a, 5, 1), 1);
+    assert_eq!(receive(&mut b, 5), 1);
+}
+
+#[test]
+fn a_receiver_that_goes_away_sets_its_senders_free() {
+    let (mut a, mut b) = cards();
+    for n in 0..5 {
+        send(&mut a, n * 32, 32);
+    }
+    assert_eq!(a.lanes[TX].live.ring().in_flight(), 32);
+    b.lanes.clear();
+    assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
+    assert_eq!(a.settle(TX).len(), 32);
+    assert_eq!(a.totals().refused, 32);
+    // A new life starts without the frames of the old one.
+    b.restart();
+    b.add(RX, &[], &[segment(DATA, 2000)]);
+    assert!(b.settle(RX).is_empty());
+    send(&mut a, 0, 1);
+    assert_eq!(b.settle(RX).len(), 1);
+}
+
+#[test]
+fn what_waits_for_room_is_given_back_or_forgotten_when_the_queue_ends() {
+    for complete in [true, false] {
+        let (mut a, _b) = cards();
+        for n in 0..5 {
+            send(&mut a, n * 32, 32);
+        }
+        let lane = &mut a.lanes[TX];
+        let served = lane.handler.drain(&mut lane.live, complete);
+        assert_eq!(served.completed, if complete { 32 } else { 0 });
+        assert_eq!(a.totals().refused, 32);
+    }
+}
+
+#[test]
+fn a_checksum_is_finished_for_a_driver_that_wants_it_so() {
+    let header = [1, 0, 0, 0, 0, 0, 14, 0, 2, 0, 0, 0];
+    let mut sent = frame(64, 0);
+    sent[16..18].fill(0);
+    for refused in [0, F_GUEST_CSUM] {
+        let (a, b) = LinkEnd::pair(1).unwrap();
+        let (mut a, mut b) = (Card::new(a), Card::without(b, refused));
+        a.send_at(TX, DATA, header, &sent);
+        a.settle(TX);
+        b.add(RX, &[], &[segment(DATA, 2000)]);
+        assert_eq!(b.settle(RX).len(), 1);
+        let got = b.peek(DATA, HEADER + 64);
+        if refused == 0 {
+            assert_eq!(got[..10], header[..10]);
+            assert_eq!(got[HEADER..], sent);
+            continue;
+        }
+        assert_eq!(got[..10], [0; 10]);
+        // All words together, the checksum among them, make all ones.
+        let words = got[HEADER + 14..].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+        let sum: u32 = words.sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+    }
+}

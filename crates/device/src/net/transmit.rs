@@ -1,0 +1,144 @@
+//! Serves a transmit queue: frames out of guest memory, to the back end.
+//!
+//! ```text
+//!   serve:  pop a batch -> check and send each -> complete those -> flush -> publish
+//!              ^                  | Full
+//!              '-- nothing popped until the rest has been sent; the back end's descriptor wakes us
+//! ```
+//! A chain that is no frame, or whose header lies, is given back and counted: the queue goes on. What breaks the queue
+//! (addresses without memory) latches it.
+use super::back_end::{HEADER, Outgoing, Sender, Sent};
+use super::counters::{Counters, Totals};
+use super::header::{self, Rules};
+use crate::{LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
+use paravane_dma::{Access, Door};
+use paravane_ring::Segment;
+use paravane_ring::device::{Batch, Chain};
+use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Most chains that are taken at once.
+const BATCH: usize = 64;
+
+pub(super) struct Transmit<S> {
+    sender: S,
+    rules: Rules,
+    /// Ours and not the queue's: what the back end has no room for stays here.
+    batch: Batch,
+    /// Chains of the batch that are done.
+    done: usize,
+    /// The back end had no room.
+    full: bool,
+    counters: Arc<Counters>,
+    counts: Totals,
+}
+
+impl<S: Sender> Transmit<S> {
+    pub(super) fn new(sender: S, features: u64, counters: Arc<Counters>) -> Self {
+        let counts = Totals::default();
+        let rules = Rules::new(features);
+        Self { sender, rules, batch: Batch::new(BATCH), done: 0, full: false, counters, counts }
+    }
+
+    /// Sends what is left of the batch, and says how many chains are done now.
+    fn send_rest(&mut self, memory: &Door<'_>) -> Result<usize, ServeError> {
+        self.full = false;
+        let mut done = self.done;
+        for chain in self.batch.iter().skip(self.done) {
+            match send(&mut self.sender, self.rules, memory, chain)? {
+                Some((Sent::Sent, len)) => {
+                    self.counts.transmitted += 1;
+                    self.counts.transmitted_bytes += len as u64;
+                }
+                Some((Sent::Refused, _)) => self.counts.refused += 1,
+                Some((Sent::Full, _)) => {
+                    self.full = true;
+                    break;
+                }
+                None => self.counts.malformed += 1,
+            }
+            done += 1;
+        }
+        self.sender.flush();
+        Ok(done)
+    }
+
+    fn serve_open(&mut self, open: Open<'_>) -> Result<Served, ServeError> {
+        let Open { ring, memory, .. } = open;
+        let mut served = Served::default();
+        loop {
+            if self.done == self.batch.chains().len() {
+                let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
+                served.taken += ring.pop(&mut self.batch, fetch)? as u32;
+                self.done = 0;
+            }
+            let done = self.send_rest(&memory)?;
+            let before = std::mem::replace(&mut self.done, done);
+            let finished = &self.batch.chains()[before..self.done];
+            served.completed += finished.len() as u32;
+            ring.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
+            // Nothing could be done: the owner will sleep, unless there is room by now.
+            if !self.full || served.taken + served.completed > 0 || !self.sender.listen() {
+                break;
+            }
+        }
+        served.interrupt = ring.publish()?;
+        Ok(served)
+    }
+}
+
+/// Sends one chain's frame and says how long it is; `None` if it is none.
+fn send<S: Sender>(
+    sender: &mut S,
+    rules: Rules,
+    memory: &Door<'_>,
+    (chain, segments, writable): (&Chain, &[Segment], &[Segment]),
+) -> Result<Option<(Sent, usize)>, ServeError> {
+    let len = (chain.readable_len() as usize).saturating_sub(HEADER);
+    if !(ETH_HEADER..=MAX_FRAME).contains(&len) || !writable.is_empty() {
+        return Ok(None);
+    }
+    let mut bytes = [0; HEADER];
+    memory.read_segments(segments, 0, &mut bytes, Access::READ).map_err(address_error)?;
+    let Some(header) = rules.check(header::decode(bytes), len) else { return Ok(None) };
+    let sent = sender.send(&Outgoing { header, memory, segments, len })?;
+    Ok(Some((sent, len)))
+}
+
+impl<S: Sender> QueueHandler for Transmit<S> {
+    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
+        let served = self.serve_open(queue.open());
+        self.counters.add(&mut self.counts);
+        match served {
+            Err(ServeError::Queue(error)) => Err(queue.open().ring.fail(error).into()),
+            served => served,
+        }
+    }
+
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.sender.fd()
+    }
+
+    fn wants_kicks(&self) -> bool {
+        // While the back end is full, more frames are of no use.
+        !self.full
+    }
+
+    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+        let mut served = Served::default();
+        let rest = &self.batch.chains()[self.done..];
+        self.counts.refused += rest.len() as u64;
+        if complete {
+            let ring = queue.open().ring;
+            // A queue that has latched has nothing more to say.
+            if ring.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
+                served.completed = rest.len() as u32;
+                served.interrupt = ring.publish().unwrap_or(false);
+            }
+        }
+        (self.done, self.full) = (self.batch.chains().len(), false);
+        self.counters.add(&mut self.counts);
+        served
+    }
+}
