@@ -300,6 +300,102 @@ const MMIO: &[Seed] = {
     ]
 };
 
+/// Steps of `mmio_msi`, after one byte: a prompt owner (0) or a slow one (1).
+mod messages {
+    pub(super) const NEGOTIATE: &[u8] = &[9, 2];
+    pub(super) const NEGOTIATE_WITHOUT: &[u8] = &[9, 0];
+    pub(super) const ENABLE: &[u8] = &[0, 1];
+    pub(super) const DISABLE: &[u8] = &[0, 2];
+    pub(super) const CONFIGURE: &[u8] = &[0, 3];
+    pub(super) const MASK: &[u8] = &[0, 4];
+    pub(super) const UNMASK: &[u8] = &[0, 5];
+    pub(super) const UNCONFIGURE: &[u8] = &[0, 6];
+    /// APIC 1, vector 0x41.
+    pub(super) const MESSAGE: &[u8] = &[3, 1, 0x41];
+    pub(super) const OTHER_MESSAGE: &[u8] = &[3, 2, 0x42];
+    /// An address that is no APIC's.
+    pub(super) const STRAY_ADDRESS: &[u8] = &[2, 0, 0, 0x10, 0, 0];
+    pub(super) const QUEUE_0: &[u8] = &[4, 0];
+    /// It has no descriptors.
+    pub(super) const QUEUE_1: &[u8] = &[4, 1];
+    pub(super) const QUEUE_2: &[u8] = &[4, 2];
+    pub(super) const CONFIGURATION: &[u8] = &[4, 4];
+    pub(super) const RAISE_0: &[u8] = &[6, 0];
+    pub(super) const RAISE_2: &[u8] = &[6, 2];
+    pub(super) const RAISE_CONFIGURATION: &[u8] = &[6, 3];
+    pub(super) const READY: &[u8] = &[10, 1];
+    pub(super) const STOP: &[u8] = &[10, 0];
+    pub(super) const RESET_QUEUE: &[u8] = &[11];
+    pub(super) const DRIVER_OK: &[u8] = &[12, 1];
+    pub(super) const FAILED: &[u8] = &[12, 2];
+    pub(super) const RESET: &[u8] = &[13, 0];
+    pub(super) const DONE: &[u8] = &[13, 2];
+    pub(super) const NOTIFY_0: &[u8] = &[14, 0, 0xff, 0xff, 0, 0];
+    pub(super) const NOTIFY_BESIDE: &[u8] = &[14, 6, 0, 0, 0, 0];
+}
+
+const MMIO_MSI: &[Seed] = {
+    use messages::*;
+    const PROMPT: &[u8] = &[0];
+    const SLOW: &[u8] = &[1];
+    &[
+        (
+            "start",
+            &[
+                PROMPT,
+                NEGOTIATE,
+                ENABLE,
+                QUEUE_0,
+                MESSAGE,
+                READY,
+                CONFIGURATION,
+                OTHER_MESSAGE,
+                DRIVER_OK,
+                NOTIFY_0,
+                RAISE_0,
+                RAISE_CONFIGURATION,
+            ],
+        ),
+        (
+            "plain",
+            &[PROMPT, NEGOTIATE_WITHOUT, ENABLE, QUEUE_0, READY, DRIVER_OK, MESSAGE, RAISE_0, NOTIFY_0],
+        ),
+        ("mask", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, MASK, RAISE_0, RAISE_0, UNMASK, RAISE_0]),
+        ("change-masked", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, MASK, RAISE_0, OTHER_MESSAGE, UNMASK]),
+        ("change", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, RAISE_0, OTHER_MESSAGE, RAISE_0]),
+        ("refused", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, STRAY_ADDRESS, CONFIGURE, RAISE_0, MASK]),
+        ("no-source", &[PROMPT, NEGOTIATE, ENABLE, QUEUE_1, MESSAGE, MASK, UNCONFIGURE]),
+        ("not-on", &[PROMPT, NEGOTIATE, MESSAGE, MASK, UNMASK, RAISE_0, ENABLE, RAISE_0]),
+        ("fall-back", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, DISABLE, READY, DRIVER_OK, RAISE_0, DISABLE]),
+        ("unconfigure", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, MASK, RAISE_0, UNCONFIGURE, MESSAGE, RAISE_0]),
+        (
+            "queue-reset",
+            &[
+                SLOW,
+                NEGOTIATE,
+                ENABLE,
+                QUEUE_2,
+                MESSAGE,
+                READY,
+                DRIVER_OK,
+                RESET_QUEUE,
+                RAISE_2,
+                DONE,
+                RAISE_2,
+                MESSAGE,
+                READY,
+            ],
+        ),
+        (
+            "queue-stop",
+            &[SLOW, NEGOTIATE, ENABLE, QUEUE_2, MESSAGE, READY, DRIVER_OK, STOP, RESET_QUEUE, DONE, RAISE_2],
+        ),
+        ("reset", &[SLOW, NEGOTIATE, ENABLE, MESSAGE, MASK, RAISE_0, RESET, MASK, DONE, NEGOTIATE, ENABLE]),
+        ("failed", &[PROMPT, NEGOTIATE, ENABLE, MESSAGE, READY, DRIVER_OK, FAILED, MASK, NOTIFY_0, RESET]),
+        ("notify-beside", &[PROMPT, NEGOTIATE, READY, DRIVER_OK, NOTIFY_BESIDE, NOTIFY_0]),
+    ]
+};
+
 /// Steps of `blk_request`, after read-only (0) or not, size (as a power of two), and features (1: all).
 mod requests {
     /// Kind, sector, number of pieces, then each piece: length and place.
@@ -415,6 +511,7 @@ fn main() -> io::Result<()> {
         ("packed_device", PACKED_DEVICE),
         ("packed_driver", PACKED_DRIVER),
         ("mmio", MMIO),
+        ("mmio_msi", MMIO_MSI),
         ("blk_request", BLK_REQUEST),
         ("dma", DMA),
     ];

@@ -19,6 +19,7 @@ mod guarded;
 mod hostile;
 pub mod hostile_peer;
 mod mmio;
+mod mmio_msi;
 mod packed_device;
 mod packed_driver;
 mod split_device;
@@ -27,6 +28,7 @@ mod split_driver;
 pub use blk_request::blk_request;
 pub use dma::dma;
 pub use mmio::mmio;
+pub use mmio_msi::mmio_msi;
 pub use packed_device::packed_device;
 pub use packed_driver::packed_driver;
 pub use split_device::split_device;
@@ -36,12 +38,13 @@ pub use split_driver::split_driver;
 pub type Target = fn(&[u8]);
 
 /// Every target: its name, which is its corpus's too, and its function.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
     ("packed_device", packed_device),
     ("packed_driver", packed_driver),
     ("mmio", mmio),
+    ("mmio_msi", mmio_msi),
     ("blk_request", blk_request),
     ("dma", dma),
 ];

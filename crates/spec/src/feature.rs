@@ -24,7 +24,3 @@ pub const RING_RESET: u64 = 1 << 40;
 pub const ADMIN_VQ: u64 = 1 << 41;
 /// The device can be suspended (new in version 1.4).
 pub const SUSPEND: u64 = 1 << 43;
-/// Ours, not the specification's: virtio-mmio with a notification address for every queue.
-pub const MMIO_NOTIFICATION: u64 = 1 << 44;
-/// Ours, not the specification's: virtio-mmio with message-signalled interrupts.
-pub const MMIO_MSI: u64 = 1 << 45;

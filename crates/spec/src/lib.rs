@@ -9,6 +9,7 @@ pub mod builtin;
 pub mod feature;
 pub mod inflight;
 pub mod mmio;
+pub mod mmio_msi;
 pub mod net;
 pub mod packed;
 pub mod pci;

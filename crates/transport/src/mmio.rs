@@ -14,10 +14,16 @@
 //!   promises that the device does not look at the queue any more. The registers keep their values, the
 //!   positions start from 0 if it is made ready again.
 //! - **QueueReset** reads 1 while the reset is under way.
+//! - **Our extension** (docs/virtio-mmio-msi.md) is there if its feature bits are offered, and once the driver has
+//!   accepted them: else its registers are none, and a driver of version 2 sees a plain device. The address of a
+//!   notification says which queue it is for, what is written there does not matter.
+mod msi;
+
 use crate::state::{DeviceState, Part, Violation};
 use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
+use msi::{MsiRegisters, Source};
 use paravane_notify::Interrupts;
-use paravane_spec::{feature, mmio as reg};
+use paravane_spec::{feature, mmio as reg, mmio_msi, status};
 use std::fmt;
 use std::sync::Arc;
 
@@ -26,13 +32,23 @@ pub struct Mmio {
     device_id: u32,
     interrupts: Arc<Interrupts>,
     state: DeviceState,
+    msi: MsiRegisters,
 }
 
 impl Mmio {
-    /// A device after reset.
+    /// A device after reset. Messages can be offered ([`mmio_msi::F_MSI`]) if `interrupts` has a vector for each queue
+    /// and one more.
     #[must_use]
-    pub fn new(device: DeviceDescription, interrupts: Arc<Interrupts>) -> Self {
-        Self { device_id: device.device_id, interrupts, state: DeviceState::new(&device) }
+    pub fn new(mut device: DeviceDescription, interrupts: Arc<Interrupts>) -> Self {
+        if !interrupts.msi().is_some_and(|table| msi::suffices(table, device.queue_sizes.len())) {
+            device.features &= !mmio_msi::F_MSI;
+        }
+        Self {
+            device_id: device.device_id,
+            interrupts,
+            state: DeviceState::new(&device),
+            msi: MsiRegisters::default(),
+        }
     }
 
     /// Reads a register. `config` reads the device's configuration space (offset, destination); it is
@@ -45,7 +61,7 @@ impl Mmio {
                 Err(Violation) => self.state.violation(),
             },
             Some(Access::Config(offset)) => config(offset, data),
-            None => self.state.violation(),
+            Some(Access::Notify(_)) | None => self.state.violation(),
         }
     }
 
@@ -58,6 +74,9 @@ impl Mmio {
             (Some(Access::Config(offset)), data) if self.state.config_writable() => {
                 Ok(Some(Effect::WriteConfig { offset, data: data.to_vec() }))
             }
+            (Some(Access::Notify(queue)), _) if self.state.negotiated(mmio_msi::F_NOTIFICATION) => {
+                self.state.notify(queue)
+            }
             _ => Err(Violation),
         };
         done.unwrap_or_else(|Violation| {
@@ -69,13 +88,15 @@ impl Mmio {
     /// The owner has carried out [`Effect::Reset`]. Without a reset under way nothing happens.
     pub fn reset_done(&mut self) {
         if self.state.reset_done() {
-            self.interrupts.reset();
+            self.set_defaults();
         }
     }
 
     /// The owner has carried out [`Effect::ResetQueue`]. Without one under way nothing happens.
     pub fn queue_reset_done(&mut self, queue: u16) {
-        self.state.queue_reset_done(queue);
+        if self.state.queue_reset_done(queue) {
+            msi::queue_was_reset(&self.interrupts, queue);
+        }
     }
 
     /// The owner could not start the device, or a queue has failed: sets DEVICE_NEEDS_RESET and raises a
@@ -122,6 +143,18 @@ impl Mmio {
             reg::QUEUE_RESET if self.state.negotiated(feature::RING_RESET) => {
                 queue.map_or(0, |q| u32::from(q.resetting()))
             }
+            mmio_msi::NOTIFY_BASE if self.state.negotiated(mmio_msi::F_NOTIFICATION) => {
+                mmio_msi::NOTIFY_PAGE as u32
+            }
+            mmio_msi::NOTIFY_MULTIPLIER if self.state.negotiated(mmio_msi::F_NOTIFICATION) => {
+                mmio_msi::NOTIFY_STRIDE
+            }
+            mmio_msi::MSI_LIMIT if self.state.negotiated(mmio_msi::F_MSI) => {
+                self.interrupts.msi().map_or(0, |table| u32::from(table.len()))
+            }
+            mmio_msi::MSI_STATE if self.state.negotiated(mmio_msi::F_MSI) => {
+                self.msi.state(&self.interrupts, self.source())
+            }
             reg::CONFIG_GENERATION => self.state.generation(),
             _ => return Err(Violation),
         })
@@ -147,7 +180,7 @@ impl Mmio {
             reg::QUEUE_DEVICE_LOW => self.state.writable_queue()?.set_low(Part::Device, value)?,
             reg::QUEUE_DEVICE_HIGH => self.state.writable_queue()?.set_high(Part::Device, value)?,
             reg::QUEUE_READY => return self.state.enable_queue(value),
-            reg::QUEUE_RESET => return self.state.reset_queue(value),
+            reg::QUEUE_RESET => return self.reset_queue(value),
             reg::QUEUE_NOTIFY => return self.notify(value),
             reg::INTERRUPT_ACK => {
                 let defined = reg::INT_USED_BUFFER | reg::INT_CONFIG_CHANGE;
@@ -157,6 +190,11 @@ impl Mmio {
                 }
             }
             reg::SHM_SEL => {}
+            mmio_msi::MSI_COMMAND if self.msi_writable() => {
+                let running = self.state.status() & status::DRIVER_OK != 0;
+                self.msi.command(value, &self.interrupts, self.source(), running)?;
+            }
+            _ if self.msi_writable() => self.msi.stage(offset, value)?,
             _ => return Err(Violation),
         }
         Ok(None)
@@ -165,9 +203,41 @@ impl Mmio {
     fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
         let effect = self.state.write_status(value)?;
         if self.state.status() == 0 {
-            self.interrupts.reset();
+            self.set_defaults();
         }
         Ok(effect)
+    }
+
+    /// What is not the state's returns to its defaults with it.
+    fn set_defaults(&mut self) {
+        self.interrupts.reset();
+        self.msi = MsiRegisters::default();
+    }
+
+    fn reset_queue(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
+        let effect = self.state.reset_queue(value)?;
+        if let Some(Source::Queue(queue)) = self.source()
+            && self.state.selected().is_some_and(|queue| !queue.resetting())
+        {
+            msi::queue_was_reset(&self.interrupts, queue);
+        }
+        Ok(effect)
+    }
+
+    /// Whether the registers of the MSI extension may be written: under the same conditions as a queue's.
+    fn msi_writable(&self) -> bool {
+        self.state.negotiated(mmio_msi::F_MSI) && self.state.config_writable()
+    }
+
+    /// The source that is selected, if there is such a one.
+    fn source(&self) -> Option<Source> {
+        match self.state.selection() {
+            mmio_msi::SELECT_CONFIGURATION => Some(Source::Configuration),
+            queue => {
+                self.state.selected().filter(|queue| queue.max() != 0)?;
+                u16::try_from(queue).ok().map(Source::Queue)
+            }
+        }
     }
 
     /// An available-buffer notification (section 4.2.3.3).
@@ -195,12 +265,17 @@ impl Transport for Mmio {
             reg::QUEUE_NOTIFY if write => AccessKind::Notify,
             reg::INTERRUPT_STATUS if !write => AccessKind::InterruptStatus,
             reg::INTERRUPT_ACK if write => AccessKind::InterruptAcknowledge,
-            reg::CONFIG.. => AccessKind::Config,
+            reg::CONFIG..reg::WINDOW => AccessKind::Config,
+            reg::WINDOW.. if write => AccessKind::Notify,
             _ => AccessKind::Other,
         }
     }
 
     fn notify_address(&self, queue: u16) -> Option<NotifyAddress> {
+        if self.state.negotiated(mmio_msi::F_NOTIFICATION) {
+            let offset = mmio_msi::NOTIFY_PAGE + u64::from(queue) * u64::from(mmio_msi::NOTIFY_STRIDE);
+            return Some(NotifyAddress { offset, datamatch: None });
+        }
         // With NOTIFICATION_DATA the upper half of what is written varies, and a match is on all of it.
         (!self.state.negotiated(feature::NOTIFICATION_DATA))
             .then_some(NotifyAddress { offset: reg::QUEUE_NOTIFY, datamatch: Some(u32::from(queue)) })
@@ -228,6 +303,8 @@ impl fmt::Debug for Mmio {
         f.debug_struct("Mmio")
             .field("device_id", &self.device_id)
             .field("state", &self.state)
+            .field("msi", &self.msi)
+            .field("interrupts", &self.interrupts)
             .finish_non_exhaustive()
     }
 }
@@ -238,6 +315,8 @@ enum Access {
     Register,
     /// The configuration space, at this offset in it.
     Config(u32),
+    /// The notification address of this queue.
+    Notify(u16),
 }
 
 impl Access {
@@ -246,6 +325,11 @@ impl Access {
         let len = len as u64;
         if offset < reg::CONFIG {
             return (len == 4 && offset.is_multiple_of(4)).then_some(Self::Register);
+        }
+        if offset >= mmio_msi::NOTIFY_PAGE {
+            let (offset, stride) = (offset - mmio_msi::NOTIFY_PAGE, u64::from(mmio_msi::NOTIFY_STRIDE));
+            let queue = u16::try_from(offset / stride).ok()?;
+            return (len != 0 && offset.is_multiple_of(stride)).then_some(Self::Notify(queue));
         }
         let fits = matches!(len, 1 | 2 | 4 | 8)
             && offset.is_multiple_of(len)

@@ -161,16 +161,20 @@ impl DeviceState {
         resetting
     }
 
-    /// The owner has carried out [`Effect::ResetQueue`]. Without one under way nothing happens.
-    pub(crate) fn queue_reset_done(&mut self, queue: u16) {
-        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
-            queue.stopped();
-        }
+    /// The owner has carried out [`Effect::ResetQueue`]. Without one under way nothing happens. Whether the queue is at
+    /// its defaults now, and not only stopped.
+    pub(crate) fn queue_reset_done(&mut self, queue: u16) -> bool {
+        self.queues.get_mut(usize::from(queue)).is_some_and(QueueRegisters::stopped)
     }
 
     /// The driver selects a queue, which need not exist.
     pub(crate) fn select_queue(&mut self, queue: u32) {
         self.queue_sel = queue;
+    }
+
+    /// What the driver has selected.
+    pub(crate) fn selection(&self) -> u32 {
+        self.queue_sel
     }
 
     /// The selected queue, if it exists.

@@ -168,12 +168,16 @@ impl QueueRegisters {
         Some(addresses)
     }
 
-    /// The owner has stopped the queue.
-    pub(crate) fn stopped(&mut self) {
+    /// The owner has stopped the queue. Whether that ends a reset of it.
+    pub(crate) fn stopped(&mut self) -> bool {
         match self.state {
             State::Stopping => self.state = State::Idle,
-            State::Resetting => *self = Self::new(self.max),
+            State::Resetting => {
+                *self = Self::new(self.max);
+                return true;
+            }
             State::Idle | State::Ready | State::Live => {}
         }
+        false
     }
 }

@@ -1,11 +1,12 @@
 //! A device under test, and the driver's side of its registers.
 #![allow(dead_code)] // Each test program uses its part.
-use paravane_notify::{InterruptSink, Interrupts};
+use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
+use paravane_notify::{InterruptSink, Interrupts, NotifyError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub(crate) const DEVICE_ID: u32 = 2;
 pub(crate) const QUEUE_SIZES: [u16; 3] = [256, 64, 0];
@@ -19,6 +20,33 @@ struct NoLine;
 
 impl InterruptSink for NoLine {
     fn raise(&self) {}
+}
+
+/// A platform that takes messages to the local APICs and keeps their data.
+#[derive(Clone, Default)]
+pub(crate) struct Platform(Arc<Mutex<Vec<u32>>>);
+
+impl Platform {
+    /// What was delivered since the last call.
+    pub(crate) fn delivered(&self) -> Vec<u32> {
+        self.0.lock().unwrap().drain(..).collect()
+    }
+}
+
+impl MsiController for Platform {
+    fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl MsiSink for Platform {
+    fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
+        message.check_apic().map(|_| ())
+    }
+
+    fn fire(&self, message: MsiMessage) {
+        self.0.lock().unwrap().push(message.data);
+    }
 }
 
 /// The configuration space of the device: each byte is its own offset.
@@ -43,7 +71,18 @@ impl Rig {
     }
 
     pub(crate) fn offering(features: u64) -> Self {
-        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
+        Self::interrupting_by(Interrupts::wired(Arc::new(NoLine)), features)
+    }
+
+    /// With a vector for each queue and the configuration change.
+    pub(crate) fn with_messages(features: u64) -> (Self, Platform) {
+        let platform = Platform::default();
+        let table = MsiTable::new(&platform, QUEUE_SIZES.len() as u16 + 1, QUEUE_SIZES.len()).unwrap();
+        (Self::interrupting_by(Interrupts::with_msi(Arc::new(NoLine), table), features), platform)
+    }
+
+    fn interrupting_by(interrupts: Interrupts, features: u64) -> Self {
+        let interrupts = Arc::new(interrupts);
         let device = DeviceDescription { device_id: DEVICE_ID, features, queue_sizes: QUEUE_SIZES.to_vec() };
         Self { mmio: Mmio::new(device, interrupts.clone()), interrupts }
     }
