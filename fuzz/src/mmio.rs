@@ -210,6 +210,7 @@ impl Rig {
             Effect::Notify { queue } => {
                 assert!(live && self.running.contains_key(&queue), "a kick of queue {queue}");
             }
+            Effect::Move { window } => panic!("virtio-mmio has moved to {window:x?}"),
             Effect::WriteConfig { offset, data } => {
                 assert!(before & status::FEATURES_OK != 0 && before & status::FAILED == 0);
                 assert!(matches!(data.len(), 1 | 2 | 4 | 8));

@@ -53,7 +53,6 @@ pub enum Kick {
 /// waits on it: without an ioeventfd the exit path writes it, so the queue has one owner either way.
 pub struct HostNotifier {
     fds: Arc<dyn IoEventFds>,
-    addr: u64,
     datamatch: Option<u32>,
     notifier: Notifier,
     /// Changed by the control path only; a kick never takes the lock.
@@ -61,8 +60,12 @@ pub struct HostNotifier {
     exit_kicks: AtomicU64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Ownership {
+    /// Guest-physical address of the kicks.
+    addr: u64,
+    /// Whether it was registered when its address was taken from it.
+    homeless: bool,
     /// Whether the ioeventfd is registered.
     registered: bool,
     /// How often a back end has grabbed the notifier and not yet released it.
@@ -93,10 +96,9 @@ impl HostNotifier {
     pub fn new(fds: Arc<dyn IoEventFds>, addr: u64, datamatch: Option<u32>) -> Result<Self, NotifyError> {
         Ok(Self {
             fds,
-            addr,
             datamatch,
             notifier: Notifier::new(true)?,
-            ownership: Mutex::new(Ownership::default()),
+            ownership: Mutex::new(Ownership { addr, homeless: false, registered: false, grabs: 0 }),
             exit_kicks: AtomicU64::new(0),
         })
     }
@@ -115,7 +117,7 @@ impl HostNotifier {
     pub fn assign(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         ownership.expect(NotifierState::Deassigned, "assigned")?;
-        let result = self.fds.assign(self.addr, self.datamatch, &self.notifier);
+        let result = self.fds.assign(ownership.addr, self.datamatch, &self.notifier);
         ownership.registered = result.is_ok();
         self.notifier.signal();
         result
@@ -130,9 +132,35 @@ impl HostNotifier {
     pub fn deassign(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         ownership.expect(NotifierState::Assigned, "deassigned")?;
-        self.fds.deassign(self.addr, self.datamatch, &self.notifier)?;
+        self.fds.deassign(ownership.addr, self.datamatch, &self.notifier)?;
         ownership.registered = false;
         Ok(())
+    }
+
+    /// Kicks arrive at `addr` from now on; `None`: nowhere (the guest has moved the device, or switched it off). An
+    /// ioeventfd moves with them, and comes back when there is an address again. Signals once, for what was kicked
+    /// meanwhile. Whoever owns the eventfd notices nothing.
+    ///
+    /// # Errors
+    /// The host refuses the new address, and kicks exit; or it refuses to let the old one go, and nothing has changed.
+    pub fn relocate(&self, addr: Option<u64>) -> Result<(), NotifyError> {
+        let mut ownership = self.lock();
+        let wanted = ownership.registered || ownership.homeless;
+        if ownership.registered {
+            self.fds.deassign(ownership.addr, self.datamatch, &self.notifier)?;
+            ownership.registered = false;
+        }
+        ownership.homeless = wanted && addr.is_none();
+        let mut result = Ok(());
+        if let Some(addr) = addr {
+            ownership.addr = addr;
+            if wanted {
+                result = self.fds.assign(addr, self.datamatch, &self.notifier);
+                ownership.registered = result.is_ok();
+            }
+        }
+        self.notifier.signal();
+        result
     }
 
     /// Hands the notifier to a vhost back end. The caller has taken its handler off before, and the back end signals
@@ -197,7 +225,7 @@ impl HostNotifier {
 impl std::fmt::Debug for HostNotifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HostNotifier")
-            .field("addr", &format_args!("{:#x}", self.addr))
+            .field("addr", &format_args!("{:#x}", self.lock().addr))
             .field("datamatch", &self.datamatch)
             .field("notifier", &self.notifier)
             .field("state", &self.state())
@@ -209,9 +237,10 @@ impl std::fmt::Debug for HostNotifier {
 impl Drop for HostNotifier {
     /// The host holds on to the eventfd of a registration, and would refuse the address to the next one.
     fn drop(&mut self) {
-        if self.lock().registered {
+        let ownership = *self.lock();
+        if ownership.registered {
             // Nobody is left to be told of a refusal.
-            let _ = self.fds.deassign(self.addr, self.datamatch, &self.notifier);
+            let _ = self.fds.deassign(ownership.addr, self.datamatch, &self.notifier);
         }
     }
 }

@@ -25,6 +25,10 @@ impl InterruptSink for Notifier {
     }
 }
 
+/// In the status, beside the causes: the line is silent. One word holds both, so that a cause that comes while that
+/// changes is either raised by who adds it or by who ends the silence.
+const SILENT: u32 = 1 << 31;
+
 /// InterruptStatus and the line behind it. Any thread may raise; the transport reads and acknowledges.
 pub struct InterruptLine {
     sink: Arc<dyn InterruptSink>,
@@ -48,15 +52,32 @@ impl InterruptLine {
         // Release: pairs with the Acquire in `status` and in `acknowledge`, made by the vCPU that reads the
         // register. The driver that learns of the cause, or clears it unseen, then sees the used buffers
         // (the configuration) that were published before.
-        self.status.fetch_or(causes, Ordering::Release);
-        self.edge();
+        let before = self.status.fetch_or(causes & !SILENT, Ordering::Release);
+        if before & SILENT == 0 {
+            self.edge();
+        }
+    }
+
+    /// Raises nothing from now on, though causes are still added to the status (PCI: INTx is disabled); or ends that,
+    /// and raises once if a cause is pending. Doing either twice does nothing.
+    pub fn silence(&self, silent: bool) {
+        if silent {
+            // Relaxed: it hands nothing over.
+            self.status.fetch_or(SILENT, Ordering::Relaxed);
+            return;
+        }
+        // Acquire: pairs with the Release in `raise`. What a cause stood for happened before the edge.
+        let before = self.status.fetch_and(!SILENT, Ordering::Acquire);
+        if before & SILENT != 0 && before != SILENT {
+            self.edge();
+        }
     }
 
     /// Pending causes.
     #[must_use]
     pub fn status(&self) -> u32 {
         // Acquire: pairs with the Release in `raise`.
-        self.status.load(Ordering::Acquire)
+        self.status.load(Ordering::Acquire) & !SILENT
     }
 
     /// Clears `causes`. If others stay pending the line is raised again, since it is an edge.
@@ -64,17 +85,17 @@ impl InterruptLine {
         // Acquire: pairs with the Release in `raise`. A cause that comes before this in the order of the
         // register is cleared, and the driver, which looks at the ring next, must find what it stood for.
         // As a read-modify-write it does not break the release sequence for a later `status` either.
-        let before = self.status.fetch_and(!causes, Ordering::Acquire);
-        if before & !causes != 0 {
+        let before = self.status.fetch_and(!causes | SILENT, Ordering::Acquire);
+        if before & SILENT == 0 && before & !causes != 0 {
             self.edge();
         }
     }
 
-    /// Forgets everything pending (device reset). The caller has stopped whoever raises: a cause that is
+    /// Forgets everything pending (device reset); silence stays. The caller has stopped whoever raises: a cause that is
     /// added at the same time may stay.
     pub fn reset(&self) {
         // Relaxed: it hands nothing over; the vCPU that resets the device reads its own write.
-        self.status.store(0, Ordering::Relaxed);
+        self.status.fetch_and(SILENT, Ordering::Relaxed);
     }
 
     /// Interrupts raised since the start.

@@ -285,3 +285,66 @@ fn a_notifier_is_a_sink_for_a_driver_in_this_process() {
     line.raise(1);
     assert_eq!(notifier.take(), 1);
 }
+
+#[test]
+fn a_relocated_notifier_takes_its_ioeventfd_along() {
+    let host = Arc::new(Host::default());
+    let queue = queue(&host);
+    let at = || host.registered.lock().expect("a lock").as_ref().map(|(addr, ..)| *addr);
+    queue.relocate(Some(0x1000)).expect("nothing to move");
+    assert_eq!(at(), None);
+    queue.assign().expect("the host takes it");
+    assert_eq!(at(), Some(0x1000));
+    assert_ne!(queue.notifier().take(), 0);
+    queue.relocate(Some(0x2000)).expect("moved");
+    assert_eq!((at(), queue.state()), (Some(0x2000), NotifierState::Assigned));
+    assert_eq!(queue.notifier().take(), 1, "a kick may have come meanwhile");
+    queue.relocate(None).expect("taken off");
+    assert_eq!((at(), queue.state()), (None, NotifierState::Deassigned));
+    queue.relocate(None).expect("still off");
+    host.refuse(true);
+    queue.relocate(Some(0x3000)).expect_err("the host refuses");
+    host.refuse(false);
+    host.guest_writes(&queue);
+    assert_eq!((at(), queue.exit_kicks()), (None, 1));
+}
+
+#[test]
+fn a_notifier_that_is_off_limits_moves_as_well() {
+    let host = Arc::new(Host::default());
+    let queue = queue(&host);
+    queue.assign().expect("the host takes it");
+    queue.grab().expect("the first");
+    queue.relocate(Some(0x2000)).expect("moved");
+    assert_eq!(queue.state(), NotifierState::OffLimits);
+    queue.release().expect("given back");
+    queue.deassign().expect("from the new address");
+}
+
+#[test]
+fn a_silent_line_keeps_its_causes_and_makes_up_for_them() {
+    #[derive(Default)]
+    struct Edges(AtomicU32);
+    impl InterruptSink for Edges {
+        fn raise(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let edges = Arc::new(Edges::default());
+    let line = InterruptLine::new(Arc::<Edges>::clone(&edges));
+    let count = || edges.0.load(Ordering::Relaxed);
+    line.silence(true);
+    line.silence(false);
+    assert_eq!(count(), 0, "nothing was pending");
+    line.silence(true);
+    line.raise(3);
+    line.acknowledge(1);
+    assert_eq!((count(), line.status()), (0, 2));
+    line.silence(false);
+    line.silence(false);
+    assert_eq!((count(), line.raised()), (1, 1));
+    line.silence(true);
+    line.reset();
+    line.raise(1);
+    assert_eq!((count(), line.status()), (1, 1), "a reset does not end the silence");
+}

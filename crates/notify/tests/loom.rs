@@ -187,6 +187,30 @@ fn a_cause_that_is_cleared_unseen_stands_for_what_was_published() {
     interrupted(false);
 }
 
+/// A cause that comes while a silence ends is raised by the one or by the other, and stands for what was published.
+#[test]
+fn a_cause_around_the_end_of_a_silence_is_raised() {
+    loom::model(|| {
+        let edge = Arc::new(Edge(loom::sync::atomic::AtomicBool::new(false)));
+        let line = Arc::new(InterruptLine::new(Arc::<Edge>::clone(&edge)));
+        line.silence(true);
+        let used = Arc::new(AtomicU32::new(0));
+        let device = {
+            let (line, used) = (Arc::clone(&line), Arc::clone(&used));
+            thread::spawn(move || {
+                used.store(1, Ordering::Relaxed);
+                line.raise(1);
+            })
+        };
+        line.silence(false);
+        if edge.0.load(Ordering::Acquire) {
+            assert_eq!(used.load(Ordering::Relaxed), 1, "an edge before what it is for");
+        }
+        device.join().unwrap();
+        assert!(edge.0.load(Ordering::Acquire));
+    });
+}
+
 /// A platform that takes messages: what was delivered with which message, by data.
 #[derive(Default)]
 struct Apic {

@@ -1,6 +1,7 @@
 //! Transports: how a driver finds a device, configures it and kicks it. Each is a pure register machine:
 //! it does no I/O and touches no guest memory; it turns register accesses into [`Effect`]s. [`Transport`] is what the machine that owns device and threads needs of any of them.
 pub mod mmio;
+pub mod pci;
 mod state;
 
 use paravane_spec::queue::QueueAddresses;
@@ -91,6 +92,12 @@ pub enum Effect {
     Notify {
         /// Queue index (checked: it exists and is live).
         queue: u16,
+    },
+    /// The transport's window is at another guest-physical address now, and with it the notification addresses (PCI:
+    /// the driver has moved the BAR, or switched memory on or off).
+    Move {
+        /// Where; `None`: nowhere.
+        window: Option<u64>,
     },
     /// The driver wrote to the device's configuration space.
     WriteConfig {

@@ -19,7 +19,7 @@
 //!   notification says which queue it is for, what is written there does not matter.
 mod msi;
 
-use crate::state::{DeviceState, Part, Violation};
+use crate::state::{DeviceState, Part, SizeAtReset, Violation};
 use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
 use msi::{MsiRegisters, Source};
 use paravane_notify::Interrupts;
@@ -46,7 +46,7 @@ impl Mmio {
         Self {
             device_id: device.device_id,
             interrupts,
-            state: DeviceState::new(&device),
+            state: DeviceState::new(&device, SizeAtReset::None),
             msi: MsiRegisters::default(),
         }
     }

@@ -58,6 +58,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An access that the specification forbids the driver.
 pub(crate) struct Violation;
 
+/// What the size of a queue is until the driver has set one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SizeAtReset {
+    /// No size (section 4.2.2).
+    None,
+    /// The largest one (section 4.1.4.3).
+    Largest,
+}
+
 /// The state of one device.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
@@ -72,11 +81,11 @@ pub(crate) struct DeviceState {
 
 impl DeviceState {
     /// A device after reset.
-    pub(crate) fn new(device: &DeviceDescription) -> Self {
+    pub(crate) fn new(device: &DeviceDescription, size: SizeAtReset) -> Self {
         Self {
             status: Status::default(),
             features: Features::new(device.features),
-            queues: device.queue_sizes.iter().map(|&max| QueueRegisters::new(max)).collect(),
+            queues: device.queue_sizes.iter().map(|&max| QueueRegisters::new(max, size)).collect(),
             queue_sel: 0,
             generation: 0,
             violations: AtomicU64::new(0),
@@ -167,6 +176,22 @@ impl DeviceState {
         self.queues.get_mut(usize::from(queue)).is_some_and(QueueRegisters::stopped)
     }
 
+    /// Number of queues: a device has at most 65535, for so many a driver can select.
+    pub(crate) fn queue_count(&self) -> u16 {
+        u16::try_from(self.queues.len()).unwrap_or(u16::MAX)
+    }
+
+    /// What the driver has selected.
+    pub(crate) fn queue_sel(&self) -> u32 {
+        self.queue_sel
+    }
+
+    /// The selected queue's index, if it exists.
+    pub(crate) fn selected_index(&self) -> Option<u16> {
+        self.selected()?;
+        u16::try_from(self.queue_sel).ok()
+    }
+
     /// The driver selects a queue, which need not exist.
     pub(crate) fn select_queue(&mut self, queue: u32) {
         self.queue_sel = queue;
@@ -244,7 +269,7 @@ impl DeviceState {
         self.status = Status::default();
         self.features.reset();
         for queue in &mut self.queues {
-            *queue = QueueRegisters::new(queue.max());
+            queue.set_defaults();
         }
         self.queue_sel = 0;
     }

@@ -1,8 +1,7 @@
 //! What the guest finds behind addresses that are not RAM.
 use crate::console::{Console, GuestEnd};
 use crate::slot::Slot;
-use paravane_spec::builtin::{CONTROL_BASE, MMIO_BASE};
-use paravane_spec::mmio::WINDOW;
+use paravane_spec::builtin::CONTROL_BASE;
 
 /// The MMIO bus: the devices' windows and the control page. Any thread that runs guest code may use it.
 /// Nothing that a guest does here is an error; what is not there reads as all ones.
@@ -12,15 +11,13 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// With `slots[n]` in window n.
+    /// With these devices, each in its own window.
     pub(crate) fn new(slots: Vec<Slot>, console: Console) -> Self {
         Self { slots, console }
     }
 
     fn slot(&self, addr: u64) -> Option<(&Slot, u64)> {
-        let offset = addr.checked_sub(MMIO_BASE)?;
-        let slot = self.slots.get(usize::try_from(offset / WINDOW).ok()?)?;
-        Some((slot, offset % WINDOW))
+        self.slots.iter().find_map(|slot| Some((slot, slot.offset(addr)?)))
     }
 
     /// The guest reads `data.len()` bytes at `addr`.

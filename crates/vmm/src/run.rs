@@ -25,6 +25,7 @@ use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
 use paravane_notify::Interrupts;
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, FIRST_GSI, HEAP_BASE, error, exit, state};
+use paravane_spec::mmio::WINDOW;
 use paravane_transport::mmio::Mmio;
 use std::fs::File;
 use std::sync::Arc;
@@ -195,8 +196,12 @@ impl Machine {
             };
             let interrupts = Arc::new(Interrupts::wired(accelerator.sink(FIRST_GSI + number)?));
             let transport = Mmio::new(describe(&*device, &surroundings), Arc::clone(&interrupts));
-            let attachment =
-                Attachment { base: plan::base(number), transport: Box::new(transport), interrupts };
+            let attachment = Attachment {
+                base: plan::base(number),
+                size: WINDOW,
+                transport: Box::new(transport),
+                interrupts,
+            };
             slots.push(Slot::new(number as usize, attachment, device, surroundings));
         }
         let console = Console::new(memory, Arc::clone(tally));

@@ -5,6 +5,7 @@
 //!    Activate, StartQueue   LiveQueue::start, Device::start_queue, handed to an I/O thread
 //!    ResetQueue, Reset      I/O thread gives the queue back, then the transport is told
 //!    Notify                 HostNotifier::kick: the eventfd's one owner does the work
+//!    Move                   the window is elsewhere, and the queues' ioeventfds follow
 //! ```
 //! Order of locks: `control`, then `transport`. The I/O thread takes only `transport` (to mark a failed queue), and
 //! `transport` is never held while one waits for the I/O thread.
@@ -19,6 +20,7 @@ use paravane_dma::{Domain, Memory};
 use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifyError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_transport::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What a slot shares with the rest of its machine.
@@ -42,13 +44,18 @@ pub(crate) struct Surroundings {
 
 /// How a device is attached to the machine.
 pub(crate) struct Attachment {
-    /// Guest-physical address of the transport's window.
+    /// Guest-physical address of the transport's window; [`NOWHERE`] until the guest switches it on.
     pub(crate) base: u64,
+    /// Bytes of the window.
+    pub(crate) size: u64,
     /// The registers.
     pub(crate) transport: Box<dyn Transport>,
     /// The interrupts; the transport has the same ones.
     pub(crate) interrupts: Arc<Interrupts>,
 }
+
+/// In place of a window's address: it has none.
+pub(crate) const NOWHERE: u64 = u64::MAX;
 
 /// What the transport of `device` offers.
 pub(crate) fn describe(device: &dyn Device, surroundings: &Surroundings) -> DeviceDescription {
@@ -81,7 +88,9 @@ struct Queue {
 pub(crate) struct Slot {
     number: usize,
     surroundings: Surroundings,
-    base: u64,
+    /// Guest-physical address of the window, or [`NOWHERE`].
+    base: AtomicU64,
+    size: u64,
     transport: Arc<Mutex<Box<dyn Transport>>>,
     interrupts: Arc<Interrupts>,
     control: Mutex<Control>,
@@ -100,10 +109,32 @@ impl Slot {
         Self {
             number,
             surroundings,
-            base: attachment.base,
+            base: AtomicU64::new(attachment.base),
+            size: attachment.size,
             transport: Arc::new(Mutex::new(attachment.transport)),
             interrupts: attachment.interrupts,
             control: Mutex::new(Control { device: Some(device), queues }),
+        }
+    }
+
+    /// What guest-physical `addr` is in the window, if it lies there.
+    pub(crate) fn offset(&self, addr: u64) -> Option<u64> {
+        // Relaxed: whoever moves a window while another accesses it has to expect either.
+        let base = self.base.load(Ordering::Relaxed);
+        addr.checked_sub(base).filter(|&offset| base != NOWHERE && offset < self.size)
+    }
+
+    /// The window has moved: the ioeventfds follow.
+    fn relocate(&self, control: &Control, window: Option<u64>) {
+        // Relaxed: as in `offset`.
+        self.base.store(window.unwrap_or(NOWHERE), Ordering::Relaxed);
+        for (queue, slot) in (0..).zip(&control.queues) {
+            let Some(notifier) = slot.notifier.as_ref().filter(|_| slot.live) else { continue };
+            let address = lock(&self.transport).notify_address(queue);
+            let addr = window.zip(address).map(|(base, at)| base.wrapping_add(at.offset));
+            if let Err(error) = notifier.relocate(addr) {
+                tracing::debug!(device = self.number, queue, "kicks exit: {error}");
+            }
         }
     }
 
@@ -156,6 +187,7 @@ impl Slot {
                     notifier.kick();
                 }
             }
+            Effect::Move { window } => self.relocate(control, window),
             Effect::WriteConfig { offset, data } => {
                 if let Some(device) = &mut control.device {
                     device.write_config(offset, &data);
@@ -218,13 +250,15 @@ impl Slot {
     /// Where the kicks of `queue` arrive from now on, and whether an ioeventfd is worth asking for.
     fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
         let address = lock(&self.transport).notify_address(queue);
+        // Relaxed: this is the thread that moves windows, or it holds the same lock.
+        let base = self.base.load(Ordering::Relaxed);
         Ok(match address {
-            Some(NotifyAddress { offset, datamatch }) => {
+            Some(NotifyAddress { offset, datamatch }) if base != NOWHERE => {
                 let fds = Arc::clone(&self.surroundings.fds);
-                let addr = self.base.wrapping_add(offset);
+                let addr = base.wrapping_add(offset);
                 (HostNotifier::new(fds, addr, datamatch)?, self.surroundings.ioeventfd)
             }
-            None => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
+            _ => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
         })
     }
 
@@ -323,7 +357,8 @@ mod tests {
             let device = Box::new(Rng::new());
             let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
             let transport = Mmio::new(describe(&*device, &surroundings), Arc::clone(&interrupts));
-            let attachment = Attachment { base: BASE, transport: Box::new(transport), interrupts };
+            let attachment =
+                Attachment { base: BASE, size: WINDOW, transport: Box::new(transport), interrupts };
             let slot = Slot::new(0, attachment, device, surroundings);
             Self { slot, memory: memory.handle(), tally, io, available: 0 }
         }

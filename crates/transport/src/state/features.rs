@@ -29,13 +29,22 @@ impl Features {
         self.accepted_sel = word;
     }
 
+    pub(crate) fn offered_sel(&self) -> u32 {
+        self.offered_sel
+    }
+
+    pub(crate) fn accepted_sel(&self) -> u32 {
+        self.accepted_sel
+    }
+
     /// The selected word of the offer; words that do not exist have no bit set.
     pub(crate) fn offered_word(&self) -> u32 {
-        match self.offered_sel {
-            0 => self.offered as u32,
-            1 => (self.offered >> 32) as u32,
-            _ => 0,
-        }
+        word(self.offered, self.offered_sel)
+    }
+
+    /// The selected word of what the driver accepts.
+    pub(crate) fn accepted_word(&self) -> u32 {
+        word(self.accepted, self.accepted_sel)
     }
 
     /// The driver accepts `bits` of the selected word. Kept as written: the driver learns of a mistake by
@@ -56,5 +65,13 @@ impl Features {
     /// interface here.
     pub(crate) fn acceptable(&self) -> bool {
         self.accepted & !self.offered == 0 && !self.beyond && self.accepted & feature::VERSION_1 != 0
+    }
+}
+
+fn word(bits: u64, select: u32) -> u32 {
+    match select {
+        0 => bits as u32,
+        1 => (bits >> 32) as u32,
+        _ => 0,
     }
 }

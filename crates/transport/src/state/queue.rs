@@ -1,5 +1,5 @@
 //! The registers of one queue. The states are drawn in the module above.
-use super::Violation;
+use super::{SizeAtReset, Violation};
 use paravane_spec::queue::QueueAddresses;
 
 /// One of the three areas of a queue.
@@ -39,6 +39,7 @@ pub(crate) enum EnableWrite {
 #[derive(Debug)]
 pub(crate) struct QueueRegisters {
     max: u16,
+    size_at_reset: SizeAtReset,
     state: State,
     /// All 32 bits: a size of 0x1_0100 must not pass for 0x100.
     size: u32,
@@ -48,8 +49,17 @@ pub(crate) struct QueueRegisters {
 }
 
 impl QueueRegisters {
-    pub(crate) fn new(max: u16) -> Self {
-        Self { max, state: State::Idle, size: 0, desc: 0, driver: 0, device: 0 }
+    pub(crate) fn new(max: u16, size_at_reset: SizeAtReset) -> Self {
+        let size = match size_at_reset {
+            SizeAtReset::None => 0,
+            SizeAtReset::Largest => max.into(),
+        };
+        Self { max, size_at_reset, state: State::Idle, size, desc: 0, driver: 0, device: 0 }
+    }
+
+    /// As after [`QueueRegisters::new`].
+    pub(crate) fn set_defaults(&mut self) {
+        *self = Self::new(self.max, self.size_at_reset);
     }
 
     pub(crate) fn max(&self) -> u16 {
@@ -71,6 +81,19 @@ impl QueueRegisters {
         self.state == State::Resetting
     }
 
+    pub(crate) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The address of an area.
+    pub(crate) fn area(&self, part: Part) -> u64 {
+        match part {
+            Part::Desc => self.desc,
+            Part::Driver => self.driver,
+            Part::Device => self.device,
+        }
+    }
+
     fn idle(&mut self) -> Result<&mut Self, Violation> {
         if self.state == State::Idle { Ok(self) } else { Err(Violation) }
     }
@@ -81,18 +104,18 @@ impl QueueRegisters {
     }
 
     pub(crate) fn set_low(&mut self, part: Part, low: u32) -> Result<(), Violation> {
-        let area = self.idle()?.area(part);
+        let area = self.idle()?.area_mut(part);
         *area = (*area & !0xffff_ffff) | u64::from(low);
         Ok(())
     }
 
     pub(crate) fn set_high(&mut self, part: Part, high: u32) -> Result<(), Violation> {
-        let area = self.idle()?.area(part);
+        let area = self.idle()?.area_mut(part);
         *area = (*area & 0xffff_ffff) | (u64::from(high) << 32);
         Ok(())
     }
 
-    fn area(&mut self, part: Part) -> &mut u64 {
+    fn area_mut(&mut self, part: Part) -> &mut u64 {
         match part {
             Part::Desc => &mut self.desc,
             Part::Driver => &mut self.driver,
@@ -151,7 +174,7 @@ impl QueueRegisters {
                 return true;
             }
             State::Stopping => self.state = State::Resetting,
-            State::Idle | State::Ready => *self = Self::new(self.max),
+            State::Idle | State::Ready => self.set_defaults(),
             State::Resetting => {}
         }
         false
@@ -173,7 +196,7 @@ impl QueueRegisters {
         match self.state {
             State::Stopping => self.state = State::Idle,
             State::Resetting => {
-                *self = Self::new(self.max);
+                self.set_defaults();
                 return true;
             }
             State::Idle | State::Ready | State::Live => {}

@@ -1,0 +1,155 @@
+//! MSI-X: the table and the pending bits, in front of the messages that [`Interrupts`] sends.
+//!
+//! ```text
+//!              address, data             vector control: masked
+//! driver --> registers of an entry ----.        |
+//!                                      '-> unmasked: the message of MsiTable, and what was pending is sent
+//! message control: enable -------> messages or the wired line
+//!                  function mask, or bus mastering off --> all vectors masked
+//! ```
+//! The entry's registers hold whatever was written; they become the vector's message when it is unmasked, and by every
+//! write while it is. A driver that masks first, as it should, so changes message and destination in one piece.
+//! A message that the platform does not take for an interrupt is none: the vector sends nothing.
+use crate::state::Violation;
+use paravane_notify::Interrupts;
+use paravane_notify::msi::{MsiMessage, MsiTable, NO_VECTOR};
+use paravane_spec::pci::msix;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    address: u64,
+    data: u32,
+    masked: bool,
+}
+
+/// As PCI has it after a reset.
+const AT_RESET: Entry = Entry { address: 0, data: 0, masked: true };
+
+/// The table of one function.
+#[derive(Debug)]
+pub(super) struct Msix {
+    interrupts: Arc<Interrupts>,
+    entries: Vec<Entry>,
+}
+
+impl Msix {
+    /// For the vectors that `interrupts` has, all masked.
+    pub(super) fn new(interrupts: Arc<Interrupts>) -> Self {
+        let vectors = interrupts.msi().map_or(0, MsiTable::len).min(msix::MOST);
+        let msix = Self { interrupts, entries: vec![AT_RESET; usize::from(vectors)] };
+        for vector in 0..vectors {
+            msix.apply(vector);
+        }
+        msix
+    }
+
+    /// Number of vectors: 0 without MSI-X.
+    pub(super) fn vectors(&self) -> u16 {
+        self.entries.len() as u16 // At most `msix::MOST`.
+    }
+
+    /// The driver has written message control; `bus_master` is the bit of the command register.
+    pub(super) fn control(&self, control: u16, bus_master: bool) {
+        if let Some(msi) = self.interrupts.msi() {
+            msi.mask_function(control & msix::FUNCTION_MASK != 0 || !bus_master);
+            self.interrupts.use_msi(control & msix::ENABLE != 0);
+        }
+    }
+
+    /// The device was reset: nothing is mapped to a vector and nothing is pending. The table is PCI's and stays.
+    pub(super) fn device_reset(&self, queues: u16) {
+        let Some(msi) = self.interrupts.msi() else { return };
+        msi.map_configuration(NO_VECTOR);
+        for queue in 0..queues {
+            msi.map_queue(queue, NO_VECTOR);
+        }
+        for vector in 0..self.vectors() {
+            msi.forget(vector);
+            self.apply(vector);
+        }
+    }
+
+    /// A queue was reset: it is mapped to no vector.
+    pub(super) fn queue_reset(&self, queue: u16) {
+        if let Some(msi) = self.interrupts.msi() {
+            msi.map_queue(queue, NO_VECTOR);
+        }
+    }
+
+    /// Makes the vector what its entry says.
+    fn apply(&self, vector: u16) {
+        let (Some(msi), Some(entry)) = (self.interrupts.msi(), self.entries.get(usize::from(vector))) else {
+            return;
+        };
+        if entry.masked {
+            msi.mask(vector);
+            return;
+        }
+        let message = MsiMessage { address: entry.address, data: entry.data };
+        match msi.set_message(vector, message) {
+            Ok(()) => msi.unmask(vector),
+            // The old message is as wrong as this one.
+            Err(_) => msi.forget(vector),
+        }
+    }
+
+    /// The driver reads the table: 4 or 8 bytes, naturally aligned.
+    pub(super) fn read_table(&self, offset: u64, data: &mut [u8]) -> Result<(), Violation> {
+        words(offset, data.len())?;
+        for (at, word) in (offset..).step_by(4).zip(data.chunks_exact_mut(4)) {
+            let entry = self.entries.get((at / msix::ENTRY) as usize).ok_or(Violation)?;
+            let value = match at % msix::ENTRY {
+                msix::ADDRESS_LOW => entry.address as u32,
+                msix::ADDRESS_HIGH => (entry.address >> 32) as u32,
+                msix::DATA => entry.data,
+                _ => u32::from(entry.masked),
+            };
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// The driver writes to the table: 4 or 8 bytes, naturally aligned.
+    pub(super) fn write_table(&mut self, offset: u64, data: &[u8]) -> Result<(), Violation> {
+        words(offset, data.len())?;
+        let vector = offset / msix::ENTRY;
+        let entry = self.entries.get_mut(vector as usize).ok_or(Violation)?;
+        // Eight aligned bytes are of one entry.
+        for (at, word) in (offset..).step_by(4).zip(data.chunks_exact(4)) {
+            let value = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            match at % msix::ENTRY {
+                // The lowest two bits are read-only: messages are aligned writes.
+                msix::ADDRESS_LOW => {
+                    entry.address = entry.address & !0xffff_ffff | u64::from(value & !3);
+                }
+                msix::ADDRESS_HIGH => entry.address = entry.address & 0xffff_ffff | u64::from(value) << 32,
+                msix::DATA => entry.data = value,
+                _ => entry.masked = value & msix::MASKED != 0,
+            }
+        }
+        self.apply(vector as u16);
+        Ok(())
+    }
+
+    /// The driver reads the pending bits: 4 or 8 bytes, naturally aligned.
+    pub(super) fn read_pending(&self, offset: u64, data: &mut [u8]) -> Result<(), Violation> {
+        words(offset, data.len())?;
+        let vectors = u64::from(self.vectors());
+        if offset * 8 >= vectors.next_multiple_of(64) {
+            return Err(Violation);
+        }
+        let pending = |vector: u64| {
+            vector < vectors && self.interrupts.msi().is_some_and(|msi| msi.pending(vector as u16))
+        };
+        for (at, byte) in (offset..).zip(data) {
+            *byte = (0..8).fold(0, |bits, bit| bits | u8::from(pending(at * 8 + bit)) << bit);
+        }
+        Ok(())
+    }
+}
+
+/// What PCI allows in the table and the pending bits.
+fn words(offset: u64, len: usize) -> Result<(), Violation> {
+    if matches!(len, 4 | 8) && offset.is_multiple_of(len as u64) { Ok(()) } else { Err(Violation) }
+}
