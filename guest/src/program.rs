@@ -373,6 +373,7 @@ pub(crate) fn code(error: &DriverError) -> u64 {
         DriverError::Request(_) => 13,
         DriverError::ShortAnswer { .. } => 14,
         DriverError::QueueReset(_) => 15,
+        DriverError::Message(_) => 20,
         DriverError::Function { .. } => 16,
         DriverError::Capabilities(_) => 17,
         DriverError::Structure(_) => 18,

@@ -33,6 +33,9 @@ pub enum DriverError {
         /// What it read back.
         got: u16,
     },
+    /// the device refuses the message of interrupt {0}
+    #[error("the device refuses the message of interrupt {0}")]
+    Message(u32),
     /// device type {found}, not {wanted}
     #[error("device type {found}, not {wanted}")]
     DeviceId {

@@ -25,5 +25,5 @@ mod virtio;
 pub use error::DriverError;
 pub use paravane_ring::{Area, DmaArea};
 pub use pool::Pool;
-pub use transport::Transport;
+pub use transport::{Message, Transport};
 pub use virtio::{NotReset, Virtio};

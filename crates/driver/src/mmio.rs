@@ -1,7 +1,20 @@
-//! The registers of virtio over MMIO, version 2 (section 4.2).
-use crate::{DriverError, Transport};
-use paravane_spec::mmio;
+//! The registers of virtio over MMIO, version 2 (section 4.2), and of our extension (docs/virtio-mmio-msi.md) where the
+//! device offers it.
+//!
+//! ```text
+//! new: magic, version --use_messages--> (what each interrupt would be)
+//!    | FEATURES_OK
+//!    v
+//! set_up_interrupts: ENABLE, message of the configuration change --.
+//! enable_queue: message of the queue, its notification address     | refused before DRIVER_OK: DISABLE,
+//!    |                                                             v and the wired interrupt is used
+//!  in use                                                        wired
+//! ```
+use crate::{DriverError, Message, Transport};
+use alloc::vec::Vec;
+use paravane_spec::mmio_msi::{self as msi, command, state};
 use paravane_spec::queue::QueueAddresses;
+use paravane_spec::{mmio, status};
 
 /// Access to one device's registers; offsets in bytes from its base.
 pub trait Registers {
@@ -11,11 +24,25 @@ pub trait Registers {
     fn write32(&self, offset: u64, value: u32);
     /// Reads 8 bits (configuration space).
     fn read8(&self, offset: u64) -> u8;
+    /// How many bytes are the device's, as firmware tells. Nothing beyond is touched, whatever the device says.
+    fn window(&self) -> u64 {
+        mmio::WINDOW
+    }
 }
 
 /// A device on virtio-mmio.
 #[derive(Debug)]
-pub struct Mmio<R>(R);
+pub struct Mmio<R> {
+    registers: R,
+    /// For the configuration change, then for each queue. Empty: the wired interrupt is used.
+    messages: Vec<Message>,
+    /// MSI is on.
+    msi: bool,
+    /// Every queue has a notification address of its own.
+    notification: bool,
+    /// Those of the queues that were enabled.
+    kicks: Vec<u64>,
+}
 
 impl<R: Registers> Mmio<R> {
     /// Looks whether there is a device: magic and version.
@@ -32,100 +59,191 @@ impl<R: Registers> Mmio<R> {
         if version != mmio::VERSION_2 {
             return Err(DriverError::Version(version));
         }
-        Ok(Self(registers))
+        Ok(Self { registers, messages: Vec::new(), msi: false, notification: false, kicks: Vec::new() })
+    }
+
+    /// Has the device interrupt by messages, if it can: the first is for the configuration change, number n + 1 for queue
+    /// n, and the last for all queues from there on. A device that cannot, or refuses one, goes on to use its wire.
+    ///
+    /// To be called before the device is negotiated with.
+    pub fn use_messages(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
+    }
+
+    /// Whether it interrupts by messages. Final once it was told DRIVER_OK.
+    pub fn uses_messages(&self) -> bool {
+        self.msi
+    }
+
+    fn read(&self, register: u64) -> u32 {
+        self.registers.read32(register)
+    }
+
+    fn write(&self, register: u64, value: u32) {
+        self.registers.write32(register, value);
     }
 
     fn select(&self, queue: u16) {
-        self.0.write32(mmio::QUEUE_SEL, u32::from(queue));
+        self.write(mmio::QUEUE_SEL, u32::from(queue));
+    }
+
+    /// Turns MSI on or off. Whether it is as wanted.
+    fn switch_msi(&mut self, on: bool) -> bool {
+        self.write(msi::MSI_COMMAND, if on { command::ENABLE } else { command::DISABLE });
+        self.msi = self.read(msi::MSI_STATE) & state::ON != 0;
+        self.msi == on
+    }
+
+    /// Gives the selected source message `number`. Where the device refuses, the wire is used for everything.
+    fn configure(&mut self, source: u32, number: usize) -> Result<(), DriverError> {
+        if !self.msi {
+            return Ok(());
+        }
+        // No more different ones than the device can tell apart; those beyond share the last.
+        let limit = self.messages.len().min(self.read(msi::MSI_LIMIT) as usize);
+        let message = limit.checked_sub(1).and_then(|last| self.messages.get(number.min(last)));
+        if let Some(&Message { address, data }) = message {
+            self.write(mmio::QUEUE_SEL, source);
+            self.write(msi::MSI_ADDRESS_LOW, address as u32);
+            self.write(msi::MSI_ADDRESS_HIGH, (address >> 32) as u32);
+            self.write(msi::MSI_DATA, data);
+            self.write(msi::MSI_COMMAND, command::CONFIGURE);
+            if self.read(msi::MSI_STATE) & (state::CONFIGURED | state::REFUSED) == state::CONFIGURED {
+                return Ok(());
+            }
+        }
+        // Once it is in use MSI cannot be turned off any more, and the queue is not started.
+        let running = self.status() & status::DRIVER_OK != 0;
+        if running || !self.switch_msi(false) { Err(DriverError::Message(source)) } else { Ok(()) }
+    }
+
+    /// Where queue `index` is kicked, checked: the device must not make the driver write just anywhere.
+    fn notification_address(&self, index: u16) -> Result<u64, DriverError> {
+        if !self.notification {
+            return Ok(mmio::QUEUE_NOTIFY);
+        }
+        let base = u64::from(self.read(msi::NOTIFY_BASE));
+        let multiplier = u64::from(self.read(msi::NOTIFY_MULTIPLIER));
+        let offset = base + u64::from(index) * multiplier;
+        let good = base != 0
+            && base.is_multiple_of(msi::NOTIFY_PAGE)
+            && multiplier != 0
+            && multiplier.is_multiple_of(4)
+            && offset + 4 <= self.registers.window();
+        if good { Ok(offset) } else { Err(DriverError::Queue(index)) }
     }
 }
 
 impl<R: Registers> Transport for Mmio<R> {
     fn device_id(&self) -> u32 {
-        self.0.read32(mmio::DEVICE_ID)
+        self.read(mmio::DEVICE_ID)
     }
 
     fn status(&self) -> u32 {
-        self.0.read32(mmio::STATUS)
+        self.read(mmio::STATUS)
     }
 
     fn set_status(&self, status: u32) {
-        self.0.write32(mmio::STATUS, status);
+        self.write(mmio::STATUS, status);
     }
 
     fn device_features(&self) -> u64 {
         let word = |select: u32| {
-            self.0.write32(mmio::DEVICE_FEATURES_SEL, select);
-            u64::from(self.0.read32(mmio::DEVICE_FEATURES))
+            self.write(mmio::DEVICE_FEATURES_SEL, select);
+            u64::from(self.read(mmio::DEVICE_FEATURES))
         };
         word(0) | word(1) << 32
     }
 
     fn set_driver_features(&self, accepted: u64) {
         for (word, bits) in [(0, accepted as u32), (1, (accepted >> 32) as u32)] {
-            self.0.write32(mmio::DRIVER_FEATURES_SEL, word);
-            self.0.write32(mmio::DRIVER_FEATURES, bits);
+            self.write(mmio::DRIVER_FEATURES_SEL, word);
+            self.write(mmio::DRIVER_FEATURES, bits);
         }
     }
 
     fn queue_max(&self, index: u16) -> u32 {
         self.select(index);
-        self.0.read32(mmio::QUEUE_SIZE_MAX)
+        self.read(mmio::QUEUE_SIZE_MAX)
     }
 
     fn queue_enabled(&self, index: u16) -> bool {
         self.select(index);
-        self.0.read32(mmio::QUEUE_READY) != 0
+        self.read(mmio::QUEUE_READY) != 0
+    }
+
+    fn wanted_features(&self) -> u64 {
+        // Addresses beyond the window would be of no use.
+        let notification = if self.registers.window() > msi::NOTIFY_PAGE { msi::F_NOTIFICATION } else { 0 };
+        notification | if self.messages.is_empty() { 0 } else { msi::F_MSI }
+    }
+
+    fn set_up_interrupts(&mut self, features: u64) -> Result<(), DriverError> {
+        self.notification = features & msi::F_NOTIFICATION != 0;
+        self.msi = false;
+        if features & msi::F_MSI != 0 && self.switch_msi(true) {
+            self.configure(msi::SELECT_CONFIGURATION, 0)?;
+        }
+        Ok(())
     }
 
     fn enable_queue(&mut self, index: u16, at: &QueueAddresses) -> Result<(), DriverError> {
+        let (place, kick) = (usize::from(index), self.notification_address(index)?);
+        if self.kicks.len() <= place {
+            self.kicks.resize(place + 1, mmio::QUEUE_NOTIFY);
+        }
+        self.kicks[place] = kick;
+        self.configure(index.into(), place + 1)?;
         self.select(index);
-        self.0.write32(mmio::QUEUE_SIZE, u32::from(at.size));
+        self.write(mmio::QUEUE_SIZE, u32::from(at.size));
         for (low, high, addr) in [
             (mmio::QUEUE_DESC_LOW, mmio::QUEUE_DESC_HIGH, at.desc),
             (mmio::QUEUE_DRIVER_LOW, mmio::QUEUE_DRIVER_HIGH, at.driver),
             (mmio::QUEUE_DEVICE_LOW, mmio::QUEUE_DEVICE_HIGH, at.device),
         ] {
-            self.0.write32(low, addr as u32);
-            self.0.write32(high, (addr >> 32) as u32);
+            self.write(low, addr as u32);
+            self.write(high, (addr >> 32) as u32);
         }
-        self.0.write32(mmio::QUEUE_READY, 1);
+        self.write(mmio::QUEUE_READY, 1);
         Ok(())
     }
 
     fn reset_queue(&self, index: u16) {
         self.select(index);
-        self.0.write32(mmio::QUEUE_RESET, 1);
+        self.write(mmio::QUEUE_RESET, 1);
     }
 
     fn queue_resetting(&self, index: u16) -> bool {
         self.select(index);
-        self.0.read32(mmio::QUEUE_RESET) != 0
+        self.read(mmio::QUEUE_RESET) != 0
     }
 
     fn notify(&self, index: u16, data: Option<u32>) {
-        self.0.write32(mmio::QUEUE_NOTIFY, data.unwrap_or(u32::from(index)));
+        let kick = self.kicks.get(usize::from(index)).copied().unwrap_or(mmio::QUEUE_NOTIFY);
+        self.write(kick, data.unwrap_or(u32::from(index)));
     }
 
     fn take_causes(&self) -> u32 {
+        if self.msi {
+            return mmio::INT_CONFIG_CHANGE;
+        }
         // Bits that the specification does not define are neither believed nor acknowledged (section 4.2.2.2).
-        let causes =
-            self.0.read32(mmio::INTERRUPT_STATUS) & (mmio::INT_USED_BUFFER | mmio::INT_CONFIG_CHANGE);
+        let causes = self.read(mmio::INTERRUPT_STATUS) & (mmio::INT_USED_BUFFER | mmio::INT_CONFIG_CHANGE);
         if causes != 0 {
-            self.0.write32(mmio::INTERRUPT_ACK, causes);
+            self.write(mmio::INTERRUPT_ACK, causes);
         }
         causes
     }
 
     fn generation(&self) -> u32 {
-        self.0.read32(mmio::CONFIG_GENERATION)
+        self.read(mmio::CONFIG_GENERATION)
     }
 
     fn config32(&self, offset: u64) -> u32 {
-        self.0.read32(mmio::CONFIG + offset)
+        self.read(mmio::CONFIG + offset)
     }
 
     fn config8(&self, offset: u64) -> u8 {
-        self.0.read8(mmio::CONFIG + offset)
+        self.registers.read8(mmio::CONFIG + offset)
     }
 }

@@ -9,6 +9,7 @@
 //! The device is hostile here as well: the list of capabilities is followed for a bounded number of steps; every structure
 //! that it names must lie in the part of memory that is PCI's, as firmware says, so a BAR that claims to be RAM is not
 //! touched; and what must read back is read back.
+pub use crate::Message;
 use crate::{DriverError, Transport};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -174,15 +175,6 @@ impl<S: Space> Function<S> {
         };
         region.addr.is_multiple_of(align).then_some(region)
     }
-}
-
-/// What an interrupt is: a write of `data` to `address`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Where to; on x86 it names the local APIC.
-    pub address: u64,
-    /// What; on x86 the low 8 bits are the vector.
-    pub data: u32,
 }
 
 /// The MSI-X vectors of a function.
@@ -384,7 +376,7 @@ impl<S: Space> Transport for Pci<S> {
         }
     }
 
-    fn set_up_interrupts(&mut self) -> Result<(), DriverError> {
+    fn set_up_interrupts(&mut self, _features: u64) -> Result<(), DriverError> {
         if self.used_vectors == 0 { Ok(()) } else { self.map_vector(common::CONFIG_MSIX_VECTOR, 0) }
     }
 
@@ -447,7 +439,6 @@ impl<S: Space> Transport for Pci<S> {
         }
     }
 
-    /// With messages, which say themselves what they are for: the configuration change.
     fn take_causes(&self) -> u32 {
         if self.used_vectors != 0 {
             return INT_CONFIG_CHANGE;

@@ -2,6 +2,15 @@
 use crate::DriverError;
 use paravane_spec::queue::QueueAddresses;
 
+/// What an interrupt is, where the device sends messages: a write of `data` to `address`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Where to; on x86 it names the local APIC.
+    pub address: u64,
+    /// What; on x86 the low 8 bits are the vector.
+    pub data: u32,
+}
+
 /// The registers of one device. Nothing here is checked but what the layout itself takes: a device answers what it
 /// likes, and [`crate::Virtio`] judges it.
 pub trait Transport {
@@ -15,11 +24,17 @@ pub trait Transport {
     fn device_features(&self) -> u64;
     /// The 64 feature bits that the driver accepts.
     fn set_driver_features(&self, accepted: u64);
-    /// Feature negotiation has ended: tells the device how to interrupt for a configuration change, unless by its wire.
+    /// Feature bits of the transport itself that the driver wants, beside its own.
+    fn wanted_features(&self) -> u64 {
+        0
+    }
+    /// Feature negotiation has ended with `features`: tells the device how to interrupt for a configuration change,
+    /// unless by its wire.
     ///
     /// # Errors
     /// The device does not take it.
-    fn set_up_interrupts(&mut self) -> Result<(), DriverError> {
+    fn set_up_interrupts(&mut self, features: u64) -> Result<(), DriverError> {
+        let _ = features;
         Ok(())
     }
     /// Largest size of queue `index`, 0 if it does not exist.
@@ -37,7 +52,8 @@ pub trait Transport {
     fn queue_resetting(&self, index: u16) -> bool;
     /// Kicks queue `index`, which was enabled; with `data` if NOTIFICATION_DATA was negotiated.
     fn notify(&self, index: u16, data: Option<u32>);
-    /// Reads and acknowledges the causes of the wired interrupt
+    /// With messages, which say themselves what they are for: the configuration change. Else reads and acknowledges
+    /// the causes of the wired interrupt
     /// ([`INT_USED_BUFFER`](paravane_spec::mmio::INT_USED_BUFFER) and
     /// [`INT_CONFIG_CHANGE`](paravane_spec::mmio::INT_CONFIG_CHANGE)).
     fn take_causes(&self) -> u32;

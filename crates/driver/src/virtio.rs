@@ -76,7 +76,7 @@ impl<T: Transport> Virtio<T> {
             self.give_up();
             return Err(DriverError::Features(missing));
         }
-        let accepted = offered & (required | wanted);
+        let accepted = offered & (required | wanted | self.transport.wanted_features());
         self.transport.set_driver_features(accepted);
         let negotiating = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK;
         self.transport.set_status(negotiating);
@@ -84,7 +84,7 @@ impl<T: Transport> Virtio<T> {
             self.give_up();
             return Err(DriverError::FeaturesRefused);
         }
-        self.transport.set_up_interrupts().inspect_err(|_| self.give_up())?;
+        self.transport.set_up_interrupts(accepted).inspect_err(|_| self.give_up())?;
         self.features = accepted;
         Ok(accepted)
     }

@@ -282,7 +282,7 @@ fn messages_are_set_under_the_function_mask() {
         let state = memory.0.borrow();
         assert_eq!((state.writes[1].0, state.writes.last().unwrap().0), (control, control));
     }
-    pci.set_up_interrupts().unwrap();
+    pci.set_up_interrupts(0).unwrap();
     for queue in [0, 1, 9] {
         pci.enable_queue(queue, &QUEUE).unwrap();
     }
@@ -336,7 +336,7 @@ fn a_vector_that_does_not_stick_is_an_error() {
     let ecam = Ecam::new(Stubborn(Memory::good()), ECAM, WINDOW);
     let mut pci = Pci::open(ecam.function(3).unwrap()).unwrap();
     assert!(pci.use_messages(message));
-    assert_eq!(pci.set_up_interrupts(), Err(DriverError::Vector { wanted: 0, got: 0xffff }));
+    assert_eq!(pci.set_up_interrupts(0), Err(DriverError::Vector { wanted: 0, got: 0xffff }));
     assert_eq!(pci.enable_queue(0, &QUEUE), Err(DriverError::Vector { wanted: 1, got: 0xffff }));
 }
 
