@@ -3,10 +3,11 @@ use crate::snapshot::Window;
 use crate::table::PAGE_SHIFT;
 use std::cell::Cell;
 
-const PLACES: usize = 64;
+/// As many as a word has bits.
+pub(crate) const PLACES: usize = 64;
 
-/// A window for each of 64 classes of pages, or one for all where there is only one to be found. What is not there is not
-/// remembered, so that what is mapped later is found.
+/// A window for each of 64 classes of pages, or one for all where there is only one to be found. What is not there is
+/// not remembered, so that what is mapped later is found.
 #[derive(Debug)]
 pub(crate) struct Cache {
     places: Box<[Place; PLACES]>,
@@ -20,21 +21,14 @@ pub(crate) struct Cache {
 /// places if low bits named those. The factor was searched for: with it 16 pages in a row do not meet at any of the
 /// distances that the test below has, which neither folded bits nor the golden ratio can say.
 #[inline(always)]
-pub(crate) fn spread(page: u64) -> usize {
+fn spread(page: u64) -> usize {
     (page.wrapping_mul(0x4770_a087_16e6_fec3) >> 58) as usize
 }
 
 /// One place; a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Place(Cell<Window>);
-
-impl Place {
-    #[inline(always)]
-    pub(crate) fn window(&self) -> Window {
-        self.0.get()
-    }
-}
+struct Place(Cell<Window>);
 
 impl Cache {
     pub(crate) fn new() -> Self {
@@ -45,24 +39,24 @@ impl Cache {
         }
     }
 
+    /// Number of the place where the window around `addr` is, if it is there.
     #[inline(always)]
-    fn number(&self, addr: u64) -> usize {
+    pub(crate) fn number(&self, addr: u64) -> usize {
         spread(addr >> PAGE_SHIFT) & self.mask
     }
 
-    /// Where the window around `addr` is, if it is there.
+    /// What is in a place.
     #[inline(always)]
-    pub(crate) fn place(&self, addr: u64) -> &Place {
-        // The mask is below the number of places, so the remainder changes nothing, and needs no check.
-        &self.places[self.number(addr) % PLACES]
+    pub(crate) fn window(&self, number: usize) -> Window {
+        // Numbers are below that of the places, so the remainder changes nothing, and needs no check.
+        self.places[number % PLACES].0.get()
     }
 
-    /// Remembers the window around `addr`.
+    /// Remembers a window in the place for its addresses.
     #[inline(always)]
-    pub(crate) fn put(&self, addr: u64, window: Window) {
-        let number = self.number(addr) % PLACES;
-        self.places[number].0.set(window);
-        self.used.set(self.used.get() | 1 << number);
+    pub(crate) fn put(&self, number: usize, window: Window) {
+        self.places[number % PLACES].0.set(window);
+        self.used.set(self.used.get() | 1 << (number % PLACES));
     }
 
     /// Forgets everything.

@@ -1,6 +1,7 @@
 //! The one door: every access of a device to guest memory.
 use crate::handle::{Fault, Handle};
 use crate::holds::{Run, Taken};
+use crate::snapshot::Window;
 use crate::{Access, DmaError, GuestRange, Hold, HostSlice, Mapping, Segment, copy};
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -25,6 +26,17 @@ struct Piece {
     len: usize,
     gpa: u64,
     region: u32,
+    /// The window that it is in: its place, if it is in one page.
+    page: Option<usize>,
+}
+
+impl Piece {
+    /// `len` bytes of a window from `offset` on, which are inside.
+    #[inline(always)]
+    fn of(window: &Window, place: usize, offset: u64, len: usize) -> Self {
+        let (host, gpa) = (window.host(offset), window.gpa(offset));
+        Self { host, len, gpa, region: window.region(), page: window.is_in_one_page().then_some(place) }
+    }
 }
 
 impl Drop for Door<'_> {
@@ -105,7 +117,7 @@ impl<'a> Door<'a> {
         let result = self.each_piece(addr, len, access, |_, piece| {
             // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot.
             unsafe { copy::fill(piece.host, byte, piece.len) };
-            self.handle.wrote(piece.gpa, piece.len);
+            self.wrote(piece);
         });
         access.end();
         result
@@ -226,6 +238,15 @@ impl<'a> Door<'a> {
         self.handle.wrote(range.gpa, range.len);
     }
 
+    /// A piece has been written.
+    #[inline(always)]
+    fn wrote(&self, piece: Piece) {
+        match piece.page {
+            Some(place) => self.handle.wrote_window(place),
+            None => self.handle.wrote(piece.gpa, piece.len),
+        }
+    }
+
     /// Notes what a mapping covers: for those who unmap, and for the log. `false` if there is no room.
     fn take(&self, taken: &mut Taken, addr: u64, piece: Piece, access: Access) -> bool {
         if !self.handle.is_translated() && !access.contains(Access::WRITE) {
@@ -245,6 +266,11 @@ impl<'a> Door<'a> {
     #[inline(always)]
     fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
         let own = out.as_mut_ptr();
+        if let Some(piece) = self.whole_piece(addr, out.len(), access) {
+            // SAFETY: `whole_piece` is mapped guest memory of the pinned snapshot, as long as `out`, which is ours.
+            unsafe { copy::load(piece.host, own, piece.len) };
+            return Ok(());
+        }
         self.each_piece(addr, out.len(), access, |done, piece| {
             // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + len` is at
             // most the length of `out`, which is ours alone.
@@ -256,10 +282,16 @@ impl<'a> Door<'a> {
     #[inline(always)]
     fn store(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
         let own = data.as_ptr();
+        if let Some(piece) = self.whole_piece(addr, data.len(), access) {
+            // SAFETY: as in `load`; `data` cannot change while it is borrowed.
+            unsafe { copy::store(piece.host, own, piece.len) };
+            self.wrote(piece);
+            return Ok(());
+        }
         self.each_piece(addr, data.len(), access, |done, piece| {
             // SAFETY: as in `load`; `data` cannot change while it is borrowed.
             unsafe { copy::store(piece.host, own.add(done), piece.len) };
-            self.handle.wrote(piece.gpa, piece.len);
+            self.wrote(piece);
         })
     }
 
@@ -289,36 +321,23 @@ impl<'a> Door<'a> {
         last.map_or(Ok(()), |(done, run)| each(done, run))
     }
 
-    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece.
+    /// What is behind `addr .. addr + len`, if that is inside one window, that was found before or is found now; as
+    /// nearly every access is. `None`: that is not so, or there is nothing to do, or a fault.
     #[inline(always)]
-    fn each_piece(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        mut each: impl FnMut(usize, Piece),
-    ) -> Result<(), DmaError> {
-        // Nearly every access is inside one window, that was found before or is found now. The rest is out of line.
-        let mut window = self.handle.window(addr);
-        if window.offset(addr).is_none() && self.handle.find(addr).is_ok() {
-            window = self.handle.window(addr);
+    fn whole_piece(&self, addr: u64, len: usize, access: Access) -> Option<Piece> {
+        let place = self.handle.place(addr);
+        let mut window = self.handle.window(place);
+        if window.offset(addr).is_none() && self.handle.find(addr, place).is_ok() {
+            window = self.handle.window(place);
         }
-        if let Some(offset) = window.offset(addr)
-            && len as u64 <= window.left(offset)
-            && window.forbidden(access).is_empty()
-        {
-            if len > 0 {
-                let (host, gpa) = (window.host(offset), window.gpa(offset));
-                each(0, Piece { host, len, gpa, region: window.region() });
-            }
-            return Ok(());
-        }
-        self.each_piece_anywhere(addr, len, access, each)
+        let offset = window.offset(addr)?;
+        let whole = len > 0 && len as u64 <= window.left(offset) && window.forbidden(access).is_empty();
+        whole.then(|| Piece::of(&window, place, offset, len))
     }
 
-    /// [`Door::each_piece`] in the general case.
+    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece.
     #[inline(never)]
-    fn each_piece_anywhere(
+    fn each_piece(
         &self,
         addr: u64,
         len: usize,
@@ -335,9 +354,10 @@ impl<'a> Door<'a> {
         // Each turn moves at least one byte, and the last address does not wrap, so the sum below does not.
         while done < len {
             let at = addr + done as u64;
-            let mut window = self.handle.window(at);
+            let place = self.handle.place(at);
+            let mut window = self.handle.window(place);
             if window.offset(at).is_none() {
-                if let Err(fault) = self.handle.find(at) {
+                if let Err(fault) = self.handle.find(at, place) {
                     return Err(match fault {
                         Fault::Unmapped => DmaError::Unmapped { addr: at, len, done },
                         Fault::Untranslated => {
@@ -346,7 +366,7 @@ impl<'a> Door<'a> {
                         }
                     });
                 }
-                window = self.handle.window(at);
+                window = self.handle.window(place);
             }
             // `find` has put it there.
             let Some(offset) = window.offset(at) else {
@@ -358,8 +378,7 @@ impl<'a> Door<'a> {
                 return Err(DmaError::Denied { addr: at, access: forbidden, len, done });
             }
             let n = window.left(offset).min((len - done) as u64) as usize;
-            let (host, gpa) = (window.host(offset), window.gpa(offset));
-            each(done, Piece { host, len: n, gpa, region: window.region() });
+            each(done, Piece::of(&window, place, offset, n));
             done += n;
         }
         Ok(())

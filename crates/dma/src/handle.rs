@@ -96,7 +96,7 @@ impl Handle {
             let change = translation.shared.change();
             if change != translation.change {
                 translation.change = change;
-                self.cache.clear();
+                self.forget();
             }
         }
         Door::new(self, inside)
@@ -112,9 +112,20 @@ impl Handle {
     fn look_at_pin(&mut self) {
         self.shift = self.log().map_or(OFF, |log| log.shift());
         match (&self.translation, self.pin.snapshot.only()) {
-            (None, Some(window)) => self.cache.put_only(window),
-            _ => self.cache.clear(),
+            (None, Some(window)) => {
+                self.forget();
+                self.cache.put_only(window);
+            }
+            _ => self.forget(),
         }
+    }
+
+    /// Forgets what it has found.
+    #[cold]
+    fn forget(&mut self) {
+        // Nothing is left to mark, unless a door was leaked instead of shut.
+        self.mark_written();
+        self.cache.clear();
     }
 
     pub(crate) fn log(&self) -> Option<&DirtyLog> {
@@ -134,15 +145,21 @@ impl Handle {
         self.translation.as_ref().map_or(0, |translation| translation.change)
     }
 
-    /// The window where one around `addr` would be, if it has been found already.
+    /// Number of the place where a window around `addr` would be.
     #[inline(always)]
-    pub(crate) fn window(&self, addr: u64) -> Window {
-        self.cache.place(addr).window()
+    pub(crate) fn place(&self, addr: u64) -> usize {
+        self.cache.number(addr)
     }
 
-    /// Finds the window around `addr`. To be called while the door is open.
+    /// What is in a place: the window around an address, if it has been found already.
+    #[inline(always)]
+    pub(crate) fn window(&self, place: usize) -> Window {
+        self.cache.window(place)
+    }
+
+    /// Finds the window around `addr` and puts it in its place. To be called while the door is open.
     #[inline(never)]
-    pub(crate) fn find(&self, addr: u64) -> Result<(), Fault> {
+    pub(crate) fn find(&self, addr: u64, place: usize) -> Result<(), Fault> {
         let snapshot = &self.pin.snapshot;
         let window = match &self.translation {
             None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
@@ -154,7 +171,10 @@ impl Handle {
                 region.behind(block.start, block.size, block.gpa, block.allows)
             }
         };
-        self.cache.put(addr, window);
+        if self.written.take_place(place) {
+            self.wrote_page(self.cache.window(place).gpa(0));
+        }
+        self.cache.put(place, window);
         Ok(())
     }
 
@@ -166,40 +186,64 @@ impl Handle {
         }
     }
 
+    /// The window in a place has been written: its page is to be marked when the door is shut.
+    #[inline(always)]
+    pub(crate) fn wrote_window(&self, place: usize) {
+        if self.shift != OFF {
+            self.written.add_place(place);
+        }
+    }
+
     /// Guest-physical memory has been written: it is to be marked when the door is shut.
     #[inline(always)]
     pub(crate) fn wrote(&self, gpa: u64, len: usize) {
         if self.shift == OFF || len == 0 {
             return;
         }
-        let (first, last) = (gpa >> self.shift, (gpa + (len as u64 - 1)) >> self.shift);
-        if first != last || !self.written.add_quickly(first) {
-            self.wrote_pages(first, last);
+        let last = gpa + (len as u64 - 1);
+        if (gpa ^ last) >> self.shift != 0 || !self.written.add(gpa) {
+            self.wrote_pages(gpa, last);
         }
     }
 
     #[inline(never)]
-    fn wrote_pages(&self, first: u64, last: u64) {
+    fn wrote_pages(&self, gpa: u64, last: u64) {
         let Some(log) = self.log() else { return };
-        if last - first > 1 {
+        let (first_page, last_page) = (gpa >> self.shift, last >> self.shift);
+        if last_page - first_page > 1 {
             // Many at once: a word is marked at a time, and the fence is cheap beside so much data.
             crate::sync::fence(std::sync::atomic::Ordering::SeqCst);
-            return log.mark_pages(first, last);
+            return log.mark_pages(first_page, last_page);
         }
-        self.written.add(first, log);
-        if first != last {
-            self.written.add(last, log);
+        self.wrote_page(gpa);
+        if first_page != last_page {
+            self.wrote_page(last);
+        }
+    }
+
+    /// The page around `gpa` has been written.
+    fn wrote_page(&self, gpa: u64) {
+        if !self.written.add(gpa) {
+            self.mark_written();
+            // There is room now.
+            self.written.add(gpa);
+        }
+    }
+
+    /// Marks all that was written.
+    #[inline(always)]
+    fn mark_written(&self) {
+        if !self.written.is_empty()
+            && let Some(log) = self.log()
+        {
+            self.written.mark(&self.cache, log);
         }
     }
 
     /// The batch ends.
     #[inline(always)]
     pub(crate) fn shut(&self, inside: u64) {
-        if !self.written.is_empty()
-            && let Some(log) = self.log()
-        {
-            self.written.mark(log);
-        }
+        self.mark_written();
         self.seat.leave(inside);
     }
 }

@@ -7,15 +7,15 @@
 //!   3. bit set? done : set it              3. copy the pages that were found
 //! ```
 //! **The data comes first, the mark second.** A mark that is harvested has its data visible: the fences release and
-//! acquire. A mark that comes after the harvest is found by the next one. What is left is the mark that is not made because the
-//! bit is still set: the device loads the bit, the harvest exchanges it, and the page is copied - without the data,
-//! if the device's store may still be waiting behind its load. That is the store-buffering shape, and the two full
-//! fences forbid it: if the load of step 3 saw the bit from before the exchange, the copy sees the data.
+//! acquire. A mark that comes after the harvest is found by the next one. What is left is the mark that is not made
+//! because the bit is still set: the device loads the bit, the harvest exchanges it, and the page is copied - without
+//! the data, if the device's store may still be waiting behind its load. That is the store-buffering shape, and the two
+//! full fences forbid it: if the load of step 3 saw the bit from before the exchange, the copy sees the data.
 //!
 //! A mark *before* the data would be wrong whatever the fences: harvest and copy can fall between the two.
 //!
-//! The fence is what makes the relaxed test sound, and it is dear beside a write of 4 bytes. So a door remembers the
-//! pages that it has written ([`Written`](crate::written::Written)) and marks them together, at the latest when it is
+//! The fence is what makes the relaxed test sound, and it is dear beside a write of 4 bytes. So a door remembers what
+//! it has written ([`Written`](crate::written::Written)) and marks that together, at the latest when it is
 //! closed. A harvest never waits for anyone; after the last door was closed, one more harvest has everything. The
 //! same holds when the one who harvests is another process (vhost's log): it needs the same exchange and fence.
 use crate::sync::{AtomicU64, fence};
@@ -112,9 +112,10 @@ impl DirtyLog {
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % WORD_BITS) & 1 != 0)
     }
 
-    /// Marks a page; the caller has made the fence. One that is not in the log is left out.
+    /// Marks the page around an address; the caller has made the fence. One that is not in the log is left out.
     #[inline(always)]
-    pub(crate) fn mark_page(&self, page: u64) {
+    pub(crate) fn mark_page_of(&self, gpa: u64) {
+        let page = gpa >> self.shift;
         let bit = 1 << (page % WORD_BITS);
         // Relaxed, both: as in `mark_pages`.
         if let Some(word) = self.words.words().get((page / WORD_BITS) as usize)

@@ -1,4 +1,5 @@
 //! One state of the memory map, which never changes once it is made.
+use crate::log::LOG_PAGE;
 use crate::{Access, DirtyLog, LogError, MemoryError, Region};
 use std::sync::Arc;
 
@@ -76,6 +77,13 @@ impl Window {
         // `offset < size`, and `size` bytes are mapped at `host` (the size fitted a usize then), so the result is
         // inside one mapping; the wrapping form needs no unsafe to say so.
         self.host.wrapping_add(offset as usize)
+    }
+
+    /// Whether it is no larger than the smallest page, and so in one page of any log: blocks of translations and regions
+    /// are whole pages.
+    #[inline(always)]
+    pub(crate) fn is_in_one_page(&self) -> bool {
+        self.size <= LOG_PAGE
     }
 
     /// Guest-physical address of `offset` (which is inside).

@@ -1,87 +1,84 @@
-//! The pages that a door has written and not marked yet.
+//! What a door has written and not marked yet.
 //!
-//! A few of them, each in the place that its number names, or in one beside it. A write finds its page there (it was
-//! written a moment ago: nothing to do), or an empty place, or others': when those beside are taken as well, all are
-//! marked, behind one fence. So a page costs one mark a batch however often it is written, and the fence is shared; see
-//! [`log`](crate::log) for why there is one.
+//! ```text
+//!  a write of at most a page:  its window is one page?  yes: the bit of its place in the cache
+//!                                                       no:  its address, in a list
+//!  the place is needed:        its bit becomes an address
+//!  the list is full, or the door is shut:               one fence, all are marked and forgotten
+//! ```
+//! So a page that is found in the cache costs a bit however often it is written, and one mark a batch; and the fence is
+//! shared. See [`log`](crate::log) for why there is one.
 use crate::DirtyLog;
-use crate::cache::spread;
+use crate::cache::{Cache, PLACES};
 use crate::sync::fence;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-const PLACES: usize = 64;
-/// Places that are tried for a page, neighbours in one cache line.
-const TRIES: usize = 4;
-/// No page has this number: it would end beyond 2^64.
-const NONE: u64 = u64::MAX;
+/// Addresses in the list.
+const MOST: usize = 32;
 
-/// The pages.
+/// Pages and addresses.
 #[derive(Debug)]
-#[repr(align(64))]
 pub(crate) struct Written {
-    pages: [Cell<u64>; PLACES],
-    /// A bit for each place in use.
-    used: Cell<u64>,
+    /// A bit for each place of the cache whose window is in one page, and written.
+    places: Cell<u64>,
+    count: Cell<usize>,
+    /// Guest-physical, each for its page.
+    list: [Cell<u64>; MOST],
 }
+
+const _: () = assert!(PLACES == u64::BITS as usize);
 
 impl Written {
     pub(crate) fn new() -> Self {
-        Self { pages: [const { Cell::new(NONE) }; PLACES], used: Cell::new(0) }
+        Self { places: Cell::new(0), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }
     }
 
+    /// The page behind a place of the cache is written.
     #[inline(always)]
-    fn place(page: u64) -> usize {
-        spread(page) % PLACES
-    }
-
-    #[inline(always)]
-    fn put(&self, place: usize, page: u64) {
-        self.pages[place].set(page);
-        self.used.set(self.used.get() | 1 << place);
-    }
-
-    /// Remembers a page, if that takes but a look. `false`: not done.
-    #[inline(always)]
-    pub(crate) fn add_quickly(&self, page: u64) -> bool {
-        let place = Self::place(page);
-        let found = self.pages[place].get();
-        if found == NONE {
-            self.put(place, page);
+    pub(crate) fn add_place(&self, number: usize) {
+        let (places, bit) = (self.places.get(), 1 << (number % PLACES));
+        // Not stored again: the next write would wait for the store.
+        if places & bit == 0 {
+            self.places.set(places | bit);
         }
-        found == page || found == NONE
     }
 
-    /// Remembers a page, if need be by marking all others.
-    pub(crate) fn add(&self, page: u64, log: &DirtyLog) {
-        let place = Self::place(page);
-        for beside in 0..TRIES {
-            let found = self.pages[place ^ beside].get();
-            if found == page {
-                return;
-            }
-            if found == NONE {
-                return self.put(place ^ beside, page);
-            }
-        }
-        self.mark(log);
-        self.put(place, page);
+    /// Takes the bit of a place back, and says whether it was there: the place is to have another window.
+    #[inline(always)]
+    pub(crate) fn take_place(&self, number: usize) -> bool {
+        let (places, bit) = (self.places.get(), 1 << (number % PLACES));
+        self.places.set(places & !bit);
+        places & bit != 0
+    }
+
+    /// The page around an address is written. `false`: the list is full.
+    #[inline(always)]
+    pub(crate) fn add(&self, gpa: u64) -> bool {
+        let count = self.count.get();
+        let Some(last) = self.list.get(count) else { return false };
+        last.set(gpa);
+        self.count.set(count + 1);
+        true
     }
 
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.used.get() == 0
+        self.places.get() == 0 && self.count.get() == 0
     }
 
-    /// Marks them all and forgets them. The data were written before.
+    /// Marks it all and forgets it. The data were written before.
     #[inline(never)]
-    pub(crate) fn mark(&self, log: &DirtyLog) {
+    pub(crate) fn mark(&self, cache: &Cache, log: &DirtyLog) {
         // Pairs with the fence in `DirtyLog::harvest`.
         fence(Ordering::SeqCst);
-        let mut used = self.used.replace(0);
-        while used != 0 {
-            log.mark_page(self.pages[used.trailing_zeros() as usize].replace(NONE));
-            used &= used - 1;
+        let mut places = self.places.replace(0);
+        while places != 0 {
+            log.mark_page_of(cache.window(places.trailing_zeros() as usize).gpa(0));
+            places &= places - 1;
+        }
+        for gpa in self.list.iter().take(self.count.replace(0)) {
+            log.mark_page_of(gpa.get());
         }
     }
 }

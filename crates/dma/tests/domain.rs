@@ -235,6 +235,39 @@ fn writes_through_a_domain_are_logged_where_they_land() {
     assert_eq!(logged(&memory), []);
 }
 
+/// More pages than a door remembers, so that some are marked before the batch ends, and may be harvested: what is
+/// written to them after that must be in the next harvest.
+#[test]
+fn a_page_that_was_marked_within_the_batch_is_marked_again() {
+    const MANY: u64 = 300;
+    let region = RegionConfig { gpa: 0, size: MANY * PAGE, backing: Backing::Pages, writable: true };
+    let memory = Memory::new(vec![Region::new(region).expect("guest RAM")]).expect("a map");
+    start_log(&memory);
+    let domain = Domain::new(&memory);
+    // Neighbours for the device are not for the guest.
+    let gpa = |page: u64| page * 7 % MANY * PAGE;
+    (0..MANY).for_each(|page| domain.map(page * PAGE, gpa(page), PAGE, BOTH).expect("free"));
+    for mut handle in [domain.handle(), memory.handle()] {
+        let door = handle.open();
+        let write = |page: u64| door.write_obj(page * PAGE + 8, &page, BOTH).expect("RAM");
+        (0..MANY).for_each(write);
+        let early = logged(&memory);
+        assert!(!early.is_empty() && early.len() < MANY as usize, "{} pages", early.len());
+        (0..MANY).for_each(write);
+        // A look at another page takes the place of one that was written.
+        (0..MANY).for_each(|page| assert_eq!(door.read_obj(page * PAGE + 8, BOTH), Ok(page)));
+        let middle = logged(&memory);
+        write(0);
+        drop(door);
+        let late = logged(&memory);
+        assert!(late.contains(&gpa(0)), "the last write was to it");
+        let mut second: Vec<u64> = middle.into_iter().chain(late).collect();
+        second.sort_unstable();
+        second.dedup();
+        assert_eq!(second.len(), MANY as usize, "each was written after the first harvest");
+    }
+}
+
 #[test]
 fn a_hold_is_logged_when_it_ends_in_the_log_that_is_on_then() {
     let memory = memory();
