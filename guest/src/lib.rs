@@ -32,6 +32,8 @@ pub trait Platform {
     fn mmio_read32(&self, addr: u64) -> u32;
     /// Writes 32 bits of device memory.
     fn mmio_write32(&self, addr: u64, value: u32);
+    /// Reads 16 bits of device memory.
+    fn mmio_read16(&self, addr: u64) -> u16;
     /// Reads 8 bits of device memory.
     fn mmio_read8(&self, addr: u64) -> u8;
     /// RAM from `addr` on, `None` if it is not all RAM.

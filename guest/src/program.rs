@@ -374,6 +374,7 @@ pub(crate) fn code(error: &DriverError) -> u64 {
         DriverError::ShortAnswer { .. } => 14,
         DriverError::QueueReset(_) => 15,
         DriverError::Message(_) => 20,
+        DriverError::Buffers { .. } => 21,
         DriverError::Function { .. } => 16,
         DriverError::Capabilities(_) => 17,
         DriverError::Structure(_) => 18,

@@ -23,6 +23,10 @@ impl<P: Platform> Registers for Window<'_, P> {
         self.platform.mmio_write32(self.base.wrapping_add(offset), value);
     }
 
+    fn read16(&self, offset: u64) -> u16 {
+        self.platform.mmio_read16(self.base.wrapping_add(offset))
+    }
+
     fn read8(&self, offset: u64) -> u8 {
         self.platform.mmio_read8(self.base.wrapping_add(offset))
     }

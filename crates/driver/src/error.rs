@@ -79,6 +79,14 @@ pub enum DriverError {
     /// the configuration space kept changing while it was read
     #[error("the configuration space kept changing while it was read")]
     ConfigUnstable,
+    /// a frame is said to lie in {buffers} buffers, and there are {most}
+    #[error("a frame is said to lie in {buffers} buffers, and there are {most}")]
+    Buffers {
+        /// What the device says.
+        buffers: usize,
+        /// Buffers that it has.
+        most: usize,
+    },
     /// the request is not possible: {0}
     #[error("the request is not possible: {0}")]
     Request(&'static str),

@@ -4,7 +4,7 @@
 //! mmio::Mmio, pci::Pci (the caller's register access) : Transport -> Virtio --negotiate--> features
 //!                                                             | start_queue (memory from a Pool)
 //!                                                             v
-//!                                              blk::Blk, rng::Rng --driver_ok--> in use
+//!                                              blk::Blk, net::Net, rng::Rng --driver_ok--> in use
 //! ```
 //! The device is hostile: nothing it says is trusted without a check. What a device may do at worst is to
 //! give wrong data; it can neither make a driver panic nor keep it in a loop.
@@ -16,6 +16,7 @@ pub mod blk;
 mod channel;
 mod error;
 pub mod mmio;
+pub mod net;
 pub mod pci;
 mod pool;
 pub mod rng;

@@ -22,6 +22,8 @@ pub trait Registers {
     fn read32(&self, offset: u64) -> u32;
     /// Writes 32 bits.
     fn write32(&self, offset: u64, value: u32);
+    /// Reads 16 bits (configuration space).
+    fn read16(&self, offset: u64) -> u16;
     /// Reads 8 bits (configuration space).
     fn read8(&self, offset: u64) -> u8;
     /// How many bytes are the device's, as firmware tells. Nothing beyond is touched, whatever the device says.
@@ -241,6 +243,10 @@ impl<R: Registers> Transport for Mmio<R> {
 
     fn config32(&self, offset: u64) -> u32 {
         self.read(mmio::CONFIG + offset)
+    }
+
+    fn config16(&self, offset: u64) -> u16 {
+        self.registers.read16(mmio::CONFIG + offset)
     }
 
     fn config8(&self, offset: u64) -> u8 {

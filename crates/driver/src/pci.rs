@@ -456,6 +456,11 @@ impl<S: Space> Transport for Pci<S> {
     }
 
     /// 0 where the device has no configuration space.
+    fn config16(&self, offset: u64) -> u16 {
+        self.config(offset, 2).map_or(0, |addr| self.function.space.read16(addr))
+    }
+
+    /// 0 where the device has no configuration space.
     fn config8(&self, offset: u64) -> u8 {
         self.config(offset, 1).map_or(0, |addr| self.function.space.read8(addr))
     }

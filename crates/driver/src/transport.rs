@@ -61,6 +61,8 @@ pub trait Transport {
     fn generation(&self) -> u32;
     /// Reads 32 bits of the configuration space; the offset is a multiple of 4.
     fn config32(&self, offset: u64) -> u32;
+    /// Reads 16 bits of the configuration space; the offset is a multiple of 2.
+    fn config16(&self, offset: u64) -> u16;
     /// Reads 8 bits of the configuration space.
     fn config8(&self, offset: u64) -> u8;
 }

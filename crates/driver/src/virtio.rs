@@ -321,6 +321,11 @@ impl<T: Transport> Config<'_, T> {
         u64::from(self.word(offset)) | u64::from(self.word(offset + 4)) << 32
     }
 
+    /// A 16-bit field.
+    pub(crate) fn half(&self, offset: u64) -> u16 {
+        self.0.config16(offset)
+    }
+
     /// An 8-bit field.
     pub(crate) fn byte(&self, offset: u64) -> u8 {
         self.0.config8(offset)

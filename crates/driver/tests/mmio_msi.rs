@@ -125,6 +125,10 @@ impl Registers for Device {
         }
     }
 
+    fn read16(&self, _offset: u64) -> u16 {
+        0
+    }
+
     fn read8(&self, _offset: u64) -> u8 {
         0
     }

@@ -12,6 +12,8 @@ mod image;
 mod io_thread;
 mod kvm;
 mod latency;
+#[cfg(test)]
+mod net_tests;
 mod phase;
 mod plan;
 mod report;

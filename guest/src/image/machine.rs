@@ -57,6 +57,16 @@ impl Machine {
         value
     }
 
+    fn read16(addr: u64) -> u16 {
+        if addr >= MAPPED {
+            return u16::MAX;
+        }
+        let value;
+        // SAFETY: as in `read32`.
+        unsafe { asm!("mov {0:x}, word ptr [{1}]", out(reg) value, in(reg) addr, options(nostack)) };
+        value
+    }
+
     fn read8(addr: u64) -> u8 {
         if addr >= MAPPED {
             return u8::MAX;
@@ -92,6 +102,10 @@ impl Platform for Machine {
 
     fn mmio_write32(&self, addr: u64, value: u32) {
         Self::write32(addr, value);
+    }
+
+    fn mmio_read16(&self, addr: u64) -> u16 {
+        Self::read16(addr)
     }
 
     fn mmio_read8(&self, addr: u64) -> u8 {

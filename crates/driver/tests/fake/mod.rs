@@ -399,6 +399,11 @@ impl Registers for Device {
         self.0.borrow_mut().set_register(offset, value);
     }
 
+    fn read16(&self, offset: u64) -> u16 {
+        assert!(offset.is_multiple_of(2), "an unaligned access at {offset:#x}");
+        u16::from_le_bytes([self.read8(offset), self.read8(offset + 1)])
+    }
+
     fn read8(&self, offset: u64) -> u8 {
         assert!(offset >= mmio::CONFIG, "registers are 32 bits wide");
         use zerocopy::IntoBytes;

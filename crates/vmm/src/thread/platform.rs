@@ -32,6 +32,14 @@ impl HostThread {
         Self { region, lines, doorbells, bus, start: Instant::now() }
     }
 
+    fn mmio_read<const N: usize>(&self, addr: u64) -> [u8; N] {
+        self.check_stop();
+        self.bus.console().tally().exit();
+        let mut data = [0; N];
+        self.bus.read(addr, &mut data);
+        data
+    }
+
     /// Ends the guest here if that was asked for. No lock is held: every call of the platform starts or
     /// ends with this.
     fn check_stop(&self) {
@@ -43,11 +51,7 @@ impl HostThread {
 
 impl Platform for HostThread {
     fn mmio_read32(&self, addr: u64) -> u32 {
-        self.check_stop();
-        self.bus.console().tally().exit();
-        let mut data = [0; 4];
-        self.bus.read(addr, &mut data);
-        u32::from_le_bytes(data)
+        u32::from_le_bytes(self.mmio_read(addr))
     }
 
     fn mmio_write32(&self, addr: u64, value: u32) {
@@ -60,12 +64,13 @@ impl Platform for HostThread {
         let _ = self.bus.write(addr, &value.to_le_bytes());
     }
 
+    fn mmio_read16(&self, addr: u64) -> u16 {
+        u16::from_le_bytes(self.mmio_read(addr))
+    }
+
     fn mmio_read8(&self, addr: u64) -> u8 {
-        self.check_stop();
-        self.bus.console().tally().exit();
-        let mut data = [0; 1];
-        self.bus.read(addr, &mut data);
-        data[0]
+        let [value] = self.mmio_read(addr);
+        value
     }
 
     fn ram(&self, addr: u64, len: usize) -> Option<DmaArea> {
