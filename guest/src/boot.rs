@@ -4,6 +4,7 @@ use paravane_driver::DmaArea;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
     ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DiskReport, MAX_DEVICES, completion, inject, job,
+    transport,
 };
 use zerocopy::FromBytes;
 
@@ -46,6 +47,7 @@ fn is_understood(info: &BootInfo) -> bool {
         && info.block <= MAX_BLOCK
         && u64::from(info.block).is_multiple_of(SECTOR)
         && matches!(info.completion, completion::INTERRUPT | completion::POLL)
+        && matches!(info.transport, transport::MMIO | transport::MMIO_MSI)
         && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
         && info.devices[..count]
             .iter()
@@ -75,7 +77,7 @@ mod tests {
             completion: 0,
             read_percent: 0,
             device_count: 1,
-            reserved: 0,
+            transport: 0,
             devices: [DeviceEntry::default(); MAX_DEVICES],
         }
     }
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn whatever_is_wrong_is_refused() {
         type Spoil = fn(&mut BootInfo);
-        let wrong: [(&str, Spoil); 11] = [
+        let wrong: [(&str, Spoil); 12] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
@@ -98,6 +100,7 @@ mod tests {
             ("block 0", |info| info.block = 0),
             ("block 513", |info| info.block = 513),
             ("huge block", |info| info.block = 1 << 31),
+            ("transport", |info| info.transport = 99),
             ("completion", |info| info.completion = 2),
             ("job", |info| info.devices[0].job = 99),
         ];

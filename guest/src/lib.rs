@@ -40,10 +40,10 @@ pub trait Platform {
     fn ram(&self, addr: u64, len: usize) -> Option<DmaArea>;
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
-    /// Interrupts taken so far, all lines together.
+    /// Interrupts taken so far, all numbers together.
     fn interrupts(&self) -> u64;
-    /// Interrupts taken so far on one line (GSI).
-    fn line_interrupts(&self, gsi: u32) -> u64;
+    /// Interrupts taken so far on one number: a GSI, or a number that is free for messages.
+    fn interrupts_on(&self, number: u32) -> u64;
     /// Makes the line of `gsi` deliver interrupts (programs the interrupt controller).
     fn enable_line(&self, gsi: u32);
     /// Sleeps until the count of interrupts is no longer `seen`. May return early.

@@ -18,11 +18,13 @@ use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
 use paravane_driver::mmio::Mmio;
 use paravane_driver::rng::Rng;
-use paravane_driver::{DriverError, Pool};
+use paravane_driver::{DriverError, Message, Pool};
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
-    BootInfo, CONTROL_BASE, DeviceEntry, completion, control, error, event, exit, inject, job,
+    BootInfo, CONTROL_BASE, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, MESSAGE_ADDRESS, completion, control,
+    error, event, exit, inject, job, transport,
 };
+use paravane_spec::{mmio, mmio_msi};
 
 /// Fewest bytes a request of the hash job: reading in order gains from large requests.
 const HASH_CHUNK: usize = 64 << 10;
@@ -34,11 +36,25 @@ const IDLE_ROUNDS: u64 = 1 << 16;
 /// Alignment of data buffers and of the pass map.
 const PAGE: usize = 4096;
 
+/// An interrupt after which a device must be asked what it wants.
+struct Call {
+    number: u32,
+    /// How many of it were looked after.
+    handled: u64,
+}
+
+impl Call {
+    fn new(number: u32) -> Self {
+        Self { number, handled: 0 }
+    }
+}
+
 /// One device at work.
 struct Device<'p, P: Platform> {
     gsi: u32,
-    /// Interrupts of its line that were looked after.
-    handled: u64,
+    /// Its wire, and the message of its configuration change. A queue's own message says nothing but that the queue is
+    /// to be looked at, which is done anyway.
+    calls: [Call; 2],
     worker: Worker<'p, P>,
     page: DiskPage,
     number: usize,
@@ -71,7 +87,8 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
         match bring_up(platform, &info, number, entry, page, &mut pool) {
             Ok(None) => {}
             Ok(Some(worker)) => {
-                devices.push(Device { gsi: entry.gsi, handled: 0, worker, page, number, running: true })
+                let calls = [Call::new(entry.gsi), Call::new(entry.messages)];
+                devices.push(Device { gsi: entry.gsi, calls, worker, page, number, running: true });
             }
             Err(failure) => {
                 page.fail(&failure);
@@ -103,7 +120,7 @@ fn bring_up<'p, P: Platform>(
     page: DiskPage,
     pool: &mut Pool,
 ) -> Result<Option<Worker<'p, P>>, Failure> {
-    let transport = || Mmio::new(Window::new(platform, entry.mmio_base)).map_err(set_up);
+    let transport = || transport(platform, info, entry).map_err(set_up);
     pool.translate(entry.iova_offset);
     let depth = info.depth.min(MAX_DEPTH);
     Ok(match entry.job {
@@ -121,6 +138,26 @@ fn bring_up<'p, P: Platform>(
         }
         _ => None,
     })
+}
+
+/// The registers of one device, with what it may send as messages.
+fn transport<'p, P: Platform>(
+    platform: &'p P,
+    info: &BootInfo,
+    entry: &DeviceEntry,
+) -> Result<Mmio<Window<'p, P>>, DriverError> {
+    let messages = info.transport == transport::MMIO_MSI;
+    let size = if messages { mmio_msi::WINDOW } else { mmio::WINDOW };
+    let mut transport = Mmio::new(Window::new(platform, entry.mmio_base, size))?;
+    if messages {
+        let numbers = (entry.messages..).take(entry.message_count.min(INTERRUPTS as u32) as usize);
+        let message = |number: u32| Message {
+            address: MESSAGE_ADDRESS,
+            data: u32::from(IRQ_VECTOR_BASE).wrapping_add(number),
+        };
+        transport.use_messages(numbers.map(message).collect());
+    }
+    Ok(transport)
 }
 
 /// The hash job on a disk.
@@ -242,10 +279,12 @@ impl<'p, P: Platform> Machine<'p, P> {
             }
         } else {
             // Acknowledged before the used ring is looked at, so that what comes later raises a new interrupt.
-            let line = self.platform.line_interrupts(device.gsi);
-            if line != device.handled {
-                device.handled = line;
-                device.worker.interrupt()?;
+            for call in &mut device.calls {
+                let taken = self.platform.interrupts_on(call.number);
+                if taken != call.handled {
+                    call.handled = taken;
+                    device.worker.interrupt()?;
+                }
             }
         }
         let (completed, sent, kicks) = match &mut device.worker {
@@ -278,7 +317,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         for device in devices.iter_mut().filter(|device| device.running) {
             more |= device.worker.enable_interrupts();
             // An interrupt between the last step and the sampling is in the sample, and not looked after yet.
-            more |= self.platform.line_interrupts(device.gsi) != device.handled;
+            more |= device.calls.iter().any(|call| self.platform.interrupts_on(call.number) != call.handled);
         }
         if !more {
             self.platform.wait(seen);

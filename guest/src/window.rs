@@ -6,11 +6,12 @@ use paravane_driver::mmio::Registers;
 pub(crate) struct Window<'p, P> {
     platform: &'p P,
     base: u64,
+    size: u64,
 }
 
 impl<'p, P> Window<'p, P> {
-    pub(crate) fn new(platform: &'p P, base: u64) -> Self {
-        Self { platform, base }
+    pub(crate) fn new(platform: &'p P, base: u64, size: u64) -> Self {
+        Self { platform, base, size }
     }
 }
 
@@ -29,5 +30,9 @@ impl<P: Platform> Registers for Window<'_, P> {
 
     fn read8(&self, offset: u64) -> u8 {
         self.platform.mmio_read8(self.base.wrapping_add(offset))
+    }
+
+    fn window(&self) -> u64 {
+        self.size
     }
 }

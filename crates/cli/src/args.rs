@@ -81,6 +81,9 @@ pub(crate) struct RunArgs {
     /// How the guest learns of completions
     #[arg(long, value_enum, default_value_t = Completion::Interrupt)]
     pub(crate) completion: Completion,
+    /// How devices are reached: mmio, or mmio-msi with messages for interrupts and a kick address for every queue
+    #[arg(long, value_enum, default_value_t = Transport::Mmio)]
+    pub(crate) transport: Transport,
     /// How virtqueues lie in memory
     #[arg(long, value_enum, default_value_t = Ring::Split)]
     pub(crate) ring: Ring,
@@ -125,6 +128,12 @@ pub(crate) enum Accel {
 pub(crate) enum Completion {
     Interrupt,
     Poll,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Transport {
+    Mmio,
+    MmioMsi,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

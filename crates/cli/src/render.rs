@@ -1,5 +1,5 @@
 //! The report of a run, for people and for machines.
-use paravane_vmm::{DirtyFigures, DiskResult, Outcome, Report};
+use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -24,15 +24,27 @@ pub(crate) struct JsonReport<'a> {
     dirty_log: Option<JsonDirty>,
     disks: Vec<JsonDisk<'a>>,
     exits: u64,
+    /// What they were about.
+    exits_by_kind: JsonExits,
     kicks: u64,
     exit_kicks: u64,
     interrupts: u64,
+    /// Of those, messages.
+    messages: u64,
     entropy_bytes: u64,
     host_cpu_s: f64,
     mb_per_cpu_s: f64,
     boot_ms: f64,
     wall_s: f64,
     resident_overhead_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonExits {
+    notify: u64,
+    interrupt_status: u64,
+    interrupt_acknowledge: u64,
+    other: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,9 +90,16 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         dirty_log: report.dirty.as_ref().map(json_dirty),
         disks: report.disks.iter().map(json_disk).collect(),
         exits: report.exits,
+        exits_by_kind: JsonExits {
+            notify: report.exits_by_kind.notify,
+            interrupt_status: report.exits_by_kind.interrupt_status,
+            interrupt_acknowledge: report.exits_by_kind.interrupt_acknowledge,
+            other: report.exits_by_kind.other,
+        },
         kicks: report.kicks,
         exit_kicks: report.exit_kicks,
         interrupts: report.interrupts,
+        messages: report.messages,
         entropy_bytes: report.entropy_bytes,
         host_cpu_s: report.host_cpu_s,
         mb_per_cpu_s: report.mb_per_cpu_s,
@@ -161,9 +180,17 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     let iommu = if report.iommu { ", behind IOMMU domains" } else { "" };
     row("transport", format!("{}, {} rings{iommu}", report.transport, report.ring))?;
     row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
-    row("exits", report.exits.to_string())?;
+    let ExitFigures { notify, interrupt_status, interrupt_acknowledge, other } = report.exits_by_kind;
+    let exits = report.exits;
+    row(
+        "exits",
+        format!(
+            "{exits} ({notify} notify, {interrupt_status} status read, {interrupt_acknowledge} acknowledge, \
+             {other} other)"
+        ),
+    )?;
     row("kicks", format!("{} ({} of them by an exit)", report.kicks, report.exit_kicks))?;
-    row("interrupts", report.interrupts.to_string())?;
+    row("interrupts", format!("{} ({} of them messages)", report.interrupts, report.messages))?;
     if let Some(dirty) = &report.dirty {
         row("dirty log", dirty_log(dirty))?;
     }
@@ -260,9 +287,11 @@ mod tests {
                 problem: None,
             }],
             exits: 1,
+            exits_by_kind: ExitFigures { notify: 1, ..ExitFigures::default() },
             kicks: 2,
             exit_kicks: 1,
             interrupts: 3,
+            messages: 2,
             entropy_bytes: 0,
             host_cpu_s: 0.5,
             mb_per_cpu_s: 10.0,

@@ -1,9 +1,10 @@
 //! `paravane run`.
-use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, Ring, RunArgs};
+use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, Ring, RunArgs, Transport};
 use crate::{Failure, output, progress, render};
 use anyhow::Context;
 use paravane_vmm::{
     AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, Outcome, Progress, RingLayout, RunConfig,
+    TransportChoice,
 };
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -84,6 +85,10 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Engine::Auto => EngineChoice::Auto,
             Engine::IoUring => EngineChoice::IoUring,
             Engine::Threads => EngineChoice::Threads,
+        },
+        transport: match args.transport {
+            Transport::Mmio => TransportChoice::Mmio,
+            Transport::MmioMsi => TransportChoice::MmioMsi,
         },
         ring: match args.ring {
             Ring::Split => RingLayout::Split,

@@ -105,6 +105,32 @@ fn the_default_run_verifies_under_kvm() {
     }
 }
 
+fn by_messages(accel: &str) {
+    let output = run(&["--accel", accel, "--seconds", "0.2", "--transport", "mmio-msi", "--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!((&report["verified"], &report["transport"]), (&true.into(), &"mmio-msi".into()));
+    assert!(report["messages"].as_u64().unwrap() > 0);
+    let exits = &report["exits_by_kind"];
+    for kind in ["notify", "interrupt_status", "interrupt_acknowledge"] {
+        assert_eq!(exits[kind], 0, "{kind}");
+    }
+    assert_eq!(exits["other"], report["exits"]);
+}
+
+#[test]
+fn messages_serve_in_a_thread() {
+    by_messages("thread");
+}
+
+#[test]
+fn messages_serve_under_kvm() {
+    match kvm_usable() {
+        Ok(()) => by_messages("kvm"),
+        Err(why) => skip("messages_serve_under_kvm", &why),
+    }
+}
+
 fn behind_domains_and_logged(accel: &str) {
     let what = if accel == "kvm" { "--dirty-log=verify" } else { "--dirty-log" };
     let output = run(&["--accel", accel, "--seconds", "0.3", "--iommu", what, "--json"]);

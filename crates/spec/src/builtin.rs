@@ -13,7 +13,7 @@
 //! 0x0010_0000  image: ImageHeader, code, data, bss; its stack ends at STACK_TOP
 //! 0x0040_0000  report area (REPORT_SIZE)
 //! 0x0080_0000  heap, to the end of RAM
-//! 0xd000_0000  virtio-mmio devices, one page each
+//! 0xd000_0000  virtio-mmio devices, two pages each
 //! 0xd0ff_f000  control page
 //! ```
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -27,7 +27,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 3;
+pub const ABI: u32 = 4;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -39,7 +39,7 @@ pub const REPORT_BASE: u64 = 0x40_0000;
 pub const REPORT_SIZE: u64 = 0x40_0000;
 /// Start of the guest's heap: rings, buffers, pass maps.
 pub const HEAP_BASE: u64 = 0x80_0000;
-/// First virtio-mmio device; device n is at this plus n times [`crate::mmio::WINDOW`].
+/// First virtio-mmio device; device n is at this plus n times [`crate::mmio_msi::WINDOW`].
 pub const MMIO_BASE: u64 = 0xd000_0000;
 /// The control page.
 pub const CONTROL_BASE: u64 = 0xd0ff_f000;
@@ -52,6 +52,8 @@ pub const IRQ_VECTOR_BASE: u8 = 0x40;
 pub const IRQ_COUNT: usize = 24;
 /// Number of interrupts that have a stub. From [`IRQ_COUNT`] on they are free for messages.
 pub const INTERRUPTS: usize = 152;
+/// Address of messages: the local APIC of the only processor.
+pub const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
 /// Vector by which ring 3 goes to sleep: returns at once if the interrupt count is no longer what RDI holds,
 /// else sleeps until an interrupt. It is the breakpoint exception (the instruction `int3`), because some hosts
 /// (kvm-pvm) let no other software interrupt out of ring 3. Its gate must be open to ring 3.
@@ -93,6 +95,14 @@ pub mod exit {
     pub const PANIC: u32 = 1;
     /// The boot information was not understood.
     pub const BAD_BOOT_INFO: u32 = 2;
+}
+
+/// Values of [`BootInfo::transport`].
+pub mod transport {
+    /// Virtio over MMIO, version 2.
+    pub const MMIO: u32 = 0;
+    /// The same with our extension ([`crate::mmio_msi`]).
+    pub const MMIO_MSI: u32 = 1;
 }
 
 /// Values of [`DeviceEntry::job`].
@@ -200,6 +210,11 @@ pub struct DeviceEntry {
     /// What the device's addresses are more than guest-physical ones (modulo 2^64), a multiple of 4096: the
     /// translation that the VMM has put in front of the device. Only the heap is mapped there. 0: no translation.
     pub iova_offset: u64,
+    /// Number of the interrupt that is free for the message of its configuration change; those that follow are for its
+    /// queues. The message of interrupt n is a write of [`IRQ_VECTOR_BASE`] + n to [`MESSAGE_ADDRESS`].
+    pub messages: u32,
+    /// How many interrupts are free for its messages.
+    pub message_count: u32,
 }
 
 /// Everything the guest is told.
@@ -238,8 +253,8 @@ pub struct BootInfo {
     pub read_percent: u32,
     /// Number of valid entries in `devices`.
     pub device_count: u32,
-    /// Padding.
-    pub reserved: u32,
+    /// One of the [`transport`] codes.
+    pub transport: u32,
     /// The devices.
     pub devices: [DeviceEntry; MAX_DEVICES],
 }

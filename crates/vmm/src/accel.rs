@@ -42,7 +42,6 @@ pub(crate) trait Accelerator {
     /// The host refuses.
     fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError>;
     /// What gives out message delivery, a vector at a time.
-    #[expect(dead_code, reason = "the transports with messages come next")]
     fn msi(&self) -> Arc<dyn MsiController>;
     /// What gives out ioeventfds.
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;

@@ -57,6 +57,27 @@ pub enum RingLayout {
     Packed,
 }
 
+/// How the guest finds its devices, kicks them and is interrupted by them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// virtio-mmio, version 2.
+    #[default]
+    Mmio,
+    /// The same with messages and notification addresses (docs/virtio-mmio-msi.md).
+    MmioMsi,
+}
+
+impl TransportChoice {
+    /// As the command line and the report have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mmio => "mmio",
+            Self::MmioMsi => "mmio-msi",
+        }
+    }
+}
+
 /// Faults that tests inject into the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inject {
@@ -109,6 +130,8 @@ pub struct RunConfig {
     pub completion: Completion,
     /// Host I/O engine.
     pub engine: EngineChoice,
+    /// How devices are reached.
+    pub transport: TransportChoice,
     /// How queues lie in memory.
     pub ring: RingLayout,
     /// Offer IN_ORDER: buffers are used in the order in which they were made available.
@@ -155,6 +178,7 @@ impl Default for RunConfig {
             seed: 1,
             completion: Completion::Interrupt,
             engine: EngineChoice::Auto,
+            transport: TransportChoice::Mmio,
             ring: RingLayout::Split,
             in_order: false,
             iommu: false,

@@ -1,6 +1,7 @@
 //! A microVM: memory, one vCPU (or a host thread in its place), virtio-mmio devices, I/O threads, and the
 //! built-in guest.
 mod accel;
+mod attach;
 mod bus;
 mod config;
 mod console;
@@ -27,11 +28,13 @@ mod watch;
 
 pub mod doctor;
 
-pub use config::{AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, RingLayout, RunConfig};
+pub use config::{
+    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, RingLayout, RunConfig, TransportChoice,
+};
 pub use error::RunError;
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
-pub use report::{DirtyFigures, DiskResult, GuestFailure, Outcome, Report};
+pub use report::{DirtyFigures, DiskResult, ExitFigures, GuestFailure, Outcome, Report};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};

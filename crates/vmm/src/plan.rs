@@ -3,15 +3,15 @@
 //! ```text
 //! RunConfig --check--> images opened and locked --plan--> Plan (jobs, spans) --boot_info--> BootInfo
 //! ```
-use crate::config::{Completion, DiskConfig, Inject, Job, RunConfig};
+use crate::config::{Completion, DiskConfig, Inject, Job, RunConfig, TransportChoice};
 use crate::error::RunError;
 use paravane_device::blk::Blk;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
-    ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, IRQ_COUNT, MAX_DEVICES, MMIO_BASE,
-    REPORT_BASE, REPORT_SIZE, completion, inject, job,
+    ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
+    MMIO_BASE, REPORT_BASE, REPORT_SIZE, completion, inject, job, transport,
 };
-use paravane_spec::mmio::WINDOW;
+use paravane_spec::mmio_msi::WINDOW;
 
 /// Least guest RAM: the heap starts at 8 MiB.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -25,6 +25,9 @@ const MAX_BLOCK: u32 = 16 << 20;
 const HASH_CHUNK: u64 = 64 << 10;
 /// Heap that the guest needs a device besides buffers and pass map: rings, request slots, alignment.
 const HEAP_A_DEVICE: u64 = 512 << 10;
+/// Interrupts that are free for each device's messages: the configuration change's and three queues'. The guest lets
+/// further queues share the last.
+const MESSAGES: u32 = 4;
 /// Most devices: each has a line of its own.
 const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
 
@@ -162,6 +165,8 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
             job,
             span,
             iova_offset: iova_offset(config, number),
+            messages: IRQ_COUNT as u32 + number * MESSAGES,
+            message_count: MESSAGES,
         };
         count = number + 1;
     }
@@ -190,7 +195,10 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         },
         read_percent: config.read_percent,
         device_count: count,
-        reserved: 0,
+        transport: match config.transport {
+            TransportChoice::Mmio => transport::MMIO,
+            TransportChoice::MmioMsi => transport::MMIO_MSI,
+        },
         devices,
     }
 }
@@ -205,6 +213,9 @@ pub(crate) fn iova_offset(config: &RunConfig, number: u32) -> u64 {
 pub(crate) fn base(number: u32) -> u64 {
     MMIO_BASE + u64::from(number) * WINDOW
 }
+
+// Each device's messages have handlers in the guest.
+const _: () = assert!(IRQ_COUNT + MAX_DEVICES * MESSAGES as usize <= INTERRUPTS);
 
 #[cfg(test)]
 mod tests {
@@ -273,7 +284,8 @@ mod tests {
         let info = boot_info(&config, &plans, 7);
         assert_eq!(info.device_count, 3);
         assert_eq!(info.devices.map(|device| device.job)[..4], [2, 1, 3, 0]);
-        assert_eq!(info.devices[2].mmio_base, MMIO_BASE + 0x2000);
+        assert_eq!(info.devices[2].mmio_base, MMIO_BASE + 2 * WINDOW);
+        assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);
         assert_eq!((info.devices[0].span, info.devices[2].span), (1 << 20, 4096));
     }

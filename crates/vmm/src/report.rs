@@ -69,6 +69,19 @@ pub struct DirtyFigures {
     pub verified: Option<bool>,
 }
 
+/// What the exits to user space were about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExitFigures {
+    /// Kicks.
+    pub notify: u64,
+    /// Readings of the interrupt status.
+    pub interrupt_status: u64,
+    /// Acknowledgements of interrupts; where reading the status acknowledges, there are none.
+    pub interrupt_acknowledge: u64,
+    /// All others: set-up, configuration space, the control page, and exits that are no access to a device.
+    pub other: u64,
+}
+
 /// One run's figures.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -78,7 +91,7 @@ pub struct Report {
     pub accel: &'static str,
     /// Why that one.
     pub accel_reason: String,
-    /// "mmio".
+    /// "mmio" or "mmio-msi".
     pub transport: &'static str,
     /// "split" or "packed", with ", in order" behind it where IN_ORDER was offered.
     pub ring: &'static str,
@@ -90,12 +103,16 @@ pub struct Report {
     pub disks: Vec<DiskResult>,
     /// Exits to user space.
     pub exits: u64,
+    /// What they were about.
+    pub exits_by_kind: ExitFigures,
     /// Kicks that reached a device.
     pub kicks: u64,
     /// Of those, kicks that came by an exit.
     pub exit_kicks: u64,
     /// Interrupts raised by devices.
     pub interrupts: u64,
+    /// Of those, messages.
+    pub messages: u64,
     /// Entropy bytes that the guest drew.
     pub entropy_bytes: u64,
     /// CPU seconds of this process, user and system, all threads.

@@ -5,6 +5,7 @@
 //!   -> watch -> guest ends -> queues stopped and drained, devices given up -> host verifies -> Report
 //! ```
 use crate::accel::{self, Accelerator};
+use crate::attach::attach;
 use crate::bus::Bus;
 use crate::config::{DirtyLogging, Job, RingLayout, RunConfig};
 use crate::console::Console;
@@ -14,7 +15,7 @@ use crate::io_thread::IoThread;
 use crate::plan::{self, DiskPlan};
 use crate::report::{DiskResult, GuestFailure, Outcome, Report};
 use crate::report_area::ReportArea;
-use crate::slot::{Attachment, Slot, Surroundings, describe};
+use crate::slot::{Slot, Surroundings};
 use crate::tally::Tally;
 use crate::verify::{self, Expected, Unfinished};
 use crate::watch::{Verdict, watch};
@@ -23,10 +24,7 @@ use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
-use paravane_notify::Interrupts;
-use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, FIRST_GSI, HEAP_BASE, error, exit, state};
-use paravane_spec::mmio::WINDOW;
-use paravane_transport::mmio::Mmio;
+use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -123,7 +121,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         outcome,
         accel,
         accel_reason,
-        transport: "mmio",
+        transport: config.transport.name(),
         ring: match (config.ring, config.in_order) {
             (RingLayout::Split, false) => "split",
             (RingLayout::Split, true) => "split, in order",
@@ -134,9 +132,11 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         dirty,
         disks: results,
         exits: tally.exits(),
+        exits_by_kind: tally.exits_by_kind(),
         kicks: tally.kicks(),
         exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
         interrupts: slots.iter().map(Slot::interrupts).sum(),
+        messages: slots.iter().map(Slot::messages).sum(),
         entropy_bytes,
         host_cpu_s,
         mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
@@ -194,14 +194,7 @@ impl Machine {
                 ioeventfd: config.ioeventfd,
                 ring_features: config.ring_features(),
             };
-            let interrupts = Arc::new(Interrupts::wired(accelerator.sink(FIRST_GSI + number)?));
-            let transport = Mmio::new(describe(&*device, &surroundings), Arc::clone(&interrupts));
-            let attachment = Attachment {
-                base: plan::base(number),
-                size: WINDOW,
-                transport: Box::new(transport),
-                interrupts,
-            };
+            let attachment = attach(config.transport, accelerator, number, &*device, &surroundings)?;
             slots.push(Slot::new(number as usize, attachment, device, surroundings));
         }
         let console = Console::new(memory, Arc::clone(tally));

@@ -140,7 +140,9 @@ impl Slot {
 
     /// The guest reads at `offset`.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
-        if lock(&self.transport).access(offset, false) == AccessKind::Config {
+        let kind = lock(&self.transport).access(offset, false);
+        self.surroundings.tally.access(kind);
+        if kind == AccessKind::Config {
             let control = lock(&self.control);
             lock(&self.transport).read(offset, data, &mut |offset, out| match &control.device {
                 Some(device) => device.read_config(offset, out),
@@ -154,7 +156,10 @@ impl Slot {
     /// The guest writes at `offset`.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         let mut control = lock(&self.control);
-        let effect = lock(&self.transport).write(offset, data);
+        let mut transport = lock(&self.transport);
+        self.surroundings.tally.access(transport.access(offset, true));
+        let effect = transport.write(offset, data);
+        drop(transport);
         if let Some(effect) = effect {
             self.carry_out(&mut control, effect);
         }
@@ -290,6 +295,11 @@ impl Slot {
         self.interrupts.raised()
     }
 
+    /// Of those, messages.
+    pub(crate) fn messages(&self) -> u64 {
+        self.interrupts.msi().map_or(0, |table| table.sent())
+    }
+
     /// Kicks that came by an exit.
     pub(crate) fn exit_kicks(&self) -> u64 {
         let of_queue = |queue: &Queue| {
@@ -306,14 +316,19 @@ mod tests {
     use paravane_device::rng::Rng;
     use paravane_dma::{Access, Backing, Handle, Region, RegionConfig};
     use paravane_notify::InterruptSink;
+    use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
     use paravane_spec::feature;
     use paravane_spec::mmio::{
         CONFIG, CONFIG_GENERATION, DRIVER_FEATURES, DRIVER_FEATURES_SEL, INT_CONFIG_CHANGE, INT_USED_BUFFER,
         INTERRUPT_ACK, INTERRUPT_STATUS, QUEUE_DESC_LOW, QUEUE_DEVICE_LOW, QUEUE_DRIVER_LOW, QUEUE_NOTIFY,
         QUEUE_READY, QUEUE_RESET, QUEUE_SEL, QUEUE_SIZE, STATUS, WINDOW,
     };
+    use paravane_spec::mmio_msi::{
+        self, MSI_ADDRESS_LOW, MSI_COMMAND, MSI_DATA, NOTIFY_PAGE, SELECT_CONFIGURATION, command,
+    };
     use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FEATURES_OK};
     use paravane_transport::mmio::Mmio;
+    use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
     const BASE: u64 = 0xd000_0000;
@@ -330,6 +345,33 @@ mod tests {
         fn raise(&self) {}
     }
 
+    /// Counts messages by their data.
+    #[derive(Clone, Default)]
+    struct Apic(Arc<Mutex<BTreeMap<u8, u64>>>);
+
+    impl MsiController for Apic {
+        fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
+            Ok(Box::new(self.clone()))
+        }
+    }
+
+    impl MsiSink for Apic {
+        fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
+            message.check_apic().map(|_| ())
+        }
+
+        fn fire(&self, message: MsiMessage) {
+            *lock(&self.0).entry(message.apic_vector().unwrap()).or_default() += 1;
+        }
+    }
+
+    impl Apic {
+        /// The vectors that had messages, and how many.
+        fn taken(&self) -> Vec<(u8, u64)> {
+            lock(&self.0).iter().map(|(&vector, &count)| (vector, count)).collect()
+        }
+    }
+
     /// An entropy device with one queue of 4, and a driver made of register writes.
     struct Rig {
         slot: Slot,
@@ -341,6 +383,18 @@ mod tests {
 
     impl Rig {
         fn new(fds: Arc<dyn IoEventFds>) -> Self {
+            Self::interrupting_by(Interrupts::wired(Arc::new(NoLine)), fds, 0)
+        }
+
+        /// With two vectors, for the queue and for the configuration change.
+        fn with_messages(fds: Arc<dyn IoEventFds>) -> (Self, Apic) {
+            let apic = Apic::default();
+            let table = MsiTable::new(&apic, 2, 1).unwrap();
+            let interrupts = Interrupts::with_msi(Arc::new(NoLine), table);
+            (Self::interrupting_by(interrupts, fds, mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION), apic)
+        }
+
+        fn interrupting_by(interrupts: Interrupts, fds: Arc<dyn IoEventFds>, extension: u64) -> Self {
             let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
             let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
             let tally = Arc::new(Tally::default());
@@ -352,13 +406,13 @@ mod tests {
                 tally: Arc::clone(&tally),
                 fds,
                 ioeventfd: true,
-                ring_features: 0,
+                ring_features: extension,
             };
             let device = Box::new(Rng::new());
-            let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
+            let interrupts = Arc::new(interrupts);
             let transport = Mmio::new(describe(&*device, &surroundings), Arc::clone(&interrupts));
             let attachment =
-                Attachment { base: BASE, size: WINDOW, transport: Box::new(transport), interrupts };
+                Attachment { base: BASE, size: mmio_msi::WINDOW, transport: Box::new(transport), interrupts };
             let slot = Slot::new(0, attachment, device, surroundings);
             Self { slot, memory: memory.handle(), tally, io, available: 0 }
         }
@@ -386,7 +440,8 @@ mod tests {
         fn set_up(&mut self, desc: u32) {
             self.write(STATUS, ACKNOWLEDGE | DRIVER);
             self.write(DRIVER_FEATURES_SEL, 1);
-            self.write(DRIVER_FEATURES, FEATURES_HIGH);
+            let extension = (self.slot.surroundings.ring_features >> 32) as u32;
+            self.write(DRIVER_FEATURES, FEATURES_HIGH | extension);
             self.write(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK);
             self.set_up_queue(desc);
         }
@@ -414,6 +469,23 @@ mod tests {
             self.memory.open().write_obj(AVAIL + 4 + 2 * at, &0_u16, Access::WRITE).unwrap();
             self.available += 1;
             self.memory.open().write_obj(AVAIL + 2, &self.available, Access::FULL | Access::WRITE).unwrap();
+        }
+
+        /// From now on the source sends this.
+        fn configure(&self, source: u32, vector: u8) {
+            self.write(QUEUE_SEL, source);
+            self.write(MSI_ADDRESS_LOW, 0xfee0_0000);
+            self.write(MSI_DATA, vector.into());
+            self.write(MSI_COMMAND, command::CONFIGURE);
+        }
+
+        /// Negotiated and running, with MSI on: vector 0x40 for the queue, 0x41 for the configuration change.
+        fn start_with_messages(&mut self) {
+            self.set_up(DESC as u32);
+            self.write(MSI_COMMAND, command::ENABLE);
+            self.configure(0, 0x40);
+            self.configure(SELECT_CONFIGURATION, 0x41);
+            self.driver_ok();
         }
 
         fn kick(&self) {
@@ -457,6 +529,61 @@ mod tests {
         rig.write(INTERRUPT_ACK, INT_USED_BUFFER);
         assert_eq!(rig.read(INTERRUPT_STATUS), 0);
         assert_eq!((rig.tally.kicks(), rig.slot.exit_kicks(), rig.slot.interrupts()), (1, 0, 1));
+    }
+
+    #[test]
+    fn a_kick_at_the_queues_own_address_is_answered_by_a_message() {
+        let bells = Arc::new(Doorbells::default());
+        let (mut rig, apic) = Rig::with_messages(Arc::clone(&bells) as Arc<dyn IoEventFds>);
+        rig.start_with_messages();
+        assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0), "the register goes the long way");
+        rig.offer();
+        assert!(bells.ring(BASE + NOTIFY_PAGE, 0x1234), "whatever is written");
+        rig.wait_for("a message", |_| apic.taken() == [(0x40, 1)]);
+        assert_eq!((rig.used(), rig.read(INTERRUPT_STATUS)), (1, 0));
+        rig.served();
+        rig.wait_for("another message", |_| apic.taken() == [(0x40, 2)]);
+        assert_eq!((rig.tally.kicks(), rig.slot.exit_kicks(), rig.slot.messages()), (2, 1, 2));
+        // A broken queue is a configuration change.
+        rig.memory.open().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
+        assert!(bells.ring(BASE + NOTIFY_PAGE, 0));
+        rig.wait_for("DEVICE_NEEDS_RESET", |rig| rig.needs_reset());
+        rig.wait_for("its message", |_| apic.taken() == [(0x40, 2), (0x41, 1)]);
+    }
+
+    #[test]
+    fn no_interrupt_is_lost_or_goes_astray_while_its_message_is_rewritten() {
+        let bells = Arc::new(Doorbells::default());
+        let (mut rig, apic) = Rig::with_messages(Arc::clone(&bells) as Arc<dyn IoEventFds>);
+        rig.start_with_messages();
+        let mut before = apic.taken();
+        for round in 0..500 {
+            let (old, new) = if round % 2 == 0 { (0x50, 0x51) } else { (0x51, 0x50) };
+            rig.configure(0, old);
+            rig.offer();
+            assert!(bells.ring(BASE + NOTIFY_PAGE, 0));
+            // While the buffer is served; in every third round masked, so that it may wait.
+            if round % 3 == 0 {
+                rig.write(MSI_COMMAND, command::MASK);
+            }
+            rig.configure(0, new);
+            rig.write(MSI_COMMAND, command::UNMASK);
+            let in_force = apic.taken();
+            rig.wait_for("the interrupt", |_| count(&apic.taken()) == count(&before) + 1);
+            // What came after the change came to the new message.
+            assert_eq!(of(&apic.taken(), old), of(&in_force, old), "round {round}: astray");
+            before = apic.taken();
+        }
+        assert_eq!(count(&before), 500);
+        assert!(before.iter().all(|(vector, _)| matches!(vector, 0x50 | 0x51)), "{before:?}");
+    }
+
+    fn count(taken: &[(u8, u64)]) -> u64 {
+        taken.iter().map(|(_, count)| count).sum()
+    }
+
+    fn of(taken: &[(u8, u64)], vector: u8) -> u64 {
+        taken.iter().find(|(number, _)| *number == vector).map_or(0, |(_, count)| *count)
     }
 
     #[test]
@@ -529,7 +656,7 @@ mod tests {
     fn no_access_of_any_width_anywhere_is_fatal() {
         let mut rig = Rig::new(Arc::new(Doorbells::default()));
         rig.start(DESC as u32);
-        for offset in (0..WINDOW).chain([WINDOW - 1, u64::from(u32::MAX), u64::MAX]) {
+        for offset in (0..WINDOW + 16).chain([mmio_msi::WINDOW - 1, u64::from(u32::MAX), u64::MAX]) {
             for len in [0, 1, 2, 3, 4, 8] {
                 rig.slot.read(offset, &mut [0; 8][..len]);
                 rig.slot.write(offset, &[0xff; 8][..len]);

@@ -1,5 +1,7 @@
 //! What a run counts while it goes on.
 use crate::guard::lock;
+use crate::report::ExitFigures;
+use paravane_transport::AccessKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
@@ -12,6 +14,9 @@ const MAX_FAULTS: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     exits: AtomicU64,
+    notify_exits: AtomicU64,
+    status_exits: AtomicU64,
+    acknowledge_exits: AtomicU64,
     kicks: AtomicU64,
     refused: AtomicU64,
     first_kick: OnceLock<Instant>,
@@ -28,6 +33,31 @@ impl Tally {
     /// Exits so far.
     pub(crate) fn exits(&self) -> u64 {
         self.exits.load(Ordering::Relaxed)
+    }
+
+    /// One of them was an access of this kind to a device's registers.
+    pub(crate) fn access(&self, kind: AccessKind) {
+        let count = match kind {
+            AccessKind::Notify => &self.notify_exits,
+            AccessKind::InterruptStatus => &self.status_exits,
+            AccessKind::InterruptAcknowledge => &self.acknowledge_exits,
+            AccessKind::Config | AccessKind::Other => return,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What the exits so far were about.
+    pub(crate) fn exits_by_kind(&self) -> ExitFigures {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (notify, interrupt_status, interrupt_acknowledge) =
+            (read(&self.notify_exits), read(&self.status_exits), read(&self.acknowledge_exits));
+        let known = notify + interrupt_status + interrupt_acknowledge;
+        ExitFigures {
+            notify,
+            interrupt_status,
+            interrupt_acknowledge,
+            other: self.exits().saturating_sub(known),
+        }
     }
 
     /// `count` kicks were taken from a notifier. Signals that we gave ourselves are no kicks.

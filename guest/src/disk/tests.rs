@@ -242,7 +242,7 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
         completion: 0,
         read_percent,
         device_count: 1,
-        reserved: 0,
+        transport: 0,
         devices: [DeviceEntry::default(); MAX_DEVICES],
     }
 }

@@ -136,9 +136,9 @@ impl Platform for Machine {
         Self::taken()
     }
 
-    fn line_interrupts(&self, gsi: u32) -> u64 {
+    fn interrupts_on(&self, number: u32) -> u64 {
         // Relaxed: as in `taken`.
-        TAKEN_ON.get(gsi as usize).map_or(0, |count| count.load(Relaxed))
+        TAKEN_ON.get(number as usize).map_or(0, |count| count.load(Relaxed))
     }
 
     fn enable_line(&self, gsi: u32) {

@@ -65,7 +65,6 @@ pub(crate) fn open() -> Result<Kvm, String> {
 pub(crate) struct KvmMachine {
     region: Arc<Region>,
     vm: Arc<VmFd>,
-    #[allow(dead_code, reason = "the transports with messages come next")]
     routes: Arc<KvmRoutes>,
     vcpu: VcpuFd,
     tsc_khz: u64,

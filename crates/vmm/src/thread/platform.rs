@@ -5,7 +5,6 @@ use crate::bus::Bus;
 use paravane_dma::Region;
 use paravane_guest::Platform;
 use paravane_ring::{Area, DmaArea};
-use paravane_spec::mmio::{QUEUE_NOTIFY, WINDOW};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,7 +55,7 @@ impl Platform for HostThread {
 
     fn mmio_write32(&self, addr: u64, value: u32) {
         self.check_stop();
-        if addr % WINDOW == QUEUE_NOTIFY && self.doorbells.ring(addr, value) {
+        if self.doorbells.ring(addr, value) {
             return;
         }
         self.bus.console().tally().exit();
@@ -97,8 +96,8 @@ impl Platform for HostThread {
         self.lines.taken()
     }
 
-    fn line_interrupts(&self, gsi: u32) -> u64 {
-        self.lines.taken_on(gsi)
+    fn interrupts_on(&self, number: u32) -> u64 {
+        self.lines.taken_on(number)
     }
 
     fn enable_line(&self, gsi: u32) {
