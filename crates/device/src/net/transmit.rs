@@ -70,8 +70,9 @@ impl<S: Sender> Transmit<S> {
         loop {
             if self.done == self.batch.chains().len() {
                 let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
-                served.taken += ring.pop(&mut self.batch, fetch)? as u32;
+                // First: the batch is empty after an error, too.
                 self.done = 0;
+                served.taken += ring.pop(&mut self.batch, fetch)? as u32;
             }
             let done = self.send_rest(&memory)?;
             let before = std::mem::replace(&mut self.done, done);

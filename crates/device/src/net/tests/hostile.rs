@@ -121,6 +121,36 @@ fn frames_outside_memory_latch_the_queue() {
 }
 
 #[test]
+fn a_queue_that_breaks_after_some_frames_can_be_stopped() {
+    for lane in [RX, TX] {
+        for complete in [true, false] {
+            let mut card = card();
+            for n in 0..3 {
+                card.add(RX, &[], &[segment(DATA + 0x10_0000 + n * 4096, 2000)]);
+                card.send_at(TX, DATA + n * 4096, [0; HEADER], &frame(64, 0));
+            }
+            card.settle(TX);
+            card.settle(RX);
+            // The available index of a split queue, behind its flags.
+            let index = card.lanes[lane].addresses.driver + 2;
+            card.poke(index, &[0xff, 0x7f]);
+            if lane == RX {
+                card.send_at(TX, DATA, [0; HEADER], &frame(64, 0));
+                card.settle(TX);
+            }
+            for _ in 0..2 {
+                let error = card.serve(lane).unwrap_err();
+                assert!(matches!(error, ServeError::Queue(QueueError::AvailIndex { .. })), "{error}");
+            }
+            let stopped = &mut card.lanes[lane];
+            assert_eq!(stopped.handler.drain(&mut stopped.live, complete).completed, 0);
+            card.restart();
+            still_works(&mut card);
+        }
+    }
+}
+
+#[test]
 fn buffers_outside_memory_latch_the_queue() {
     for addr in [0, BASE + SIZE, BASE + SIZE - 20, u64::MAX - 100] {
         let mut card = card();

@@ -5,7 +5,7 @@ use crate::rig::segment;
 use crate::{Device, LiveQueue, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, Backing, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{Layout, Queue, Used};
-use paravane_ring::{Area, DmaArea};
+use paravane_ring::{Area, DmaArea, QueueAddresses};
 use paravane_spec::feature;
 use std::sync::Arc;
 
@@ -25,6 +25,7 @@ pub(super) struct Lane {
     pub(super) handler: Box<dyn QueueHandler>,
     pub(super) live: LiveQueue,
     pub(super) driver: Queue,
+    pub(super) addresses: QueueAddresses,
 }
 
 pub(super) struct Card<B> {
@@ -82,7 +83,7 @@ impl<B: BackEnd> Card<B> {
         let handle = self.memory.handle();
         let live = LiveQueue::start(addresses, size, self.features, handle).unwrap();
         let handler = self.net.start_queue(index, self.features).unwrap();
-        Lane { handler, live, driver }
+        Lane { handler, live, driver, addresses }
     }
 
     /// The driver resets the card and starts it anew.
