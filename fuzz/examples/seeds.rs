@@ -450,6 +450,63 @@ const BLK_REQUEST: &[Seed] = {
     ]
 };
 
+/// Steps of `net_request`, after features (1: all) and the sizes of the three queues (as powers of two).
+mod frames {
+    /// Header of zeroes, number of pieces less one, then each piece: length, place, flag.
+    pub(super) const FRAME: &[u8] = &[0, 1, 0, 0, 60, 0, 0x10, 0];
+    pub(super) const IN_THREE: &[u8] = &[0, 1, 2, 0, 7, 0, 0x10, 0, 2, 8, 0, 0x20, 0, 0, 100, 0, 0x30, 0];
+    /// Shorter than its addresses; longer than any.
+    pub(super) const RUNT: &[u8] = &[0, 1, 0, 0, 13, 0, 0x10, 0];
+    pub(super) const GIANT: &[u8] =
+        &[0, 1, 2, 3, 255, 255, 0, 0, 0, 3, 255, 255, 0, 0, 0, 3, 255, 255, 0, 0, 0];
+    /// A checksum inside the frame, and one behind it; to be segmented.
+    pub(super) const CHECKSUM: &[u8] = &[0, 0, 1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 0, 0, 0, 0, 60, 0, 0x10, 0];
+    pub(super) const LIE: &[u8] = &[0, 0, 1, 0, 0, 0, 0, 0, 34, 0, 80, 0, 0, 0, 0, 0, 60, 0, 0x10, 0];
+    pub(super) const SEGMENT: &[u8] = &[0, 0, 1, 1, 54, 0, 200, 0, 34, 0, 16, 0, 0, 0, 0, 2, 16, 0, 0x10, 0];
+    /// A frame with a writable piece.
+    pub(super) const WRITABLE: &[u8] = &[0, 1, 1, 0, 60, 0, 0x10, 0, 0, 60, 0, 0x20, 255];
+    pub(super) const BUFFER: &[u8] = &[4, 0, 2, 16, 0, 0x20, 0];
+    pub(super) const SMALL: &[u8] = &[4, 0, 0, 30, 0, 0x28, 0];
+    pub(super) const TINY: &[u8] = &[4, 0, 0, 11, 0, 0x29, 0];
+    pub(super) const IN_PIECES: &[u8] =
+        &[4, 3, 0, 5, 0, 0x30, 0, 0, 4, 0, 0x31, 0, 0, 40, 0, 0x32, 0, 0, 60, 0, 0x33, 0];
+    pub(super) const READABLE: &[u8] = &[4, 0, 2, 16, 0, 0x20, 255];
+    /// A buffer over the ring itself.
+    pub(super) const OVER_RING: &[u8] = &[4, 0, 2, 16, 0, 0, 0];
+    pub(super) const TWO_PAIRS: &[u8] = &[7, 2, 1, 4];
+    pub(super) const NO_PAIRS: &[u8] = &[7, 0, 1, 4];
+    pub(super) const UNKNOWN: &[u8] = &[7, 0, 0, 9, 9, 9, 9, 4];
+    pub(super) const SERVE_RX: &[u8] = &[10, 0];
+    pub(super) const SERVE_TX: &[u8] = &[10, 1];
+    pub(super) const SETTLE: &[u8] = &[14];
+    pub(super) const ARM: &[u8] = &[15];
+    /// The available index of the transmit queue jumps.
+    pub(super) const JUMP: &[u8] = &[8, 1, 4, 0, 0x80];
+}
+
+const NET_REQUEST: &[Seed] = {
+    use frames::*;
+    const CARD: &[u8] = &[1, 4, 4, 4];
+    const NO_FEATURES: &[u8] = &[0, 255, 255, 255, 255, 255, 255, 255, 255, 4, 4, 4];
+    const SMALL_QUEUES: &[u8] = &[1, 1, 0, 1];
+    &[
+        ("echo", &[CARD, BUFFER, FRAME, SETTLE, BUFFER, FRAME, SETTLE]),
+        ("frame-in-pieces", &[CARD, BUFFER, IN_THREE, SERVE_TX, SERVE_RX, SETTLE]),
+        ("frames-that-are-none", &[CARD, RUNT, GIANT, WRITABLE, FRAME, SETTLE]),
+        ("checksums", &[CARD, BUFFER, BUFFER, CHECKSUM, LIE, SETTLE]),
+        ("segmentation", &[CARD, BUFFER, SEGMENT, SETTLE]),
+        ("no-features", &[NO_FEATURES, SMALL, BUFFER, FRAME, CHECKSUM, SETTLE]),
+        ("merged", &[CARD, SMALL, SMALL, SMALL, FRAME, SETTLE]),
+        ("merged-later", &[CARD, SMALL, FRAME, SETTLE, ARM, SMALL, SERVE_RX, SMALL, SETTLE]),
+        ("buffer-in-pieces", &[CARD, IN_PIECES, IN_PIECES, IN_THREE, FRAME, SETTLE]),
+        ("useless-buffers", &[CARD, TINY, READABLE, TINY, FRAME, SETTLE, BUFFER, SETTLE]),
+        ("buffer-over-the-ring", &[CARD, OVER_RING, FRAME, SETTLE, BUFFER, SETTLE]),
+        ("no-room-in-the-queue", &[SMALL_QUEUES, SMALL, SMALL, IN_THREE, SETTLE, BUFFER, FRAME, SETTLE]),
+        ("pairs", &[CARD, TWO_PAIRS, NO_PAIRS, UNKNOWN, SETTLE, BUFFER, FRAME, SETTLE]),
+        ("index-jump", &[CARD, FRAME, SETTLE, JUMP, SERVE_TX, BUFFER, SETTLE]),
+    ]
+};
+
 /// Steps of `dma`.
 mod domain {
     /// Device pages 0 to 3 become guest pages 2 to 5, to read and to write; and the same pages of another base, around a
@@ -513,6 +570,7 @@ fn main() -> io::Result<()> {
         ("mmio", MMIO),
         ("mmio_msi", MMIO_MSI),
         ("blk_request", BLK_REQUEST),
+        ("net_request", NET_REQUEST),
         ("dma", DMA),
     ];
     for (target, seeds) in corpora {

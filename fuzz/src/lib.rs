@@ -20,6 +20,7 @@ mod hostile;
 pub mod hostile_peer;
 mod mmio;
 mod mmio_msi;
+mod net_request;
 mod packed_device;
 mod packed_driver;
 mod split_device;
@@ -29,6 +30,7 @@ pub use blk_request::blk_request;
 pub use dma::dma;
 pub use mmio::mmio;
 pub use mmio_msi::mmio_msi;
+pub use net_request::net_request;
 pub use packed_device::packed_device;
 pub use packed_driver::packed_driver;
 pub use split_device::split_device;
@@ -38,7 +40,7 @@ pub use split_driver::split_driver;
 pub type Target = fn(&[u8]);
 
 /// Every target: its name, which is its corpus's too, and its function.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
     ("packed_device", packed_device),
@@ -46,5 +48,6 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("mmio", mmio),
     ("mmio_msi", mmio_msi),
     ("blk_request", blk_request),
+    ("net_request", net_request),
     ("dma", dma),
 ];

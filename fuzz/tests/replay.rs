@@ -62,6 +62,11 @@ fn blk_request() {
 }
 
 #[test]
+fn net_request() {
+    replay("net_request");
+}
+
+#[test]
 fn dma() {
     replay("dma");
 }
@@ -74,8 +79,9 @@ fn random_bytes() {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (state >> 56) as u8
     };
-    for (name, target) in
-        TARGETS.iter().filter(|(name, _)| name.starts_with("packed") || matches!(*name, "dma" | "mmio_msi"))
+    for (name, target) in TARGETS
+        .iter()
+        .filter(|(name, _)| name.starts_with("packed") || matches!(*name, "dma" | "mmio_msi" | "net_request"))
     {
         // The model of `dma` looks at each byte.
         for number in 0..if *name == "dma" { 300 } else { 3000 } {
