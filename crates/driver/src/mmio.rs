@@ -175,6 +175,10 @@ impl<R: Registers> Transport for Mmio<R> {
     }
 
     fn wanted_features(&self) -> u64 {
+        // The bits are nobody's yet, so another vendor may mean something else by them.
+        if self.read(mmio::VENDOR_ID) != mmio::VENDOR {
+            return 0;
+        }
         // Addresses beyond the window would be of no use.
         let notification = if self.registers.window() > msi::NOTIFY_PAGE { msi::F_NOTIFICATION } else { 0 };
         notification | if self.messages.is_empty() { 0 } else { msi::F_MSI }

@@ -218,6 +218,17 @@ fn without_messages_or_without_the_bits_the_wire_is_used() {
 }
 
 #[test]
+fn another_vendors_bits_are_not_taken_for_ours() {
+    let device = Device::new(Platform::default(), OFFERED);
+    device.lie([(mmio::VENDOR_ID, 0x1af4)]);
+    let transport = start(&device, messages(0x60, 4)).unwrap();
+    assert!(!transport.uses_messages());
+    device.accesses();
+    transport.notify(1, None);
+    assert_eq!(device.accesses(), [(mmio::QUEUE_NOTIFY, Some(1))]);
+}
+
+#[test]
 fn a_refused_message_sends_everything_back_to_the_wire() {
     // The first that is refused: the configuration's, a queue's in the middle, the last one's.
     for limit in [0x60, 0x62, 0x63] {
