@@ -99,13 +99,13 @@ impl Holds {
     pub(crate) fn take(&self, taken: Taken, run: Run, change: u64) -> Option<Taken> {
         let head = self.pop()?;
         let entry = self.entry(head)?;
-        // Release, all of these: a waiter that reads any of them has seen the entry's former use end (the holder
-        // took it over from `give_back` by an Acquire). Waiters load with Acquire, see `overlapping`.
+        // Release, these: a waiter that reads any of them has seen the entry's former use end (the holder took it over
+        // from `give_back` by an Acquire). Waiters load with Acquire, see `overlapping`.
         entry.change.store(change, Release);
         entry.addr.store(run.addr, Release);
-        entry.gpa.store(run.gpa, Release);
         entry.len.store(run.len, Release);
-        // Relaxed: read by the one who gives back, to whom the guard was handed.
+        // Relaxed, both: read by the one who gives back, to whom the guard was handed.
+        entry.gpa.store(run.gpa, Relaxed);
         entry.next.store(taken.head, Relaxed);
         Some(Taken { head })
     }
@@ -189,8 +189,9 @@ impl Holds {
 
     /// Whether anything is mapped. If not, what was done through mappings happened before.
     pub(crate) fn is_any_taken(&self) -> bool {
-        // Acquire, both: as in `overlapping`.
-        (0..self.count.load(Acquire))
+        // The count Relaxed: the holder has gone, and said so under the caller's lock. Acquire: pairs with the Release in
+        // `give_back`.
+        (0..self.count.load(Relaxed))
             .any(|number| self.entry(number).is_some_and(|entry| entry.len.load(Acquire) != 0))
     }
 

@@ -134,7 +134,8 @@ impl BitmapSlice for Marks {}
 impl Bitmap for Marks {
     fn mark_dirty(&self, offset: usize, len: usize) {
         // Pairs with the fence in `Seats::settle`, as that of a `Hold` that ends: either the log that is found is the
-        // one that was turned on, or what was written is seen by whoever copies the memory after that.
+        // one that was turned on, or what was written is seen by whoever copies the memory after that. And with the
+        // one in `DirtyLog::harvest`, for the mark.
         fence(Ordering::SeqCst);
         if let Some(log) = self.published.current().log() {
             log.mark(self.gpa + offset as u64, len as u64);

@@ -94,11 +94,10 @@ impl DirtyLog {
         self.shift
     }
 
-    /// Marks the pages of `gpa .. gpa + len`. What is not in the log is left out: memory that is gone.
+    /// Marks the pages of `gpa .. gpa + len`; the caller has made the fence. What is not in the log is left out: memory
+    /// that is gone.
     pub(crate) fn mark(&self, gpa: u64, len: u64) {
         if len > 0 {
-            // Pairs with the fence in `harvest`: see the head of this file.
-            fence(Ordering::SeqCst);
             self.mark_pages(gpa >> self.shift, gpa.saturating_add(len - 1) >> self.shift);
         }
     }

@@ -61,7 +61,8 @@ impl Hold {
     fn mark(&self) {
         let pin = &*self.pin;
         // Pairs with the fence in `Seats::settle`: either the generation below is the one that turned a log on, or
-        // what was written is seen by whoever copies the memory after that.
+        // what was written is seen by whoever copies the memory after that. And with the one in `DirtyLog::harvest`,
+        // for the marks.
         fence(Ordering::SeqCst);
         let now;
         let snapshot = if pin.published.generation() == pin.generation {

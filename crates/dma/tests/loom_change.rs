@@ -126,7 +126,8 @@ fn an_unmapping_waits_for_the_mappings() {
     });
 }
 
-/// The same when the handle has gone and left its mapping behind. Fails if its seat is not kept on the list.
+/// The same when the handle has gone and left its mapping behind. Fails if its seat is not kept on the list, and without
+/// the Acquire in `is_any_taken`.
 #[test]
 fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
     check(|| {
@@ -143,10 +144,41 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
                 drop(mapping);
             })
         };
-        // Another handle comes, which looks whether old seats are needed.
-        drop(domain.handle());
+        // Another handle comes, which looks whether old seats are needed: somebody else's.
+        let other = {
+            let domain = domain.clone();
+            thread::spawn(move || drop(domain.handle()))
+        };
         domain.unmap(0, PAGE, EVER).expect("everyone lets go");
         behind.given_away();
+        device.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+/// The same when another one gives the entry back than the one who uses it again, for bytes that are not waited for; with
+/// what is left of the numbers from before they would not be either. Fails without: the Release of `len`, `addr` or
+/// `change` in `take`, the Acquire exchange in `pop`, the Release exchange in `give_back`, the Release and the Acquire of
+/// the count.
+#[test]
+fn an_entry_that_passes_through_two_hands_hides_nothing() {
+    check(|| {
+        let domain = Domain::new(&memory());
+        domain.map(0, 0, 2 * PAGE, BOTH).expect("free");
+        let behind = Behind::new();
+        let mut handle = domain.handle();
+        let first = handle.open().map(8, PAGE as usize, Access::READ | RELAXED).expect("mapped");
+        let user = {
+            let behind = Arc::clone(&behind);
+            thread::spawn(move || {
+                behind.touched();
+                drop(first);
+            })
+        };
+        let device = thread::spawn(move || drop(handle.open().map(0, 8, Access::READ | RELAXED)));
+        domain.unmap(PAGE, PAGE, EVER).expect("everyone lets go");
+        behind.given_away();
+        user.join().unwrap();
         device.join().unwrap();
     });
 }
