@@ -47,7 +47,7 @@ fn is_understood(info: &BootInfo) -> bool {
         && info.block <= MAX_BLOCK
         && u64::from(info.block).is_multiple_of(SECTOR)
         && matches!(info.completion, completion::INTERRUPT | completion::POLL)
-        && matches!(info.transport, transport::MMIO | transport::MMIO_MSI)
+        && matches!(info.transport, transport::MMIO | transport::MMIO_MSI | transport::PCI)
         && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
         && info.devices[..count]
             .iter()

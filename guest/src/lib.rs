@@ -14,6 +14,7 @@ extern crate alloc;
 
 mod boot;
 mod chance;
+mod connection;
 mod console;
 mod disk;
 mod entropy;
@@ -36,6 +37,10 @@ pub trait Platform {
     fn mmio_read16(&self, addr: u64) -> u16;
     /// Reads 8 bits of device memory.
     fn mmio_read8(&self, addr: u64) -> u8;
+    /// Writes 16 bits of device memory.
+    fn mmio_write16(&self, addr: u64, value: u16);
+    /// Writes 8 bits of device memory.
+    fn mmio_write8(&self, addr: u64, value: u8);
     /// RAM from `addr` on, `None` if it is not all RAM.
     fn ram(&self, addr: u64, len: usize) -> Option<DmaArea>;
     /// Monotonic nanoseconds.

@@ -8,23 +8,20 @@
 use crate::Platform;
 use crate::boot::{self, Boot};
 use crate::chance::Chance;
+use crate::connection::Connection;
 use crate::console::{self, Console};
 use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
 use crate::entropy::{self, Draw};
 use crate::report::{DiskPage, Failure, Header, Totals};
-use crate::window::Window;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
-use paravane_driver::mmio::Mmio;
 use paravane_driver::rng::Rng;
-use paravane_driver::{DriverError, Message, Pool};
+use paravane_driver::{DriverError, Pool};
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
-    BootInfo, CONTROL_BASE, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, MESSAGE_ADDRESS, completion, control,
-    error, event, exit, inject, job, transport,
+    BootInfo, CONTROL_BASE, DeviceEntry, completion, control, error, event, exit, inject, job,
 };
-use paravane_spec::{mmio, mmio_msi};
 
 /// Fewest bytes a request of the hash job: reading in order gains from large requests.
 const HASH_CHUNK: usize = 64 << 10;
@@ -62,8 +59,8 @@ struct Device<'p, P: Platform> {
 }
 
 enum Worker<'p, P: Platform> {
-    Disk(Box<Lane<Blk<Mmio<Window<'p, P>>>>>),
-    Entropy(Box<Draw<Mmio<Window<'p, P>>>>),
+    Disk(Box<Lane<Blk<Connection<'p, P>>>>),
+    Entropy(Box<Draw<Connection<'p, P>>>),
 }
 
 /// Runs the program; returns an `exit` code.
@@ -120,44 +117,24 @@ fn bring_up<'p, P: Platform>(
     page: DiskPage,
     pool: &mut Pool,
 ) -> Result<Option<Worker<'p, P>>, Failure> {
-    let transport = || transport(platform, info, entry).map_err(set_up);
+    let connection = || Connection::open(platform, info, entry).map_err(set_up);
     pool.translate(entry.iova_offset);
     let depth = info.depth.min(MAX_DEPTH);
     Ok(match entry.job {
         job::HASH => {
-            let disk = Blk::new(transport()?, depth as u16, pool).map_err(set_up)?;
+            let disk = Blk::new(connection()?, depth as u16, pool).map_err(set_up)?;
             Some(Worker::Disk(Box::new(hash_lane(disk, info, page, pool)?)))
         }
         job::WRITE_TEST => {
-            let disk = Blk::new(transport()?, depth as u16, pool).map_err(set_up)?;
+            let disk = Blk::new(connection()?, depth as u16, pool).map_err(set_up)?;
             Some(Worker::Disk(Box::new(test_lane(disk, info, number, entry.span, page, pool)?)))
         }
         job::RNG => {
-            let rng = Rng::new(transport()?, entropy::BUFFER, pool).map_err(set_up)?;
+            let rng = Rng::new(connection()?, entropy::BUFFER, pool).map_err(set_up)?;
             Some(Worker::Entropy(Box::new(Draw::new(rng, entry.span, page))))
         }
         _ => None,
     })
-}
-
-/// The registers of one device, with what it may send as messages.
-fn transport<'p, P: Platform>(
-    platform: &'p P,
-    info: &BootInfo,
-    entry: &DeviceEntry,
-) -> Result<Mmio<Window<'p, P>>, DriverError> {
-    let messages = info.transport == transport::MMIO_MSI;
-    let size = if messages { mmio_msi::WINDOW } else { mmio::WINDOW };
-    let mut transport = Mmio::new(Window::new(platform, entry.mmio_base, size))?;
-    if messages {
-        let numbers = (entry.messages..).take(entry.message_count.min(INTERRUPTS as u32) as usize);
-        let message = |number: u32| Message {
-            address: MESSAGE_ADDRESS,
-            data: u32::from(IRQ_VECTOR_BASE).wrapping_add(number),
-        };
-        transport.use_messages(numbers.map(message).collect());
-    }
-    Ok(transport)
 }
 
 /// The hash job on a disk.

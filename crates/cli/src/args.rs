@@ -81,7 +81,8 @@ pub(crate) struct RunArgs {
     /// How the guest learns of completions
     #[arg(long, value_enum, default_value_t = Completion::Interrupt)]
     pub(crate) completion: Completion,
-    /// How devices are reached: mmio, or mmio-msi with messages for interrupts and a kick address for every queue
+    /// How devices are reached: mmio, mmio-msi with messages for interrupts and a kick address for every
+    /// queue, or pci with MSI-X
     #[arg(long, value_enum, default_value_t = Transport::Mmio)]
     pub(crate) transport: Transport,
     /// How virtqueues lie in memory
@@ -134,6 +135,7 @@ pub(crate) enum Completion {
 pub(crate) enum Transport {
     Mmio,
     MmioMsi,
+    Pci,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -89,6 +89,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         transport: match args.transport {
             Transport::Mmio => TransportChoice::Mmio,
             Transport::MmioMsi => TransportChoice::MmioMsi,
+            Transport::Pci => TransportChoice::Pci,
         },
         ring: match args.ring {
             Ring::Split => RingLayout::Split,

@@ -106,10 +106,16 @@ fn the_default_run_verifies_under_kvm() {
 }
 
 fn by_messages(accel: &str) {
-    let output = run(&["--accel", accel, "--seconds", "0.2", "--transport", "mmio-msi", "--json"]);
+    for transport in ["mmio-msi", "pci"] {
+        by_messages_over(accel, transport);
+    }
+}
+
+fn by_messages_over(accel: &str, transport: &str) {
+    let output = run(&["--accel", accel, "--seconds", "0.2", "--transport", transport, "--json"]);
     let report = json(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
-    assert_eq!((&report["verified"], &report["transport"]), (&true.into(), &"mmio-msi".into()));
+    assert_eq!((&report["verified"], &report["transport"]), (&true.into(), &transport.into()));
     assert!(report["messages"].as_u64().unwrap() > 0);
     let exits = &report["exits_by_kind"];
     for kind in ["notify", "interrupt_status", "interrupt_acknowledge"] {

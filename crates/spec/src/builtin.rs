@@ -15,6 +15,8 @@
 //! 0x0080_0000  heap, to the end of RAM
 //! 0xd000_0000  virtio-mmio devices, two pages each
 //! 0xd0ff_f000  control page
+//! 0xe000_0000  PCI: configuration spaces of bus 0 (ECAM)
+//! 0xe800_0000  PCI: where BARs lie
 //! ```
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -27,7 +29,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 4;
+pub const ABI: u32 = 5;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -43,6 +45,12 @@ pub const HEAP_BASE: u64 = 0x80_0000;
 pub const MMIO_BASE: u64 = 0xd000_0000;
 /// The control page.
 pub const CONTROL_BASE: u64 = 0xd0ff_f000;
+/// The configuration spaces of the PCI bus.
+pub const PCI_ECAM: u64 = 0xe000_0000;
+/// Where the BARs of PCI devices lie: device n's at the start plus n times [`PCI_BAR_STEP`].
+pub const PCI_WINDOW: core::ops::Range<u64> = 0xe800_0000..0xf000_0000;
+/// Bytes from one device's BAR to the next; no BAR is larger.
+pub const PCI_BAR_STEP: u64 = 1 << 20;
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
 
@@ -103,6 +111,8 @@ pub mod transport {
     pub const MMIO: u32 = 0;
     /// The same with our extension ([`crate::mmio_msi`]).
     pub const MMIO_MSI: u32 = 1;
+    /// Virtio over PCI, modern, with MSI-X.
+    pub const PCI: u32 = 2;
 }
 
 /// Values of [`DeviceEntry::job`].
@@ -199,8 +209,8 @@ pub struct ImageHeader {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceEntry {
-    /// Guest-physical address of the virtio-mmio registers.
-    pub mmio_base: u64,
+    /// Guest-physical address of the virtio-mmio registers; PCI: of the function's configuration space.
+    pub base: u64,
     /// GSI of its interrupt line.
     pub gsi: u32,
     /// One of the [`job`] codes.

@@ -1,19 +1,35 @@
 //! What the guest finds behind addresses that are not RAM.
 use crate::console::{Console, GuestEnd};
 use crate::slot::Slot;
-use paravane_spec::builtin::CONTROL_BASE;
+use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM};
+use paravane_spec::pci::ecam;
+use paravane_transport::pci::Pci;
+use paravane_transport::pci::root::{Root, Target};
 
-/// The MMIO bus: the devices' windows and the control page. Any thread that runs guest code may use it.
-/// Nothing that a guest does here is an error; what is not there reads as all ones.
+/// The MMIO bus: the devices' windows, PCI's configuration spaces and the control page. Any thread that runs guest
+/// code may use it. Nothing that a guest does here is an error; what is not there reads as all ones.
 pub(crate) struct Bus {
     slots: Vec<Slot>,
+    /// If the devices are on PCI: device n is endpoint n.
+    root: Option<Root>,
     console: Console,
 }
 
 impl Bus {
     /// With these devices, each in its own window.
-    pub(crate) fn new(slots: Vec<Slot>, console: Console) -> Self {
-        Self { slots, console }
+    pub(crate) fn new(slots: Vec<Slot>, root: Option<Root>, console: Console) -> Self {
+        Self { slots, root, console }
+    }
+
+    /// The root, and the offset of `addr` in its window.
+    fn ecam(&self, addr: u64) -> Option<(&Root, u64)> {
+        let offset = addr.checked_sub(PCI_ECAM).filter(|&offset| offset < ecam::BUS)?;
+        Some((self.root.as_ref()?, offset))
+    }
+
+    /// The endpoint's slot, and the offset of its register in the slot's window.
+    fn endpoint(&self, target: Target) -> Option<(&Slot, u64)> {
+        Some((self.slots.get(target.endpoint)?, Pci::CONFIG_SPACE + u64::from(target.register)))
     }
 
     fn slot(&self, addr: u64) -> Option<(&Slot, u64)> {
@@ -22,6 +38,13 @@ impl Bus {
 
     /// The guest reads `data.len()` bytes at `addr`.
     pub(crate) fn read(&self, addr: u64, data: &mut [u8]) {
+        if let Some((root, offset)) = self.ecam(addr) {
+            root.read(offset, data, |target, data| {
+                let endpoint = self.endpoint(target);
+                endpoint.map(|(slot, offset)| slot.read(offset, data)).is_some()
+            });
+            return;
+        }
         match self.slot(addr) {
             Some((slot, offset)) => slot.read(offset, data),
             None => data.fill(0xff),
@@ -30,7 +53,14 @@ impl Bus {
 
     /// The guest writes; says so when that was the last thing it does.
     pub(crate) fn write(&self, addr: u64, data: &[u8]) -> Option<GuestEnd> {
-        if let Some((slot, offset)) = self.slot(addr) {
+        let slot = match self.ecam(addr) {
+            Some((root, offset)) => {
+                let target = root.write(offset, data.len());
+                Some(target.and_then(|target| self.endpoint(target))?)
+            }
+            None => self.slot(addr),
+        };
+        if let Some((slot, offset)) = slot {
             slot.write(offset, data);
             return None;
         }

@@ -65,6 +65,8 @@ pub enum TransportChoice {
     Mmio,
     /// The same with messages and notification addresses (docs/virtio-mmio-msi.md).
     MmioMsi,
+    /// virtio-pci with MSI-X.
+    Pci,
 }
 
 impl TransportChoice {
@@ -74,6 +76,7 @@ impl TransportChoice {
         match self {
             Self::Mmio => "mmio",
             Self::MmioMsi => "mmio-msi",
+            Self::Pci => "pci",
         }
     }
 }

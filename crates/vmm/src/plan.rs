@@ -9,9 +9,10 @@ use paravane_device::blk::Blk;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
     ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
-    MMIO_BASE, REPORT_BASE, REPORT_SIZE, completion, inject, job, transport,
+    MMIO_BASE, PCI_ECAM, REPORT_BASE, REPORT_SIZE, completion, inject, job, transport,
 };
 use paravane_spec::mmio_msi::WINDOW;
+use paravane_spec::pci::ecam;
 
 /// Least guest RAM: the heap starts at 8 MiB.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -160,7 +161,7 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
     let mut count = 0;
     for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng)).zip(0_u32..) {
         *entry = DeviceEntry {
-            mmio_base: base(number),
+            base: base(config.transport, number),
             gsi: FIRST_GSI + number,
             job,
             span,
@@ -198,6 +199,7 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         transport: match config.transport {
             TransportChoice::Mmio => transport::MMIO,
             TransportChoice::MmioMsi => transport::MMIO_MSI,
+            TransportChoice::Pci => transport::PCI,
         },
         devices,
     }
@@ -209,9 +211,12 @@ pub(crate) fn iova_offset(config: &RunConfig, number: u32) -> u64 {
     if config.iommu { (u64::from(number) + 1) * ((1 << 36) + 3 * 4096) } else { 0 }
 }
 
-/// Where device `number` lies.
-pub(crate) fn base(number: u32) -> u64 {
-    MMIO_BASE + u64::from(number) * WINDOW
+/// Where device `number` lies: its registers, on PCI its configuration space (device 0 on the bus is the bridge).
+pub(crate) fn base(transport: TransportChoice, number: u32) -> u64 {
+    match transport {
+        TransportChoice::Mmio | TransportChoice::MmioMsi => MMIO_BASE + u64::from(number) * WINDOW,
+        TransportChoice::Pci => PCI_ECAM + u64::from(number + 1) * ecam::FUNCTIONS * ecam::FUNCTION,
+    }
 }
 
 // Each device's messages have handlers in the guest.
@@ -284,7 +289,7 @@ mod tests {
         let info = boot_info(&config, &plans, 7);
         assert_eq!(info.device_count, 3);
         assert_eq!(info.devices.map(|device| device.job)[..4], [2, 1, 3, 0]);
-        assert_eq!(info.devices[2].mmio_base, MMIO_BASE + 2 * WINDOW);
+        assert_eq!(info.devices[2].base, MMIO_BASE + 2 * WINDOW);
         assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);
         assert_eq!((info.devices[0].span, info.devices[2].span), (1 << 20, 4096));

@@ -91,7 +91,7 @@ pub struct Report {
     pub accel: &'static str,
     /// Why that one.
     pub accel_reason: String,
-    /// "mmio" or "mmio-msi".
+    /// "mmio", "mmio-msi" or "pci".
     pub transport: &'static str,
     /// "split" or "packed", with ", in order" behind it where IN_ORDER was offered.
     pub ring: &'static str,

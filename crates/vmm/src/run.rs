@@ -7,7 +7,7 @@
 use crate::accel::{self, Accelerator};
 use crate::attach::attach;
 use crate::bus::Bus;
-use crate::config::{DirtyLogging, Job, RingLayout, RunConfig};
+use crate::config::{DirtyLogging, Job, RingLayout, RunConfig, TransportChoice};
 use crate::console::Console;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
@@ -25,6 +25,7 @@ use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
+use paravane_transport::pci::root::Root;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -198,7 +199,8 @@ impl Machine {
             slots.push(Slot::new(number as usize, attachment, device, surroundings));
         }
         let console = Console::new(memory, Arc::clone(tally));
-        Ok(Self { bus: Arc::new(Bus::new(slots, console)), io, domains })
+        let root = (config.transport == TransportChoice::Pci).then(Root::new);
+        Ok(Self { bus: Arc::new(Bus::new(slots, root, console)), io, domains })
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.

@@ -520,10 +520,10 @@ mod tests {
     fn a_kick_by_ioeventfd_is_served() {
         let bells = Arc::new(Doorbells::default());
         let mut rig = Rig::new(Arc::clone(&bells) as Arc<dyn IoEventFds>);
-        assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0));
+        assert!(!bells.ring(BASE + QUEUE_NOTIFY, &[0; 4]));
         rig.start(DESC as u32);
         rig.offer();
-        assert!(bells.ring(BASE + QUEUE_NOTIFY, 0));
+        assert!(bells.ring(BASE + QUEUE_NOTIFY, &[0; 4]));
         rig.wait_for("a used buffer", |rig| rig.used() == 1);
         rig.wait_for("an interrupt", |rig| rig.read(INTERRUPT_STATUS) == INT_USED_BUFFER);
         rig.write(INTERRUPT_ACK, INT_USED_BUFFER);
@@ -536,9 +536,9 @@ mod tests {
         let bells = Arc::new(Doorbells::default());
         let (mut rig, apic) = Rig::with_messages(Arc::clone(&bells) as Arc<dyn IoEventFds>);
         rig.start_with_messages();
-        assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0), "the register goes the long way");
+        assert!(!bells.ring(BASE + QUEUE_NOTIFY, &[0; 4]), "the register goes the long way");
         rig.offer();
-        assert!(bells.ring(BASE + NOTIFY_PAGE, 0x1234), "whatever is written");
+        assert!(bells.ring(BASE + NOTIFY_PAGE, &[0x34, 0x12, 0, 0]), "whatever is written");
         rig.wait_for("a message", |_| apic.taken() == [(0x40, 1)]);
         assert_eq!((rig.used(), rig.read(INTERRUPT_STATUS)), (1, 0));
         rig.served();
@@ -546,7 +546,7 @@ mod tests {
         assert_eq!((rig.tally.kicks(), rig.slot.exit_kicks(), rig.slot.messages()), (2, 1, 2));
         // A broken queue is a configuration change.
         rig.memory.open().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
-        assert!(bells.ring(BASE + NOTIFY_PAGE, 0));
+        assert!(bells.ring(BASE + NOTIFY_PAGE, &[0; 4]));
         rig.wait_for("DEVICE_NEEDS_RESET", |rig| rig.needs_reset());
         rig.wait_for("its message", |_| apic.taken() == [(0x40, 2), (0x41, 1)]);
     }
@@ -561,7 +561,7 @@ mod tests {
             let (old, new) = if round % 2 == 0 { (0x50, 0x51) } else { (0x51, 0x50) };
             rig.configure(0, old);
             rig.offer();
-            assert!(bells.ring(BASE + NOTIFY_PAGE, 0));
+            assert!(bells.ring(BASE + NOTIFY_PAGE, &[0; 4]));
             // While the buffer is served; in every third round masked, so that it may wait.
             if round % 3 == 0 {
                 rig.write(MSI_COMMAND, command::MASK);
@@ -617,7 +617,7 @@ mod tests {
             rig.write(STATUS, 0);
             assert_eq!(rig.read(STATUS), 0);
             assert_eq!(rig.read(INTERRUPT_STATUS), 0);
-            assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0), "the ioeventfd is gone");
+            assert!(!bells.ring(BASE + QUEUE_NOTIFY, &[0; 4]), "the ioeventfd is gone");
             rig.offer();
             rig.kick();
             std::thread::sleep(Duration::from_millis(5));
@@ -678,7 +678,7 @@ mod tests {
             rig.served();
             rig.write(QUEUE_RESET, 1);
             assert_eq!(rig.read(QUEUE_RESET), 0);
-            assert!(!bells.ring(BASE + QUEUE_NOTIFY, 0), "the ioeventfd is gone");
+            assert!(!bells.ring(BASE + QUEUE_NOTIFY, &[0; 4]), "the ioeventfd is gone");
             rig.offer();
             rig.kick();
             std::thread::sleep(Duration::from_millis(5));

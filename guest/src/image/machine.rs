@@ -77,6 +77,22 @@ impl Machine {
         value
     }
 
+    /// Writes device memory.
+    fn write16(addr: u64, value: u16) {
+        if addr < MAPPED {
+            // SAFETY: as in `write32`.
+            unsafe { asm!("mov word ptr [{1}], {0:x}", in(reg) value, in(reg) addr, options(nostack)) };
+        }
+    }
+
+    /// Writes device memory.
+    fn write8(addr: u64, value: u8) {
+        if addr < MAPPED {
+            // SAFETY: as in `write32`.
+            unsafe { asm!("mov byte ptr [{1}], {0}", in(reg_byte) value, in(reg) addr, options(nostack)) };
+        }
+    }
+
     /// Writes device memory with one plain MOV.
     pub(crate) fn write32(addr: u64, value: u32) {
         if addr >= MAPPED {
@@ -104,12 +120,20 @@ impl Platform for Machine {
         Self::write32(addr, value);
     }
 
+    fn mmio_read8(&self, addr: u64) -> u8 {
+        Self::read8(addr)
+    }
+
     fn mmio_read16(&self, addr: u64) -> u16 {
         Self::read16(addr)
     }
 
-    fn mmio_read8(&self, addr: u64) -> u8 {
-        Self::read8(addr)
+    fn mmio_write16(&self, addr: u64, value: u16) {
+        Self::write16(addr, value);
+    }
+
+    fn mmio_write8(&self, addr: u64, value: u8) {
+        Self::write8(addr, value);
     }
 
     fn ram(&self, addr: u64, len: usize) -> Option<DmaArea> {

@@ -93,7 +93,7 @@ impl Registers for Window {
     }
 
     fn write32(&self, offset: u64, value: u32) {
-        if offset != QUEUE_NOTIFY || !self.bells.ring(BASE + offset, value) {
+        if offset != QUEUE_NOTIFY || !self.bells.ring(BASE + offset, &value.to_le_bytes()) {
             self.slot.write(offset, &value.to_le_bytes());
         }
     }

@@ -22,10 +22,14 @@ pub(crate) struct Doorbells {
 }
 
 impl Doorbells {
-    /// A write of `value` to `addr`: signals what is registered there and says whether something was.
-    pub(crate) fn ring(&self, addr: u64, value: u32) -> bool {
+    /// A write of `data` to `addr`: signals what is registered there and says whether something was.
+    pub(crate) fn ring(&self, addr: u64, data: &[u8]) -> bool {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        match table.iter().find(|bell| bell.collides(addr, Some(value))) {
+        // As KVM has it: a datamatch is of 4 bytes, and without one any width will do.
+        let rings = |bell: &&Doorbell| {
+            bell.addr == addr && bell.datamatch.is_none_or(|value| value.to_le_bytes() == data)
+        };
+        match table.iter().find(rings) {
             Some(bell) => {
                 bell.notifier.signal();
                 true
@@ -69,14 +73,15 @@ mod tests {
         let any = Notifier::new(false).unwrap();
         bells.assign(0x50, Some(0), &first).unwrap();
         bells.assign(0x1050, None, &any).unwrap();
-        assert!(bells.ring(0x50, 0));
-        assert!(!bells.ring(0x50, 1));
-        assert!(!bells.ring(0x54, 0));
-        assert!(bells.ring(0x1050, 7));
+        assert!(bells.ring(0x50, &[0; 4]));
+        assert!(!bells.ring(0x50, &[1, 0, 0, 0]));
+        assert!(!bells.ring(0x50, &[0; 2]));
+        assert!(!bells.ring(0x54, &[0; 4]));
+        assert!(bells.ring(0x1050, &[7, 0]));
         assert_eq!((first.take(), any.take()), (1, 1));
         assert!(bells.assign(0x50, Some(0), &any).is_err());
         bells.deassign(0x50, Some(0), &first).unwrap();
-        assert!(!bells.ring(0x50, 0));
+        assert!(!bells.ring(0x50, &[0; 4]));
         assert!(bells.deassign(0x50, Some(0), &first).is_err());
     }
 }

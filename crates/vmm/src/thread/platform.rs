@@ -39,6 +39,16 @@ impl HostThread {
         data
     }
 
+    fn mmio_write<const N: usize>(&self, addr: u64, data: [u8; N]) {
+        self.check_stop();
+        if self.doorbells.ring(addr, &data) {
+            return;
+        }
+        self.bus.console().tally().exit();
+        // The guest's end arrives as the return value of its program.
+        let _ = self.bus.write(addr, &data);
+    }
+
     /// Ends the guest here if that was asked for. No lock is held: every call of the platform starts or
     /// ends with this.
     fn check_stop(&self) {
@@ -54,13 +64,15 @@ impl Platform for HostThread {
     }
 
     fn mmio_write32(&self, addr: u64, value: u32) {
-        self.check_stop();
-        if self.doorbells.ring(addr, value) {
-            return;
-        }
-        self.bus.console().tally().exit();
-        // The guest's end arrives as the return value of its program.
-        let _ = self.bus.write(addr, &value.to_le_bytes());
+        self.mmio_write(addr, value.to_le_bytes());
+    }
+
+    fn mmio_write16(&self, addr: u64, value: u16) {
+        self.mmio_write(addr, value.to_le_bytes());
+    }
+
+    fn mmio_write8(&self, addr: u64, value: u8) {
+        self.mmio_write(addr, value.to_le_bytes());
     }
 
     fn mmio_read16(&self, addr: u64) -> u16 {

@@ -210,18 +210,23 @@ pub(crate) fn a_wired_interrupt_takes_a_status_read_and_an_acknowledgement(accel
     assert_eq!(report.messages, 0);
 }
 
+/// The transports that interrupt by messages and have a notification address for every queue.
+const BY_MESSAGES: [TransportChoice; 2] = [TransportChoice::MmioMsi, TransportChoice::Pci];
+
 pub(crate) fn a_message_takes_no_register_access_at_all(accel: AccelChoice) {
     let image = image(4 * 2048);
-    for (ring, in_order, iommu) in [
+    let layouts = [
         (RingLayout::Split, false, false),
         (RingLayout::Packed, true, false),
         (RingLayout::Packed, false, true),
-    ] {
+    ];
+    let each = BY_MESSAGES.iter().flat_map(|&transport| layouts.map(|layout| (transport, layout)));
+    for (transport, (ring, in_order, iommu)) in each {
         let mut config = with_disk(accel, image.path(), Job::WriteTest);
-        config.transport = TransportChoice::MmioMsi;
+        config.transport = transport;
         (config.ring, config.in_order, config.iommu, config.entropy) = (ring, in_order, iommu, 4096);
         let report = go(config);
-        assert_verified_over(TransportChoice::MmioMsi, &report, accel);
+        assert_verified_over(transport, &report, accel);
         assert_eq!(report.entropy_bytes, 4096);
         assert!(report.messages > 0);
         assert_eq!(report.messages, report.interrupts);
@@ -232,25 +237,30 @@ pub(crate) fn a_message_takes_no_register_access_at_all(accel: AccelChoice) {
 
 pub(crate) fn messages_of_several_devices_do_not_get_mixed_up(accel: AccelChoice) {
     let (first, second, third) = (image(4 * 2048), image(2 * 2048 + 5), image(2048));
-    let mut config = with_disk(accel, first.path(), Job::WriteTest);
-    config.transport = TransportChoice::MmioMsi;
-    for image in [&second, &third] {
-        config.disks.push(DiskConfig { path: image.path().to_owned(), read_only: false, job: Job::Hash });
+    for transport in BY_MESSAGES {
+        let mut config = with_disk(accel, first.path(), Job::WriteTest);
+        config.transport = transport;
+        for image in [&second, &third] {
+            config.disks.push(DiskConfig { path: image.path().to_owned(), read_only: false, job: Job::Hash });
+        }
+        let report = go(config);
+        assert_verified_over(transport, &report, accel);
+        assert_eq!(report.disks[1].sha256, digest(second.path()));
+        assert_eq!(report.disks[2].sha256, digest(third.path()));
     }
-    let report = go(config);
-    assert_verified_over(TransportChoice::MmioMsi, &report, accel);
-    assert_eq!(report.disks[1].sha256, digest(second.path()));
-    assert_eq!(report.disks[2].sha256, digest(third.path()));
 }
 
 pub(crate) fn notification_addresses_work_without_ioeventfds_and_polled(accel: AccelChoice) {
     let image = image(2 * 2048);
-    for completion in [Completion::Interrupt, Completion::Poll] {
+    let completions = [Completion::Interrupt, Completion::Poll];
+    let each =
+        BY_MESSAGES.iter().flat_map(|&transport| completions.map(|completion| (transport, completion)));
+    for (transport, completion) in each {
         let mut config = with_disk(accel, image.path(), Job::WriteTest);
-        config.transport = TransportChoice::MmioMsi;
+        config.transport = transport;
         (config.ioeventfd, config.completion) = (false, completion);
         let report = go(config);
-        assert_verified_over(TransportChoice::MmioMsi, &report, accel);
+        assert_verified_over(transport, &report, accel);
         assert_eq!(report.exits_by_kind.notify, report.kicks);
     }
 }

@@ -1,0 +1,126 @@
+//! How a device is reached: the transport that the VMM chose, seen through the platform.
+use crate::Platform;
+use crate::window::{Space, Window};
+use alloc::vec::Vec;
+use paravane_driver::mmio::Mmio;
+use paravane_driver::pci::{Ecam, Function, Pci};
+use paravane_driver::{DriverError, Message, Transport};
+use paravane_spec::builtin::{
+    BootInfo, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, MESSAGE_ADDRESS, PCI_ECAM, PCI_WINDOW, transport,
+};
+use paravane_spec::pci::{NO_VENDOR, ecam};
+use paravane_spec::queue::QueueAddresses;
+use paravane_spec::{mmio, mmio_msi};
+
+/// The registers of one device, on whatever transport. Which one it is costs a branch an access.
+pub(crate) enum Connection<'p, P> {
+    Mmio(Mmio<Window<'p, P>>),
+    Pci(Pci<Space<'p, P>>),
+}
+
+/// Runs the same for either.
+macro_rules! either {
+    ($connection:expr, $registers:ident => $what:expr) => {
+        match $connection {
+            Connection::Mmio($registers) => $what,
+            Connection::Pci($registers) => $what,
+        }
+    };
+}
+
+impl<'p, P: Platform> Connection<'p, P> {
+    /// Finds the device that `entry` tells of, and says how it may interrupt.
+    pub(crate) fn open(platform: &'p P, info: &BootInfo, entry: &DeviceEntry) -> Result<Self, DriverError> {
+        Ok(match info.transport {
+            transport::PCI => {
+                let mut pci = Pci::open(function(platform, entry.base)?)?;
+                let messages = messages(entry);
+                if let Some(last) = messages.len().checked_sub(1) {
+                    pci.use_messages(|number| messages[usize::from(number).min(last)]);
+                }
+                Self::Pci(pci)
+            }
+            transport::MMIO_MSI => {
+                let mut mmio = Mmio::new(Window::new(platform, entry.base, mmio_msi::WINDOW))?;
+                mmio.use_messages(messages(entry));
+                Self::Mmio(mmio)
+            }
+            _ => Self::Mmio(Mmio::new(Window::new(platform, entry.base, mmio::WINDOW))?),
+        })
+    }
+}
+
+/// The function whose configuration space is at `base`.
+fn function<P: Platform>(platform: &P, base: u64) -> Result<Function<Space<'_, P>>, DriverError> {
+    let bus = Ecam::new(Space(platform), PCI_ECAM, PCI_WINDOW);
+    let device = base.wrapping_sub(PCI_ECAM) / (ecam::FUNCTION * ecam::FUNCTIONS);
+    let function = u8::try_from(device).ok().and_then(|device| bus.function(device));
+    function.ok_or(DriverError::Function { vendor: NO_VENDOR, device: NO_VENDOR })
+}
+
+/// What the device may send: the configuration change's message, then its queues'.
+fn messages(entry: &DeviceEntry) -> Vec<Message> {
+    let numbers = (entry.messages..).take(entry.message_count.min(INTERRUPTS as u32) as usize);
+    let message = |number: u32| Message {
+        address: MESSAGE_ADDRESS,
+        data: u32::from(IRQ_VECTOR_BASE).wrapping_add(number),
+    };
+    numbers.map(message).collect()
+}
+
+impl<P: Platform> Transport for Connection<'_, P> {
+    fn device_id(&self) -> u32 {
+        either!(self, registers => registers.device_id())
+    }
+    fn status(&self) -> u32 {
+        either!(self, registers => registers.status())
+    }
+    fn set_status(&self, status: u32) {
+        either!(self, registers => registers.set_status(status));
+    }
+    fn device_features(&self) -> u64 {
+        either!(self, registers => registers.device_features())
+    }
+    fn set_driver_features(&self, accepted: u64) {
+        either!(self, registers => registers.set_driver_features(accepted));
+    }
+    fn wanted_features(&self) -> u64 {
+        either!(self, registers => registers.wanted_features())
+    }
+    fn set_up_interrupts(&mut self, features: u64) -> Result<(), DriverError> {
+        either!(self, registers => registers.set_up_interrupts(features))
+    }
+    fn queue_max(&self, index: u16) -> u32 {
+        either!(self, registers => registers.queue_max(index))
+    }
+    fn queue_enabled(&self, index: u16) -> bool {
+        either!(self, registers => registers.queue_enabled(index))
+    }
+    fn enable_queue(&mut self, index: u16, at: &QueueAddresses) -> Result<(), DriverError> {
+        either!(self, registers => registers.enable_queue(index, at))
+    }
+    fn reset_queue(&self, index: u16) {
+        either!(self, registers => registers.reset_queue(index));
+    }
+    fn queue_resetting(&self, index: u16) -> bool {
+        either!(self, registers => registers.queue_resetting(index))
+    }
+    fn notify(&self, index: u16, data: Option<u32>) {
+        either!(self, registers => registers.notify(index, data));
+    }
+    fn take_causes(&self) -> u32 {
+        either!(self, registers => registers.take_causes())
+    }
+    fn generation(&self) -> u32 {
+        either!(self, registers => registers.generation())
+    }
+    fn config32(&self, offset: u64) -> u32 {
+        either!(self, registers => registers.config32(offset))
+    }
+    fn config16(&self, offset: u64) -> u16 {
+        either!(self, registers => registers.config16(offset))
+    }
+    fn config8(&self, offset: u64) -> u8 {
+        either!(self, registers => registers.config8(offset))
+    }
+}
