@@ -396,6 +396,125 @@ const MMIO_MSI: &[Seed] = {
     ]
 };
 
+/// Steps of `pci`, after one byte: number of queues (upper half), a slow owner (4), no RING_RESET (2), NOTIFICATION_DATA
+/// (1).
+mod function {
+    pub(super) const NEGOTIATE: &[u8] = &[7, 2];
+    pub(super) const NEGOTIATE_LITTLE: &[u8] = &[7, 1];
+    /// Queue 0, of 64; queue 1, of 8.
+    pub(super) const ENABLE_0: &[u8] = &[8, 0, 6];
+    pub(super) const ENABLE_1: &[u8] = &[8, 1, 3];
+    pub(super) const RESET_0: &[u8] = &[9, 0];
+    pub(super) const DRIVER_OK: &[u8] = &[10, 3];
+    pub(super) const FAILED: &[u8] = &[10, 5];
+    pub(super) const KICK_0: &[u8] = &[11, 0, 0, 0, 0, 0];
+    pub(super) const NEEDS_RESET: &[u8] = &[12, 0];
+    pub(super) const CONFIG_CHANGED: &[u8] = &[12, 1];
+    pub(super) const RESET: &[u8] = &[12, 2];
+    pub(super) const RESET_DONE: &[u8] = &[13, 0];
+    pub(super) const QUEUE_0_DONE: &[u8] = &[13, 1];
+    /// Queue 0 and the configuration change by vector 0; queue 1 by vector 1, the configuration change by 0.
+    pub(super) const MAP_0: &[u8] = &[14, 0, 0];
+    pub(super) const MAP_1: &[u8] = &[14, 1, 1];
+    pub(super) const UNMAP_0: &[u8] = &[14, 0, 7];
+    /// Vector 0: a message, open; masked; opened again; no interrupt at all.
+    pub(super) const MESSAGE_0: &[u8] = &[15, 0, 0x86];
+    pub(super) const MASK_0: &[u8] = &[15, 0, 1];
+    pub(super) const UNMASK_0: &[u8] = &[15, 0, 0];
+    pub(super) const STRAY_0: &[u8] = &[15, 0, 0x84];
+    pub(super) const MESSAGE_1: &[u8] = &[15, 1, 0x8e];
+    /// Message control and command register: enable, function mask, bus master, memory.
+    pub(super) const ON: &[u8] = &[17, 0b1110];
+    pub(super) const HELD: &[u8] = &[17, 0b1111];
+    pub(super) const NO_MASTER: &[u8] = &[17, 0b0010];
+    pub(super) const OFF: &[u8] = &[17, 0b0100];
+    pub(super) const RAISE_0: &[u8] = &[18, 0];
+    pub(super) const RAISE_1: &[u8] = &[18, 1];
+    /// The window on the status (offset 0x14, one byte): writes 15 there.
+    pub(super) const WINDOW_STATUS: &[u8] = &[19, 0x14, 0, 1, 15];
+    pub(super) const WINDOW_WRONG: &[u8] = &[19, 0x15, 0, 2, 15];
+    /// The size of the selected queue, after it was enabled.
+    pub(super) const RESIZE: &[u8] = &[5, 4, 16];
+    /// The BAR's lower half, all ones.
+    pub(super) const SIZE_BAR: &[u8] = &[3, 0x10, 0, 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+}
+
+const PCI: &[Seed] = {
+    use function::*;
+    const PROMPT: &[u8] = &[0x60];
+    const SLOW: &[u8] = &[0x64];
+    &[
+        (
+            "start",
+            &[
+                PROMPT,
+                ON,
+                MESSAGE_0,
+                MESSAGE_1,
+                NEGOTIATE,
+                MAP_0,
+                MAP_1,
+                ENABLE_0,
+                ENABLE_1,
+                DRIVER_OK,
+                KICK_0,
+                RAISE_0,
+                RAISE_1,
+                CONFIG_CHANGED,
+            ],
+        ),
+        ("wired", &[PROMPT, NEGOTIATE_LITTLE, ENABLE_0, DRIVER_OK, RAISE_0, CONFIG_CHANGED, RESET]),
+        ("mask", &[PROMPT, ON, MESSAGE_0, MAP_0, MASK_0, RAISE_0, RAISE_0, UNMASK_0, RAISE_0]),
+        ("function-mask", &[PROMPT, ON, MESSAGE_0, MESSAGE_1, MAP_0, MAP_1, HELD, RAISE_0, RAISE_1, ON]),
+        ("bus-master", &[PROMPT, ON, MESSAGE_0, MAP_0, NO_MASTER, RAISE_0, ON, RAISE_0]),
+        ("stray", &[PROMPT, ON, MESSAGE_0, MAP_0, STRAY_0, RAISE_0, MASK_0, RAISE_0, MESSAGE_0]),
+        ("off", &[PROMPT, ON, MESSAGE_0, MAP_0, MASK_0, RAISE_0, OFF, RAISE_0, UNMASK_0, ON, RAISE_0]),
+        ("unmap", &[PROMPT, ON, MESSAGE_0, MAP_0, RAISE_0, UNMAP_0, RAISE_0]),
+        ("freeze", &[PROMPT, NEGOTIATE, ENABLE_0, RESIZE, DRIVER_OK, RESIZE, KICK_0]),
+        (
+            "queue-reset",
+            &[
+                SLOW,
+                NEGOTIATE,
+                ENABLE_0,
+                DRIVER_OK,
+                RESET_0,
+                KICK_0,
+                ENABLE_0,
+                QUEUE_0_DONE,
+                ENABLE_0,
+                KICK_0,
+            ],
+        ),
+        (
+            "reset",
+            &[
+                SLOW, ON, MESSAGE_0, MAP_0, MASK_0, NEGOTIATE, ENABLE_0, DRIVER_OK, RAISE_0, RESET, ENABLE_1,
+                RESET_DONE, UNMASK_0, NEGOTIATE,
+            ],
+        ),
+        (
+            "needs-reset",
+            &[
+                PROMPT,
+                ON,
+                MESSAGE_0,
+                MAP_0,
+                NEGOTIATE,
+                ENABLE_0,
+                DRIVER_OK,
+                NEEDS_RESET,
+                KICK_0,
+                ENABLE_1,
+                RESET,
+            ],
+        ),
+        ("failed", &[PROMPT, NEGOTIATE, ENABLE_0, DRIVER_OK, FAILED, KICK_0, RESET_0, RESET]),
+        ("window", &[PROMPT, NEGOTIATE, ENABLE_0, WINDOW_STATUS, WINDOW_WRONG, KICK_0]),
+        ("bar", &[PROMPT, ON, SIZE_BAR, OFF, SIZE_BAR, ON]),
+    ]
+};
+
 /// Steps of `blk_request`, after read-only (0) or not, size (as a power of two), and features (1: all).
 mod requests {
     /// Kind, sector, number of pieces, then each piece: length and place.
@@ -569,6 +688,7 @@ fn main() -> io::Result<()> {
         ("packed_driver", PACKED_DRIVER),
         ("mmio", MMIO),
         ("mmio_msi", MMIO_MSI),
+        ("pci", PCI),
         ("blk_request", BLK_REQUEST),
         ("net_request", NET_REQUEST),
         ("dma", DMA),

@@ -21,8 +21,10 @@ pub mod hostile_peer;
 mod mmio;
 mod mmio_msi;
 mod net_request;
+mod owner;
 mod packed_device;
 mod packed_driver;
+mod pci;
 mod split_device;
 mod split_driver;
 
@@ -33,6 +35,7 @@ pub use mmio_msi::mmio_msi;
 pub use net_request::net_request;
 pub use packed_device::packed_device;
 pub use packed_driver::packed_driver;
+pub use pci::pci;
 pub use split_device::split_device;
 pub use split_driver::split_driver;
 
@@ -40,13 +43,14 @@ pub use split_driver::split_driver;
 pub type Target = fn(&[u8]);
 
 /// Every target: its name, which is its corpus's too, and its function.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
     ("packed_device", packed_device),
     ("packed_driver", packed_driver),
     ("mmio", mmio),
     ("mmio_msi", mmio_msi),
+    ("pci", pci),
     ("blk_request", blk_request),
     ("net_request", net_request),
     ("dma", dma),

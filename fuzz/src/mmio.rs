@@ -1,11 +1,10 @@
 //! The virtio-mmio registers against a driver that keeps no order, with an owner that carries effects out.
+use crate::owner::Owner;
 use arbitrary::{Result, Unstructured};
 use paravane_notify::{InterruptSink, Interrupts};
-use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Runs one input.
@@ -31,18 +30,7 @@ impl InterruptSink for NoLine {
 
 struct Rig {
     mmio: Mmio,
-    offered: u64,
-    queue_sizes: Vec<u16>,
-    /// The owner finishes what it is asked to do before the access returns, or at a later step.
-    prompt: bool,
-    /// Features of the active device.
-    active: Option<u64>,
-    /// The queues that run, as they were started.
-    running: BTreeMap<u16, QueueAddresses>,
-    /// Queues being stopped, with what they were started with.
-    stopping: BTreeMap<u16, QueueAddresses>,
-    resetting: bool,
-    needs_reset: bool,
+    owner: Owner,
     violations: u64,
 }
 
@@ -61,14 +49,7 @@ impl Rig {
         let device = DeviceDescription { device_id: 2, features: offered, queue_sizes: queue_sizes.clone() };
         Ok(Self {
             mmio: Mmio::new(device, interrupts),
-            offered,
-            queue_sizes,
-            prompt: bits & 4 == 0,
-            active: None,
-            running: BTreeMap::new(),
-            stopping: BTreeMap::new(),
-            resetting: false,
-            needs_reset: false,
+            owner: Owner::new(offered, queue_sizes, bits & 4 == 0),
             violations: 0,
         })
     }
@@ -112,7 +93,7 @@ impl Rig {
             }
             14 => match u.arbitrary::<u8>()? % 8 {
                 0 => {
-                    self.needs_reset |= self.mmio.status() != 0 && !self.resetting;
+                    self.owner.needs_reset(self.mmio.status());
                     self.mmio.needs_reset();
                 }
                 1 => self.write32(reg::STATUS, 0),
@@ -126,32 +107,21 @@ impl Rig {
 
     /// The owner is done with one of the things that it was asked for; or says so without having been asked.
     fn finish(&mut self, which: u8) {
-        if which & 1 == 0 {
-            self.mmio.reset_done();
-            self.reset_is_done();
-        } else {
-            let queue = u16::from(which >> 1) % 8;
-            self.mmio.queue_reset_done(queue);
-            self.stopping.remove(&queue);
+        if self.owner.finish(&mut self.mmio, which) {
+            self.is_reset();
         }
     }
 
-    fn reset_is_done(&mut self) {
-        if std::mem::take(&mut self.resetting) {
-            self.active = None;
-            self.needs_reset = false;
-            self.running.clear();
-            self.stopping.clear();
-            assert_eq!(self.mmio.status(), 0);
-            assert_eq!(self.read(reg::INTERRUPT_STATUS, 4), 0);
-        }
+    fn is_reset(&self) {
+        assert_eq!(self.mmio.status(), 0);
+        assert_eq!(self.read(reg::INTERRUPT_STATUS, 4), 0);
     }
 
     fn negotiate(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let accepted = match u.arbitrary::<u8>()? % 4 {
             0 => u.arbitrary()?,
             1 => feature::VERSION_1,
-            _ => self.offered,
+            _ => self.owner.offered,
         };
         self.write32(reg::STATUS, status::ACKNOWLEDGE);
         self.write32(reg::STATUS, status::ACKNOWLEDGE | status::DRIVER);
@@ -170,60 +140,13 @@ impl Rig {
     fn write(&mut self, offset: u64, data: &[u8]) {
         let before = self.mmio.status();
         let Some(effect) = self.mmio.write(offset, data) else { return };
-        assert!(!self.resetting, "{effect:?} while a reset is under way");
-        let live = self.active.is_some() && !self.needs_reset && before & status::FAILED == 0;
-        match effect {
-            Effect::Activate { features, queues } => {
-                assert_eq!(self.active, None, "activated twice");
-                assert!(
-                    !self.needs_reset && before & status::DRIVER_OK == 0 && before & status::FEATURES_OK != 0
-                );
-                assert!(features & !self.offered == 0 && features & feature::VERSION_1 != 0);
-                self.active = Some(features);
-                for (queue, addresses) in queues {
-                    self.start(queue, addresses);
-                }
-            }
-            Effect::StartQueue { features, queue, addresses } => {
-                assert!(live);
-                assert_eq!(self.active, Some(features), "the features have changed");
-                self.start(queue, addresses);
-            }
-            Effect::ResetQueue { queue } => {
-                assert!(self.active.is_some() && before & status::FAILED == 0);
-                let addresses = self.running.remove(&queue).expect("only a queue that runs is stopped");
-                if self.prompt {
-                    self.mmio.queue_reset_done(queue);
-                } else {
-                    assert_eq!(self.stopping.insert(queue, addresses), None);
-                }
-            }
-            Effect::Reset => {
-                assert_ne!(before, 0);
-                self.resetting = true;
-                assert_eq!(self.mmio.status(), before, "status changed before the reset was done");
-                if self.prompt {
-                    self.mmio.reset_done();
-                    self.reset_is_done();
-                }
-            }
-            Effect::Notify { queue } => {
-                assert!(live && self.running.contains_key(&queue), "a kick of queue {queue}");
-            }
-            Effect::Move { window } => panic!("virtio-mmio has moved to {window:x?}"),
-            Effect::WriteConfig { offset, data } => {
-                assert!(before & status::FEATURES_OK != 0 && before & status::FAILED == 0);
-                assert!(matches!(data.len(), 1 | 2 | 4 | 8));
-                assert!(u64::from(offset) + data.len() as u64 <= reg::WINDOW - reg::CONFIG);
-            }
+        if let Effect::Move { window } = effect {
+            panic!("virtio-mmio has moved to {window:x?}");
         }
-    }
-
-    fn start(&mut self, queue: u16, addresses: QueueAddresses) {
-        let max = self.queue_sizes.get(usize::from(queue)).copied().expect("the queue exists");
-        assert!(addresses.size.is_power_of_two() && addresses.size <= max);
-        assert!(!self.stopping.contains_key(&queue), "started before it was stopped");
-        assert_eq!(self.running.insert(queue, addresses), None, "queue {queue} was started twice");
+        let after = self.mmio.status();
+        if self.owner.carry_out(&mut self.mmio, before, after, effect) {
+            self.is_reset();
+        }
     }
 
     /// Reads, and returns the value of a 32-bit read.
@@ -240,16 +163,7 @@ impl Rig {
     fn check(&mut self) {
         let now = self.mmio.status();
         assert_eq!(now, self.read(reg::STATUS, 4));
-        let bits = [status::ACKNOWLEDGE, status::DRIVER, status::FEATURES_OK, status::DRIVER_OK];
-        let legal = bits.iter().fold(status::DEVICE_NEEDS_RESET | status::FAILED, |all, bit| all | bit);
-        assert_eq!(now & !legal, 0, "status {now:#x}");
-        for pair in bits.windows(2) {
-            assert!(now & pair[1] == 0 || now & pair[0] != 0, "status {now:#x}");
-        }
-        assert_eq!(now & status::DEVICE_NEEDS_RESET != 0, self.needs_reset);
-        if self.active.is_some() {
-            assert_ne!(now & status::DRIVER_OK, 0);
-        }
+        self.owner.check_status(now);
         let violations = self.mmio.violations();
         assert!(violations >= self.violations);
         self.violations = violations;
@@ -257,18 +171,18 @@ impl Rig {
 
     /// What runs was frozen when it was started: stopped and started again, untouched, it is what it was.
     fn restart_each_queue(&mut self) {
-        if self.resetting || self.needs_reset || self.mmio.status() & status::FAILED != 0 {
+        if !self.owner.serves(self.mmio.status()) {
             return;
         }
-        self.prompt = true;
-        for (queue, addresses) in self.running.clone() {
+        self.owner.prompt = true;
+        for (queue, addresses) in self.owner.running.clone() {
             self.write32(reg::QUEUE_SEL, queue.into());
             assert_eq!(self.read(reg::QUEUE_READY, 4), 1);
             self.write32(reg::QUEUE_READY, 0);
             assert_eq!(self.read(reg::QUEUE_READY, 4), 0);
-            assert!(!self.running.contains_key(&queue));
+            assert!(!self.owner.running.contains_key(&queue));
             self.write32(reg::QUEUE_READY, 1);
-            assert_eq!(self.running.get(&queue), Some(&addresses), "the configuration was not frozen");
+            assert_eq!(self.owner.running.get(&queue), Some(&addresses), "the configuration was not frozen");
         }
     }
 }

@@ -57,6 +57,11 @@ fn mmio_msi() {
 }
 
 #[test]
+fn pci() {
+    replay("pci");
+}
+
+#[test]
 fn blk_request() {
     replay("blk_request");
 }
@@ -79,12 +84,11 @@ fn random_bytes() {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (state >> 56) as u8
     };
-    for (name, target) in TARGETS
-        .iter()
-        .filter(|(name, _)| name.starts_with("packed") || matches!(*name, "dma" | "mmio_msi" | "net_request"))
-    {
-        // The model of `dma` looks at each byte.
-        for number in 0..if *name == "dma" { 300 } else { 3000 } {
+    for (name, target) in TARGETS.iter().filter(|(name, _)| {
+        name.starts_with("packed") || matches!(*name, "dma" | "mmio_msi" | "net_request" | "pci")
+    }) {
+        // The model of `dma` looks at each byte, and that of `pci` at each vector in each step.
+        for number in 0..if matches!(*name, "dma" | "pci") { 300 } else { 3000 } {
             let input: Vec<_> = (0..200 + number % 800).map(|_| byte()).collect();
             println!("{name} {number}");
             target(&input);

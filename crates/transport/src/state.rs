@@ -256,7 +256,7 @@ impl DeviceState {
     /// An available-buffer notification for `queue`.
     pub(crate) fn notify(&self, queue: u16) -> Result<Option<Effect>, Violation> {
         let live = self.queues.get(usize::from(queue)).is_some_and(QueueRegisters::live);
-        if !live || self.status.failed() {
+        if !live || self.status.failed() || self.status.resetting() {
             return Err(Violation);
         }
         // The driver may kick a broken device before it has noticed; nothing comes of it (section 2.1.1).

@@ -242,3 +242,11 @@ fn a_device_that_needs_a_reset_says_so_once() {
     assert_eq!(rig.edges(), 1);
     rig.quiet(Pci::notification(0), 2, 0);
 }
+
+/// Found by the fuzzer: the notification addresses are no registers of the common configuration, and were forgotten.
+#[test]
+fn a_kick_during_a_reset_reaches_nobody() {
+    let mut rig = Rig::running();
+    assert_eq!(rig.write(reg::DEVICE_STATUS, 1, 0), Some(Effect::Reset));
+    rig.refused(Pci::notification(0), 2, 0);
+}
