@@ -15,6 +15,8 @@ mod kvm;
 mod latency;
 #[cfg(test)]
 mod net_tests;
+#[cfg(test)]
+mod pci_tests;
 mod phase;
 mod plan;
 mod report;

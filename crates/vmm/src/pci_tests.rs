@@ -1,0 +1,214 @@
+//! A function on the bus, found and driven by our driver, while its BAR is moved and switched off under it.
+use crate::bus::Bus;
+use crate::console::Console;
+use crate::io_thread::IoThread;
+use crate::slot::{Attachment, NOWHERE, Slot, Surroundings, describe};
+use crate::tally::Tally;
+use crate::thread::Doorbells;
+use paravane_device::rng::Rng as Source;
+use paravane_dma::{Backing, Memory, Region, RegionConfig};
+use paravane_driver::pci::{Ecam, Pci as Driven, Space};
+use paravane_driver::rng::Rng;
+use paravane_driver::{Area, DmaArea, Pool};
+use paravane_notify::{InterruptSink, Interrupts, IoEventFds};
+use paravane_spec::builtin::{PCI_ECAM, PCI_WINDOW};
+use paravane_spec::pci::{cap, command, ecam, header};
+use paravane_transport::pci::Pci;
+use paravane_transport::pci::root::Root;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const RAM_SIZE: u64 = 1 << 20;
+const HOME: u64 = PCI_WINDOW.start;
+const ELSEWHERE: u64 = PCI_WINDOW.start + (64 << 20);
+/// The configuration space of the only device.
+const FUNCTION: u64 = PCI_ECAM + ecam::FUNCTIONS * ecam::FUNCTION;
+
+struct NoLine;
+
+impl InterruptSink for NoLine {
+    fn raise(&self) {}
+}
+
+/// The machine, as code on its processor sees it.
+#[derive(Clone)]
+struct Machine {
+    bus: Arc<Bus>,
+    bells: Arc<Doorbells>,
+}
+
+impl Machine {
+    fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
+        let mut data = [0; N];
+        self.bus.read(addr, &mut data);
+        data
+    }
+
+    fn write<const N: usize>(&self, addr: u64, data: [u8; N]) {
+        if !self.bells.ring(addr, &data) {
+            assert!(self.bus.write(addr, &data).is_none());
+        }
+    }
+
+    fn command(&self, bits: u16) {
+        self.write16(FUNCTION + u64::from(header::COMMAND), bits);
+    }
+
+    fn move_bar(&self, to: u64) {
+        self.write32(FUNCTION + u64::from(header::BAR), to as u32);
+    }
+
+    /// A kick of queue 0 of a BAR at `bar`, if there is an ioeventfd.
+    fn ring(&self, bar: u64) -> bool {
+        self.bells.ring(bar + Pci::notification(0), &[0; 2])
+    }
+}
+
+impl Space for Machine {
+    fn read8(&self, addr: u64) -> u8 {
+        u8::from_le_bytes(self.read(addr))
+    }
+    fn read16(&self, addr: u64) -> u16 {
+        u16::from_le_bytes(self.read(addr))
+    }
+    fn read32(&self, addr: u64) -> u32 {
+        u32::from_le_bytes(self.read(addr))
+    }
+    fn write8(&self, addr: u64, value: u8) {
+        self.write(addr, value.to_le_bytes());
+    }
+    fn write16(&self, addr: u64, value: u16) {
+        self.write(addr, value.to_le_bytes());
+    }
+    fn write32(&self, addr: u64, value: u32) {
+        self.write(addr, value.to_le_bytes());
+    }
+}
+
+/// An entropy source on PCI and its driver.
+struct Guest {
+    machine: Machine,
+    rng: Rng<Driven<Machine>>,
+    io: Arc<IoThread>,
+    /// Outlives the driver.
+    _region: Arc<Region>,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.slot().stop();
+        self.io.quit();
+    }
+}
+
+impl Guest {
+    fn new() -> Self {
+        let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
+        let region = Region::new(config).unwrap();
+        let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
+        let bells = Arc::new(Doorbells::default());
+        let tally = Arc::new(Tally::default());
+        let io = Arc::new(IoThread::spawn(0, Arc::clone(&tally)).unwrap());
+        let surroundings = Surroundings {
+            memory: memory.clone(),
+            domain: None,
+            io: Arc::clone(&io),
+            tally: Arc::clone(&tally),
+            fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
+            ioeventfd: true,
+            ring_features: 0,
+        };
+        let device = Box::new(Source::new());
+        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
+        let mut pci = Pci::new(describe(&*device, &surroundings), Arc::clone(&interrupts), 5);
+        pci.place(HOME);
+        let size = pci.bar_size();
+        let attachment = Attachment { base: NOWHERE, size, transport: Box::new(pci), interrupts };
+        let slot = Slot::new(0, attachment, device, surroundings);
+        let bus = Arc::new(Bus::new(vec![slot], Some(Root::new()), Console::new(&memory, tally)));
+        let machine = Machine { bus, bells };
+
+        // SAFETY: the region lives as long as the guest, and so longer than the driver; nobody makes references to it.
+        let area = unsafe { Area::new(region.host(), RAM_SIZE as usize) };
+        let mut pool = Pool::new(DmaArea { area, addr: 0 });
+        let bus = Ecam::new(machine.clone(), PCI_ECAM, PCI_WINDOW);
+        let found: Vec<_> = bus.functions().collect();
+        assert_eq!(found.len(), 2, "the bridge and the device");
+        let function = found.into_iter().find(|function| function.virtio().is_some()).unwrap();
+        let rng = Rng::new(Driven::open(function).unwrap(), 64, &mut pool).unwrap();
+        Self { machine, rng, io, _region: region }
+    }
+
+    fn slot(&self) -> &Slot {
+        &self.machine.bus.slots()[0]
+    }
+
+    /// Asks, and kicks, if the device is asleep, where the driver believes that the BAR is.
+    fn ask(&mut self) {
+        self.rng.request(64).unwrap();
+    }
+
+    /// What was asked for comes.
+    fn answered(&mut self) {
+        let start = Instant::now();
+        while self.rng.poll(&mut [0; 64]).unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "no answer comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The device goes to sleep; one that did not would find the next request by itself, and prove nothing.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn kicks_follow_the_bar() {
+    let mut guest = Guest::new();
+    guest.ask();
+    guest.answered();
+    let machine = guest.machine.clone();
+    machine.move_bar(ELSEWHERE);
+    assert_eq!(machine.read16(HOME), 0xffff, "nobody is at home");
+    assert!(!machine.ring(HOME));
+    guest.ask();
+    assert!(machine.ring(ELSEWHERE));
+    guest.answered();
+    machine.move_bar(HOME);
+    assert!(!machine.ring(ELSEWHERE));
+    guest.ask();
+    guest.answered();
+    assert_eq!(guest.slot().exit_kicks(), 0);
+}
+
+#[test]
+fn a_kick_into_a_bar_that_is_off_is_made_good_when_it_is_on_again() {
+    let mut guest = Guest::new();
+    let machine = guest.machine.clone();
+    guest.ask();
+    guest.answered();
+    machine.command(command::BUS_MASTER);
+    assert!(!machine.ring(HOME));
+    guest.ask();
+    machine.command(command::BUS_MASTER | command::MEMORY);
+    guest.answered();
+    assert!(machine.ring(HOME));
+}
+
+#[test]
+fn the_window_in_the_configuration_space_kicks_without_a_bar() {
+    let mut guest = Guest::new();
+    let machine = guest.machine.clone();
+    guest.ask();
+    guest.answered();
+    machine.command(command::BUS_MASTER);
+    guest.ask();
+    let mut at = u64::from(machine.read8(FUNCTION + u64::from(header::CAPABILITIES)));
+    while machine.read8(FUNCTION + at + u64::from(cap::CFG_TYPE)) != cap::PCI {
+        at = u64::from(machine.read8(FUNCTION + at + 1));
+        assert_ne!(at, 0, "there is a window");
+    }
+    machine.write32(FUNCTION + at + u64::from(cap::OFFSET), Pci::notification(0) as u32);
+    machine.write32(FUNCTION + at + u64::from(cap::LENGTH), 2);
+    machine.write16(FUNCTION + at + u64::from(cap::PCI_CFG_DATA), 0);
+    guest.answered();
+    assert_eq!(guest.slot().exit_kicks(), 1);
+}
