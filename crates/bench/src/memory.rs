@@ -58,12 +58,6 @@ impl Place {
         unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.store(value.to_le(), Ordering::Release);
     }
 
-    /// Stores a u32 (relaxed; an index store publishes it).
-    pub(crate) fn store_u32(self, offset: usize, value: u32) {
-        // SAFETY: as in `load_u16`.
-        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }.store(value.to_le(), Ordering::Relaxed);
-    }
-
     /// Loads a u64 (relaxed; an index load orders it).
     pub(crate) fn load_u64(self, offset: usize) -> u64 {
         // SAFETY: as in `load_u16`.
@@ -126,6 +120,12 @@ impl SlotsU16 {
     pub(crate) fn load(self, index: u16) -> u16 {
         // SAFETY: inside and aligned by `Slots::new`; the memory lives by the promise of `Place::new`.
         u16::from_le(unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.load(Ordering::Relaxed))
+    }
+
+    /// Stores value `index` modulo their number (relaxed; an index store publishes it).
+    pub(crate) fn store(self, index: u16, value: u16) {
+        // SAFETY: as in `SlotsU16::load`.
+        unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The other side of the queue, reduced to the fewest stores that keep the subject busy.
+//! The other side of the queue, reduced to the stores that every driver and every device makes.
 //!
 //! The same scripted side drives every subject of a case. It is never inlined, so what it costs alone
 //! (measured in the same rounds, as a subject of its own) is what it costs inside a subject's loop, and
@@ -38,30 +38,51 @@ pub(crate) mod map {
     const _: () = assert!(BUFFERS + QUEUE_SIZE as usize * BUFFER <= SIZE);
 }
 
-/// The driver of a device-side subject. Descriptors, and of a split queue the available ring, are filled once,
-/// as a chain's head repeats with the ring.
+/// The driver of a device-side subject. It writes what every driver writes for a buffer: the descriptors, and of a
+/// split queue the entry of the available ring. Indirect tables are filled once.
 #[derive(Debug)]
 pub(crate) struct ScriptedDriver {
     ring: DriverRing,
+    chain: Vec<Word>,
+    addrs: SlotsU64,
+    words: SlotsU64,
     batch: u16,
+    /// The next chain's first descriptor.
+    slot: u16,
     index: u16,
 }
 
-/// What making the next batch available takes.
+/// A descriptor of a chain.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    /// Its address in the chain of descriptor 0, and by how much that grows with each descriptor.
+    addr: u64,
+    step: u64,
+    /// Its second word in the chain of descriptor 0; with each descriptor it grows by that much.
+    word: u64,
+    grows: u64,
+}
+
+/// What else making the next batch available takes.
 #[derive(Debug)]
 enum DriverRing {
-    /// One store of the index.
-    Split { avail: Place, used: Place },
-    /// The word of each descriptor that the device overwrites: length, identifier, flags.
-    Packed { metas: SlotsU64, chain: Vec<u64>, slot: u16, wrap: bool },
+    /// Entries of the available ring, and then its index.
+    Split { avail: Place, heads: SlotsU16, used: Place },
+    /// The first descriptor last.
+    Packed { wrap: bool },
 }
 
 /// The second word of a packed descriptor.
-fn meta(len: u32, id: u16, flags: u16) -> u64 {
-    u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48
+const fn meta(len: u32, id: u16, flags: u16) -> u64 {
+    len as u64 | (id as u64) << 32 | (flags as u64) << FLAGS
 }
 
-/// Where the flags are in that word.
+/// The second word of a split descriptor.
+const fn split_word(len: u32, flags: u16, next: u16) -> u64 {
+    len as u64 | (flags as u64) << 32 | (next as u64) << 48
+}
+
+/// Where the flags are in the second word of a packed descriptor.
 const FLAGS: u32 = 48;
 /// AVAIL and USED of a descriptor that is available while the driver's wrap counter is 1.
 const AVAILABLE: u16 = packed::DESC_F_AVAIL;
@@ -69,110 +90,122 @@ const AVAILABLE: u16 = packed::DESC_F_AVAIL;
 const WRAPS: u16 = packed::DESC_F_AVAIL | packed::DESC_F_USED;
 
 impl ScriptedDriver {
-    /// Fills the queue of `case` in `memory`, whose first byte has the guest-physical address 0.
+    /// The queue of `case` in `memory`, whose first byte has the guest-physical address 0.
     pub(crate) fn new(case: Case, memory: Place) -> Self {
-        let ring = if case.packed { Self::packed(case, memory) } else { Self::split(case, memory) };
-        Self { ring, batch: case.batch, index: 0 }
-    }
-
-    fn split(case: Case, memory: Place) -> DriverRing {
-        let chains = QUEUE_SIZE / case.ring_descriptors();
-        for chain in 0..chains {
-            let head = chain * case.ring_descriptors();
-            let (table, first) = if case.indirect {
-                let table = map::TABLES + usize::from(chain) * map::TABLE;
-                let len = u32::from(case.descriptors) * split::DESC_SIZE as u32;
-                descriptor(memory, map::DESC, head, table as u64, len, split::DESC_F_INDIRECT, 0);
-                (table, 0)
-            } else {
-                (map::DESC, head)
-            };
-            let mut addr = map::BUFFERS + usize::from(chain) * BUFFER;
-            for (position, piece) in (0..).zip(case.pieces()) {
-                let last = position + 1 == case.descriptors;
-                let flags = if piece.writable { split::DESC_F_WRITE } else { 0 }
-                    | if last { 0 } else { split::DESC_F_NEXT };
-                let next = if last { 0 } else { first + position + 1 };
-                descriptor(memory, table, first + position, addr as u64, piece.len, flags, next);
-                addr += piece.len as usize;
-            }
+        if case.indirect {
+            Self::tables(case, memory);
         }
-        for slot in 0..QUEUE_SIZE {
-            let head = slot % chains * case.ring_descriptors();
-            memory.store_u16(map::AVAIL + split::AVAIL_RING + usize::from(slot) * split::AVAIL_ENTRY, head);
-        }
-        DriverRing::Split { avail: memory.from(map::AVAIL), used: memory.from(map::USED) }
-    }
-
-    fn packed(case: Case, memory: Place) -> DriverRing {
-        let ring_descriptors = case.ring_descriptors();
-        for chain in 0..QUEUE_SIZE / ring_descriptors {
-            let table = map::TABLES + usize::from(chain) * map::TABLE;
-            let first = map::DESC + usize::from(chain * ring_descriptors) * packed::DESC_SIZE;
-            let to = if case.indirect {
-                memory.store_u64(first, table as u64);
-                table
-            } else {
-                first
-            };
-            let mut addr = map::BUFFERS + usize::from(chain) * BUFFER;
-            for (position, piece) in case.pieces().iter().enumerate() {
-                let at = to + position * packed::DESC_SIZE;
-                memory.store_u64(at, addr as u64);
-                if case.indirect {
-                    // Of the flags in a table only WRITE counts (section 2.8.7).
-                    let flags = if piece.writable { packed::DESC_F_WRITE } else { 0 };
-                    memory.store_u64(at + packed::DESC_LEN, meta(piece.len, 0, flags));
-                }
-                addr += piece.len as usize;
-            }
-        }
-        let chain = if case.indirect {
-            let len = u32::from(case.descriptors) * packed::DESC_SIZE as u32;
-            vec![meta(len, 0, packed::DESC_F_INDIRECT | AVAILABLE)]
+        let ring = if case.packed {
+            DriverRing::Packed { wrap: true }
         } else {
-            let pieces = case.pieces();
-            let flags = |position: usize, piece: &Piece| {
-                AVAILABLE
-                    | if piece.writable { packed::DESC_F_WRITE } else { 0 }
-                    | if position + 1 == pieces.len() { 0 } else { packed::DESC_F_NEXT }
-            };
-            pieces.iter().enumerate().map(|(at, piece)| meta(piece.len, 0, flags(at, piece))).collect()
+            let avail = memory.from(map::AVAIL);
+            let heads = Slots::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
+            DriverRing::Split { avail, heads, used: memory.from(map::USED) }
         };
-        let metas = Slots::of_u64(memory, map::DESC + packed::DESC_LEN, packed::DESC_SIZE, QUEUE_SIZE);
-        DriverRing::Packed { metas, chain, slot: 0, wrap: true }
+        // A descriptor has 16 bytes, of which the second 8 are the rest, in either layout.
+        let slots = |offset| Slots::of_u64(memory, map::DESC + offset, packed::DESC_SIZE, QUEUE_SIZE);
+        Self {
+            ring,
+            chain: Self::chain(case),
+            addrs: slots(0),
+            words: slots(packed::DESC_LEN),
+            batch: case.batch,
+            slot: 0,
+            index: 0,
+        }
+    }
+
+    /// Fills the indirect tables.
+    fn tables(case: Case, memory: Place) {
+        for chain in 0..usize::from(QUEUE_SIZE) {
+            let mut addr = (map::BUFFERS + chain * BUFFER) as u64;
+            for (position, piece) in (0u16..).zip(case.pieces()) {
+                let flags = if piece.writable { split::DESC_F_WRITE } else { 0 };
+                let word = if case.packed {
+                    // Of the flags in a table only WRITE counts (section 2.8.7).
+                    meta(piece.len, 0, flags)
+                } else if position + 1 == case.descriptors {
+                    split_word(piece.len, flags, 0)
+                } else {
+                    split_word(piece.len, flags | split::DESC_F_NEXT, position + 1)
+                };
+                let at = map::TABLES + chain * map::TABLE + usize::from(position) * split::DESC_SIZE;
+                memory.store_u64(at, addr);
+                memory.store_u64(at + packed::DESC_LEN, word);
+                addr += u64::from(piece.len);
+            }
+        }
+    }
+
+    /// The descriptors of a chain in the ring.
+    fn chain(case: Case) -> Vec<Word> {
+        let ring_descriptors = u64::from(case.ring_descriptors());
+        let whole = Piece { len: u32::from(case.descriptors) * packed::DESC_SIZE as u32, writable: false };
+        let (pieces, first, step) = if case.indirect {
+            (std::slice::from_ref(&whole), map::TABLES as u64, map::TABLE as u64)
+        } else {
+            (case.pieces(), map::BUFFERS as u64, BUFFER as u64 / ring_descriptors)
+        };
+        let mut addr = first;
+        let words = pieces.iter().enumerate().map(|(position, piece)| {
+            let last = position + 1 == pieces.len();
+            let flags = if piece.writable { split::DESC_F_WRITE } else { 0 }
+                | if last { 0 } else { split::DESC_F_NEXT }
+                | if case.indirect { split::DESC_F_INDIRECT } else { 0 };
+            let (word, grows) = if case.packed {
+                (meta(piece.len, 0, flags | AVAILABLE), meta(0, 1, 0))
+            } else if last {
+                (split_word(piece.len, flags, 0), 0)
+            } else {
+                (split_word(piece.len, flags, position as u16 + 1), split_word(0, 0, 1))
+            };
+            let word = Word { addr, step, word, grows };
+            addr += u64::from(piece.len);
+            word
+        });
+        words.collect()
     }
 
     /// Makes the next batch available.
     #[inline(never)]
     pub(crate) fn offer(&mut self) {
-        self.index = self.index.wrapping_add(self.batch);
-        match &mut self.ring {
-            DriverRing::Split { avail, .. } => avail.store_u16(split::AVAIL_IDX, self.index),
-            DriverRing::Packed { metas, chain, slot, wrap } => {
-                let (start, mut first) = (*slot, None);
-                for _ in 0..self.batch {
-                    let id = *slot;
-                    for word in &*chain {
-                        let flip = if *wrap { 0 } else { u64::from(WRAPS) << FLAGS };
-                        let word = (word | u64::from(id) << 32) ^ flip;
-                        // The first one of all makes them available.
-                        if first.is_none() {
-                            first = Some(word)
-                        } else {
-                            metas.store(*slot, word)
-                        }
-                        *slot += 1;
-                    }
-                    // As many chains fit as go into the ring without a rest.
-                    if *slot == QUEUE_SIZE {
-                        (*slot, *wrap) = (0, !*wrap);
-                    }
+        let Self { ring, chain, addrs, words, batch, slot, index } = self;
+        let (start, mut first) = (*slot, None);
+        for _ in 0..*batch {
+            let head = *slot;
+            let flip = match ring {
+                DriverRing::Split { heads, .. } => {
+                    heads.store(*index, head);
+                    0
                 }
-                if let Some(word) = first {
-                    metas.publish(start, word);
+                DriverRing::Packed { wrap: true } => 0,
+                DriverRing::Packed { wrap: false } => meta(0, 0, WRAPS),
+            };
+            for Word { addr, step, word, grows } in &*chain {
+                addrs.store(*slot, addr + u64::from(head) * step);
+                let word = (word + u64::from(head) * grows) ^ flip;
+                // In a packed queue the first one of all makes them available.
+                if first.is_none() {
+                    first = Some(word);
+                } else {
+                    words.store(*slot, word);
+                }
+                *slot += 1;
+            }
+            *index = index.wrapping_add(1);
+            // As many chains fit as go into the ring without a rest.
+            if *slot == QUEUE_SIZE {
+                *slot = 0;
+                if let DriverRing::Packed { wrap } = ring {
+                    *wrap = !*wrap;
                 }
             }
+        }
+        if let Some(word) = first {
+            words.publish(start, word);
+        }
+        if let DriverRing::Split { avail, .. } = ring {
+            avail.store_u16(split::AVAIL_IDX, *index);
         }
     }
 
@@ -182,25 +215,16 @@ impl ScriptedDriver {
         match &self.ring {
             DriverRing::Split { used, .. } => used.load_u16(split::USED_IDX),
             DriverRing::Packed { .. } if self.index == 0 => 0,
-            DriverRing::Packed { metas, chain, slot, wrap } => {
-                let wrap = *wrap ^ (*slot == 0);
-                let last = (if *slot == 0 { QUEUE_SIZE } else { *slot }) - chain.len() as u16;
-                let flags = (metas.load(last) >> FLAGS) as u16 & WRAPS;
+            DriverRing::Packed { wrap } => {
+                let wrap = *wrap ^ (self.slot == 0);
+                let end = if self.slot == 0 { QUEUE_SIZE } else { self.slot };
+                let flags = (self.words.load(end - self.chain.len() as u16) >> FLAGS) as u16 & WRAPS;
                 // With IN_ORDER, a device may skip all but the first of a batch, which is not looked at then.
                 let pending = flags == AVAILABLE ^ if wrap { 0 } else { WRAPS };
                 self.index.wrapping_sub(u16::from(pending && self.batch == 1))
             }
         }
     }
-}
-
-/// Writes descriptor `index` of the table at `table`.
-fn descriptor(memory: Place, table: usize, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
-    let at = table + usize::from(index) * split::DESC_SIZE;
-    memory.store_u64(at, addr);
-    memory.store_u32(at + 8, len);
-    memory.store_u16(at + 12, flags);
-    memory.store_u16(at + 14, next);
 }
 
 /// The device of a driver-side subject: uses each available chain at once and in order. It looks at
