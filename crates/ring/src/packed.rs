@@ -14,9 +14,9 @@
 //! Nothing can be out of step then, and distances between positions are plain subtractions modulo twice the
 //! size. The size need not be a power of two (section 2.8.10.1).
 pub(crate) mod chain;
+mod cursor;
 pub(crate) mod device;
 pub(crate) mod driver;
-mod places;
 
 use paravane_spec::packed::{
     DESC_F_AVAIL, DESC_F_USED, DESC_SIZE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_WRAP,

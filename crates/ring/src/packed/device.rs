@@ -10,16 +10,17 @@
 //! last. A chain takes as many descriptors as the driver made of it, and its used descriptor stands for all of
 //! them: `next_used` moves on by that many.
 use super::chain::Chains;
-use super::places::Places;
-use super::{Descriptor, Event, Position, available_flags, desc_bytes, flags, matches, used_flags};
+use super::cursor::Cursor;
+use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
-use crate::in_order::{Entry, InOrder};
+use crate::in_order::InOrder;
 use crate::state::StateError;
 use crate::tracking::Saved;
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;
+use core::hint::cold_path;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
 use paravane_spec::packed::{DESC_ADDR, DESC_F_WRITE, DESC_FLAGS, DESC_LEN, DESC_SIZE};
@@ -31,7 +32,8 @@ use paravane_spec::packed::{DESC_ADDR, DESC_F_WRITE, DESC_FLAGS, DESC_LEN, DESC_
 #[derive(Debug)]
 pub(crate) struct Ring<O> {
     chains: Chains,
-    desc: Cells,
+    /// The descriptor ring's end; see [`Cursor`].
+    end: Cells,
     /// The driver's event suppression.
     driver: Cells,
     /// Ours.
@@ -40,14 +42,19 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether our event suppression says so.
     kicks_off: bool,
-    /// Chains popped and not completed.
-    in_flight: u16,
     /// The next descriptor to be made available.
-    next_avail: Position,
+    next_avail: Cursor,
     /// Where the next used descriptor goes.
-    next_used: Position,
+    next_used: Cursor,
     /// Up to here the driver sees what was used.
-    published: Position,
+    published: Cursor,
+    /// Descriptors that an honest driver may have made available beyond `next_avail`: those that are neither in flight
+    /// nor staged.
+    room: u16,
+    /// Descriptors staged: from `published` to `next_used`.
+    staged: u16,
+    /// Descriptors that the chains in flight take beyond one each.
+    more: u16,
     /// The second word of the used descriptor at `published`, if something is staged. The driver sees the others
     /// only after it, so they lie in the ring already.
     held: u64,
@@ -57,6 +64,42 @@ pub(crate) struct Ring<O> {
     error: Option<QueueError>,
     order: PhantomData<O>,
 }
+
+/// Used descriptors of one lap, written one behind the other, of chains that take one each and to which something was
+/// written. All that the loop needs, since every store to shared memory could be one to the [`Ring`], for all the
+/// compiler knows.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Bytes from the ring's end to the next used descriptor: below 0. At 0 there is none.
+    at: isize,
+    /// The second word of the descriptors, without identifier and length.
+    lap: u64,
+    /// The ring's `taken`, and how many there are.
+    taken: *mut u16,
+    ids: usize,
+}
+
+impl Run {
+    /// Bytes from the ring's end to the used descriptor of chain `id`, and its second word. `None`, and nothing has
+    /// happened: it is not as simple as that, or the run has ended.
+    #[inline(always)]
+    fn next(&mut self, id: u16, written: u32) -> Option<(isize, u64)> {
+        let at = self.at;
+        if at == 0 || usize::from(id) >= self.ids || written == 0 {
+            return None;
+        }
+        // SAFETY: `taken` has a place for each identifier below the size, and nobody else looks there meanwhile.
+        let taken = unsafe { &mut *self.taken.add(id.into()) };
+        if *taken != 1 {
+            return None;
+        }
+        *taken = 0;
+        self.at = at + DESC_SIZE as isize;
+        Some((at, self.lap | meta(written, id, 0)))
+    }
+}
+
+const _: () = assert!(size_of::<Segment>() == DESC_SIZE);
 
 /// Where the fast path stopped.
 enum Stop {
@@ -83,19 +126,23 @@ impl<O: Order> Ring<O> {
         start: Position,
     ) -> Self {
         debug_assert!(desc.len() >= desc_bytes(size));
+        let start = Cursor::new(start, size);
         Self {
             // SAFETY: the caller vouches for the ring's length.
             chains: unsafe { Chains::new(desc.cells(), size, indirect) },
-            desc: desc.cells(),
+            // SAFETY: the ring is that long.
+            end: unsafe { desc.cells().offset(desc_bytes(size)) },
             driver: driver.cells(),
             device: device.cells(),
             size,
             event_idx,
             kicks_off: false,
-            in_flight: 0,
             next_avail: start,
             next_used: start,
             published: start,
+            room: size,
+            staged: 0,
+            more: 0,
             held: 0,
             taken: vec![0; size.into()].into_boxed_slice(),
             in_order: in_order.then(|| Box::new(InOrder::new(size))),
@@ -130,36 +177,27 @@ impl<O: Order> Ring<O> {
         Ok(batch.count())
     }
 
-    /// Descriptors that an honest driver may have made available: those that are neither in flight nor staged.
-    #[inline(always)]
-    fn room(&self) -> u16 {
-        // At most the size lies between the two.
-        self.size - self.published.distance(self.next_avail, self.size) as u16
-    }
-
     /// Takes chains of one direct descriptor until the batch is full, or until something else comes. Nothing is
     /// checked twice and nothing can fail here.
     #[inline(never)]
     fn pop_simple(&mut self, batch: &mut Batch) -> Stop {
-        let (desc, size) = (self.desc, self.size);
+        let (next, size) = (self.next_avail, self.size);
         let slots = batch.slots() - batch.count();
-        let free = batch.free();
+        let mut free = batch.free();
         let ids = self.taken.as_mut_ptr();
-        let (start, wrap) = (self.next_avail.index(size), self.next_avail.wrap(size));
-        let expected = available_flags(wrap);
-        let available = u32::from(expected) << 16;
-        let room = usize::from(self.room());
+        let available = u32::from(next.available()) << 16;
+        let room = usize::from(self.room);
         // Not around the ring's end, so that the descriptors are neighbours of one lap.
-        let wanted = slots.min(room).min(usize::from(size - start));
-        // SAFETY: an index is less than the size; see the invariant of `Ring`.
-        let desc = unsafe { desc.offset(usize::from(start) * DESC_SIZE) };
-        let mut taken = 0;
+        let wanted = slots.min(room).min(next.to_end());
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let desc = unsafe { self.end.back(next.at()) };
+        // Bytes, of descriptors as of segments.
+        let (mut at, end) = (0, wanted * DESC_SIZE);
         let stop = loop {
-            let at = taken * DESC_SIZE;
-            if taken == wanted {
-                break if taken == slots {
+            if at == end {
+                break if wanted == slots {
                     Stop::Empty
-                } else if taken == room {
+                } else if wanted == room {
                     // Nothing can be available here. What is so all the same is refused.
                     Stop::Special
                 } else {
@@ -168,7 +206,7 @@ impl<O: Order> Ring<O> {
             }
             // Acquire: pairs with the driver's release store of the flags, before which it wrote the rest, and the
             // rest of the chain.
-            // SAFETY: `start + taken` is less than the size; see the invariant of `Ring`.
+            // SAFETY: `at` is less than what the ring has from there to its end; see the invariant of `Ring`.
             let meta = unsafe { desc.load_u64_acquire(at + DESC_LEN) };
             O::after_acquire();
             // SAFETY: as above.
@@ -183,22 +221,24 @@ impl<O: Order> Ring<O> {
                 // Not less: it has no bytes, or wraps around the address space.
                 || first.addr >= first.addr.wrapping_add(first.len().into())
             {
-                break if matches(first.flags(), expected) { Stop::Special } else { Stop::Empty };
+                break if matches(first.flags(), next.available()) { Stop::Special } else { Stop::Empty };
             }
             let segment = Segment { addr: first.addr, len: first.len() };
             let chain = Chain::single(id as u16, first.len(), first.has(DESC_F_WRITE));
             // SAFETY: the identifier was checked. The batch has `slots` free slots at least, and a free segment for
-            // each of them (its invariant); `taken` is less.
+            // each of them (its invariant); fewer were taken.
             unsafe {
                 *ids.add(id) = 1;
-                free.segments.add(taken).write(segment);
-                free.chains.add(taken).write(chain);
+                free.segments.byte_add(at).write(segment);
+                free.chains.write(chain);
+                free.chains = free.chains.add(1);
             }
-            taken += 1;
+            at += DESC_SIZE;
         };
+        let taken = at / DESC_SIZE;
         batch.add_simple(taken);
-        self.in_flight += taken as u16;
-        self.next_avail = self.next_avail.advance(taken as u32, size);
+        self.room -= taken as u16;
+        self.next_avail = next.advance(taken as u16, size);
         stop
     }
 
@@ -209,18 +249,19 @@ impl<O: Order> Ring<O> {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        let (size, room, next) = (self.size, self.room(), self.next_avail);
-        let index = next.index(size);
-        let at = usize::from(index) * DESC_SIZE;
+        let (size, room, next) = (self.size, self.room, self.next_avail);
+        let index = next.position(size).index(size);
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let desc = unsafe { self.end.back(next.at()) };
         // Acquire: as in the fast path.
-        // SAFETY: an index is less than the size; see the invariant of `Ring`.
-        let meta = unsafe { self.desc.load_u64_acquire(at + DESC_LEN) };
+        // SAFETY: as above.
+        let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
         O::after_acquire();
-        if !matches(flags(meta), available_flags(next.wrap(size))) {
+        if !matches(flags(meta), next.available()) {
             return Ok(false);
         }
         // SAFETY: as above.
-        let first = Descriptor { addr: unsafe { self.desc.load_u64(at + DESC_ADDR) }, meta };
+        let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
         let taken = &self.taken;
         let walked = if room == 0 {
             Err(QueueError::Overrun { index, size })
@@ -234,8 +275,9 @@ impl<O: Order> Ring<O> {
         match walked {
             Ok(Some(walked)) => {
                 self.taken[usize::from(walked.id)] = walked.descriptors;
-                self.in_flight += 1;
-                self.next_avail = self.next_avail.advance(walked.descriptors.into(), size);
+                self.more += walked.descriptors - 1;
+                self.room -= walked.descriptors;
+                self.next_avail = next.advance(walked.descriptors, size);
                 Ok(true)
             }
             Ok(None) => Ok(false),
@@ -261,45 +303,61 @@ impl<O: Order> Ring<O> {
         if self.in_order.is_some() {
             return chains.into_iter().try_for_each(|(id, written)| self.complete_in_order(id, written));
         }
-        // All in locals: every store to shared memory could be one to `self`, for all the compiler knows.
-        let (end, next) = (self.end(), self.next_used);
-        let mut places = Places::new(next, self.size);
-        let mut chains = chains.into_iter();
-        if next == self.published
-            && let Some((id, written)) = chains.next()
-        {
-            let taken = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
-            match places.next(id, written, taken) {
-                Some((_, word)) => self.held = word,
-                None => return Err(self.not_in_flight(id)),
+        let (end, mut run, mut chains) = (self.end, self.run(), chains.into_iter());
+        if self.next_used == self.published {
+            // The first since the last publication, which is kept back.
+            let Some((id, written)) = chains.next() else { return Ok(()) };
+            if let Some((_, word)) = run.next(id, written) {
+                self.held = word;
+            } else {
+                cold_path();
+                self.complete_one(id, written)?;
+                run = self.run();
             }
         }
-        let ids = &mut *self.taken;
         for (id, written) in chains {
-            let taken = ids.get_mut(usize::from(id)).map(core::mem::take);
-            let Some((at, word)) = taken.and_then(|taken| places.next(id, written, taken)) else {
-                return Err(self.not_in_flight(id));
+            let Some((at, word)) = run.next(id, written) else {
+                cold_path();
+                self.run_ends(run);
+                self.complete_one(id, written)?;
+                run = self.run();
+                continue;
             };
             // Relaxed: the release store of the first one's flags orders them.
-            // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`.
             unsafe { end.back(at).store_u64(DESC_LEN, word) };
         }
-        self.next_used = places.position();
-        self.in_flight -= next.distance(self.next_used, self.size) as u16 - places.more();
+        self.run_ends(run);
         Ok(())
     }
 
-    /// The end of the descriptor ring.
+    /// The used descriptors that may be written from here on without a look at `self`: to the ring's end.
     #[inline(always)]
-    fn end(&self) -> Cells {
-        // SAFETY: the ring is as long; see the invariant of `Ring`.
-        unsafe { self.desc.offset(desc_bytes(self.size)) }
+    fn run(&mut self) -> Run {
+        let (next, size) = (self.next_used, self.size);
+        let lap = meta(0, 0, next.used() | DESC_F_WRITE);
+        Run { at: next.at(), lap, taken: self.taken.as_mut_ptr(), ids: size.into() }
     }
 
-    /// Latches that the device completed what it does not have.
-    #[cold]
-    fn not_in_flight(&mut self, id: u16) -> QueueError {
-        self.latch(QueueError::NotInFlight { id: id.into() })
+    /// Takes note of what was written.
+    #[inline(always)]
+    fn run_ends(&mut self, run: Run) {
+        // No more than the ring has.
+        self.staged += ((run.at - self.next_used.at()).unsigned_abs() / DESC_SIZE) as u16;
+        self.next_used = self.next_used.advance_to(run.at, self.size);
+    }
+
+    /// Completes a chain, whatever it is.
+    #[inline(never)]
+    fn complete_one(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
+        match self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take) {
+            0 => Err(self.latch(QueueError::NotInFlight { id: id.into() })),
+            places => {
+                self.more -= places - 1;
+                self.stage(id, written, places);
+                Ok(())
+            }
+        }
     }
 
     /// Completes one in a queue with IN_ORDER.
@@ -307,28 +365,31 @@ impl<O: Order> Ring<O> {
     fn complete_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
         let taken = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
         let Some(order) = self.in_order.as_mut().filter(|_| taken != 0) else {
-            return Err(self.not_in_flight(id));
+            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
         };
-        self.in_flight -= 1;
+        self.more -= taken - 1;
         order.completed(id, written);
         while let Some(entry) = self.in_order.as_mut().and_then(|order| order.stage()) {
-            self.write(entry);
+            self.stage(entry.id, entry.written, entry.places);
         }
         Ok(())
     }
 
-    /// Writes a used descriptor of a batch in order.
-    fn write(&mut self, entry: Entry) {
-        let mut places = Places::new(self.next_used, self.size);
-        let Some((at, word)) = places.next(entry.id, entry.written, entry.places) else { return };
-        if self.next_used == self.published {
+    /// Writes the next used descriptor, or keeps it back if it is the first since the last publication. It stands
+    /// for `id`, whose chain (or whose batch in order) takes `places` in the ring.
+    fn stage(&mut self, id: u16, written: u32, places: u16) {
+        let next = self.next_used;
+        // Without WRITE the length does not count (section 2.8.5).
+        let word = meta(written, id, next.used() | if written == 0 { 0 } else { DESC_F_WRITE });
+        if next == self.published {
             self.held = word;
         } else {
             // Relaxed: the release store of the first one's flags orders them.
-            // SAFETY: the descriptor is one of the ring's; see the invariant of `Ring`.
-            unsafe { self.end().back(at).store_u64(DESC_LEN, word) };
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+            unsafe { self.end.back(next.at()).store_u64(DESC_LEN, word) };
         }
-        self.next_used = places.position();
+        self.staged += places;
+        self.next_used = next.advance(places, self.size);
     }
 
     /// See [`crate::device::Queue::publish`].
@@ -338,26 +399,25 @@ impl<O: Order> Ring<O> {
             return Err(error);
         }
         if let Some(entry) = self.in_order.as_mut().and_then(|order| order.flush()) {
-            self.write(entry);
+            self.stage(entry.id, entry.written, entry.places);
         }
         let (old, new, size) = (self.published, self.next_used, self.size);
-        if new == old {
+        if old == new {
             return Ok(false);
         }
         O::before_release();
         // Release: pairs with the driver's acquire load of the flags, after which it reads the rest, and the
         // used descriptors that follow.
-        // SAFETY: an index is less than the size; see the invariant of `Ring`.
-        unsafe {
-            self.desc.store_u64_release(usize::from(old.index(size)) * DESC_SIZE + DESC_LEN, self.held);
-        }
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        unsafe { self.end.back(old.at()).store_u64_release(DESC_LEN, self.held) };
         self.published = new;
+        self.room += core::mem::take(&mut self.staged);
         // Pairs with the driver's fence between its store of its event suppression and its last look at the flags:
         // either we see its wish for an interrupt, or it sees our descriptor.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.driver.load_u32(0) };
-        Ok(Event::decode(event, self.event_idx, size).wants(new, old, size))
+        Ok(Event::decode(event, self.event_idx, size).wants(new.position(size), old.position(size), size))
     }
 
     /// See [`crate::device::Queue::disable_kicks`].
@@ -378,7 +438,7 @@ impl<O: Order> Ring<O> {
             return Err(error);
         }
         let (next, size) = (self.next_avail, self.size);
-        let event = if self.event_idx { Event::At(next) } else { Event::Enable };
+        let event = if self.event_idx { Event::At(next.position(size)) } else { Event::Enable };
         // Relaxed: the fence below orders it before the load.
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.device.store_u32(0, event.encode(size)) };
@@ -387,17 +447,15 @@ impl<O: Order> Ring<O> {
         // either it sees our wish for a kick, or we see its descriptor.
         O::full();
         // Relaxed: only compared; `pop` reads them again before it follows them.
-        // SAFETY: an index is less than the size; see the invariant of `Ring`.
-        let flags =
-            unsafe { self.desc.load_u16(usize::from(next.index(size)) * DESC_SIZE + DESC_FLAGS, Relaxed) };
-        Ok(matches(flags, available_flags(next.wrap(size))))
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let flags = unsafe { self.end.back(next.at()).load_u16(DESC_FLAGS, Relaxed) };
+        Ok(matches(flags, next.available()))
     }
 
     /// Latches the first error, and returns it.
     #[cold]
     pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
         self.taken.fill(0);
-        self.in_flight = 0;
         *self.error.get_or_insert(error)
     }
 
@@ -413,7 +471,12 @@ impl<O: Order> Ring<O> {
 
     /// Chains popped and not yet completed.
     pub(crate) fn in_flight(&self) -> u16 {
-        self.in_flight
+        match (self.error, &self.in_order) {
+            (Some(_), _) => 0,
+            (None, Some(order)) => order.in_flight(),
+            // No more than the size.
+            (None, None) => self.next_used.distance(self.next_avail, self.size) as u16 - self.more,
+        }
     }
 }
 
@@ -421,17 +484,17 @@ impl<O: Order> Ring<O> {
 impl<O: Order> Ring<O> {
     /// The next descriptor to be made available.
     pub(crate) fn next_avail(&self) -> Position {
-        self.next_avail
+        self.next_avail.position(self.size)
     }
 
     /// Where the next used descriptor goes.
     pub(crate) fn next_used(&self) -> Position {
-        self.next_used
+        self.next_used.position(self.size)
     }
 
     /// Up to here the driver sees what was used.
     pub(crate) fn published(&self) -> Position {
-        self.published
+        self.published.position(self.size)
     }
 
     /// Descriptors that the chain `id`, which is below the size, takes.
@@ -441,9 +504,10 @@ impl<O: Order> Ring<O> {
 
     /// What stands at a position now.
     pub(crate) fn descriptor(&self, at: Position) -> Descriptor {
-        let at = usize::from(at.index(self.size)) * DESC_SIZE;
-        // SAFETY: an index is less than the size; see the invariant of `Ring`.
-        unsafe { Descriptor { addr: self.desc.load_u64(at), meta: self.desc.load_u64(at + DESC_LEN) } }
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let desc = unsafe { self.end.back(Cursor::new(at, self.size).at()) };
+        // SAFETY: as above.
+        unsafe { Descriptor { addr: desc.load_u64(DESC_ADDR), meta: desc.load_u64(DESC_LEN) } }
     }
 
     /// Goes to `used` and `avail`, with `in_flight` chains between them, that [`Ring::pop_again`] brings back.
@@ -454,28 +518,32 @@ impl<O: Order> Ring<O> {
         in_flight: u16,
     ) -> Result<(), StateError> {
         let (places, size) = (used.distance(avail, self.size), self.size);
-        if places > size.into() || (places == 0) != (in_flight == 0) {
+        if places > size.into() || u32::from(in_flight) > places || (places == 0) != (in_flight == 0) {
             let (used, avail) = (used.to_off_wrap(size), avail.to_off_wrap(size));
             return Err(StateError::Distance { used, avail, in_flight });
         }
-        (self.next_avail, self.next_used, self.published) = (avail, used, used);
-        self.in_flight = in_flight;
+        self.next_used = Cursor::new(used, size);
+        self.published = self.next_used;
+        self.next_avail = self.next_used.advance(places as u16, size);
+        (self.room, self.staged, self.more) = (size - places as u16, 0, places as u16 - in_flight);
         Ok(())
     }
 
     /// Makes nothing look used that was taken: a completion that was staged and is forgotten now would come true
     /// when the driver gets there.
     pub(crate) fn disown(&mut self) {
-        let mut at = self.published;
+        let (mut at, size) = (self.published, self.size);
         while at != self.next_avail {
-            let (flags, wrap) = (self.descriptor(at).flags(), at.wrap(self.size));
-            if matches(flags, used_flags(wrap)) {
-                let offset = usize::from(at.index(self.size)) * DESC_SIZE + DESC_FLAGS;
-                // Relaxed: the driver does not look there until something before it is used.
-                // SAFETY: an index is less than the size; see the invariant of `Ring`.
-                unsafe { self.desc.store_u16(offset, available_flags(wrap), Relaxed) };
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+            let desc = unsafe { self.end.back(at.at()) };
+            // Relaxed: the driver does not look there until something before it is used.
+            // SAFETY: as above.
+            unsafe {
+                if matches(desc.load_u16(DESC_FLAGS, Relaxed), at.used()) {
+                    desc.store_u16(DESC_FLAGS, at.available(), Relaxed);
+                }
             }
-            at = at.advance(1, self.size);
+            at = at.advance(1, size);
         }
     }
 

@@ -343,7 +343,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             let len = if used.has(DESC_F_WRITE) { used.len() } else { 0 };
             *place = Used { id: BufferId(id), len: len.min(pending.writable) };
             let before = next;
-            next += u64::from(pending.descriptors);
+            next = after(next, pending.descriptors);
             taken += 1;
             if (before ^ next) & lap != 0 {
                 expected ^= SWAP;
@@ -447,7 +447,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn give_back(&mut self, descriptors: u16) {
         let before = self.next_used;
-        self.next_used += u64::from(descriptors);
+        self.next_used = after(self.next_used, descriptors);
         self.in_flight -= 1;
         let (next, size) = (self.next_used, u64::from(self.books.size()));
         self.books.count.taken(|| (before ^ next) & size != 0);
@@ -506,4 +506,18 @@ impl<O: Order, C: Counting> Ring<O, C> {
     pub(crate) fn in_flight(&self) -> u16 {
         self.in_flight
     }
+}
+
+/// The position after a buffer that takes so many descriptors from `position` on. Nearly always that is one, and it is
+/// guessed: where the next used descriptor lies would have to wait for the books otherwise, which wait for this one.
+#[inline(always)]
+fn after(position: u64, descriptors: u16) -> u64 {
+    if descriptors == 1 { position + 1 } else { far_after(position, descriptors) }
+}
+
+/// A call, since the compiler would make one addition of two branches that add.
+#[cold]
+#[inline(never)]
+fn far_after(position: u64, descriptors: u16) -> u64 {
+    position + u64::from(descriptors)
 }
