@@ -1,11 +1,13 @@
 //! What the guest is told: found, checked, and kept.
 use crate::Platform;
+use crate::ping::SHORTEST;
 use paravane_driver::DmaArea;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
-    ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DiskReport, MAX_DEVICES, completion, inject, job,
-    transport,
+    ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, completion,
+    inject, job, transport,
 };
+use paravane_spec::net::MAX_FRAME;
 use zerocopy::FromBytes;
 
 /// Most bytes a request: keeps every length far from the limits of the arithmetic.
@@ -49,15 +51,34 @@ fn is_understood(info: &BootInfo) -> bool {
         && matches!(info.completion, completion::INTERRUPT | completion::POLL)
         && matches!(info.transport, transport::MMIO | transport::MMIO_MSI | transport::PCI)
         && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
-        && info.devices[..count]
-            .iter()
-            .all(|device| matches!(device.job, job::NONE | job::HASH | job::WRITE_TEST | job::RNG))
+        && info.devices[..count].iter().all(is_job)
+}
+
+fn is_job(device: &DeviceEntry) -> bool {
+    match device.job {
+        job::NONE | job::HASH | job::WRITE_TEST | job::RNG => true,
+        job::NET_ECHO => {
+            (SHORTEST..=MAX_FRAME).contains(&(device.frame as usize)) && device.pairs > 0 && device.span > 0
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paravane_spec::builtin::DeviceEntry;
+
+    const CARD: DeviceEntry = DeviceEntry {
+        base: 0,
+        gsi: 0,
+        job: job::NET_ECHO,
+        span: 1,
+        iova_offset: 0,
+        messages: 0,
+        message_count: 0,
+        frame: 22,
+        pairs: 1,
+    };
 
     fn good() -> BootInfo {
         BootInfo {
@@ -85,12 +106,13 @@ mod tests {
     #[test]
     fn a_good_one_is_understood() {
         assert!(is_understood(&good()));
+        assert!(is_understood(&BootInfo { devices: [CARD; MAX_DEVICES], ..good() }));
     }
 
     #[test]
     fn whatever_is_wrong_is_refused() {
         type Spoil = fn(&mut BootInfo);
-        let wrong: [(&str, Spoil); 12] = [
+        let wrong: [(&str, Spoil); 15] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
@@ -103,6 +125,9 @@ mod tests {
             ("transport", |info| info.transport = 99),
             ("completion", |info| info.completion = 2),
             ("job", |info| info.devices[0].job = 99),
+            ("frame", |info| info.devices[0] = DeviceEntry { frame: 21, ..CARD }),
+            ("no pairs", |info| info.devices[0] = DeviceEntry { pairs: 0, ..CARD }),
+            ("no frames", |info| info.devices[0] = DeviceEntry { span: 0, ..CARD }),
         ];
         for (what, spoil) in wrong {
             let mut info = good();

@@ -5,6 +5,7 @@
 //! program   the loop over all devices, sleeping and waking
 //!   disk    Lane: one disk's requests in flight; Hash and WriteTest decide what they are
 //!   entropy draws from an entropy source
+//!   ping    frames to an echo and back
 //!   report  what the VMM sees; console: what it prints; boot: what it said at the start
 //! ```
 #![no_std]
@@ -20,6 +21,7 @@ mod disk;
 mod entropy;
 pub mod histogram;
 pub mod pattern;
+mod ping;
 mod program;
 mod report;
 mod window;

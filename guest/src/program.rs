@@ -12,10 +12,12 @@ use crate::connection::Connection;
 use crate::console::{self, Console};
 use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
 use crate::entropy::{self, Draw};
+use crate::ping::{self, Ping};
 use crate::report::{DiskPage, Failure, Header, Totals};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
+use paravane_driver::net::{Net, NetOptions};
 use paravane_driver::rng::Rng;
 use paravane_driver::{DriverError, Pool};
 use paravane_spec::blk::SECTOR;
@@ -61,6 +63,7 @@ struct Device<'p, P: Platform> {
 enum Worker<'p, P: Platform> {
     Disk(Box<Lane<Blk<Connection<'p, P>>>>),
     Entropy(Box<Draw<Connection<'p, P>>>),
+    Net(Box<Ping<Connection<'p, P>>>),
 }
 
 /// Runs the program; returns an `exit` code.
@@ -132,6 +135,23 @@ fn bring_up<'p, P: Platform>(
         job::RNG => {
             let rng = Rng::new(connection()?, entropy::BUFFER, pool).map_err(set_up)?;
             Some(Worker::Entropy(Box::new(Draw::new(rng, entry.span, page))))
+        }
+        job::NET_ECHO => {
+            let terms = ping::Terms {
+                frames: entry.span,
+                len: (entry.frame as usize).max(ping::SHORTEST),
+                depth: depth as usize,
+            };
+            let options = NetOptions {
+                pairs: u16::try_from(entry.pairs).unwrap_or(u16::MAX),
+                receive_slots: depth as u16,
+                transmit_slots: depth as u16,
+                frame: terms.len,
+                // A frame lies in one slot, so that as many slots as frames in flight are enough.
+                receive_slot: usize::MAX,
+            };
+            let net = Net::new(connection()?, options, pool).map_err(set_up)?;
+            Some(Worker::Net(Box::new(Ping::new(net, terms, page)?)))
         }
         _ => None,
     })
@@ -270,6 +290,11 @@ impl<'p, P: Platform> Machine<'p, P> {
                 device.running = !lane.finished();
                 (step.completed, step.sent, step.kicks)
             }
+            Worker::Net(ping) => {
+                let step = ping.step(|| self.platform.now_ns())?;
+                device.running = !ping.finished();
+                (step.completed, step.sent, step.kicks)
+            }
             Worker::Entropy(draw) => {
                 let step = draw.step()?;
                 self.totals.entropy_bytes += step.bytes;
@@ -322,6 +347,7 @@ impl<P: Platform> Worker<'_, P> {
         match self {
             Self::Disk(lane) => lane.enable_interrupts(),
             Self::Entropy(draw) => draw.enable_interrupts(),
+            Self::Net(ping) => ping.enable_interrupts(),
         }
     }
 
@@ -329,6 +355,7 @@ impl<P: Platform> Worker<'_, P> {
         match self {
             Self::Disk(lane) => lane.disable_interrupts(),
             Self::Entropy(draw) => draw.disable_interrupts(),
+            Self::Net(ping) => ping.disable_interrupts(),
         }
     }
 
@@ -336,6 +363,7 @@ impl<P: Platform> Worker<'_, P> {
         match self {
             Self::Disk(lane) => lane.interrupt(),
             Self::Entropy(draw) => draw.interrupt(),
+            Self::Net(ping) => ping.interrupt(),
         }
     }
 }

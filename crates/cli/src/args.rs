@@ -1,5 +1,6 @@
 //! The command line.
 use crate::disk::DiskArg;
+use crate::net::NetArg;
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -23,7 +24,7 @@ pub(crate) enum Command {
 
 /// Start a virtual machine, let its built-in guest work on disks, verify, and report
 ///
-/// Without --disk it makes a temporary 64 MiB disk, write-tests it and verifies it. With --disk it reads every
+/// Without --disk and --net it makes a temporary 64 MiB disk, write-tests it and verifies it. With --disk it reads every
 /// image whole inside the guest, computes its SHA-256 there and compares it with the host's: images are opened
 /// read-only and never written. Only --write-test writes to the images that --disk names: IT OVERWRITES THEM.
 ///
@@ -43,6 +44,7 @@ pub(crate) enum Command {
   paravane run
   paravane run --disk vm.img
   paravane run --iommu --dirty-log=verify
+  paravane run --net echo,size=1k,frames=100000 --depth 1
   paravane run --disk a.img --disk b.img,ro --write-test --depth 16 --block 4k --seconds 5")]
 pub(crate) struct RunArgs {
     /// Attach a raw image or block device: PATH, or PATH,ro to open it read-only (may be repeated)
@@ -51,6 +53,10 @@ pub(crate) struct RunArgs {
     /// Write-test the disks that are not `,ro`: OVERWRITES the images
     #[arg(long)]
     pub(crate) write_test: bool,
+    /// Attach a network card with an echo behind it, send frames of SIZE bytes (64) with --depth in flight on each of
+    /// its pairs of queues (1), and compare what comes back (may be repeated)
+    #[arg(long, value_name = "echo[,mac=MAC][,queues=N][,frames=N][,size=SIZE]")]
+    pub(crate) net: Vec<NetArg>,
     /// What runs the guest: KVM, or a thread of this process; auto takes KVM when it is usable
     #[arg(long, value_enum, default_value_t = Accel::Auto)]
     pub(crate) accel: Accel,

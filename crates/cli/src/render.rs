@@ -1,5 +1,5 @@
 //! The report of a run, for people and for machines.
-use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, Outcome, Report};
+use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -23,6 +23,7 @@ pub(crate) struct JsonReport<'a> {
     /// The dirty log's figures, if it was on.
     dirty_log: Option<JsonDirty>,
     disks: Vec<JsonDisk<'a>>,
+    nets: Vec<JsonNet<'a>>,
     exits: u64,
     /// What they were about.
     exits_by_kind: JsonExits,
@@ -73,6 +74,19 @@ struct JsonDisk<'a> {
     problem: Option<&'a str>,
 }
 
+#[derive(Debug, Serialize)]
+struct JsonNet<'a> {
+    mac: String,
+    queues: u16,
+    size: u32,
+    frames: u64,
+    per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    problem: Option<&'a str>,
+}
+
 pub(crate) fn json(report: &Report) -> JsonReport<'_> {
     JsonReport {
         verified: report.outcome == Outcome::Verified,
@@ -89,6 +103,7 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         iommu: report.iommu,
         dirty_log: report.dirty.as_ref().map(json_dirty),
         disks: report.disks.iter().map(json_disk).collect(),
+        nets: report.nets.iter().map(json_net).collect(),
         exits: report.exits,
         exits_by_kind: JsonExits {
             notify: report.exits_by_kind.notify,
@@ -137,6 +152,24 @@ fn json_disk(disk: &DiskResult) -> JsonDisk<'_> {
     }
 }
 
+fn json_net(net: &NetResult) -> JsonNet<'_> {
+    JsonNet {
+        mac: mac(net),
+        queues: net.queues,
+        size: net.size,
+        frames: net.frames,
+        per_s: net.per_s,
+        p50_us: net.p50_us,
+        p99_us: net.p99_us,
+        p999_us: net.p999_us,
+        problem: net.problem.as_deref(),
+    }
+}
+
+fn mac(net: &NetResult) -> String {
+    net.mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 fn outcome(report: &Report) -> &'static str {
     match report.outcome {
         Outcome::Verified => "verified",
@@ -174,6 +207,9 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     }
     for disk in &report.disks {
         write_disk(out, disk)?;
+    }
+    for net in &report.nets {
+        write_net(out, net)?;
     }
     let mut row = |name: &str, value: String| writeln!(out, "  {name:<12}{value}");
     row("accel", format!("{} ({})", report.accel, report.accel_reason))?;
@@ -233,10 +269,24 @@ fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
     }
     if disk.iops > 0.0 {
         writeln!(out, "    rate      {:.0} IOPS, {:.1} MB/s", disk.iops, disk.mb_s)?;
-        let (p50, p99, p999) = (disk.p50_us, disk.p99_us, disk.p999_us);
-        writeln!(out, "    latency   p50 {p50:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs")?;
+        write_latency(out, [disk.p50_us, disk.p99_us, disk.p999_us])?;
     }
     Ok(())
+}
+
+fn write_net(out: &mut String, net: &NetResult) -> std::fmt::Result {
+    let NetResult { queues, size, frames, per_s, .. } = net;
+    writeln!(out, "  net         {} (echo, {queues} pairs of queues)", mac(net))?;
+    writeln!(out, "    verified  {frames} frames of {size} bytes, there and back")?;
+    if *per_s > 0.0 {
+        writeln!(out, "    rate      {per_s:.0} a second")?;
+        write_latency(out, [net.p50_us, net.p99_us, net.p999_us])?;
+    }
+    Ok(())
+}
+
+fn write_latency(out: &mut String, [p50, p99, p999]: [f64; 3]) -> std::fmt::Result {
+    writeln!(out, "    latency   p50 {p50:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs")
 }
 
 /// A number of bytes in the unit that suits it.
@@ -286,6 +336,17 @@ mod tests {
                 engine: "io_uring".into(),
                 problem: None,
             }],
+            nets: vec![NetResult {
+                mac: [2, 0, 0, 0, 0, 0xab],
+                queues: 2,
+                size: 64,
+                frames: 1000,
+                per_s: 1.0,
+                p50_us: 3.0,
+                p99_us: 4.0,
+                p999_us: 5.0,
+                problem: None,
+            }],
             exits: 1,
             exits_by_kind: ExitFigures { notify: 1, ..ExitFigures::default() },
             kicks: 2,
@@ -309,6 +370,10 @@ mod tests {
             ["accel", "accel_reason", "transport", "exits", "kicks", "interrupts", "host_cpu_s", "boot_ms"];
         for key in keys {
             assert!(!value[key].is_null(), "{key}");
+        }
+        assert_eq!(value["nets"][0]["mac"], "02:00:00:00:00:ab");
+        for key in ["queues", "size", "frames", "per_s", "p50_us", "p99_us", "p999_us"] {
+            assert!(!value["nets"][0][key].is_null(), "{key}");
         }
         let disk = &value["disks"][0];
         for key in

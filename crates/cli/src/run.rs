@@ -1,6 +1,6 @@
 //! `paravane run`.
 use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, Ring, RunArgs, Transport};
-use crate::{Failure, output, progress, render};
+use crate::{Failure, net, output, progress, render};
 use anyhow::Context;
 use paravane_vmm::{
     AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, Outcome, Progress, RingLayout, RunConfig,
@@ -19,7 +19,7 @@ const TEMPORARY_SIZE: u64 = 64 << 20;
 
 pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure> {
     let mut config = config(args).map_err(Failure::request)?;
-    let temporary = if config.disks.is_empty() {
+    let temporary = if config.disks.is_empty() && config.nets.is_empty() {
         let disk = TemporaryDisk::new().map_err(Failure::request)?;
         config.disks.push(DiskConfig { path: disk.path(), read_only: false, job: Job::WriteTest });
         Some(disk)
@@ -71,6 +71,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         memory: args.memory.0,
         hugepages: args.hugepages,
         disks: disks.collect(),
+        nets: net::configs(&args.net),
         depth: args.depth,
         block,
         duration,

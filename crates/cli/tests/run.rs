@@ -105,6 +105,22 @@ fn the_default_run_verifies_under_kvm() {
     }
 }
 
+#[test]
+fn frames_go_to_an_echo_and_come_back() {
+    let arguments =
+        ["--accel", "thread", "--net", "echo,frames=500,queues=2", "--net", "echo,size=1k", "--json"];
+    let output = run(&arguments);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(report["disks"], Value::Array(Vec::new()));
+    let nets = report["nets"].as_array().unwrap();
+    assert_eq!((&nets[0]["frames"], &nets[0]["size"]), (&500.into(), &64.into()));
+    assert_eq!((&nets[1]["frames"], &nets[1]["size"]), (&10_000.into(), &1024.into()));
+    assert_ne!(nets[0]["mac"], nets[1]["mac"]);
+    assert_refused(&run(&["--net", "echo,size=21"]), "frames of 21 bytes");
+    assert_refused(&run(&["--net", "echo,mac=03:00:00:00:00:01"]), "no card's");
+}
+
 fn by_messages(accel: &str) {
     for transport in ["mmio-msi", "pci"] {
         by_messages_over(accel, transport);

@@ -29,7 +29,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 5;
+pub const ABI: u32 = 6;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -125,6 +125,8 @@ pub mod job {
     pub const WRITE_TEST: u32 = 2;
     /// Entropy source: draw bytes and count them.
     pub const RNG: u32 = 3;
+    /// Network card with an echo behind it: send frames, and compare what comes back.
+    pub const NET_ECHO: u32 = 4;
 }
 
 /// Values of [`BootInfo::inject`]: faults that tests ask for.
@@ -215,7 +217,8 @@ pub struct DeviceEntry {
     pub gsi: u32,
     /// One of the [`job`] codes.
     pub job: u32,
-    /// Write test: bytes from the start of the disk to work on, a multiple of the block size. Rng: bytes to draw.
+    /// Write test: bytes from the start of the disk to work on, a multiple of the block size. Rng: bytes to draw. Net:
+    /// frames to send.
     pub span: u64,
     /// What the device's addresses are more than guest-physical ones (modulo 2^64), a multiple of 4096: the
     /// translation that the VMM has put in front of the device. Only the heap is mapped there. 0: no translation.
@@ -225,6 +228,10 @@ pub struct DeviceEntry {
     pub messages: u32,
     /// How many interrupts are free for its messages.
     pub message_count: u32,
+    /// Net: bytes of a frame, from 22 to 65549.
+    pub frame: u32,
+    /// Net: pairs of queues to use.
+    pub pairs: u32,
 }
 
 /// Everything the guest is told.

@@ -106,6 +106,25 @@ pub struct DiskConfig {
     pub job: Job,
 }
 
+/// One network card, with an echo behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetConfig {
+    /// Its address.
+    pub mac: [u8; 6],
+    /// Pairs of queues.
+    pub queues: u16,
+    /// Frames that the guest sends, and that must come back.
+    pub frames: u64,
+    /// Bytes of each, with the Ethernet header.
+    pub size: u32,
+}
+
+impl Default for NetConfig {
+    fn default() -> Self {
+        Self { mac: [0x52, 0x54, 0, 0, 0, 1], queues: 1, frames: 10_000, size: 64 }
+    }
+}
+
 /// One run.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -147,6 +166,8 @@ pub struct RunConfig {
     pub ioeventfd: bool,
     /// Entropy device: bytes that the guest draws (0: no device).
     pub entropy: u64,
+    /// The network cards.
+    pub nets: Vec<NetConfig>,
     /// No progress for this long is a hang.
     pub hang_timeout: Duration,
     /// Test fault.
@@ -188,6 +209,7 @@ impl Default for RunConfig {
             dirty_log: DirtyLogging::Off,
             ioeventfd: true,
             entropy: 4096,
+            nets: Vec::new(),
             hang_timeout: Duration::from_secs(30),
             inject: Inject::None,
         }

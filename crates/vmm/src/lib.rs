@@ -31,12 +31,13 @@ mod watch;
 pub mod doctor;
 
 pub use config::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, RingLayout, RunConfig, TransportChoice,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, NetConfig, RingLayout, RunConfig,
+    TransportChoice,
 };
 pub use error::RunError;
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
-pub use report::{DirtyFigures, DiskResult, ExitFigures, GuestFailure, Outcome, Report};
+pub use report::{DirtyFigures, DiskResult, ExitFigures, GuestFailure, NetResult, Outcome, Report};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -3,7 +3,7 @@
 //! ```text
 //! RunConfig --check--> images opened and locked --plan--> Plan (jobs, spans) --boot_info--> BootInfo
 //! ```
-use crate::config::{Completion, DiskConfig, Inject, Job, RunConfig, TransportChoice};
+use crate::config::{Completion, DiskConfig, Inject, Job, NetConfig, RunConfig, TransportChoice};
 use crate::error::RunError;
 use paravane_device::blk::Blk;
 use paravane_spec::blk::SECTOR;
@@ -29,6 +29,14 @@ const HEAP_A_DEVICE: u64 = 512 << 10;
 /// Interrupts that are free for each device's messages: the configuration change's and three queues'. The guest lets
 /// further queues share the last.
 const MESSAGES: u32 = 4;
+/// Most network cards: the guest has private memory for the frames of so many.
+const MAX_NETS: usize = 4;
+/// Most pairs of queues of a card.
+const MAX_PAIRS: u16 = 8;
+/// Shortest frame of the echo job: addresses, type and a number. Longest: the largest MTU and an Ethernet header.
+const FRAMES: std::ops::RangeInclusive<u32> = 22..=65_549;
+/// Heap that each pair of queues of a card takes besides its frames.
+const HEAP_A_PAIR: u64 = 64 << 10;
 /// Most devices: each has a line of its own.
 const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
 
@@ -52,10 +60,10 @@ fn refuse<T>(what: impl Into<String>) -> Result<T, RunError> {
 /// # Errors
 /// One line on the first thing that cannot be.
 pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
-    let devices = config.disks.len() + usize::from(config.entropy > 0);
+    let devices = config.disks.len() + usize::from(config.entropy > 0) + config.nets.len();
     let most = MAX_LINES.min(MAX_DEVICES);
     if devices == 0 {
-        return refuse("there is nothing to do: no disk and no entropy device");
+        return refuse("there is nothing to do: no disk, no entropy device, no network card");
     }
     if devices > most {
         return refuse(format!("{devices} devices, and a machine has room for {most}"));
@@ -89,6 +97,23 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
     }
     for disk in &config.disks {
         check_disk(disk)?;
+    }
+    if config.nets.len() > MAX_NETS {
+        return refuse(format!("{} network cards, and the guest looks after {MAX_NETS}", config.nets.len()));
+    }
+    config.nets.iter().try_for_each(check_net)
+}
+
+fn check_net(net: &NetConfig) -> Result<(), RunError> {
+    if !FRAMES.contains(&net.size) {
+        let (least, most) = (FRAMES.start(), FRAMES.end());
+        return refuse(format!("frames of {} bytes are not from {least} to {most}", net.size));
+    }
+    if net.queues == 0 || net.queues > MAX_PAIRS {
+        return refuse(format!("{} pairs of queues are not from 1 to {MAX_PAIRS}", net.queues));
+    }
+    if net.frames == 0 {
+        return refuse("a network card with no frames to send has nothing to do");
     }
     Ok(())
 }
@@ -137,11 +162,17 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
             .saturating_add(map);
         plans.push(DiskPlan { job: disk.job, bytes, span });
     }
+    for net in &config.nets {
+        // A header before each frame, and the rest of a cache line behind it.
+        let slots = 2 * u64::from(config.depth) * (u64::from(net.size) + 12 + 63);
+        heap =
+            heap.saturating_add(u64::from(net.queues) * (HEAP_A_PAIR + slots)).saturating_add(HEAP_A_DEVICE);
+    }
     let given = config.memory - HEAP_BASE;
     if heap > given {
         let needed = (heap + HEAP_BASE).div_ceil(1 << 20);
         return refuse(format!(
-            "guest memory of {} MiB is too little for these disks at depth {} and blocks of {block} bytes: \
+            "guest memory of {} MiB is too little for these devices at depth {} and blocks of {block} bytes: \
              {needed} MiB are needed",
             config.memory >> 20,
             config.depth
@@ -158,8 +189,10 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         Job::WriteTest => (job::WRITE_TEST, plan.span),
     });
     let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
+    let nets = config.nets.iter().map(|net| (job::NET_ECHO, net.frames));
+    let first_net = plans.len() + rng.iter().len();
     let mut count = 0;
-    for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng)).zip(0_u32..) {
+    for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng).chain(nets)).zip(0_u32..) {
         *entry = DeviceEntry {
             base: base(config.transport, number),
             gsi: FIRST_GSI + number,
@@ -168,8 +201,12 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
             iova_offset: iova_offset(config, number),
             messages: IRQ_COUNT as u32 + number * MESSAGES,
             message_count: MESSAGES,
+            ..DeviceEntry::default()
         };
         count = number + 1;
+    }
+    for (entry, net) in devices.iter_mut().skip(first_net).zip(&config.nets) {
+        (entry.frame, entry.pairs) = (net.size, net.queues.into());
     }
     BootInfo {
         magic: BOOT_MAGIC,
@@ -240,7 +277,7 @@ mod tests {
 
     #[test]
     fn each_impossible_wish_is_refused_by_name() {
-        let wishes: [(&str, Spoil); 11] = [
+        let wishes: [(&str, Spoil); 16] = [
             ("nothing to do", |c| {
                 c.disks.clear();
                 c.entropy = 0;
@@ -254,6 +291,11 @@ mod tests {
             ("from 16 MiB", |c| c.memory = 1 << 20),
             ("multiple of 4096", |c| c.memory += 512),
             ("hang timeout", |c| c.hang_timeout = std::time::Duration::ZERO),
+            ("frames of 21 bytes", |c| c.nets = vec![NetConfig { size: 21, ..NetConfig::default() }]),
+            ("frames of 65550 bytes", |c| c.nets = vec![NetConfig { size: 65_550, ..NetConfig::default() }]),
+            ("9 pairs", |c| c.nets = vec![NetConfig { queues: 9, ..NetConfig::default() }]),
+            ("no frames to send", |c| c.nets = vec![NetConfig { frames: 0, ..NetConfig::default() }]),
+            ("5 network cards", |c| c.nets = vec![NetConfig::default(); 5]),
             ("read-only", |c| {
                 c.disks[0].read_only = true;
                 c.disks[0].job = Job::WriteTest;
@@ -284,11 +326,14 @@ mod tests {
 
     #[test]
     fn the_guest_is_told_of_every_device() {
-        let config = config(&[Job::WriteTest, Job::Hash]);
+        let mut config = config(&[Job::WriteTest, Job::Hash]);
+        config.nets = vec![NetConfig { queues: 2, frames: 5, ..NetConfig::default() }];
         let plans = plan_sizes(&config, &[1 << 20, 1 << 20]).unwrap();
         let info = boot_info(&config, &plans, 7);
-        assert_eq!(info.device_count, 3);
-        assert_eq!(info.devices.map(|device| device.job)[..4], [2, 1, 3, 0]);
+        assert_eq!(info.device_count, 4);
+        assert_eq!(info.devices.map(|device| device.job)[..5], [2, 1, 3, 4, 0]);
+        let card = &info.devices[3];
+        assert_eq!((card.span, card.frame, card.pairs), (5, 64, 2));
         assert_eq!(info.devices[2].base, MMIO_BASE + 2 * WINDOW);
         assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);

@@ -82,6 +82,29 @@ pub struct ExitFigures {
     pub other: u64,
 }
 
+/// What became of one network card's job.
+#[derive(Clone, Debug)]
+pub struct NetResult {
+    /// Its address.
+    pub mac: [u8; 6],
+    /// Pairs of queues.
+    pub queues: u16,
+    /// Bytes of a frame.
+    pub size: u32,
+    /// Frames that were sent, and came back as they should, by the guest's word and the device's count.
+    pub frames: u64,
+    /// Frames there and back a second.
+    pub per_s: f64,
+    /// Latency there and back: median, in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// What is wrong, if anything is.
+    pub problem: Option<String>,
+}
+
 /// One run's figures.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -101,6 +124,8 @@ pub struct Report {
     pub dirty: Option<DirtyFigures>,
     /// The disks.
     pub disks: Vec<DiskResult>,
+    /// The network cards.
+    pub nets: Vec<NetResult>,
     /// Exits to user space.
     pub exits: u64,
     /// What they were about.

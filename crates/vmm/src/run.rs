@@ -7,13 +7,13 @@
 use crate::accel::{self, Accelerator};
 use crate::attach::attach;
 use crate::bus::Bus;
-use crate::config::{DirtyLogging, Job, RingLayout, RunConfig, TransportChoice};
+use crate::config::{DirtyLogging, Job, NetConfig, RingLayout, RunConfig, TransportChoice};
 use crate::console::Console;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
 use crate::io_thread::IoThread;
 use crate::plan::{self, DiskPlan};
-use crate::report::{DiskResult, GuestFailure, Outcome, Report};
+use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, Report};
 use crate::report_area::ReportArea;
 use crate::slot::{Slot, Surroundings};
 use crate::tally::Tally;
@@ -22,6 +22,7 @@ use crate::watch::{Verdict, watch};
 use crate::{Progress, footprint, latency};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
+use paravane_device::net::{Counters, LinkEnd, Net, NetConfig as CardConfig};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
@@ -81,6 +82,12 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     if config.entropy > 0 {
         devices.push(Box::new(Rng::new()));
     }
+    let mut counters = Vec::with_capacity(config.nets.len());
+    for net in &config.nets {
+        let card = echo(net)?;
+        counters.push(card.counters());
+        devices.push(Box::new(card));
+    }
     let machine = Machine::new(config, &memory, &tally, &*accelerator, devices)?;
     put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
 
@@ -107,7 +114,11 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let host_cpu_s = footprint::cpu_seconds();
 
     let judge = Judge { config, progress, area: &area, tally: &tally };
-    let (mut outcome, results, moved) = judge.judge(verdict?, &machine, &disks);
+    let (mut outcome, results, mut moved) = judge.judge(verdict?, &machine, &disks);
+    let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
+    let nets = judge.nets(&counters, finished);
+    moved += nets.iter().map(|net| net.frames * u64::from(net.size)).sum::<u64>();
+    problems.extend(nets.iter().filter_map(|net| net.problem.clone()));
     if !problems.is_empty() {
         outcome = match outcome {
             Outcome::Verified => Outcome::NotVerified(problems),
@@ -132,6 +143,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         iommu: config.iommu,
         dirty,
         disks: results,
+        nets,
         exits: tally.exits(),
         exits_by_kind: tally.exits_by_kind(),
         kicks: tally.kicks(),
@@ -145,6 +157,16 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         wall_s: started.elapsed().as_secs_f64(),
         resident_overhead: footprint::resident_beyond(&region),
     })
+}
+
+/// A card with an echo behind it.
+fn echo(config: &NetConfig) -> Result<Net<LinkEnd>, RunError> {
+    let link = LinkEnd::echo(config.queues);
+    let link = link.map_err(|source| RunError::Os { what: "make a link", source })?;
+    // Any frame that the guest is to send is no longer than this allows.
+    let mtu = u16::try_from(config.size).unwrap_or(u16::MAX).max(1500);
+    let card = CardConfig { mtu: Some(mtu), ..CardConfig::new(config.mac) };
+    Net::new(card, link).map_err(|error| RunError::Config(error.to_string()))
 }
 
 fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
@@ -287,6 +309,52 @@ impl Judge<'_> {
         (outcome, results, moved)
     }
 
+    /// The cards' figures, and whether guest and device agree that every frame came back.
+    fn nets(&self, counters: &[Arc<Counters>], finished: bool) -> Vec<NetResult> {
+        let first = self.config.disks.len() + usize::from(self.config.entropy > 0);
+        let one = |((net, counters), number): ((&NetConfig, &Arc<Counters>), usize)| {
+            let report = self.area.disk(number);
+            let mut result = NetResult {
+                mac: net.mac,
+                queues: net.queues,
+                size: net.size,
+                frames: 0,
+                per_s: 0.0,
+                p50_us: 0.0,
+                p99_us: 0.0,
+                p999_us: 0.0,
+                problem: None,
+            };
+            let fault = || self.tally.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
+            if let Some(report) = &report {
+                let counted = counters.totals();
+                result.frames = report.ops.min(counted.received);
+                if report.elapsed_ns > 0 {
+                    result.per_s = report.ops as f64 / (report.elapsed_ns as f64 * 1e-9);
+                }
+                [result.p50_us, result.p99_us, result.p999_us] =
+                    latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+                let lost = counted.transmitted != net.frames || counted.received != net.frames;
+                result.problem = net_problem(report).or_else(|| {
+                    lost.then(|| {
+                        format!(
+                            "{} frames were to go there and back, and the card has {counted:?}",
+                            net.frames
+                        )
+                    })
+                });
+            } else {
+                result.problem = Some("the guest's memory holds no report".into());
+            }
+            result.problem = result
+                .problem
+                .filter(|_| finished)
+                .map(|problem| format!("network card {number}: {problem}{}", fault()));
+            result
+        };
+        self.config.nets.iter().zip(counters).zip(first..).map(one).collect()
+    }
+
     fn entropy_problem(&self, device: usize) -> Option<String> {
         let drawn = self.area.header().map_or(0, |header| header.entropy_bytes);
         if drawn >= self.config.entropy {
@@ -382,6 +450,16 @@ fn exit_reason(code: u32, last_message: &str) -> String {
         code => format!("the guest ended with code {code}"),
     };
     if last_message.is_empty() { what } else { format!("{what}: {last_message}") }
+}
+
+/// What the guest itself says is wrong with a network card's job.
+fn net_problem(report: &DiskReport) -> Option<String> {
+    match report.error {
+        error::MISMATCH => {
+            Some(format!("frame {} did not come back as it was sent, or was not due", report.error_detail))
+        }
+        _ => guest_problem(report),
+    }
 }
 
 /// What the guest itself says is wrong with a disk's job.

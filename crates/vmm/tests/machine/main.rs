@@ -48,6 +48,8 @@ both!(
     messages_of_several_devices_do_not_get_mixed_up,
     notification_addresses_work_without_ioeventfds_and_polled,
     entropy_alone,
+    frames_come_back_from_an_echo,
+    several_cards_with_several_queues_beside_a_disk,
     a_crash_ends_the_run,
     a_panic_ends_the_run,
     a_hang_ends_the_run,

@@ -1,8 +1,8 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, Outcome,
-    Progress, Report, RingLayout, RunConfig, TransportChoice, run,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, NetConfig,
+    Outcome, Progress, Report, RingLayout, RunConfig, TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -262,6 +262,38 @@ pub(crate) fn notification_addresses_work_without_ioeventfds_and_polled(accel: A
         let report = go(config);
         assert_verified_over(transport, &report, accel);
         assert_eq!(report.exits_by_kind.notify, report.kicks);
+    }
+}
+
+/// A machine with network cards and nothing else.
+fn with_nets(accel: AccelChoice, nets: &[NetConfig]) -> RunConfig {
+    RunConfig { nets: nets.to_vec(), entropy: 0, ..config(accel) }
+}
+
+pub(crate) fn frames_come_back_from_an_echo(accel: AccelChoice) {
+    for transport in [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci] {
+        for (size, frames, ring) in
+            [(22, 300, RingLayout::Split), (1514, 200, RingLayout::Packed), (65_549, 40, RingLayout::Split)]
+        {
+            let net = NetConfig { size, frames, ..NetConfig::default() };
+            let report = go(RunConfig { transport, ring, depth: 4, ..with_nets(accel, &[net]) });
+            assert_verified_over(transport, &report, accel);
+            let net = &report.nets[0];
+            assert_eq!((net.frames, net.problem.clone()), (frames, None));
+            assert!(net.per_s > 0.0 && 0.0 < net.p50_us && net.p50_us <= net.p999_us, "{net:?}");
+        }
+    }
+}
+
+pub(crate) fn several_cards_with_several_queues_beside_a_disk(accel: AccelChoice) {
+    let image = image(2048);
+    let card = |queues, last| NetConfig { mac: [2, 0, 0, 0, 0, last], queues, frames: 300, size: 200 };
+    let nets = vec![card(1, 1), card(3, 2)];
+    for iommu in [false, true] {
+        let config = with_disk(accel, image.path(), Job::Hash);
+        let report = go(RunConfig { nets: nets.clone(), iommu, ..config });
+        assert_verified(&report, accel);
+        assert_eq!(report.nets.iter().map(|net| net.frames).collect::<Vec<_>>(), [300, 300]);
     }
 }
 

@@ -1,0 +1,222 @@
+//! Sends frames on a network card whose far side is an echo, and judges what comes back.
+//!
+//! ```text
+//!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped
+//! ```
+use crate::histogram;
+use crate::report::{DiskPage, Failure, Measured};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use paravane_driver::Transport;
+use paravane_driver::net::Net;
+use paravane_spec::builtin::{error, state};
+
+/// Where frames go.
+const FAR: [u8; 6] = [2, 0, 0, 0, 0, 0xee];
+/// The address of a card that has none of its own.
+const NEAR: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// For local experiments (IEEE 802).
+const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+/// Where a frame's number lies.
+const NUMBER_AT: usize = 14;
+/// Bytes of the shortest frame: addresses, type, number.
+pub(crate) const SHORTEST: usize = NUMBER_AT + 8;
+
+/// What a run is to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Frames to send.
+    pub(crate) frames: u64,
+    /// Bytes of each, at least [`SHORTEST`].
+    pub(crate) len: usize,
+    /// Frames in flight on each pair of queues.
+    pub(crate) depth: usize,
+}
+
+/// A frame that is not back yet.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    number: u64,
+    since: u64,
+}
+
+/// An exchange under way.
+pub(crate) struct Ping<T> {
+    net: Net<T>,
+    page: DiskPage,
+    terms: Terms,
+    /// The answer to the question for pairs has not come yet.
+    asking: bool,
+    /// Of each pair, in the order in which they were sent.
+    flights: Vec<VecDeque<Flight>>,
+    frame: Vec<u8>,
+    answer: Vec<u8>,
+    sent: u64,
+    began: Option<u64>,
+    measured: Measured,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Step {
+    /// Frames that came back.
+    pub(crate) completed: u64,
+    /// Frames published.
+    pub(crate) sent: u64,
+    /// Kicks written.
+    pub(crate) kicks: u64,
+}
+
+fn wrong(detail: u64, reason: &'static str) -> Failure {
+    Failure { error: error::MISMATCH, detail, sector: 0, reason }
+}
+
+impl<T: Transport> Ping<T> {
+    /// On all pairs that the driver has set up.
+    ///
+    /// # Errors
+    /// The driver refuses the question for pairs.
+    pub(crate) fn new(mut net: Net<T>, terms: Terms, page: DiskPage) -> Result<Self, Failure> {
+        let pairs = net.pairs_set_up();
+        if pairs > 1 {
+            net.ask_for_pairs(pairs)?;
+        }
+        let mut frame = alloc::vec![0; terms.len];
+        frame[..6].copy_from_slice(&FAR);
+        frame[6..12].copy_from_slice(&net.mac().unwrap_or(NEAR));
+        frame[12..NUMBER_AT].copy_from_slice(&ETHERTYPE);
+        page.moved(0, terms.frames * terms.len as u64);
+        page.state(state::MIX);
+        Ok(Self {
+            net,
+            page,
+            terms,
+            asking: pairs > 1,
+            flights: (0..pairs).map(|_| VecDeque::with_capacity(terms.depth)).collect(),
+            frame,
+            answer: alloc::vec![0; terms.len + 1],
+            sent: 0,
+            began: None,
+            measured: Measured::default(),
+        })
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        self.measured.ops >= self.terms.frames
+    }
+
+    /// Takes what came back, and sends more.
+    pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
+        let mut step = Step::default();
+        if self.asking {
+            match self.net.answer()? {
+                None => return Ok(step),
+                Some(true) => self.asking = false,
+                Some(false) => return Err(wrong(0, "the card does not use the pairs that it has")),
+            }
+        }
+        for pair in 0..self.flights.len() {
+            while let Some(len) = self.net.receive(pair as u16, &mut self.answer)? {
+                self.came(pair, len, clock())?;
+                step.completed += 1;
+            }
+        }
+        for pair in 0..self.flights.len() {
+            while self.sent < self.terms.frames && self.flights[pair].len() < self.terms.depth {
+                fill(&mut self.frame, self.sent);
+                let since = clock();
+                if !self.net.send(pair as u16, &self.frame)? {
+                    break;
+                }
+                self.began.get_or_insert(since);
+                self.flights[pair].push_back(Flight { number: self.sent, since });
+                self.sent += 1;
+                step.sent += 1;
+            }
+        }
+        step.kicks = u64::from(self.net.kick());
+        if step.completed > 0 {
+            self.page.moved(self.measured.bytes, self.terms.frames * self.terms.len as u64);
+            self.page.measured(self.measured);
+            self.page.verified(self.measured.bytes);
+        }
+        if self.finished() {
+            self.page.state(state::DONE);
+        }
+        Ok(step)
+    }
+
+    /// A frame of `len` bytes came on `pair`: it must be the one that was sent there first.
+    fn came(&mut self, pair: usize, len: usize, now: u64) -> Result<(), Failure> {
+        let Some(flight) = self.flights[pair].pop_front() else {
+            return Err(wrong(len as u64, "a frame came that nobody had sent"));
+        };
+        fill(&mut self.frame, flight.number);
+        if !is_echo(&self.frame, &self.answer[..len.min(self.answer.len())]) {
+            return Err(wrong(flight.number, "a frame came back that was not the one that was due"));
+        }
+        self.page.count_latency(histogram::bucket(now.saturating_sub(flight.since)));
+        self.measured.ops += 1;
+        self.measured.bytes += len as u64;
+        self.measured.elapsed_ns = now.saturating_sub(self.began.unwrap_or(now));
+        Ok(())
+    }
+
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
+        self.net.enable_interrupts()
+    }
+
+    pub(crate) fn disable_interrupts(&mut self) {
+        self.net.disable_interrupts();
+    }
+
+    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
+        self.net.interrupt()?;
+        Ok(())
+    }
+}
+
+/// Whether `got` is what an echo makes of `sent`.
+fn is_echo(sent: &[u8], got: &[u8]) -> bool {
+    got.len() == sent.len() && got[..6] == sent[6..12] && got[6..12] == sent[..6] && got[12..] == sent[12..]
+}
+
+/// Makes a frame the one with this number: its pattern follows from it.
+fn fill(frame: &mut [u8], number: u64) {
+    let body = &mut frame[NUMBER_AT..];
+    for (chunk, word) in body.chunks_mut(8).zip(0_u64..) {
+        let value = match word {
+            0 => number,
+            word => number.wrapping_add(word).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        };
+        chunk.copy_from_slice(&value.to_le_bytes()[..chunk.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(number: u64, len: usize) -> Vec<u8> {
+        let mut frame: Vec<u8> = (0..len as u8).collect();
+        fill(&mut frame, number);
+        frame
+    }
+
+    #[test]
+    fn only_the_frame_itself_is_its_echo() {
+        for len in [SHORTEST, 60, 61] {
+            let sent = frame(7, len);
+            let mut echo = [&sent[6..12], &sent[..6], &sent[12..]].concat();
+            assert!(is_echo(&sent, &echo));
+            assert!(!is_echo(&sent, &sent), "the addresses are not swapped");
+            assert!(!is_echo(&frame(8, len), &echo), "another number");
+            assert!(!is_echo(&sent, &echo[..len - 1]) && !is_echo(&sent, &[]));
+            for at in 0..len {
+                echo[at] ^= 1;
+                assert!(!is_echo(&sent, &echo), "byte {at}");
+                echo[at] ^= 1;
+            }
+        }
+    }
+}
