@@ -91,6 +91,9 @@ pub(crate) struct RunArgs {
     /// queue, or pci with MSI-X
     #[arg(long, value_enum, default_value_t = Transport::Mmio)]
     pub(crate) transport: Transport,
+    /// How messages reach the guest under KVM: one system call each, or an irqfd with a route
+    #[arg(long, value_enum, default_value_t = MsiDelivery::Signal)]
+    pub(crate) msi_delivery: MsiDelivery,
     /// How virtqueues lie in memory
     #[arg(long, value_enum, default_value_t = Ring::Split)]
     pub(crate) ring: Ring,
@@ -142,6 +145,12 @@ pub(crate) enum Transport {
     Mmio,
     MmioMsi,
     Pci,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum MsiDelivery {
+    Signal,
+    Irqfd,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -1,5 +1,5 @@
 //! `paravane run`.
-use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, Ring, RunArgs, Transport};
+use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, MsiDelivery, Ring, RunArgs, Transport};
 use crate::{Failure, net, output, progress, render};
 use anyhow::Context;
 use paravane_vmm::{
@@ -91,6 +91,10 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Transport::Mmio => TransportChoice::Mmio,
             Transport::MmioMsi => TransportChoice::MmioMsi,
             Transport::Pci => TransportChoice::Pci,
+        },
+        msi_delivery: match args.msi_delivery {
+            MsiDelivery::Signal => paravane_vmm::MsiDelivery::Signal,
+            MsiDelivery::Irqfd => paravane_vmm::MsiDelivery::Irqfd,
         },
         ring: match args.ring {
             Ring::Split => RingLayout::Split,

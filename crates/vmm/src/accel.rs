@@ -7,7 +7,7 @@
 //!           Running --stop--> (Ended arrives on the channel) --join-->
 //! ```
 use crate::bus::Bus;
-use crate::config::AccelChoice;
+use crate::config::{AccelChoice, MsiDelivery};
 use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use crate::kvm::KvmMachine;
@@ -71,7 +71,7 @@ pub(crate) trait Running {
 }
 
 /// Makes the machine that `choice` asks for, with `region` as its RAM, and says why it is that one. With `log` it logs
-/// what the guest writes, if it can.
+/// what the guest writes, if it can; messages are delivered by `delivery`, if there is a choice.
 ///
 /// # Errors
 /// KVM was asked for and is not usable.
@@ -79,6 +79,7 @@ pub(crate) fn choose(
     choice: AccelChoice,
     region: &Arc<Region>,
     log: bool,
+    delivery: MsiDelivery,
 ) -> Result<(Box<dyn Accelerator>, String), RunError> {
     let thread = |reason: String| -> (Box<dyn Accelerator>, String) {
         (Box::new(ThreadMachine::new(Arc::clone(region))), reason)
@@ -88,7 +89,7 @@ pub(crate) fn choose(
     }
     let machine = crate::image::builtin()
         .map_err(|error| error.to_string())
-        .and_then(|_| KvmMachine::new(Arc::clone(region), log));
+        .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery));
     match (machine, choice) {
         (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
         (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),

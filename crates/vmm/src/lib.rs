@@ -31,8 +31,8 @@ mod watch;
 pub mod doctor;
 
 pub use config::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, NetConfig, RingLayout, RunConfig,
-    TransportChoice,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig, RingLayout,
+    RunConfig, TransportChoice,
 };
 pub use error::RunError;
 pub use paravane_device::blk::EngineChoice;

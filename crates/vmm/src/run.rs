@@ -70,7 +70,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     })?;
     let memory = Memory::new(vec![Arc::clone(&region)])?;
     let logging = config.dirty_log != DirtyLogging::Off;
-    let (mut accelerator, accel_reason) = accel::choose(config.accel, &region, logging)?;
+    let (mut accelerator, accel_reason) = accel::choose(config.accel, &region, logging, config.msi_delivery)?;
     let accel = accelerator.name();
     tracing::debug!(accel, "accelerator: {accel_reason}");
 

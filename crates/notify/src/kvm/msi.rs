@@ -5,6 +5,10 @@
 //!                                            --fire--> eventfd, and KVM sends what the route says
 //! KvmMsi (Signal) --sink--> nothing          --fire--> KVM_SIGNAL_MSI with the message
 //! ```
+//! Sending by the system call takes about three quarters of the time of an irqfd (an eventfd's write, and what KVM hangs
+//! behind it), and a change of message nothing, where a new table takes some microseconds. An irqfd is for those
+//! who have only a descriptor: vhost, and other processes.
+//!
 //! KVM_SET_GSI_ROUTING replaces every route of the VM, so they have one owner, [`KvmRoutes`]. KVM takes a new table as
 //! a unit, and returns when nobody sends by the old one any more.
 use crate::msi::{MsiController, MsiMessage, MsiSink};

@@ -3,6 +3,7 @@
 //! The guest is a loop that counts down, with or without a store to device memory in it, and ends by a store
 //! to the control page. Each loop's time is taken twice, with few and with many rounds, so that the cost of
 //! entering and leaving the guest cancels out.
+use crate::config::MsiDelivery;
 use crate::kvm::{Entry, KvmMachine, prepare};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
@@ -49,7 +50,7 @@ pub(super) struct Costs {
 pub(super) fn measure() -> Result<Costs, String> {
     let region = Region::new(RegionConfig { gpa: 0, size: 4 << 20, backing: Backing::Pages, writable: true })
         .map_err(|error| error.to_string())?;
-    let (vm, vcpu, region) = KvmMachine::new(region, false)?.into_parts();
+    let (vm, vcpu, region) = KvmMachine::new(region, false, MsiDelivery::default())?.into_parts();
     let mut probe = Probe { vcpu, region };
     let exit_ns = probe.cost(Some(NOP), STORES, true)?;
     let kick_ns = kick(&mut probe, &KvmIoEventFds::new(vm));

@@ -5,6 +5,7 @@ mod vcpu;
 
 use crate::accel::{Accelerator, Ended, Running};
 use crate::bus::Bus;
+use crate::config::MsiDelivery;
 use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use kvm_bindings::{
@@ -30,11 +31,12 @@ const TSS_PAGES: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
 
 /// What the machine cannot do without.
-const NEEDED: [(Cap, &str); 5] = [
+const NEEDED: [(Cap, &str); 6] = [
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
     (Cap::IrqRouting, "KVM_CAP_IRQ_ROUTING"),
     (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
 ];
 
@@ -66,6 +68,7 @@ pub(crate) struct KvmMachine {
     region: Arc<Region>,
     vm: Arc<VmFd>,
     routes: Arc<KvmRoutes>,
+    delivery: KvmMsiDelivery,
     vcpu: VcpuFd,
     tsc_khz: u64,
     /// Whether KVM logs what the vCPU writes.
@@ -89,11 +92,11 @@ impl VcpuLog for SlotLog {
 }
 
 impl KvmMachine {
-    /// With `region` as RAM. With `log`, what the vCPU writes to it is logged.
+    /// With `region` as RAM. With `log`, what the vCPU writes to it is logged. Messages are delivered by `delivery`.
     ///
     /// # Errors
     /// KVM is not usable here; in words, for the report.
-    pub(crate) fn new(region: Arc<Region>, log: bool) -> Result<Self, String> {
+    pub(crate) fn new(region: Arc<Region>, log: bool, delivery: MsiDelivery) -> Result<Self, String> {
         let kvm = open()?;
         let failed = |what: &'static str| move |error| format!("KVM cannot {what}: {error}");
         let vm = kvm.create_vm().map_err(failed("make a VM"))?;
@@ -119,7 +122,11 @@ impl KvmMachine {
         };
         let vm = Arc::new(vm);
         let routes = KvmRoutes::new(Arc::clone(&vm), wired_routes()).map_err(|error| error.to_string())?;
-        Ok(Self { region, vm, routes: Arc::new(routes), vcpu, tsc_khz, log })
+        let delivery = match delivery {
+            MsiDelivery::Signal => KvmMsiDelivery::Signal,
+            MsiDelivery::Irqfd => KvmMsiDelivery::Irqfd,
+        };
+        Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, tsc_khz, log })
     }
 
     /// The parts, for a bare guest (see `doctor`).
@@ -164,7 +171,7 @@ impl Accelerator for KvmMachine {
     }
 
     fn msi(&self) -> Arc<dyn MsiController> {
-        Arc::new(KvmMsi::new(Arc::clone(&self.routes), KvmMsiDelivery::Irqfd))
+        Arc::new(KvmMsi::new(Arc::clone(&self.routes), self.delivery))
     }
 
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {

@@ -1,8 +1,8 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, NetConfig,
-    Outcome, Progress, Report, RingLayout, RunConfig, TransportChoice, run,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, MsiDelivery,
+    NetConfig, Outcome, Progress, Report, RingLayout, RunConfig, TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -216,14 +216,14 @@ const BY_MESSAGES: [TransportChoice; 2] = [TransportChoice::MmioMsi, TransportCh
 pub(crate) fn a_message_takes_no_register_access_at_all(accel: AccelChoice) {
     let image = image(4 * 2048);
     let layouts = [
-        (RingLayout::Split, false, false),
-        (RingLayout::Packed, true, false),
-        (RingLayout::Packed, false, true),
+        (RingLayout::Split, false, false, MsiDelivery::Signal),
+        (RingLayout::Packed, true, false, MsiDelivery::Irqfd),
+        (RingLayout::Packed, false, true, MsiDelivery::Signal),
     ];
     let each = BY_MESSAGES.iter().flat_map(|&transport| layouts.map(|layout| (transport, layout)));
-    for (transport, (ring, in_order, iommu)) in each {
+    for (transport, (ring, in_order, iommu, delivery)) in each {
         let mut config = with_disk(accel, image.path(), Job::WriteTest);
-        config.transport = transport;
+        (config.transport, config.msi_delivery) = (transport, delivery);
         (config.ring, config.in_order, config.iommu, config.entropy) = (ring, in_order, iommu, 4096);
         let report = go(config);
         assert_verified_over(transport, &report, accel);
@@ -239,7 +239,8 @@ pub(crate) fn messages_of_several_devices_do_not_get_mixed_up(accel: AccelChoice
     let (first, second, third) = (image(4 * 2048), image(2 * 2048 + 5), image(2048));
     for transport in BY_MESSAGES {
         let mut config = with_disk(accel, first.path(), Job::WriteTest);
-        config.transport = transport;
+        // Each message has a route of its own.
+        (config.transport, config.msi_delivery) = (transport, MsiDelivery::Irqfd);
         for image in [&second, &third] {
             config.disks.push(DiskConfig { path: image.path().to_owned(), read_only: false, job: Job::Hash });
         }
