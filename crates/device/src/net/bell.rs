@@ -6,7 +6,7 @@
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An eventfd that is written only while someone waits for it.
 #[derive(Debug)]
@@ -25,17 +25,16 @@ impl Bell {
     pub(super) fn arm(&self) {
         // EAGAIN means that it was not readable, which is what we want.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        self.armed.store(true, Ordering::Relaxed);
-        // Between this store and the sleeper's look. Pairs with the fence in `ring`, between the ringer's change and its
-        // load: either the sleeper sees the change, or the ringer sees the store.
-        fence(Ordering::SeqCst);
+        // Acquire: pairs with the release of the exchange in `ring`. Of two exchanges one comes first. If it is the
+        // ringer's, this one reads what it left, or what other exchanges made of that, and the sleeper's look sees the
+        // change; if it is this one, the ringer reads it and writes.
+        self.armed.swap(true, Ordering::Acquire);
     }
 
     /// Wakes the sleeper, if there is one. What it waits for was changed before.
     pub(super) fn ring(&self) {
-        // Pairs with the fence in `arm`.
-        fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+        // Release: what was changed before; pairs with the acquire in `arm`.
+        if self.armed.swap(false, Ordering::Release) {
             // The counter cannot overflow: it is read before each arming, and written once after it.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
