@@ -58,7 +58,10 @@ fn is_job(device: &DeviceEntry) -> bool {
     match device.job {
         job::NONE | job::HASH | job::WRITE_TEST | job::RNG => true,
         job::NET_ECHO => {
-            (SHORTEST..=MAX_FRAME).contains(&(device.frame as usize)) && device.pairs > 0 && device.span > 0
+            let frames = SHORTEST..=MAX_FRAME;
+            [device.frame, device.reply].iter().all(|&len| frames.contains(&(len as usize)))
+                && device.pairs > 0
+                && device.span > 0
         }
         _ => false,
     }
@@ -78,6 +81,8 @@ mod tests {
         message_count: 0,
         frame: 22,
         pairs: 1,
+        reply: 1024,
+        reserved: 0,
     };
 
     fn good() -> BootInfo {
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn whatever_is_wrong_is_refused() {
         type Spoil = fn(&mut BootInfo);
-        let wrong: [(&str, Spoil); 15] = [
+        let wrong: [(&str, Spoil); 16] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
@@ -126,6 +131,7 @@ mod tests {
             ("completion", |info| info.completion = 2),
             ("job", |info| info.devices[0].job = 99),
             ("frame", |info| info.devices[0] = DeviceEntry { frame: 21, ..CARD }),
+            ("reply", |info| info.devices[0] = DeviceEntry { reply: 21, ..CARD }),
             ("no pairs", |info| info.devices[0] = DeviceEntry { pairs: 0, ..CARD }),
             ("no frames", |info| info.devices[0] = DeviceEntry { span: 0, ..CARD }),
         ];

@@ -1,7 +1,8 @@
 //! Sends frames on a network card whose far side is an echo, and judges what comes back.
 //!
 //! ```text
-//!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped
+//!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped,
+//!                                                              cut to the length of an answer or filled up with 0
 //! ```
 use crate::histogram;
 use crate::report::{DiskPage, Failure, Measured};
@@ -29,6 +30,8 @@ pub(crate) struct Terms {
     pub(crate) frames: u64,
     /// Bytes of each, at least [`SHORTEST`].
     pub(crate) len: usize,
+    /// Bytes of each that comes back, at least [`SHORTEST`].
+    pub(crate) reply: usize,
     /// Frames in flight on each pair of queues.
     pub(crate) depth: usize,
 }
@@ -85,7 +88,7 @@ impl<T: Transport> Ping<T> {
         frame[..6].copy_from_slice(&FAR);
         frame[6..12].copy_from_slice(&net.mac().unwrap_or(NEAR));
         frame[12..NUMBER_AT].copy_from_slice(&ETHERTYPE);
-        page.moved(0, terms.frames * terms.len as u64);
+        page.moved(0, terms.frames * terms.reply as u64);
         page.state(state::MIX);
         Ok(Self {
             net,
@@ -94,7 +97,7 @@ impl<T: Transport> Ping<T> {
             asking: pairs > 1,
             flights: (0..pairs).map(|_| VecDeque::with_capacity(terms.depth)).collect(),
             frame,
-            answer: alloc::vec![0; terms.len + 1],
+            answer: alloc::vec![0; terms.reply + 1],
             sent: 0,
             began: None,
             measured: Measured::default(),
@@ -136,7 +139,7 @@ impl<T: Transport> Ping<T> {
         }
         step.kicks = u64::from(self.net.kick());
         if step.completed > 0 {
-            self.page.moved(self.measured.bytes, self.terms.frames * self.terms.len as u64);
+            self.page.moved(self.measured.bytes, self.terms.frames * self.terms.reply as u64);
             self.page.measured(self.measured);
             self.page.verified(self.measured.bytes);
         }
@@ -152,7 +155,8 @@ impl<T: Transport> Ping<T> {
             return Err(wrong(len as u64, "a frame came that nobody had sent"));
         };
         fill(&mut self.frame, flight.number);
-        if !is_echo(&self.frame, &self.answer[..len.min(self.answer.len())]) {
+        let answer = &self.answer[..len.min(self.answer.len())];
+        if answer.len() != self.terms.reply || !is_echo(&self.frame, answer) {
             return Err(wrong(flight.number, "a frame came back that was not the one that was due"));
         }
         self.page.count_latency(histogram::bucket(now.saturating_sub(flight.since)));
@@ -176,9 +180,14 @@ impl<T: Transport> Ping<T> {
     }
 }
 
-/// Whether `got` is what an echo makes of `sent`.
+/// Whether `got`, of any length from [`SHORTEST`] on, is what an echo makes of `sent`.
 fn is_echo(sent: &[u8], got: &[u8]) -> bool {
-    got.len() == sent.len() && got[..6] == sent[6..12] && got[6..12] == sent[..6] && got[12..] == sent[12..]
+    let same = got.len().min(sent.len());
+    let (got, more) = got.split_at(same);
+    got[..6] == sent[6..12]
+        && got[6..12] == sent[..6]
+        && got[12..] == sent[12..same]
+        && more.iter().all(|&byte| byte == 0)
 }
 
 /// Makes a frame the one with this number: its pattern follows from it.
@@ -211,7 +220,12 @@ mod tests {
             assert!(is_echo(&sent, &echo));
             assert!(!is_echo(&sent, &sent), "the addresses are not swapped");
             assert!(!is_echo(&frame(8, len), &echo), "another number");
-            assert!(!is_echo(&sent, &echo[..len - 1]) && !is_echo(&sent, &[]));
+            assert!(is_echo(&sent, &echo[..SHORTEST]), "cut off");
+            echo.push(0);
+            assert!(is_echo(&sent, &echo), "filled up");
+            echo[len] = 1;
+            assert!(!is_echo(&sent, &echo), "filled up with something");
+            echo.truncate(len);
             for at in 0..len {
                 echo[at] ^= 1;
                 assert!(!is_echo(&sent, &echo), "byte {at}");

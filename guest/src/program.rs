@@ -140,13 +140,14 @@ fn bring_up<'p, P: Platform>(
             let terms = ping::Terms {
                 frames: entry.span,
                 len: (entry.frame as usize).max(ping::SHORTEST),
+                reply: (entry.reply as usize).max(ping::SHORTEST),
                 depth: depth as usize,
             };
             let options = NetOptions {
                 pairs: u16::try_from(entry.pairs).unwrap_or(u16::MAX),
                 receive_slots: depth as u16,
                 transmit_slots: depth as u16,
-                frame: terms.len,
+                frame: terms.len.max(terms.reply),
                 // A frame lies in one slot, so that as many slots as frames in flight are enough.
                 receive_slot: usize::MAX,
             };

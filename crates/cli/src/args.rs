@@ -54,8 +54,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) write_test: bool,
     /// Attach a network card with an echo behind it, send frames of SIZE bytes (64) with --depth in flight on each of
-    /// its pairs of queues (1), and compare what comes back (may be repeated)
-    #[arg(long, value_name = "echo[,mac=MAC][,queues=N][,frames=N][,size=SIZE]")]
+    /// its pairs of queues (1), and compare what comes back: as much, or REPLY bytes (may be repeated)
+    #[arg(long, value_name = "echo[,mac=MAC][,queues=N][,frames=N][,size=SIZE][,reply=REPLY]")]
     pub(crate) net: Vec<NetArg>,
     /// What runs the guest: KVM, or a thread of this process; auto takes KVM when it is usable
     #[arg(long, value_enum, default_value_t = Accel::Auto)]

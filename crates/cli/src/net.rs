@@ -1,4 +1,4 @@
-//! `--net echo[,mac=..][,queues=N][,frames=N][,size=BYTES]`.
+//! `--net echo[,mac=..][,queues=N][,frames=N][,size=BYTES][,reply=BYTES]`.
 use crate::size::Size;
 use paravane_vmm::NetConfig;
 use std::str::FromStr;
@@ -31,13 +31,17 @@ impl FromStr for NetArg {
                 }
                 "queues" => net.config.queues = value.parse().map_err(|_| bad("not a number".into()))?,
                 "frames" => net.config.frames = value.parse().map_err(|_| bad("not a number".into()))?,
-                "size" => {
+                "size" | "reply" => {
                     let Size(size) = value.parse().map_err(bad)?;
-                    net.config.size = u32::try_from(size).map_err(|_| format!("{name}: too large"))?;
+                    let size = u32::try_from(size).map_err(|_| format!("{name}: too large"))?;
+                    match name {
+                        "size" => net.config.size = size,
+                        _ => net.config.reply = Some(size),
+                    }
                 }
                 _ => {
                     return Err(format!(
-                        "unknown network option {name:?}; mac, queues, frames and size are known"
+                        "unknown network option {name:?}; mac, queues, frames, size and reply are known"
                     ));
                 }
             }
@@ -78,9 +82,9 @@ mod tests {
     fn options_come_in_any_order() {
         let net = |text: &str| text.parse::<NetArg>().unwrap().config;
         assert_eq!(net("echo"), NetConfig::default());
-        let full = net("echo,size=1k,mac=02:00:00:0a:Ff:01,frames=5,queues=2");
+        let full = net("echo,size=1k,mac=02:00:00:0a:Ff:01,frames=5,queues=2,reply=2k");
         assert_eq!(full.mac, [2, 0, 0, 10, 255, 1]);
-        assert_eq!((full.queues, full.frames, full.size), (2, 5, 1024));
+        assert_eq!((full.queues, full.frames, full.size, full.reply()), (2, 5, 1024, 2048));
     }
 
     #[test]
@@ -96,6 +100,7 @@ mod tests {
             "echo,mac=+2:00:00:00:00:00:00",
             "echo,queues=-1",
             "echo,size=5G",
+            "echo,reply=5G",
             "echo,speed=1",
         ] {
             assert!(text.parse::<NetArg>().is_err(), "{text:?} was taken");

@@ -79,6 +79,7 @@ struct JsonNet<'a> {
     mac: String,
     queues: u16,
     size: u32,
+    reply: u32,
     frames: u64,
     per_s: f64,
     p50_us: f64,
@@ -157,6 +158,7 @@ fn json_net(net: &NetResult) -> JsonNet<'_> {
         mac: mac(net),
         queues: net.queues,
         size: net.size,
+        reply: net.reply,
         frames: net.frames,
         per_s: net.per_s,
         p50_us: net.p50_us,
@@ -275,9 +277,13 @@ fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
 }
 
 fn write_net(out: &mut String, net: &NetResult) -> std::fmt::Result {
-    let NetResult { queues, size, frames, per_s, .. } = net;
+    let NetResult { queues, size, reply, frames, per_s, .. } = net;
     writeln!(out, "  net         {} (echo, {queues} pairs of queues)", mac(net))?;
-    writeln!(out, "    verified  {frames} frames of {size} bytes, there and back")?;
+    if reply == size {
+        writeln!(out, "    verified  {frames} frames of {size} bytes, there and back")?;
+    } else {
+        writeln!(out, "    verified  {frames} frames of {size} bytes, each answered by {reply}")?;
+    }
     if *per_s > 0.0 {
         writeln!(out, "    rate      {per_s:.0} a second")?;
         write_latency(out, [net.p50_us, net.p99_us, net.p999_us])?;
@@ -340,6 +346,7 @@ mod tests {
                 mac: [2, 0, 0, 0, 0, 0xab],
                 queues: 2,
                 size: 64,
+                reply: 1024,
                 frames: 1000,
                 per_s: 1.0,
                 p50_us: 3.0,
@@ -372,7 +379,7 @@ mod tests {
             assert!(!value[key].is_null(), "{key}");
         }
         assert_eq!(value["nets"][0]["mac"], "02:00:00:00:00:ab");
-        for key in ["queues", "size", "frames", "per_s", "p50_us", "p99_us", "p999_us"] {
+        for key in ["queues", "size", "reply", "frames", "per_s", "p50_us", "p99_us", "p999_us"] {
             assert!(!value["nets"][0][key].is_null(), "{key}");
         }
         let disk = &value["disks"][0];

@@ -29,7 +29,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 6;
+pub const ABI: u32 = 7;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -232,6 +232,11 @@ pub struct DeviceEntry {
     pub frame: u32,
     /// Net: pairs of queues to use.
     pub pairs: u32,
+    /// Net: bytes of each frame that comes back, from 22 to 65549. It begins as the frame that was sent, with its
+    /// addresses swapped; what it has more is 0.
+    pub reply: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Everything the guest is told.

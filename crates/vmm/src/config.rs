@@ -127,11 +127,21 @@ pub struct NetConfig {
     pub frames: u64,
     /// Bytes of each, with the Ethernet header.
     pub size: u32,
+    /// Bytes of each that comes back; `None`: as many.
+    pub reply: Option<u32>,
+}
+
+impl NetConfig {
+    /// Bytes of each frame that comes back.
+    #[must_use]
+    pub fn reply(&self) -> u32 {
+        self.reply.unwrap_or(self.size)
+    }
 }
 
 impl Default for NetConfig {
     fn default() -> Self {
-        Self { mac: [0x52, 0x54, 0, 0, 0, 1], queues: 1, frames: 10_000, size: 64 }
+        Self { mac: [0x52, 0x54, 0, 0, 0, 1], queues: 1, frames: 10_000, size: 64, reply: None }
     }
 }
 

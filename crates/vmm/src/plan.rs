@@ -105,9 +105,11 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
 }
 
 fn check_net(net: &NetConfig) -> Result<(), RunError> {
-    if !FRAMES.contains(&net.size) {
-        let (least, most) = (FRAMES.start(), FRAMES.end());
-        return refuse(format!("frames of {} bytes are not from {least} to {most}", net.size));
+    for size in [net.size, net.reply()] {
+        if !FRAMES.contains(&size) {
+            let (least, most) = (FRAMES.start(), FRAMES.end());
+            return refuse(format!("frames of {size} bytes are not from {least} to {most}"));
+        }
     }
     if net.queues == 0 || net.queues > MAX_PAIRS {
         return refuse(format!("{} pairs of queues are not from 1 to {MAX_PAIRS}", net.queues));
@@ -164,7 +166,7 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
     }
     for net in &config.nets {
         // A header before each frame, and the rest of a cache line behind it.
-        let slots = 2 * u64::from(config.depth) * (u64::from(net.size) + 12 + 63);
+        let slots = 2 * u64::from(config.depth) * (u64::from(net.size.max(net.reply())) + 12 + 63);
         heap =
             heap.saturating_add(u64::from(net.queues) * (HEAP_A_PAIR + slots)).saturating_add(HEAP_A_DEVICE);
     }
@@ -206,7 +208,7 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         count = number + 1;
     }
     for (entry, net) in devices.iter_mut().skip(first_net).zip(&config.nets) {
-        (entry.frame, entry.pairs) = (net.size, net.queues.into());
+        (entry.frame, entry.reply, entry.pairs) = (net.size, net.reply(), net.queues.into());
     }
     BootInfo {
         magic: BOOT_MAGIC,
@@ -277,7 +279,7 @@ mod tests {
 
     #[test]
     fn each_impossible_wish_is_refused_by_name() {
-        let wishes: [(&str, Spoil); 16] = [
+        let wishes: [(&str, Spoil); 17] = [
             ("nothing to do", |c| {
                 c.disks.clear();
                 c.entropy = 0;
@@ -293,6 +295,7 @@ mod tests {
             ("hang timeout", |c| c.hang_timeout = std::time::Duration::ZERO),
             ("frames of 21 bytes", |c| c.nets = vec![NetConfig { size: 21, ..NetConfig::default() }]),
             ("frames of 65550 bytes", |c| c.nets = vec![NetConfig { size: 65_550, ..NetConfig::default() }]),
+            ("frames of 14 bytes", |c| c.nets = vec![NetConfig { reply: Some(14), ..NetConfig::default() }]),
             ("9 pairs", |c| c.nets = vec![NetConfig { queues: 9, ..NetConfig::default() }]),
             ("no frames to send", |c| c.nets = vec![NetConfig { frames: 0, ..NetConfig::default() }]),
             ("5 network cards", |c| c.nets = vec![NetConfig::default(); 5]),
@@ -333,7 +336,7 @@ mod tests {
         assert_eq!(info.device_count, 4);
         assert_eq!(info.devices.map(|device| device.job)[..5], [2, 1, 3, 4, 0]);
         let card = &info.devices[3];
-        assert_eq!((card.span, card.frame, card.pairs), (5, 64, 2));
+        assert_eq!((card.span, card.frame, card.reply, card.pairs), (5, 64, 64, 2));
         assert_eq!(info.devices[2].base, MMIO_BASE + 2 * WINDOW);
         assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);

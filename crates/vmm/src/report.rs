@@ -91,6 +91,8 @@ pub struct NetResult {
     pub queues: u16,
     /// Bytes of a frame.
     pub size: u32,
+    /// Bytes of one that came back.
+    pub reply: u32,
     /// Frames that were sent, and came back as they should, by the guest's word and the device's count.
     pub frames: u64,
     /// Frames there and back a second.

@@ -161,10 +161,13 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
 
 /// A card with an echo behind it.
 fn echo(config: &NetConfig) -> Result<Net<LinkEnd>, RunError> {
-    let link = LinkEnd::echo(config.queues);
+    let link = match config.reply {
+        None => LinkEnd::echo(config.queues),
+        Some(len) => LinkEnd::answering(config.queues, len as usize),
+    };
     let link = link.map_err(|source| RunError::Os { what: "make a link", source })?;
     // Any frame that the guest is to send is no longer than this allows.
-    let mtu = u16::try_from(config.size).unwrap_or(u16::MAX).max(1500);
+    let mtu = u16::try_from(config.size.max(config.reply())).unwrap_or(u16::MAX).max(1500);
     let card = CardConfig { mtu: Some(mtu), ..CardConfig::new(config.mac) };
     Net::new(card, link).map_err(|error| RunError::Config(error.to_string()))
 }
@@ -318,6 +321,7 @@ impl Judge<'_> {
                 mac: net.mac,
                 queues: net.queues,
                 size: net.size,
+                reply: net.reply(),
                 frames: 0,
                 per_s: 0.0,
                 p50_us: 0.0,

@@ -1,4 +1,5 @@
-//! A cable in this process: what one card transmits, the other one receives; or the same one, as an echo.
+//! A cable in this process: what one card transmits, the other one receives; or the same one, as an echo,
+//! whose frames may be of a length of their own.
 //!
 //! ```text
 //!  Sender --- free buffer -> copy in -> lane ---> Receiver -> copy out -> buffer free again ---.
@@ -15,7 +16,7 @@ use super::bell::Bell;
 use super::header::finish_checksum;
 use crate::ServeError;
 use crossbeam_queue::ArrayQueue;
-use paravane_spec::net::{F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
+use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -98,7 +99,14 @@ pub struct LinkEnd {
     near: Arc<Port>,
     far: Arc<Port>,
     /// The far side is the near side, and each frame goes back to where it came from.
-    echo: bool,
+    echo: Option<Echo>,
+}
+
+/// How an echo answers.
+#[derive(Clone, Copy, Debug)]
+struct Echo {
+    /// Bytes of each answer; `None`: as many as were sent.
+    len: Option<usize>,
 }
 
 impl LinkEnd {
@@ -108,8 +116,8 @@ impl LinkEnd {
     /// The process has no file descriptors left.
     pub fn pair(pairs: u16) -> io::Result<(Self, Self)> {
         let (a, b) = (Port::new(pairs)?, Port::new(pairs)?);
-        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: false };
-        Ok((one, Self { near: b, far: a, echo: false }))
+        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None };
+        Ok((one, Self { near: b, far: a, echo: None }))
     }
 
     /// Sends each frame back, with its addresses swapped.
@@ -117,8 +125,27 @@ impl LinkEnd {
     /// # Errors
     /// As [`LinkEnd::pair`].
     pub fn echo(pairs: u16) -> io::Result<Self> {
+        Self::echoing(pairs, Echo { len: None })
+    }
+
+    /// As [`LinkEnd::echo`], and each answer has `len` bytes: what is too long is cut off, what is missing is 0. An
+    /// answer leaves no checksum open.
+    ///
+    /// # Errors
+    /// As [`LinkEnd::pair`]; or `len` is no length of a frame.
+    pub fn answering(pairs: u16, len: usize) -> io::Result<Self> {
+        if !(ETH_HEADER..=MAX_FRAME).contains(&len) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("an answer of {len} bytes is not from {ETH_HEADER} to {MAX_FRAME}"),
+            ));
+        }
+        Self::echoing(pairs, Echo { len: Some(len) })
+    }
+
+    fn echoing(pairs: u16, echo: Echo) -> io::Result<Self> {
         let port = Port::new(pairs)?;
-        Ok(Self { near: Arc::clone(&port), far: port, echo: true })
+        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo) })
     }
 }
 
@@ -168,7 +195,7 @@ impl BackEnd for LinkEnd {
 pub struct LinkSender {
     far: Arc<Port>,
     pair: u16,
-    echo: bool,
+    echo: Option<Echo>,
     /// The lane that has news.
     sent_to: Option<usize>,
 }
@@ -190,13 +217,19 @@ impl Sender for LinkSender {
         let bytes = &mut buffer.bytes[..frame.len];
         let copied = frame.copy_to(bytes);
         if copied.is_ok() {
+            let answer = self.echo.and_then(|echo| echo.len);
             // Relaxed: see `accept`.
-            if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
+            if answer.is_some() || self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
                 finish_checksum(&mut buffer.header, bytes);
             }
-            if self.echo {
+            if self.echo.is_some() {
                 let (to, from) = bytes[..12].split_at_mut(6);
                 to.swap_with_slice(from);
+            }
+            if let Some(len) = answer {
+                // What was in the buffer before is another frame's.
+                buffer.bytes[frame.len.min(len)..len].fill(0);
+                buffer.len = len;
             }
             self.sent_to = Some(number);
         }

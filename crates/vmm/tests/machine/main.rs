@@ -49,6 +49,7 @@ both!(
     notification_addresses_work_without_ioeventfds_and_polled,
     entropy_alone,
     frames_come_back_from_an_echo,
+    an_answer_may_be_longer_or_shorter,
     several_cards_with_several_queues_beside_a_disk,
     a_crash_ends_the_run,
     a_panic_ends_the_run,

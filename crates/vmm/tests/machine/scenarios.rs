@@ -286,9 +286,20 @@ pub(crate) fn frames_come_back_from_an_echo(accel: AccelChoice) {
     }
 }
 
+pub(crate) fn an_answer_may_be_longer_or_shorter(accel: AccelChoice) {
+    for (size, reply) in [(46, 1038), (1038, 46)] {
+        let net = NetConfig { size, reply: Some(reply), frames: 100, ..NetConfig::default() };
+        let report = go(RunConfig { depth: 1, ..with_nets(accel, &[net]) });
+        assert_verified(&report, accel);
+        let net = &report.nets[0];
+        assert_eq!((net.frames, net.size, net.reply, net.problem.clone()), (100, size, reply, None));
+    }
+}
+
 pub(crate) fn several_cards_with_several_queues_beside_a_disk(accel: AccelChoice) {
     let image = image(2048);
-    let card = |queues, last| NetConfig { mac: [2, 0, 0, 0, 0, last], queues, frames: 300, size: 200 };
+    let card =
+        |queues, last| NetConfig { mac: [2, 0, 0, 0, 0, last], queues, frames: 300, size: 200, reply: None };
     let nets = vec![card(1, 1), card(3, 2)];
     for iommu in [false, true] {
         let config = with_disk(accel, image.path(), Job::Hash);

@@ -47,6 +47,30 @@ fn a_frame_comes_back_with_its_addresses_swapped() {
 }
 
 #[test]
+fn an_answer_has_the_length_that_was_asked_for() {
+    for len in [14, 60, 61, 1038] {
+        let mut card = Card::new(LinkEnd::answering(1, len).unwrap());
+        // A long one first, so that what is left of it would show.
+        for (size, fill) in [(1500, 1), (60, 2), (14, 3)] {
+            let sent = frame(size, fill);
+            card.add(RX, &[], &[segment(DATA + 0x1_0000, 2000)]);
+            card.send_at(TX, DATA, [0; HEADER], &sent);
+            assert_eq!(card.settle(TX).len(), 1);
+            assert_eq!(
+                card.settle(RX).iter().map(|used| used.len as usize).collect::<Vec<_>>(),
+                [HEADER + len]
+            );
+            let mut expected = echoed(&sent);
+            expected.resize(len, 0);
+            assert_eq!(card.peek(DATA + 0x1_0000 + HEADER as u64, len), expected);
+        }
+    }
+    for len in [0, 13, MAX_FRAME + 1] {
+        assert_eq!(LinkEnd::answering(1, len).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
 fn serving_allocates_nothing() {
     let mut card = Card::new(LinkEnd::echo(1).unwrap());
     let sent = frame(1000, 0);
