@@ -246,8 +246,8 @@ pub(crate) fn check_chain(chain: &Chain, readable: &[Segment], writable: &[Segme
     let count = readable.len() + writable.len();
     assert!((1..=MAX_CHAIN).contains(&count), "{count} segments");
     let total = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
-    assert_eq!(total(readable), chain.readable_len().into());
-    assert_eq!(total(writable), chain.writable_len().into());
+    assert_eq!(total(readable), u64::from(chain.readable_len()));
+    assert_eq!(total(writable), u64::from(chain.writable_len()));
     assert!(total(readable) + total(writable) <= u32::MAX.into());
     for segment in readable.iter().chain(writable) {
         assert_ne!(segment.len, 0);

@@ -357,7 +357,7 @@ impl Rig {
                     self.write(offset, &[0x5a; 8][..len]);
                 }
                 assert_eq!(self.read(reg::QUEUE_ENABLE, 2), 1);
-                assert_eq!(self.read(reg::QUEUE_SIZE, 2), addresses.size.into());
+                assert_eq!(self.read(reg::QUEUE_SIZE, 2), u32::from(addresses.size));
                 assert_eq!(self.read(reg::QUEUE_DESC, 4), addresses.desc as u32);
                 assert_eq!(self.read(reg::QUEUE_DEVICE + 4, 4), (addresses.device >> 32) as u32);
             }

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod disk;
 mod doctor;
+mod linux;
 mod net;
 mod output;
 mod progress;

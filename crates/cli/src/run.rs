@@ -1,10 +1,10 @@
 //! `paravane run`.
 use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, MsiDelivery, Ring, RunArgs, Transport};
-use crate::{Failure, net, output, progress, render};
+use crate::{Failure, linux, net, output, progress, render};
 use anyhow::Context;
 use paravane_vmm::{
-    AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, Outcome, Progress, RingLayout, RunConfig,
-    TransportChoice,
+    AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, LinuxConfig, Outcome, Progress, RingLayout,
+    RunConfig, TransportChoice,
 };
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -19,6 +19,13 @@ const TEMPORARY_SIZE: u64 = 64 << 20;
 
 pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure> {
     let mut config = config(args).map_err(Failure::request)?;
+    if let Some(kernel) = &args.kernel {
+        let (initrd, cmdline) = (args.initrd.clone(), args.cmdline.clone());
+        return linux::main(
+            &LinuxConfig { kernel: kernel.clone(), initrd, cmdline, machine: config },
+            started,
+        );
+    }
     let temporary = if config.disks.is_empty() && config.nets.is_empty() {
         let disk = TemporaryDisk::new().map_err(Failure::request)?;
         config.disks.push(DiskConfig { path: disk.path(), read_only: false, job: Job::WriteTest });
@@ -54,7 +61,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
     let hang_timeout = Duration::try_from_secs_f64(args.hang_timeout).context("--hang-timeout")?;
     let block = u32::try_from(args.block.0).context("--block is too large")?;
     let disks = args.disk.iter().map(|disk| {
-        let write = args.write_test && !disk.read_only;
+        let write = (args.write_test || args.kernel.is_some()) && !disk.read_only;
         // A disk that is not to be written is opened read-only, so that it cannot be.
         DiskConfig {
             path: disk.path.clone(),
@@ -123,7 +130,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
 const SAME_SIGNAL: Duration = Duration::from_millis(500);
 
 /// The first signal asks the run to end with the report so far, a later one ends the process.
-fn stop_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
+pub(crate) fn stop_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
     let progress = progress.clone();
     let mut first = None;
     ctrlc::set_handler(move || {

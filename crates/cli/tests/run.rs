@@ -490,3 +490,72 @@ fn benchmarks_of_memory_print_what_they_measured_and_what_the_seeds_published() 
         }
     }
 }
+
+/// A bzImage with this code at its 64-bit entry. The rest of its header says that it wants 1 MiB at 1 MiB.
+fn kernel(dir: &Path, code: &[u8]) -> PathBuf {
+    let mut image = vec![0; 1024 + 0x200];
+    let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0x1f1, &[1]);
+    put(0x200, &[0xeb, 0x66]);
+    put(0x202, b"HdrS\x0f\x02");
+    put(0x211, &[1]);
+    put(0x214, &0x10_0000_u32.to_le_bytes());
+    put(0x22c, &u32::MAX.to_le_bytes());
+    put(0x236, &[1]);
+    put(0x238, &255_u32.to_le_bytes());
+    put(0x25a, &[0x10]);
+    put(0x262, &[0x10]);
+    image.extend_from_slice(code);
+    let path = dir.join("bzImage");
+    std::fs::write(&path, image).unwrap();
+    path
+}
+
+#[test]
+fn a_kernel_speaks_and_ends_as_it_likes_under_kvm() {
+    if let Err(why) = kvm_usable() {
+        return skip("a_kernel_speaks_and_ends_as_it_likes_under_kvm", &why);
+    }
+    // mov dx, PORT; mov al, VALUE; out dx, al
+    let out = |port: u16, value: u8| [&[0x66, 0xba], &port.to_le_bytes()[..], &[0xb0, value, 0xee]].concat();
+    let hello = [out(0x3f8, b'h'), out(0x3f8, b'i')].concat();
+    let ends = [
+        (out(0x600, 0x34), 0, "powered off"),
+        (out(0x602, 1), 0, "rebooted"),
+        // An undefined instruction, and nobody to handle it.
+        (vec![0x0f, 0x0b], 1, "triple fault"),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    for (end, status, what) in ends {
+        let path = kernel(dir.path(), &[hello.as_slice(), &end, &[0xf4, 0xeb, 0xfd]].concat());
+        for transport in ["mmio", "mmio-msi", "pci"] {
+            let output = run(&["--kernel", path.to_str().unwrap(), "--transport", transport]);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{what}, {transport}: {said}");
+            assert_eq!(output.stdout, b"hi", "{what}, {transport}: {said}");
+            assert!(said.contains(what), "{what}, {transport}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_cannot_run_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = kernel(dir.path(), &[0xf4]);
+    let path = path.to_str().unwrap();
+    let junk = image(dir.path(), "junk", 8192);
+    let junk = junk.to_str().unwrap();
+    assert_refused(&run(&["--kernel", "/nowhere/vmlinuz"]), "/nowhere/vmlinuz");
+    assert_refused(&run(&["--kernel", junk]), "neither a bzImage nor");
+    assert_refused(&run(&["--kernel", path, "--accel", "thread"]), "needs KVM");
+    for option in ["--write-test", "--iommu", "--json"] {
+        assert_refused(&run(&["--kernel", path, option]), option);
+    }
+    assert_refused(&run(&["--kernel", path, "--net", "echo"]), "--net");
+    assert_refused(&run(&["--initrd", junk]), "--kernel");
+    if let Err(why) = kvm_usable() {
+        return skip("a_kernel_that_cannot_run_is_refused (initrd, command line)", &why);
+    }
+    assert_refused(&run(&["--kernel", path, "--initrd", "/nowhere/initrd"]), "/nowhere/initrd");
+    assert_refused(&run(&["--kernel", path, "--cmdline", &"x".repeat(256)]), "255");
+}

@@ -227,12 +227,12 @@ fn writes_through_a_domain_are_logged_where_they_land() {
         door.read_obj::<u64>(0x1234_6000, BOTH - Access::WRITE).expect("mapped");
     }
     assert_eq!(logged(&memory), [6 * PAGE]);
-    assert_eq!(logged(&memory), [], "harvested");
+    assert_eq!(logged(&memory), [0_u64; 0], "harvested");
     let done = handle.open().write(0x1234_6ff0, &[1; 64], BOTH).expect_err("it ends there").done();
     assert_eq!(done, 16);
     assert_eq!(logged(&memory), [7 * PAGE], "what was written before the fault counts");
     handle.open().fill(0x1234_7000, 0, 1, BOTH).expect_err("not mapped");
-    assert_eq!(logged(&memory), []);
+    assert_eq!(logged(&memory), [0_u64; 0]);
 }
 
 /// More pages than a door remembers, so that some are marked before the batch ends, and may be harvested: what is
@@ -278,7 +278,7 @@ fn a_hold_is_logged_when_it_ends_in_the_log_that_is_on_then() {
     let written = handle.open().map_segments(&segments, 0, 16, Access::WRITE, &mut out).expect("RAM");
     let read = handle.open().map(9 * PAGE, 8, Access::READ).expect("RAM");
     start_log(&memory);
-    assert_eq!(logged(&memory), []);
+    assert_eq!(logged(&memory), [0_u64; 0]);
     drop((written, read));
     assert_eq!(logged(&memory), [PAGE, 4 * PAGE, 5 * PAGE]);
 

@@ -11,6 +11,7 @@ use crate::config::{AccelChoice, MsiDelivery};
 use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use crate::kvm::KvmMachine;
+use crate::linux::Power;
 use crate::report::GuestFailure;
 use crate::thread::ThreadMachine;
 use paravane_dma::Region;
@@ -24,6 +25,8 @@ use std::sync::mpsc::Sender;
 pub(crate) enum Ended {
     /// It wrote this exit code; registers unless it is a thread.
     Exit(u32, Vec<String>),
+    /// It was switched off or reset, at its own wish: a Linux guest.
+    Power(Power),
     /// It crashed.
     Failed(GuestFailure),
     /// It was stopped; these were its registers.

@@ -47,7 +47,7 @@ pub(crate) fn attach(
             if msi {
                 description.features |= mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION;
             }
-            let size = if msi { mmio_msi::WINDOW } else { mmio::WINDOW };
+            let size = window(choice);
             let transport = Box::new(Mmio::new(description, Arc::clone(&interrupts)));
             Attachment { base, size, transport, interrupts }
         }
@@ -57,4 +57,9 @@ pub(crate) fn attach(
             Attachment { base: NOWHERE, size: pci.bar_size(), transport: Box::new(pci), interrupts }
         }
     })
+}
+
+/// Bytes of a virtio-mmio device's window.
+pub(crate) fn window(choice: TransportChoice) -> u64 {
+    if choice == TransportChoice::MmioMsi { mmio_msi::WINDOW } else { mmio::WINDOW }
 }

@@ -1,5 +1,6 @@
 //! What the guest finds behind addresses that are not RAM.
 use crate::console::{Console, GuestEnd};
+use crate::linux::Ports;
 use crate::slot::Slot;
 use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM};
 use paravane_spec::pci::ecam;
@@ -13,12 +14,19 @@ pub(crate) struct Bus {
     /// If the devices are on PCI: device n is endpoint n.
     root: Option<Root>,
     console: Console,
+    /// A Linux guest's I/O ports. It has no control page.
+    ports: Option<Ports>,
 }
 
 impl Bus {
     /// With these devices, each in its own window.
     pub(crate) fn new(slots: Vec<Slot>, root: Option<Root>, console: Console) -> Self {
-        Self { slots, root, console }
+        Self { slots, root, console, ports: None }
+    }
+
+    /// The same for a Linux guest.
+    pub(crate) fn with_ports(self, ports: Ports) -> Self {
+        Self { ports: Some(ports), ..self }
     }
 
     /// The root, and the offset of `addr` in its window.
@@ -64,9 +72,25 @@ impl Bus {
             slot.write(offset, data);
             return None;
         }
+        if self.ports.is_some() {
+            return None;
+        }
         let offset = addr.checked_sub(CONTROL_BASE)?;
         let value = u32::from_le_bytes(data.try_into().ok()?);
         self.console.write(offset, value)
+    }
+
+    /// The guest reads an I/O port.
+    pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
+        match &self.ports {
+            Some(ports) => ports.read(port, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// The guest writes to an I/O port; says so when that was the last thing it does.
+    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<GuestEnd> {
+        self.ports.as_ref()?.write(port, data).map(GuestEnd::Power)
     }
 
     /// The control page.

@@ -1,5 +1,6 @@
 //! The control page: the paravirtual console by which the guest speaks, and ends.
 use crate::guard::lock;
+use crate::linux::Power;
 use crate::tally::Tally;
 use paravane_dma::{Access, Handle, Memory};
 use paravane_spec::builtin::{control, event};
@@ -16,6 +17,8 @@ pub(crate) enum GuestEnd {
     Exit(u32),
     /// By an exception with this vector.
     Crash(u32),
+    /// By its power supply: a Linux guest.
+    Power(Power),
 }
 
 /// State of the control page.

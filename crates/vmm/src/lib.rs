@@ -1,5 +1,5 @@
 //! A microVM: memory, one vCPU (or a host thread in its place), virtio-mmio devices, I/O threads, and the
-//! built-in guest.
+//! built-in guest or a Linux guest.
 mod accel;
 mod attach;
 mod bus;
@@ -13,6 +13,7 @@ mod image;
 mod io_thread;
 mod kvm;
 mod latency;
+mod linux;
 #[cfg(test)]
 mod net_tests;
 #[cfg(test)]
@@ -35,6 +36,7 @@ pub use config::{
     RunConfig, TransportChoice,
 };
 pub use error::RunError;
+pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
 pub use report::{DirtyFigures, DiskResult, ExitFigures, GuestFailure, NetResult, Outcome, Report};
@@ -77,4 +79,17 @@ pub fn run(
     started: std::time::Instant,
 ) -> Result<Report, RunError> {
     run::run(&config, &progress, started)
+}
+
+/// Starts the machine with a Linux guest, whose console output goes to `console`, and waits for its end. Only KVM runs it.
+///
+/// # Errors
+/// As for [`run()`]; a kernel that cannot be loaded touches nothing either.
+pub fn run_linux(
+    config: &LinuxConfig,
+    console: Box<dyn std::io::Write + Send>,
+    progress: &Progress,
+    started: std::time::Instant,
+) -> Result<LinuxReport, RunError> {
+    linux::run(config, console, progress, started)
 }

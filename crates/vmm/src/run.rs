@@ -12,6 +12,7 @@ use crate::console::Console;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
 use crate::io_thread::IoThread;
+use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
 use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, Report};
 use crate::report_area::ReportArea;
@@ -62,13 +63,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
             engine: image.engine(),
         });
     }
-    let region = Region::new(RegionConfig {
-        gpa: 0,
-        size: config.memory,
-        backing: if config.hugepages { Backing::HugePages } else { Backing::Pages },
-        writable: true,
-    })?;
-    let memory = Memory::new(vec![Arc::clone(&region)])?;
+    let (region, memory) = ram(config)?;
     let logging = config.dirty_log != DirtyLogging::Off;
     let (mut accelerator, accel_reason) = accel::choose(config.accel, &region, logging, config.msi_delivery)?;
     let accel = accelerator.name();
@@ -88,7 +83,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         counters.push(card.counters());
         devices.push(Box::new(card));
     }
-    let machine = Machine::new(config, &memory, &tally, &*accelerator, devices)?;
+    let machine = Machine::new(config, &memory, &tally, &*accelerator, devices, None)?;
     put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
 
     let area = ReportArea::new(&memory, disks.len());
@@ -159,6 +154,21 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     })
 }
 
+/// The machine's RAM.
+///
+/// # Errors
+/// The host has not so much of the kind.
+pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError> {
+    let region = Region::new(RegionConfig {
+        gpa: 0,
+        size: config.memory,
+        backing: if config.hugepages { Backing::HugePages } else { Backing::Pages },
+        writable: true,
+    })?;
+    let memory = Memory::new(vec![Arc::clone(&region)])?;
+    Ok((region, memory))
+}
+
 /// A card with an echo behind it.
 fn echo(config: &NetConfig) -> Result<Net<LinkEnd>, RunError> {
     let link = match config.reply {
@@ -181,8 +191,9 @@ fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
 }
 
 /// The devices and what serves them. However a run ends, its drop stops them.
-struct Machine {
-    bus: Arc<Bus>,
+pub(crate) struct Machine {
+    /// What the guest reaches.
+    pub(crate) bus: Arc<Bus>,
     io: Vec<Arc<IoThread>>,
     domains: Vec<Domain>,
 }
@@ -191,12 +202,17 @@ struct Machine {
 const LET_GO: Duration = Duration::from_secs(5);
 
 impl Machine {
-    fn new(
+    /// With these devices, in order; with `ports` for a Linux guest.
+    ///
+    /// # Errors
+    /// The host refuses threads, interrupts or translations.
+    pub(crate) fn new(
         config: &RunConfig,
         memory: &Memory,
         tally: &Arc<Tally>,
         accelerator: &dyn Accelerator,
         devices: Vec<Box<dyn Device>>,
+        ports: Option<Ports>,
     ) -> Result<Self, RunError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let mut io = Vec::new();
@@ -225,11 +241,16 @@ impl Machine {
         }
         let console = Console::new(memory, Arc::clone(tally));
         let root = (config.transport == TransportChoice::Pci).then(Root::new);
-        Ok(Self { bus: Arc::new(Bus::new(slots, root, console)), io, domains })
+        let bus = Bus::new(slots, root, console);
+        let bus = match ports {
+            Some(ports) => bus.with_ports(ports),
+            None => bus,
+        };
+        Ok(Self { bus: Arc::new(bus), io, domains })
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
-    fn stop(&self) -> Vec<Box<dyn Device>> {
+    pub(crate) fn stop(&self) -> Vec<Box<dyn Device>> {
         let devices = self.bus.slots().iter().filter_map(Slot::stop).collect();
         for thread in &self.io {
             thread.quit();

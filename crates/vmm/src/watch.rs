@@ -82,12 +82,16 @@ pub(crate) fn watch(
     }
 }
 
-fn lost() -> RunError {
+/// What ran the guest is gone.
+pub(crate) fn lost() -> RunError {
     RunError::Os { what: "run the guest", source: std::io::Error::other("its thread ended without a word") }
 }
 
 /// Stops the guest; `None` if it cannot be stopped.
-fn stop(running: Box<dyn Running>, ended: &Receiver<Ended>) -> Result<Option<Ended>, RunError> {
+///
+/// # Errors
+/// What ran it is gone.
+pub(crate) fn stop(running: Box<dyn Running>, ended: &Receiver<Ended>) -> Result<Option<Ended>, RunError> {
     running.stop();
     match ended.recv_timeout(GRACE) {
         Ok(end) => {
@@ -104,6 +108,10 @@ fn verdict(end: Ended, stopped: GuestFailure) -> Result<Verdict, RunError> {
     match end {
         Ended::Exit(code, registers) => Ok(Verdict::Exit(code, registers)),
         Ended::Failed(failure) => Ok(Verdict::Failed(failure)),
+        Ended::Power(power) => {
+            let reason = format!("it asked for its power supply: {power:?}");
+            Ok(Verdict::Failed(GuestFailure { reason, registers: Vec::new() }))
+        }
         Ended::Stopped(registers) => Ok(Verdict::Failed(GuestFailure { registers, ..stopped })),
         Ended::Host(error) => Err(error),
     }

@@ -129,6 +129,11 @@ impl KvmMachine {
         Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, tsc_khz, log })
     }
 
+    /// What a guest with a start of its own sets up.
+    pub(crate) fn parts(&self) -> (&VmFd, &VcpuFd) {
+        (&self.vm, &self.vcpu)
+    }
+
     /// The parts, for a bare guest (see `doctor`).
     pub(crate) fn into_parts(self) -> (Arc<VmFd>, VcpuFd, Arc<Region>) {
         (self.vm, self.vcpu, self.region)

@@ -165,17 +165,18 @@ impl Guest {
                 return Step::On;
             }
             VcpuExit::MmioWrite(addr, data) => {
-                return match self.bus.write(addr, data) {
-                    None => Step::On,
-                    Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, registers::lines(vcpu, None))),
-                    Some(GuestEnd::Crash(vector)) => Step::End(self.crash(vcpu, vector)),
-                };
+                let end = self.bus.write(addr, data);
+                return self.after(vcpu, end);
             }
-            VcpuExit::IoIn(_, data) => {
-                data.fill(0xff);
+            VcpuExit::IoIn(port, data) => {
+                self.bus.read_port(port, data);
                 return Step::On;
             }
-            VcpuExit::IoOut(..) | VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Step::On,
+            VcpuExit::IoOut(port, data) => {
+                let end = self.bus.write_port(port, data);
+                return self.after(vcpu, end);
+            }
+            VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Step::On,
             VcpuExit::Shutdown => "triple fault".to_owned(),
             VcpuExit::InternalError => "KVM could not go on with it (internal error)".to_owned(),
             VcpuExit::FailEntry(reason, _) => format!("the processor refused its state ({reason:#x})"),
@@ -183,6 +184,16 @@ impl Guest {
             other => format!("unexpected exit {other:?}"),
         };
         Step::End(Ended::Failed(GuestFailure { reason: what, registers: registers::lines(vcpu, None) }))
+    }
+
+    /// Goes on after a write, or not.
+    fn after(&self, vcpu: &VcpuFd, end: Option<GuestEnd>) -> Step {
+        match end {
+            None => Step::On,
+            Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, registers::lines(vcpu, None))),
+            Some(GuestEnd::Crash(vector)) => Step::End(self.crash(vcpu, vector)),
+            Some(GuestEnd::Power(power)) => Step::End(Ended::Power(power)),
+        }
     }
 
     fn crash(&self, vcpu: &VcpuFd, vector: u32) -> Ended {

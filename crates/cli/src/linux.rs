@@ -1,0 +1,64 @@
+//! `paravane run --kernel`.
+use crate::Failure;
+use crate::run::stop_on_signal;
+use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, Power, Progress};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Runs a Linux guest. Its console is stdout, so what there is to report goes to stderr.
+pub(crate) fn main(config: &LinuxConfig, started: Instant) -> Result<ExitCode, Failure> {
+    let progress = Arc::new(Progress::default());
+    stop_on_signal(&progress)?;
+    let report = paravane_vmm::run_linux(config, Box::new(std::io::stdout()), &progress, started)
+        .map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
+    for line in lines(&report) {
+        eprintln!("{line}");
+    }
+    Ok(ExitCode::from(match report.end {
+        LinuxEnd::Power(_) => 0,
+        LinuxEnd::Failed(_) => 1,
+        LinuxEnd::Cancelled => 130,
+    }))
+}
+
+fn lines(report: &LinuxReport) -> Vec<String> {
+    let (how, registers) = match &report.end {
+        LinuxEnd::Power(Power::Off) => ("powered off".to_owned(), [].as_slice()),
+        LinuxEnd::Power(Power::Reset) => ("rebooted".to_owned(), [].as_slice()),
+        LinuxEnd::Failed(failure) => (format!("failed: {}", failure.reason), failure.registers.as_slice()),
+        LinuxEnd::Cancelled => ("stopped".to_owned(), [].as_slice()),
+    };
+    let LinuxReport { exits, kicks, interrupts, messages, wall_s, .. } = report;
+    let sum = format!(
+        "paravane: the guest {how} after {wall_s:.1} s: {exits} exits, {kicks} kicks, {interrupts} interrupts, \
+         {messages} of them messages"
+    );
+    let registers = registers.iter().map(|line| format!("  {line}"));
+    let faults = report.faults.iter().map(|fault| format!("  {fault}"));
+    std::iter::once(sum).chain(registers).chain(faults).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_how_it_ended_and_what_failed() {
+        let report = LinuxReport {
+            end: LinuxEnd::Power(Power::Off),
+            faults: vec!["device 0: torn".into()],
+            exits: 3,
+            kicks: 2,
+            interrupts: 1,
+            messages: 0,
+            wall_s: 1.25,
+        };
+        let lines = lines(&report);
+        assert!(
+            lines[0].starts_with("paravane: the guest powered off after 1.2 s: 3 exits, 2 kicks"),
+            "{lines:?}"
+        );
+        assert_eq!(lines[1], "  device 0: torn");
+    }
+}

@@ -1,0 +1,135 @@
+//! The processor as a Linux guest finds it: long mode, memory mapped to itself, interrupts off, and a CPUID that says
+//! what it runs on (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
+use super::layout::{BOOT_PARAMS, GDT, PML4};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
+use kvm_ioctls::{Cap, VcpuFd, VmFd};
+use paravane_dma::{Access, DmaError, Door};
+
+const PDPT: u64 = PML4 + 0x1000;
+const DIRECTORIES: u64 = PDPT + 0x1000;
+const MIB2: u64 = 2 << 20;
+/// Present, writable.
+const TABLE: u64 = 3;
+/// The same, a 2 MiB page.
+const LARGE: u64 = TABLE | 0x80;
+
+/// The selectors that the protocol asks for.
+const CODE: u16 = 0x10;
+const DATA: u16 = 0x18;
+/// Two that are empty; code; data.
+const GDT_ENTRIES: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+
+/// Protection, extension type, paging.
+const CR0: u64 = 0x8000_0011;
+/// Physical address extension.
+const CR4: u64 = 0x20;
+/// Long mode, enabled and active.
+const EFER: u64 = 0x500;
+
+/// CPUID leaf 1, ECX: the local APIC's timer can be set to a time-stamp; a hypervisor is present.
+const TSC_DEADLINE: u32 = 1 << 24;
+const HYPERVISOR: u32 = 1 << 31;
+
+/// Writes page and descriptor tables.
+///
+/// # Errors
+/// RAM is too small.
+pub(super) fn put_tables(memory: &Door<'_>) -> Result<(), DmaError> {
+    let put = |addr: u64, words: &mut dyn Iterator<Item = u64>| {
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        memory.write(addr, &bytes, Access::WRITE)
+    };
+    put(GDT, &mut GDT_ENTRIES.into_iter())?;
+    put(PML4, &mut std::iter::once(PDPT | TABLE))?;
+    put(PDPT, &mut (0..4).map(|gib| (DIRECTORIES + 0x1000 * gib) | TABLE))?;
+    put(DIRECTORIES, &mut (0..4 * 512).map(|page| (page * MIB2) | LARGE))
+}
+
+/// Sets CPUID and the registers, so that the vCPU starts at `entry`.
+///
+/// # Errors
+/// KVM refuses.
+pub(super) fn set_up(vm: &VmFd, vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
+    let mut cpuid = vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES)?;
+    adapt(&mut cpuid, vm.check_extension(Cap::TscDeadlineTimer));
+    vcpu.set_cpuid2(&cpuid)?;
+    let mut sregs = vcpu.get_sregs()?;
+    (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer) = (CR0, PML4, CR4, EFER);
+    sregs.gdt.base = GDT;
+    sregs.gdt.limit = (size_of_val(&GDT_ENTRIES) - 1) as u16;
+    // Code, readable, accessed.
+    let code = kvm_segment {
+        limit: u32::MAX,
+        selector: CODE,
+        type_: 11,
+        present: 1,
+        s: 1,
+        l: 1,
+        g: 1,
+        ..Default::default()
+    };
+    // Data, writable, accessed.
+    let data = kvm_segment { selector: DATA, type_: 3, l: 0, db: 1, ..code };
+    sregs.cs = code;
+    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+    // A busy 64-bit task, which nothing ever looks into.
+    sregs.tr = kvm_segment { limit: 0x67, type_: 11, present: 1, ..Default::default() };
+    vcpu.set_sregs(&sregs)?;
+    // Bit 1 of the flags is always set; interrupts are off.
+    vcpu.set_regs(&kvm_regs { rip: entry, rsi: BOOT_PARAMS, rflags: 2, ..Default::default() })
+}
+
+/// Makes what KVM can do into what the guest is told: one processor, number 0, on a hypervisor. KVM leaves in it what
+/// the host's own processor happens to be.
+fn adapt(cpuid: &mut CpuId, tsc_deadline: bool) {
+    for entry in cpuid.as_mut_slice() {
+        match entry.function {
+            1 => {
+                entry.ecx |= HYPERVISOR;
+                if tsc_deadline {
+                    entry.ecx |= TSC_DEADLINE;
+                }
+                // Number of this processor, and of those in the package.
+                entry.ebx = entry.ebx & 0xffff | 1 << 16;
+                // No further threads.
+                entry.edx &= !(1 << 28);
+            }
+            // Caches: whom they are shared with.
+            4 => entry.eax &= 0x3fff,
+            // Topology: none is told.
+            0xb | 0x1f => (entry.eax, entry.ebx, entry.edx) = (0, 0, 0),
+            // AMD: caches, cores, and this processor's place.
+            0x8000_001d => entry.eax &= 0x3fff,
+            0x8000_0008 => entry.ecx &= !0xf0ff,
+            0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (0, 0, 0),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvm_bindings::kvm_cpuid_entry2;
+
+    #[test]
+    fn the_guest_is_told_of_one_processor_on_a_hypervisor() {
+        let of = |function| kvm_cpuid_entry2 {
+            function,
+            eax: u32::MAX,
+            ebx: 0x0702_0800,
+            ecx: 0,
+            edx: u32::MAX,
+            ..Default::default()
+        };
+        let mut cpuid = CpuId::from_entries(&[of(1), of(0xb), of(7)]).unwrap();
+        adapt(&mut cpuid, true);
+        let [features, topology, other] = cpuid.as_slice() else { panic!() };
+        assert_eq!(features.ecx, HYPERVISOR | TSC_DEADLINE);
+        assert_eq!(features.ebx, 0x0001_0800);
+        assert_eq!(features.edx & 1 << 28, 0);
+        assert_eq!((topology.eax, topology.ebx, topology.edx), (0, 0, 0));
+        assert_eq!(*other, of(7));
+        adapt(&mut cpuid, false);
+    }
+}

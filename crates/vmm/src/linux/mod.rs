@@ -1,0 +1,78 @@
+//! A Linux guest beside the built-in one: the same machine, with what a stock kernel needs around it.
+//!
+//! ```text
+//! files --load--> RAM (layout)      acpi: what is where, for the guest
+//!                  |                  |
+//!        cpu: CPUID, long mode        v
+//!                  '---------> vCPU runs ---> bus: devices, as for the built-in guest
+//!                                       '---> ports: serial console; sleep and reset end the run
+//! ```
+//! There is no firmware: the kernel is entered by the 64-bit boot protocol (Documentation/arch/x86/boot.rst), and the
+//! ACPI tables call the hardware reduced, so that there are no legacy timers or interrupt controllers to imitate.
+mod acpi;
+mod cpu;
+mod layout;
+mod load;
+mod ports;
+mod run;
+
+pub use load::LoadError;
+pub(crate) use ports::Ports;
+pub(crate) use run::run;
+
+use crate::config::RunConfig;
+use crate::report::GuestFailure;
+use std::path::PathBuf;
+
+/// A run of a Linux guest.
+#[derive(Clone, Debug)]
+pub struct LinuxConfig {
+    /// The kernel: a bzImage or an x86-64 vmlinux.
+    pub kernel: PathBuf,
+    /// The initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub cmdline: String,
+    /// The machine. What is asked of the built-in guest there is not looked at; its disks are the guest's to write
+    /// unless they are read-only.
+    pub machine: RunConfig,
+}
+
+/// What the guest asked of its power supply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// To be switched off.
+    Off,
+    /// To be reset.
+    Reset,
+}
+
+/// How a Linux guest ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinuxEnd {
+    /// By itself.
+    Power(Power),
+    /// It crashed, so that not even its kernel could say so.
+    Failed(GuestFailure),
+    /// The operator stopped it.
+    Cancelled,
+}
+
+/// What is known when a Linux guest has ended.
+#[derive(Clone, Debug)]
+pub struct LinuxReport {
+    /// How it ended.
+    pub end: LinuxEnd,
+    /// What devices could not go on with, device by device.
+    pub faults: Vec<String>,
+    /// Exits to user space.
+    pub exits: u64,
+    /// Kicks that the I/O threads took.
+    pub kicks: u64,
+    /// Interrupts that devices raised.
+    pub interrupts: u64,
+    /// Of those, messages.
+    pub messages: u64,
+    /// Seconds since the program started.
+    pub wall_s: f64,
+}

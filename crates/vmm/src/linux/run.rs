@@ -1,0 +1,191 @@
+//! One run of a Linux guest, from the configuration to the report.
+//!
+//! ```text
+//! check -> images opened and locked -> kernel in RAM -> KVM -> devices on the bus -> tables, RAM disk, parameters
+//!   -> vCPU runs -> powered off, reset, crashed or cancelled -> queues stopped and drained -> LinuxReport
+//! ```
+use super::acpi::{self, Attached, Window};
+use super::load::{self, Extras, LoadError};
+use super::ports::{Output, Ports, UART_GSI};
+use super::{LinuxConfig, LinuxEnd, LinuxReport, cpu, layout};
+use crate::Progress;
+use crate::accel::{Accelerator, Ended, Running};
+use crate::attach;
+use crate::config::{AccelChoice, RunConfig, TransportChoice};
+use crate::error::RunError;
+use crate::kvm::KvmMachine;
+use crate::plan;
+use crate::report::GuestFailure;
+use crate::run::{Machine, ram};
+use crate::slot::Slot;
+use crate::tally::Tally;
+use crate::watch::{lost, stop};
+use paravane_device::Device;
+use paravane_device::blk::{Blk, BlkConfig};
+use paravane_device::rng::Rng;
+use paravane_spec::builtin::{FIRST_GSI, PCI_ECAM};
+use paravane_spec::pci::ecam;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether the operator has had enough.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// See [`crate::run_linux`].
+pub(crate) fn run(
+    config: &LinuxConfig,
+    console: Output,
+    progress: &Progress,
+    started: Instant,
+) -> Result<LinuxReport, RunError> {
+    let machine_config = &config.machine;
+    check(machine_config)?;
+    let devices = devices(machine_config)?;
+    let (region, memory) = ram(machine_config)?;
+    let kernel = load::kernel(&memory, region.size(), &config.kernel)?;
+    let kvm = KvmMachine::new(Arc::clone(&region), false, machine_config.msi_delivery)
+        .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
+
+    let tally = Arc::new(Tally::default());
+    let attached = attached(machine_config.transport, devices.len());
+    let ports = Ports::new(kvm.sink(UART_GSI)?, console);
+    let machine = Machine::new(machine_config, &memory, &tally, &kvm, devices, Some(ports))?;
+    let spaces = [(PCI_ECAM, ecam::BUS)];
+    let extras = Extras {
+        initrd: config.initrd.as_deref(),
+        cmdline: &config.cmdline,
+        tables: &acpi::tables(layout::ACPI, &attached),
+        reserved: if machine_config.transport == TransportChoice::Pci { &spaces } else { &[] },
+    };
+    let entry = kernel.entry;
+    let mut handle = memory.handle().named("the loader");
+    let door = handle.open();
+    cpu::put_tables(&door).map_err(LoadError::Memory)?;
+    kernel.finish(&door, region.size(), &extras)?;
+    drop(door);
+    let (vm, vcpu) = kvm.parts();
+    cpu::set_up(vm, vcpu, entry).map_err(|error| RunError::Os {
+        what: "set the vCPU's registers",
+        source: std::io::Error::from_raw_os_error(error.errno()),
+    })?;
+
+    let (sender, ended) = channel();
+    let running = Box::new(kvm).start(Arc::clone(&machine.bus), sender)?;
+    let end = wait(running, &ended, progress);
+    drop(machine.stop());
+    let slots = machine.bus.slots();
+    let faults =
+        (0..slots.len()).filter_map(|number| Some(format!("device {number}: {}", tally.fault_of(number)?)));
+    Ok(LinuxReport {
+        end: end?,
+        faults: faults.collect(),
+        exits: tally.exits(),
+        kicks: tally.kicks(),
+        interrupts: slots.iter().map(Slot::interrupts).sum(),
+        messages: slots.iter().map(Slot::messages).sum(),
+        wall_s: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// Checks what a Linux guest cannot have.
+fn check(config: &RunConfig) -> Result<(), RunError> {
+    let refused = [
+        (config.accel == AccelChoice::Thread, "a Linux guest needs KVM, and --accel thread was asked for"),
+        (config.iommu, "a Linux guest is not told of an IOMMU: --iommu cannot be had with --kernel"),
+        (!config.nets.is_empty(), "--net is for the built-in guest"),
+    ];
+    if let Some((_, why)) = refused.into_iter().find(|(refused, _)| *refused) {
+        return Err(RunError::Config(why.into()));
+    }
+    plan::check(config)
+}
+
+/// The disks, in order, and the entropy device.
+fn devices(config: &RunConfig) -> Result<Vec<Box<dyn Device>>, RunError> {
+    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    for disk in &config.disks {
+        let (read_only, engine) = (disk.read_only, config.engine);
+        devices.push(Box::new(Blk::open(BlkConfig { read_only, engine, ..BlkConfig::new(&disk.path) })?));
+    }
+    if config.entropy > 0 {
+        devices.push(Box::new(Rng::new()));
+    }
+    Ok(devices)
+}
+
+/// What the tables say of `count` devices.
+fn attached(transport: TransportChoice, count: usize) -> Attached {
+    let lines = (0..count as u32).map(|number| (number, FIRST_GSI + number));
+    match transport {
+        TransportChoice::Mmio | TransportChoice::MmioMsi => {
+            let size = attach::window(transport) as u32;
+            // All windows lie below 4 GiB.
+            let window = |(number, gsi)| Window { base: plan::base(transport, number) as u32, size, gsi };
+            Attached::Mmio(lines.map(window).collect())
+        }
+        TransportChoice::Pci => Attached::Pci(lines.map(|(_, gsi)| gsi).collect()),
+    }
+}
+
+/// Waits for the guest's end, or ends it.
+fn wait(
+    running: Box<dyn Running>,
+    ended: &Receiver<Ended>,
+    progress: &Progress,
+) -> Result<LinuxEnd, RunError> {
+    loop {
+        match ended.recv_timeout(PERIOD) {
+            Ok(end) => {
+                running.join();
+                return how(end);
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(lost()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        // Relaxed: a request that is seen one period later is as good.
+        if progress.cancel.load(Ordering::Relaxed) {
+            return stop(running, ended)?.map_or(Ok(LinuxEnd::Cancelled), how);
+        }
+    }
+}
+
+fn how(end: Ended) -> Result<LinuxEnd, RunError> {
+    match end {
+        Ended::Power(power) => Ok(LinuxEnd::Power(power)),
+        Ended::Failed(failure) => Ok(LinuxEnd::Failed(failure)),
+        Ended::Stopped(_) => Ok(LinuxEnd::Cancelled),
+        // There is no control page on its bus; nothing else ends so.
+        Ended::Exit(code, registers) => {
+            let reason = format!("it ended with exit code {code}");
+            Ok(LinuxEnd::Failed(GuestFailure { reason, registers }))
+        }
+        Ended::Host(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NetConfig;
+
+    #[test]
+    fn what_a_linux_guest_cannot_have_is_refused() {
+        assert!(check(&RunConfig::default()).is_ok());
+        let thread = RunConfig { accel: AccelChoice::Thread, ..RunConfig::default() };
+        let iommu = RunConfig { iommu: true, ..RunConfig::default() };
+        let nets = RunConfig { nets: vec![NetConfig::default()], ..RunConfig::default() };
+        let small = RunConfig { memory: 4096, ..RunConfig::default() };
+        for config in [thread, iommu, nets, small] {
+            assert!(matches!(check(&config), Err(RunError::Config(_))), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn the_tables_tell_where_the_devices_are() {
+        let Attached::Mmio(windows) = attached(TransportChoice::MmioMsi, 2) else { panic!() };
+        assert_eq!(windows[1], Window { base: 0xd000_2000, size: 0x2000, gsi: 6 });
+        assert_eq!(attached(TransportChoice::Pci, 2), Attached::Pci(vec![5, 6]));
+    }
+}
