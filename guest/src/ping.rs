@@ -108,6 +108,11 @@ impl<T: Transport> Ping<T> {
         self.measured.ops >= self.terms.frames
     }
 
+    /// Whether the first frame is out.
+    pub(crate) fn is_measuring(&self) -> bool {
+        self.began.is_some()
+    }
+
     /// Takes what came back, and sends more.
     pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();

@@ -103,6 +103,7 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
         inject: info.inject,
         totals: Totals::default(),
         started: false,
+        measuring: false,
         idle: 0,
     };
     machine.start(&mut devices);
@@ -223,6 +224,8 @@ struct Machine<'p, P> {
     totals: Totals,
     /// Whether the first request is out.
     started: bool,
+    /// Whether a device is in its measured phase.
+    measuring: bool,
     /// Rounds without work since the last one with some.
     idle: u64,
 }
@@ -252,6 +255,7 @@ impl<'p, P: Platform> Machine<'p, P> {
                     }
                 }
             }
+            self.mark(devices);
             self.totals.interrupts = self.platform.interrupts();
             header.show(self.totals);
             if devices.iter().all(|device| !device.running) {
@@ -266,6 +270,15 @@ impl<'p, P: Platform> Machine<'p, P> {
             } else {
                 self.sleep(devices);
             }
+        }
+    }
+
+    /// Says where the measured phase begins, and where it ends.
+    fn mark(&mut self, devices: &[Device<'p, P>]) {
+        let measuring = devices.iter().any(|device| device.running && device.worker.is_measuring());
+        if measuring != self.measuring {
+            self.measuring = measuring;
+            milestone(self.platform, if measuring { event::MEASURE } else { event::MEASURED });
         }
     }
 
@@ -344,6 +357,14 @@ impl<'p, P: Platform> Machine<'p, P> {
 }
 
 impl<P: Platform> Worker<'_, P> {
+    fn is_measuring(&self) -> bool {
+        match self {
+            Self::Disk(lane) => lane.is_measuring(),
+            Self::Entropy(_) => false,
+            Self::Net(ping) => ping.is_measuring(),
+        }
+    }
+
     fn enable_interrupts(&mut self) -> bool {
         match self {
             Self::Disk(lane) => lane.enable_interrupts(),

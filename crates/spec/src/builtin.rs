@@ -93,6 +93,10 @@ pub mod event {
     pub const DRIVERS_UP: u32 = 2;
     /// The first request has been published.
     pub const FIRST_IO: u32 = 3;
+    /// A device's measured phase has begun, and none was in its before.
+    pub const MEASURE: u32 = 4;
+    /// The last device has ended its measured phase.
+    pub const MEASURED: u32 = 5;
 }
 
 /// Values written to [`control::EXIT`].

@@ -1,8 +1,11 @@
 //! What the guest finds behind addresses that are not RAM.
 use crate::console::{Console, GuestEnd};
 use crate::linux::Ports;
+use crate::footprint;
+use crate::measured::MeasuredPhase;
+use crate::report::PhaseFigures;
 use crate::slot::Slot;
-use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM};
+use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM, control};
 use paravane_spec::pci::ecam;
 use paravane_transport::pci::Pci;
 use paravane_transport::pci::root::{Root, Target};
@@ -16,12 +19,13 @@ pub(crate) struct Bus {
     console: Console,
     /// A Linux guest's I/O ports. It has no control page.
     ports: Option<Ports>,
+    measured: MeasuredPhase,
 }
 
 impl Bus {
     /// With these devices, each in its own window.
     pub(crate) fn new(slots: Vec<Slot>, root: Option<Root>, console: Console) -> Self {
-        Self { slots, root, console, ports: None }
+        Self { slots, root, console, ports: None, measured: MeasuredPhase::default() }
     }
 
     /// The same for a Linux guest.
@@ -77,6 +81,9 @@ impl Bus {
         }
         let offset = addr.checked_sub(CONTROL_BASE)?;
         let value = u32::from_le_bytes(data.try_into().ok()?);
+        if offset == control::EVENT {
+            self.measured.event(value, || self.counters());
+        }
         self.console.write(offset, value)
     }
 
@@ -91,6 +98,22 @@ impl Bus {
     /// The guest writes to an I/O port; says so when that was the last thing it does.
     pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<GuestEnd> {
         self.ports.as_ref()?.write(port, data).map(GuestEnd::Power)
+    }
+
+    /// The counters as they stand.
+    fn counters(&self) -> PhaseFigures {
+        let tally = self.console.tally();
+        PhaseFigures {
+            exits: tally.exits_by_kind(),
+            kicks: tally.kicks(),
+            interrupts: self.slots.iter().map(Slot::interrupts).sum(),
+            cpu_s: footprint::cpu_seconds(),
+        }
+    }
+
+    /// What the guest's measured phase took, once it has ended one.
+    pub(crate) fn measured(&self) -> Option<PhaseFigures> {
+        self.measured.figures()
     }
 
     /// The control page.

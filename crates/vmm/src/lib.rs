@@ -14,6 +14,7 @@ mod io_thread;
 mod kvm;
 mod latency;
 mod linux;
+mod measured;
 #[cfg(test)]
 mod net_tests;
 #[cfg(test)]
@@ -39,7 +40,9 @@ pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
-pub use report::{DirtyFigures, DiskResult, ExitFigures, GuestFailure, NetResult, Outcome, Report};
+pub use report::{
+    DirtyFigures, DiskResult, ExitFigures, GuestFailure, NetResult, Outcome, PhaseFigures, Report,
+};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};

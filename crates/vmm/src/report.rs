@@ -36,6 +36,8 @@ pub struct DiskResult {
     pub sha256: String,
     /// Bytes whose content was checked by the host against what they must be.
     pub bytes_verified: u64,
+    /// Requests in the measured phase.
+    pub requests: u64,
     /// Requests a second in the measured phase.
     pub iops: f64,
     /// Megabytes (10^6) a second in the measured phase.
@@ -80,6 +82,29 @@ pub struct ExitFigures {
     pub interrupt_acknowledge: u64,
     /// All others: set-up, configuration space, the control page, and exits that are no access to a device.
     pub other: u64,
+}
+
+impl ExitFigures {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        let Self { notify, interrupt_status, interrupt_acknowledge, other } = *self;
+        notify + interrupt_status + interrupt_acknowledge + other
+    }
+}
+
+/// What the measured phase took, by the guest's word on when it was: a disk's mixed phase or the reading of its hash
+/// job, a card's exchange of frames; of several devices from the first one's begin to the last one's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PhaseFigures {
+    /// Exits to user space.
+    pub exits: ExitFigures,
+    /// Kicks that reached a device.
+    pub kicks: u64,
+    /// Interrupts raised by devices.
+    pub interrupts: u64,
+    /// CPU seconds of this process, user and system, all threads.
+    pub cpu_s: f64,
 }
 
 /// What became of one network card's job.
@@ -132,6 +157,8 @@ pub struct Report {
     pub exits: u64,
     /// What they were about.
     pub exits_by_kind: ExitFigures,
+    /// The measured phase alone; `None` if the guest has not ended one.
+    pub measured: Option<PhaseFigures>,
     /// Kicks that reached a device.
     pub kicks: u64,
     /// Of those, kicks that came by an exit.

@@ -141,6 +141,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         nets,
         exits: tally.exits(),
         exits_by_kind: tally.exits_by_kind(),
+        measured: machine.bus.measured(),
         kicks: tally.kicks(),
         exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
         interrupts: slots.iter().map(Slot::interrupts).sum(),
@@ -400,6 +401,7 @@ impl Judge<'_> {
             bytes: disk.plan.bytes,
             sha256: String::new(),
             bytes_verified: 0,
+            requests: 0,
             iops: 0.0,
             mb_s: 0.0,
             p50_us: 0.0,
@@ -411,6 +413,7 @@ impl Judge<'_> {
         let Some(report) = report else { return result };
         if report.elapsed_ns > 0 {
             let seconds = report.elapsed_ns as f64 * 1e-9;
+            result.requests = report.ops;
             result.iops = report.ops as f64 / seconds;
             result.mb_s = report.bytes as f64 / 1e6 / seconds;
         }

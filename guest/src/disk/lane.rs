@@ -64,6 +64,11 @@ impl<D: Disk> Lane<D> {
         self.state == state::DONE
     }
 
+    /// Whether what is sent now is measured, and something was.
+    pub(crate) fn is_measuring(&self) -> bool {
+        self.began.is_some() && self.job.is_measured()
+    }
+
     /// Takes what has come back and sends what can be sent.
     pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();

@@ -286,6 +286,27 @@ pub(crate) fn frames_come_back_from_an_echo(accel: AccelChoice) {
     }
 }
 
+pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
+    let net = NetConfig { frames: 300, ..NetConfig::default() };
+    let report = go(RunConfig { depth: 1, ..with_nets(accel, &[net]) });
+    assert_verified(&report, accel);
+    let phase = report.measured.unwrap();
+    // Each frame is used in two queues. One that is back before the guest sleeps takes no interrupt.
+    assert!(phase.interrupts <= 2 * 300 && phase.cpu_s > 0.0, "{phase:?}");
+    assert!((1..=700).contains(&phase.kicks), "{phase:?}");
+    assert!(
+        phase.exits.total() < report.exits - 20,
+        "set-up is no part of it: {phase:?} of {}",
+        report.exits
+    );
+    let image = image(2048);
+    let report = go(with_disk(accel, image.path(), Job::WriteTest));
+    assert_verified(&report, accel);
+    let phase = report.measured.unwrap();
+    assert!(report.disks[0].requests > 0 && phase.kicks > 0, "{phase:?}");
+    assert!(phase.kicks < report.kicks, "filling and reading back are no part of it: {phase:?}");
+}
+
 pub(crate) fn an_answer_may_be_longer_or_shorter(accel: AccelChoice) {
     for (size, reply) in [(46, 1038), (1038, 46)] {
         let net = NetConfig { size, reply: Some(reply), frames: 100, ..NetConfig::default() };
