@@ -22,6 +22,7 @@ mod poll;
 mod ring;
 mod spread;
 mod table;
+mod transport;
 
 pub use instructions::single_step;
 pub use instructions::single_step::child_main;
@@ -30,13 +31,14 @@ pub use table::table;
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring", "poll", "dma" or "barrier".
+    /// Benchmark: "ring", "poll", "dma", "barrier" or "transport".
     pub bench: String,
     /// Path of the case: "split/device/1desc/batch32".
     pub case: String,
     /// "paravane", or the peer's name.
     pub subject: String,
-    /// "time", "cycles", "instructions", "rate", "cpu" or "spins".
+    /// "time", "cycles", "instructions", "rate", "cpu" or "spins"; of "transport" also latencies, and counts of exits and
+    /// interrupts.
     pub metric: String,
     /// Unit of the values: "ns/chain".
     pub unit: String,
@@ -49,8 +51,8 @@ pub struct Row {
     /// Number of rounds.
     pub rounds: u32,
     /// How it was measured: "clock" (wall time), "thread clock" (CPU time of the measuring thread),
-    /// "process clock" (CPU time of a child process), "tsc" (the time stamp counter), "perf_event" (the processor's counter), "single-step"
-    /// (each instruction of a child process) or "count". What follows a comma says how the threads ran; a
+    /// "process clock" (CPU time of a child process, of "transport" of ours), "tsc" (the time stamp counter), "perf_event" (the processor's counter), "single-step"
+    /// (each instruction of a child process) or "count". What follows a comma says how the threads or the guest ran; a
     /// figure that someone else published begins with "published".
     pub method: String,
     /// The CPU that the measuring thread was pinned to, unless the system refused.
@@ -83,6 +85,10 @@ pub fn list() -> &'static [Benchmark] {
         Benchmark {
             name: dma::NAME,
             summary: "an access to guest memory: direct, translated, logged, beside memcpy and vm-memory",
+        },
+        Benchmark {
+            name: transport::NAME,
+            summary: "request/response and reads over mmio, mmio with messages, and PCI: rates, latencies, exits",
         },
         Benchmark {
             name: barrier::NAME,
@@ -137,6 +143,7 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         barrier::NAME => barrier::run(options, progress),
         ring::NAME => ring::run(options, progress),
         poll::NAME => poll::run(options, progress),
+        transport::NAME => transport::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),
     }
 }

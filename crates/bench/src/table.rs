@@ -1,5 +1,5 @@
 //! Results as a table for people.
-use crate::{Row, barrier, dma, poll, ring};
+use crate::{Row, barrier, dma, poll, ring, transport};
 use std::fmt::Write;
 
 /// One line: a case and metric, with a cell for each subject.
@@ -148,12 +148,14 @@ fn footnotes(out: &mut String, rows: &[Row]) {
     let methods: Vec<String> =
         methods.iter().map(|(metric, method)| format!("{metric} by {}", explain(method))).collect();
     let _ = writeln!(out, "Measured: {}.", methods.join(", "));
-    if !rows.iter().any(|row| row.metric == "instructions") {
+    let first = rows.first();
+    let counts_none = first.is_some_and(|row| row.bench == transport::NAME);
+    if !counts_none && !rows.iter().any(|row| row.metric == "instructions") {
         out.push_str(
             "Instructions: not counted, as this system offers neither a hardware counter nor ptrace.\n",
         );
     }
-    let Some(first) = rows.first() else { return };
+    let Some(first) = first else { return };
     if first.bench == ring::NAME {
         for note in ring::NOTES {
             let _ = writeln!(out, "{note}");
@@ -167,6 +169,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         poll::NAME => poll::NOTES,
         dma::NAME => dma::NOTES,
         barrier::NAME => barrier::NOTES,
+        transport::NAME => transport::NOTES,
         _ => &[],
     };
     for note in notes {
@@ -174,7 +177,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
     }
     if let Some(other) = rows.iter().find(|row| row.subject != first.subject) {
         let base = match other.bench.as_str() {
-            poll::NAME | barrier::NAME => "the first one",
+            poll::NAME | barrier::NAME | transport::NAME => "the first one",
             _ => ring::OURS,
         };
         let _ = writeln!(

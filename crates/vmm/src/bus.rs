@@ -1,7 +1,7 @@
 //! What the guest finds behind addresses that are not RAM.
 use crate::console::{Console, GuestEnd};
-use crate::linux::Ports;
 use crate::footprint;
+use crate::linux::Ports;
 use crate::measured::MeasuredPhase;
 use crate::report::PhaseFigures;
 use crate::slot::Slot;
