@@ -1,7 +1,7 @@
 //! A function on the bus, found and driven by our driver, while its BAR is moved and switched off under it.
 use crate::bus::Bus;
 use crate::console::Console;
-use crate::io_thread::IoThread;
+use crate::io_thread::Crew;
 use crate::slot::{Attachment, NOWHERE, Slot, Surroundings, describe};
 use crate::tally::Tally;
 use crate::thread::Doorbells;
@@ -89,7 +89,7 @@ impl Space for Machine {
 struct Guest {
     machine: Machine,
     rng: Rng<Driven<Machine>>,
-    io: Arc<IoThread>,
+    crew: Crew,
     /// Outlives the driver.
     _region: Arc<Region>,
 }
@@ -97,7 +97,7 @@ struct Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.slot().stop();
-        self.io.quit();
+        self.crew.quit();
     }
 }
 
@@ -108,11 +108,11 @@ impl Guest {
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let bells = Arc::new(Doorbells::default());
         let tally = Arc::new(Tally::default());
-        let io = Arc::new(IoThread::spawn(0, Arc::clone(&tally)).unwrap());
+        let crew = Crew::spawn(0..1, false, &tally).unwrap();
         let surroundings = Surroundings {
             memory: memory.clone(),
             domain: None,
-            io: Arc::clone(&io),
+            crew: crew.clone(),
             tally: Arc::clone(&tally),
             fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
             ioeventfd: true,
@@ -136,7 +136,7 @@ impl Guest {
         assert_eq!(found.len(), 2, "the bridge and the device");
         let function = found.into_iter().find(|function| function.virtio().is_some()).unwrap();
         let rng = Rng::new(Driven::open(function).unwrap(), 64, &mut pool).unwrap();
-        Self { machine, rng, io, _region: region }
+        Self { machine, rng, crew, _region: region }
     }
 
     fn slot(&self) -> &Slot {

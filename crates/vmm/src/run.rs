@@ -11,7 +11,7 @@ use crate::config::{DirtyLogging, Job, NetConfig, RingLayout, RunConfig, Transpo
 use crate::console::Console;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
-use crate::io_thread::IoThread;
+use crate::io_thread::Crew;
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
 use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, Report};
@@ -195,7 +195,7 @@ fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
 pub(crate) struct Machine {
     /// What the guest reaches.
     pub(crate) bus: Arc<Bus>,
-    io: Vec<Arc<IoThread>>,
+    crew: Crew,
     domains: Vec<Domain>,
 }
 
@@ -216,22 +216,19 @@ impl Machine {
         ports: Option<Ports>,
     ) -> Result<Self, RunError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut io = Vec::new();
-        for number in 0..devices.len().min(cpus).min(MAX_IO_THREADS) {
-            let thread = IoThread::spawn(number, Arc::clone(tally))
-                .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
-            io.push(Arc::new(thread));
-        }
+        let count = devices.len().min(cpus).min(MAX_IO_THREADS);
+        let crew = Crew::spawn(0..count, false, tally)
+            .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
         let fds = accelerator.ioeventfds();
         let mut slots = Vec::with_capacity(devices.len());
         let mut domains = Vec::new();
-        for ((device, number), io) in devices.into_iter().zip(0_u32..).zip(io.iter().cycle()) {
+        for (device, number) in devices.into_iter().zip(0_u32..) {
             let domain = domain(config, memory, number)?;
             domains.extend(domain.clone());
             let surroundings = Surroundings {
                 memory: memory.clone(),
                 domain,
-                io: Arc::clone(io),
+                crew: crew.clone(),
                 tally: Arc::clone(tally),
                 fds: Arc::clone(&fds),
                 ioeventfd: config.ioeventfd,
@@ -247,15 +244,13 @@ impl Machine {
             Some(ports) => bus.with_ports(ports),
             None => bus,
         };
-        Ok(Self { bus: Arc::new(bus), io, domains })
+        Ok(Self { bus: Arc::new(bus), crew, domains })
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
     pub(crate) fn stop(&self) -> Vec<Box<dyn Device>> {
         let devices = self.bus.slots().iter().filter_map(Slot::stop).collect();
-        for thread in &self.io {
-            thread.quit();
-        }
+        self.crew.quit();
         devices
     }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! register write -> Transport (pure) -> Effect -> carried out here, before the access returns:
-//!    Activate, StartQueue   LiveQueue::start, Device::start_queue, handed to an I/O thread
-//!    ResetQueue, Reset      I/O thread gives the queue back, then the transport is told
+//!    Activate, StartQueue   LiveQueue::start, Device::start_queue, put on an I/O thread
+//!    ResetQueue, Reset      queue taken off its I/O thread and stopped, then the transport is told
 //!    Notify                 HostNotifier::kick: the eventfd's one owner does the work
 //!    Move                   the window is elsewhere, and the queues' ioeventfds follow
 //! ```
@@ -13,7 +13,7 @@
 //! Any transport will do: the slot asks it what a register access means, where a queue's kicks arrive
 //! ([`Transport::notify_address`], when the queue starts), and shares the device's [`Interrupts`] with it.
 use crate::guard::lock;
-use crate::io_thread::{IoThread, QueueKey, QueueStart};
+use crate::io_thread::{Crew, HostQueue, NotPutOn, QueueKey};
 use crate::tally::Tally;
 use paravane_device::{Device, LiveQueue};
 use paravane_dma::{Domain, Memory};
@@ -22,6 +22,7 @@ use paravane_spec::queue::QueueAddresses;
 use paravane_transport::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use thiserror::Error;
 
 /// What a slot shares with the rest of its machine.
 #[derive(Clone)]
@@ -30,8 +31,8 @@ pub(crate) struct Surroundings {
     pub(crate) memory: Memory,
     /// The address space that the device sees it through; `None`: addresses are guest-physical.
     pub(crate) domain: Option<Domain>,
-    /// The thread that serves its queues.
-    pub(crate) io: Arc<IoThread>,
+    /// The threads that serve its queues.
+    pub(crate) crew: Crew,
     /// Counters.
     pub(crate) tally: Arc<Tally>,
     /// What gives out ioeventfds.
@@ -52,6 +53,35 @@ pub(crate) struct Attachment {
     pub(crate) transport: Box<dyn Transport>,
     /// The interrupts; the transport has the same ones.
     pub(crate) interrupts: Arc<Interrupts>,
+}
+
+/// Why a queue is where it was.
+#[derive(Debug, Error)]
+pub(crate) enum MoveError {
+    /// queue {queue} is not running
+    #[error("queue {queue} is not running")]
+    NotLive {
+        /// Which.
+        queue: u16,
+    },
+    /// there is no I/O thread {number}
+    #[error("there is no I/O thread {number}")]
+    NoThread {
+        /// Which.
+        number: usize,
+    },
+    /// the other thread does not take the queue: {source}
+    #[error("the other thread does not take the queue: {source}")]
+    Refused {
+        /// Why.
+        source: std::io::Error,
+    },
+    /// no thread takes the queue any more: {source}
+    #[error("no thread takes the queue any more: {source}")]
+    Lost {
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
 /// In place of a window's address: it has none.
@@ -76,8 +106,12 @@ struct Control {
 /// One queue, as the slot knows it.
 struct Queue {
     max_size: u16,
-    /// The I/O thread has it.
+    /// It has been started, and not stopped since.
     live: bool,
+    /// Number of the I/O thread that has it, or had it last.
+    thread: usize,
+    /// How often it changed threads.
+    moves: u64,
     /// Where its kicks arrive, since it was started for the first time.
     notifier: Option<Arc<HostNotifier>>,
     /// Kicks that came by an exit to earlier notifiers.
@@ -104,7 +138,14 @@ impl Slot {
         device: Box<dyn Device>,
         surroundings: Surroundings,
     ) -> Self {
-        let queue = |&max_size: &u16| Queue { max_size, live: false, notifier: None, exit_kicks: 0 };
+        let queue = |&max_size: &u16| Queue {
+            max_size,
+            live: false,
+            thread: 0,
+            moves: 0,
+            notifier: None,
+            exit_kicks: 0,
+        };
         let queues = device.queue_sizes().iter().map(queue).collect();
         Self {
             number,
@@ -236,20 +277,33 @@ impl Slot {
         if let Some(earlier) = slot.notifier.replace(Arc::clone(&notifier)) {
             slot.exit_kicks += earlier.exit_kicks();
         }
-        self.surroundings
-            .io
-            .start(QueueStart {
-                key: QueueKey { device: self.number, queue },
-                live: ring,
-                handler,
-                notifier,
-                ioeventfd,
-                interrupts: Arc::clone(&self.interrupts),
-                transport: Arc::clone(&self.transport),
-            })
-            .map_err(|error| error.to_string())?;
+        let key = QueueKey { device: self.number, queue };
+        let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
+        let mut started = Box::new(HostQueue::new(key, ring, handler, notifier, interrupts, transport));
+        if ioeventfd
+            && let Err(error) = started.assign()
+            && self.surroundings.tally.refused()
+        {
+            tracing::warn!(device = self.number, "kicks will exit: {error}");
+        }
+        slot.thread = self.surroundings.crew.first(self.number, queue);
+        if let Err(NotPutOn { queue, source }) = self.put_on(slot.thread, started) {
+            // Its ioeventfd goes with it.
+            queue.into_iter().for_each(|queue| queue.abandon());
+            return Err(source.to_string());
+        }
         slot.live = true;
         Ok(())
+    }
+
+    fn put_on(&self, number: usize, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
+        match self.surroundings.crew.thread(number) {
+            Some(thread) => thread.put_on(queue),
+            None => {
+                let source = std::io::Error::other(format!("there is no I/O thread {number}"));
+                Err(NotPutOn { queue: Some(queue), source })
+            }
+        }
     }
 
     /// Where the kicks of `queue` arrive from now on, and whether an ioeventfd is worth asking for.
@@ -271,7 +325,11 @@ impl Slot {
         if let Some(slot) = control.queues.get_mut(usize::from(queue))
             && std::mem::take(&mut slot.live)
         {
-            self.surroundings.io.stop(QueueKey { device: self.number, queue }, complete);
+            let key = QueueKey { device: self.number, queue };
+            let thread = self.surroundings.crew.thread(slot.thread);
+            if let Some(stopping) = thread.and_then(|thread| thread.take_off(key)) {
+                stopping.stop(complete, &self.surroundings.tally);
+            }
         }
     }
 
@@ -279,6 +337,40 @@ impl Slot {
         for queue in 0..control.queues.len() {
             self.stop_queue(control, u16::try_from(queue).unwrap_or(u16::MAX), complete);
         }
+    }
+
+    /// Moves `queue` to I/O thread `number`, with all that is in flight. The driver notices nothing.
+    ///
+    /// # Errors
+    /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else nothing has changed.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the tests, until somebody moves queues"))]
+    pub(crate) fn move_queue(&self, queue: u16, number: usize) -> Result<(), MoveError> {
+        let Surroundings { crew, tally, .. } = &self.surroundings;
+        let mut control = lock(&self.control);
+        let slot = control.queues.get_mut(usize::from(queue)).filter(|slot| slot.live);
+        let slot = slot.ok_or(MoveError::NotLive { queue })?;
+        if crew.thread(number).is_none() {
+            return Err(MoveError::NoThread { number });
+        }
+        let key = QueueKey { device: self.number, queue };
+        let taken = crew.thread(slot.thread).and_then(|thread| thread.take_off(key));
+        let moving = taken.ok_or(MoveError::NotLive { queue })?;
+        let Err(NotPutOn { queue: moving, source }) = self.put_on(number, moving) else {
+            slot.thread = number;
+            slot.moves += 1;
+            return Ok(());
+        };
+        if let Some(moving) = moving
+            && self.put_on(slot.thread, moving).is_ok()
+        {
+            return Err(MoveError::Refused { source });
+        }
+        tally.fault(
+            self.number,
+            format!("queue {queue} was lost on its way to I/O thread {number}: {source}"),
+        );
+        lock(&self.transport).needs_reset();
+        Err(MoveError::Lost { source })
     }
 
     /// The machine stops: what the guest has asked for is finished, and nothing is served afterwards. Takes
@@ -298,6 +390,12 @@ impl Slot {
     /// Of those, messages.
     pub(crate) fn messages(&self) -> u64 {
         self.interrupts.msi().map_or(0, |table| table.sent())
+    }
+
+    /// How often queues changed threads.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the tests, until somebody moves queues"))]
+    pub(crate) fn moves(&self) -> u64 {
+        lock(&self.control).queues.iter().map(|queue| queue.moves).sum()
     }
 
     /// Kicks that came by an exit.
@@ -377,7 +475,7 @@ mod tests {
         slot: Slot,
         memory: Handle,
         tally: Arc<Tally>,
-        io: Arc<IoThread>,
+        crew: Crew,
         available: u16,
     }
 
@@ -398,11 +496,11 @@ mod tests {
             let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
             let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
             let tally = Arc::new(Tally::default());
-            let io = Arc::new(IoThread::spawn(0, Arc::clone(&tally)).unwrap());
+            let crew = Crew::spawn(0..1, false, &tally).unwrap();
             let surroundings = Surroundings {
                 memory: memory.clone(),
                 domain: None,
-                io: Arc::clone(&io),
+                crew: crew.clone(),
                 tally: Arc::clone(&tally),
                 fds,
                 ioeventfd: true,
@@ -414,7 +512,7 @@ mod tests {
             let attachment =
                 Attachment { base: BASE, size: mmio_msi::WINDOW, transport: Box::new(transport), interrupts };
             let slot = Slot::new(0, attachment, device, surroundings);
-            Self { slot, memory: memory.handle(), tally, io, available: 0 }
+            Self { slot, memory: memory.handle(), tally, crew, available: 0 }
         }
 
         fn write(&self, offset: u64, value: u32) {
@@ -696,7 +794,7 @@ mod tests {
         rig.served();
         assert!(rig.slot.stop().is_some());
         assert!(rig.slot.stop().is_none());
-        rig.io.quit();
+        rig.crew.quit();
         rig.kick();
         rig.write(STATUS, 0);
         rig.start(DESC as u32);

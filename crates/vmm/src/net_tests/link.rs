@@ -6,17 +6,17 @@ use paravane_spec::feature;
 use std::thread;
 
 /// A driver's half of two streams, one each way, on each of its pairs.
-struct Streams {
+pub(super) struct Streams {
     /// Number of what is sent on pair 0; the others follow.
-    ours: u64,
-    theirs: u64,
-    frames: u64,
-    longest: usize,
+    pub(super) ours: u64,
+    pub(super) theirs: u64,
+    pub(super) frames: u64,
+    pub(super) longest: usize,
 }
 
 impl Streams {
     /// Sends and receives until both are done. Every frame must come, in order, as it was sent.
-    fn run(&self, guest: &Guest, driver: &mut Driver) {
+    pub(super) fn run(&self, guest: &Guest, driver: &mut Driver) {
         let pairs = driver.pairs();
         let mut sent = vec![0; pairs.into()];
         let mut received = vec![0; pairs.into()];
@@ -51,7 +51,7 @@ impl Streams {
 }
 
 /// Uses all pairs that the driver has set up.
-fn use_pairs(guest: &Guest, driver: &mut Driver, pairs: u16) {
+pub(super) fn use_pairs(guest: &Guest, driver: &mut Driver, pairs: u16) {
     driver.ask_for_pairs(pairs).unwrap();
     loop {
         match driver.answer().unwrap() {

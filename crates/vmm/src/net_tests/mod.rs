@@ -1,9 +1,10 @@
 //! Network cards at work: our driver and our device, with registers, I/O threads, kicks and interrupts between them, all
 //! asleep whenever there is nothing to do. A wake-up that is lost is a test that waits in vain.
 mod link;
+mod moving;
 mod tap;
 
-use crate::io_thread::IoThread;
+use crate::io_thread::Crew;
 use crate::slot::{Attachment, Slot, Surroundings, describe};
 use crate::tally::Tally;
 use crate::thread::Doorbells;
@@ -60,16 +61,16 @@ struct Guest {
     bells: Arc<Doorbells>,
     line: Arc<Line>,
     counters: Arc<Counters>,
-    io: Arc<IoThread>,
+    crew: Crew,
     region: Arc<Region>,
-    /// Of the I/O thread.
+    /// Of the first I/O thread.
     number: usize,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
         self.slot.stop();
-        self.io.quit();
+        self.crew.quit();
     }
 }
 
@@ -112,17 +113,22 @@ type Driver = Net<Driven<Window>>;
 
 impl Guest {
     fn new<B: BackEnd>(back_end: B, mtu: u16, ring_features: u64) -> Self {
+        Self::with_threads(back_end, mtu, ring_features, 1)
+    }
+
+    /// Its queues are spread over so many I/O threads.
+    fn with_threads<B: BackEnd>(back_end: B, mtu: u16, ring_features: u64, threads: usize) -> Self {
         let config = RegionConfig { gpa: RAM, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let bells = Arc::new(Doorbells::default());
         let tally = Arc::new(Tally::default());
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let io = Arc::new(IoThread::spawn(number, Arc::clone(&tally)).unwrap());
+        let number = NUMBER.fetch_add(threads, Ordering::Relaxed);
+        let crew = Crew::spawn(number..number + threads, true, &tally).unwrap();
         let surroundings = Surroundings {
             memory: Memory::new(vec![Arc::clone(&region)]).unwrap(),
             domain: None,
-            io: Arc::clone(&io),
+            crew: crew.clone(),
             tally,
             fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
             ioeventfd: true,
@@ -136,7 +142,7 @@ impl Guest {
         let transport = Box::new(Mmio::new(describe(&*card, &surroundings), Arc::clone(&interrupts)));
         let slot =
             Slot::new(0, Attachment { base: BASE, size: WINDOW, transport, interrupts }, card, surroundings);
-        Self { slot: Arc::new(slot), bells, line, counters, io, region, number }
+        Self { slot: Arc::new(slot), bells, line, counters, crew, region, number }
     }
 
     /// Starts the driver; the card is reset by that.

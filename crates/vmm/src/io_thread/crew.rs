@@ -1,0 +1,58 @@
+//! The I/O threads of a machine, and which of them a queue starts on.
+use super::IoThread;
+use crate::tally::Tally;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// All I/O threads of a machine.
+#[derive(Clone)]
+pub(crate) struct Crew {
+    threads: Arc<[IoThread]>,
+    spread: bool,
+}
+
+impl Crew {
+    /// Starts threads with these numbers in their names, at least one. With `spread` each queue of a device starts on
+    /// another; else a device's queues all start on one.
+    ///
+    /// # Errors
+    /// The host refuses threads or descriptors.
+    pub(crate) fn spawn(numbers: Range<usize>, spread: bool, tally: &Arc<Tally>) -> io::Result<Self> {
+        let threads = (numbers.start..numbers.end.max(numbers.start + 1))
+            .map(|number| IoThread::spawn(number, Arc::clone(tally)));
+        Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread })
+    }
+
+    /// Index of the thread that `queue` of `device` starts on.
+    pub(crate) fn first(&self, device: usize, queue: u16) -> usize {
+        (device + if self.spread { usize::from(queue) } else { 0 }) % self.threads.len()
+    }
+
+    /// The thread at `index`, if there is one.
+    pub(crate) fn thread(&self, index: usize) -> Option<&IoThread> {
+        self.threads.get(index)
+    }
+
+    /// Ends all threads; queues that they still have are stopped.
+    pub(crate) fn quit(&self) {
+        self.threads.iter().for_each(IoThread::quit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_dealt_out_or_kept_together() {
+        let tally = Arc::new(Tally::default());
+        let dealt = |spread| {
+            let crew = Crew::spawn(0..3, spread, &tally).unwrap();
+            [(0, 0), (0, 1), (0, 3), (2, 0), (2, 2)].map(|(device, queue)| crew.first(device, queue))
+        };
+        assert_eq!(dealt(false), [0, 0, 0, 2, 2]);
+        assert_eq!(dealt(true), [0, 1, 0, 2, 1]);
+        assert!(Crew::spawn(0..0, true, &tally).unwrap().thread(0).is_some());
+    }
+}

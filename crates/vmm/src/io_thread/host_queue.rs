@@ -1,0 +1,155 @@
+//! The host's side of one live queue: all that serving it takes, wherever that is done.
+//!
+//! ```text
+//!   new --assign--> nobody's --put_on--> an I/O thread's
+//!                    |  ^   <-take_off--
+//!                    |  '--- a vhost back end's, between HostNotifier::grab and HostNotifier::release
+//!                    stop: ioeventfd off, notifier tested and served once more (unless the device is being reset),
+//!                    what is in flight drained, handler and mappings dropped
+//! ```
+//! Whoever has the value is the queue's one owner. While it is nobody's, kicks wait in its notifier and completions in
+//! its handler's descriptor; who gets it looks at the ring once, for [`IoThread::put_on`] signals.
+//!
+//! [`IoThread::put_on`]: super::IoThread::put_on
+use crate::tally::Tally;
+use paravane_device::{LiveQueue, QueueHandler, ServeError};
+use paravane_notify::{HostNotifier, Interrupts, NotifierState, NotifyError};
+use paravane_transport::Transport;
+use rustix::event::epoll;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+/// Serves of one queue in a row, before the others get their turn.
+const BUDGET: usize = 16;
+/// How a handler's own descriptor is waited for: each time that it becomes readable, not for as long as it is. A network
+/// card that has no buffers must be able to sleep while frames wait.
+const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
+/// Names a queue in a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueKey {
+    /// Device number.
+    pub(crate) device: usize,
+    /// Queue index.
+    pub(crate) queue: u16,
+}
+
+/// A live queue and what serves it.
+pub(crate) struct HostQueue {
+    /// Whose it is.
+    pub(crate) key: QueueKey,
+    live: LiveQueue,
+    handler: Box<dyn QueueHandler>,
+    notifier: Arc<HostNotifier>,
+    /// The device's interrupts, which know how the driver wants this queue's.
+    interrupts: Arc<Interrupts>,
+    /// The transport, which is told when the queue fails.
+    pub(super) transport: Arc<Mutex<Box<dyn Transport>>>,
+    /// Signals in the notifier that are our own, not kicks.
+    own_signals: u64,
+}
+
+impl HostQueue {
+    /// With the ring and its memory, the device's part, and where kicks arrive, none of which has been used yet.
+    pub(crate) fn new(
+        key: QueueKey,
+        live: LiveQueue,
+        handler: Box<dyn QueueHandler>,
+        notifier: Arc<HostNotifier>,
+        interrupts: Arc<Interrupts>,
+        transport: Arc<Mutex<Box<dyn Transport>>>,
+    ) -> Self {
+        // It is born signalled.
+        Self { key, live, handler, notifier, interrupts, transport, own_signals: 1 }
+    }
+
+    /// Asks for an ioeventfd.
+    ///
+    /// # Errors
+    /// The host refuses, and kicks exit.
+    pub(crate) fn assign(&mut self) -> Result<(), NotifyError> {
+        // It signals whatever comes of it.
+        self.own_signals += 1;
+        self.notifier.assign()
+    }
+
+    /// Events of this queue wake whoever waits on `poll`: `kicks` and `news` say which. Signals once.
+    pub(super) fn listen(&mut self, poll: &OwnedFd, kicks: u64, news: u64) -> std::io::Result<()> {
+        let notifier = self.notifier.notifier();
+        epoll::add(poll, notifier, epoll::EventData::new_u64(kicks), epoll::EventFlags::IN)?;
+        if let Some(fd) = self.handler.completion_fd()
+            && let Err(error) = epoll::add(poll, fd, epoll::EventData::new_u64(news), NEWS)
+        {
+            epoll::delete(poll, notifier)?;
+            return Err(error.into());
+        }
+        self.own_signals += 1;
+        notifier.signal();
+        Ok(())
+    }
+
+    /// The opposite of [`HostQueue::listen`]. What comes from now on stays where it arrives.
+    pub(super) fn ignore(&self, poll: &OwnedFd) {
+        let fds = [Some(self.notifier.notifier().as_fd()), self.handler.completion_fd()];
+        for fd in fds.into_iter().flatten() {
+            if let Err(error) = epoll::delete(poll, fd) {
+                tracing::error!("cannot take an event handler off: {error}");
+            }
+        }
+    }
+
+    /// Takes the signals that have come, and counts those that are kicks; whether there were any.
+    pub(super) fn take_kicks(&mut self, tally: &Tally) -> bool {
+        let signals = self.notifier.notifier().take();
+        let own = signals.min(self.own_signals);
+        self.own_signals -= own;
+        tally.kicked(signals - own);
+        signals > 0
+    }
+
+    /// Serves until nothing is left (`false`) or the budget is used up (`true`).
+    pub(super) fn serve(&mut self) -> Result<bool, ServeError> {
+        let Self { key, live, handler, interrupts, .. } = self;
+        live.disable_kicks();
+        for _ in 0..BUDGET {
+            let served = handler.serve(live)?;
+            if served.interrupt {
+                interrupts.used_buffer(key.queue);
+            }
+            let idle = served.taken == 0 && served.completed == 0;
+            if idle && (!handler.wants_kicks() || !live.arm_kicks()?) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Kicks exit again, if they did not.
+    fn deassign(&self) {
+        if self.notifier.state() == NotifierState::Assigned
+            && let Err(error) = self.notifier.deassign()
+        {
+            tracing::error!("cannot remove an ioeventfd: {error}");
+        }
+    }
+
+    /// It cannot go on: what is in flight is waited for and forgotten.
+    pub(crate) fn abandon(mut self) {
+        self.deassign();
+        self.handler.drain(&mut self.live, false);
+    }
+
+    /// Ends it. When this returns, nothing of it is in flight and its memory is not touched any more. What was in flight
+    /// is completed if `complete` is set, else forgotten.
+    pub(crate) fn stop(mut self, complete: bool, tally: &Tally) {
+        self.deassign();
+        // A kick may have come before the ioeventfd went, or a thread may have left work behind.
+        self.take_kicks(tally);
+        if complete && let Err(error) = self.serve() {
+            tracing::debug!("the last serve of a queue that is being stopped: {error}");
+        }
+        if self.handler.drain(&mut self.live, complete).interrupt {
+            self.interrupts.used_buffer(self.key.queue);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Queues that change hands while frames go both ways.
+use super::link::{Streams, use_pairs};
+use super::{Guest, frame};
+use crate::slot::MoveError;
+use paravane_device::net::LinkEnd;
+use paravane_driver::net::NetOptions;
+use paravane_spec::feature;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// I/O threads of a guest.
+const THREADS: usize = 3;
+/// Moves of queues under traffic, at least.
+const MOVES: u64 = 5000;
+
+/// Moves the queues of the first of two guests about, one after another, until enough has happened.
+fn streams_survive(pairs: u16, ring_features: u64) {
+    let (a, b) = LinkEnd::pair(pairs).unwrap();
+    let guests = [a, b].map(|end| Guest::with_threads(end, 1500, ring_features, THREADS));
+    let options = NetOptions { pairs, receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
+    let mut drivers = guests.each_ref().map(|guest| guest.driver(options));
+    if pairs > 1 {
+        for (guest, driver) in guests.iter().zip(&mut drivers) {
+            use_pairs(guest, driver, pairs);
+        }
+    }
+    // Few frames at a time, so that both sides sleep again and again: a kick that is lost is a test that waits in vain.
+    let (mut moves, mut rounds) = (0, 0);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            let (mut moves, queues) = (0, 2 * pairs);
+            while !done.load(Ordering::Relaxed) {
+                let (queue, thread) = ((moves % u64::from(queues)) as u16, (moves / 2) as usize % THREADS);
+                guests[0].slot.move_queue(queue, thread).unwrap();
+                moves += 1;
+            }
+            moves
+        });
+        while rounds < 4 || (guests[0].slot.moves() < MOVES) {
+            thread::scope(|scope| {
+                for ((guest, driver), (ours, theirs)) in guests.iter().zip(&mut drivers).zip([(1, 9), (9, 1)])
+                {
+                    let streams = Streams { ours, theirs, frames: 50, longest: 1514 };
+                    scope.spawn(move || streams.run(guest, driver));
+                }
+            });
+            rounds += 1;
+        }
+        done.store(true, Ordering::Relaxed);
+        moves = mover.join().unwrap();
+    });
+    assert!(moves >= MOVES);
+    let all = rounds * 50 * u64::from(pairs);
+    for guest in &guests {
+        guest.slot.stop();
+        let totals = guest.totals();
+        assert_eq!((totals.transmitted, totals.received), (all, all), "{moves} moves");
+        assert_eq!(totals.malformed + totals.refused + totals.no_room + totals.unusable, 0);
+    }
+}
+
+#[test]
+fn no_frame_is_lost_while_queues_move() {
+    streams_survive(1, 0);
+}
+
+#[test]
+fn nor_with_several_packed_ones() {
+    streams_survive(3, feature::RING_PACKED);
+}
+
+#[test]
+fn a_queue_that_does_not_run_is_not_moved_and_no_queue_to_where_nobody_is() {
+    let guest = Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, 0, 2);
+    assert!(matches!(guest.slot.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
+    let mut driver = guest.driver(NetOptions::default());
+    assert!(matches!(guest.slot.move_queue(0, 2), Err(MoveError::NoThread { number: 2 })));
+    assert!(matches!(guest.slot.move_queue(7, 0), Err(MoveError::NotLive { queue: 7 })));
+    // To where it is, and to a thread that has ended: the one before takes it back.
+    guest.slot.move_queue(1, 1).unwrap();
+    guest.crew.thread(0).unwrap().quit();
+    assert!(matches!(guest.slot.move_queue(1, 0), Err(MoveError::Refused { .. })));
+    // Queue 0 ended with its thread.
+    assert!(matches!(guest.slot.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
+    assert!(driver.send(0, &frame(1, 0, 100)).unwrap());
+    driver.kick();
+    let start = std::time::Instant::now();
+    while guest.totals().transmitted + guest.totals().refused == 0 {
+        assert!(start.elapsed() < super::PATIENCE, "the queue that was taken back is not served");
+        thread::yield_now();
+    }
+}
