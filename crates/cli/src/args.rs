@@ -147,6 +147,13 @@ pub(crate) struct RunArgs {
     /// Register no ioeventfds: every kick stops the guest (for comparison)
     #[arg(long)]
     pub(crate) no_ioeventfd: bool,
+    /// Register at most so many ioeventfds at a time, as on a host with few: kicks of the other queues stop the guest
+    #[arg(long, value_name = "N", conflicts_with = "no_ioeventfd")]
+    pub(crate) max_ioeventfds: Option<u32>,
+    /// Serve by so many I/O threads, and deal each device's queues out to them; without it there are up to 4, and a
+    /// device's queues are on one
+    #[arg(long, value_name = "N")]
+    pub(crate) io_threads: Option<u16>,
     /// Take a guest that makes no progress for so long as hung
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 30.0)]
     pub(crate) hang_timeout: f64,

@@ -10,6 +10,7 @@ mod linux;
 mod net;
 mod output;
 mod progress;
+mod queues;
 mod render;
 mod run;
 mod size;

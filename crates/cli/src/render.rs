@@ -1,4 +1,5 @@
 //! The report of a run, for people and for machines.
+use crate::queues;
 use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
@@ -29,6 +30,8 @@ pub(crate) struct JsonReport<'a> {
     exits_by_kind: JsonExits,
     kicks: u64,
     exit_kicks: u64,
+    queues: Vec<queues::JsonQueue>,
+    io_threads: usize,
     interrupts: u64,
     /// Of those, messages.
     messages: u64,
@@ -114,6 +117,8 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         },
         kicks: report.kicks,
         exit_kicks: report.exit_kicks,
+        queues: report.queues.iter().map(queues::json).collect(),
+        io_threads: report.io_threads,
         interrupts: report.interrupts,
         messages: report.messages,
         entropy_bytes: report.entropy_bytes,
@@ -228,6 +233,10 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
         ),
     )?;
     row("kicks", format!("{} ({} of them by an exit)", report.kicks, report.exit_kicks))?;
+    row("queues", queues::paths(&report.queues))?;
+    for (name, line) in queues::threads(report) {
+        row(&name, line)?;
+    }
     row("interrupts", format!("{} ({} of them messages)", report.interrupts, report.messages))?;
     if let Some(dirty) = &report.dirty {
         row("dirty log", dirty_log(dirty))?;
@@ -360,6 +369,8 @@ mod tests {
             measured: None,
             kicks: 2,
             exit_kicks: 1,
+            queues: Vec::new(),
+            io_threads: 1,
             interrupts: 3,
             messages: 2,
             entropy_bytes: 0,

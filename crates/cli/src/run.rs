@@ -115,6 +115,8 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Some(DirtyLog::Verify) => DirtyLogging::Verify,
         },
         ioeventfd: !args.no_ioeventfd,
+        max_ioeventfds: args.max_ioeventfds,
+        io_threads: args.io_threads,
         hang_timeout,
         inject: match args.inject {
             Inject::None => paravane_vmm::Inject::None,

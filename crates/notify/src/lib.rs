@@ -10,6 +10,7 @@
 mod host;
 mod interrupts;
 mod kvm;
+mod limit;
 mod line;
 pub mod msi;
 mod notifier;
@@ -18,6 +19,7 @@ mod sync;
 pub use host::{HostNotifier, Kick, NotifierState};
 pub use interrupts::Interrupts;
 pub use kvm::{KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes};
+pub use limit::LimitedIoEventFds;
 pub use line::{InterruptLine, InterruptSink};
 pub use notifier::Notifier;
 
@@ -41,6 +43,12 @@ pub enum NotifyError {
         state: NotifierState,
         /// What was asked.
         wanted: &'static str,
+    },
+    /// all {limit} ioeventfds are in use
+    #[error("all {limit} ioeventfds are in use")]
+    Limit {
+        /// How many there are.
+        limit: u32,
     },
     /// a write of {data:#x} to {address:#x} is no interrupt
     #[error("a write of {data:#x} to {address:#x} is no interrupt")]

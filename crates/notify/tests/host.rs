@@ -1,8 +1,8 @@
 //! The host notifier's state machine and the interrupt line, on a host that is played.
 #![cfg(not(loom))]
 use paravane_notify::{
-    HostNotifier, InterruptLine, InterruptSink, IoEventFds, Kick, NoIoEventFds, Notifier, NotifierState,
-    NotifyError,
+    HostNotifier, InterruptLine, InterruptSink, IoEventFds, Kick, LimitedIoEventFds, NoIoEventFds, Notifier,
+    NotifierState, NotifyError,
 };
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -347,4 +347,36 @@ fn a_silent_line_keeps_its_causes_and_makes_up_for_them() {
     line.reset();
     line.raise(1);
     assert_eq!((count(), line.status()), (1, 1), "a reset does not end the silence");
+}
+
+#[test]
+fn a_host_with_few_gives_out_so_many_and_no_more() {
+    let host = Arc::new(Host::default());
+    let few: Arc<dyn IoEventFds> =
+        Arc::new(LimitedIoEventFds::new(Arc::clone(&host) as Arc<dyn IoEventFds>, 1));
+    let notifier = || HostNotifier::new(Arc::clone(&few), ADDR, Some(0)).expect("a notifier");
+    let (first, second) = (notifier(), notifier());
+    // A refusal by the host behind takes none away.
+    host.refuse(true);
+    assert!(matches!(first.assign(), Err(NotifyError::Os { .. })));
+    host.refuse(false);
+    first.assign().expect("there is one");
+    assert!(matches!(second.assign(), Err(NotifyError::Limit { limit: 1 })));
+    assert_eq!(second.state(), NotifierState::Deassigned);
+    // What is not given back is not there.
+    host.refuse(true);
+    assert!(first.deassign().is_err());
+    host.refuse(false);
+    assert!(matches!(second.assign(), Err(NotifyError::Limit { .. })));
+    first.deassign().expect("the host lets go");
+    second.assign().expect("there is one again");
+    drop(second);
+    first.assign().expect("a notifier that goes gives it back");
+}
+
+#[test]
+fn a_limit_of_none_refuses_all() {
+    let none = LimitedIoEventFds::new(Arc::new(Host::default()), 0);
+    let notifier = Notifier::new(false).expect("a notifier");
+    assert!(matches!(none.assign(ADDR, None, &notifier), Err(NotifyError::Limit { limit: 0 })));
 }

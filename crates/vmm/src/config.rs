@@ -186,6 +186,10 @@ pub struct RunConfig {
     pub dirty_log: DirtyLogging,
     /// Register ioeventfds (off: every kick exits).
     pub ioeventfd: bool,
+    /// Most ioeventfds at a time, as on a host with few; `None`: what the host gives. Queues that come too late exit.
+    pub max_ioeventfds: Option<u32>,
+    /// I/O threads, and each device's queues are dealt out to them; `None`: up to one a device, with all its queues.
+    pub io_threads: Option<u16>,
     /// Entropy device: bytes that the guest draws (0: no device).
     pub entropy: u64,
     /// The network cards.
@@ -231,6 +235,8 @@ impl Default for RunConfig {
             iommu: false,
             dirty_log: DirtyLogging::Off,
             ioeventfd: true,
+            max_ioeventfds: None,
+            io_threads: None,
             entropy: 4096,
             nets: Vec::new(),
             hang_timeout: Duration::from_secs(30),

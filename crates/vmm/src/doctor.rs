@@ -2,6 +2,7 @@
 mod cost;
 mod host;
 mod kvm;
+mod limit;
 
 /// How a finding is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +65,17 @@ mod tests {
             assert!(findings.iter().any(|finding| finding.name == name), "{name}");
         }
         let usable = findings[0].level == Level::Ok;
-        for name in
-            ["ioeventfd", "irqfd", "msi", "irq routing", "dirty ring", "exit cost", "kick cost", "ring 0"]
-        {
+        for name in [
+            "ioeventfd",
+            "ioeventfd limit",
+            "irqfd",
+            "msi",
+            "irq routing",
+            "dirty ring",
+            "exit cost",
+            "kick cost",
+            "ring 0",
+        ] {
             assert_eq!(findings.iter().any(|finding| finding.name == name), usable, "{name}");
         }
     }

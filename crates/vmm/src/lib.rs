@@ -41,7 +41,8 @@ pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
 pub use report::{
-    DirtyFigures, DiskResult, ExitFigures, GuestFailure, NetResult, Outcome, PhaseFigures, Report,
+    DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickPath, NetResult, Outcome, PhaseFigures,
+    QueueResult, Report,
 };
 
 use std::sync::Arc;

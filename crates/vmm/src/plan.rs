@@ -37,6 +37,8 @@ const MAX_PAIRS: u16 = 8;
 const FRAMES: std::ops::RangeInclusive<u32> = 22..=65_549;
 /// Heap that each pair of queues of a card takes besides its frames.
 const HEAP_A_PAIR: u64 = 64 << 10;
+/// Most I/O threads that can be asked for.
+pub(crate) const MAX_IO_THREADS: u16 = 64;
 /// Most devices: each has a line of its own.
 const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
 
@@ -91,6 +93,11 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
     let page: u64 = if config.hugepages { 2 << 20 } else { 4096 };
     if !config.memory.is_multiple_of(page) {
         return refuse(format!("guest memory of {} bytes is not a multiple of {page}", config.memory));
+    }
+    if let Some(threads) = config.io_threads
+        && !(1..=MAX_IO_THREADS).contains(&threads)
+    {
+        return refuse(format!("{threads} I/O threads are not from 1 to {MAX_IO_THREADS}"));
     }
     if config.hang_timeout.is_zero() {
         return refuse("a hang timeout of 0 would end every run");
@@ -279,7 +286,7 @@ mod tests {
 
     #[test]
     fn each_impossible_wish_is_refused_by_name() {
-        let wishes: [(&str, Spoil); 17] = [
+        let wishes: [(&str, Spoil); 19] = [
             ("nothing to do", |c| {
                 c.disks.clear();
                 c.entropy = 0;
@@ -292,6 +299,8 @@ mod tests {
             ("101 percent", |c| c.read_percent = 101),
             ("from 16 MiB", |c| c.memory = 1 << 20),
             ("multiple of 4096", |c| c.memory += 512),
+            ("0 I/O threads", |c| c.io_threads = Some(0)),
+            ("65 I/O threads", |c| c.io_threads = Some(65)),
             ("hang timeout", |c| c.hang_timeout = std::time::Duration::ZERO),
             ("frames of 21 bytes", |c| c.nets = vec![NetConfig { size: 21, ..NetConfig::default() }]),
             ("frames of 65550 bytes", |c| c.nets = vec![NetConfig { size: 65_550, ..NetConfig::default() }]),

@@ -132,6 +132,47 @@ pub struct NetResult {
     pub problem: Option<String>,
 }
 
+/// How a queue's kicks came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KickPath {
+    /// By exits: nobody asked for an ioeventfd, or there is no address for one.
+    #[default]
+    Exits,
+    /// By an ioeventfd.
+    IoEventFd,
+    /// By exits, since the host refused an ioeventfd.
+    Refused,
+}
+
+impl KickPath {
+    /// As the report has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exits => "exits",
+            Self::IoEventFd => "ioeventfd",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// One queue that ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueResult {
+    /// Number of its device: disks first, then the entropy device, then network cards.
+    pub device: usize,
+    /// Its index.
+    pub queue: u16,
+    /// Number of the I/O thread that served it last.
+    pub io_thread: usize,
+    /// How often it changed threads.
+    pub moves: u64,
+    /// How its kicks came, since it was started last.
+    pub kicks_by: KickPath,
+    /// Kicks that came by an exit.
+    pub exit_kicks: u64,
+}
+
 /// One run's figures.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -163,6 +204,10 @@ pub struct Report {
     pub kicks: u64,
     /// Of those, kicks that came by an exit.
     pub exit_kicks: u64,
+    /// The queues that ran, by device and index.
+    pub queues: Vec<QueueResult>,
+    /// Number of I/O threads.
+    pub io_threads: usize,
     /// Interrupts raised by devices.
     pub interrupts: u64,
     /// Of those, messages.

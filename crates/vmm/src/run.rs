@@ -26,6 +26,7 @@ use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::{Counters, LinkEnd, Net, NetConfig as CardConfig};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
+use paravane_notify::LimitedIoEventFds;
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
 use paravane_transport::pci::root::Root;
 use std::fs::File;
@@ -33,8 +34,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Most I/O threads: more do not help one vCPU.
-const MAX_IO_THREADS: usize = 4;
+/// Most I/O threads unless more are asked for: more do not help one vCPU.
+const DEVICES_THREADS: usize = 4;
 
 /// A disk, as far as the report needs it.
 struct Disk {
@@ -144,6 +145,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         measured: machine.bus.measured(),
         kicks: tally.kicks(),
         exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
+        queues: slots.iter().flat_map(Slot::queues).collect(),
+        io_threads: machine.crew.len(),
         interrupts: slots.iter().map(Slot::interrupts).sum(),
         messages: slots.iter().map(Slot::messages).sum(),
         entropy_bytes,
@@ -216,10 +219,14 @@ impl Machine {
         ports: Option<Ports>,
     ) -> Result<Self, RunError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = devices.len().min(cpus).min(MAX_IO_THREADS);
-        let crew = Crew::spawn(0..count, false, tally)
+        let few = devices.len().min(cpus).min(DEVICES_THREADS);
+        let count = config.io_threads.map_or(few, usize::from);
+        let crew = Crew::spawn(0..count, config.io_threads.is_some(), tally)
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
-        let fds = accelerator.ioeventfds();
+        let fds = match config.max_ioeventfds {
+            None => accelerator.ioeventfds(),
+            Some(limit) => Arc::new(LimitedIoEventFds::new(accelerator.ioeventfds(), limit)),
+        };
         let mut slots = Vec::with_capacity(devices.len());
         let mut domains = Vec::new();
         for (device, number) in devices.into_iter().zip(0_u32..) {

@@ -14,10 +14,11 @@
 //! ([`Transport::notify_address`], when the queue starts), and shares the device's [`Interrupts`] with it.
 use crate::guard::lock;
 use crate::io_thread::{Crew, HostQueue, NotPutOn, QueueKey};
+use crate::report::{KickPath, QueueResult};
 use crate::tally::Tally;
 use paravane_device::{Device, LiveQueue};
 use paravane_dma::{Domain, Memory};
-use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifyError};
+use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_transport::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,6 +105,7 @@ struct Control {
 }
 
 /// One queue, as the slot knows it.
+#[derive(Default)]
 struct Queue {
     max_size: u16,
     /// It has been started, and not stopped since.
@@ -112,6 +114,8 @@ struct Queue {
     thread: usize,
     /// How often it changed threads.
     moves: u64,
+    /// How its kicks come, since it was started last.
+    kicks_by: KickPath,
     /// Where its kicks arrive, since it was started for the first time.
     notifier: Option<Arc<HostNotifier>>,
     /// Kicks that came by an exit to earlier notifiers.
@@ -138,14 +142,7 @@ impl Slot {
         device: Box<dyn Device>,
         surroundings: Surroundings,
     ) -> Self {
-        let queue = |&max_size: &u16| Queue {
-            max_size,
-            live: false,
-            thread: 0,
-            moves: 0,
-            notifier: None,
-            exit_kicks: 0,
-        };
+        let queue = |&max_size: &u16| Queue { max_size, ..Queue::default() };
         let queues = device.queue_sizes().iter().map(queue).collect();
         Self {
             number,
@@ -166,15 +163,18 @@ impl Slot {
     }
 
     /// The window has moved: the ioeventfds follow.
-    fn relocate(&self, control: &Control, window: Option<u64>) {
+    fn relocate(&self, control: &mut Control, window: Option<u64>) {
         // Relaxed: as in `offset`.
         self.base.store(window.unwrap_or(NOWHERE), Ordering::Relaxed);
-        for (queue, slot) in (0..).zip(&control.queues) {
+        for (queue, slot) in (0..).zip(&mut control.queues) {
             let Some(notifier) = slot.notifier.as_ref().filter(|_| slot.live) else { continue };
             let address = lock(&self.transport).notify_address(queue);
             let addr = window.zip(address).map(|(base, at)| base.wrapping_add(at.offset));
             if let Err(error) = notifier.relocate(addr) {
                 tracing::debug!(device = self.number, queue, "kicks exit: {error}");
+                slot.kicks_by = KickPath::Refused;
+            } else if notifier.state() == NotifierState::Assigned {
+                slot.kicks_by = KickPath::IoEventFd;
             }
         }
     }
@@ -280,12 +280,16 @@ impl Slot {
         let key = QueueKey { device: self.number, queue };
         let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
         let mut started = Box::new(HostQueue::new(key, ring, handler, notifier, interrupts, transport));
-        if ioeventfd
-            && let Err(error) = started.assign()
-            && self.surroundings.tally.refused()
-        {
-            tracing::warn!(device = self.number, "kicks will exit: {error}");
-        }
+        slot.kicks_by = match ioeventfd.then(|| started.assign()) {
+            None => KickPath::Exits,
+            Some(Ok(())) => KickPath::IoEventFd,
+            Some(Err(error)) => {
+                if self.surroundings.tally.refused() {
+                    tracing::warn!(device = self.number, queue, "kicks will exit: {error}");
+                }
+                KickPath::Refused
+            }
+        };
         slot.thread = self.surroundings.crew.first(self.number, queue);
         if let Err(NotPutOn { queue, source }) = self.put_on(slot.thread, started) {
             // Its ioeventfd goes with it.
@@ -392,18 +396,19 @@ impl Slot {
         self.interrupts.msi().map_or(0, |table| table.sent())
     }
 
-    /// How often queues changed threads.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the tests, until somebody moves queues"))]
-    pub(crate) fn moves(&self) -> u64 {
-        lock(&self.control).queues.iter().map(|queue| queue.moves).sum()
+    /// The queues that have been started.
+    pub(crate) fn queues(&self) -> Vec<QueueResult> {
+        let of_queue = |(queue, slot): (u16, &Queue)| {
+            let exit_kicks = slot.exit_kicks + slot.notifier.as_ref()?.exit_kicks();
+            let &Queue { thread: io_thread, moves, kicks_by, .. } = slot;
+            Some(QueueResult { device: self.number, queue, io_thread, moves, kicks_by, exit_kicks })
+        };
+        (0..).zip(&lock(&self.control).queues).filter_map(of_queue).collect()
     }
 
     /// Kicks that came by an exit.
     pub(crate) fn exit_kicks(&self) -> u64 {
-        let of_queue = |queue: &Queue| {
-            queue.exit_kicks + queue.notifier.as_ref().map_or(0, |notifier| notifier.exit_kicks())
-        };
-        lock(&self.control).queues.iter().map(of_queue).sum()
+        self.queues().iter().map(|queue| queue.exit_kicks).sum()
     }
 }
 

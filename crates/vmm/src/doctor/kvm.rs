@@ -1,6 +1,7 @@
 //! What KVM offers here.
 use super::Finding;
 use super::cost::{self, Costs};
+use super::limit::{self, ENOUGH, Limit};
 use crate::kvm as machine;
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
@@ -22,6 +23,7 @@ pub(super) fn examine() -> Vec<Finding> {
     };
     let mut findings = vec![Finding::ok("kvm", format!("/dev/kvm, version {}", kvm.get_api_version()))];
     findings.extend(capabilities(&kvm));
+    findings.push(ioeventfds(limit::probe(&kvm)));
     match cost::measure() {
         Ok(costs) => findings.extend(judge(&costs)),
         Err(why) => findings.push(Finding::missing(
@@ -79,6 +81,22 @@ fn capabilities(kvm: &Kvm) -> [Finding; 5] {
     [ioeventfd, irqfd, msi, routing, dirty]
 }
 
+/// What a run with many queues has to expect.
+fn ioeventfds(limit: Result<Limit, String>) -> Finding {
+    let name = "ioeventfd limit";
+    let remedy = "none needed: kicks of further queues stop the guest instead";
+    match limit {
+        Ok(Limit { registered, refused: Some(why), .. }) => {
+            Finding::warn(name, format!("{registered} a VM: {why}"), remedy)
+        }
+        Ok(Limit { registered, refused: None, each }) => {
+            let more = if registered < ENOUGH { " in the time for it" } else { " or more" };
+            Finding::ok(name, format!("{registered}{more} a VM, {:.0} µs each", each.as_secs_f64() * 1e6))
+        }
+        Err(why) => Finding::warn(name, format!("not found: {why}"), remedy),
+    }
+}
+
 fn judge(costs: &Costs) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(
         "exit cost",
@@ -126,6 +144,7 @@ fn beside(ratio: f64) -> String {
 mod tests {
     use super::*;
     use crate::doctor::Level;
+    use std::time::Duration;
 
     #[test]
     fn ring_0_is_judged_by_the_ratio() {
@@ -142,6 +161,17 @@ mod tests {
         assert_eq!(beside(4.0), "4.0 times cheaper");
         assert_eq!(beside(1.01), "which is no cheaper");
         assert_eq!(beside(0.5), "2.0 times dearer");
+    }
+
+    #[test]
+    fn few_ioeventfds_are_a_warning_and_many_are_none() {
+        let limit = |registered, refused| Limit { registered, refused, each: Duration::from_micros(7) };
+        let few = ioeventfds(Ok(limit(6, Some("no space".into()))));
+        assert_eq!((few.level, few.found.as_str()), (Level::Warn, "6 a VM: no space"));
+        let many = ioeventfds(Ok(limit(ENOUGH, None)));
+        assert_eq!((many.level, many.found.as_str()), (Level::Ok, "1024 or more a VM, 7 µs each"));
+        assert!(ioeventfds(Ok(limit(300, None))).found.starts_with("300 in the time for it"));
+        assert_eq!(ioeventfds(Err("no".into())).level, Level::Warn);
     }
 
     #[test]

@@ -24,6 +24,11 @@ impl Crew {
         Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread })
     }
 
+    /// Number of threads.
+    pub(crate) fn len(&self) -> usize {
+        self.threads.len()
+    }
+
     /// Index of the thread that `queue` of `device` starts on.
     pub(crate) fn first(&self, device: usize, queue: u16) -> usize {
         (device + if self.spread { usize::from(queue) } else { 0 }) % self.threads.len()

@@ -164,6 +164,11 @@ impl Guest {
         driver.interrupt().unwrap();
     }
 
+    /// How often queues changed threads.
+    fn moves(&self) -> u64 {
+        self.slot.queues().iter().map(|queue| queue.moves).sum()
+    }
+
     fn totals(&self) -> Totals {
         self.counters.totals()
     }

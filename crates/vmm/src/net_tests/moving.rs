@@ -37,7 +37,7 @@ fn streams_survive(pairs: u16, ring_features: u64) {
             }
             moves
         });
-        while rounds < 4 || (guests[0].slot.moves() < MOVES) {
+        while rounds < 4 || guests[0].moves() < MOVES {
             thread::scope(|scope| {
                 for ((guest, driver), (ours, theirs)) in guests.iter().zip(&mut drivers).zip([(1, 9), (9, 1)])
                 {

@@ -1,8 +1,9 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, MsiDelivery,
-    NetConfig, Outcome, Progress, Report, RingLayout, RunConfig, TransportChoice, run,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, KickPath,
+    MsiDelivery, NetConfig, Outcome, Progress, QueueResult, Report, RingLayout, RunConfig, TransportChoice,
+    run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -264,6 +265,54 @@ pub(crate) fn notification_addresses_work_without_ioeventfds_and_polled(accel: A
         assert_verified_over(transport, &report, accel);
         assert_eq!(report.exits_by_kind.notify, report.kicks);
     }
+}
+
+/// A disk, and a card with several pairs of queues.
+fn with_many_queues(accel: AccelChoice, image: &Path) -> RunConfig {
+    let net = NetConfig { queues: 3, frames: 300, ..NetConfig::default() };
+    RunConfig { nets: vec![net], ..with_disk(accel, image, Job::Hash) }
+}
+
+/// Device and index of the queues for which `condition` holds.
+fn queues_with(report: &Report, condition: impl Fn(&QueueResult) -> bool) -> Vec<(usize, u16)> {
+    let those = report.queues.iter().filter(|queue| condition(queue));
+    those.map(|queue| (queue.device, queue.queue)).collect()
+}
+
+pub(crate) fn queues_without_an_ioeventfd_fall_back_one_by_one(accel: AccelChoice) {
+    let image = image(2048);
+    for transport in [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci] {
+        // The disk's queue, the entropy device's, the card's three pairs and its control queue, started in this order.
+        for (max, given) in [(0, 0), (1, 1), (5, 5), (1000, 9)] {
+            let config = with_many_queues(accel, image.path());
+            let report = go(RunConfig { transport, max_ioeventfds: Some(max), ..config });
+            assert_verified_over(transport, &report, accel);
+            assert_eq!(report.queues.len(), 9);
+            let refused = queues_with(&report, |queue| queue.kicks_by == KickPath::Refused);
+            assert_eq!(refused, queues_with(&report, |_| true)[given..], "{transport:?}, {max}");
+            // Who has an ioeventfd never exits, whoever has none always does.
+            let exits = queues_with(&report, |queue| queue.exit_kicks > 0);
+            assert!(exits.iter().all(|queue| refused.contains(queue)), "{transport:?}, {max}: {exits:?}");
+            assert_eq!(report.queues.iter().map(|queue| queue.exit_kicks).sum::<u64>(), report.exit_kicks);
+            assert_eq!(report.exit_kicks > 0, given < 9);
+        }
+    }
+}
+
+pub(crate) fn queues_are_spread_over_io_threads(accel: AccelChoice) {
+    let image = image(2048);
+    for threads in [1, 3, 4] {
+        let report = go(RunConfig { io_threads: Some(threads), ..with_many_queues(accel, image.path()) });
+        assert_verified(&report, accel);
+        assert_eq!(report.io_threads, usize::from(threads));
+        for queue in &report.queues {
+            assert_eq!(queue.io_thread, (queue.device + usize::from(queue.queue)) % usize::from(threads));
+        }
+    }
+    let report = go(with_many_queues(accel, image.path()));
+    assert_verified(&report, accel);
+    let of_the_card: Vec<_> = report.queues.iter().filter(|queue| queue.device == 2).collect();
+    assert!(of_the_card.iter().all(|queue| queue.io_thread == of_the_card[0].io_thread), "{of_the_card:?}");
 }
 
 /// A machine with network cards and nothing else.

@@ -1,0 +1,69 @@
+//! Queues and I/O threads in the report.
+use paravane_vmm::{KickPath, QueueResult, Report};
+use serde::Serialize;
+
+/// One queue that ran.
+#[derive(Debug, Serialize)]
+pub(crate) struct JsonQueue {
+    device: usize,
+    queue: u16,
+    /// Number of the I/O thread that served it last.
+    io_thread: usize,
+    moves: u64,
+    /// "ioeventfd", "exits", or "refused" where the host refused an ioeventfd.
+    kicks_by: &'static str,
+    exit_kicks: u64,
+}
+
+pub(crate) fn json(queue: &QueueResult) -> JsonQueue {
+    let &QueueResult { device, queue, io_thread, moves, kicks_by, exit_kicks } = queue;
+    JsonQueue { device, queue, io_thread, moves, kicks_by: kicks_by.name(), exit_kicks }
+}
+
+/// How the queues' kicks came, one line.
+pub(crate) fn paths(queues: &[QueueResult]) -> String {
+    let by = |path| queues.iter().filter(move |queue| queue.kicks_by == path);
+    let mut line =
+        format!("{} by ioeventfd, {} by exits", by(KickPath::IoEventFd).count(), by(KickPath::Exits).count());
+    let refused = names(by(KickPath::Refused));
+    if !refused.is_empty() {
+        line += &format!("; fell back to exits: {refused}");
+    }
+    line
+}
+
+/// Which I/O thread has which queues (device:queue), a line a thread.
+pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
+    let line = |number| {
+        let mine = report.queues.iter().filter(|queue| queue.io_thread == number);
+        let moves: u64 = mine.clone().map(|queue| queue.moves).sum();
+        let moved = if moves > 0 { format!(", moved {moves} times") } else { String::new() };
+        (format!("io{number}"), format!("queues {}{moved}", names(mine)))
+    };
+    (0..report.io_threads).map(line).collect()
+}
+
+fn names<'a>(queues: impl Iterator<Item = &'a QueueResult>) -> String {
+    queues.map(|queue| format!("{}:{}", queue.device, queue.queue)).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(device: usize, queue: u16, kicks_by: KickPath) -> QueueResult {
+        QueueResult { device, queue, io_thread: 0, moves: 0, kicks_by, exit_kicks: 0 }
+    }
+
+    #[test]
+    fn those_that_fell_back_are_named() {
+        let all = [
+            queue(0, 0, KickPath::IoEventFd),
+            queue(1, 0, KickPath::Refused),
+            queue(1, 2, KickPath::Refused),
+            queue(2, 0, KickPath::Exits),
+        ];
+        assert_eq!(paths(&all), "1 by ioeventfd, 1 by exits; fell back to exits: 1:0 1:2");
+        assert_eq!(paths(&all[..1]), "1 by ioeventfd, 0 by exits");
+    }
+}
