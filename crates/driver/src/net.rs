@@ -115,8 +115,10 @@ struct Pair {
     expected: usize,
     transmit: Queue,
     transmit_slots: Slots,
-    /// Transmit slots that are not in flight.
+    /// Transmit slots that are not in flight, as far as is known.
     free: Vec<u16>,
+    /// The last frame to be sent found no free slot: somebody may wait for one.
+    refused: bool,
 }
 
 impl Pair {
@@ -146,6 +148,7 @@ impl Pair {
             transmit,
             transmit_slots,
             free: (0..free).rev().collect(),
+            refused: false,
         };
         for slot in 0..slots {
             pair.offer(slot)?;
@@ -168,6 +171,7 @@ impl Pair {
         if self.free.is_empty() {
             self.reclaim()?;
         }
+        self.refused = true;
         let Some(&slot) = self.free.last() else { return Ok(false) };
         let area = self.transmit_slots.memory[usize::from(slot)].area;
         let written = area.write(0, Header::default().as_bytes()) && area.write(HEADER, frame);
@@ -178,6 +182,7 @@ impl Pair {
             (Err(_), Some(error)) => return Err(error.into()),
             (Err(_), None) => return Ok(false),
         };
+        self.refused = false;
         self.free.pop();
         self.transmit_slots.gone(id, slot)?;
         Ok(true)
@@ -524,14 +529,15 @@ impl<T: Transport> Net<T> {
         }
     }
 
-    /// Asks for interrupts at received frames and, where no slot is left to send in, at sent ones; `true` if something is
-    /// already there and the caller must not sleep.
+    /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot, at sent ones; `true` if
+    /// something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
         let mut news = self.failed.is_some();
         for pair in &mut self.pairs {
             let token = pair.receive.enable_notifications();
             news |= pair.receive.poll(token);
-            if pair.free.is_empty() {
+            // A frame that has gone is no news to a caller that waits for an answer and not for room.
+            if pair.refused {
                 let token = pair.transmit.enable_notifications();
                 news |= pair.transmit.poll(token);
             }

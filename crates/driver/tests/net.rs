@@ -235,6 +235,38 @@ fn frames_are_sent_in_order_and_slots_come_back() {
     }
 }
 
+/// A caller that waits for an answer sleeps, whatever has become of what it sent; one that waits for a slot is woken.
+#[test]
+fn a_frame_that_has_gone_is_news_only_to_who_waits_for_its_slot() {
+    for features in [ALL, ALL | feature::EVENT_IDX, ALL | feature::RING_PACKED | feature::EVENT_IDX] {
+        let (card, mut net) = net(features, NetOptions { transmit_slots: 1, ..small() });
+        let interrupted = |card: &Card| {
+            card.with_queue(1, |queue, batch| {
+                assert_eq!(queue.pop(batch, |_, _| false).unwrap(), 1);
+                let head = batch.chains()[0].head;
+                queue.complete(head, 0).unwrap();
+                queue.publish().unwrap()
+            })
+        };
+        for _ in 0..10 {
+            assert_eq!(net.send(0, &frame(60, 0)), Ok(true));
+            net.kick();
+            assert!(!net.enable_interrupts());
+            assert!(!interrupted(&card), "nobody waits for a slot");
+            assert!(!net.enable_interrupts(), "the answer is not there yet");
+        }
+        net.disable_interrupts();
+        assert_eq!(net.send(0, &frame(60, 0)), Ok(true));
+        assert_eq!(net.send(0, &frame(60, 1)), Ok(false));
+        net.kick();
+        assert!(!net.enable_interrupts());
+        assert!(interrupted(&card), "somebody waits for the slot");
+        assert!(net.enable_interrupts());
+        assert_eq!(net.send(0, &frame(60, 1)), Ok(true));
+        assert!(!net.enable_interrupts());
+    }
+}
+
 #[test]
 fn frames_that_cannot_be_are_refused() {
     let (_card, mut net) = net(ALL, NetOptions { frame: 4000, ..small() });
