@@ -28,6 +28,8 @@ pub(crate) struct JsonReport<'a> {
     exits: u64,
     /// What they were about.
     exits_by_kind: JsonExits,
+    /// The measured phase alone, if the guest has ended one.
+    measured: Option<JsonPhase>,
     kicks: u64,
     exit_kicks: u64,
     queues: Vec<queues::JsonQueue>,
@@ -35,6 +37,8 @@ pub(crate) struct JsonReport<'a> {
     interrupts: u64,
     /// Of those, messages.
     messages: u64,
+    /// Accesses to registers that the specification forbids drivers.
+    violations: u64,
     entropy_bytes: u64,
     host_cpu_s: f64,
     mb_per_cpu_s: f64,
@@ -49,6 +53,14 @@ struct JsonExits {
     interrupt_status: u64,
     interrupt_acknowledge: u64,
     other: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonPhase {
+    exits_by_kind: JsonExits,
+    kicks: u64,
+    interrupts: u64,
+    cpu_s: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -109,18 +121,20 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         disks: report.disks.iter().map(json_disk).collect(),
         nets: report.nets.iter().map(json_net).collect(),
         exits: report.exits,
-        exits_by_kind: JsonExits {
-            notify: report.exits_by_kind.notify,
-            interrupt_status: report.exits_by_kind.interrupt_status,
-            interrupt_acknowledge: report.exits_by_kind.interrupt_acknowledge,
-            other: report.exits_by_kind.other,
-        },
+        exits_by_kind: json_exits(report.exits_by_kind),
+        measured: report.measured.map(|phase| JsonPhase {
+            exits_by_kind: json_exits(phase.exits),
+            kicks: phase.kicks,
+            interrupts: phase.interrupts,
+            cpu_s: phase.cpu_s,
+        }),
         kicks: report.kicks,
         exit_kicks: report.exit_kicks,
         queues: report.queues.iter().map(queues::json).collect(),
         io_threads: report.io_threads,
         interrupts: report.interrupts,
         messages: report.messages,
+        violations: report.violations,
         entropy_bytes: report.entropy_bytes,
         host_cpu_s: report.host_cpu_s,
         mb_per_cpu_s: report.mb_per_cpu_s,
@@ -128,6 +142,11 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
         wall_s: report.wall_s,
         resident_overhead_bytes: report.resident_overhead,
     }
+}
+
+fn json_exits(exits: ExitFigures) -> JsonExits {
+    let ExitFigures { notify, interrupt_status, interrupt_acknowledge, other } = exits;
+    JsonExits { notify, interrupt_status, interrupt_acknowledge, other }
 }
 
 fn json_dirty(dirty: &DirtyFigures) -> JsonDirty {
@@ -238,6 +257,9 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
         row(&name, line)?;
     }
     row("interrupts", format!("{} ({} of them messages)", report.interrupts, report.messages))?;
+    if report.violations > 0 {
+        row("violations", format!("{} accesses to registers that drivers must not make", report.violations))?;
+    }
     if let Some(dirty) = &report.dirty {
         row("dirty log", dirty_log(dirty))?;
     }
@@ -319,7 +341,7 @@ fn bytes(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paravane_vmm::GuestFailure;
+    use paravane_vmm::{GuestFailure, PhaseFigures};
 
     fn report(outcome: Outcome) -> Report {
         Report {
@@ -366,13 +388,14 @@ mod tests {
             }],
             exits: 1,
             exits_by_kind: ExitFigures { notify: 1, ..ExitFigures::default() },
-            measured: None,
+            measured: Some(PhaseFigures { kicks: 1, cpu_s: 0.25, ..PhaseFigures::default() }),
             kicks: 2,
             exit_kicks: 1,
             queues: Vec::new(),
             io_threads: 1,
             interrupts: 3,
             messages: 2,
+            violations: 0,
             entropy_bytes: 0,
             host_cpu_s: 0.5,
             mb_per_cpu_s: 10.0,
@@ -391,6 +414,10 @@ mod tests {
         for key in keys {
             assert!(!value[key].is_null(), "{key}");
         }
+        assert_eq!(value["violations"], 0);
+        let measured = &value["measured"];
+        assert_eq!((&measured["kicks"], &measured["cpu_s"]), (&1.into(), &0.25.into()));
+        assert_eq!((&measured["interrupts"], &measured["exits_by_kind"]["notify"]), (&0.into(), &0.into()));
         assert_eq!(value["nets"][0]["mac"], "02:00:00:00:00:ab");
         for key in ["queues", "size", "reply", "frames", "per_s", "p50_us", "p99_us", "p999_us"] {
             assert!(!value["nets"][0][key].is_null(), "{key}");

@@ -35,6 +35,9 @@ pub trait Transport: Send {
 
     /// The configuration space has changed: the driver is to be told.
     fn config_changed(&mut self);
+
+    /// Accesses that the specification forbids the driver, counted. They had no effect.
+    fn violations(&self) -> u64;
 }
 
 /// What an access to a transport's registers is about.

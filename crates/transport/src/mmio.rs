@@ -296,6 +296,10 @@ impl Transport for Mmio {
     fn config_changed(&mut self) {
         Self::config_changed(self);
     }
+
+    fn violations(&self) -> u64 {
+        Self::violations(self)
+    }
 }
 
 impl fmt::Debug for Mmio {

@@ -343,6 +343,10 @@ impl Transport for Pci {
             self.interrupts.config_change();
         }
     }
+
+    fn violations(&self) -> u64 {
+        Self::violations(self)
+    }
 }
 
 /// The register that `offset` of the transport's window names, if it is one of the configuration space.

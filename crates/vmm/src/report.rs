@@ -212,6 +212,8 @@ pub struct Report {
     pub interrupts: u64,
     /// Of those, messages.
     pub messages: u64,
+    /// Accesses to devices' registers that the specification forbids drivers; they had no effect.
+    pub violations: u64,
     /// Entropy bytes that the guest drew.
     pub entropy_bytes: u64,
     /// CPU seconds of this process, user and system, all threads.

@@ -149,6 +149,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         io_threads: machine.crew.len(),
         interrupts: slots.iter().map(Slot::interrupts).sum(),
         messages: slots.iter().map(Slot::messages).sum(),
+        violations: slots.iter().map(Slot::violations).sum(),
         entropy_bytes,
         host_cpu_s,
         mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),

@@ -406,6 +406,11 @@ impl Slot {
         (0..).zip(&lock(&self.control).queues).filter_map(of_queue).collect()
     }
 
+    /// Accesses to its registers that the specification forbids.
+    pub(crate) fn violations(&self) -> u64 {
+        lock(&self.transport).violations()
+    }
+
     /// Kicks that came by an exit.
     pub(crate) fn exit_kicks(&self) -> u64 {
         self.queues().iter().map(|queue| queue.exit_kicks).sum()
