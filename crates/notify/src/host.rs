@@ -3,10 +3,10 @@
 //! ```text
 //!             assign                      grab
 //! Deassigned ---------> Assigned ---------------------> OffLimits, counted
-//!   ^    ^ <---------                <-----------------   |  ^      |  ^
-//!   |    |   deassign                 last release        +--+      +--+
-//!   +----+                            (signalled)         grab      release
-//!    assign, refused
+//!   ^    ^ <---------             (signalled)             |  ^      |  ^
+//!   |    |   deassign            <-----------------       +--+      +--+
+//!   +----+                        last release            grab      release
+//!    assign, refused              (signalled)
 //!
 //! Deassigned -- grab --> OffLimits -- last release --> Deassigned     the same, on a host that refused
 //! ```
@@ -21,8 +21,9 @@
 //! it stays in the eventfd, and these rules (the ioeventfd seed, and the bugs that came after it) deal with it:
 //!
 //! - A notifier is born signalled.
-//! - After any start, resume or hand-back the queue is signalled once: [`HostNotifier::assign`], refused or
-//!   not, and the last [`HostNotifier::release`] do it. The owner then looks at the ring whatever was missed.
+//! - After any start, resume or change of owner the queue is signalled once: [`HostNotifier::assign`], refused or
+//!   not, the first [`HostNotifier::grab`] and the last [`HostNotifier::release`] do it. The new owner then looks at the
+//!   ring whatever was missed: the old one may have taken a signal and gone before it looked, with kicks turned off.
 //! - To stop: first the owner takes its handler off (so that nothing runs concurrently), then
 //!   [`HostNotifier::deassign`] removes the ioeventfd (so that no new signal comes but through exits), then
 //!   the owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and only then drops it.
@@ -62,11 +63,11 @@ pub struct HostNotifier {
 
 #[derive(Clone, Copy, Debug)]
 struct Ownership {
-    /// Guest-physical address of the kicks.
-    addr: u64,
-    /// Whether it was registered when its address was taken from it.
-    homeless: bool,
-    /// Whether the ioeventfd is registered.
+    /// Guest-physical address of the kicks; `None`: they arrive nowhere.
+    addr: Option<u64>,
+    /// Whether there is to be an ioeventfd wherever kicks arrive.
+    wanted: bool,
+    /// Whether the ioeventfd is registered, at `addr`.
     registered: bool,
     /// How often a back end has grabbed the notifier and not yet released it.
     grabs: u32,
@@ -98,7 +99,7 @@ impl HostNotifier {
             fds,
             datamatch,
             notifier: Notifier::new(true)?,
-            ownership: Mutex::new(Ownership { addr, homeless: false, registered: false, grabs: 0 }),
+            ownership: Mutex::new(Ownership { addr: Some(addr), wanted: false, registered: false, grabs: 0 }),
             exit_kicks: AtomicU64::new(0),
         })
     }
@@ -110,30 +111,53 @@ impl HostNotifier {
     }
 
     /// Registers the ioeventfd and signals once. On refusal the state stays `Deassigned` and kicks exit; the
-    /// notifier is signalled then, too, since the queue starts either way.
+    /// notifier is signalled then, too, since the queue starts either way. While kicks arrive nowhere there is nothing to
+    /// register; [`HostNotifier::relocate`] does it when they do.
     ///
     /// # Errors
     /// The host refuses, or the notifier is not deassigned (and then it is not signalled).
     pub fn assign(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         ownership.expect(NotifierState::Deassigned, "assigned")?;
-        let result = self.fds.assign(ownership.addr, self.datamatch, &self.notifier);
-        ownership.registered = result.is_ok();
+        let result = self.register(&mut ownership);
         self.notifier.signal();
         result
     }
 
-    /// Removes the ioeventfd. The caller has taken its handler off before, and afterwards tests the notifier
-    /// once more: a kick may have come in between.
+    /// Removes the ioeventfd; or, while kicks arrive nowhere, what would register it. The caller has taken its handler
+    /// off before, and afterwards tests the notifier once more: a kick may have come in between.
     ///
     /// # Errors
     /// The notifier is not assigned; or the host refuses, and the state stays `Assigned`, for the host may
     /// still signal the eventfd.
     pub fn deassign(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
+        if ownership.state() == NotifierState::Deassigned && std::mem::take(&mut ownership.wanted) {
+            return Ok(());
+        }
         ownership.expect(NotifierState::Assigned, "deassigned")?;
-        self.fds.deassign(ownership.addr, self.datamatch, &self.notifier)?;
-        ownership.registered = false;
+        self.unregister(&mut ownership)?;
+        ownership.wanted = false;
+        Ok(())
+    }
+
+    /// Asks for the ioeventfd, wherever kicks arrive.
+    fn register(&self, ownership: &mut Ownership) -> Result<(), NotifyError> {
+        let result = match ownership.addr {
+            Some(addr) => self.fds.assign(addr, self.datamatch, &self.notifier),
+            None => Ok(()),
+        };
+        ownership.wanted = result.is_ok();
+        ownership.registered = result.is_ok() && ownership.addr.is_some();
+        result
+    }
+
+    /// Removes the ioeventfd if there is one.
+    fn unregister(&self, ownership: &mut Ownership) -> Result<(), NotifyError> {
+        if let Some(addr) = ownership.addr.filter(|_| ownership.registered) {
+            self.fds.deassign(addr, self.datamatch, &self.notifier)?;
+            ownership.registered = false;
+        }
         Ok(())
     }
 
@@ -145,26 +169,15 @@ impl HostNotifier {
     /// The host refuses the new address, and kicks exit; or it refuses to let the old one go, and nothing has changed.
     pub fn relocate(&self, addr: Option<u64>) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
-        let wanted = ownership.registered || ownership.homeless;
-        if ownership.registered {
-            self.fds.deassign(ownership.addr, self.datamatch, &self.notifier)?;
-            ownership.registered = false;
-        }
-        ownership.homeless = wanted && addr.is_none();
-        let mut result = Ok(());
-        if let Some(addr) = addr {
-            ownership.addr = addr;
-            if wanted {
-                result = self.fds.assign(addr, self.datamatch, &self.notifier);
-                ownership.registered = result.is_ok();
-            }
-        }
+        self.unregister(&mut ownership)?;
+        ownership.addr = addr;
+        let result = if ownership.wanted { self.register(&mut ownership) } else { Ok(()) };
         self.notifier.signal();
         result
     }
 
-    /// Hands the notifier to a vhost back end. The caller has taken its handler off before, and the back end signals
-    /// or polls its queue once when it starts. Counted: each grab needs its [`HostNotifier::release`].
+    /// Hands the notifier to a vhost back end. The caller has taken its handler off before. Counted: each grab needs
+    /// its [`HostNotifier::release`]. The first one signals once, so the back end may start to wait before or after.
     ///
     /// # Errors
     /// It was grabbed more often than can be counted.
@@ -175,6 +188,9 @@ impl HostNotifier {
             .grabs
             .checked_add(1)
             .ok_or(NotifyError::State { state, wanted: "grabbed once more" })?;
+        if ownership.grabs == 1 {
+            self.notifier.signal();
+        }
         Ok(())
     }
 
@@ -224,11 +240,12 @@ impl HostNotifier {
 
 impl std::fmt::Debug for HostNotifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ownership = *self.lock();
         f.debug_struct("HostNotifier")
-            .field("addr", &format_args!("{:#x}", self.lock().addr))
+            .field("addr", &format_args!("{:x?}", ownership.addr))
             .field("datamatch", &self.datamatch)
             .field("notifier", &self.notifier)
-            .field("state", &self.state())
+            .field("state", &ownership.state())
             .field("exit_kicks", &self.exit_kicks())
             .finish_non_exhaustive()
     }
@@ -237,10 +254,8 @@ impl std::fmt::Debug for HostNotifier {
 impl Drop for HostNotifier {
     /// The host holds on to the eventfd of a registration, and would refuse the address to the next one.
     fn drop(&mut self) {
-        let ownership = *self.lock();
-        if ownership.registered {
-            // Nobody is left to be told of a refusal.
-            let _ = self.fds.deassign(ownership.addr, self.datamatch, &self.notifier);
-        }
+        let mut ownership = *self.lock();
+        // Nobody is left to be told of a refusal.
+        let _ = self.unregister(&mut ownership);
     }
 }

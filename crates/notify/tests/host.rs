@@ -199,7 +199,7 @@ fn a_host_without_ioeventfds_serves_by_exits() {
 }
 
 #[test]
-fn grabs_are_counted_and_the_last_release_signals_once() {
+fn grabs_are_counted_and_each_change_of_owner_signals_once() {
     let host = Arc::new(Host::default());
     let queue = queue(&host);
     queue.assign().expect("a registration");
@@ -207,6 +207,7 @@ fn grabs_are_counted_and_the_last_release_signals_once() {
     queue.grab().expect("a grab");
     queue.grab().expect("another");
     assert_eq!(queue.state(), NotifierState::OffLimits);
+    assert_eq!(queue.notifier().take(), 1, "for the back end, to look at the ring once");
     assert!(host.registered(), "the back end gets its kicks by the same ioeventfd");
     queue.release().expect("one release");
     assert_eq!(queue.state(), NotifierState::OffLimits);
@@ -225,6 +226,7 @@ fn a_back_end_can_own_a_queue_whose_kicks_exit() {
     assert!(queue.assign().is_err());
     assert_ne!(queue.notifier().take(), 0);
     queue.grab().expect("a grab");
+    assert_eq!(queue.notifier().take(), 1, "for the back end, to look at the ring once");
     host.guest_writes(&queue);
     assert_eq!(queue.notifier().take(), 1, "for the back end");
     queue.release().expect("the release");
@@ -295,6 +297,7 @@ fn a_relocated_notifier_takes_its_ioeventfd_along() {
     assert_eq!(at(), None);
     queue.assign().expect("the host takes it");
     assert_eq!(at(), Some(0x1000));
+    assert!(format!("{queue:?}").contains("addr: Some(1000)"), "{queue:?}");
     assert_ne!(queue.notifier().take(), 0);
     queue.relocate(Some(0x2000)).expect("moved");
     assert_eq!((at(), queue.state()), (Some(0x2000), NotifierState::Assigned));
@@ -319,6 +322,24 @@ fn a_notifier_that_is_off_limits_moves_as_well() {
     assert_eq!(queue.state(), NotifierState::OffLimits);
     queue.release().expect("given back");
     queue.deassign().expect("from the new address");
+}
+
+#[test]
+fn a_notifier_without_an_address_is_registered_when_it_has_one() {
+    let host = Arc::new(Host::default());
+    let queue = queue(&host);
+    queue.relocate(None).expect("nothing to move");
+    assert_ne!(queue.notifier().take(), 0);
+    queue.assign().expect("nothing to register");
+    assert!(!host.registered(), "not where it was before");
+    assert_eq!((queue.notifier().take(), queue.state()), (1, NotifierState::Deassigned));
+    queue.relocate(Some(0x1000)).expect("it has an address");
+    assert_eq!(queue.state(), NotifierState::Assigned);
+    queue.relocate(None).expect("and none again");
+    queue.deassign().expect("it is not wanted any more");
+    assert_eq!(state_error(queue.deassign()), NotifierState::Deassigned);
+    queue.relocate(Some(0x1000)).expect("a new address");
+    assert!(!host.registered());
 }
 
 #[test]

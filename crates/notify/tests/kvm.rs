@@ -1,35 +1,18 @@
 //! ioeventfd and irqfd on a real KVM. Skipped, loudly, where there is none.
 #![cfg(all(target_arch = "x86_64", not(loom)))]
-use kvm_bindings::{KVM_IRQCHIP_PIC_MASTER, kvm_irqchip, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VmFd};
+mod machine;
+
+use kvm_bindings::{KVM_IRQCHIP_PIC_MASTER, kvm_irqchip};
+use kvm_ioctls::{VcpuExit, VmFd};
+use machine::{Page, vm};
 use paravane_notify::{
     HostNotifier, InterruptLine, InterruptSink, IoEventFds, Kick, KvmIoEventFds, KvmIrqfd, Notifier,
     NotifierState, NotifyError,
 };
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::ffi::c_void;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const NOTIFY: u64 = 0xd000_0050;
-
-/// A VM, or a line that says why not.
-fn vm(test: &str) -> Option<(Kvm, VmFd)> {
-    match Kvm::new().and_then(|kvm| kvm.create_vm().map(|vm| (kvm, vm))) {
-        Ok(both) => Some(both),
-        Err(why) => {
-            let line = format!("SKIPPED {test}: no KVM here: {why}\n");
-            let _ = std::io::stderr().write_all(line.as_bytes());
-            if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-                let mut log =
-                    std::fs::File::options().append(true).create(true).open(path).expect("the skip log");
-                log.write_all(line.as_bytes()).expect("the skip log");
-            }
-            None
-        }
-    }
-}
 
 fn errno(result: Result<(), NotifyError>) -> Option<i32> {
     match result {
@@ -118,38 +101,6 @@ fn devices_that_share_a_line_come_and_go_alone() {
     assert!(comes(&vm), "the interrupt did not come");
 }
 
-/// One page of guest memory.
-struct Page(*mut c_void);
-
-impl Page {
-    const SIZE: usize = 4096;
-
-    fn with(code: &[u8]) -> Self {
-        // SAFETY: a new anonymous mapping replaces nothing.
-        let page = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                Self::SIZE,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-            )
-        }
-        .expect("a page");
-        assert!(code.len() <= Self::SIZE);
-        // SAFETY: the page is new and ours, and the code fits.
-        unsafe { page.cast::<u8>().copy_from_nonoverlapping(code.as_ptr(), code.len()) };
-        Self(page)
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: the mapping that `with` made. Each test's last reference to the VM is
-        // declared after the page, and so dropped before it.
-        let _ = unsafe { munmap(self.0, Self::SIZE) };
-    }
-}
-
 /// Real mode, with the data segment where the device's page would be: writes 0 (twice), then 1 to the notification
 /// address, then says by port 0x10 that it is done.
 const GUEST: &[u8] = &[
@@ -163,15 +114,7 @@ const GUEST: &[u8] = &[
 
 /// Runs the guest; the values of the writes to the notification address that exited.
 fn run(vm: &VmFd, page: &Page, mut exited: impl FnMut(u32)) {
-    let region = kvm_userspace_memory_region {
-        slot: 0,
-        guest_phys_addr: 0x1000,
-        memory_size: Page::SIZE as u64,
-        userspace_addr: page.0 as u64,
-        flags: 0,
-    };
-    // SAFETY: the page is mapped as long as the VM lives (see `Page::drop`).
-    unsafe { vm.set_user_memory_region(region) }.expect("guest memory");
+    page.map(vm, 0x1000);
     let mut vcpu = vm.create_vcpu(0).expect("a vCPU");
     let mut sregs = vcpu.get_sregs().expect("registers");
     sregs.cs.base = 0;

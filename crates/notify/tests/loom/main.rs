@@ -1,139 +1,15 @@
 //! Kicks and interrupts under the model checker: the real state machine over atomics and locks that it explores.
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-notify --test loom --release`.
 #![cfg(loom)]
+mod scene;
+mod transitions;
+
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
-use paravane_notify::{HostNotifier, InterruptLine, InterruptSink, IoEventFds, Notifier, NotifyError};
+use paravane_notify::{InterruptLine, InterruptSink, NotifyError};
 use std::sync::Arc;
-
-/// A host and a driver. The driver makes one buffer available and kicks; the "ring" is a counter that is
-/// accessed without order, so that only the way of the kick can make it visible.
-#[derive(Default)]
-struct Host {
-    /// As KVM: a write is delivered while the registration stands, and removal waits for those under way.
-    registered: Mutex<Option<Notifier>>,
-    /// How many kicks went through the registration. Written under its lock.
-    delivered: Mutex<u32>,
-}
-
-impl IoEventFds for Host {
-    fn assign(&self, _addr: u64, _datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError> {
-        *self.registered.lock().unwrap() = Some(notifier.try_clone()?);
-        Ok(())
-    }
-
-    fn deassign(&self, _addr: u64, _datamatch: Option<u32>, _notifier: &Notifier) -> Result<(), NotifyError> {
-        assert!(self.registered.lock().unwrap().take().is_some());
-        Ok(())
-    }
-}
-
-struct Scene {
-    host: Arc<Host>,
-    queue: HostNotifier,
-    available: AtomicU32,
-}
-
-impl Scene {
-    fn new() -> Arc<Self> {
-        let host = Arc::new(Host::default());
-        let fds: Arc<dyn IoEventFds> = Arc::<Host>::clone(&host);
-        let queue = HostNotifier::new(fds, 0x50, None).expect("an eventfd");
-        // The signal from birth would hide what these tests look for.
-        assert_eq!(queue.notifier().take(), 1);
-        Arc::new(Self { host, queue, available: AtomicU32::new(0) })
-    }
-
-    /// The driver's side: a buffer, and the write that an ioeventfd catches or that exits.
-    fn drive(&self) {
-        self.available.store(1, Ordering::Relaxed);
-        {
-            let registered = self.host.registered.lock().unwrap();
-            if let Some(notifier) = &*registered {
-                notifier.signal();
-                *self.host.delivered.lock().unwrap() += 1;
-                return;
-            }
-        }
-        self.queue.kick();
-    }
-
-    /// The owner's side: looks at the ring only when it is signalled.
-    fn serve(&self, seen: &mut u32) -> bool {
-        let signalled = self.queue.notifier().take() > 0;
-        if signalled {
-            *seen = (*seen).max(self.available.load(Ordering::Relaxed));
-        }
-        signalled
-    }
-}
-
-#[test]
-fn an_owner_that_takes_a_kick_sees_what_it_is_about() {
-    loom::model(|| {
-        let scene = Scene::new();
-        let driver = {
-            let scene = Arc::clone(&scene);
-            thread::spawn(move || scene.drive())
-        };
-        let mut seen = 0;
-        if scene.serve(&mut seen) {
-            assert_eq!(seen, 1);
-        }
-        driver.join().unwrap();
-        scene.serve(&mut seen);
-        assert_eq!(seen, 1, "the kick is lost");
-    });
-}
-
-#[test]
-fn a_kick_at_any_point_of_a_start_and_a_stop_is_found() {
-    loom::model(|| {
-        let scene = Scene::new();
-        let driver = {
-            let scene = Arc::clone(&scene);
-            thread::spawn(move || scene.drive())
-        };
-        let mut seen = 0;
-        scene.queue.assign().expect("a registration");
-        assert!(scene.serve(&mut seen), "a start is signalled");
-        // The handler is off. A kick may be under way.
-        scene.queue.deassign().expect("removal");
-        // The final test.
-        scene.serve(&mut seen);
-        if *scene.host.delivered.lock().unwrap() > 0 {
-            assert_eq!(seen, 1, "a kick by ioeventfd is lost when it is removed");
-        }
-        // A kick by exit finds the eventfd where it was, for the next owner.
-        driver.join().unwrap();
-        scene.serve(&mut seen);
-        assert_eq!(seen, 1, "a kick by exit is lost");
-    });
-}
-
-#[test]
-fn a_kick_that_a_back_end_took_with_it_is_made_good_by_the_hand_back() {
-    loom::model(|| {
-        let scene = Scene::new();
-        scene.queue.assign().expect("a registration");
-        let mut seen = 0;
-        scene.serve(&mut seen);
-        let driver = {
-            let scene = Arc::clone(&scene);
-            thread::spawn(move || scene.drive())
-        };
-        scene.queue.grab().expect("a grab");
-        // A back end that takes the signal and is stopped before it looks at the ring.
-        let _ = scene.queue.notifier().take();
-        scene.queue.release().expect("the hand-back");
-        assert!(scene.serve(&mut seen), "a hand-back is signalled");
-        driver.join().unwrap();
-        scene.serve(&mut seen);
-        assert_eq!(seen, 1, "the kick is lost");
-    });
-}
 
 struct Edge(loom::sync::atomic::AtomicBool);
 

@@ -1,0 +1,159 @@
+//! What the models of kicks share: a host, a driver, and owners that look at the ring only when they are signalled.
+use loom::sync::Mutex;
+use loom::sync::atomic::Ordering::{Relaxed, SeqCst};
+use loom::sync::atomic::{AtomicU32, fence};
+use paravane_notify::{HostNotifier, IoEventFds, Notifier, NotifyError};
+use std::sync::Arc;
+
+/// As KVM: a write is delivered while its registration stands, and a removal waits for those under way.
+#[derive(Default)]
+pub(crate) struct Host {
+    registered: Mutex<Option<Notifier>>,
+    /// How many kicks went through the registration. Written under its lock.
+    delivered: Mutex<u32>,
+    refuse: std::sync::atomic::AtomicBool,
+}
+
+impl Host {
+    /// From now on it gives out no ioeventfd.
+    pub(crate) fn refuse(&self) {
+        self.refuse.store(true, Relaxed);
+    }
+
+    pub(crate) fn delivered(&self) -> u32 {
+        *self.delivered.lock().unwrap()
+    }
+
+    /// A write to a notification address: whether an ioeventfd has caught it.
+    fn write(&self) -> bool {
+        let registered = self.registered.lock().unwrap();
+        if let Some(notifier) = &*registered {
+            notifier.signal();
+            *self.delivered.lock().unwrap() += 1;
+        }
+        registered.is_some()
+    }
+}
+
+impl IoEventFds for Host {
+    fn assign(&self, _addr: u64, _datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError> {
+        if self.refuse.load(Relaxed) {
+            return Err(NotifyError::Os { what: "register", source: std::io::ErrorKind::StorageFull.into() });
+        }
+        let before = self.registered.lock().unwrap().replace(notifier.try_clone()?);
+        assert!(before.is_none(), "registered twice");
+        Ok(())
+    }
+
+    fn deassign(&self, _addr: u64, _datamatch: Option<u32>, _notifier: &Notifier) -> Result<(), NotifyError> {
+        assert!(self.registered.lock().unwrap().take().is_some());
+        Ok(())
+    }
+}
+
+/// One queue of a machine. Its "ring" is a count of available buffers that is accessed without order, so that only the
+/// way of the kick, or the fence around asking for it, can make it visible.
+pub(crate) struct Scene {
+    pub(crate) host: Arc<Host>,
+    /// What the machine has for the queue at the moment. An exit finds it under the lock of the control path.
+    current: Mutex<Arc<HostNotifier>>,
+    available: AtomicU32,
+    /// Whether the driver is asked to kick.
+    asked: AtomicU32,
+}
+
+impl Scene {
+    /// With a deassigned notifier whose signal from birth has been taken: it would hide what the models look for.
+    pub(crate) fn new() -> Arc<Self> {
+        let host = Arc::new(Host::default());
+        let scene = Self {
+            current: Mutex::new(Self::notifier(&host)),
+            host,
+            available: AtomicU32::new(0),
+            asked: AtomicU32::new(1),
+        };
+        assert_eq!(scene.queue().notifier().take(), 1);
+        Arc::new(scene)
+    }
+
+    fn notifier(host: &Arc<Host>) -> Arc<HostNotifier> {
+        let fds: Arc<dyn IoEventFds> = Arc::<Host>::clone(host);
+        Arc::new(HostNotifier::new(fds, 0x50, None).expect("an eventfd"))
+    }
+
+    pub(crate) fn queue(&self) -> Arc<HostNotifier> {
+        Arc::clone(&self.current.lock().unwrap())
+    }
+
+    /// Another notifier for the queue, as a restored or restarted machine has; the old one is gone.
+    pub(crate) fn renew(&self) {
+        *self.current.lock().unwrap() = Self::notifier(&self.host);
+    }
+
+    /// A buffer and a kick, with no order but the kick's own.
+    pub(crate) fn drive_unasked(&self) {
+        self.available.fetch_add(1, Relaxed);
+        if !self.host.write() {
+            self.current.lock().unwrap().kick();
+        }
+    }
+
+    /// The driver's side: a buffer, and a kick if the device asks for one. It is caught by an ioeventfd, or it exits.
+    pub(crate) fn drive(&self) {
+        self.available.fetch_add(1, Relaxed);
+        // Pairs with the fence in `look`: the driver sees the wish, or the owner the buffer.
+        fence(SeqCst);
+        if self.asked.load(Relaxed) == 1 && !self.host.write() {
+            self.current.lock().unwrap().kick();
+        }
+    }
+}
+
+/// Who waits for the queue's signals. What it has seen of the ring is the position that is handed on.
+#[derive(Default)]
+pub(crate) struct Owner {
+    pub(crate) seen: u32,
+}
+
+impl Owner {
+    /// Takes the signals; looks at the ring if there were any.
+    pub(crate) fn serve(&mut self, scene: &Scene) -> bool {
+        let signalled = scene.queue().notifier().take() > 0;
+        if signalled {
+            self.look(scene);
+        }
+        signalled
+    }
+
+    /// Takes the signals; looks once, with no order but theirs, if there were any.
+    pub(crate) fn glance(&mut self, scene: &Scene) -> bool {
+        let signalled = scene.queue().notifier().take() > 0;
+        if signalled {
+            self.seen = scene.available.load(Relaxed);
+        }
+        signalled
+    }
+
+    /// Takes the signals and wants no kicks while it works; and then its time is over before it gets to look.
+    pub(crate) fn start_to_serve(&mut self, scene: &Scene) -> bool {
+        let signalled = scene.queue().notifier().take() > 0;
+        if signalled {
+            scene.asked.store(0, Relaxed);
+        }
+        signalled
+    }
+
+    /// Looks at the ring until nothing new is there, and asks for kicks before it rests.
+    fn look(&mut self, scene: &Scene) {
+        scene.asked.store(0, Relaxed);
+        loop {
+            self.seen = scene.available.load(Relaxed);
+            scene.asked.store(1, Relaxed);
+            // Pairs with the fence in `drive`.
+            fence(SeqCst);
+            if scene.available.load(Relaxed) == self.seen {
+                return;
+            }
+        }
+    }
+}
