@@ -60,8 +60,8 @@ const FOR_THE_BUILTIN_GUEST: [&str; 15] = [
 /// With --kernel a Linux kernel runs in place of the built-in guest, with the disks and an entropy source; a line on
 /// stderr says how it ended.
 ///
-/// Exit status: 0 all verified, or a kernel powered off or rebooted; 1 it ran and something is wrong; 2 the request was at fault and nothing was
-/// touched; 130 stopped by Ctrl-C, with the report so far.
+/// Exit status: 0 all verified, or a kernel powered off or rebooted; 1 it ran and something is wrong; 2 the request was
+/// at fault and nothing was touched; 130 stopped by Ctrl-C, with the report so far.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
   paravane run
@@ -72,7 +72,7 @@ const FOR_THE_BUILTIN_GUEST: [&str; 15] = [
   paravane run --kernel vmlinuz --initrd initrd.img --disk root.img --transport pci")]
 pub(crate) struct RunArgs {
     /// Boot this bzImage or vmlinux instead of the built-in guest: its serial console (ttyS0) is stdout, its disks are
-    /// written unless they are `,ro`, and the run ends when it powers off or reboots (needs KVM)
+    /// written unless they are `,ro`, and the run ends when it powers off (needs KVM)
     #[arg(long, value_name = "IMAGE", conflicts_with_all = FOR_THE_BUILTIN_GUEST)]
     pub(crate) kernel: Option<PathBuf>,
     /// The kernel's initial RAM disk
@@ -81,6 +81,9 @@ pub(crate) struct RunArgs {
     /// The kernel's command line
     #[arg(long, value_name = "STRING", requires = "kernel", default_value = "console=ttyS0 panic=-1")]
     pub(crate) cmdline: String,
+    /// What follows when the kernel reboots, after a panic too if it was told to: the run ends, or the machine starts anew
+    #[arg(long, value_enum, requires = "kernel", default_value_t = OnReboot::Exit)]
+    pub(crate) on_reboot: OnReboot,
     /// Attach a raw image or block device: PATH, or PATH,ro to open it read-only (may be repeated)
     #[arg(long, value_name = "PATH[,ro]")]
     pub(crate) disk: Vec<DiskArg>,
@@ -173,6 +176,12 @@ pub(crate) enum Accel {
     Auto,
     Kvm,
     Thread,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum OnReboot {
+    Exit,
+    Restart,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -29,10 +29,15 @@ fn lines(report: &LinuxReport) -> Vec<String> {
         LinuxEnd::Failed(failure) => (format!("failed: {}", failure.reason), failure.registers.as_slice()),
         LinuxEnd::Cancelled => ("stopped".to_owned(), [].as_slice()),
     };
-    let LinuxReport { exits, kicks, interrupts, messages, wall_s, .. } = report;
+    let LinuxReport { restarts, exits, kicks, interrupts, messages, wall_s, .. } = report;
+    let restarts = match restarts {
+        0 => String::new(),
+        1 => " and 1 restart".to_owned(),
+        _ => format!(" and {restarts} restarts"),
+    };
     let sum = format!(
-        "paravane: the guest {how} after {wall_s:.1} s: {exits} exits, {kicks} kicks, {interrupts} interrupts, \
-         {messages} of them messages"
+        "paravane: the guest {how} after {wall_s:.1} s{restarts}: {exits} exits, {kicks} kicks, \
+         {interrupts} interrupts, {messages} of them messages"
     );
     let registers = registers.iter().map(|line| format!("  {line}"));
     let faults = report.faults.iter().map(|fault| format!("  {fault}"));
@@ -47,6 +52,7 @@ mod tests {
     fn the_line_says_how_it_ended_and_what_failed() {
         let report = LinuxReport {
             end: LinuxEnd::Power(Power::Off),
+            restarts: 2,
             faults: vec!["device 0: torn".into()],
             exits: 3,
             kicks: 2,
@@ -56,7 +62,8 @@ mod tests {
         };
         let lines = lines(&report);
         assert!(
-            lines[0].starts_with("paravane: the guest powered off after 1.2 s: 3 exits, 2 kicks"),
+            lines[0]
+                .starts_with("paravane: the guest powered off after 1.2 s and 2 restarts: 3 exits, 2 kicks"),
             "{lines:?}"
         );
         assert_eq!(lines[1], "  device 0: torn");

@@ -1,5 +1,7 @@
 //! `paravane run`.
-use crate::args::{Accel, Completion, DirtyLog, Engine, Inject, MsiDelivery, Ring, RunArgs, Transport};
+use crate::args::{
+    Accel, Completion, DirtyLog, Engine, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport,
+};
 use crate::{Failure, linux, net, output, progress, render};
 use anyhow::Context;
 use paravane_vmm::{
@@ -20,11 +22,17 @@ const TEMPORARY_SIZE: u64 = 64 << 20;
 pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure> {
     let mut config = config(args).map_err(Failure::request)?;
     if let Some(kernel) = &args.kernel {
-        let (initrd, cmdline) = (args.initrd.clone(), args.cmdline.clone());
-        return linux::main(
-            &LinuxConfig { kernel: kernel.clone(), initrd, cmdline, machine: config },
-            started,
-        );
+        let config = LinuxConfig {
+            kernel: kernel.clone(),
+            initrd: args.initrd.clone(),
+            cmdline: args.cmdline.clone(),
+            on_reboot: match args.on_reboot {
+                OnReboot::Exit => paravane_vmm::OnReboot::Exit,
+                OnReboot::Restart => paravane_vmm::OnReboot::Restart,
+            },
+            machine: config,
+        };
+        return linux::main(&config, started);
     }
     let temporary = if config.disks.is_empty() && config.nets.is_empty() {
         let disk = TemporaryDisk::new().map_err(Failure::request)?;

@@ -27,6 +27,8 @@ pub(crate) enum Ended {
     Exit(u32, Vec<String>),
     /// It was switched off or reset, at its own wish: a Linux guest.
     Power(Power),
+    /// A triple fault, by which a processor asks for its reset; its registers.
+    TripleFault(Vec<String>),
     /// It crashed.
     Failed(GuestFailure),
     /// It was stopped; these were its registers.

@@ -37,7 +37,7 @@ pub use config::{
     RunConfig, TransportChoice,
 };
 pub use error::RunError;
-pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, Power};
+pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
 pub use report::{

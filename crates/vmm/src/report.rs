@@ -10,6 +10,13 @@ pub struct GuestFailure {
     pub registers: Vec<String>,
 }
 
+impl GuestFailure {
+    /// What there is to say of a triple fault.
+    pub(crate) fn triple_fault(registers: Vec<String>) -> Self {
+        Self { reason: "triple fault".into(), registers }
+    }
+}
+
 /// How the run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {

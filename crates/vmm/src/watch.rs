@@ -108,6 +108,7 @@ fn verdict(end: Ended, stopped: GuestFailure) -> Result<Verdict, RunError> {
     match end {
         Ended::Exit(code, registers) => Ok(Verdict::Exit(code, registers)),
         Ended::Failed(failure) => Ok(Verdict::Failed(failure)),
+        Ended::TripleFault(registers) => Ok(Verdict::Failed(GuestFailure::triple_fault(registers))),
         Ended::Power(power) => {
             let reason = format!("it asked for its power supply: {power:?}");
             Ok(Verdict::Failed(GuestFailure { reason, registers: Vec::new() }))

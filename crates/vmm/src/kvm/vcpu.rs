@@ -177,7 +177,7 @@ impl Guest {
                 return self.after(vcpu, end);
             }
             VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Step::On,
-            VcpuExit::Shutdown => "triple fault".to_owned(),
+            VcpuExit::Shutdown => return Step::End(Ended::TripleFault(registers::lines(vcpu, None))),
             VcpuExit::InternalError => "KVM could not go on with it (internal error)".to_owned(),
             VcpuExit::FailEntry(reason, _) => format!("the processor refused its state ({reason:#x})"),
             VcpuExit::Hlt => "it halted for good".to_owned(),

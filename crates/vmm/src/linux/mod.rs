@@ -33,9 +33,21 @@ pub struct LinuxConfig {
     pub initrd: Option<PathBuf>,
     /// The kernel's command line.
     pub cmdline: String,
+    /// What follows when the guest reboots.
+    pub on_reboot: OnReboot,
     /// The machine. What is asked of the built-in guest there is not looked at; its disks are the guest's to write
     /// unless they are read-only.
     pub machine: RunConfig,
+}
+
+/// What follows when a guest resets its machine: by ACPI, by the keyboard controller, or by a triple fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnReboot {
+    /// The run ends. A triple fault counts as a crash.
+    #[default]
+    Exit,
+    /// The machine starts anew: new RAM, the kernel's files read again, and the same disks and cards.
+    Restart,
 }
 
 /// What the guest asked of its power supply.
@@ -63,6 +75,8 @@ pub enum LinuxEnd {
 pub struct LinuxReport {
     /// How it ended.
     pub end: LinuxEnd,
+    /// How often it had started anew before. The other figures are of all its lives together.
+    pub restarts: u64,
     /// What devices could not go on with, device by device.
     pub faults: Vec<String>,
     /// Exits to user space.

@@ -1,6 +1,7 @@
 //! The I/O ports of a Linux guest: a 16550 for its console, and the registers that end the run.
 //!
 //! ```text
+//! 0x064           keyboard controller: reads 0 (it takes a command), and PULSE_RESET resets; there is no keyboard
 //! 0x3f8 to 0x3ff  UART, interrupt line 4; what the guest sends goes to the console, and it receives nothing
 //! 0x600           sleep control: SLP_EN with the type of S5 switches off
 //! 0x601           sleep status: reads 0
@@ -22,6 +23,10 @@ pub(super) const UART: u16 = 0x3f8;
 pub(super) const UART_PORTS: u8 = 8;
 /// Its interrupt line.
 pub(super) const UART_GSI: u32 = 4;
+/// The keyboard controller's status, and its commands.
+const KEYBOARD: u16 = 0x64;
+/// Of its commands, what every PC takes for a reset.
+const PULSE_RESET: u8 = 0xfe;
 /// ACPI's sleep control register (ACPI 6.5, section 4.8.3.7).
 pub(super) const SLEEP_CONTROL: u16 = 0x600;
 /// ACPI's sleep status register.
@@ -68,7 +73,7 @@ impl Ports {
     pub(crate) fn read(&self, port: u16, data: &mut [u8]) {
         let value = match (uart_register(port), port) {
             (Some(register), _) => lock(&self.uart).read(register),
-            (None, SLEEP_STATUS) => 0,
+            (None, SLEEP_STATUS | KEYBOARD) => 0,
             _ => 0xff,
         };
         data.fill(0xff);
@@ -90,6 +95,7 @@ impl Ports {
         match port {
             SLEEP_CONTROL if value == S5 << SLP_TYP_SHIFT | SLP_EN => Some(Power::Off),
             RESET if value == RESET_VALUE => Some(Power::Reset),
+            KEYBOARD if value == PULSE_RESET => Some(Power::Reset),
             _ => None,
         }
     }
@@ -159,6 +165,8 @@ mod tests {
             assert_eq!(ports.write(SLEEP_CONTROL, &[value]), off);
             let reset = (value == RESET_VALUE).then_some(Power::Reset);
             assert_eq!(ports.write(RESET, &[value]), reset);
+            let pulse = (value == 0xfe).then_some(Power::Reset);
+            assert_eq!(ports.write(KEYBOARD, &[value]), pulse);
         }
         assert_eq!(ports.write(SLEEP_CONTROL, &[0x34, 0]), None);
         assert_eq!(ports.write(RESET, &[]), None);
@@ -174,6 +182,9 @@ mod tests {
         }
         let mut byte = [1];
         ports.read(SLEEP_STATUS, &mut byte);
+        assert_eq!(byte, [0]);
+        byte = [1];
+        ports.read(KEYBOARD, &mut byte);
         assert_eq!(byte, [0]);
     }
 }

@@ -4,15 +4,17 @@
 //! check -> images opened and locked -> kernel in RAM -> KVM -> devices on the bus -> tables, RAM disk, parameters
 //!   -> vCPU runs -> powered off, reset, crashed or cancelled -> queues stopped and drained -> LinuxReport
 //! ```
+//! A guest that resets its machine may begin again at "kernel in RAM": nothing but the devices outlives a reset.
 use super::acpi::{self, Attached, Window};
 use super::load::{self, Extras, LoadError};
 use super::ports::{Output, Ports, UART_GSI};
-use super::{LinuxConfig, LinuxEnd, LinuxReport, cpu, layout};
+use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, cpu, layout};
 use crate::Progress;
 use crate::accel::{Accelerator, Ended, Running};
 use crate::attach;
 use crate::config::{AccelChoice, RunConfig, TransportChoice};
 use crate::error::RunError;
+use crate::guard::lock;
 use crate::kvm::KvmMachine;
 use crate::plan;
 use crate::report::GuestFailure;
@@ -25,9 +27,10 @@ use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
 use paravane_spec::builtin::{FIRST_GSI, PCI_ECAM};
 use paravane_spec::pci::ecam;
-use std::sync::Arc;
+use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How often it is looked whether the operator has had enough.
@@ -40,53 +43,114 @@ pub(crate) fn run(
     progress: &Progress,
     started: Instant,
 ) -> Result<LinuxReport, RunError> {
-    let machine_config = &config.machine;
-    check(machine_config)?;
-    let devices = devices(machine_config)?;
-    let (region, memory) = ram(machine_config)?;
-    let kernel = load::kernel(&memory, region.size(), &config.kernel)?;
-    let kvm = KvmMachine::new(Arc::clone(&region), false, machine_config.msi_delivery)
-        .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
-
+    check(&config.machine)?;
     let tally = Arc::new(Tally::default());
-    let attached = attached(machine_config.transport, devices.len());
-    let ports = Ports::new(kvm.sink(UART_GSI)?, console);
-    let machine = Machine::new(machine_config, &memory, &tally, &kvm, devices, Some(ports))?;
-    let spaces = [(PCI_ECAM, ecam::BUS)];
-    let extras = Extras {
-        initrd: config.initrd.as_deref(),
-        cmdline: &config.cmdline,
-        tables: &acpi::tables(layout::ACPI, &attached),
-        reserved: if machine_config.transport == TransportChoice::Pci { &spaces } else { &[] },
+    let screen = Screen(Arc::new(Mutex::new(console)));
+    let mut devices = devices(&config.machine)?;
+    let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
+    let end = loop {
+        let life = Life::new(config, screen.clone(), &tally, devices)?;
+        let (end, machine) = life.live(progress)?;
+        devices = machine.stop();
+        interrupts += machine.bus.slots().iter().map(Slot::interrupts).sum::<u64>();
+        messages += machine.bus.slots().iter().map(Slot::messages).sum::<u64>();
+        // Relaxed: as in `wait`, which a guest that resets at once may never come to ask.
+        let cancelled = progress.cancel.load(Ordering::Relaxed);
+        if config.on_reboot == OnReboot::Exit || cancelled || !resets(&end) {
+            break end;
+        }
+        restarts += 1;
+        match &end {
+            Ended::TripleFault(registers) => {
+                tracing::warn!(
+                    restarts,
+                    "the guest starts anew after a triple fault: {}",
+                    registers.join(" ")
+                );
+            }
+            _ => tracing::info!(restarts, "the guest starts anew after a reset"),
+        }
+        for device in &mut devices {
+            device.reset();
+        }
     };
-    let entry = kernel.entry;
-    let mut handle = memory.handle().named("the loader");
-    let door = handle.open();
-    cpu::put_tables(&door).map_err(LoadError::Memory)?;
-    kernel.finish(&door, region.size(), &extras)?;
-    drop(door);
-    let (vm, vcpu) = kvm.parts();
-    cpu::set_up(vm, vcpu, entry).map_err(|error| RunError::Os {
-        what: "set the vCPU's registers",
-        source: std::io::Error::from_raw_os_error(error.errno()),
-    })?;
-
-    let (sender, ended) = channel();
-    let running = Box::new(kvm).start(Arc::clone(&machine.bus), sender)?;
-    let end = wait(running, &ended, progress);
-    drop(machine.stop());
-    let slots = machine.bus.slots();
     let faults =
-        (0..slots.len()).filter_map(|number| Some(format!("device {number}: {}", tally.fault_of(number)?)));
+        (0..devices.len()).filter_map(|number| Some(format!("device {number}: {}", tally.fault_of(number)?)));
     Ok(LinuxReport {
-        end: end?,
+        end: how(end)?,
+        restarts,
         faults: faults.collect(),
         exits: tally.exits(),
         kicks: tally.kicks(),
-        interrupts: slots.iter().map(Slot::interrupts).sum(),
-        messages: slots.iter().map(Slot::messages).sum(),
+        interrupts,
+        messages,
         wall_s: started.elapsed().as_secs_f64(),
     })
+}
+
+/// Where the guest's console output goes, in all its lives.
+#[derive(Clone)]
+struct Screen(Arc<Mutex<Output>>);
+
+impl Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        lock(&self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        lock(&self.0).flush()
+    }
+}
+
+/// A guest from its start to its power-off or reset.
+struct Life {
+    machine: Machine,
+    kvm: KvmMachine,
+}
+
+impl Life {
+    /// Everything new but for the devices: they keep the images' locks and the host's interfaces.
+    fn new(
+        config: &LinuxConfig,
+        screen: Screen,
+        tally: &Arc<Tally>,
+        devices: Vec<Box<dyn Device>>,
+    ) -> Result<Self, RunError> {
+        let machine_config = &config.machine;
+        let (region, memory) = ram(machine_config)?;
+        let kernel = load::kernel(&memory, region.size(), &config.kernel)?;
+        let kvm = KvmMachine::new(Arc::clone(&region), false, machine_config.msi_delivery)
+            .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
+        let attached = attached(machine_config.transport, devices.len());
+        let ports = Ports::new(kvm.sink(UART_GSI)?, Box::new(screen));
+        let machine = Machine::new(machine_config, &memory, tally, &kvm, devices, Some(ports))?;
+        let spaces = [(PCI_ECAM, ecam::BUS)];
+        let extras = Extras {
+            initrd: config.initrd.as_deref(),
+            cmdline: &config.cmdline,
+            tables: &acpi::tables(layout::ACPI, &attached),
+            reserved: if machine_config.transport == TransportChoice::Pci { &spaces } else { &[] },
+        };
+        let entry = kernel.entry;
+        let mut handle = memory.handle().named("the loader");
+        let door = handle.open();
+        cpu::put_tables(&door).map_err(LoadError::Memory)?;
+        kernel.finish(&door, region.size(), &extras)?;
+        drop(door);
+        let (vm, vcpu) = kvm.parts();
+        cpu::set_up(vm, vcpu, entry).map_err(|error| RunError::Os {
+            what: "set the vCPU's registers",
+            source: std::io::Error::from_raw_os_error(error.errno()),
+        })?;
+        Ok(Self { machine, kvm })
+    }
+
+    /// Runs the vCPU to its end.
+    fn live(self, progress: &Progress) -> Result<(Ended, Machine), RunError> {
+        let (sender, ended) = channel();
+        let running = Box::new(self.kvm).start(Arc::clone(&self.machine.bus), sender)?;
+        Ok((wait(running, &ended, progress)?, self.machine))
+    }
 }
 
 /// Checks what a Linux guest cannot have.
@@ -130,31 +194,33 @@ fn attached(transport: TransportChoice, count: usize) -> Attached {
 }
 
 /// Waits for the guest's end, or ends it.
-fn wait(
-    running: Box<dyn Running>,
-    ended: &Receiver<Ended>,
-    progress: &Progress,
-) -> Result<LinuxEnd, RunError> {
+fn wait(running: Box<dyn Running>, ended: &Receiver<Ended>, progress: &Progress) -> Result<Ended, RunError> {
     loop {
         match ended.recv_timeout(PERIOD) {
             Ok(end) => {
                 running.join();
-                return how(end);
+                return Ok(end);
             }
             Err(RecvTimeoutError::Disconnected) => return Err(lost()),
             Err(RecvTimeoutError::Timeout) => {}
         }
         // Relaxed: a request that is seen one period later is as good.
         if progress.cancel.load(Ordering::Relaxed) {
-            return stop(running, ended)?.map_or(Ok(LinuxEnd::Cancelled), how);
+            return Ok(stop(running, ended)?.unwrap_or(Ended::Stopped(Vec::new())));
         }
     }
+}
+
+/// Whether a real machine would start anew.
+fn resets(end: &Ended) -> bool {
+    matches!(end, Ended::Power(Power::Reset) | Ended::TripleFault(_))
 }
 
 fn how(end: Ended) -> Result<LinuxEnd, RunError> {
     match end {
         Ended::Power(power) => Ok(LinuxEnd::Power(power)),
         Ended::Failed(failure) => Ok(LinuxEnd::Failed(failure)),
+        Ended::TripleFault(registers) => Ok(LinuxEnd::Failed(GuestFailure::triple_fault(registers))),
         Ended::Stopped(_) => Ok(LinuxEnd::Cancelled),
         // There is no control page on its bus; nothing else ends so.
         Ended::Exit(code, registers) => {

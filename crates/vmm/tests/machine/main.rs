@@ -1,5 +1,6 @@
 //! Whole runs: the built-in guest against real images, as a host thread and under KVM.
 mod bench_top;
+mod linux;
 mod scenarios;
 
 use paravane_vmm::AccelChoice;
