@@ -24,9 +24,8 @@ pub(crate) enum Command {
 }
 
 /// What tells the built-in guest what to do, or is said of what it did.
-const FOR_THE_BUILTIN_GUEST: [&str; 15] = [
+const FOR_THE_BUILTIN_GUEST: [&str; 14] = [
     "write_test",
-    "net",
     "depth",
     "block",
     "seconds",
@@ -41,6 +40,20 @@ const FOR_THE_BUILTIN_GUEST: [&str; 15] = [
     "quiet",
     "inject",
 ];
+
+const NET_HELP: &str = "Attach a network card (may be repeated):
+
+  echo[,frames=N][,size=SIZE][,reply=REPLY]
+           for the built-in guest: it sends N frames (10000) of SIZE bytes (64) with --depth in flight on each of its
+           pairs of queues, and compares what comes back: as much, or REPLY bytes
+  tap=NAME for a kernel: the host's TAP device NAME; made if there is none, which takes CAP_NET_ADMIN
+  tap-fd=N[:N]...
+           the same by descriptors of /dev/net/tun that this process has inherited, one for each pair of queues
+  link=NAME
+           the other card that has NAME
+
+Options of all: mac=MAC (52:54:00:00:00:01 and up), queues=N pairs of queues (1; not with tap-fd). Of the last three:
+mtu=N (the guest is told of none), offloads=off (checksums and segmentation are not left to the far side).";
 
 /// Start a virtual machine, let its built-in guest work on disks, verify, and report
 ///
@@ -57,8 +70,8 @@ const FOR_THE_BUILTIN_GUEST: [&str; 15] = [
 /// --dirty-log every page that a device writes is logged while it runs, and every page that the vCPU writes in
 /// KVM's own log (a guest in a host thread writes without one): what a live migration would have to send.
 ///
-/// With --kernel a Linux kernel runs in place of the built-in guest, with the disks and an entropy source; a line on
-/// stderr says how it ended.
+/// With --kernel a Linux kernel runs in place of the built-in guest, with the disks, network cards and an entropy
+/// source; a line on stderr says how it ended.
 ///
 /// Exit status: 0 all verified, or a kernel powered off or rebooted; 1 it ran and something is wrong; 2 the request was
 /// at fault and nothing was touched; 130 stopped by Ctrl-C, with the report so far.
@@ -69,7 +82,7 @@ const FOR_THE_BUILTIN_GUEST: [&str; 15] = [
   paravane run --iommu --dirty-log=verify
   paravane run --net echo,size=1k,frames=100000 --depth 1
   paravane run --disk a.img --disk b.img,ro --write-test --depth 16 --block 4k --seconds 5
-  paravane run --kernel vmlinuz --initrd initrd.img --disk root.img --transport pci")]
+  paravane run --kernel vmlinuz --initrd initrd.img --disk root.img --transport pci --net tap=tap0")]
 pub(crate) struct RunArgs {
     /// Boot this bzImage or vmlinux instead of the built-in guest: its serial console (ttyS0) is stdout, its disks are
     /// written unless they are `,ro`, and the run ends when it powers off (needs KVM)
@@ -90,9 +103,9 @@ pub(crate) struct RunArgs {
     /// Write-test the disks that are not `,ro`: OVERWRITES the images
     #[arg(long)]
     pub(crate) write_test: bool,
-    /// Attach a network card with an echo behind it, send frames of SIZE bytes (64) with --depth in flight on each of
-    /// its pairs of queues (1), and compare what comes back: as much, or REPLY bytes (may be repeated)
-    #[arg(long, value_name = "echo[,mac=MAC][,queues=N][,frames=N][,size=SIZE][,reply=REPLY]")]
+    /// Attach a network card: echo, tap=NAME, tap-fd=N, or link=NAME, with options behind commas (may be repeated; see
+    /// --help)
+    #[arg(long, value_name = "NETWORK[,OPTION]...", long_help = NET_HELP)]
     pub(crate) net: Vec<NetArg>,
     /// What runs the guest: KVM, or a thread of this process; auto takes KVM when it is usable
     #[arg(long, value_enum, default_value_t = Accel::Auto)]

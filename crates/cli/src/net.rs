@@ -1,6 +1,6 @@
-//! `--net echo[,mac=..][,queues=N][,frames=N][,size=BYTES][,reply=BYTES]`.
+//! `--net`: a network, and options behind commas.
 use crate::size::Size;
-use paravane_vmm::NetConfig;
+use paravane_vmm::{NetConfig, Network};
 use std::str::FromStr;
 
 /// One network card as it was asked for; its address is chosen later if none is named.
@@ -10,43 +10,83 @@ pub(crate) struct NetArg {
     pub(crate) named: bool,
 }
 
+/// What may follow each kind of network.
+const FOR_ECHO: [&str; 5] = ["mac", "queues", "frames", "size", "reply"];
+const FOR_TAP_AND_LINK: [&str; 4] = ["mac", "queues", "mtu", "offloads"];
+/// The descriptors say how many queues there are.
+const FOR_TAP_FD: [&str; 3] = ["mac", "mtu", "offloads"];
+
 impl FromStr for NetArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut options = text.split(',');
-        match options.next() {
-            Some("echo") => {}
-            other => return Err(format!("unknown network {:?}; `echo` is known", other.unwrap_or_default())),
-        }
+        let (network, known) = network(options.next().unwrap_or_default())?;
         let mut net = Self { config: NetConfig::default(), named: false };
+        if let Network::TapFds(numbers) = &network {
+            net.config.queues = u16::try_from(numbers.len()).map_err(|_| "too many descriptors")?;
+        }
+        net.config.network = network;
         for option in options {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            let bad = |error: String| format!("{name}: {error}");
-            match name {
-                "mac" => {
-                    net.config.mac =
-                        mac(value).ok_or_else(|| bad("six bytes are written 52:54:00:00:00:01".into()))?;
-                    net.named = true;
-                }
-                "queues" => net.config.queues = value.parse().map_err(|_| bad("not a number".into()))?,
-                "frames" => net.config.frames = value.parse().map_err(|_| bad("not a number".into()))?,
-                "size" | "reply" => {
-                    let Size(size) = value.parse().map_err(bad)?;
-                    let size = u32::try_from(size).map_err(|_| format!("{name}: too large"))?;
-                    match name {
-                        "size" => net.config.size = size,
-                        _ => net.config.reply = Some(size),
-                    }
-                }
-                _ => {
-                    return Err(format!(
-                        "unknown network option {name:?}; mac, queues, frames, size and reply are known"
-                    ));
+            if !known.contains(&name) {
+                let known = known.join(", ");
+                return Err(format!("unknown option {name:?} of this network; {known} are known"));
+            }
+            net.set(name, value).map_err(|error| format!("{name}: {error}"))?;
+        }
+        Ok(net)
+    }
+}
+
+impl NetArg {
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let not_a_number = |_| "not a number".to_owned();
+        let net = &mut self.config;
+        match name {
+            "mac" => {
+                net.mac = mac(value).ok_or("six bytes are written 52:54:00:00:00:01")?;
+                self.named = true;
+            }
+            "queues" => net.queues = value.parse().map_err(not_a_number)?,
+            "mtu" => net.mtu = Some(value.parse().map_err(not_a_number)?),
+            "offloads" => net.offloads = switch(value)?,
+            "frames" => net.frames = value.parse().map_err(not_a_number)?,
+            _ => {
+                let Size(size) = value.parse()?;
+                let size = u32::try_from(size).map_err(|_| "too large")?;
+                match name {
+                    "size" => net.size = size,
+                    _ => net.reply = Some(size),
                 }
             }
         }
-        Ok(net)
+        Ok(())
+    }
+}
+
+/// What the card is connected to, and the options that may follow.
+fn network(text: &str) -> Result<(Network, &'static [&'static str]), String> {
+    match text.split_once('=') {
+        None if text == "echo" => Ok((Network::Echo, &FOR_ECHO)),
+        Some(("tap" | "link", "")) => Err("it needs a name".into()),
+        Some(("tap", name)) => Ok((Network::Tap(name.into()), &FOR_TAP_AND_LINK)),
+        Some(("link", name)) => Ok((Network::Link(name.into()), &FOR_TAP_AND_LINK)),
+        Some(("tap-fd", numbers)) => {
+            let numbers = numbers.split(':').map(|number| number.parse::<u16>().map(i32::from));
+            let numbers = numbers.collect::<Result<_, _>>();
+            let numbers = numbers.map_err(|_| "descriptors are numbers with colons between them")?;
+            Ok((Network::TapFds(numbers), &FOR_TAP_FD))
+        }
+        _ => Err(format!("unknown network {text:?}; echo, tap=NAME, tap-fd=N and link=NAME are known")),
+    }
+}
+
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("neither on nor off".into()),
     }
 }
 
@@ -85,6 +125,12 @@ mod tests {
         let full = net("echo,size=1k,mac=02:00:00:0a:Ff:01,frames=5,queues=2,reply=2k");
         assert_eq!(full.mac, [2, 0, 0, 10, 255, 1]);
         assert_eq!((full.queues, full.frames, full.size, full.reply()), (2, 5, 1024, 2048));
+        let tap = net("tap=tap0,offloads=off,queues=4,mtu=9000");
+        assert_eq!((tap.network, tap.queues), (Network::Tap("tap0".into()), 4));
+        assert_eq!((tap.mtu, tap.offloads), (Some(9000), false));
+        assert!(net("link=a").offloads);
+        let fds = net("tap-fd=7:9,mac=02:00:00:0a:ff:01");
+        assert_eq!((fds.network, fds.queues), (Network::TapFds(vec![7, 9]), 2));
     }
 
     #[test]
@@ -92,6 +138,17 @@ mod tests {
         for text in [
             "",
             "tap",
+            "tap=",
+            "link=,mtu=1500",
+            "tap-fd=",
+            "tap-fd=-1",
+            "tap-fd=3:",
+            "tap-fd=3,queues=2",
+            "tap=tap0,size=64",
+            "tap=tap0,offloads=yes",
+            "tap=tap0,mtu=70000",
+            "echo=1",
+            "echo,mtu=1500",
             "echo,",
             "echo,mac",
             "echo,mac=1:2:3:4:5:6",

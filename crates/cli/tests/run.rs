@@ -539,6 +539,38 @@ fn a_kernel_speaks_and_ends_as_it_likes_under_kvm() {
 }
 
 #[test]
+fn a_kernel_has_tap_devices_and_links_under_kvm() {
+    let test = "a_kernel_has_tap_devices_and_links_under_kvm";
+    if let Err(why) = kvm_usable() {
+        return skip(test, &why);
+    }
+    // A network of its own, where the interface goes with the process.
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.arg("--net").stdin(Stdio::null());
+        command
+    };
+    match unshare().args(["test", "-w", "/dev/net/tun"]).status() {
+        Ok(status) if status.success() => {}
+        other => return skip(test, &format!("no network of its own with /dev/net/tun: {other:?}")),
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // Powers off.
+    let path = kernel(dir.path(), &[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xf4]);
+    let nets = ["--net", "tap=pv0,queues=2,offloads=off", "--net", "link=a", "--net", "link=a"];
+    for transport in ["mmio", "mmio-msi", "pci"] {
+        let output = unshare()
+            .args([env!("CARGO_BIN_EXE_paravane"), "run", "--transport", transport, "--kernel"])
+            .arg(&path)
+            .args(nets)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{transport}: {said}");
+    }
+}
+
+#[test]
 fn a_kernel_that_cannot_run_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = kernel(dir.path(), &[0xf4]);
@@ -551,7 +583,22 @@ fn a_kernel_that_cannot_run_is_refused() {
     for option in ["--write-test", "--iommu", "--json"] {
         assert_refused(&run(&["--kernel", path, option]), option);
     }
-    assert_refused(&run(&["--kernel", path, "--net", "echo"]), "--net");
+    for (network, why) in [
+        ("echo", "nothing to say to an echo"),
+        ("tap=a/b", "no interface name"),
+        ("tap-fd=0", "no TAP device"),
+        ("tap-fd=999", "descriptor 999"),
+        ("link=a", "joins two cards"),
+        ("bridge=a", "tap=NAME"),
+    ] {
+        assert_refused(&run(&["--kernel", path, "--net", network]), why);
+    }
+    assert_refused(&run(&["--net", "link=a", "--net", "link=a"]), "for a kernel");
+    let test = "a_kernel_that_cannot_run_is_refused (a TAP device without the right)";
+    if let Some(output) = run_as_nobody(test, &["--kernel", path, "--net", "tap=pv-nobody"]) {
+        // Where anybody may open /dev/net/tun, it is the interface that cannot be made.
+        assert_refused(&output, "tun");
+    }
     assert_refused(&run(&["--initrd", junk]), "--kernel");
     if let Err(why) = kvm_usable() {
         return skip("a_kernel_that_cannot_run_is_refused (initrd, command line)", &why);

@@ -116,13 +116,34 @@ pub struct DiskConfig {
     pub job: Job,
 }
 
-/// One network card, with an echo behind it.
+/// What a network card is connected to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Network {
+    /// An echo of what the built-in guest sends.
+    #[default]
+    Echo,
+    /// A TAP device of the host, by its name.
+    Tap(String),
+    /// A TAP device of the host, by the numbers of descriptors that this process was started with: one for each pair of
+    /// queues.
+    TapFds(Vec<i32>),
+    /// The card whose link has the same name.
+    Link(String),
+}
+
+/// One network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetConfig {
+    /// What it is connected to.
+    pub network: Network,
     /// Its address.
     pub mac: [u8; 6],
     /// Pairs of queues.
     pub queues: u16,
+    /// Largest packet that the guest is told of, without the Ethernet header; with an echo that follows from the frames.
+    pub mtu: Option<u16>,
+    /// Checksums and segmentation may be left to the far side, as far as it knows them.
+    pub offloads: bool,
     /// Frames that the guest sends, and that must come back.
     pub frames: u64,
     /// Bytes of each, with the Ethernet header.
@@ -141,7 +162,16 @@ impl NetConfig {
 
 impl Default for NetConfig {
     fn default() -> Self {
-        Self { mac: [0x52, 0x54, 0, 0, 0, 1], queues: 1, frames: 10_000, size: 64, reply: None }
+        Self {
+            network: Network::Echo,
+            mac: [0x52, 0x54, 0, 0, 0, 1],
+            queues: 1,
+            mtu: None,
+            offloads: true,
+            frames: 10_000,
+            size: 64,
+            reply: None,
+        }
     }
 }
 

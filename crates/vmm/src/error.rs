@@ -1,6 +1,7 @@
 //! Why a run did not take place or could not go on.
 use crate::linux::LoadError;
 use paravane_device::blk::OpenError;
+use paravane_device::net::TapError;
 use paravane_dma::{DomainError, LogError, MemoryError};
 use paravane_notify::NotifyError;
 use thiserror::Error;
@@ -27,6 +28,9 @@ pub enum RunError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// {0}
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// {0}
     #[error("{0}")]
     Config(String),
     /// {0}
@@ -47,7 +51,12 @@ impl RunError {
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Disk(_) | Self::NoKvm(_) | Self::Config(_) | Self::Load(_) | Self::Memory(_) => 2,
+            Self::Disk(_)
+            | Self::NoKvm(_)
+            | Self::Config(_)
+            | Self::Load(_)
+            | Self::Memory(_)
+            | Self::Tap(_) => 2,
             Self::Notify(_) | Self::Log(_) | Self::Domain(_) | Self::Os { .. } => 1,
         }
     }

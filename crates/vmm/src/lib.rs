@@ -17,6 +17,7 @@ mod linux;
 mod measured;
 #[cfg(test)]
 mod net_tests;
+mod nets;
 #[cfg(test)]
 mod pci_tests;
 mod phase;
@@ -33,8 +34,8 @@ mod watch;
 pub mod doctor;
 
 pub use config::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig, RingLayout,
-    RunConfig, TransportChoice,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig, Network,
+    RingLayout, RunConfig, TransportChoice,
 };
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};

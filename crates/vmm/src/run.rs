@@ -7,7 +7,7 @@
 use crate::accel::{self, Accelerator};
 use crate::attach::attach;
 use crate::bus::Bus;
-use crate::config::{DirtyLogging, Job, NetConfig, RingLayout, RunConfig, TransportChoice};
+use crate::config::{DirtyLogging, Job, NetConfig, Network, RingLayout, RunConfig, TransportChoice};
 use crate::console::Console;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
@@ -20,10 +20,10 @@ use crate::slot::{Slot, Surroundings};
 use crate::tally::Tally;
 use crate::verify::{self, Expected, Unfinished};
 use crate::watch::{Verdict, watch};
-use crate::{Progress, footprint, latency};
+use crate::{Progress, footprint, latency, nets};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::net::{Counters, LinkEnd, Net, NetConfig as CardConfig};
+use paravane_device::net::Counters;
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
 use paravane_notify::LimitedIoEventFds;
@@ -47,6 +47,10 @@ struct Disk {
 /// See [`crate::run()`].
 pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
     plan::check(config)?;
+    if config.nets.iter().any(|net| net.network != Network::Echo) {
+        let what = "the built-in guest talks to an echo; a TAP device or a link is for a kernel";
+        return Err(RunError::Config(what.into()));
+    }
     let mut images = Vec::with_capacity(config.disks.len());
     for disk in &config.disks {
         images.push(Blk::open(BlkConfig {
@@ -79,10 +83,9 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         devices.push(Box::new(Rng::new()));
     }
     let mut counters = Vec::with_capacity(config.nets.len());
-    for net in &config.nets {
-        let card = echo(net)?;
-        counters.push(card.counters());
-        devices.push(Box::new(card));
+    for card in nets::cards(&config.nets)? {
+        counters.push(card.counters);
+        devices.push(card.device);
     }
     let machine = Machine::new(config, &memory, &tally, &*accelerator, devices, None)?;
     put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
@@ -172,19 +175,6 @@ pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError>
     })?;
     let memory = Memory::new(vec![Arc::clone(&region)])?;
     Ok((region, memory))
-}
-
-/// A card with an echo behind it.
-fn echo(config: &NetConfig) -> Result<Net<LinkEnd>, RunError> {
-    let link = match config.reply {
-        None => LinkEnd::echo(config.queues),
-        Some(len) => LinkEnd::answering(config.queues, len as usize),
-    };
-    let link = link.map_err(|source| RunError::Os { what: "make a link", source })?;
-    // Any frame that the guest is to send is no longer than this allows.
-    let mtu = u16::try_from(config.size.max(config.reply())).unwrap_or(u16::MAX).max(1500);
-    let card = CardConfig { mtu: Some(mtu), ..CardConfig::new(config.mac) };
-    Net::new(card, link).map_err(|error| RunError::Config(error.to_string()))
 }
 
 fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {

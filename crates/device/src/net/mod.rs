@@ -51,15 +51,17 @@ pub struct NetConfig {
     pub mac: [u8; 6],
     /// Largest packet in bytes, without the Ethernet header; not offered if `None`.
     pub mtu: Option<u16>,
+    /// Offer what the back end can do of checksums and segmentation.
+    pub offloads: bool,
     /// Largest size of each receive and transmit queue; rounded down to a power of two, from 2 to 32768.
     pub queue_size: u16,
 }
 
 impl NetConfig {
-    /// Queues of 256, and no word on the MTU.
+    /// Queues of 256, all offloads, and no word on the MTU.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
-        Self { mac, mtu: None, queue_size: 256 }
+        Self { mac, mtu: None, offloads: true, queue_size: 256 }
     }
 }
 
@@ -153,8 +155,10 @@ impl<B: BackEnd> Device for Net<B> {
             | QueueConfig::SPLIT_FEATURES
             | F_MAC
             | F_STATUS
-            | F_MRG_RXBUF
-            | self.back_end.offloads();
+            | F_MRG_RXBUF;
+        if self.config.offloads {
+            features |= self.back_end.offloads();
+        }
         if self.config.mtu.is_some() {
             features |= F_MTU;
         }

@@ -19,7 +19,7 @@ use rustix::event::epoll;
 use rustix::fs::{Mode, OFlags};
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
@@ -49,6 +49,14 @@ pub enum TapError {
         /// What the error means here.
         why: &'static str,
         /// What the kernel says.
+        source: io::Error,
+    },
+    /// descriptor {number}: {source}
+    #[error("descriptor {number}: {source}")]
+    Descriptor {
+        /// The descriptor.
+        number: i32,
+        /// Why it cannot be had.
         source: io::Error,
     },
     /// the descriptor is no TAP device: {0}
@@ -127,6 +135,21 @@ impl Tap {
             _ => Err(error),
         })?;
         Self::from_fds(fds)
+    }
+
+    /// Takes descriptors that this process was started with, by their numbers; see [`Tap::from_fds`]. They stay open.
+    ///
+    /// # Errors
+    /// See [`TapError`].
+    pub fn inherited(numbers: &[i32]) -> Result<Self, TapError> {
+        let copy = |&number: &i32| {
+            // SAFETY: it touches no memory. Whose descriptor it is does not matter: it is copied and asked what it is.
+            let fd = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+            check(fd as isize).map_err(|source| TapError::Descriptor { number, source })?;
+            // SAFETY: the call made it, for us alone.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        Self::from_fds(numbers.iter().map(copy).collect::<Result<_, _>>()?)
     }
 
     /// Takes descriptors of /dev/net/tun, each attached to a queue of the same device: those of a manager that has the

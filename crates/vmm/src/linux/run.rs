@@ -12,16 +12,16 @@ use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, cpu, layout};
 use crate::Progress;
 use crate::accel::{Accelerator, Ended, Running};
 use crate::attach;
-use crate::config::{AccelChoice, RunConfig, TransportChoice};
+use crate::config::{AccelChoice, Network, RunConfig, TransportChoice};
 use crate::error::RunError;
 use crate::guard::lock;
 use crate::kvm::KvmMachine;
-use crate::plan;
 use crate::report::GuestFailure;
 use crate::run::{Machine, ram};
 use crate::slot::Slot;
 use crate::tally::Tally;
 use crate::watch::{lost, stop};
+use crate::{nets, plan};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
@@ -61,13 +61,7 @@ pub(crate) fn run(
         }
         restarts += 1;
         match &end {
-            Ended::TripleFault(registers) => {
-                tracing::warn!(
-                    restarts,
-                    "the guest starts anew after a triple fault: {}",
-                    registers.join(" ")
-                );
-            }
+            Ended::TripleFault(_) => tracing::warn!(restarts, "the guest starts anew after a triple fault"),
             _ => tracing::info!(restarts, "the guest starts anew after a reset"),
         }
         for device in &mut devices {
@@ -158,7 +152,10 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
     let refused = [
         (config.accel == AccelChoice::Thread, "a Linux guest needs KVM, and --accel thread was asked for"),
         (config.iommu, "a Linux guest is not told of an IOMMU: --iommu cannot be had with --kernel"),
-        (!config.nets.is_empty(), "--net is for the built-in guest"),
+        (
+            config.nets.iter().any(|net| net.network == Network::Echo),
+            "a Linux guest has nothing to say to an echo: it takes --net tap=, tap-fd= or link=",
+        ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(refused, _)| *refused) {
         return Err(RunError::Config(why.into()));
@@ -166,7 +163,7 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
     plan::check(config)
 }
 
-/// The disks, in order, and the entropy device.
+/// The disks, in order, the entropy device and the network cards.
 fn devices(config: &RunConfig) -> Result<Vec<Box<dyn Device>>, RunError> {
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
     for disk in &config.disks {
@@ -176,6 +173,7 @@ fn devices(config: &RunConfig) -> Result<Vec<Box<dyn Device>>, RunError> {
     if config.entropy > 0 {
         devices.push(Box::new(Rng::new()));
     }
+    devices.extend(nets::cards(&config.nets)?.into_iter().map(|card| card.device));
     Ok(devices)
 }
 
@@ -242,6 +240,8 @@ mod tests {
         let thread = RunConfig { accel: AccelChoice::Thread, ..RunConfig::default() };
         let iommu = RunConfig { iommu: true, ..RunConfig::default() };
         let nets = RunConfig { nets: vec![NetConfig::default()], ..RunConfig::default() };
+        let tap = NetConfig { network: Network::Tap("tap0".into()), ..NetConfig::default() };
+        assert!(check(&RunConfig { nets: vec![tap], ..RunConfig::default() }).is_ok());
         let small = RunConfig { memory: 4096, ..RunConfig::default() };
         for config in [thread, iommu, nets, small] {
             assert!(matches!(check(&config), Err(RunError::Config(_))), "{config:?}");

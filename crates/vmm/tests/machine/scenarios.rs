@@ -368,8 +368,13 @@ pub(crate) fn an_answer_may_be_longer_or_shorter(accel: AccelChoice) {
 
 pub(crate) fn several_cards_with_several_queues_beside_a_disk(accel: AccelChoice) {
     let image = image(2048);
-    let card =
-        |queues, last| NetConfig { mac: [2, 0, 0, 0, 0, last], queues, frames: 300, size: 200, reply: None };
+    let card = |queues, last| NetConfig {
+        mac: [2, 0, 0, 0, 0, last],
+        queues,
+        frames: 300,
+        size: 200,
+        ..NetConfig::default()
+    };
     let nets = vec![card(1, 1), card(3, 2)];
     for iommu in [false, true] {
         let config = with_disk(accel, image.path(), Job::Hash);

@@ -1,13 +1,14 @@
 //! A TAP device of this host, in a network of its own. Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::Device;
-use crate::net::{BackEnd, Tap, TapError, header};
+use crate::net::{BackEnd, Receiver, Tap, TapError, header};
 use crate::rig::{readable, segment, skipped};
 use paravane_spec::net::{
     CTRL_OK, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
     Header,
 };
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 
 const RX: usize = 0;
@@ -218,12 +219,30 @@ fn offloads_are_what_kernel_and_driver_can_do() {
 }
 
 #[test]
+fn an_inherited_descriptor_is_copied_and_keeps_the_device() {
+    in_own_network("net::tap::an_inherited_descriptor_is_copied_and_keeps_the_device", || {
+        let theirs = up(1);
+        let receiver = theirs.receiver(0).unwrap();
+        let ours = Tap::inherited(&[receiver.fd().as_raw_fd()]).unwrap();
+        assert_eq!((ours.name(), ours.pairs()), ("pv0", 1));
+        drop((theirs, receiver));
+        let mut card = Card::new(ours);
+        card.send_at(TX, DATA, [0; HEADER], &who_is_the_host(MAC));
+        assert_eq!(card.settle(TX).len(), 1);
+        next(&mut card, RX, is_arp_answer);
+    });
+}
+
+#[test]
 fn errors_say_what_is_wrong() {
     for name in ["", "a name", "a/b", "sixteen-bytes-xx"] {
         assert!(matches!(Tap::open(name, 1), Err(TapError::Name(_))), "{name}");
     }
     assert!(matches!(Tap::from_fds(Vec::new()), Err(TapError::NoQueues)));
     let file = tempfile::tempfile().unwrap();
+    let number = file.as_raw_fd();
+    assert!(matches!(Tap::inherited(&[number]), Err(TapError::NotTap(_))));
+    assert!(matches!(Tap::inherited(&[-1]), Err(TapError::Descriptor { number: -1, .. })));
     assert!(matches!(Tap::from_fds(vec![file.into()]), Err(TapError::NotTap(_))));
     in_own_network("net::tap::errors_say_what_is_wrong", || {
         let said = |name| Tap::open(name, 1).unwrap_err().to_string();

@@ -1,0 +1,119 @@
+//! Network cards, and what they are connected to, from their configuration.
+use crate::config::{NetConfig, Network};
+use crate::error::RunError;
+use paravane_device::Device;
+use paravane_device::net::{BackEnd, Counters, LinkEnd, Net, NetConfig as CardConfig, Tap};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A network card.
+pub(crate) struct Card {
+    /// Itself.
+    pub(crate) device: Box<dyn Device>,
+    /// What it counts.
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// Ends of links whose far end was taken, by the links' names.
+type FarEnds<'a> = HashMap<&'a str, (LinkEnd, u16)>;
+
+/// Makes all cards, in order.
+///
+/// # Errors
+/// A card or what it is to be connected to cannot be had.
+pub(crate) fn cards(configs: &[NetConfig]) -> Result<Vec<Card>, RunError> {
+    let mut far_ends = FarEnds::new();
+    let cards = configs.iter().map(|config| connect(config, &mut far_ends)).collect::<Result<_, _>>()?;
+    match far_ends.keys().next() {
+        Some(name) => Err(RunError::Config(format!("the link {name:?} joins two cards, and there is one"))),
+        None => Ok(cards),
+    }
+}
+
+fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card, RunError> {
+    match &config.network {
+        Network::Echo => {
+            // Any frame that the guest is to send is no longer than this allows.
+            let mtu = u16::try_from(config.size.max(config.reply())).unwrap_or(u16::MAX).max(1500);
+            let end = match config.reply {
+                None => LinkEnd::echo(config.queues),
+                Some(len) => LinkEnd::answering(config.queues, len as usize),
+            };
+            card(config, Some(mtu), end.map_err(no_link)?)
+        }
+        Network::Tap(name) => card(config, config.mtu, Tap::open(name, config.queues)?),
+        Network::TapFds(numbers) => card(config, config.mtu, Tap::inherited(numbers)?),
+        Network::Link(name) => {
+            let end = match far_ends.remove(name.as_str()) {
+                Some((end, queues)) if queues == config.queues => end,
+                Some((_, queues)) => {
+                    return Err(RunError::Config(format!(
+                        "the link {name:?} joins cards with {queues} and {} pairs of queues",
+                        config.queues
+                    )));
+                }
+                None => {
+                    let (near, far) = LinkEnd::pair(config.queues).map_err(no_link)?;
+                    far_ends.insert(name, (far, config.queues));
+                    near
+                }
+            };
+            card(config, config.mtu, end)
+        }
+    }
+}
+
+fn no_link(source: std::io::Error) -> RunError {
+    RunError::Os { what: "make a link", source }
+}
+
+fn card<B: BackEnd>(config: &NetConfig, mtu: Option<u16>, back_end: B) -> Result<Card, RunError> {
+    let card_config = CardConfig { mtu, offloads: config.offloads, ..CardConfig::new(config.mac) };
+    let card = Net::new(card_config, back_end).map_err(|error| RunError::Config(error.to_string()))?;
+    Ok(Card { counters: card.counters(), device: Box::new(card) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(name: &str, queues: u16) -> NetConfig {
+        NetConfig { network: Network::Link(name.into()), queues, ..NetConfig::default() }
+    }
+
+    fn refused(configs: &[NetConfig]) -> String {
+        cards(configs).map(|cards| cards.len()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn links_join_two_cards_each() {
+        let joined = cards(&[link("a", 1), link("b", 2), link("b", 2), NetConfig::default(), link("a", 1)]);
+        let queues: Vec<usize> = joined.unwrap().iter().map(|card| card.device.queue_sizes().len()).collect();
+        assert_eq!(queues, [2, 5, 5, 2, 2]);
+        assert!(refused(&[link("a", 1)]).contains("there is one"));
+        assert!(refused(&[link("a", 1), link("a", 1), link("a", 1)]).contains("there is one"));
+        assert!(refused(&[link("a", 1), link("a", 2)]).contains("1 and 2 pairs"));
+    }
+
+    #[test]
+    fn what_is_no_tap_device_is_refused() {
+        let net = |network| [NetConfig { network, ..NetConfig::default() }];
+        let name = refused(&net(Network::Tap("a/b".into())));
+        assert!(name.contains("no interface name"), "{name}");
+        let file = tempfile::tempfile().unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let other = refused(&net(Network::TapFds(vec![number])));
+        assert!(other.contains("no TAP device"), "{other}");
+        let nothing = refused(&net(Network::TapFds(vec![-1])));
+        assert!(nothing.starts_with("descriptor -1"), "{nothing}");
+    }
+
+    #[test]
+    fn offloads_are_offered_unless_they_are_switched_off() {
+        use paravane_spec::net::F_CSUM;
+        for offloads in [false, true] {
+            let cards = cards(&[NetConfig { offloads, ..NetConfig::default() }]).unwrap();
+            assert_eq!(cards[0].device.features() & F_CSUM != 0, offloads);
+        }
+    }
+}
