@@ -231,7 +231,7 @@ impl Rig {
         while self.latched.is_none() {
             let before = (self.taken, self.completed);
             self.serve();
-            if self.latched.is_some() || (self.taken, self.completed) != before {
+            if self.latched.is_some() || (self.taken, self.completed) != before || self.handler.listen() {
                 continue;
             }
             if self.queue.ring().in_flight() == 0 {

@@ -43,6 +43,7 @@ impl<D: Device> Rig<D> {
         loop {
             match self.serve() {
                 Ok(served) if served.taken > 0 || served.completed > 0 => continue,
+                Ok(_) if self.handler.listen() => continue,
                 Ok(_) => {}
                 Err(error) => {
                     self.handler.drain(&mut self.live, false);

@@ -228,6 +228,12 @@ impl LiveQueue {
         self.open().ring.arm_kicks()
     }
 
+    /// Whether there seems to be something available; see [`Queue::has_available`]. Opens no door: it only reads the ring.
+    #[must_use]
+    pub fn has_available(&self) -> bool {
+        self.ring.queue.has_available()
+    }
+
     /// The ring, to look at.
     #[must_use]
     pub fn ring(&self) -> &Ring {

@@ -6,6 +6,8 @@
 //!    v  start_queue(n)
 //! QueueHandler                              one a live queue, owned by one I/O thread
 //!    serve(&mut LiveQueue)  take what is available, do it, complete, publish once
+//!    has_news               a look at the host's side, for an owner that polls
+//!    listen                 before the owner sleeps: what is not done yet wakes it
 //!    drain                  wait until nothing is in flight (reset, stop)
 //! ```
 //! A handler never waits in `serve`: what is not done yet wakes the thread through `completion_fd`.
@@ -85,9 +87,22 @@ pub trait QueueHandler: Send {
     /// The queue has latched or the host has failed; the owner stops the queue and marks the device.
     fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError>;
 
-    /// Becomes readable when there is news from the host (something in flight is done, a frame has come); the owner
-    /// calls `serve` once for each time that it does, whether or not it has been readable before. The handler resets it.
+    /// Becomes readable when there is news from the host (something in flight is done, a frame has come) after
+    /// [`QueueHandler::listen`]; it may do so before. The owner calls `serve` once for each time that it does, whether or not
+    /// it has been readable before. The handler resets it.
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The owner will sleep, after a `serve` that did nothing: from here on news from the host makes
+    /// [`QueueHandler::completion_fd`] readable. `true`: there is some already, so serve instead.
+    fn listen(&mut self) -> bool {
+        false
+    }
+
+    /// After a `serve` that did nothing: whether there seems to be news from the host by now, found out without a system
+    /// call. `None`: only the descriptor tells.
+    fn has_news(&mut self) -> Option<bool> {
         None
     }
 

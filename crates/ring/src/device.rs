@@ -294,6 +294,15 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.arm_kicks())
     }
 
+    /// Whether there seems to be something available: for a device that polls, and needs no kicks while it does. Asks for
+    /// nothing and changes nothing; that the answer is no says nothing of a moment later, and only
+    /// [`Queue::arm_kicks`] may be slept on. No, if the queue has latched.
+    #[inline]
+    #[must_use]
+    pub fn has_available(&self) -> bool {
+        ring!(self, ring => ring.has_available())
+    }
+
     /// Latches an error that the device found in a chain. Returns the error that the queue now has (the first).
     pub fn fail(&mut self, error: QueueError) -> QueueError {
         ring!(mut self, ring => ring.latch(error))

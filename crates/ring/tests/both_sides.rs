@@ -66,6 +66,34 @@ fn a_buffer_goes_over_and_comes_back() {
 }
 
 #[test]
+fn a_device_that_polls_sees_what_there_is() {
+    for features in layouts(&[0, EVENT_IDX]) {
+        let (memory, mut driver, mut device) = pair(4, 0, features);
+        let mut batch = Batch::new(1);
+        let fetch = |addr, out: &mut [u8]| memory.fetch(addr, out);
+        // More than once around, so that what is left of the lap before is no answer.
+        for _ in 0..9 {
+            device.disable_kicks();
+            assert!(!device.has_available());
+            driver.add(&[seg(0, 16)], &[]).unwrap();
+            assert!(!device.has_available(), "nothing before publish");
+            driver.publish();
+            assert!(device.has_available() && device.has_available(), "looking takes nothing");
+            assert_eq!(device.pop(&mut batch, fetch), Ok(1));
+            assert!(!device.has_available());
+            device.complete(batch.chains()[0].head, 0).unwrap();
+            device.publish().unwrap();
+            assert!(!device.has_available(), "what is used is not available");
+            driver.pop_used().unwrap().unwrap();
+        }
+        driver.add(&[seg(0, 16)], &[]).unwrap();
+        driver.publish();
+        device.fail(paravane_ring::QueueError::NotInFlight { id: 0 });
+        assert!(!device.has_available(), "a queue that has latched has nothing");
+    }
+}
+
+#[test]
 fn a_full_queue_says_how_full() {
     let (_memory, mut driver, _device) = pair(4, 0, 0);
     driver.add(&[seg(0, 1), seg(1, 1)], &[seg(2, 1)]).unwrap();

@@ -1,7 +1,7 @@
 //! Serves one queue: requests in, jobs to the engine, statuses back.
 //!
 //! ```text
-//!   serve:  reap -> pop -> start each -> submit -> listen -> reap -> publish
+//!   serve:  reap -> pop -> start each -> submit -> reap -> publish
 //!   drain:  wait and reap until nothing is in flight
 //! ```
 //! While a request is in flight the kernel reads or writes guest memory. The slot keeps that memory mapped,
@@ -235,13 +235,7 @@ impl QueueHandler for Handler {
             for chain in batch.iter() {
                 self.start(ring, &memory, chain, &mut served)?;
             }
-            if taken == 0 {
-                // The last round before the owner sleeps. What signals from here on is seen by the owner,
-                // what signalled before is reaped below.
-                self.engine.acknowledge();
-            }
             self.engine.submit()?;
-            self.engine.listen();
             self.reap(ring, &memory, &mut served)?;
             self.engine.submit()?;
             served.interrupt = ring.publish()?;
@@ -256,6 +250,14 @@ impl QueueHandler for Handler {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.engine.fd())
+    }
+
+    fn listen(&mut self) -> bool {
+        self.engine.listen()
+    }
+
+    fn has_news(&mut self) -> Option<bool> {
+        self.engine.has_news()
     }
 
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {

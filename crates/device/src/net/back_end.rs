@@ -103,6 +103,11 @@ pub trait Sender: Send {
         false
     }
 
+    /// After [`Sent::Full`]: whether there is room by now. `None`: that does not show without a system call.
+    fn has_room(&self) -> Option<bool> {
+        None
+    }
+
     /// Readable when there is room again. `None`: it is never full.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -135,6 +140,11 @@ pub trait Receiver: Send {
     /// From here on a frame makes [`Receiver::fd`] readable. `true` if there is one already.
     fn listen(&mut self) -> bool {
         false
+    }
+
+    /// Whether there is a frame by now. `None`: that does not show without a system call.
+    fn has_frame(&self) -> Option<bool> {
+        None
     }
 
     /// Becomes readable when a frame comes.

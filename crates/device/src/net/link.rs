@@ -200,6 +200,15 @@ pub struct LinkSender {
     sent_to: Option<usize>,
 }
 
+impl LinkSender {
+    /// Frames can go, or need not be waited with.
+    fn room(&self) -> bool {
+        let lane = &self.far.lanes[self.far.lane(self.pair)];
+        // Relaxed: before a sleep it is ordered by the bell, else it only says that sending is worth trying.
+        !lane.free.is_empty() || !lane.open.load(Ordering::Relaxed)
+    }
+}
+
 impl Sender for LinkSender {
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
         let number = self.far.lane(self.pair);
@@ -246,9 +255,11 @@ impl Sender for LinkSender {
 
     fn listen(&mut self) -> bool {
         self.far.room[usize::from(self.pair)].arm();
-        let lane = &self.far.lanes[self.far.lane(self.pair)];
-        // Relaxed: ordered by the bell.
-        !lane.free.is_empty() || !lane.open.load(Ordering::Relaxed)
+        self.room()
+    }
+
+    fn has_room(&self) -> Option<bool> {
+        Some(self.room())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -297,6 +308,10 @@ impl Receiver for LinkReceiver {
     fn listen(&mut self) -> bool {
         self.lane().arrived.arm();
         !self.lane().frames.is_empty()
+    }
+
+    fn has_frame(&self) -> Option<bool> {
+        Some(!self.lane().frames.is_empty())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -156,13 +156,7 @@ impl<R: Receiver> Receive<R> {
         let mut served = Served::default();
         self.waits_for_buffers = false;
         for _ in 0..FRAMES {
-            let Some(frame) = self.receiver.next()? else {
-                // The owner will sleep, unless this round did something or a frame has come by now.
-                if served.taken + served.completed == 0 && self.receiver.listen() {
-                    continue;
-                }
-                break;
-            };
+            let Some(frame) = self.receiver.next()? else { break };
             match self.filling.fill(ring, &memory, frame, &mut served, &mut self.counts)? {
                 Outcome::Delivered | Outcome::Dropped => self.receiver.done(),
                 Outcome::Unfinished => {
@@ -189,6 +183,14 @@ impl<R: Receiver> QueueHandler for Receive<R> {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.receiver.fd())
+    }
+
+    fn listen(&mut self) -> bool {
+        !self.waits_for_buffers && self.receiver.listen()
+    }
+
+    fn has_news(&mut self) -> Option<bool> {
+        if self.waits_for_buffers { Some(false) } else { self.receiver.has_frame() }
     }
 
     fn wants_kicks(&self) -> bool {

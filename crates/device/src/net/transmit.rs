@@ -67,23 +67,17 @@ impl<S: Sender> Transmit<S> {
     fn serve_open(&mut self, open: Open<'_>) -> Result<Served, ServeError> {
         let Open { ring, memory, .. } = open;
         let mut served = Served::default();
-        loop {
-            if self.done == self.batch.chains().len() {
-                let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
-                // First: the batch is empty after an error, too.
-                self.done = 0;
-                served.taken += ring.pop(&mut self.batch, fetch)? as u32;
-            }
-            let done = self.send_rest(&memory)?;
-            let before = std::mem::replace(&mut self.done, done);
-            let finished = &self.batch.chains()[before..self.done];
-            served.completed += finished.len() as u32;
-            ring.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
-            // Nothing could be done: the owner will sleep, unless there is room by now.
-            if !self.full || served.taken + served.completed > 0 || !self.sender.listen() {
-                break;
-            }
+        if self.done == self.batch.chains().len() {
+            let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
+            // First: the batch is empty after an error, too.
+            self.done = 0;
+            served.taken = ring.pop(&mut self.batch, fetch)? as u32;
         }
+        let done = self.send_rest(&memory)?;
+        let before = std::mem::replace(&mut self.done, done);
+        let finished = &self.batch.chains()[before..self.done];
+        served.completed = finished.len() as u32;
+        ring.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
         served.interrupt = ring.publish()?;
         Ok(served)
     }
@@ -119,6 +113,14 @@ impl<S: Sender> QueueHandler for Transmit<S> {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         self.sender.fd()
+    }
+
+    fn listen(&mut self) -> bool {
+        self.full && self.sender.listen()
+    }
+
+    fn has_news(&mut self) -> Option<bool> {
+        if self.full { self.sender.has_room() } else { Some(false) }
     }
 
     fn wants_kicks(&self) -> bool {

@@ -103,7 +103,7 @@ impl<D: Device> Rig<D> {
             while let Some(used) = self.driver.pop_used().unwrap() {
                 all.push(used);
             }
-            if served.taken > 0 || served.completed > 0 {
+            if served.taken > 0 || served.completed > 0 || self.handler.listen() {
                 continue;
             }
             if self.driver.in_flight() == 0 {

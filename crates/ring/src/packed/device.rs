@@ -446,10 +446,23 @@ impl<O: Order> Ring<O> {
         // Pairs with the driver's fence between its store of the flags and its load of our event suppression:
         // either it sees our wish for a kick, or we see its descriptor.
         O::full();
+        Ok(self.is_available())
+    }
+
+    /// Whether the next descriptor is available.
+    #[inline]
+    fn is_available(&self) -> bool {
+        let next = self.next_avail;
         // Relaxed: only compared; `pop` reads them again before it follows them.
         // SAFETY: the place lies in the ring; see the invariant of `Ring`.
         let flags = unsafe { self.end.back(next.at()).load_u16(DESC_FLAGS, Relaxed) };
-        Ok(matches(flags, next.available()))
+        matches(flags, next.available())
+    }
+
+    /// See [`crate::device::Queue::has_available`].
+    #[inline]
+    pub(crate) fn has_available(&self) -> bool {
+        self.error.is_none() && self.is_available()
     }
 
     /// Latches the first error, and returns it.

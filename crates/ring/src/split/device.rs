@@ -336,6 +336,14 @@ impl<O: Order> Ring<O> {
         Ok(self.available(Relaxed)? != 0)
     }
 
+    /// See [`crate::device::Queue::has_available`].
+    #[inline]
+    pub(crate) fn has_available(&self) -> bool {
+        // Relaxed: only compared; `pop` reads it again before it follows it.
+        // SAFETY: see the invariant of `Ring`.
+        self.error.is_none() && unsafe { self.avail.load_u16(AVAIL_IDX, Relaxed) } != self.next_avail
+    }
+
     /// Latches the first error, and returns it.
     #[cold]
     #[inline(never)]

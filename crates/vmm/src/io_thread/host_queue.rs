@@ -117,7 +117,7 @@ impl HostQueue {
                 interrupts.used_buffer(key.queue);
             }
             let idle = served.taken == 0 && served.completed == 0;
-            if idle && (!handler.wants_kicks() || !live.arm_kicks()?) {
+            if idle && !handler.listen() && (!handler.wants_kicks() || !live.arm_kicks()?) {
                 return Ok(false);
             }
         }

@@ -62,8 +62,9 @@ impl Held {
         }
     }
 
-    pub(super) fn acknowledge(&mut self) {
+    pub(super) fn listen(&mut self) -> bool {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        !self.done.is_empty()
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {

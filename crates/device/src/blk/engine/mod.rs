@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   push(slot, job)*  ->  submit  ->  ... kernel ...  ->  reap: (slot, result)*
-//!   quiet() at the start of a serve, listen() at its end: in between completions wake nobody
+//!   quiet() at the start of a serve, listen() before the owner sleeps: in between completions wake nobody
 //! ```
 #[cfg(test)]
 pub(super) mod held;
@@ -119,23 +119,24 @@ impl Engine {
         }
     }
 
-    /// Completions make [`Engine::fd`] readable again. What completed before shows only in a later reap.
-    pub(super) fn listen(&mut self) {
+    /// [`Engine::fd`] is not readable, and from here on completions make it so. `true`: there is something to do already,
+    /// and the next serve does it.
+    pub(super) fn listen(&mut self) -> bool {
         match self {
             Self::Uring(uring) => uring.listen(),
-            Self::Threads(_) => {}
+            Self::Threads(threads) => threads.listen(),
             #[cfg(test)]
-            Self::Held(_) => {}
+            Self::Held(held) => held.listen(),
         }
     }
 
-    /// Makes [`Engine::fd`] not readable. Whoever calls this reaps once more before sleeping.
-    pub(super) fn acknowledge(&mut self) {
+    /// Whether there is something to reap or to submit, as far as that shows without a lock or a system call.
+    pub(super) fn has_news(&mut self) -> Option<bool> {
         match self {
-            Self::Uring(uring) => uring.acknowledge(),
-            Self::Threads(threads) => threads.acknowledge(),
+            Self::Uring(uring) => Some(uring.has_news()),
+            Self::Threads(_) => None,
             #[cfg(test)]
-            Self::Held(held) => held.acknowledge(),
+            Self::Held(_) => None,
         }
     }
 

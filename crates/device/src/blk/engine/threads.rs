@@ -178,9 +178,11 @@ impl Threads {
         self.shared.event.as_fd()
     }
 
-    pub(super) fn acknowledge(&mut self) {
-        // EAGAIN means that it was not readable, which is what we want.
+    pub(super) fn listen(&mut self) -> bool {
+        // EAGAIN means that it was not readable, which is what we want. Read before the list is looked at: what was
+        // signalled before is in it, and who finds it empty from here on signals.
         let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
+        !lock(&self.shared.outcomes).is_empty()
     }
 
     pub(super) fn push(&mut self, slot: u16, job: Job) {

@@ -85,18 +85,21 @@ impl Uring {
         self.ring.completion().disable_eventfd();
     }
 
-    pub(super) fn listen(&mut self) {
+    pub(super) fn listen(&mut self) -> bool {
+        // EAGAIN means that it was not readable, which is what we want. What it stood for is in the completion queue.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.ring.completion().enable_eventfd();
-        // Orders our store of the flag before the load of the completion queue's tail in the next reap. It
+        // Orders our store of the flag before the load of the completion queue's tail below. It
         // pairs with the kernel's barrier between its store of the tail and its load of the flag
         // (io_cqring_wake comes before io_eventfd_signal): either we see the completion, or the kernel sees
         // that we listen.
         fence(Ordering::SeqCst);
+        self.has_news()
     }
 
-    pub(super) fn acknowledge(&mut self) {
-        // EAGAIN means that it was not readable, which is what we want.
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    /// Something to reap, or something that the kernel would not take when it was submitted.
+    pub(super) fn has_news(&mut self) -> bool {
+        !self.ring.completion().is_empty() || !self.ring.submission().is_empty()
     }
 
     /// # Safety
@@ -119,11 +122,8 @@ impl Uring {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The kernel is short of memory, or wants completions reaped first. What was not submitted
-                // stays in the submission queue; waking ourselves brings us back here.
-                Err(error) if is_transient(&error) => {
-                    let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-                    return Ok(());
-                }
+                // stays in the submission queue, and `has_news` says so.
+                Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }

@@ -215,6 +215,7 @@ fn an_idle_serve_leaves_nothing_to_wake_for() {
             std::thread::sleep(std::time::Duration::from_millis(5));
             let served = rig.serve().unwrap();
             assert_eq!(served, crate::Served::default());
+            assert!(!rig.handler.listen(), "there is nothing");
             !crate::rig::readable(rig.handler.completion_fd().unwrap(), 0)
         });
         assert!(quiet);

@@ -122,7 +122,7 @@ impl<B: BackEnd> Card<B> {
         handler.serve(live)
     }
 
-    /// Serves until there is nothing to do, and returns what the driver got back.
+    /// Serves until there is nothing to do, listens, and returns what the driver got back.
     pub(super) fn settle(&mut self, lane: usize) -> Vec<Used> {
         let mut all = Vec::new();
         loop {
@@ -130,7 +130,7 @@ impl<B: BackEnd> Card<B> {
             while let Some(used) = self.lanes[lane].driver.pop_used().unwrap() {
                 all.push(used);
             }
-            if served.taken == 0 && served.completed == 0 {
+            if served.taken == 0 && served.completed == 0 && !self.lanes[lane].handler.listen() {
                 return all;
             }
         }
