@@ -170,6 +170,9 @@ pub(crate) struct RunArgs {
     /// device's queues are on one
     #[arg(long, value_name = "N")]
     pub(crate) io_threads: Option<u16>,
+    /// Look for new work for up to MICROSECONDS before waiting for a kick, on queues where it comes so soon; 0: never
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pub(crate) poll_us: u32,
     /// Take a guest that makes no progress for so long as hung
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 30.0)]
     pub(crate) hang_timeout: f64,

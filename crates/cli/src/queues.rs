@@ -1,5 +1,5 @@
 //! Queues and I/O threads in the report.
-use paravane_vmm::{KickPath, QueueResult, Report};
+use paravane_vmm::{IoThreadResult, KickPath, QueueResult, Report};
 use serde::Serialize;
 
 /// One queue that ran.
@@ -20,6 +20,19 @@ pub(crate) fn json(queue: &QueueResult) -> JsonQueue {
     JsonQueue { device, queue, io_thread, moves, kicks_by: kicks_by.name(), exit_kicks }
 }
 
+/// One I/O thread.
+#[derive(Debug, Serialize)]
+pub(crate) struct JsonIoThread {
+    polled_ns: u64,
+    fruitful_polls: u64,
+    fruitless_polls: u64,
+}
+
+pub(crate) fn json_thread(thread: &IoThreadResult) -> JsonIoThread {
+    let &IoThreadResult { polled_ns, fruitful_polls, fruitless_polls } = thread;
+    JsonIoThread { polled_ns, fruitful_polls, fruitless_polls }
+}
+
 /// How the queues' kicks came, one line.
 pub(crate) fn paths(queues: &[QueueResult]) -> String {
     let by = |path| queues.iter().filter(move |queue| queue.kicks_by == path);
@@ -34,13 +47,22 @@ pub(crate) fn paths(queues: &[QueueResult]) -> String {
 
 /// Which I/O thread has which queues (device:queue), a line a thread.
 pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
-    let line = |number| {
+    let line = |(number, thread)| {
         let mine = report.queues.iter().filter(|queue| queue.io_thread == number);
         let moves: u64 = mine.clone().map(|queue| queue.moves).sum();
         let moved = if moves > 0 { format!(", moved {moves} times") } else { String::new() };
-        (format!("io{number}"), format!("queues {}{moved}", names(mine)))
+        (format!("io{number}"), format!("queues {}{moved}{}", names(mine), polls(thread)))
     };
-    (0..report.io_threads).map(line).collect()
+    report.io_threads.iter().enumerate().map(line).collect()
+}
+
+/// What polling cost, if there was any.
+fn polls(&IoThreadResult { polled_ns, fruitful_polls, fruitless_polls }: &IoThreadResult) -> String {
+    if fruitful_polls + fruitless_polls == 0 {
+        return String::new();
+    }
+    let ms = polled_ns as f64 * 1e-6;
+    format!("; polled for {ms:.1} ms: {fruitful_polls} times work came, {fruitless_polls} times none")
 }
 
 fn names<'a>(queues: impl Iterator<Item = &'a QueueResult>) -> String {
@@ -64,6 +86,9 @@ mod tests {
             queue(2, 0, KickPath::Exits),
         ];
         assert_eq!(paths(&all), "1 by ioeventfd, 1 by exits; fell back to exits: 1:0 1:2");
+        let thread = IoThreadResult { polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
+        assert_eq!(polls(&thread), "; polled for 1.5 ms: 3 times work came, 1 times none");
+        assert_eq!(polls(&IoThreadResult::default()), "");
         assert_eq!(paths(&all[..1]), "1 by ioeventfd, 0 by exits");
     }
 }

@@ -14,6 +14,7 @@ mod limit;
 mod line;
 pub mod msi;
 mod notifier;
+mod poll;
 mod sync;
 
 pub use host::{HostNotifier, Kick, NotifierState};
@@ -22,6 +23,7 @@ pub use kvm::{KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes};
 pub use limit::LimitedIoEventFds;
 pub use line::{InterruptLine, InterruptSink};
 pub use notifier::Notifier;
+pub use poll::PollWindow;
 
 use thiserror::Error;
 

@@ -11,6 +11,7 @@
 mod crew;
 mod event_loop;
 mod host_queue;
+mod polls;
 #[cfg(test)]
 mod tests;
 
@@ -18,13 +19,16 @@ pub(crate) use crew::Crew;
 pub(crate) use host_queue::{HostQueue, QueueKey};
 
 use crate::guard::lock;
+use crate::report::IoThreadResult;
 use crate::tally::Tally;
-use event_loop::EventLoop;
+use event_loop::{EventLoop, Setting};
 use paravane_notify::Notifier;
+use polls::PollCounters;
 use std::io;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Stack of an I/O thread: no buffers live there.
 const STACK: usize = 256 << 10;
@@ -53,20 +57,28 @@ impl NotPutOn {
 pub(crate) struct IoThread {
     sender: Mutex<Sender<Message>>,
     control: Arc<Notifier>,
+    polls: Arc<PollCounters>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl IoThread {
-    /// Starts a thread that has no queues yet.
-    pub(crate) fn spawn(number: usize, tally: Arc<Tally>) -> io::Result<Self> {
+    /// Starts a thread that has no queues yet. It polls a queue for `longest_poll` at most before it waits for a kick.
+    pub(crate) fn spawn(number: usize, longest_poll: Duration, tally: Arc<Tally>) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let control = Arc::new(Notifier::new(false).map_err(io::Error::other)?);
-        let mut event_loop = EventLoop::new(Arc::clone(&control), receiver, tally)?;
+        let polls = Arc::new(PollCounters::default());
+        let mut event_loop = EventLoop::new(Setting {
+            control: Arc::clone(&control),
+            receiver,
+            longest_poll,
+            polls: Arc::clone(&polls),
+            tally,
+        })?;
         let thread = std::thread::Builder::new()
             .name(format!("io{number}"))
             .stack_size(STACK)
             .spawn(move || event_loop.run())?;
-        Ok(Self { sender: Mutex::new(sender), control, thread: Mutex::new(Some(thread)) })
+        Ok(Self { sender: Mutex::new(sender), control, polls, thread: Mutex::new(Some(thread)) })
     }
 
     fn send(&self, message: Message) -> Result<(), Message> {
@@ -95,6 +107,11 @@ impl IoThread {
         // An error means that the thread has ended, and with it all its queues.
         self.send(Message::TakeOff(key, done)).ok()?;
         wait.recv().ok()?
+    }
+
+    /// What its polling has cost so far.
+    pub(crate) fn figures(&self) -> IoThreadResult {
+        self.polls.figures()
     }
 
     /// Ends the thread; queues that it still has are stopped.

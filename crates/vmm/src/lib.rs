@@ -42,8 +42,8 @@ pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
 pub use report::{
-    DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickPath, NetResult, Outcome, PhaseFigures,
-    QueueResult, Report,
+    DirtyFigures, DiskResult, ExitFigures, GuestFailure, IoThreadResult, KickPath, NetResult, Outcome,
+    PhaseFigures, QueueResult, Report,
 };
 
 use std::sync::Arc;

@@ -108,7 +108,7 @@ impl Guest {
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let bells = Arc::new(Doorbells::default());
         let tally = Arc::new(Tally::default());
-        let crew = Crew::spawn(0..1, false, &tally).unwrap();
+        let crew = Crew::spawn(0..1, false, Duration::ZERO, &tally).unwrap();
         let surroundings = Surroundings {
             memory: memory.clone(),
             domain: None,

@@ -13,6 +13,7 @@ use paravane_spec::builtin::{
 };
 use paravane_spec::mmio_msi::WINDOW;
 use paravane_spec::pci::ecam;
+use std::time::Duration;
 
 /// Least guest RAM: the heap starts at 8 MiB.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -39,6 +40,8 @@ const FRAMES: std::ops::RangeInclusive<u32> = 22..=65_549;
 const HEAP_A_PAIR: u64 = 64 << 10;
 /// Most I/O threads that can be asked for.
 pub(crate) const MAX_IO_THREADS: u16 = 64;
+/// Longest poll that can be asked for: who polls for longer has a core to give away.
+pub(crate) const LONGEST_POLL: Duration = Duration::from_millis(10);
 /// Most devices: each has a line of its own.
 const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
 
@@ -98,6 +101,10 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         && !(1..=MAX_IO_THREADS).contains(&threads)
     {
         return refuse(format!("{threads} I/O threads are not from 1 to {MAX_IO_THREADS}"));
+    }
+    if config.longest_poll > LONGEST_POLL {
+        let (asked, most) = (config.longest_poll.as_micros(), LONGEST_POLL.as_micros());
+        return refuse(format!("polls of {asked} µs are longer than {most} µs"));
     }
     if config.hang_timeout.is_zero() {
         return refuse("a hang timeout of 0 would end every run");
@@ -286,7 +293,7 @@ mod tests {
 
     #[test]
     fn each_impossible_wish_is_refused_by_name() {
-        let wishes: [(&str, Spoil); 19] = [
+        let wishes: [(&str, Spoil); 20] = [
             ("nothing to do", |c| {
                 c.disks.clear();
                 c.entropy = 0;
@@ -301,7 +308,8 @@ mod tests {
             ("multiple of 4096", |c| c.memory += 512),
             ("0 I/O threads", |c| c.io_threads = Some(0)),
             ("65 I/O threads", |c| c.io_threads = Some(65)),
-            ("hang timeout", |c| c.hang_timeout = std::time::Duration::ZERO),
+            ("polls of 10001 µs", |c| c.longest_poll = Duration::from_micros(10_001)),
+            ("hang timeout", |c| c.hang_timeout = Duration::ZERO),
             ("frames of 21 bytes", |c| c.nets = vec![NetConfig { size: 21, ..NetConfig::default() }]),
             ("frames of 65550 bytes", |c| c.nets = vec![NetConfig { size: 65_550, ..NetConfig::default() }]),
             ("frames of 14 bytes", |c| c.nets = vec![NetConfig { reply: Some(14), ..NetConfig::default() }]),

@@ -180,6 +180,17 @@ pub struct QueueResult {
     pub exit_kicks: u64,
 }
 
+/// What busy polling cost one I/O thread, and what it brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoThreadResult {
+    /// Nanoseconds of polling.
+    pub polled_ns: u64,
+    /// Polls of a queue that found work.
+    pub fruitful_polls: u64,
+    /// Polls of a queue that ended without any, so that the thread waited for a kick.
+    pub fruitless_polls: u64,
+}
+
 /// One run's figures.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -213,8 +224,8 @@ pub struct Report {
     pub exit_kicks: u64,
     /// The queues that ran, by device and index.
     pub queues: Vec<QueueResult>,
-    /// Number of I/O threads.
-    pub io_threads: usize,
+    /// The I/O threads.
+    pub io_threads: Vec<IoThreadResult>,
     /// Interrupts raised by devices.
     pub interrupts: u64,
     /// Of those, messages.

@@ -149,7 +149,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         kicks: tally.kicks(),
         exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
         queues: slots.iter().flat_map(Slot::queues).collect(),
-        io_threads: machine.crew.len(),
+        io_threads: machine.crew.figures(),
         interrupts: slots.iter().map(Slot::interrupts).sum(),
         messages: slots.iter().map(Slot::messages).sum(),
         violations: slots.iter().map(Slot::violations).sum(),
@@ -212,7 +212,7 @@ impl Machine {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let few = devices.len().min(cpus).min(DEVICES_THREADS);
         let count = config.io_threads.map_or(few, usize::from);
-        let crew = Crew::spawn(0..count, config.io_threads.is_some(), tally)
+        let crew = Crew::spawn(0..count, config.io_threads.is_some(), config.longest_poll, tally)
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
         let fds = match config.max_ioeventfds {
             None => accelerator.ioeventfds(),

@@ -506,7 +506,7 @@ mod tests {
             let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
             let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
             let tally = Arc::new(Tally::default());
-            let crew = Crew::spawn(0..1, false, &tally).unwrap();
+            let crew = Crew::spawn(0..1, false, Duration::ZERO, &tally).unwrap();
             let surroundings = Surroundings {
                 memory: memory.clone(),
                 domain: None,

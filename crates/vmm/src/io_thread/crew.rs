@@ -1,9 +1,11 @@
 //! The I/O threads of a machine, and which of them a queue starts on.
 use super::IoThread;
+use crate::report::IoThreadResult;
 use crate::tally::Tally;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// All I/O threads of a machine.
 #[derive(Clone)]
@@ -14,19 +16,25 @@ pub(crate) struct Crew {
 
 impl Crew {
     /// Starts threads with these numbers in their names, at least one. With `spread` each queue of a device starts on
-    /// another; else a device's queues all start on one.
+    /// another; else a device's queues all start on one. A queue is polled for `longest_poll` at most before its thread waits
+    /// for a kick.
     ///
     /// # Errors
     /// The host refuses threads or descriptors.
-    pub(crate) fn spawn(numbers: Range<usize>, spread: bool, tally: &Arc<Tally>) -> io::Result<Self> {
+    pub(crate) fn spawn(
+        numbers: Range<usize>,
+        spread: bool,
+        longest_poll: Duration,
+        tally: &Arc<Tally>,
+    ) -> io::Result<Self> {
         let threads = (numbers.start..numbers.end.max(numbers.start + 1))
-            .map(|number| IoThread::spawn(number, Arc::clone(tally)));
+            .map(|number| IoThread::spawn(number, longest_poll, Arc::clone(tally)));
         Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread })
     }
 
-    /// Number of threads.
-    pub(crate) fn len(&self) -> usize {
-        self.threads.len()
+    /// What each thread's polling has cost.
+    pub(crate) fn figures(&self) -> Vec<IoThreadResult> {
+        self.threads.iter().map(IoThread::figures).collect()
     }
 
     /// Index of the thread that `queue` of `device` starts on.
@@ -53,11 +61,11 @@ mod tests {
     fn queues_are_dealt_out_or_kept_together() {
         let tally = Arc::new(Tally::default());
         let dealt = |spread| {
-            let crew = Crew::spawn(0..3, spread, &tally).unwrap();
+            let crew = Crew::spawn(0..3, spread, Duration::ZERO, &tally).unwrap();
             [(0, 0), (0, 1), (0, 3), (2, 0), (2, 2)].map(|(device, queue)| crew.first(device, queue))
         };
         assert_eq!(dealt(false), [0, 0, 0, 2, 2]);
         assert_eq!(dealt(true), [0, 1, 0, 2, 1]);
-        assert!(Crew::spawn(0..0, true, &tally).unwrap().thread(0).is_some());
+        assert!(Crew::spawn(0..0, true, Duration::ZERO, &tally).unwrap().thread(0).is_some());
     }
 }

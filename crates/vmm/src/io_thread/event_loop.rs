@@ -1,68 +1,113 @@
 //! What an I/O thread does all day.
 //!
 //! ```text
-//!            kick, completion                    nothing progressed
-//!  sleeping ------------------> serving ---------------------------------> arm kicks
-//!     ^                         ^   |  budget used up: the others first       |  |
-//!     |                         |   +-> ready list --+                        |  |
-//!     |                         +--------------------+                        |  |
-//!     |                         ^------------------- more is available -------+  |
-//!     +---------------------------------- the next buffer brings a kick ---------+
+//!             kick, completion                     nothing left, and not worth polling
+//!  asleep ---------------------> ready, served ----------------------------------------> arm, look once more
+//!     ^                          ^  ^    |  budget used up: the others first                |  |
+//!     |                          |  |    +--> ready                                         |  |
+//!     |                          |  |    |                                                  |  |
+//!     |      found work          |  |    '--> polled (no kicks asked for) -- for so long -->|  |
+//!     |                          |  '------------'                                          |  |
+//!     |                          '----------------------- more is available ----------------+  |
+//!     '------------------------------------------------------ the next work wakes the thread --'
 //! ```
-//! A round costs nothing for queues that have nothing to do.
-use super::host_queue::HostQueue;
-use super::{Message, NotPutOn};
+//! A round looks at the queues that are ready and at those that are polled, so the others cost nothing. While one
+//! queue is polled the thread does not sleep, and asks every [`SLICE`] what has come for the others.
+//!
+//! How long a queue is polled is its [`PollWindow`]'s business: not at all unless work has lately come soon after the last
+//! was done. No clock is read where polling is off.
+use super::host_queue::{HostQueue, Turn};
+use super::{Message, NotPutOn, PollCounters};
 use crate::guard::lock;
 use crate::tally::Tally;
 use paravane_device::ServeError;
-use paravane_notify::Notifier;
+use paravane_notify::{Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 /// Events taken from epoll at once.
 const EVENTS: usize = 32;
 /// Token of the control notifier.
 const CONTROL: u64 = u64::MAX;
+/// How long events may wait while queues are polled.
+const SLICE: Duration = Duration::from_micros(10);
+
+/// What an event loop is given.
+pub(super) struct Setting {
+    /// Says that messages have come.
+    pub(super) control: Arc<Notifier>,
+    /// The messages.
+    pub(super) receiver: Receiver<Message>,
+    /// Longest poll of a queue before it is slept; 0: none.
+    pub(super) longest_poll: Duration,
+    /// What polling costs.
+    pub(super) polls: Arc<PollCounters>,
+    /// What the run counts.
+    pub(super) tally: Arc<Tally>,
+}
 
 pub(super) struct EventLoop {
-    poll: OwnedFd,
-    control: Arc<Notifier>,
-    receiver: Receiver<Message>,
+    epoll: OwnedFd,
+    setting: Setting,
     seats: Vec<Option<Seat>>,
     /// Seats of the queues that are to be served without waiting for an event, each once. Has room for all.
     ready: VecDeque<usize>,
-    tally: Arc<Tally>,
+    /// Seats of the queues that are polled, each once. Has room for all.
+    polled: Vec<usize>,
 }
 
 /// A queue while this thread has it.
 struct Seat {
     queue: Box<HostQueue>,
-    /// It is in the ready list.
-    ready: bool,
+    state: State,
+    window: PollWindow,
+    /// When its work ran dry; `None` if that was never, or polling is off.
+    dry: Option<Instant>,
+    /// How long after that an event woke it.
+    gap: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// An event wakes it.
+    Asleep,
+    /// In the ready list.
+    Ready,
+    /// In the list of those that are polled, until then at the latest.
+    Polled(Instant),
 }
 
 impl EventLoop {
-    pub(super) fn new(
-        control: Arc<Notifier>,
-        receiver: Receiver<Message>,
-        tally: Arc<Tally>,
-    ) -> io::Result<Self> {
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&poll, &*control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
-        Ok(Self { poll, control, receiver, seats: Vec::new(), ready: VecDeque::new(), tally })
+    pub(super) fn new(setting: Setting) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let control = epoll::EventData::new_u64(CONTROL);
+        epoll::add(&epoll, &*setting.control, control, epoll::EventFlags::IN)?;
+        Ok(Self { epoll, setting, seats: Vec::new(), ready: VecDeque::new(), polled: Vec::new() })
     }
 
     pub(super) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut asked = None;
         loop {
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let timeout = if self.ready.is_empty() { None } else { Some(&at_once) };
+            if !self.polled.is_empty() {
+                let now = self.poll();
+                // What was found is served first, unless others have waited for long enough.
+                if !self.ready.is_empty() && asked.is_some_and(|asked| now < asked + SLICE) {
+                    self.serve_ready();
+                    continue;
+                }
+                asked = Some(now);
+            }
+            let busy = !(self.ready.is_empty() && self.polled.is_empty());
             events.clear();
-            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), timeout) {
+            let timeout = busy.then_some(&at_once);
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!("epoll_wait: {error}");
@@ -76,10 +121,7 @@ impl EventLoop {
                     token => self.event(token),
                 }
             }
-            // Those that become ready meanwhile have their turn in the next round.
-            for _ in 0..self.ready.len() {
-                self.serve_next();
-            }
+            self.serve_ready();
             // Messages come last: they free and reuse seats that events of this round may still name.
             if control && !self.obey_all() {
                 break;
@@ -90,8 +132,8 @@ impl EventLoop {
 
     fn obey_all(&mut self) -> bool {
         // Taken before the messages are read: a message sent later signals again.
-        let _ = self.control.take();
-        while let Ok(message) = self.receiver.try_recv() {
+        let _ = self.setting.control.take();
+        while let Ok(message) = self.setting.receiver.try_recv() {
             // A receiver that has gone away does not want to know.
             match message {
                 Message::PutOn(queue, done) => drop(done.send(self.put_on(queue))),
@@ -112,20 +154,24 @@ impl EventLoop {
             self.seats.len() - 1
         });
         self.ready.reserve(self.seats.len().saturating_sub(self.ready.len()));
+        self.polled.reserve(self.seats.len().saturating_sub(self.polled.len()));
         let token = (number as u64) << 1;
-        if let Err(source) = queue.listen(&self.poll, token, token | 1) {
+        if let Err(source) = queue.listen(&self.epoll, token, token | 1) {
             return Err(NotPutOn { queue: Some(queue), source });
         }
-        self.seats[number] = Some(Seat { queue, ready: false });
+        let window = PollWindow::new(self.setting.longest_poll);
+        self.seats[number] = Some(Seat { queue, state: State::Asleep, window, dry: None, gap: None });
         Ok(())
     }
 
     fn take_off(&mut self, number: usize) -> Option<Box<HostQueue>> {
-        let Seat { queue, ready } = self.seats.get_mut(number)?.take()?;
-        if ready {
-            self.ready.retain(|&other| other != number);
+        let Seat { queue, state, .. } = self.seats.get_mut(number)?.take()?;
+        match state {
+            State::Asleep => {}
+            State::Ready => self.ready.retain(|&other| other != number),
+            State::Polled(_) => self.polled.retain(|&other| other != number),
         }
-        queue.ignore(&self.poll);
+        queue.ignore(&self.epoll);
         Some(queue)
     }
 
@@ -133,23 +179,99 @@ impl EventLoop {
         let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
         if token & 1 == 0 {
-            seat.queue.take_kicks(&self.tally);
+            seat.queue.take_kicks(&self.setting.tally);
         }
-        if !std::mem::replace(&mut seat.ready, true) {
-            self.ready.push_back(number);
+        match seat.state {
+            State::Ready => return,
+            State::Asleep => seat.gap = seat.dry.map(|dry| dry.elapsed()),
+            // The other of its two sides has something, or a kick was under way.
+            State::Polled(_) => self.polled.retain(|&other| other != number),
+        }
+        seat.state = State::Ready;
+        self.ready.push_back(number);
+    }
+
+    /// Looks at the queues that are polled until one has work, or nobody wants to be polled any more, or the slice is
+    /// over; once, if others have work already. Returns the time.
+    fn poll(&mut self) -> Instant {
+        let start = Instant::now();
+        let mut now = start;
+        let (mut fruitful, mut fruitless) = (0, 0);
+        loop {
+            for at in (0..self.polled.len()).rev() {
+                let number = self.polled[at];
+                let Some(Some(seat)) = self.seats.get_mut(number) else { continue };
+                let State::Polled(until) = seat.state else { continue };
+                if seat.queue.has_work() {
+                    fruitful += 1;
+                    seat.state = State::Ready;
+                    self.polled.swap_remove(at);
+                    self.ready.push_back(number);
+                } else if now >= until {
+                    fruitless += 1;
+                    self.polled.swap_remove(at);
+                    self.sleep(number);
+                }
+            }
+            if !self.ready.is_empty() || self.polled.is_empty() || now >= start + SLICE {
+                break;
+            }
+            std::hint::spin_loop();
+            now = Instant::now();
+        }
+        self.setting.polls.add(now - start, fruitful, fruitless);
+        now
+    }
+
+    /// The queue is not looked at again before an event comes, unless there is something now.
+    fn sleep(&mut self, number: usize) {
+        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
+        match seat.queue.arm() {
+            Ok(false) => seat.state = State::Asleep,
+            Ok(true) => {
+                seat.state = State::Ready;
+                self.ready.push_back(number);
+            }
+            Err(error) => {
+                seat.state = State::Asleep;
+                self.fail(number, &error);
+            }
         }
     }
 
-    /// Serves the queue whose turn it is.
-    fn serve_next(&mut self) {
-        let Some(number) = self.ready.pop_front() else { return };
+    /// Gives a turn to each of those that are ready. Who becomes ready meanwhile has it in the next round.
+    fn serve_ready(&mut self) {
+        for _ in 0..self.ready.len() {
+            let Some(number) = self.ready.pop_front() else { return };
+            self.serve(number);
+        }
+    }
+
+    fn serve(&mut self, number: usize) {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
-        seat.ready = false;
-        match seat.queue.serve() {
-            Ok(false) => {}
-            Ok(true) => {
-                seat.ready = true;
+        seat.state = State::Asleep;
+        let length = seat.window.length();
+        match seat.queue.serve(length.is_zero()) {
+            Ok(Turn::More) => {
+                seat.state = State::Ready;
                 self.ready.push_back(number);
+            }
+            Ok(Turn::Dry { worked }) => {
+                // A kick that brought no work teaches nothing.
+                let gap = seat.gap.take().filter(|_| worked);
+                gap.into_iter().for_each(|gap| seat.window.slept(gap));
+                if seat.window.enabled() && worked {
+                    seat.dry = Some(Instant::now());
+                }
+                // What looked like work and was none is not polled for again.
+                match seat.dry.filter(|_| worked && !length.is_zero() && seat.queue.can_poll()) {
+                    Some(dry) => {
+                        seat.state = State::Polled(dry + length);
+                        self.polled.push(number);
+                    }
+                    None if length.is_zero() => {}
+                    None => self.sleep(number),
+                }
             }
             Err(error) => self.fail(number, &error),
         }
@@ -160,7 +282,7 @@ impl EventLoop {
         let Some(queue) = self.take_off(number) else { return };
         let (key, transport) = (queue.key, Arc::clone(&queue.transport));
         tracing::warn!(device = key.device, queue = key.queue, "queue stopped: {error}");
-        self.tally.fault(key.device, error.to_string());
+        self.setting.tally.fault(key.device, error.to_string());
         queue.abandon();
         lock(&transport).needs_reset();
     }
@@ -168,7 +290,7 @@ impl EventLoop {
     fn stop_all(&mut self) {
         for number in 0..self.seats.len() {
             if let Some(queue) = self.take_off(number) {
-                queue.stop(true, &self.tally);
+                queue.stop(true, &self.setting.tally);
             }
         }
     }

@@ -25,6 +25,15 @@ const BUDGET: usize = 16;
 /// card that has no buffers must be able to sleep while frames wait.
 const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
+/// How a queue's turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// There is more to do, and others have their turn first.
+    More,
+    /// There was nothing left; whether there had been anything.
+    Dry { worked: bool },
+}
+
 /// Names a queue in a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueKey {
@@ -107,21 +116,39 @@ impl HostQueue {
         signals > 0
     }
 
-    /// Serves until nothing is left (`false`) or the budget is used up (`true`).
-    pub(super) fn serve(&mut self) -> Result<bool, ServeError> {
+    /// Serves until nothing is left or the budget is used up. With `arm`, when nothing is left, the next work wakes whoever
+    /// listens, and it is looked once more; without, whoever has the queue goes on looking by [`HostQueue::has_work`].
+    pub(super) fn serve(&mut self, arm: bool) -> Result<Turn, ServeError> {
         let Self { key, live, handler, interrupts, .. } = self;
         live.disable_kicks();
+        let mut worked = false;
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
                 interrupts.used_buffer(key.queue);
             }
             let idle = served.taken == 0 && served.completed == 0;
-            if idle && !handler.listen() && (!handler.wants_kicks() || !live.arm_kicks()?) {
-                return Ok(false);
+            worked |= !idle;
+            if idle && !(arm && wake_ups(live, &mut **handler)?) {
+                return Ok(Turn::Dry { worked });
             }
         }
-        Ok(true)
+        Ok(Turn::More)
+    }
+
+    /// Asks for wake-ups by the next work. `true`: there is some already.
+    pub(super) fn arm(&mut self) -> Result<bool, ServeError> {
+        wake_ups(&mut self.live, &mut *self.handler)
+    }
+
+    /// Whether work can be found by looking, after a [`HostQueue::serve`] that ran dry.
+    pub(super) fn can_poll(&mut self) -> bool {
+        self.handler.wants_kicks() || self.handler.has_news().is_some()
+    }
+
+    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. No system call, and nothing is asked for.
+    pub(super) fn has_work(&mut self) -> bool {
+        (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
 
     /// Kicks exit again, if they did not.
@@ -145,11 +172,16 @@ impl HostQueue {
         self.deassign();
         // A kick may have come before the ioeventfd went, or a thread may have left work behind.
         self.take_kicks(tally);
-        if complete && let Err(error) = self.serve() {
+        if complete && let Err(error) = self.serve(true) {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
         if self.handler.drain(&mut self.live, complete).interrupt {
             self.interrupts.used_buffer(self.key.queue);
         }
     }
+}
+
+/// See [`HostQueue::arm`].
+fn wake_ups(live: &mut LiveQueue, handler: &mut dyn QueueHandler) -> Result<bool, ServeError> {
+    Ok(handler.listen() || (handler.wants_kicks() && live.arm_kicks()?))
 }

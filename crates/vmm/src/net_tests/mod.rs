@@ -113,18 +113,24 @@ type Driver = Net<Driven<Window>>;
 
 impl Guest {
     fn new<B: BackEnd>(back_end: B, mtu: u16, ring_features: u64) -> Self {
-        Self::with_threads(back_end, mtu, ring_features, 1)
+        Self::with_threads(back_end, mtu, ring_features, 1, Duration::ZERO)
     }
 
-    /// Its queues are spread over so many I/O threads.
-    fn with_threads<B: BackEnd>(back_end: B, mtu: u16, ring_features: u64, threads: usize) -> Self {
+    /// Its queues are spread over so many I/O threads, which poll them.
+    fn with_threads<B: BackEnd>(
+        back_end: B,
+        mtu: u16,
+        ring_features: u64,
+        threads: usize,
+        longest_poll: Duration,
+    ) -> Self {
         let config = RegionConfig { gpa: RAM, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let bells = Arc::new(Doorbells::default());
         let tally = Arc::new(Tally::default());
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(threads, Ordering::Relaxed);
-        let crew = Crew::spawn(number..number + threads, true, &tally).unwrap();
+        let crew = Crew::spawn(number..number + threads, true, longest_poll, &tally).unwrap();
         let surroundings = Surroundings {
             memory: Memory::new(vec![Arc::clone(&region)]).unwrap(),
             domain: None,

@@ -7,6 +7,7 @@ use paravane_driver::net::NetOptions;
 use paravane_spec::feature;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 /// I/O threads of a guest.
 const THREADS: usize = 3;
@@ -14,9 +15,9 @@ const THREADS: usize = 3;
 const MOVES: u64 = 5000;
 
 /// Moves the queues of the first of two guests about, one after another, until enough has happened.
-fn streams_survive(pairs: u16, ring_features: u64) {
+fn streams_survive(pairs: u16, ring_features: u64, longest_poll: Duration) {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
-    let guests = [a, b].map(|end| Guest::with_threads(end, 1500, ring_features, THREADS));
+    let guests = [a, b].map(|end| Guest::with_threads(end, 1500, ring_features, THREADS, longest_poll));
     let options = NetOptions { pairs, receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
     let mut drivers = guests.each_ref().map(|guest| guest.driver(options));
     if pairs > 1 {
@@ -62,17 +63,22 @@ fn streams_survive(pairs: u16, ring_features: u64) {
 
 #[test]
 fn no_frame_is_lost_while_queues_move() {
-    streams_survive(1, 0);
+    streams_survive(1, 0, Duration::ZERO);
 }
 
 #[test]
 fn nor_with_several_packed_ones() {
-    streams_survive(3, feature::RING_PACKED);
+    streams_survive(3, feature::RING_PACKED, Duration::ZERO);
+}
+
+#[test]
+fn nor_while_they_are_polled() {
+    streams_survive(2, 0, Duration::from_micros(100));
 }
 
 #[test]
 fn a_queue_that_does_not_run_is_not_moved_and_no_queue_to_where_nobody_is() {
-    let guest = Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, 0, 2);
+    let guest = Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, 0, 2, Duration::ZERO);
     assert!(matches!(guest.slot.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
     let mut driver = guest.driver(NetOptions::default());
     assert!(matches!(guest.slot.move_queue(0, 2), Err(MoveError::NoThread { number: 2 })));

@@ -1,9 +1,9 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, Job, KickPath,
-    MsiDelivery, NetConfig, Outcome, Progress, QueueResult, Report, RingLayout, RunConfig, TransportChoice,
-    run,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadResult,
+    Job, KickPath, MsiDelivery, NetConfig, Outcome, Progress, QueueResult, Report, RingLayout, RunConfig,
+    TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -304,7 +304,7 @@ pub(crate) fn queues_are_spread_over_io_threads(accel: AccelChoice) {
     for threads in [1, 3, 4] {
         let report = go(RunConfig { io_threads: Some(threads), ..with_many_queues(accel, image.path()) });
         assert_verified(&report, accel);
-        assert_eq!(report.io_threads, usize::from(threads));
+        assert_eq!(report.io_threads.len(), usize::from(threads));
         for queue in &report.queues {
             assert_eq!(queue.io_thread, (queue.device + usize::from(queue.queue)) % usize::from(threads));
         }
@@ -313,6 +313,28 @@ pub(crate) fn queues_are_spread_over_io_threads(accel: AccelChoice) {
     assert_verified(&report, accel);
     let of_the_card: Vec<_> = report.queues.iter().filter(|queue| queue.device == 2).collect();
     assert!(of_the_card.iter().all(|queue| queue.io_thread == of_the_card[0].io_thread), "{of_the_card:?}");
+}
+
+pub(crate) fn queues_that_are_polled_serve_as_well(accel: AccelChoice) {
+    let image = image(2048);
+    for (transport, ring, engine) in [
+        (TransportChoice::Mmio, RingLayout::Packed, EngineChoice::Auto),
+        (TransportChoice::MmioMsi, RingLayout::Split, EngineChoice::Threads),
+        (TransportChoice::Pci, RingLayout::Split, EngineChoice::Auto),
+    ] {
+        let longest_poll = Duration::from_millis(1);
+        let many = with_many_queues(accel, image.path());
+        let report = go(RunConfig { transport, ring, engine, longest_poll, io_threads: Some(2), ..many });
+        assert_verified_over(transport, &report, accel);
+        let polls = |thread: &IoThreadResult| thread.fruitful_polls + thread.fruitless_polls;
+        assert!(report.io_threads.iter().map(polls).sum::<u64>() > 0, "{:?}", report.io_threads);
+        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        config.span = 1 << 19;
+        let report = go(RunConfig { transport, ring, engine, longest_poll, ..config });
+        assert_verified_over(transport, &report, accel);
+    }
+    let report = go(with_many_queues(accel, image.path()));
+    assert!(report.io_threads.iter().all(|thread| *thread == IoThreadResult::default()), "off by default");
 }
 
 /// A machine with network cards and nothing else.
