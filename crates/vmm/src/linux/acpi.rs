@@ -8,8 +8,8 @@
 //! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in [`super::ports`].
 use super::ports::{RESET, RESET_VALUE, S5, SLEEP_CONTROL, SLEEP_STATUS, UART, UART_GSI, UART_PORTS};
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE, Package,
-    PackageBuilder, ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, ONE,
+    Package, PackageBuilder, Path, ResourceTemplate, Scope, ZERO,
 };
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace as Space, GAS};
@@ -171,6 +171,21 @@ fn mmio_device(body: &mut Vec<u8>, number: usize, window: &Window) {
     device(body, &format!("VR{number:02X}"), &"LNRO0005", number, vec![&registers, &interrupt], &[&coherent]);
 }
 
+fn link_name(number: u32) -> String {
+    format!("LN{number:02X}")
+}
+
+/// What connects a pin to an interrupt line, for ever to the same. Without it a pin would be a level, and ours are edges,
+/// as those of virtio-mmio: what is raised between the driver's look at the ring and the end of its interrupt would be
+/// lost, for there is no level that stays.
+fn link(body: &mut Vec<u8>, name: &str, number: u32, gsi: u32) {
+    let interrupt = Interrupt::new(true, true, false, false, gsi);
+    // What is possible, what is chosen, and how to choose.
+    let possible = Name::new("_PRS".into(), &ResourceTemplate::new(vec![&interrupt]));
+    let choose = Method::new("_SRS".into(), 1, false, Vec::new());
+    device(body, name, &EISAName::new("PNP0C0F"), number as usize, vec![&interrupt], &[&possible, &choose]);
+}
+
 /// The root, and the claim on its configuration spaces without which Linux does not use them.
 fn pci_root(body: &mut Vec<u8>, gsis: &[u32]) {
     let (first, last) = (PCI_WINDOW.start as u32, (PCI_WINDOW.end - 1) as u32);
@@ -181,9 +196,12 @@ fn pci_root(body: &mut Vec<u8>, gsis: &[u32]) {
     let number = Name::new("_BBN".into(), &ZERO);
     let coherent = Name::new("_CCA".into(), &ONE);
     let mut routes = PackageBuilder::new();
-    for (gsi, device) in gsis.iter().zip(1_u32..) {
-        // Any function of the device, pin A, no link device.
-        routes.add_element(&Package::new(vec![&(device << 16 | 0xffff), &ZERO, &ZERO, gsi]));
+    for (&gsi, number) in gsis.iter().zip(0_u32..) {
+        let name = link_name(number);
+        link(body, &name, number, gsi);
+        // Any function of the device, pin A, the link. Device 0 is the bridge.
+        let name: Path = name.as_str().into();
+        routes.add_element(&Package::new(vec![&((number + 1) << 16 | 0xffff), &ZERO, &name, &ZERO]));
     }
     let routes = Name::new("_PRT".into(), &routes);
     let more: [&dyn Aml; 5] = [&compatible, &segment, &number, &coherent, &routes];
@@ -258,8 +276,9 @@ mod tests {
         assert_eq!(names(&found), [b"FACP", b"APIC", b"MCFG", b"DSDT"]);
         assert_eq!((u64_at(found[2], 44), found[2][54], found[2][55]), (PCI_ECAM, 0, 0));
         assert!(holds(found[3], b"PCI0") && !holds(found[3], b"VR00"));
-        // Endpoint 1, pin A, interrupt line 6.
-        assert!(holds(found[3], &[0x0c, 0xff, 0xff, 2, 0, 0, 0, 0x0a, 6]));
+        // Endpoint 1, pin A, its link, whose line 6 is an edge, active high.
+        assert!(holds(found[3], b"\x0c\xff\xff\x02\0\0LN01\0"));
+        assert!(holds(found[3], &[0x89, 6, 0, 3, 1, 6, 0, 0, 0]));
     }
 
     #[test]
