@@ -23,14 +23,15 @@ pub(crate) fn json(queue: &QueueResult) -> JsonQueue {
 /// One I/O thread.
 #[derive(Debug, Serialize)]
 pub(crate) struct JsonIoThread {
+    turns: u64,
     polled_ns: u64,
     fruitful_polls: u64,
     fruitless_polls: u64,
 }
 
 pub(crate) fn json_thread(thread: &IoThreadResult) -> JsonIoThread {
-    let &IoThreadResult { polled_ns, fruitful_polls, fruitless_polls } = thread;
-    JsonIoThread { polled_ns, fruitful_polls, fruitless_polls }
+    let &IoThreadResult { turns, polled_ns, fruitful_polls, fruitless_polls } = thread;
+    JsonIoThread { turns, polled_ns, fruitful_polls, fruitless_polls }
 }
 
 /// How the queues' kicks came, one line.
@@ -57,7 +58,7 @@ pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
 }
 
 /// What polling cost, if there was any.
-fn polls(&IoThreadResult { polled_ns, fruitful_polls, fruitless_polls }: &IoThreadResult) -> String {
+fn polls(&IoThreadResult { polled_ns, fruitful_polls, fruitless_polls, .. }: &IoThreadResult) -> String {
     if fruitful_polls + fruitless_polls == 0 {
         return String::new();
     }
@@ -86,7 +87,7 @@ mod tests {
             queue(2, 0, KickPath::Exits),
         ];
         assert_eq!(paths(&all), "1 by ioeventfd, 1 by exits; fell back to exits: 1:0 1:2");
-        let thread = IoThreadResult { polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
+        let thread = IoThreadResult { turns: 9, polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
         assert_eq!(polls(&thread), "; polled for 1.5 ms: 3 times work came, 1 times none");
         assert_eq!(polls(&IoThreadResult::default()), "");
         assert_eq!(paths(&all[..1]), "1 by ioeventfd, 0 by exits");

@@ -8,10 +8,10 @@
 //! A queue that is being moved or stopped keeps its ioeventfd and all that is in flight: kicks and completions that come
 //! in between wait in their descriptors, and `put_on` signals the queue once. So no work is lost, and there is no
 //! other way for a queue to change hands.
+mod counters;
 mod crew;
 mod event_loop;
 mod host_queue;
-mod polls;
 #[cfg(test)]
 mod tests;
 
@@ -21,9 +21,9 @@ pub(crate) use host_queue::{HostQueue, QueueKey};
 use crate::guard::lock;
 use crate::report::IoThreadResult;
 use crate::tally::Tally;
+use counters::Counters;
 use event_loop::{EventLoop, Setting};
 use paravane_notify::Notifier;
-use polls::PollCounters;
 use std::io;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -57,7 +57,7 @@ impl NotPutOn {
 pub(crate) struct IoThread {
     sender: Mutex<Sender<Message>>,
     control: Arc<Notifier>,
-    polls: Arc<PollCounters>,
+    counters: Arc<Counters>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -66,19 +66,19 @@ impl IoThread {
     pub(crate) fn spawn(number: usize, longest_poll: Duration, tally: Arc<Tally>) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let control = Arc::new(Notifier::new(false).map_err(io::Error::other)?);
-        let polls = Arc::new(PollCounters::default());
+        let counters = Arc::new(Counters::default());
         let mut event_loop = EventLoop::new(Setting {
             control: Arc::clone(&control),
             receiver,
             longest_poll,
-            polls: Arc::clone(&polls),
+            counters: Arc::clone(&counters),
             tally,
         })?;
         let thread = std::thread::Builder::new()
             .name(format!("io{number}"))
             .stack_size(STACK)
             .spawn(move || event_loop.run())?;
-        Ok(Self { sender: Mutex::new(sender), control, polls, thread: Mutex::new(Some(thread)) })
+        Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)) })
     }
 
     fn send(&self, message: Message) -> Result<(), Message> {
@@ -109,9 +109,9 @@ impl IoThread {
         wait.recv().ok()?
     }
 
-    /// What its polling has cost so far.
+    /// What it has counted so far.
     pub(crate) fn figures(&self) -> IoThreadResult {
-        self.polls.figures()
+        self.counters.figures()
     }
 
     /// Ends the thread; queues that it still has are stopped.

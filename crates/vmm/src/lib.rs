@@ -9,6 +9,8 @@ mod dirty;
 mod error;
 mod footprint;
 mod guard;
+#[cfg(test)]
+mod hostile_tests;
 mod image;
 mod io_thread;
 mod kvm;

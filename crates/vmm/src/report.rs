@@ -180,9 +180,11 @@ pub struct QueueResult {
     pub exit_kicks: u64,
 }
 
-/// What busy polling cost one I/O thread, and what it brought.
+/// What one I/O thread did, and what its busy polling cost and brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoThreadResult {
+    /// Turns that its queues had: at most one a wake-up, and as many more as there was work for.
+    pub turns: u64,
     /// Nanoseconds of polling.
     pub polled_ns: u64,
     /// Polls of a queue that found work.

@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::io_thread::Crew;
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
-use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, Report};
+use crate::report::{DiskResult, GuestFailure, IoThreadResult, NetResult, Outcome, Report};
 use crate::report_area::ReportArea;
 use crate::slot::{Slot, Surroundings};
 use crate::tally::Tally;
@@ -149,7 +149,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         kicks: tally.kicks(),
         exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
         queues: slots.iter().flat_map(Slot::queues).collect(),
-        io_threads: machine.crew.figures(),
+        io_threads: machine.figures(),
         interrupts: slots.iter().map(Slot::interrupts).sum(),
         messages: slots.iter().map(Slot::messages).sum(),
         violations: slots.iter().map(Slot::violations).sum(),
@@ -243,6 +243,11 @@ impl Machine {
             None => bus,
         };
         Ok(Self { bus: Arc::new(bus), crew, domains })
+    }
+
+    /// What each I/O thread has counted.
+    pub(crate) fn figures(&self) -> Vec<IoThreadResult> {
+        self.crew.figures()
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.

@@ -32,7 +32,7 @@ impl Crew {
         Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread })
     }
 
-    /// What each thread's polling has cost.
+    /// What each thread has counted.
     pub(crate) fn figures(&self) -> Vec<IoThreadResult> {
         self.threads.iter().map(IoThread::figures).collect()
     }

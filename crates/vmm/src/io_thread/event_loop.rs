@@ -17,7 +17,7 @@
 //! How long a queue is polled is its [`PollWindow`]'s business: not at all unless work has lately come soon after the last
 //! was done. No clock is read where polling is off.
 use super::host_queue::{HostQueue, Turn};
-use super::{Message, NotPutOn, PollCounters};
+use super::{Counters, Message, NotPutOn};
 use crate::guard::lock;
 use crate::tally::Tally;
 use paravane_device::ServeError;
@@ -45,8 +45,8 @@ pub(super) struct Setting {
     pub(super) receiver: Receiver<Message>,
     /// Longest poll of a queue before it is slept; 0: none.
     pub(super) longest_poll: Duration,
-    /// What polling costs.
-    pub(super) polls: Arc<PollCounters>,
+    /// What it counts for the report.
+    pub(super) counters: Arc<Counters>,
     /// What the run counts.
     pub(super) tally: Arc<Tally>,
 }
@@ -219,7 +219,7 @@ impl EventLoop {
             std::hint::spin_loop();
             now = Instant::now();
         }
-        self.setting.polls.add(now - start, fruitful, fruitless);
+        self.setting.counters.poll(now - start, fruitful, fruitless);
         now
     }
 
@@ -250,6 +250,7 @@ impl EventLoop {
     fn serve(&mut self, number: usize) {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
         seat.state = State::Asleep;
+        self.setting.counters.turn();
         let length = seat.window.length();
         match seat.queue.serve(length.is_zero()) {
             Ok(Turn::More) => {

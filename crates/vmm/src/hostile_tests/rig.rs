@@ -1,0 +1,287 @@
+//! A whole machine with two entropy devices on one I/O thread, and its guest in this process.
+use crate::accel::{Accelerator, Ended, Running};
+use crate::bus::Bus;
+use crate::config::{RunConfig, TransportChoice};
+use crate::dirty::VcpuLog;
+use crate::error::RunError;
+use crate::plan;
+use crate::run::Machine;
+use crate::slot::Slot;
+use crate::tally::Tally;
+use crate::thread::Doorbells;
+use paravane_device::Device;
+use paravane_device::rng::Rng as Source;
+use paravane_dma::{Backing, Memory, Region, RegionConfig};
+use paravane_driver::mmio::{Mmio, Registers};
+use paravane_driver::pci::{Ecam, Pci, Space};
+use paravane_driver::rng::Rng;
+use paravane_driver::{Area, DmaArea, Message, Pool};
+use paravane_notify::msi::{MsiController, MsiMessage, MsiSink};
+use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
+use paravane_spec::builtin::{PCI_BAR_STEP, PCI_ECAM, PCI_WINDOW};
+use paravane_spec::mmio::{QUEUE_NOTIFY, WINDOW};
+use paravane_spec::mmio_msi;
+use paravane_transport::pci::Pci as Function;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+const RAM_SIZE: u64 = 2 << 20;
+/// Who waits longer has lost something.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// Every transport.
+pub(super) const TRANSPORTS: [TransportChoice; 3] =
+    [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci];
+
+/// Interrupts go nowhere; the devices count them.
+#[derive(Clone, Copy)]
+struct Nowhere;
+
+impl InterruptSink for Nowhere {
+    fn raise(&self) {}
+}
+
+impl MsiController for Nowhere {
+    fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
+        Ok(Box::new(*self))
+    }
+}
+
+impl MsiSink for Nowhere {
+    fn route(&self, _message: MsiMessage) -> Result<(), NotifyError> {
+        Ok(())
+    }
+    fn fire(&self, _message: MsiMessage) {}
+}
+
+/// What a machine needs of what runs its guest, which here is the test.
+struct Played(Arc<Doorbells>);
+
+impl Accelerator for Played {
+    fn name(&self) -> &'static str {
+        "played"
+    }
+    fn sink(&self, _gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError> {
+        Ok(Arc::new(Nowhere))
+    }
+    fn msi(&self) -> Arc<dyn MsiController> {
+        Arc::new(Nowhere)
+    }
+    fn ioeventfds(&self) -> Arc<dyn IoEventFds> {
+        Arc::clone(&self.0) as Arc<dyn IoEventFds>
+    }
+    fn tsc_khz(&self) -> u64 {
+        0
+    }
+    fn prepare(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
+    fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>> {
+        None
+    }
+    fn start(self: Box<Self>, _bus: Arc<Bus>, _ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
+        Err(RunError::Config("the test is the guest".into()))
+    }
+}
+
+/// The physical address space, as guest code sees it.
+#[derive(Clone)]
+pub(super) struct Addresses {
+    bus: Arc<Bus>,
+    bells: Arc<Doorbells>,
+}
+
+impl Addresses {
+    fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
+        let mut data = [0; N];
+        self.bus.read(addr, &mut data);
+        data
+    }
+
+    fn write<const N: usize>(&self, addr: u64, data: [u8; N]) {
+        if !self.bells.ring(addr, &data) {
+            assert!(self.bus.write(addr, &data).is_none());
+        }
+    }
+}
+
+impl Space for Addresses {
+    fn read8(&self, addr: u64) -> u8 {
+        u8::from_le_bytes(self.read(addr))
+    }
+    fn read16(&self, addr: u64) -> u16 {
+        u16::from_le_bytes(self.read(addr))
+    }
+    fn read32(&self, addr: u64) -> u32 {
+        u32::from_le_bytes(self.read(addr))
+    }
+    fn write8(&self, addr: u64, value: u8) {
+        self.write(addr, value.to_le_bytes());
+    }
+    fn write16(&self, addr: u64, value: u16) {
+        self.write(addr, value.to_le_bytes());
+    }
+    fn write32(&self, addr: u64, value: u32) {
+        self.write(addr, value.to_le_bytes());
+    }
+}
+
+/// A virtio-mmio device's window in it.
+pub(super) struct Window {
+    addresses: Addresses,
+    base: u64,
+    size: u64,
+}
+
+impl Registers for Window {
+    fn read32(&self, offset: u64) -> u32 {
+        self.addresses.read32(self.base + offset)
+    }
+    fn write32(&self, offset: u64, value: u32) {
+        self.addresses.write32(self.base + offset, value);
+    }
+    fn read16(&self, offset: u64) -> u16 {
+        self.addresses.read16(self.base + offset)
+    }
+    fn read8(&self, offset: u64) -> u8 {
+        self.addresses.read8(self.base + offset)
+    }
+    fn window(&self) -> u64 {
+        self.size
+    }
+}
+
+/// The driver of one device, over whatever transport.
+pub(super) enum Driver {
+    Mmio(Rng<Mmio<Window>>),
+    Pci(Rng<Pci<Addresses>>),
+}
+
+macro_rules! rng {
+    ($driver:expr, $rng:ident => $call:expr) => {
+        match $driver {
+            Driver::Mmio($rng) => $call,
+            Driver::Pci($rng) => $call,
+        }
+    };
+}
+
+impl Driver {
+    /// Asks for so many answers, one after another, and for an interrupt at each. Looks for them without waiting for
+    /// any.
+    pub(super) fn exchange(&mut self, count: u32) {
+        for number in 0..count {
+            rng!(self, rng => rng.enable_interrupts());
+            rng!(self, rng => rng.request(64)).unwrap();
+            let start = Instant::now();
+            while rng!(self, rng => rng.poll(&mut [0; 64])).unwrap().is_none() {
+                assert!(start.elapsed() < PATIENCE, "answer {number} does not come");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// What a driver does at an interrupt.
+    pub(super) fn interrupt(&mut self) -> u32 {
+        rng!(self, rng => rng.interrupt()).unwrap()
+    }
+}
+
+/// The machine.
+pub(super) struct Host {
+    machine: Machine,
+    pub(super) addresses: Addresses,
+    pub(super) tally: Arc<Tally>,
+    transport: TransportChoice,
+    region: Arc<Region>,
+}
+
+impl Host {
+    /// With two devices over `transport`, one I/O thread, and ioeventfds or none.
+    pub(super) fn new(transport: TransportChoice, ioeventfd: bool) -> Self {
+        let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
+        let region = Region::new(config).unwrap();
+        let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
+        let (tally, bells) = (Arc::new(Tally::default()), Arc::new(Doorbells::default()));
+        let config = RunConfig { transport, ioeventfd, io_threads: Some(1), ..RunConfig::default() };
+        let devices = (0..2).map(|_| Box::new(Source::new()) as Box<dyn Device>).collect();
+        let played = Played(Arc::clone(&bells));
+        let machine = Machine::new(&config, &memory, &tally, &played, devices, None).unwrap();
+        let addresses = Addresses { bus: Arc::clone(&machine.bus), bells };
+        Self { machine, addresses, tally, transport, region }
+    }
+
+    pub(super) fn slot(&self, device: u32) -> &Slot {
+        &self.machine.bus.slots()[device as usize]
+    }
+
+    /// Sets a device up: by messages where the transport has them, unless it is to be `wired`.
+    pub(super) fn driver(&self, device: u32, wired: bool) -> Driver {
+        let half = RAM_SIZE / 2;
+        let addr = u64::from(device) * half;
+        // SAFETY: the two halves lie in the region, which lives as long as the host, and the host outlives the drivers of
+        // its tests; nobody makes references to it.
+        let area = unsafe { Area::new(self.region.host().add(addr as usize), half as usize) };
+        let mut pool = Pool::new(DmaArea { area, addr });
+        let message = |number: u16| Message { address: 0xfee0_0000, data: 0x40 + u32::from(number) };
+        if self.transport == TransportChoice::Pci {
+            let bus = Ecam::new(self.addresses.clone(), PCI_ECAM, PCI_WINDOW);
+            let mut pci = Pci::open(bus.function(device as u8 + 1).unwrap()).unwrap();
+            assert!(wired || pci.use_messages(message));
+            return Driver::Pci(Rng::new(pci, 64, &mut pool).unwrap());
+        }
+        let msi = self.transport == TransportChoice::MmioMsi;
+        let (base, size) = (self.base(device), if msi { mmio_msi::WINDOW } else { WINDOW });
+        let mut mmio = Mmio::new(Window { addresses: self.addresses.clone(), base, size }).unwrap();
+        if msi && !wired {
+            mmio.use_messages(vec![message(0), message(1)]);
+        }
+        Driver::Mmio(Rng::new(mmio, 64, &mut pool).unwrap())
+    }
+
+    /// Where a device's registers are: the window, or the BAR.
+    pub(super) fn base(&self, device: u32) -> u64 {
+        match self.transport {
+            TransportChoice::Pci => PCI_WINDOW.start + u64::from(device) * PCI_BAR_STEP,
+            other => plan::base(other, device),
+        }
+    }
+
+    /// Kicks the queue of a device, whatever is in it. Says whether an ioeventfd took the kick.
+    pub(super) fn kick(&self, device: u32) -> bool {
+        let (offset, data) = match self.transport {
+            TransportChoice::Mmio => (QUEUE_NOTIFY, [0; 4].as_slice()),
+            TransportChoice::MmioMsi => (mmio_msi::NOTIFY_PAGE, [0; 4].as_slice()),
+            TransportChoice::Pci => (Function::notification(0), [0; 2].as_slice()),
+        };
+        let addr = self.base(device) + offset;
+        let rung = self.addresses.bells.ring(addr, data);
+        if !rung {
+            assert!(self.addresses.bus.write(addr, data).is_none());
+        }
+        rung
+    }
+
+    /// Turns that the I/O thread has given.
+    pub(super) fn turns(&self) -> u64 {
+        self.machine.figures().iter().map(|thread| thread.turns).sum()
+    }
+
+    /// Waits until the I/O thread is asleep.
+    pub(super) fn settle(&self) {
+        let start = Instant::now();
+        loop {
+            let before = self.turns();
+            std::thread::sleep(Duration::from_millis(100));
+            if self.turns() == before {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "the thread goes on by itself");
+        }
+    }
+
+    /// Stops all queues and threads.
+    pub(super) fn stop(&self) {
+        drop(self.machine.stop());
+    }
+}
