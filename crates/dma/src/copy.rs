@@ -65,6 +65,16 @@ pub(crate) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
     }
 }
 
+/// [`load`], of a part of an access of `whole` bytes in all.
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+pub(crate) unsafe fn load_part(guest: *const u8, own: *mut u8, len: usize, whole: usize) {
+    // SAFETY: the caller's promise. A word is moved by `load`, in one access.
+    unsafe { if len <= 8 { load(guest, own, len) } else { many::load_part(guest, own, len, whole) } }
+}
+
 /// Copies `len` bytes into guest memory.
 ///
 /// # Safety
@@ -81,6 +91,16 @@ pub(crate) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
             _ => many::store(guest, own, len),
         }
     }
+}
+
+/// [`store`], of a part of an access of `whole` bytes in all.
+///
+/// # Safety
+/// As [`store`].
+#[inline(always)]
+pub(crate) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, whole: usize) {
+    // SAFETY: as in `load_part`.
+    unsafe { if len <= 8 { store(guest, own, len) } else { many::store_part(guest, own, len, whole) } }
 }
 
 /// Sets `len` bytes of guest memory to `byte`.

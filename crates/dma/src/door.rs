@@ -2,6 +2,7 @@
 use crate::handle::{Fault, Handle};
 use crate::holds::{Run, Taken};
 use crate::snapshot::Window;
+use crate::table::{Near, PAGE_SHIFT};
 use crate::{Access, DmaError, GuestRange, Hold, HostSlice, Mapping, Segment, copy};
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -26,16 +27,24 @@ struct Piece {
     len: usize,
     gpa: u64,
     region: u32,
-    /// The window that it is in: its place, if it is in one page.
+    /// The place of the window that it is in, if that is to be marked as a whole: it is in one page, and still there
+    /// when the piece has been written.
     page: Option<usize>,
 }
 
 impl Piece {
     /// `len` bytes of a window from `offset` on, which are inside.
     #[inline(always)]
-    fn of(window: &Window, place: usize, offset: u64, len: usize) -> Self {
+    fn of(window: &Window, offset: u64, len: usize) -> Self {
         let (host, gpa) = (window.host(offset), window.gpa(offset));
-        Self { host, len, gpa, region: window.region(), page: window.is_in_one_page().then_some(place) }
+        Self { host, len, gpa, region: window.region(), page: None }
+    }
+
+    /// Whether `next` lies behind it in the same region. (The sum wraps at the end of the address space only, and no
+    /// region is at both ends.)
+    #[inline(always)]
+    fn adjoins(&self, next: &Self) -> bool {
+        self.region == next.region && self.gpa.wrapping_add(self.len as u64) == next.gpa
     }
 }
 
@@ -172,7 +181,7 @@ impl<'a> Door<'a> {
         let access = with_direction(access);
         let mut found: Option<Piece> = None;
         let mut pieces = 0;
-        self.each_run(addr, len, access, |_, piece| {
+        self.each_mapped(addr, len, access, |_, piece| {
             found.get_or_insert(piece);
             pieces += 1;
             Ok(())
@@ -215,7 +224,7 @@ impl<'a> Door<'a> {
         let before = out.len();
         let mut taken = Taken::NONE;
         each_segment(segments, skip, len, |addr, _, n| {
-            self.each_run(addr, n, access, |done, piece| {
+            self.each_mapped(addr, n, access, |done, piece| {
                 let at = addr + done as u64;
                 if !self.take(&mut taken, at, piece, access) {
                     return Err(DmaError::TooMany { addr: at, len: piece.len });
@@ -274,7 +283,7 @@ impl<'a> Door<'a> {
         self.each_piece(addr, out.len(), access, |done, piece| {
             // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + len` is at
             // most the length of `out`, which is ours alone.
-            unsafe { copy::load(piece.host, own.add(done), piece.len) };
+            unsafe { copy::load_part(piece.host, own.add(done), piece.len, out.len()) };
         })
     }
 
@@ -290,35 +299,26 @@ impl<'a> Door<'a> {
         }
         self.each_piece(addr, data.len(), access, |done, piece| {
             // SAFETY: as in `load`; `data` cannot change while it is borrowed.
-            unsafe { copy::store(piece.host, own.add(done), piece.len) };
+            unsafe { copy::store_part(piece.host, own.add(done), piece.len, data.len()) };
             self.wrote(piece);
         })
     }
 
-    /// [`Door::each_piece`], with pieces joined that lie side by side in one region.
-    fn each_run(
+    /// [`Door::each_piece`] for what may fail itself; a fault of the access comes first.
+    fn each_mapped(
         &self,
         addr: u64,
         len: usize,
         access: Access,
         mut each: impl FnMut(usize, Piece) -> Result<(), DmaError>,
     ) -> Result<(), DmaError> {
-        let mut last: Option<(usize, Piece)> = None;
         let mut result = Ok(());
-        self.each_piece(addr, len, access, |done, piece| match &mut last {
-            Some((_, run)) if run.region == piece.region && run.gpa + run.len as u64 == piece.gpa => {
-                run.len += piece.len;
-            }
-            _ => {
-                if let Some((done, run)) = last.replace((done, piece))
-                    && result.is_ok()
-                {
-                    result = each(done, run);
-                }
+        self.each_piece(addr, len, access, |done, piece| {
+            if result.is_ok() {
+                result = each(done, piece);
             }
         })?;
-        result?;
-        last.map_or(Ok(()), |(done, run)| each(done, run))
+        result
     }
 
     /// What is behind `addr .. addr + len`, if that is inside one window, that was found before or is found now; as
@@ -332,10 +332,13 @@ impl<'a> Door<'a> {
         }
         let offset = window.offset(addr)?;
         let whole = len > 0 && len as u64 <= window.left(offset) && window.forbidden(access).is_empty();
-        whole.then(|| Piece::of(&window, place, offset, len))
+        let page = window.is_in_one_page().then_some(place);
+        whole.then(|| Piece { page, ..Piece::of(&window, offset, len) })
     }
 
-    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece.
+    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece. What lies
+    /// side by side in one region is one piece. The one behind a piece is found before that piece is handed out, so that
+    /// looking it up and moving bytes overlap.
     #[inline(never)]
     fn each_piece(
         &self,
@@ -350,38 +353,72 @@ impl<'a> Door<'a> {
         if addr.checked_add(len as u64 - 1).is_none() {
             return Err(DmaError::Wraps { addr, len, done: 0 });
         }
+        let mut near = Near::nowhere();
+        let mut last: Option<(usize, Piece)> = None;
         let mut done = 0;
-        // Each turn moves at least one byte, and the last address does not wrap, so the sum below does not.
-        while done < len {
-            let at = addr + done as u64;
-            let place = self.handle.place(at);
-            let mut window = self.handle.window(place);
-            if window.offset(at).is_none() {
-                if let Err(fault) = self.handle.find(at, place) {
-                    return Err(match fault {
-                        Fault::Unmapped => DmaError::Unmapped { addr: at, len, done },
-                        Fault::Untranslated => {
-                            self.handle.missed(at, access);
-                            DmaError::Untranslated { addr: at, len, done }
-                        }
-                    });
-                }
-                window = self.handle.window(place);
+        // Each turn finds at least one byte, and the last address does not wrap, so the sum below does not.
+        let fault = loop {
+            if done == len {
+                break None;
             }
-            // `find` has put it there.
-            let Some(offset) = window.offset(at) else {
-                return Err(DmaError::Unmapped { addr: at, len, done });
+            let at = addr + done as u64;
+            let window = match self.next_window(at, done, len - done, &mut near) {
+                Ok(window) => window,
+                Err(fault) => break Some(fault),
             };
+            let Some(offset) = window.offset(at) else { break Some(Fault::Unmapped) };
             let forbidden = window.forbidden(access);
             if !forbidden.is_empty() {
-                self.handle.missed(at, access);
-                return Err(DmaError::Denied { addr: at, access: forbidden, len, done });
+                break Some(Fault::Denied(forbidden));
             }
             let n = window.left(offset).min((len - done) as u64) as usize;
-            each(done, Piece::of(&window, place, offset, n));
+            let piece = Piece::of(&window, offset, n);
+            match &mut last {
+                Some((_, last)) if last.adjoins(&piece) => last.len += n,
+                _ => {
+                    if let Some((before, piece)) = last.replace((done, piece)) {
+                        each(before, piece);
+                    }
+                }
+            }
             done += n;
+        };
+        if let Some((before, piece)) = last {
+            each(before, piece);
         }
-        Ok(())
+        fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
+    }
+
+    /// The window around `at`, which is `done` bytes into an access with `left` bytes to go. Where one begins, and what
+    /// ends inside a page, is often used again, and through the cache. Whole pages behind that would push out more than
+    /// they bring: they are found beside the ones before.
+    #[inline(always)]
+    fn next_window(&self, at: u64, done: usize, left: usize, near: &mut Near) -> Result<Window, Fault> {
+        if done > 0 && left >= 1 << PAGE_SHIFT {
+            return self.handle.find_near(at, near);
+        }
+        let place = self.handle.place(at);
+        if self.handle.window(place).offset(at).is_none() {
+            self.handle.find(at, place)?;
+        }
+        Ok(self.handle.window(place))
+    }
+
+    /// The error of an access that ends at `addr + done`; the domain is told what it misses.
+    #[cold]
+    fn failed(&self, fault: Fault, addr: u64, len: usize, done: usize, access: Access) -> DmaError {
+        let addr = addr + done as u64;
+        match fault {
+            Fault::Unmapped => DmaError::Unmapped { addr, len, done },
+            Fault::Untranslated => {
+                self.handle.missed(addr, access);
+                DmaError::Untranslated { addr, len, done }
+            }
+            Fault::Denied(forbidden) => {
+                self.handle.missed(addr, access);
+                DmaError::Denied { addr, access: forbidden, len, done }
+            }
+        }
     }
 }
 

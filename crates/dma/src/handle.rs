@@ -4,6 +4,7 @@ use crate::domain::Shared;
 use crate::memory::{Pin, Published};
 use crate::seat::Seat;
 use crate::snapshot::Window;
+use crate::table::Near;
 use crate::written::Written;
 use crate::{Access, DirtyLog, Door, Miss};
 use std::sync::Arc;
@@ -43,13 +44,15 @@ impl Drop for Handle {
     }
 }
 
-/// Why there is no window.
+/// Why an access ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// No memory.
     Unmapped,
     /// No translation.
     Untranslated,
+    /// These directions are forbidden.
+    Denied(Access),
 }
 
 impl Handle {
@@ -157,21 +160,27 @@ impl Handle {
         self.cache.window(place)
     }
 
-    /// Finds the window around `addr` and puts it in its place. To be called while the door is open.
-    #[inline(never)]
-    pub(crate) fn find(&self, addr: u64, place: usize) -> Result<(), Fault> {
+    /// Finds the window around `addr`. To be called while the door is open, the same one that `near` was made in.
+    #[inline(always)]
+    pub(crate) fn find_near(&self, addr: u64, near: &mut Near) -> Result<Window, Fault> {
         let snapshot = &self.pin.snapshot;
-        let window = match &self.translation {
+        Ok(match &self.translation {
             None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
             Some(Translation { shared, .. }) => {
-                // SAFETY: the door is open: `Domain::unmap` frees no node that a walk from here on can find before
-                // it has seen the door shut.
-                let block = unsafe { shared.table().find(addr) }.ok_or(Fault::Untranslated)?;
+                // SAFETY: the door is open, as it was for what is in `near`: `Domain::unmap` frees no node that a walk
+                // inside it can find before it has seen the door shut.
+                let block = unsafe { shared.table().find(addr, near) }.ok_or(Fault::Untranslated)?;
                 let region = snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
                 region.behind(block.start, block.size, block.gpa, block.allows)
             }
-        };
-        if self.written.take_place(place) {
+        })
+    }
+
+    /// Finds the window around `addr` and puts it in its place. To be called while the door is open.
+    #[inline(never)]
+    pub(crate) fn find(&self, addr: u64, place: usize) -> Result<(), Fault> {
+        let window = self.find_near(addr, &mut Near::nowhere())?;
+        if self.shift != OFF && self.written.take_place(place) {
             self.wrote_page(self.cache.window(place).gpa(0));
         }
         self.cache.put(place, window);

@@ -42,7 +42,13 @@ impl Window {
 
     /// The part of this window, a region's, that a block of a domain's translation opens: device addresses from
     /// `start` on, `size` bytes, of which the first is at guest-physical `gpa`. The two overlap.
+    #[inline(always)]
     pub(crate) fn behind(&self, start: u64, size: u64, gpa: u64, allows: Access) -> Self {
+        let allows = self.allows & allows;
+        let inside = gpa.wrapping_sub(self.gpa);
+        if inside < self.size && size <= self.size - inside {
+            return Self { start, size, host: self.host(inside), gpa, allows, region: self.region };
+        }
         // How far the block begins before the region, or inside it. Blocks and regions are below 2^64 bytes and
         // overlap, so the sums below stay where they belong.
         let before = self.gpa.saturating_sub(gpa);
@@ -52,7 +58,7 @@ impl Window {
             size: (size - before).min(self.size - inside),
             host: self.host(inside),
             gpa: gpa.max(self.gpa),
-            allows: self.allows & allows,
+            allows,
             region: self.region,
         }
     }

@@ -94,6 +94,37 @@ pub(crate) struct Block {
     pub(crate) allows: Access,
 }
 
+impl Block {
+    /// What a leaf at `level` says of the addresses around `addr`.
+    #[inline(always)]
+    fn of(addr: u64, leaf: *mut Node, level: u32) -> Self {
+        let size = span(level) << PAGE_SHIFT;
+        let bits = leaf.addr();
+        Self {
+            start: addr & !(size - 1),
+            size,
+            gpa: (bits & !((1 << PAGE_SHIFT) - 1)) as u64,
+            allows: Access::from_bits_truncate((bits >> ALLOWS_SHIFT & ALLOWS) as u32),
+        }
+    }
+}
+
+/// The node of single pages that a walk ended in: leaves beside the one that it found need no walk of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Near {
+    node: *const Node,
+    /// Its first page, without the bits that it resolves.
+    number: u64,
+}
+
+impl Near {
+    /// None yet: no page has this number.
+    #[inline(always)]
+    pub(crate) fn nowhere() -> Self {
+        Self { node: std::ptr::null(), number: u64::MAX }
+    }
+}
+
 /// A range of pages that becomes leaves.
 #[derive(Clone, Copy)]
 struct Change {
@@ -138,12 +169,30 @@ impl Table {
         Self { root: AtomicPtr::new(null_mut()) }
     }
 
-    /// The block around `addr`.
+    /// The block around `addr`, in the node that an earlier walk has left in `near` if it is that one's.
     ///
     /// # Safety
-    /// No node that was unlinked after the walk began is freed before it ends.
+    /// No node that was unlinked after the first walk with `near` began is freed before the last one ends.
     #[inline]
-    pub(crate) unsafe fn find(&self, addr: u64) -> Option<Block> {
+    pub(crate) unsafe fn find(&self, addr: u64, near: &mut Near) -> Option<Block> {
+        if addr >> (PAGE_SHIFT + BITS) == near.number {
+            // SAFETY: a walk has found the node, and the caller sees to it that it stays. Acquire: as in `walk`.
+            let entry = unsafe { &*near.node }.entries[index(addr >> PAGE_SHIFT, 0)].load(Acquire);
+            if is_leaf(entry) {
+                return Some(Block::of(addr, entry, 0));
+            }
+            // Nothing: but the node may have been replaced since.
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.walk(addr, near) }
+    }
+
+    /// [`Table::find`], from the root.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    unsafe fn walk(&self, addr: u64, near: &mut Near) -> Option<Block> {
         let page = addr >> PAGE_SHIFT;
         // Acquire, here and below: pairs with the Release stores in `insert` and `remove`. A child's entries, and
         // what the one who mapped did before, are seen with it.
@@ -151,25 +200,23 @@ impl Table {
         if height == 0 || (height < MAX_HEIGHT && page >> (BITS * height) != 0) {
             return None;
         }
-        for level in (0..height).rev() {
-            // SAFETY: a root of height above 0 and a child are nodes, and the caller sees to it that they stay.
+        let mut level = height;
+        loop {
+            level -= 1;
+            // SAFETY: a root of height above 0 and a child are nodes, and the caller sees to it that they stay. Nodes at
+            // level 0 have no children, so that this ends there.
             let entry = unsafe { &*node }.entries[index(page, level)].load(Acquire);
             if is_leaf(entry) {
-                let size = span(level) << PAGE_SHIFT;
-                let bits = entry.addr();
-                return Some(Block {
-                    start: addr & !(size - 1),
-                    size,
-                    gpa: (bits & !((1 << PAGE_SHIFT) - 1)) as u64,
-                    allows: Access::from_bits_truncate((bits >> ALLOWS_SHIFT & ALLOWS) as u32),
-                });
+                if level == 0 {
+                    *near = Near { node, number: page >> BITS };
+                }
+                return Some(Block::of(addr, entry, level));
             }
             if entry.is_null() {
                 return None;
             }
             node = entry;
         }
-        None
     }
 
     /// The first page in `first..=last` that is mapped.
@@ -368,7 +415,7 @@ mod tests {
 
     fn find(table: &Table, addr: u64) -> Option<Block> {
         // SAFETY: one thread, and nothing is freed but by `free_all` below.
-        unsafe { table.find(addr) }
+        unsafe { table.find(addr, &mut Near::nowhere()) }
     }
 
     fn free_all(unlinked: Vec<Unlinked>) -> u64 {

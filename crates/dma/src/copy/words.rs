@@ -31,6 +31,26 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     });
 }
 
+/// [`load`]: a part is moved as a whole is.
+///
+/// # Safety
+/// As [`load`].
+#[cfg(any(miri, loom, not(target_arch = "x86_64")))]
+pub(super) unsafe fn load_part(guest: *const u8, own: *mut u8, len: usize, _whole: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { load(guest, own, len) };
+}
+
+/// [`store`]: a part is moved as a whole is.
+///
+/// # Safety
+/// As [`store`].
+#[cfg(any(miri, loom, not(target_arch = "x86_64")))]
+pub(super) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, _whole: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { store(guest, own, len) };
+}
+
 /// Sets `len` bytes of guest memory to `byte`.
 ///
 /// # Safety

@@ -6,8 +6,10 @@
 //!          384 ..          with AVX: up to a multiple of 64, blocks of 128 bytes, then as above
 //!         3072 ..          with AVX-512 as well: blocks of 256 bytes
 //!         1024 ..          without AVX, with ERMS: `rep movsb`
-//!        16384 ..          with ERMS: `rep movsb`
+//!        16384 ..          with ERMS: `rep movsb`; into memory of our own, 32768
 //! ```
+//! A part of a longer access, such as a page of scattered guest memory, is moved by `rep movsb` if the whole would be: what
+//! counts is whether the data will be found in the first-level cache.
 //!
 //! No byte is accessed twice: a guest that answers to the first byte it sees is not overwritten by the second try.
 //! Every instruction here is an ordinary load or store to x86's memory order: a later one, and a fence of
@@ -26,8 +28,10 @@ const AVX_BLOCK: usize = 128;
 const AVX512_MIN: usize = 3 << 10;
 /// From this length on the string instruction beats 32-byte registers: it takes lines of the destination over without
 /// reading them.
-const STRING_MIN: usize = 16 << 10;
-/// From this length on the string instruction beats 16-byte registers; its start-up cost dominates below.
+const STRING_STORE_MIN: usize = 16 << 10;
+/// The same for memory of our own, which is used again and so mostly near.
+const STRING_LOAD_MIN: usize = 32 << 10;
+/// From this length on the string instruction beats 16-byte registers; its start-up cost dominates below, in any case.
 const STRING_MIN_NO_AVX: usize = 1 << 10;
 
 /// What the processor has.
@@ -100,7 +104,16 @@ macro_rules! piece {
 #[inline(always)]
 pub(super) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
     // SAFETY: the caller's promise; `own` is not guest memory, so that the two do not overlap.
-    unsafe { copy(own, guest, len) };
+    unsafe { copy::<STRING_LOAD_MIN>(own, guest, len) };
+}
+
+/// [`load`], for a part of an access of `whole` bytes.
+///
+/// # Safety
+/// As [`super::load`].
+pub(super) unsafe fn load_part(guest: *const u8, own: *mut u8, len: usize, whole: usize) {
+    // SAFETY: as in `load`.
+    unsafe { copy_part::<STRING_LOAD_MIN>(own, guest, len, whole) };
 }
 
 /// Copies `len` bytes into guest memory.
@@ -110,19 +123,38 @@ pub(super) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
 #[inline(always)]
 pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     // SAFETY: as in `load`.
-    unsafe { copy(guest, own, len) };
+    unsafe { copy::<STRING_STORE_MIN>(guest, own, len) };
 }
 
-/// Copies `len` bytes.
+/// [`store`], for a part of an access of `whole` bytes.
+///
+/// # Safety
+/// As [`super::store`].
+pub(super) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, whole: usize) {
+    // SAFETY: as in `load`.
+    unsafe { copy_part::<STRING_STORE_MIN>(guest, own, len, whole) };
+}
+
+/// Copies `len` bytes, by the string instruction from `MIN` on.
 ///
 /// # Safety
 /// `from .. from + len` may be read and `to .. to + len` written, and the two do not overlap.
 #[inline(never)]
-unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise, and `copy_long` copies no more than `len`.
+unsafe fn copy<const MIN: usize>(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_part::<MIN>(to, from, len, len) };
+}
+
+/// [`copy`], for a part of `whole` bytes.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+unsafe fn copy_part<const MIN: usize>(to: *mut u8, from: *const u8, len: usize, whole: usize) {
+    // SAFETY: the caller's promise.
     unsafe {
         // Apart, so that short copies save no registers for the sake of long ones.
-        if len < AVX_MIN { copy_short(to, from, len) } else { copy_all(to, from, len) }
+        if len < AVX_MIN { copy_short(to, from, len) } else { copy_all(to, from, len, whole >= MIN) }
     }
 }
 
@@ -131,10 +163,10 @@ unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 /// # Safety
 /// As [`copy`].
 #[inline(never)]
-unsafe fn copy_all(to: *mut u8, from: *const u8, len: usize) {
+unsafe fn copy_all(to: *mut u8, from: *const u8, len: usize, string: bool) {
     // SAFETY: the caller's promise, and `copy_long` copies no more than `len`.
     unsafe {
-        let done = copy_long(to, from, len, Has::detect());
+        let done = copy_long(to, from, len, string, Has::detect());
         copy_short(to.wrapping_add(done), from.wrapping_add(done), len - done);
     }
 }
@@ -195,14 +227,14 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, mut len: usize) {
     }
 }
 
-/// Copies the start of `len` bytes, [`AVX_MIN`] at least, and returns how many.
+/// Copies the start of `len` bytes, [`AVX_MIN`] at least, and returns how many. `string`: they are many, or a part of
+/// many, for which the string instruction is best.
 ///
 /// # Safety
 /// As [`copy`]; and the processor has what `has` says.
 #[inline]
-unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, has: Has) -> usize {
-    let string_min = if has.avx { STRING_MIN } else { STRING_MIN_NO_AVX };
-    if len >= string_min && has.erms {
+unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, string: bool, has: Has) -> usize {
+    if has.erms && len >= STRING_MIN_NO_AVX && (string || !has.avx) {
         // SAFETY: the caller's promise; the ABI keeps the direction flag clear.
         unsafe {
             asm!(
@@ -359,12 +391,12 @@ mod tests {
             Has { erms: false, ..here },
         ];
         for has in lesser {
-            for len in (AVX_MIN..600).chain([1023, 1024, 16_384, 20_000]) {
-                for shift in [0, 1, 8, 31] {
+            for len in (AVX_MIN..600).chain([1023, 1024, 4096, 16_384, 20_000]) {
+                for (shift, string) in [(0, false), (1, true), (8, false), (31, true)] {
                     target.fill(0xee);
                     let to = target[shift..].as_mut_ptr();
                     // SAFETY: both are `len` bytes long, and this processor has what it is said to have.
-                    let done = unsafe { copy_long(to, source.as_ptr(), len, has) };
+                    let done = unsafe { copy_long(to, source.as_ptr(), len, string, has) };
                     assert!(done <= len);
                     assert!(target[..shift].iter().all(|&b| b == 0xee));
                     assert!(target[shift..shift + done] == source[..done], "{done} of {len} at {shift}");
