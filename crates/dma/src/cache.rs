@@ -1,28 +1,26 @@
 //! Windows that a handle has found lately: the first and mostly the only look-up of an access.
+use crate::places::{PLACES, Places};
 use crate::snapshot::Window;
 use crate::table::PAGE_SHIFT;
 use std::cell::Cell;
 
-/// As many as a word has bits.
-pub(crate) const PLACES: usize = 64;
-
-/// A window for each of 64 classes of pages, or one for all where there is only one to be found. What is not there is
+/// A window for each of 256 classes of pages, or one for all where there is only one to be found. What is not there is
 /// not remembered, so that what is mapped later is found.
 #[derive(Debug)]
 pub(crate) struct Cache {
     places: Box<[Place; PLACES]>,
     /// Number of places in use, less 1: a power of two less 1.
     mask: usize,
-    /// A bit for each place that is not empty.
-    used: Cell<u64>,
+    /// Places that are not empty.
+    used: Places,
 }
 
-/// Spreads page numbers over 64 places. Buffers lie at regular distances, mostly powers of two, and would meet in a few
-/// places if low bits named those. The factor was searched for: with it 16 pages in a row do not meet at any of the
+/// Spreads page numbers over the places. Buffers lie near one another, or at regular distances, mostly powers of two, and
+/// would meet in a few places if low bits named those. The factor was searched for: with it no two pages meet at any of the
 /// distances that the test below has, which neither folded bits nor the golden ratio can say.
 #[inline(always)]
 fn spread(page: u64) -> usize {
-    (page.wrapping_mul(0x4770_a087_16e6_fec3) >> 58) as usize
+    (page.wrapping_mul(0xa232_cf20_c135_0971) >> (64 - PLACES.trailing_zeros())) as usize
 }
 
 /// One place; a cache line.
@@ -35,7 +33,7 @@ impl Cache {
         Self {
             places: Box::new([const { Place(Cell::new(Window::EMPTY)) }; PLACES]),
             mask: PLACES - 1,
-            used: Cell::new(0),
+            used: Places::new(),
         }
     }
 
@@ -56,16 +54,12 @@ impl Cache {
     #[inline(always)]
     pub(crate) fn put(&self, number: usize, window: Window) {
         self.places[number % PLACES].0.set(window);
-        self.used.set(self.used.get() | 1 << (number % PLACES));
+        self.used.insert(number);
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        let mut used = self.used.replace(0);
-        while used != 0 {
-            self.places[used.trailing_zeros() as usize].0.set(Window::EMPTY);
-            used &= used - 1;
-        }
+        self.used.drain(|number| self.places[number].0.set(Window::EMPTY));
         self.mask = PLACES - 1;
     }
 
@@ -81,12 +75,18 @@ impl Cache {
 mod tests {
     use super::*;
 
+    /// Neither any two of 131 pages in a row, nor any two of sixteen pages at a distance that is likely.
     #[test]
-    fn rows_of_pages_do_not_meet() {
+    fn pages_at_likely_distances_do_not_meet() {
         let odd = [3, 5, 6, 7, 9, 10, 12, 15, 17, 20, 24, 33, 48, 63, 65, 96, 100, 127, 257, 1000, 9973];
-        for distance in (0..24).map(|power| 1_u64 << power).chain(odd) {
-            let places: std::collections::BTreeSet<_> = (0..16).map(|n| spread(n * distance)).collect();
-            assert_eq!(places.len(), 16, "{distance}: {places:?}");
+        let rows = (0..36)
+            .map(|power| 1_u64 << power)
+            .chain(odd)
+            .flat_map(|distance| (1..16).map(move |n| n * distance));
+        for distance in rows.chain(1..=130) {
+            for first in [0, 1, 77, (1 << 20) + 12_345, (1 << 51) + 999_999_999] {
+                assert_ne!(spread(first), spread(first + distance), "{first} {distance}");
+            }
         }
     }
 }

@@ -38,6 +38,7 @@ mod log;
 mod mapping;
 mod memory;
 mod pages;
+mod places;
 mod ram;
 mod region;
 mod seat;

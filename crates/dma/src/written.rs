@@ -9,7 +9,8 @@
 //! So a page that is found in the cache costs a bit however often it is written, and one mark a batch; and the fence is
 //! shared. See [`log`](crate::log) for why there is one.
 use crate::DirtyLog;
-use crate::cache::{Cache, PLACES};
+use crate::cache::Cache;
+use crate::places::Places;
 use crate::sync::fence;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -20,36 +21,28 @@ const MOST: usize = 32;
 /// Pages and addresses.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// A bit for each place of the cache whose window is in one page, and written.
-    places: Cell<u64>,
+    /// Places of the cache whose window is in one page, and written.
+    places: Places,
     count: Cell<usize>,
     /// Guest-physical, each for its page.
     list: [Cell<u64>; MOST],
 }
 
-const _: () = assert!(PLACES == u64::BITS as usize);
-
 impl Written {
     pub(crate) fn new() -> Self {
-        Self { places: Cell::new(0), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }
+        Self { places: Places::new(), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }
     }
 
     /// The page behind a place of the cache is written.
     #[inline(always)]
     pub(crate) fn add_place(&self, number: usize) {
-        let (places, bit) = (self.places.get(), 1 << (number % PLACES));
-        // Not stored again: the next write would wait for the store.
-        if places & bit == 0 {
-            self.places.set(places | bit);
-        }
+        self.places.insert(number);
     }
 
     /// Takes the bit of a place back, and says whether it was there: the place is to have another window.
     #[inline(always)]
     pub(crate) fn take_place(&self, number: usize) -> bool {
-        let (places, bit) = (self.places.get(), 1 << (number % PLACES));
-        self.places.set(places & !bit);
-        places & bit != 0
+        self.places.remove(number)
     }
 
     /// The page around an address is written. `false`: the list is full.
@@ -64,7 +57,7 @@ impl Written {
 
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.get() == 0 && self.count.get() == 0
+        self.places.is_empty() && self.count.get() == 0
     }
 
     /// Marks it all and forgets it. The data were written before.
@@ -72,11 +65,7 @@ impl Written {
     pub(crate) fn mark(&self, cache: &Cache, log: &DirtyLog) {
         // Pairs with the fence in `DirtyLog::harvest`.
         fence(Ordering::SeqCst);
-        let mut places = self.places.replace(0);
-        while places != 0 {
-            log.mark_page_of(cache.window(places.trailing_zeros() as usize).gpa(0));
-            places &= places - 1;
-        }
+        self.places.drain(|place| log.mark_page_of(cache.window(place).gpa(0)));
         for gpa in self.list.iter().take(self.count.replace(0)) {
             log.mark_page_of(gpa.get());
         }
