@@ -8,6 +8,7 @@
 //! | subject | accesses |
 //! |---|---|
 //! | `memcpy` | the host's memory, asking nobody |
+//! | `memcpy/pages` | the same pages as a device behind the domain, each copied by itself: what scattered memory costs |
 //! | `paravane` | guest-physical addresses, through our door |
 //! | `paravane/log` | the same, with the dirty log on |
 //! | `paravane/iova` | device addresses, behind a domain |
@@ -21,7 +22,7 @@ use crate::machine::{Pinned, load_average};
 use crate::ring::stream::Place;
 use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
 use crate::{BenchError, Options, Row};
-use memcpy::Memcpy;
+use memcpy::{Memcpy, Scattered};
 use ops::{Ops, PAGE, Work};
 use ours::{Locked, Ours};
 use std::fmt;
@@ -45,12 +46,14 @@ pub(crate) const NAME: &str = "dma";
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
     "One access each; the loop's own time is subtracted. cycles are those of the time stamp counter. Ours opens its door once for 32 accesses, which is in the figure.",
-    "memcpy: the host's memory, asking nobody; paravane: guest-physical addresses; /iova: behind a domain; log: with the dirty log on; /mutex, /rwlock: as iova+log with a lock of the address space taken for each access.",
+    "memcpy: the host's memory, asking nobody; memcpy/pages: the same, page by page, where the domain's mappings scatter them; paravane: guest-physical addresses; /iova: behind a domain; log: with the dirty log on; /mutex, /rwlock: as iova+log with a lock of the address space taken for each access.",
     "repeated: sixteen ranges, over and over; random: pages at random in all that is mapped (64 MiB of memory; with maps100000 400 MiB of addresses mean it).",
     "A path that the default run leaves out (other regions, mappings, patterns) is run when --filter matches it.",
     "reference: cycles an access that the vfio_dma_rw seed published (January 2020, GVT-g, glmark2 in one and two guests; its get_cycles took about 20 of them). Another machine, and in the kernel; compare nothing with them.",
 ];
 
+/// Bare copies where the domain's mappings lead.
+const SCATTERED: &str = "memcpy/pages";
 /// The loop alone, which is subtracted.
 const LOOP: &str = "loop";
 
@@ -115,6 +118,9 @@ impl Case {
         let mut names = vec![OURS, "paravane/log", "paravane/iova", "paravane/iova+log"];
         if self.shape.regions == 1 {
             names.insert(0, "memcpy");
+            if self.shape.mappings > 1 {
+                names.insert(1, SCATTERED);
+            }
         }
         if !self.random {
             names.extend(["paravane/mutex", "paravane/rwlock"]);
@@ -127,7 +133,9 @@ impl Case {
 
     /// Whether the subject says device addresses.
     fn translated(name: &str) -> bool {
-        name == "vm-memory/iommu" || (name.starts_with("paravane/") && name != "paravane/log")
+        name == "vm-memory/iommu"
+            || name == SCATTERED
+            || (name.starts_with("paravane/") && name != "paravane/log")
     }
 
     fn ops(self, name: &str) -> Ops {
@@ -166,6 +174,10 @@ fn subject(
         "memcpy" => match Memcpy::new(world) {
             Some(target) => Box::new(Loop::new(target, ops, longest)),
             None => return Err(broken("memcpy", "memory is in several pieces")),
+        },
+        SCATTERED => match Scattered::new(world) {
+            Some(target) => Box::new(Loop::new(target, ops, longest)),
+            None => return Err(broken(SCATTERED, "memory is in several pieces")),
         },
         OURS => Box::new(Loop::new(<Ours>::direct(&world.plain), ops, longest)),
         "paravane/log" => Box::new(Loop::new(<Ours>::direct(&world.under_log), ops, longest)),
@@ -255,6 +267,13 @@ fn measure(
             let countable = counter.is_hardware() || case.work.longest() < PAGE as usize;
             timing::sample(of_case, number, countable.then_some(&mut counter))?;
         }
+        if !entries.is_empty() {
+            progress(&format!("round {} of {rounds}: making memory for the threads", number + 1));
+            let worlds = gang::Worlds::new()?;
+            for entry in entries.iter_mut().flatten() {
+                entry.enter(&worlds, number)?;
+            }
+        }
         for of_case in &mut entries {
             let subjects = of_case.len();
             for turn in 0..subjects {
@@ -333,6 +352,7 @@ mod tests {
             last += 1;
         };
         next(&mut |value| poke(&mut Memcpy::new(&world).unwrap(), gpa, value));
+        next(&mut |value| poke(&mut Scattered::new(&world).unwrap(), iova, value));
         next(&mut |value| poke(&mut <Ours>::direct(&world.plain), gpa, value));
         next(&mut |value| poke(&mut <Ours>::behind(&world.domain), iova, value));
         next(&mut |value| poke(&mut <Ours>::behind(&world.logged), iova, value));

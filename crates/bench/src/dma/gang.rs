@@ -1,7 +1,8 @@
 //! One thread or two, in one address space or two: whether they slow one another down.
 //!
 //! `threadsT/spacesS/WORK`: each thread has a handle of its own, sixteen ranges of its own, and a CPU. The rate is that of
-//! all threads together; the time is that of one access of one thread.
+//! all threads together; the time is that of one access of one thread. Every round has new memory, and the threads go
+//! to the other half of it: which of the host's pages a thread gets decides whether they meet in its caches.
 use super::ops::{Ops, PAGE, Work};
 use super::subject;
 use super::timing::{BATCH, Origin};
@@ -61,11 +62,11 @@ impl Case {
     }
 
     /// The accesses of one thread: in the first or in the second half of the addresses.
-    fn ops(self, name: &str, thread: usize) -> Ops {
+    fn ops(self, name: &str, half: usize) -> Ops {
         let first = if super::Case::translated(name) { IOVA } else { 0 };
-        let half = SHAPE.span() / 2;
-        debug_assert!(half >= self.work.longest() as u64 + PAGE);
-        Ops::new(self.work, false, first + thread as u64 * half, half)
+        let size = SHAPE.span() / 2;
+        debug_assert!(size >= self.work.longest() as u64 + PAGE);
+        Ops::new(self.work, false, first + half as u64 * size, size)
     }
 }
 
@@ -76,6 +77,15 @@ pub(super) struct Entry {
     members: Vec<Box<dyn Subject + Send>>,
     batches: u32,
     samples: Vec<[f64; 3]>,
+}
+
+/// The address spaces of one round.
+pub(super) struct Worlds([World; 2]);
+
+impl Worlds {
+    pub(super) fn new() -> Result<Self, BenchError> {
+        Ok(Self([World::touched(SHAPE)?, World::touched(SHAPE)?]))
+    }
 }
 
 /// All subjects of `cases`.
@@ -91,7 +101,7 @@ pub(super) fn entries(
     if place.cpus.is_none() {
         progress("there is one CPU: cases with two threads are left out");
     }
-    let worlds = [World::touched(SHAPE)?, World::touched(SHAPE)?];
+    let worlds = Worlds::new()?;
     cases
         .iter()
         .filter(|case| case.threads == 1 || place.cpus.is_some())
@@ -107,17 +117,12 @@ impl Entry {
     fn new(
         case: Case,
         name: &'static str,
-        worlds: &[World; 2],
+        worlds: &Worlds,
         place: &Place,
         shot: Duration,
     ) -> Result<Self, BenchError> {
-        let members: Result<Vec<_>, _> = (0..case.threads)
-            .map(|thread| {
-                let world = &worlds[thread % case.spaces];
-                subject(name, world, case.ops(name, thread), case.work.longest())
-            })
-            .collect();
-        let mut entry = Self { case, name, members: members?, batches: 4, samples: Vec::new() };
+        let mut entry = Self { case, name, members: Vec::new(), batches: 4, samples: Vec::new() };
+        entry.enter(worlds, 0)?;
         loop {
             let [took, _] = entry.shoot(place)?;
             if took >= shot / 4 || entry.batches >= 1 << 24 {
@@ -127,6 +132,19 @@ impl Entry {
             }
             entry.batches *= 4;
         }
+    }
+
+    /// Goes over to the memory of round `number`.
+    pub(super) fn enter(&mut self, worlds: &Worlds, number: usize) -> Result<(), BenchError> {
+        let case = self.case;
+        let members: Result<Vec<_>, _> = (0..case.threads)
+            .map(|thread| {
+                let world = &worlds.0[thread % case.spaces];
+                subject(self.name, world, case.ops(self.name, (thread + number) % 2), case.work.longest())
+            })
+            .collect();
+        self.members = members?;
+        Ok(())
     }
 
     /// All threads make their accesses at the same time: the time of the slower one, and their CPU time.

@@ -1,6 +1,7 @@
-//! Copying without asking anyone: what an access costs at least.
+//! Copying without asking anyone: what an access costs at least, to memory in one piece and to scattered pages.
+use super::ops::PAGE;
 use super::timing::{Reach, Target};
-use super::world::{SIZE, World};
+use super::world::{IOVA, SIZE, World};
 use crate::BenchError;
 use paravane_dma::Region;
 use std::ptr::NonNull;
@@ -71,6 +72,97 @@ impl Reach for Raw {
     fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError> {
         // SAFETY: as above.
         unsafe { self.at(addr, 4).cast::<u32>().write_unaligned(value) };
+        Ok(())
+    }
+}
+
+/// The pages of an address space that is scattered over one region, by number: what any translation comes to in the
+/// end, without permissions, faults, changes or a log.
+pub(super) struct Scattered {
+    pages: Vec<*mut u8>,
+    _region: Arc<Region>,
+}
+
+// SAFETY: as for `Memcpy`.
+unsafe impl Send for Scattered {}
+
+impl Scattered {
+    /// None if memory is in several pieces.
+    pub(super) fn new(world: &World) -> Option<Self> {
+        let Memcpy { host, _region } = Memcpy::new(world)?;
+        let page = |gpa: u64| host.as_ptr().wrapping_add(gpa as usize);
+        let pages = world
+            .shape
+            .map()
+            .flat_map(|(_, gpa, size)| (0..size / PAGE).map(move |n| page(gpa + n * PAGE)))
+            .collect();
+        Some(Self { pages, _region })
+    }
+}
+
+/// Nothing to open.
+pub(super) struct Pages<'a>(&'a [*mut u8]);
+
+impl Target for Scattered {
+    type Door<'a> = Pages<'a>;
+
+    #[inline(always)]
+    fn open(&mut self) -> Pages<'_> {
+        Pages(&self.pages)
+    }
+}
+
+impl Pages<'_> {
+    #[inline(always)]
+    fn at(&self, addr: u64) -> *mut u8 {
+        let offset = addr - IOVA;
+        self.0[(offset / PAGE) as usize].wrapping_add((offset % PAGE) as usize)
+    }
+
+    /// Cuts an access at the ends of pages: host memory, bytes before, bytes.
+    #[inline(always)]
+    fn each(&self, addr: u64, len: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
+        let mut done = 0;
+        while done < len {
+            let at = addr + done as u64;
+            let n = ((PAGE - at % PAGE) as usize).min(len - done);
+            each(self.at(at), done, n);
+            done += n;
+        }
+    }
+}
+
+impl Reach for Pages<'_> {
+    #[inline(always)]
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
+        let own = out.as_mut_ptr();
+        // SAFETY: whole pages of the one region, which is mapped, and `done + n` is at most the length of `out`.
+        self.each(addr, out.len(), |host, done, n| unsafe {
+            host.copy_to_nonoverlapping(own.add(done), n);
+        });
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn write(&self, addr: u64, data: &[u8]) -> Result<(), BenchError> {
+        let own = data.as_ptr();
+        // SAFETY: as above.
+        self.each(addr, data.len(), |host, done, n| unsafe {
+            host.copy_from_nonoverlapping(own.add(done), n);
+        });
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn read4(&self, addr: u64) -> Result<u32, BenchError> {
+        // SAFETY: four bytes inside one page.
+        Ok(unsafe { self.at(addr).cast::<u32>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError> {
+        // SAFETY: as above.
+        unsafe { self.at(addr).cast::<u32>().write_unaligned(value) };
         Ok(())
     }
 }

@@ -115,7 +115,8 @@ impl Ops {
             return Self::Random { state, first: first / PAGE, pages, len, write };
         }
         let at = |i: u64| {
-            let page = (i * pages / RANGES).min(pages - 1);
+            // At no regular distance, for which caches have too few places.
+            let page = (i * pages / RANGES + i * i % (pages / RANGES).max(1)).min(pages - 1);
             // Small ones are spread over the lines of their pages; others start with a page.
             let offset = if u64::from(len) < PAGE / 2 { i * 128 % (PAGE / 2) } else { 0 };
             Op { addr: first + page * PAGE + offset, len, write }
