@@ -5,12 +5,14 @@
 //!
 //! LiveQueue --open--> Open { ring, memory, batch }    for one batch
 //!                       '-- drop: what the device may have written of the ring is in the dirty log, door shut
+//!
+//! LiveQueue --park--> ParkedQueue { position, areas } --resume(position)--> LiveQueue      somebody else serves it
 //! ```
 //! A ring writes to its areas by itself, past the door. So whoever wants to write to it must open the queue, and
 //! when the door is shut the areas that the device writes to are marked: once a batch, a page or two, and nothing while
 //! no log is on. A large used ring is marked whole, since the ring does not say where it wrote.
-use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, Mapping};
-use paravane_ring::device::{AreaRequest, Batch, Queue, QueueConfig};
+use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, HostSlice, Mapping};
+use paravane_ring::device::{AreaRequest, Batch, Queue, QueueConfig, State, StateError};
 use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError};
 use std::ops::Deref;
 use thiserror::Error;
@@ -33,6 +35,9 @@ pub enum StartError {
         /// What is wrong with its memory.
         source: DmaError,
     },
+    /// the position to go on from: {0}
+    #[error("the position to go on from: {0}")]
+    State(#[from] StateError),
 }
 
 /// A ring together with the mappings that keep its memory there. The two cannot be parted: whoever moves the
@@ -134,9 +139,20 @@ impl Ring {
 /// A live queue with its handle on guest memory and its batch storage.
 #[derive(Debug)]
 pub struct LiveQueue {
+    config: QueueConfig,
     ring: Ring,
     memory: Handle,
     batch: Batch,
+}
+
+/// A queue that rests, with nothing in flight: its memory, kept mapped, and its position. Somebody else (a vhost back
+/// end) may serve it meanwhile, and says where it has come to.
+#[derive(Debug)]
+pub struct ParkedQueue {
+    config: QueueConfig,
+    areas: [Mapping; 3],
+    memory: Handle,
+    state: State,
 }
 
 /// A live queue during one batch.
@@ -182,7 +198,31 @@ impl LiveQueue {
         addresses: QueueAddresses,
         max_size: u16,
         features: u64,
+        memory: Handle,
+    ) -> Result<Self, StartError> {
+        Self::begin(addresses, max_size, features, memory, None)
+    }
+
+    /// As [`LiveQueue::start`], from where another device side has left it.
+    ///
+    /// # Errors
+    /// As [`LiveQueue::start`]; or the position is impossible.
+    pub fn resume(
+        addresses: QueueAddresses,
+        max_size: u16,
+        features: u64,
+        memory: Handle,
+        state: State,
+    ) -> Result<Self, StartError> {
+        Self::begin(addresses, max_size, features, memory, Some(state))
+    }
+
+    fn begin(
+        addresses: QueueAddresses,
+        max_size: u16,
+        features: u64,
         mut memory: Handle,
+        state: Option<State>,
     ) -> Result<Self, StartError> {
         let config = QueueConfig::new(addresses, max_size, features)?;
         let door = memory.open();
@@ -195,23 +235,47 @@ impl LiveQueue {
         };
         let [desc, driver, device] = config.areas();
         let areas = [map(desc)?, map(driver)?, map(device)?];
-        let writable = [desc, driver, device].map(|request| request.writable);
         drop(door);
+        Self::activate(config, areas, memory, state)
+    }
+
+    fn activate(
+        config: QueueConfig,
+        areas: [Mapping; 3],
+        memory: Handle,
+        state: Option<State>,
+    ) -> Result<Self, StartError> {
         // SAFETY: a Mapping keeps its bytes mapped while it lives, and no one makes Rust references to guest
         // memory. The mappings are stored in the Ring beside the queue that uses the areas and are dropped
-        // after it; neither can be taken out of the Ring. They are what `areas` asked for, in its order.
+        // after it; neither can be taken out of the Ring but with the queue dropped (`park`). They are what `areas`
+        // of the same configuration asked for, in its order.
         let queue = unsafe {
             let [desc, driver, device] =
                 areas.each_ref().map(|mapping| Area::new(mapping.host(), mapping.len()));
-            config.activate(desc, driver, device)?
+            match state {
+                Some(state) => config.resume(desc, driver, device, state)?,
+                None => config.activate(desc, driver, device)?,
+            }
         };
+        let writable = config.areas().map(|request| request.writable);
         let batch = Batch::new(BATCH.min(usize::from(queue.size())));
-        Ok(Self { ring: Ring { queue, areas, writable }, memory, batch })
+        Ok(Self { config, ring: Ring { queue, areas, writable }, memory, batch })
+    }
+
+    /// Puts the queue to rest.
+    ///
+    /// # Errors
+    /// Something is in flight, or the queue has latched.
+    pub fn park(self) -> Result<ParkedQueue, StateError> {
+        let state = self.ring.queue.state()?;
+        let Self { config, ring: Ring { queue, areas, .. }, memory, .. } = self;
+        drop(queue);
+        Ok(ParkedQueue { config, areas, memory, state })
     }
 
     /// Opens the door for one batch: the newest map is seen from here on.
     pub fn open(&mut self) -> Open<'_> {
-        let Self { ring, memory, batch } = self;
+        let Self { ring, memory, batch, .. } = self;
         Open { memory: QueueDoor { door: memory.open(), written: ring.written() }, ring, batch }
     }
 
@@ -238,6 +302,28 @@ impl LiveQueue {
     #[must_use]
     pub fn ring(&self) -> &Ring {
         &self.ring
+    }
+}
+
+impl ParkedQueue {
+    /// Where it was left.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The descriptor, driver and device area in this process. They stay mapped as long as this value lives.
+    #[must_use]
+    pub fn areas(&self) -> [HostSlice; 3] {
+        self.areas.each_ref().map(|area| HostSlice { ptr: area.host().as_ptr(), len: area.len() })
+    }
+
+    /// Takes it up at `state`, as whoever had it meanwhile has left it.
+    ///
+    /// # Errors
+    /// The position is impossible, or contradicts the ring.
+    pub fn resume(self, state: State) -> Result<LiveQueue, StartError> {
+        LiveQueue::activate(self.config, self.areas, self.memory, Some(state))
     }
 }
 
@@ -278,6 +364,27 @@ mod tests {
         assert_eq!(ring.arm_kicks(), Ok(false));
         assert_eq!(ring.in_flight(), 0);
         assert_eq!(queue.ring().error(), None);
+    }
+
+    #[test]
+    fn a_queue_rests_and_goes_on_where_it_is_told() {
+        let memory = memory();
+        let started = LiveQueue::start(good(), 64, feature::VERSION_1, memory.handle()).unwrap();
+        let parked = started.park().unwrap();
+        assert_eq!(parked.state(), State::Split { avail: 0 });
+        // The whole of the used ring and the event index behind it.
+        assert_eq!(parked.areas().map(|area| area.len), [256, 38, 134]);
+        // As if another had served four buffers.
+        let mut handle = memory.handle();
+        for at in [BASE + 0x1002, BASE + 0x2002] {
+            handle.open().write_obj(at, &4_u16, Access::WRITE).unwrap();
+        }
+        let resumed = parked.resume(State::Split { avail: 4 }).unwrap();
+        assert_eq!(resumed.park().unwrap().state(), State::Split { avail: 4 });
+        // A position that the ring does not show is not believed.
+        let resumed =
+            LiveQueue::resume(good(), 64, feature::VERSION_1, memory.handle(), State::Split { avail: 9 });
+        assert!(matches!(resumed, Err(StartError::State(_))), "{resumed:?}");
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub mod net;
 mod rig;
 pub mod rng;
 
-pub use joint::{LiveQueue, Open, QueueDoor, Ring, StartError};
+pub use joint::{LiveQueue, Open, ParkedQueue, QueueDoor, Ring, StartError};
+pub use paravane_ring::device::{State, StateError};
 
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
@@ -109,6 +110,12 @@ pub trait QueueHandler: Send {
     /// After a `serve` that did nothing: whether it is new buffers that the handler waits for. If not, kicks stay off, and
     /// buffers may be there that nothing needs yet.
     fn wants_kicks(&self) -> bool {
+        true
+    }
+
+    /// Whether [`QueueHandler::drain`] would lose nothing that the driver has given: nothing waits here for a host that has
+    /// no room. If not, `serve` it until it is.
+    fn at_rest(&self) -> bool {
         true
     }
 

@@ -302,6 +302,12 @@ pub enum LogError {
         /// Bytes of the file.
         size: u64,
     },
+    /// memory is lent to {0} who would not mark what they write
+    #[error("memory is lent to {0} who would not mark what they write")]
+    Lent(u64),
+    /// a log is on, and who borrows memory would not mark in it
+    #[error("a log is on, and who borrows memory would not mark in it")]
+    On,
     /// memory ends at {memory:#x}, and the log at {log:#x}
     #[error("memory ends at {memory:#x}, and the log at {log:#x}")]
     TooShort {

@@ -55,7 +55,7 @@ pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError};
 pub use handle::Handle;
 pub use log::DirtyLog;
 pub use mapping::{GuestRange, Hold, HostSlice, Mapping};
-pub use memory::Memory;
+pub use memory::{Lent, Memory};
 pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;
 pub use region::{Backing, Region, RegionConfig};

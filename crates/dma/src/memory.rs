@@ -34,6 +34,8 @@ pub(crate) struct Published {
     current: Mutex<Arc<Snapshot>>,
     /// Everyone who has a handle.
     seats: Seats,
+    /// How many borrow the memory ([`Memory::lend`]). Read and written only under the lock.
+    lent: AtomicU64,
 }
 
 /// One handle's reference to a snapshot. It exists so that the counts which mappings write are the handle's
@@ -96,7 +98,12 @@ impl Memory {
     /// Two regions overlap.
     pub fn new(regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
         let current = Mutex::new(Arc::new(Snapshot::new(regions)?));
-        let published = Published { generation: AtomicU64::new(0), current, seats: Seats::new() };
+        let published = Published {
+            generation: AtomicU64::new(0),
+            current,
+            seats: Seats::new(),
+            lent: AtomicU64::new(0),
+        };
         Ok(Self { published: Arc::new(published) })
     }
 
@@ -132,10 +139,13 @@ impl Memory {
     /// write that is not marked was made before the return: memory copied after the return has it.
     ///
     /// # Errors
-    /// The log does not cover all regions: nothing was changed. Or a batch lasts longer than `timeout`: the log is on,
+    /// The log does not cover all regions, or memory is lent ([`Memory::lend`]): nothing was changed. Or a batch lasts longer than `timeout`: the log is on,
     /// and only when [`Memory::settle`] has succeeded does it hold what is said above.
     pub fn start_log(&self, log: Arc<DirtyLog>, timeout: Duration) -> Result<(), LogError> {
-        self.published.publish(|old| old.logged(Some(log)))?;
+        self.published.publish(|old| match self.published.lent.load(Ordering::Relaxed) {
+            0 => old.logged(Some(log)),
+            lent => Err(LogError::Lent(lent)),
+        })?;
         Ok(self.settle(timeout)?)
     }
 
@@ -174,8 +184,46 @@ impl Memory {
         Handle::new(&self.published, None)
     }
 
+    /// Lends the memory to somebody who accesses it by host addresses and marks nothing: the kernel, another process.
+    /// Until the result is dropped no dirty log can be turned on, for it would not tell the truth.
+    ///
+    /// # Errors
+    /// A log is on.
+    pub fn lend(&self) -> Result<Lent, LogError> {
+        let current = self.published.lock();
+        if current.log().is_some() {
+            return Err(LogError::On);
+        }
+        // Relaxed: under the lock.
+        self.published.lent.fetch_add(1, Ordering::Relaxed);
+        Ok(Lent { snapshot: Arc::clone(&current), published: Arc::clone(&self.published) })
+    }
+
     pub(crate) fn published(&self) -> &Arc<Published> {
         &self.published
+    }
+}
+
+/// Memory that is lent ([`Memory::lend`]). Keeps the regions of the map of that moment mapped.
+#[derive(Debug)]
+pub struct Lent {
+    snapshot: Arc<Snapshot>,
+    published: Arc<Published>,
+}
+
+impl Lent {
+    /// The regions that are lent, by address.
+    #[must_use]
+    pub fn regions(&self) -> &[Arc<Region>] {
+        self.snapshot.regions()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let _current = self.published.lock();
+        // Relaxed: under the lock.
+        self.published.lent.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -20,6 +20,7 @@ mod measured;
 #[cfg(test)]
 mod net_tests;
 mod nets;
+mod owner;
 #[cfg(test)]
 mod pci_tests;
 mod phase;

@@ -7,15 +7,23 @@
 //!    Notify                 HostNotifier::kick: the eventfd's one owner does the work
 //!    Move                   the window is elsewhere, and the queues' ioeventfds follow
 //! ```
+//! A queue that runs may be moved to another I/O thread, or lent to an owner that is none of ours (`lending`).
+//!
 //! Order of locks: `control`, then `transport`. The I/O thread takes only `transport` (to mark a failed queue), and
 //! `transport` is never held while one waits for the I/O thread.
 //!
 //! Any transport will do: the slot asks it what a register access means, where a queue's kicks arrive
 //! ([`Transport::notify_address`], when the queue starts), and shares the device's [`Interrupts`] with it.
+mod lending;
+
+#[cfg(test)]
+pub(crate) use lending::LendError;
+
 use crate::guard::lock;
 use crate::io_thread::{Crew, HostQueue, NotPutOn, QueueKey};
 use crate::report::{KickPath, QueueResult};
 use crate::tally::Tally;
+use lending::{LentQueue, Started};
 use paravane_device::{Device, LiveQueue};
 use paravane_dma::{Domain, Memory};
 use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
@@ -120,6 +128,10 @@ struct Queue {
     notifier: Option<Arc<HostNotifier>>,
     /// Kicks that came by an exit to earlier notifiers.
     exit_kicks: u64,
+    /// What it was started with last.
+    started: Option<Started>,
+    /// An owner outside our threads has it.
+    lent: Option<LentQueue>,
 }
 
 /// One device.
@@ -297,6 +309,7 @@ impl Slot {
             return Err(source.to_string());
         }
         slot.live = true;
+        slot.started = Some(Started { features, addresses });
         Ok(())
     }
 
@@ -331,8 +344,9 @@ impl Slot {
         {
             let key = QueueKey { device: self.number, queue };
             let thread = self.surroundings.crew.thread(slot.thread);
-            if let Some(stopping) = thread.and_then(|thread| thread.take_off(key)) {
-                stopping.stop(complete, &self.surroundings.tally);
+            match thread.and_then(|thread| thread.take_off(key)) {
+                Some(stopping) => stopping.stop(complete, &self.surroundings.tally),
+                None => slot.stop_lent(),
             }
         }
     }

@@ -197,6 +197,10 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.waits_for_buffers
     }
 
+    fn at_rest(&self) -> bool {
+        self.filling.heads.is_empty()
+    }
+
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
         let mut served = Served::default();
         if !self.filling.heads.is_empty() {

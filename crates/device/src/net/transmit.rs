@@ -128,6 +128,10 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         !self.full
     }
 
+    fn at_rest(&self) -> bool {
+        self.done == self.batch.chains().len()
+    }
+
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
         let mut served = Served::default();
         let rest = &self.batch.chains()[self.done..];

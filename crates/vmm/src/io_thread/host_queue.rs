@@ -3,7 +3,7 @@
 //! ```text
 //!   new --assign--> nobody's --put_on--> an I/O thread's
 //!                    |  ^   <-take_off--
-//!                    |  '--- a vhost back end's, between HostNotifier::grab and HostNotifier::release
+//!                    |  '--- park: another owner's (a vhost back end's), until it is resumed as a new one
 //!                    stop: ioeventfd off, notifier tested and served once more (unless the device is being reset),
 //!                    what is in flight drained, handler and mappings dropped
 //! ```
@@ -12,7 +12,7 @@
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
 use crate::tally::Tally;
-use paravane_device::{LiveQueue, QueueHandler, ServeError};
+use paravane_device::{LiveQueue, ParkedQueue, QueueHandler, ServeError, StateError};
 use paravane_notify::{HostNotifier, Interrupts, NotifierState, NotifyError};
 use paravane_transport::Transport;
 use rustix::event::epoll;
@@ -158,6 +158,23 @@ impl HostQueue {
         {
             tracing::error!("cannot remove an ioeventfd: {error}");
         }
+    }
+
+    /// Whether [`HostQueue::park`] would lose nothing.
+    pub(crate) fn at_rest(&self) -> bool {
+        self.handler.at_rest()
+    }
+
+    /// Ends our serving and nothing else: what is in flight is completed, the ioeventfd stays, and kicks wait. The
+    /// handler keeps what it has of the host, and can go on with a queue that is resumed.
+    ///
+    /// # Errors
+    /// The queue has latched, or its handler keeps something in flight.
+    pub(crate) fn park(mut self) -> Result<(ParkedQueue, Box<dyn QueueHandler>), StateError> {
+        if self.handler.drain(&mut self.live, true).interrupt {
+            self.interrupts.used_buffer(self.key.queue);
+        }
+        Ok((self.live.park()?, self.handler))
     }
 
     /// It cannot go on: what is in flight is waited for and forgotten.

@@ -1,5 +1,6 @@
 //! Network cards at work: our driver and our device, with registers, I/O threads, kicks and interrupts between them, all
 //! asleep whenever there is nothing to do. A wake-up that is lost is a test that waits in vain.
+mod lending;
 mod link;
 mod moving;
 mod tap;
@@ -63,6 +64,7 @@ struct Guest {
     counters: Arc<Counters>,
     crew: Crew,
     region: Arc<Region>,
+    memory: Memory,
     /// Of the first I/O thread.
     number: usize,
 }
@@ -131,8 +133,9 @@ impl Guest {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(threads, Ordering::Relaxed);
         let crew = Crew::spawn(number..number + threads, true, longest_poll, &tally).unwrap();
+        let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let surroundings = Surroundings {
-            memory: Memory::new(vec![Arc::clone(&region)]).unwrap(),
+            memory: memory.clone(),
             domain: None,
             crew: crew.clone(),
             tally,
@@ -148,7 +151,7 @@ impl Guest {
         let transport = Box::new(Mmio::new(describe(&*card, &surroundings), Arc::clone(&interrupts)));
         let slot =
             Slot::new(0, Attachment { base: BASE, size: WINDOW, transport, interrupts }, card, surroundings);
-        Self { slot: Arc::new(slot), bells, line, counters, crew, region, number }
+        Self { slot: Arc::new(slot), bells, line, counters, crew, region, memory, number }
     }
 
     /// Starts the driver; the card is reset by that.
