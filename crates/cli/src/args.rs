@@ -170,6 +170,9 @@ pub(crate) struct RunArgs {
     /// device's queues are on one
     #[arg(long, value_name = "N")]
     pub(crate) io_threads: Option<u16>,
+    /// Every 50 ms move a queue from the busiest I/O thread to the idlest, if that evens what they do
+    #[arg(long)]
+    pub(crate) rebalance: bool,
     /// Look for new work for up to MICROSECONDS before waiting for a kick, on queues where it comes so soon; 0: never
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub(crate) poll_us: u32,

@@ -125,6 +125,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         ioeventfd: !args.no_ioeventfd,
         max_ioeventfds: args.max_ioeventfds,
         io_threads: args.io_threads,
+        rebalance: args.rebalance,
         longest_poll: Duration::from_micros(args.poll_us.into()),
         hang_timeout,
         inject: match args.inject {

@@ -220,6 +220,8 @@ pub struct RunConfig {
     pub max_ioeventfds: Option<u32>,
     /// I/O threads, and each device's queues are dealt out to them; `None`: up to one a device, with all its queues.
     pub io_threads: Option<u16>,
+    /// Move queues from busy I/O threads to idle ones.
+    pub rebalance: bool,
     /// Longest poll of a queue before its I/O thread waits for a kick; 0: no polling.
     pub longest_poll: Duration,
     /// Entropy device: bytes that the guest draws (0: no device).
@@ -269,6 +271,7 @@ impl Default for RunConfig {
             ioeventfd: true,
             max_ioeventfds: None,
             io_threads: None,
+            rebalance: false,
             longest_poll: Duration::ZERO,
             entropy: 4096,
             nets: Vec::new(),

@@ -8,6 +8,7 @@
 //! A queue that is being moved or stopped keeps its ioeventfd and all that is in flight: kicks and completions that come
 //! in between wait in their descriptors, and `put_on` signals the queue once. So no work is lost, and there is no
 //! other way for a queue to change hands.
+mod balance;
 mod counters;
 mod crew;
 mod event_loop;
@@ -15,6 +16,7 @@ mod host_queue;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use balance::{Load, advise};
 pub(crate) use crew::Crew;
 pub(crate) use host_queue::{HostQueue, QueueKey};
 

@@ -25,6 +25,7 @@ mod owner;
 mod pci_tests;
 mod phase;
 mod plan;
+mod rebalance;
 mod report;
 mod report_area;
 mod run;

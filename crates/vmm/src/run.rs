@@ -14,6 +14,7 @@ use crate::error::RunError;
 use crate::io_thread::Crew;
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
+use crate::rebalance::Rebalancer;
 use crate::report::{DiskResult, GuestFailure, IoThreadResult, NetResult, Outcome, Report};
 use crate::report_area::ReportArea;
 use crate::slot::{Slot, Surroundings};
@@ -190,6 +191,7 @@ pub(crate) struct Machine {
     /// What the guest reaches.
     pub(crate) bus: Arc<Bus>,
     crew: Crew,
+    rebalancer: Option<Rebalancer>,
     domains: Vec<Domain>,
 }
 
@@ -242,7 +244,12 @@ impl Machine {
             Some(ports) => bus.with_ports(ports),
             None => bus,
         };
-        Ok(Self { bus: Arc::new(bus), crew, domains })
+        let bus = Arc::new(bus);
+        let rebalancer = config.rebalance.then(|| Rebalancer::spawn(Arc::clone(&bus), crew.len()));
+        let rebalancer = rebalancer
+            .transpose()
+            .map_err(|source| RunError::Os { what: "start the thread that moves queues", source })?;
+        Ok(Self { bus, crew, rebalancer, domains })
     }
 
     /// What each I/O thread has counted.
@@ -252,6 +259,7 @@ impl Machine {
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
     pub(crate) fn stop(&self) -> Vec<Box<dyn Device>> {
+        self.rebalancer.iter().for_each(Rebalancer::stop);
         let devices = self.bus.slots().iter().filter_map(Slot::stop).collect();
         self.crew.quit();
         devices

@@ -20,7 +20,7 @@ mod lending;
 pub(crate) use lending::LendError;
 
 use crate::guard::lock;
-use crate::io_thread::{Crew, HostQueue, NotPutOn, QueueKey};
+use crate::io_thread::{Crew, HostQueue, Load, NotPutOn, QueueKey};
 use crate::report::{KickPath, QueueResult};
 use crate::tally::Tally;
 use lending::{LentQueue, Started};
@@ -122,6 +122,8 @@ struct Queue {
     thread: usize,
     /// How often it changed threads.
     moves: u64,
+    /// Chains taken and chains completed, since it was started for the first time.
+    work: Arc<AtomicU64>,
     /// How its kicks come, since it was started last.
     kicks_by: KickPath,
     /// Where its kicks arrive, since it was started for the first time.
@@ -291,7 +293,15 @@ impl Slot {
         }
         let key = QueueKey { device: self.number, queue };
         let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
-        let mut started = Box::new(HostQueue::new(key, ring, handler, notifier, interrupts, transport));
+        let mut started = Box::new(HostQueue::new(
+            key,
+            ring,
+            handler,
+            notifier,
+            interrupts,
+            transport,
+            Arc::clone(&slot.work),
+        ));
         slot.kicks_by = match ioeventfd.then(|| started.assign()) {
             None => KickPath::Exits,
             Some(Ok(())) => KickPath::IoEventFd,
@@ -361,7 +371,6 @@ impl Slot {
     ///
     /// # Errors
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else nothing has changed.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the tests, until somebody moves queues"))]
     pub(crate) fn move_queue(&self, queue: u16, number: usize) -> Result<(), MoveError> {
         let Surroundings { crew, tally, .. } = &self.surroundings;
         let mut control = lock(&self.control);
@@ -408,6 +417,16 @@ impl Slot {
     /// Of those, messages.
     pub(crate) fn messages(&self) -> u64 {
         self.interrupts.msi().map_or(0, |table| table.sent())
+    }
+
+    /// What each live queue has done since it was started for the first time.
+    pub(crate) fn loads(&self) -> Vec<Load> {
+        let of_queue = |(queue, slot): (u16, &Queue)| {
+            let key = QueueKey { device: self.number, queue };
+            // Relaxed: a statistic.
+            slot.live.then(|| Load { key, thread: slot.thread, work: slot.work.load(Ordering::Relaxed) })
+        };
+        (0..).zip(&lock(&self.control).queues).filter_map(of_queue).collect()
     }
 
     /// The queues that have been started.

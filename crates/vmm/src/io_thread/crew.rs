@@ -32,6 +32,11 @@ impl Crew {
         Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread })
     }
 
+    /// Number of threads.
+    pub(crate) fn len(&self) -> usize {
+        self.threads.len()
+    }
+
     /// What each thread has counted.
     pub(crate) fn figures(&self) -> Vec<IoThreadResult> {
         self.threads.iter().map(IoThread::figures).collect()

@@ -17,6 +17,7 @@ use paravane_notify::{HostNotifier, Interrupts, NotifierState, NotifyError};
 use paravane_transport::Transport;
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Serves of one queue in a row, before the others get their turn.
@@ -56,6 +57,8 @@ pub(crate) struct HostQueue {
     pub(super) transport: Arc<Mutex<Box<dyn Transport>>>,
     /// Signals in the notifier that are our own, not kicks.
     own_signals: u64,
+    /// Chains taken and chains completed, by all that served this queue.
+    work: Arc<AtomicU64>,
 }
 
 impl HostQueue {
@@ -67,9 +70,10 @@ impl HostQueue {
         notifier: Arc<HostNotifier>,
         interrupts: Arc<Interrupts>,
         transport: Arc<Mutex<Box<dyn Transport>>>,
+        work: Arc<AtomicU64>,
     ) -> Self {
         // It is born signalled.
-        Self { key, live, handler, notifier, interrupts, transport, own_signals: 1 }
+        Self { key, live, handler, notifier, interrupts, transport, own_signals: 1, work }
     }
 
     /// Asks for an ioeventfd.
@@ -119,21 +123,29 @@ impl HostQueue {
     /// Serves until nothing is left or the budget is used up. With `arm`, when nothing is left, the next work wakes whoever
     /// listens, and it is looked once more; without, whoever has the queue goes on looking by [`HostQueue::has_work`].
     pub(super) fn serve(&mut self, arm: bool) -> Result<Turn, ServeError> {
+        let mut work = 0;
+        let turn = self.serve_counted(arm, &mut work);
+        // Relaxed: a statistic, and written once a turn.
+        self.work.fetch_add(work, Ordering::Relaxed);
+        Ok(if turn? { Turn::More } else { Turn::Dry { worked: work > 0 } })
+    }
+
+    /// As [`HostQueue::serve`]; whether there is more.
+    fn serve_counted(&mut self, arm: bool, work: &mut u64) -> Result<bool, ServeError> {
         let Self { key, live, handler, interrupts, .. } = self;
         live.disable_kicks();
-        let mut worked = false;
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
                 interrupts.used_buffer(key.queue);
             }
-            let idle = served.taken == 0 && served.completed == 0;
-            worked |= !idle;
-            if idle && !(arm && wake_ups(live, &mut **handler)?) {
-                return Ok(Turn::Dry { worked });
+            let now = u64::from(served.taken) + u64::from(served.completed);
+            *work += now;
+            if now == 0 && !(arm && wake_ups(live, &mut **handler)?) {
+                return Ok(false);
             }
         }
-        Ok(Turn::More)
+        Ok(true)
     }
 
     /// Asks for wake-ups by the next work. `true`: there is some already.

@@ -109,7 +109,18 @@ fn queue(number: u16, handler: impl QueueHandler + 'static) -> (Box<HostQueue>, 
     let key = QueueKey { device: 0, queue: number };
     let (handler, transport) =
         (Box::new(handler), Arc::new(Mutex::new(Box::new(transport) as Box<dyn Transport>)));
-    (Box::new(HostQueue::new(key, live, handler, Arc::clone(&notifier), interrupts, transport)), notifier)
+    (
+        Box::new(HostQueue::new(
+            key,
+            live,
+            handler,
+            Arc::clone(&notifier),
+            interrupts,
+            transport,
+            Arc::default(),
+        )),
+        notifier,
+    )
 }
 
 /// One thread that polls for so long.

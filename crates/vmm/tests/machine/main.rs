@@ -46,6 +46,7 @@ both!(
     without_ioeventfds_every_kick_exits,
     queues_without_an_ioeventfd_fall_back_one_by_one,
     queues_are_spread_over_io_threads,
+    queues_move_to_the_thread_that_has_less_to_do,
     queues_that_are_polled_serve_as_well,
     a_wired_interrupt_takes_a_status_read_and_an_acknowledgement,
     a_message_takes_no_register_access_at_all,

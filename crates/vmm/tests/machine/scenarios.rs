@@ -1,5 +1,5 @@
 //! What runs must do, whatever runs the guest.
-use crate::bench_top::{config, digest, go, image, with_disk};
+use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadResult,
     Job, KickPath, MsiDelivery, NetConfig, Outcome, Progress, QueueResult, Report, RingLayout, RunConfig,
@@ -313,6 +313,27 @@ pub(crate) fn queues_are_spread_over_io_threads(accel: AccelChoice) {
     assert_verified(&report, accel);
     let of_the_card: Vec<_> = report.queues.iter().filter(|queue| queue.device == 2).collect();
     assert!(of_the_card.iter().all(|queue| queue.io_thread == of_the_card[0].io_thread), "{of_the_card:?}");
+}
+
+pub(crate) fn queues_move_to_the_thread_that_has_less_to_do(accel: AccelChoice) {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return skipped(
+            "queues_move_to_the_thread_that_has_less_to_do",
+            "there is only one CPU, and one I/O thread",
+        );
+    }
+    // The entropy device has the first thread and soon nothing to do, the card's eight queues are all on the second.
+    for transport in [TransportChoice::Mmio, TransportChoice::Pci] {
+        // However fast the machine is, one of these takes long enough for a move.
+        let moved = [8_000, 80_000, 800_000].into_iter().any(|frames| {
+            let net = NetConfig { queues: 4, frames, ..NetConfig::default() };
+            let config = RunConfig { nets: vec![net], transport, rebalance: true, depth: 2, ..config(accel) };
+            let report = go(config);
+            assert_verified_over(transport, &report, accel);
+            report.queues.iter().any(|queue| queue.moves > 0)
+        });
+        assert!(moved, "{transport:?}");
+    }
 }
 
 pub(crate) fn queues_that_are_polled_serve_as_well(accel: AccelChoice) {

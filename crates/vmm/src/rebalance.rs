@@ -1,0 +1,74 @@
+//! Moves queues from busy I/O threads to idle ones while the machine runs.
+//!
+//! ```text
+//!   every PERIOD:  what each queue did --> advise --> at most one move
+//! ```
+use crate::bus::Bus;
+use crate::guard::lock;
+use crate::io_thread::{Load, advise};
+use crate::slot::{MoveError, Slot};
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often it is looked.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Stack of its thread.
+const STACK: usize = 128 << 10;
+
+/// The thread that does it.
+pub(crate) struct Rebalancer(Mutex<Option<(Sender<()>, JoinHandle<()>)>>);
+
+impl Rebalancer {
+    /// For the queues of the devices on `bus`, which are served by so many threads.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub(crate) fn spawn(bus: Arc<Bus>, threads: usize) -> io::Result<Self> {
+        let (sender, ended) = channel();
+        let run = move || {
+            let mut before = HashMap::new();
+            while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                step(bus.slots(), threads, &mut before);
+            }
+        };
+        let thread = std::thread::Builder::new().name("rebalance".into()).stack_size(STACK).spawn(run)?;
+        Ok(Self(Mutex::new(Some((sender, thread)))))
+    }
+
+    /// No queue is moved any more when this returns.
+    pub(crate) fn stop(&self) {
+        if let Some((sender, thread)) = lock(&self.0).take() {
+            drop(sender);
+            if thread.join().is_err() {
+                tracing::error!("the thread that moves queues panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Rebalancer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Looks at what the queues have done since `before`, which is brought up to date, and moves one if that is worth it.
+fn step(slots: &[Slot], threads: usize, before: &mut HashMap<(usize, u16), u64>) {
+    let mut loads: Vec<Load> = slots.iter().flat_map(Slot::loads).collect();
+    for load in &mut loads {
+        let earlier = before.insert((load.key.device, load.key.queue), load.work).unwrap_or(load.work);
+        load.work -= earlier.min(load.work);
+    }
+    let Some((key, to)) = advise(threads, &loads) else { return };
+    let Some(slot) = slots.get(key.device) else { return };
+    match slot.move_queue(key.queue, to) {
+        Ok(()) => tracing::debug!(device = key.device, queue = key.queue, to, "queue moved"),
+        // It was stopped meanwhile.
+        Err(MoveError::NotLive { .. }) => {}
+        Err(error) => tracing::warn!(device = key.device, queue = key.queue, "queue not moved: {error}"),
+    }
+}
