@@ -25,6 +25,7 @@ mod owner;
 mod packed_device;
 mod packed_driver;
 mod pci;
+mod platform;
 mod split_device;
 mod split_driver;
 

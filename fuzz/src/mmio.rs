@@ -1,7 +1,8 @@
 //! The virtio-mmio registers against a driver that keeps no order, with an owner that carries effects out.
 use crate::owner::Owner;
+use crate::platform::NoLine;
 use arbitrary::{Result, Unstructured};
-use paravane_notify::{InterruptSink, Interrupts};
+use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
@@ -21,12 +22,6 @@ pub fn mmio(data: &[u8]) {
 
 const OFFERED: u64 =
     feature::VERSION_1 | feature::RING_RESET | feature::INDIRECT_DESC | feature::EVENT_IDX | 1 << 5;
-
-struct NoLine;
-
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
-}
 
 struct Rig {
     mmio: Mmio,

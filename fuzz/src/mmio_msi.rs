@@ -1,13 +1,14 @@
 //! The MSI extension of virtio-mmio against a driver that keeps no order: each source compared with a plain model of
 //! message, mask and pending, and every message that is sent with what the model sends.
+use crate::platform::{NoLine, Platform};
 use arbitrary::{Result, Unstructured};
-use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
-use paravane_notify::{InterruptSink, Interrupts, NotifyError};
+use paravane_notify::Interrupts;
+use paravane_notify::msi::{MsiMessage, MsiTable};
 use paravane_spec::mmio_msi::{self as msi, command, state};
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect, NotifyAddress, Transport};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Runs one input.
 pub fn mmio_msi(data: &[u8]) {
@@ -24,32 +25,6 @@ const QUEUES: [u16; 3] = [64, 0, 8];
 /// The configuration change, behind the queues.
 const CONFIGURATION: usize = QUEUES.len();
 const OFFERED: u64 = feature::VERSION_1 | feature::RING_RESET | msi::F_MSI | msi::F_NOTIFICATION;
-
-/// What was sent. Messages to anything but a local APIC are refused.
-#[derive(Clone, Default)]
-struct Platform(Arc<Mutex<Vec<MsiMessage>>>);
-
-impl MsiController for Platform {
-    fn sink(&self) -> std::result::Result<Box<dyn MsiSink>, NotifyError> {
-        Ok(Box::new(self.clone()))
-    }
-}
-
-impl MsiSink for Platform {
-    fn route(&self, message: MsiMessage) -> std::result::Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
-    }
-
-    fn fire(&self, message: MsiMessage) {
-        self.0.lock().expect("nobody panics while sending").push(message);
-    }
-}
-
-struct NoLine;
-
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
-}
 
 /// One source, as docs/virtio-mmio-msi.md says it is.
 #[derive(Clone, Copy, Debug, Default)]

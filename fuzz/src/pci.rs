@@ -1,14 +1,15 @@
 //! A virtio-pci function against a driver that keeps no order: what it asks its owner for, and that every interrupt
 //! goes where table, masks and vectors say that it goes.
 use crate::owner::Owner;
+use crate::platform::{NoLine, Platform};
 use arbitrary::{Result, Unstructured};
-use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
-use paravane_notify::{InterruptSink, Interrupts, NotifyError};
+use paravane_notify::Interrupts;
+use paravane_notify::msi::{MsiMessage, MsiTable};
 use paravane_spec::pci::{NO_VECTOR, cap, command, common as reg, header, msix};
 use paravane_spec::{feature, status};
 use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Effect, Transport};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Runs one input.
 pub fn pci(data: &[u8]) {
@@ -33,32 +34,6 @@ const PENDING: u64 = 0x3000;
 const TABLE: u64 = 0x8000;
 const MSIX_AT: u16 = 0x40;
 const WINDOW_AT: u16 = 0x90;
-
-/// What was sent. Messages to anything but a local APIC are refused.
-#[derive(Clone, Default)]
-struct Platform(Arc<Mutex<Vec<MsiMessage>>>);
-
-impl MsiController for Platform {
-    fn sink(&self) -> std::result::Result<Box<dyn MsiSink>, NotifyError> {
-        Ok(Box::new(self.clone()))
-    }
-}
-
-impl MsiSink for Platform {
-    fn route(&self, message: MsiMessage) -> std::result::Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
-    }
-
-    fn fire(&self, message: MsiMessage) {
-        self.0.lock().expect("nobody panics while sending").push(message);
-    }
-}
-
-struct NoLine;
-
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
-}
 
 /// One vector, as the driver reads it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,10 +1,12 @@
 //! Messages on a real KVM, as its local APIC sees them. No guest runs: what was delivered is read from, and taken
 //! out of, the interrupt request register. Skipped, loudly, where there is no KVM.
 #![cfg(all(target_arch = "x86_64", not(loom)))]
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+mod machine;
+
+use kvm_ioctls::VcpuFd;
+use machine::vm;
 use paravane_notify::msi::{MsiController, MsiMessage, MsiTable};
 use paravane_notify::{KvmMsi, KvmMsiDelivery, KvmRoutes, NotifyError};
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,25 +25,9 @@ struct Machine {
 impl Machine {
     /// With a local APIC that is on; or a line that says why there is none.
     fn new(test: &str) -> Option<Self> {
-        let made = Kvm::new().and_then(|kvm| {
-            let vm: VmFd = kvm.create_vm()?;
-            vm.create_irq_chip()?;
-            let vcpu = vm.create_vcpu(0)?;
-            Ok((vm, vcpu))
-        });
-        let (vm, vcpu) = match made {
-            Ok(both) => both,
-            Err(why) => {
-                let line = format!("SKIPPED {test}: no KVM here: {why}\n");
-                let _ = std::io::stderr().write_all(line.as_bytes());
-                if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-                    let mut log =
-                        std::fs::File::options().append(true).create(true).open(path).expect("the skip log");
-                    log.write_all(line.as_bytes()).expect("the skip log");
-                }
-                return None;
-            }
-        };
+        let (_kvm, vm) = vm(test)?;
+        vm.create_irq_chip().expect("an interrupt controller");
+        let vcpu = vm.create_vcpu(0).expect("a vCPU");
         let machine =
             Self { routes: Arc::new(KvmRoutes::new(Arc::new(vm), Vec::new()).expect("no routes")), vcpu };
         machine.change(|registers| registers[SPURIOUS..SPURIOUS + 4].copy_from_slice(&[-1, 1, 0, 0]));

@@ -1,5 +1,6 @@
-//! Transports: how a driver finds a device, configures it and kicks it. Each is a pure register machine:
-//! it does no I/O and touches no guest memory; it turns register accesses into [`Effect`]s. [`Transport`] is what the machine that owns device and threads needs of any of them.
+//! Transports: how a driver finds a device, configures it and kicks it. Each is a pure register machine: it does no I/O
+//! and touches no guest memory; it turns register accesses into [`Effect`]s. [`Transport`] is what the machine that owns
+//! device and threads needs of any of them.
 pub mod mmio;
 pub mod pci;
 mod state;

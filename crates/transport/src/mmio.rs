@@ -231,7 +231,7 @@ impl Mmio {
 
     /// The source that is selected, if there is such a one.
     fn source(&self) -> Option<Source> {
-        match self.state.selection() {
+        match self.state.queue_sel() {
             mmio_msi::SELECT_CONFIGURATION => Some(Source::Configuration),
             queue => {
                 self.state.selected().filter(|queue| queue.max() != 0)?;

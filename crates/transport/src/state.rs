@@ -197,11 +197,6 @@ impl DeviceState {
         self.queue_sel = queue;
     }
 
-    /// What the driver has selected.
-    pub(crate) fn selection(&self) -> u32 {
-        self.queue_sel
-    }
-
     /// The selected queue, if it exists.
     pub(crate) fn selected(&self) -> Option<&QueueRegisters> {
         self.queues.get(usize::from(u16::try_from(self.queue_sel).ok()?))
