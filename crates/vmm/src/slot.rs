@@ -24,7 +24,7 @@ use crate::io_thread::{Crew, HostQueue, Load, NotPutOn, QueueKey};
 use crate::report::{KickPath, QueueResult};
 use crate::tally::Tally;
 use lending::{LentQueue, Started};
-use paravane_device::{Device, LiveQueue};
+use paravane_device::{Device, LiveQueue, QueueHandler};
 use paravane_dma::{Domain, Memory};
 use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
 use paravane_spec::queue::QueueAddresses;
@@ -291,17 +291,7 @@ impl Slot {
         if let Some(earlier) = slot.notifier.replace(Arc::clone(&notifier)) {
             slot.exit_kicks += earlier.exit_kicks();
         }
-        let key = QueueKey { device: self.number, queue };
-        let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
-        let mut started = Box::new(HostQueue::new(
-            key,
-            ring,
-            handler,
-            notifier,
-            interrupts,
-            transport,
-            Arc::clone(&slot.work),
-        ));
+        let mut started = self.host_queue(queue, ring, handler, notifier, &slot.work);
         slot.kicks_by = match ioeventfd.then(|| started.assign()) {
             None => KickPath::Exits,
             Some(Ok(())) => KickPath::IoEventFd,
@@ -321,6 +311,20 @@ impl Slot {
         slot.live = true;
         slot.started = Some(Started { features, addresses });
         Ok(())
+    }
+
+    /// A queue of this device, and all that serving it takes.
+    fn host_queue(
+        &self,
+        queue: u16,
+        live: LiveQueue,
+        handler: Box<dyn QueueHandler>,
+        notifier: Arc<HostNotifier>,
+        work: &Arc<AtomicU64>,
+    ) -> Box<HostQueue> {
+        let key = QueueKey { device: self.number, queue };
+        let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
+        Box::new(HostQueue::new(key, live, handler, notifier, interrupts, transport, Arc::clone(work)))
     }
 
     fn put_on(&self, number: usize, queue: Box<HostQueue>) -> Result<(), NotPutOn> {

@@ -12,7 +12,7 @@
 //! guest-physical addresses only, so the device may not be behind a domain.
 use super::{Control, Slot};
 use crate::guard::lock;
-use crate::io_thread::{HostQueue, NotPutOn, QueueKey};
+use crate::io_thread::{NotPutOn, QueueKey};
 use crate::owner::{Loan, QueueOwner, Relay};
 use paravane_device::{ParkedQueue, QueueHandler, State};
 use paravane_dma::{Lent, LogError};
@@ -210,9 +210,7 @@ impl Slot {
         let handler = resting.handler.ok_or("its owner keeps the handler")?;
         let live = resting.parked.resume(state).map_err(|error| error.to_string())?;
         notifier.release().map_err(|error| error.to_string())?;
-        let key = QueueKey { device: self.number, queue };
-        let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
-        let resumed = Box::new(HostQueue::new(key, live, handler, notifier, interrupts, transport));
+        let resumed = self.host_queue(queue, live, handler, notifier, &slot.work);
         self.put_on(slot.thread, resumed).map_err(|NotPutOn { queue, source }| {
             queue.into_iter().for_each(|queue| queue.abandon());
             source.to_string()
