@@ -5,7 +5,7 @@ use paravane_driver::DmaArea;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
     ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, completion,
-    inject, job, transport,
+    inject, job, order, transport,
 };
 use paravane_spec::net::MAX_FRAME;
 use zerocopy::FromBytes;
@@ -49,6 +49,8 @@ fn is_understood(info: &BootInfo) -> bool {
         && info.block <= MAX_BLOCK
         && u64::from(info.block).is_multiple_of(SECTOR)
         && matches!(info.completion, completion::INTERRUPT | completion::POLL)
+        && matches!(info.order, order::RANDOM | order::SEQUENTIAL)
+        && info.time_kicks <= 1
         && matches!(info.transport, transport::MMIO | transport::MMIO_MSI | transport::PCI)
         && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
         && info.devices[..count].iter().all(is_job)
@@ -57,7 +59,7 @@ fn is_understood(info: &BootInfo) -> bool {
 fn is_job(device: &DeviceEntry) -> bool {
     match device.job {
         job::NONE | job::HASH | job::WRITE_TEST | job::RNG => true,
-        job::NET_ECHO => {
+        job::NET_ECHO | job::NET_SEND | job::NET_RECEIVE => {
             let frames = SHORTEST..=MAX_FRAME;
             [device.frame, device.reply].iter().all(|&len| frames.contains(&(len as usize)))
                 && device.pairs > 0
@@ -102,6 +104,8 @@ mod tests {
             block: 512,
             completion: 0,
             read_percent: 0,
+            order: 0,
+            time_kicks: 0,
             device_count: 1,
             transport: 0,
             devices: [DeviceEntry::default(); MAX_DEVICES],
@@ -117,7 +121,7 @@ mod tests {
     #[test]
     fn whatever_is_wrong_is_refused() {
         type Spoil = fn(&mut BootInfo);
-        let wrong: [(&str, Spoil); 16] = [
+        let wrong: [(&str, Spoil); 18] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
@@ -129,6 +133,8 @@ mod tests {
             ("huge block", |info| info.block = 1 << 31),
             ("transport", |info| info.transport = 99),
             ("completion", |info| info.completion = 2),
+            ("order", |info| info.order = 2),
+            ("time_kicks", |info| info.time_kicks = 2),
             ("job", |info| info.devices[0].job = 99),
             ("frame", |info| info.devices[0] = DeviceEntry { frame: 21, ..CARD }),
             ("reply", |info| info.devices[0] = DeviceEntry { reply: 21, ..CARD }),

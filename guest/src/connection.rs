@@ -1,5 +1,6 @@
 //! How a device is reached: the transport that the VMM chose, seen through the platform.
 use crate::Platform;
+use crate::report::KickPage;
 use crate::window::{Space, Window};
 use alloc::vec::Vec;
 use paravane_driver::mmio::Mmio;
@@ -12,8 +13,16 @@ use paravane_spec::pci::{NO_VENDOR, ecam};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{mmio, mmio_msi};
 
+/// One device.
+pub(crate) struct Connection<'p, P> {
+    registers: Registers<'p, P>,
+    platform: &'p P,
+    /// Where kicks are timed, if they are.
+    kicks: Option<KickPage>,
+}
+
 /// The registers of one device, on whatever transport. Which one it is costs a branch an access.
-pub(crate) enum Connection<'p, P> {
+enum Registers<'p, P> {
     Mmio(Mmio<Window<'p, P>>),
     Pci(Pci<Space<'p, P>>),
 }
@@ -21,16 +30,33 @@ pub(crate) enum Connection<'p, P> {
 /// Runs the same for either.
 macro_rules! either {
     ($connection:expr, $registers:ident => $what:expr) => {
-        match $connection {
-            Connection::Mmio($registers) => $what,
-            Connection::Pci($registers) => $what,
+        match &$connection.registers {
+            Registers::Mmio($registers) => $what,
+            Registers::Pci($registers) => $what,
+        }
+    };
+    (mut $connection:expr, $registers:ident => $what:expr) => {
+        match &mut $connection.registers {
+            Registers::Mmio($registers) => $what,
+            Registers::Pci($registers) => $what,
         }
     };
 }
 
 impl<'p, P: Platform> Connection<'p, P> {
-    /// Finds the device that `entry` tells of, and says how it may interrupt.
-    pub(crate) fn open(platform: &'p P, info: &BootInfo, entry: &DeviceEntry) -> Result<Self, DriverError> {
+    /// Finds the device that `entry` tells of, and says how it may interrupt. Kicks are timed in `kicks`.
+    pub(crate) fn open(
+        platform: &'p P,
+        info: &BootInfo,
+        entry: &DeviceEntry,
+        kicks: Option<KickPage>,
+    ) -> Result<Self, DriverError> {
+        Ok(Self { registers: Registers::open(platform, info, entry)?, platform, kicks })
+    }
+}
+
+impl<'p, P: Platform> Registers<'p, P> {
+    fn open(platform: &'p P, info: &BootInfo, entry: &DeviceEntry) -> Result<Self, DriverError> {
         Ok(match info.transport {
             transport::PCI => {
                 let mut pci = Pci::open(function(platform, entry.base)?)?;
@@ -88,7 +114,7 @@ impl<P: Platform> Transport for Connection<'_, P> {
         either!(self, registers => registers.wanted_features())
     }
     fn set_up_interrupts(&mut self, features: u64) -> Result<(), DriverError> {
-        either!(self, registers => registers.set_up_interrupts(features))
+        either!(mut self, registers => registers.set_up_interrupts(features))
     }
     fn queue_max(&self, index: u16) -> u32 {
         either!(self, registers => registers.queue_max(index))
@@ -97,7 +123,7 @@ impl<P: Platform> Transport for Connection<'_, P> {
         either!(self, registers => registers.queue_enabled(index))
     }
     fn enable_queue(&mut self, index: u16, at: &QueueAddresses) -> Result<(), DriverError> {
-        either!(self, registers => registers.enable_queue(index, at))
+        either!(mut self, registers => registers.enable_queue(index, at))
     }
     fn reset_queue(&self, index: u16) {
         either!(self, registers => registers.reset_queue(index));
@@ -106,7 +132,11 @@ impl<P: Platform> Transport for Connection<'_, P> {
         either!(self, registers => registers.queue_resetting(index))
     }
     fn notify(&self, index: u16, data: Option<u32>) {
+        let before = self.kicks.map(|_| self.platform.now_ns());
         either!(self, registers => registers.notify(index, data));
+        if let Some((kicks, before)) = self.kicks.zip(before) {
+            kicks.count(self.platform.now_ns().saturating_sub(before));
+        }
     }
     fn take_causes(&self) -> u32 {
         either!(self, registers => registers.take_causes())

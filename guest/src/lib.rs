@@ -5,7 +5,7 @@
 //! program   the loop over all devices, sleeping and waking
 //!   disk    Lane: one disk's requests in flight; Hash and WriteTest decide what they are
 //!   entropy draws from an entropy source
-//!   ping    frames to an echo and back
+//!   ping    frames to an echo and back; stream: frames one way, as fast as they go
 //!   report  what the VMM sees; console: what it prints; boot: what it said at the start
 //! ```
 #![no_std]
@@ -24,6 +24,7 @@ pub mod pattern;
 mod ping;
 mod program;
 mod report;
+mod stream;
 mod window;
 
 pub use paravane_driver::{Area, DmaArea};

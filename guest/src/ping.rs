@@ -197,14 +197,16 @@ fn is_echo(sent: &[u8], got: &[u8]) -> bool {
 
 /// Makes a frame the one with this number: its pattern follows from it.
 fn fill(frame: &mut [u8], number: u64) {
-    let body = &mut frame[NUMBER_AT..];
-    for (chunk, word) in body.chunks_mut(8).zip(0_u64..) {
-        let value = match word {
-            0 => number,
-            word => number.wrapping_add(word).wrapping_mul(0x9e37_79b9_7f4a_7c15),
-        };
-        chunk.copy_from_slice(&value.to_le_bytes()[..chunk.len()]);
+    let value = |word: u64| match word {
+        0 => number,
+        word => number.wrapping_add(word).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    };
+    let (chunks, rest) = frame[NUMBER_AT..].as_chunks_mut::<8>();
+    let words = chunks.len() as u64;
+    for (chunk, word) in chunks.iter_mut().zip(0_u64..) {
+        *chunk = value(word).to_le_bytes();
     }
+    rest.copy_from_slice(&value(words).to_le_bytes()[..rest.len()]);
 }
 
 #[cfg(test)]

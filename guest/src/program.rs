@@ -13,7 +13,8 @@ use crate::console::{self, Console};
 use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
 use crate::entropy::{self, Draw};
 use crate::ping::{self, Ping};
-use crate::report::{DiskPage, Failure, Header, Totals};
+use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
+use crate::stream::{self, Stream, Way};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
@@ -22,7 +23,7 @@ use paravane_driver::rng::Rng;
 use paravane_driver::{DriverError, Pool};
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
-    BootInfo, CONTROL_BASE, DeviceEntry, completion, control, error, event, exit, inject, job,
+    BootInfo, CONTROL_BASE, completion, control, error, event, exit, inject, job, order,
 };
 
 /// Fewest bytes a request of the hash job: reading in order gains from large requests.
@@ -64,6 +65,7 @@ enum Worker<'p, P: Platform> {
     Disk(Box<Lane<Blk<Connection<'p, P>>>>),
     Entropy(Box<Draw<Connection<'p, P>>>),
     Net(Box<Ping<Connection<'p, P>>>),
+    Stream(Box<Stream<Connection<'p, P>>>),
 }
 
 /// Runs the program; returns an `exit` code.
@@ -79,12 +81,13 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
     let console = Console::new(platform, line);
     milestone(platform, event::STARTED);
 
+    let kicks = header.kicks().filter(|_| info.time_kicks != 0);
     let mut devices = Vec::new();
     for (number, entry) in info.devices.iter().take(info.device_count as usize).enumerate() {
         let Some(page) = header.disk(number) else {
             return exit::BAD_BOOT_INFO;
         };
-        match bring_up(platform, &info, number, entry, page, &mut pool) {
+        match bring_up(platform, &info, number, page, kicks, &mut pool) {
             Ok(None) => {}
             Ok(Some(worker)) => {
                 let calls = [Call::new(entry.gsi), Call::new(entry.messages)];
@@ -104,6 +107,7 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
         totals: Totals::default(),
         started: false,
         measuring: false,
+        taken_before: None,
         idle: 0,
     };
     machine.start(&mut devices);
@@ -117,11 +121,12 @@ fn bring_up<'p, P: Platform>(
     platform: &'p P,
     info: &BootInfo,
     number: usize,
-    entry: &DeviceEntry,
     page: DiskPage,
+    kicks: Option<KickPage>,
     pool: &mut Pool,
 ) -> Result<Option<Worker<'p, P>>, Failure> {
-    let connection = || Connection::open(platform, info, entry).map_err(set_up);
+    let entry = &info.devices[number];
+    let connection = || Connection::open(platform, info, entry, kicks).map_err(set_up);
     pool.translate(entry.iova_offset);
     let depth = info.depth.min(MAX_DEPTH);
     Ok(match entry.job {
@@ -154,6 +159,21 @@ fn bring_up<'p, P: Platform>(
             };
             let net = Net::new(connection()?, options, pool).map_err(set_up)?;
             Some(Worker::Net(Box::new(Ping::new(net, terms, page)?)))
+        }
+        job::NET_SEND | job::NET_RECEIVE => {
+            let way = if entry.job == job::NET_SEND { Way::Out } else { Way::In };
+            let terms =
+                stream::Terms { way, frames: entry.span, len: (entry.frame as usize).max(stream::SHORTEST) };
+            let slots = |way| if terms.way == way { depth as u16 } else { 1 };
+            let options = NetOptions {
+                receive_slots: slots(Way::In),
+                transmit_slots: slots(Way::Out),
+                frame: terms.len,
+                receive_slot: usize::MAX,
+                ..NetOptions::default()
+            };
+            let net = Net::new(connection()?, options, pool).map_err(set_up)?;
+            Some(Worker::Stream(Box::new(Stream::new(net, terms, page))))
         }
         _ => None,
     })
@@ -208,6 +228,7 @@ pub(crate) fn test_lane<D: Disk>(
         block,
         duration_ns: info.duration_ns,
         read_percent: info.read_percent,
+        sequential: info.order == order::SEQUENTIAL,
         seed: info.seed,
         flush: disk.has_flush(),
     };
@@ -226,6 +247,8 @@ struct Machine<'p, P> {
     started: bool,
     /// Whether a device is in its measured phase.
     measuring: bool,
+    /// Interrupts taken before the first measured phase, once it has begun.
+    taken_before: Option<u64>,
     /// Rounds without work since the last one with some.
     idle: u64,
 }
@@ -278,6 +301,9 @@ impl<'p, P: Platform> Machine<'p, P> {
         let measuring = devices.iter().any(|device| device.running && device.worker.is_measuring());
         if measuring != self.measuring {
             self.measuring = measuring;
+            let taken = self.platform.interrupts();
+            let before = *self.taken_before.get_or_insert(taken);
+            self.totals.measured_interrupts = taken - before;
             milestone(self.platform, if measuring { event::MEASURE } else { event::MEASURED });
         }
     }
@@ -307,6 +333,11 @@ impl<'p, P: Platform> Machine<'p, P> {
             Worker::Net(ping) => {
                 let step = ping.step(|| self.platform.now_ns())?;
                 device.running = !ping.finished();
+                (step.completed, step.sent, step.kicks)
+            }
+            Worker::Stream(stream) => {
+                let step = stream.step(|| self.platform.now_ns())?;
+                device.running = !stream.finished();
                 (step.completed, step.sent, step.kicks)
             }
             Worker::Entropy(draw) => {
@@ -362,6 +393,7 @@ impl<P: Platform> Worker<'_, P> {
             Self::Disk(lane) => lane.is_measuring(),
             Self::Entropy(_) => false,
             Self::Net(ping) => ping.is_measuring(),
+            Self::Stream(stream) => stream.is_measuring(),
         }
     }
 
@@ -370,6 +402,7 @@ impl<P: Platform> Worker<'_, P> {
             Self::Disk(lane) => lane.enable_interrupts(),
             Self::Entropy(draw) => draw.enable_interrupts(),
             Self::Net(ping) => ping.enable_interrupts(),
+            Self::Stream(stream) => stream.enable_interrupts(),
         }
     }
 
@@ -378,6 +411,7 @@ impl<P: Platform> Worker<'_, P> {
             Self::Disk(lane) => lane.disable_interrupts(),
             Self::Entropy(draw) => draw.disable_interrupts(),
             Self::Net(ping) => ping.disable_interrupts(),
+            Self::Stream(stream) => stream.disable_interrupts(),
         }
     }
 
@@ -386,6 +420,7 @@ impl<P: Platform> Worker<'_, P> {
             Self::Disk(lane) => lane.interrupt(),
             Self::Entropy(draw) => draw.interrupt(),
             Self::Net(ping) => ping.interrupt(),
+            Self::Stream(stream) => stream.interrupt(),
         }
     }
 }

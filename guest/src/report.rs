@@ -2,15 +2,19 @@
 //!
 //! Every field is written by this program only; the VMM reads it at any time and trusts none of it, so
 //! relaxed stores do. The write to the EXIT register comes last and orders all of them for the final reading.
+use crate::histogram;
 use core::mem::offset_of;
 use paravane_driver::Area;
-use paravane_spec::builtin::{DISK_REPORTS, DiskReport, HIST_BUCKETS, REPORT_MAGIC, ReportHeader, state};
+use paravane_spec::builtin::{
+    DISK_REPORTS, DiskReport, HIST_BUCKETS, KICK_REPORT, KickReport, REPORT_MAGIC, ReportHeader, state,
+};
 
 /// What the program has done so far, over all devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) heartbeat: u64,
     pub(crate) interrupts: u64,
+    pub(crate) measured_interrupts: u64,
     pub(crate) kicks: u64,
     pub(crate) entropy_bytes: u64,
 }
@@ -41,11 +45,21 @@ impl Header {
         Some(DiskPage { area: self.area.slice(offset, size_of::<DiskReport>())? })
     }
 
+    /// The report of the kicks; `None` if it would lie outside.
+    pub(crate) fn kicks(&self) -> Option<KickPage> {
+        Some(KickPage { area: self.area.slice(KICK_REPORT as usize, size_of::<KickReport>())? })
+    }
+
     /// Shows the totals, as far as they have changed.
     pub(crate) fn show(&mut self, totals: Totals) {
         let shown = self.shown;
         for (offset, old, new) in [
             (offset_of!(ReportHeader, interrupts), shown.interrupts, totals.interrupts),
+            (
+                offset_of!(ReportHeader, measured_interrupts),
+                shown.measured_interrupts,
+                totals.measured_interrupts,
+            ),
             (offset_of!(ReportHeader, kicks), shown.kicks, totals.kicks),
             (offset_of!(ReportHeader, entropy_bytes), shown.entropy_bytes, totals.entropy_bytes),
             (offset_of!(ReportHeader, heartbeat), shown.heartbeat, totals.heartbeat),
@@ -120,11 +134,7 @@ impl DiskPage {
 
     /// Counts one latency in the bucket with this number.
     pub(crate) fn count_latency(&self, bucket: usize) {
-        let offset = offset_of!(DiskReport, histogram) + bucket.min(HIST_BUCKETS - 1) * 4;
-        let mut count = [0; 4];
-        // Only this program writes here; a VMM that did would spoil its own report.
-        let _ = self.area.read(offset, &mut count);
-        put(self.area, offset, &u32::from_le_bytes(count).saturating_add(1).to_le_bytes());
+        count(self.area, offset_of!(DiskReport, histogram), bucket);
     }
 
     pub(crate) fn fail(&self, failure: &Failure) {
@@ -133,6 +143,33 @@ impl DiskPage {
         put(self.area, offset_of!(DiskReport, error), &failure.error.to_le_bytes());
         self.state(state::FAILED);
     }
+}
+
+/// The report of the kicks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KickPage {
+    area: Area,
+}
+
+impl KickPage {
+    /// A kick has stopped the guest for `ns` nanoseconds.
+    pub(crate) fn count(&self, ns: u64) {
+        let at = offset_of!(KickReport, ns);
+        let mut sum = [0; 8];
+        // As in `count`.
+        let _ = self.area.read(at, &mut sum);
+        put_u64(self.area, at, u64::from_le_bytes(sum).wrapping_add(ns));
+        count(self.area, offset_of!(KickReport, histogram), histogram::bucket(ns));
+    }
+}
+
+/// Adds one to a bucket of the histogram at `offset`.
+fn count(area: Area, offset: usize, bucket: usize) {
+    let offset = offset + bucket.min(HIST_BUCKETS - 1) * 4;
+    let mut count = [0; 4];
+    // Only this program writes here; a VMM that did would spoil its own report.
+    let _ = area.read(offset, &mut count);
+    put(area, offset, &u32::from_le_bytes(count).saturating_add(1).to_le_bytes());
 }
 
 /// Writes a field. The area was sliced to the size of the structure, so it fits.

@@ -15,11 +15,14 @@ use serde::Serialize;
 
 mod barrier;
 mod dma;
+mod guest;
 mod instructions;
 mod machine;
 mod memory;
+mod notify;
 mod poll;
 mod ring;
+mod series;
 mod spread;
 mod table;
 mod transport;
@@ -31,13 +34,13 @@ pub use table::table;
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring", "poll", "dma", "barrier" or "transport".
+    /// Benchmark: "ring", "poll", "dma", "barrier", "transport" or "notify".
     pub bench: String,
     /// Path of the case: "split/device/1desc/batch32".
     pub case: String,
     /// "paravane", or the peer's name.
     pub subject: String,
-    /// "time", "cycles", "instructions", "rate", "cpu" or "spins"; of "transport" also latencies, and counts of exits and
+    /// "time", "cycles", "instructions", "rate", "cpu" or "spins"; of "transport" and "notify" also latencies, and counts of exits and
     /// interrupts.
     pub metric: String,
     /// Unit of the values: "ns/chain".
@@ -91,6 +94,10 @@ pub fn list() -> &'static [Benchmark] {
             summary: "request/response and reads over mmio, mmio with messages, and PCI: rates, latencies, exits",
         },
         Benchmark {
+            name: notify::NAME,
+            summary: "what a kick costs, by an exit and by ioeventfd, and an interrupt, by irqfd and by a call",
+        },
+        Benchmark {
             name: barrier::NAME,
             summary: "what the order of an access costs: none, by direction, a full barrier before each",
         },
@@ -104,6 +111,8 @@ pub struct Options {
     pub rounds: u32,
     /// Only cases whose path contains this.
     pub filter: Option<String>,
+    /// Fewer cases and shorter samples, where a benchmark has a short form.
+    pub quick: bool,
 }
 
 /// Why a benchmark did not run.
@@ -144,6 +153,7 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         ring::NAME => ring::run(options, progress),
         poll::NAME => poll::run(options, progress),
         transport::NAME => transport::run(options, progress),
+        notify::NAME => notify::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),
     }
 }
@@ -187,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_unknown_benchmark_is_named() {
-        let options = Options { rounds: 5, filter: None };
+        let options = Options { rounds: 5, filter: None, quick: false };
         let error = run("rings", &options, &mut |_| {}).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -16,6 +16,14 @@ pub(crate) fn cpus() -> Vec<usize> {
     (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect()
 }
 
+/// Two CPUs to pin to, the one for the host's part first. Neither where there is only one.
+pub(crate) fn two_cpus() -> (Option<usize>, Option<usize>) {
+    match cpus()[..] {
+        [host, guest, ..] => (Some(host), Some(guest)),
+        _ => (None, None),
+    }
+}
+
 /// The calling thread stays on one CPU until this is dropped.
 pub(crate) struct Pinned {
     cpu: usize,

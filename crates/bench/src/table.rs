@@ -1,5 +1,5 @@
 //! Results as a table for people.
-use crate::{Row, barrier, dma, poll, ring, transport};
+use crate::{Row, barrier, dma, notify, poll, ring, transport};
 use std::fmt::Write;
 
 /// One line: a case and metric, with a cell for each subject.
@@ -149,7 +149,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         methods.iter().map(|(metric, method)| format!("{metric} by {}", explain(method))).collect();
     let _ = writeln!(out, "Measured: {}.", methods.join(", "));
     let first = rows.first();
-    let counts_none = first.is_some_and(|row| row.bench == transport::NAME);
+    let counts_none = first.is_some_and(|row| [transport::NAME, notify::NAME].contains(&row.bench.as_str()));
     if !counts_none && !rows.iter().any(|row| row.metric == "instructions") {
         out.push_str(
             "Instructions: not counted, as this system offers neither a hardware counter nor ptrace.\n",
@@ -170,6 +170,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         dma::NAME => dma::NOTES,
         barrier::NAME => barrier::NOTES,
         transport::NAME => transport::NOTES,
+        notify::NAME => notify::NOTES,
         _ => &[],
     };
     for note in notes {
@@ -177,7 +178,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
     }
     if let Some(other) = rows.iter().find(|row| row.subject != first.subject) {
         let base = match other.bench.as_str() {
-            poll::NAME | barrier::NAME | transport::NAME => "the first one",
+            poll::NAME | barrier::NAME | transport::NAME | notify::NAME => "the first one",
             _ => ring::OURS,
         };
         let _ = writeln!(

@@ -7,17 +7,18 @@
 //! ```
 //! **Subjects**: `mmio`, `mmio-msi`, `pci`. **Cases**:
 //!
-//! * `net/32/1024`, `net/1/1`: request and response, one outstanding, between the guest's driver and the host's echo.
+//! * `net/32/1024`, `net/1/1`: request and response, one outstanding, between the guest's driver and a thread of the host.
 //! * `blk/read4k/depth1`, `blk/read4k/depth32`: random reads of 4 KiB from an image in memory.
 //!
 //! What the transports differ in is the exits that a transaction takes, so those are counted, by what they are about.
 //! The seed's own figures are added as they were published, under a case of their own.
-use crate::machine::load_average;
+use crate::guest::Image;
+use crate::machine::{Pinned, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::spread::Spread;
+use crate::series::Gathered;
 use crate::{BenchError, Options, Row};
 use paravane_vmm::{AccelChoice, TransportChoice};
-use shot::{Amount, Figure, Image, shoot};
+use shot::{Amount, shoot};
 
 mod seed;
 mod shot;
@@ -29,9 +30,9 @@ const TRANSPORTS: [TransportChoice; 3] =
     [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci];
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
-    "net/REQUEST/RESPONSE: payload bytes, one request outstanding, behind 66 bytes each way, which is what netperf's TCP takes (Ethernet, IPv4, TCP with time stamps): frames of 98 and 1090 bytes, or of 67 and 67, none below Ethernet's least. The 66 bytes are no real headers but pattern, and every frame is compared.",
+    "net/REQUEST/RESPONSE: payload bytes, one request outstanding, behind 66 bytes each way, which is what netperf's TCP takes (Ethernet, IPv4, TCP with time stamps): frames of 98 and 1090 bytes, or of 67 and 67, none below Ethernet's least. The 66 bytes are no real headers but pattern, and every frame is compared. Another thread of the host answers, as netperf's other end does.",
     "blk/read4k: random reads of 4 KiB out of 1 MiB in memory, each compared by the guest.",
-    "exits are those to user space, by what they are about. kernel-notify and kernel-eoi never get there: a kick that KVM turns into an eventfd, and the end of an interrupt, which KVM's APIC takes (at most one for each interrupt raised, which is what is counted). With the thread machine exits are the accesses that would have been some.",
+    "exits are those to user space, by what they are about. kernel-notify and kernel-eoi never get there: a kick that KVM turns into an eventfd, and the end of an interrupt, which KVM's APIC takes (by the guest's count of interrupts that it took: several that are raised before it takes one are one). With the thread machine exits are the accesses that would have been some.",
     "mmio reads the interrupt status and acknowledges what it finds, two exits; mmio-msi and pci do neither. How many interrupts a transaction takes is a matter of time: an answer that comes before the guest sleeps takes none. On a host whose CPUs are busy that is most of them, on some transports more than on others.",
     "cpu is that of the whole process, guest included, in the measured phase.",
     "On kvm-pvm an instruction that the guest executes in ring 0 (its interrupt stubs: some five for each interrupt, on every transport alike) is emulated at about 1.4 us, so an interrupt is dearer than with VMX or SVM, and exits have other prices. Take no time or rate from there for another host; exits an interrupt are the same.",
@@ -65,15 +66,6 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// One figure over the rounds.
-struct Series {
-    case: String,
-    transport: &'static str,
-    accel: &'static str,
-    figure: Figure,
-    values: Vec<f64>,
-}
-
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     let filter = options.filter.as_deref().unwrap_or("");
@@ -90,7 +82,8 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases, and within a case each transport comes first in turn.
+/// Measures, interleaved: every round goes through all cases, and within a case each transport comes first in turn. The
+/// guest has a CPU, and everything else has another.
 fn measure(
     cases: &[Case],
     accel: AccelChoice,
@@ -98,62 +91,22 @@ fn measure(
     amount: Amount,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
-    let load_start = load_average();
-    let image = Image::new()?;
-    let mut all: Vec<Series> = Vec::new();
+    let mut gathered = Gathered::new(NAME);
+    let image = Image::new(shot::SPAN)?;
+    let (io, vcpu) = two_cpus();
+    let _host = io.and_then(Pinned::to);
     for round in 0..rounds {
         for case in cases {
             for turn in 0..TRANSPORTS.len() {
                 let transport = TRANSPORTS[(turn + round as usize) % TRANSPORTS.len()];
                 progress(&format!("round {} of {rounds}: {case}: {}", round + 1, transport.name()));
-                let shot = shoot(*case, transport, accel, amount, &image)
+                let figures = shoot(*case, transport, accel, amount, &image, vcpu)
                     .map_err(|reason| broken(transport.name(), format_args!("{case}: {reason}")))?;
-                let path = case.to_string();
-                for (figure, value) in shot.figures {
-                    let known = |series: &&mut Series| {
-                        series.case == path
-                            && series.transport == transport.name()
-                            && series.figure.metric == figure.metric
-                    };
-                    match all.iter_mut().find(known) {
-                        Some(series) => series.values.push(value),
-                        None => all.push(Series {
-                            case: path.clone(),
-                            transport: transport.name(),
-                            accel: shot.accel,
-                            figure,
-                            values: vec![value],
-                        }),
-                    }
-                }
+                gathered.add(&case.to_string(), transport.name(), vcpu, figures);
             }
         }
     }
-    let load = [load_start, load_average()];
-    Ok(all.iter().filter_map(|series| series.row(rounds, load)).collect())
-}
-
-impl Series {
-    fn row(&self, rounds: u32, load: [Option<f64>; 2]) -> Option<Row> {
-        let spread = Spread::of(&self.values)?;
-        Some(Row {
-            bench: NAME.to_owned(),
-            case: self.case.clone(),
-            subject: self.transport.to_owned(),
-            metric: self.figure.metric.to_owned(),
-            unit: self.figure.unit.to_owned(),
-            median: spread.median,
-            min: spread.min,
-            max: spread.max,
-            rounds,
-            method: match self.accel {
-                "kvm" => format!("{}, KVM", self.figure.method),
-                other => format!("{}, {other} machine", self.figure.method),
-            },
-            pinned_cpu: None,
-            load,
-        })
-    }
+    Ok(gathered.rows())
 }
 
 #[cfg(test)]

@@ -271,6 +271,9 @@ pub(crate) struct BenchArgs {
     /// Only cases whose path contains TEXT
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
+    /// Fewer cases and shorter samples (notify)
+    #[arg(long)]
+    pub(crate) quick: bool,
     /// Print the rows as a JSON list
     #[arg(long)]
     pub(crate) json: bool,

@@ -15,7 +15,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
         output::print(&out)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let options = Options { rounds: args.rounds, filter: args.filter.clone() };
+    let options = Options { rounds: args.rounds, filter: args.filter.clone(), quick: args.quick };
     let show = std::io::stderr().is_terminal();
     let mut progress = |what: &str| {
         if show {

@@ -60,6 +60,7 @@ struct JsonPhase {
     exits_by_kind: JsonExits,
     kicks: u64,
     interrupts: u64,
+    taken: u64,
     cpu_s: f64,
 }
 
@@ -126,6 +127,7 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
             exits_by_kind: json_exits(phase.exits),
             kicks: phase.kicks,
             interrupts: phase.interrupts,
+            taken: phase.taken,
             cpu_s: phase.cpu_s,
         }),
         kicks: report.kicks,
@@ -388,6 +390,7 @@ mod tests {
             }],
             exits: 1,
             exits_by_kind: ExitFigures { notify: 1, ..ExitFigures::default() },
+            kick_stops: None,
             measured: Some(PhaseFigures { kicks: 1, cpu_s: 0.25, ..PhaseFigures::default() }),
             kicks: 2,
             exit_kicks: 1,

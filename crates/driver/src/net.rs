@@ -117,8 +117,8 @@ struct Pair {
     transmit_slots: Slots,
     /// Transmit slots that are not in flight, as far as is known.
     free: Vec<u16>,
-    /// The last frame to be sent found no free slot: somebody may wait for one.
-    refused: bool,
+    /// Somebody waits for a slot to come back.
+    waited_for: bool,
 }
 
 impl Pair {
@@ -148,7 +148,7 @@ impl Pair {
             transmit,
             transmit_slots,
             free: (0..free).rev().collect(),
-            refused: false,
+            waited_for: false,
         };
         for slot in 0..slots {
             pair.offer(slot)?;
@@ -171,7 +171,7 @@ impl Pair {
         if self.free.is_empty() {
             self.reclaim()?;
         }
-        self.refused = true;
+        self.waited_for = true;
         let Some(&slot) = self.free.last() else { return Ok(false) };
         let area = self.transmit_slots.memory[usize::from(slot)].area;
         let written = area.write(0, Header::default().as_bytes()) && area.write(HEADER, frame);
@@ -182,7 +182,7 @@ impl Pair {
             (Err(_), Some(error)) => return Err(error.into()),
             (Err(_), None) => return Ok(false),
         };
-        self.refused = false;
+        self.waited_for = false;
         self.free.pop();
         self.transmit_slots.gone(id, slot)?;
         Ok(true)
@@ -440,6 +440,22 @@ impl<T: Transport> Net<T> {
         sent.map_err(|error| self.fail(error))
     }
 
+    /// Frames sent on a pair that the device has not given back yet. If there are any, [`Net::enable_interrupts`] asks for
+    /// an interrupt when that changes.
+    ///
+    /// # Errors
+    /// There is no such pair. Or the device broke the protocol, and the driver has latched.
+    pub fn in_flight(&mut self, pair: u16) -> Result<usize, DriverError> {
+        self.check_failed()?;
+        let pair = self.pairs.get_mut(usize::from(pair)).ok_or(NOT_IN_USE)?;
+        if let Err(error) = pair.reclaim() {
+            return Err(self.fail(error));
+        }
+        let in_flight = pair.transmit_slots.memory.len() - pair.free.len();
+        pair.waited_for = in_flight > 0;
+        Ok(in_flight)
+    }
+
     /// Copies the next frame of a pair into `out` and says how long it is; what has no room is lost. `None` if there is
     /// no frame. Its slots are the device's again after [`Net::kick`].
     ///
@@ -529,15 +545,15 @@ impl<T: Transport> Net<T> {
         }
     }
 
-    /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot, at sent ones; `true` if
-    /// something is already there and the caller must not sleep.
+    /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot or [`Net::in_flight`] frames
+    /// that are not back, at sent ones; `true` if something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
         let mut news = self.failed.is_some();
         for pair in &mut self.pairs {
             let token = pair.receive.enable_notifications();
             news |= pair.receive.poll(token);
             // A frame that has gone is no news to a caller that waits for an answer and not for room.
-            if pair.refused {
+            if pair.waited_for {
                 let token = pair.transmit.enable_notifications();
                 news |= pair.transmit.poll(token);
             }

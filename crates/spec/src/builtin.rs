@@ -29,7 +29,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 7;
+pub const ABI: u32 = 8;
 
 /// Where the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
@@ -131,6 +131,11 @@ pub mod job {
     pub const RNG: u32 = 3;
     /// Network card with an echo behind it: send frames, and compare what comes back.
     pub const NET_ECHO: u32 = 4;
+    /// Network card: send frames, as fast as they go.
+    pub const NET_SEND: u32 = 5;
+    /// Network card: receive frames that come as fast as there are buffers. Byte n of a frame is the low byte of n, but
+    /// for eight bytes at 14 that hold its number, from 0 on, little endian.
+    pub const NET_RECEIVE: u32 = 6;
 }
 
 /// Values of [`BootInfo::inject`]: faults that tests ask for.
@@ -151,6 +156,14 @@ pub mod completion {
     pub const INTERRUPT: u32 = 0;
     /// Poll the used ring, interrupts suppressed.
     pub const POLL: u32 = 1;
+}
+
+/// Values of [`BootInfo::order`].
+pub mod order {
+    /// Blocks are drawn at random.
+    pub const RANDOM: u32 = 0;
+    /// One block after the other, from the first again after the last.
+    pub const SEQUENTIAL: u32 = 1;
 }
 
 /// Values of [`DiskReport::state`], in the order in which they come.
@@ -277,6 +290,10 @@ pub struct BootInfo {
     pub completion: u32,
     /// Write test: percentage of reads in the mixed phase.
     pub read_percent: u32,
+    /// Write test: one of the [`order`] codes for the mixed phase.
+    pub order: u32,
+    /// Whether kicks are timed: 0 or 1.
+    pub time_kicks: u32,
     /// Number of valid entries in `devices`.
     pub device_count: u32,
     /// One of the [`transport`] codes.
@@ -295,6 +312,8 @@ pub struct ReportHeader {
     pub heartbeat: u64,
     /// Interrupts that the guest took.
     pub interrupts: u64,
+    /// Of those, the ones from the begin of the first measured phase to the end of the last.
+    pub measured_interrupts: u64,
     /// Kicks that the guest wrote.
     pub kicks: u64,
     /// Entropy bytes drawn and found plausible.
@@ -305,14 +324,27 @@ pub struct ReportHeader {
     pub reserved: u32,
 }
 
+/// Offset of the [`KickReport`] in the report area.
+pub const KICK_REPORT: u64 = 0x1000;
 /// Offset of the first [`DiskReport`] in the report area.
-pub const DISK_REPORTS: u64 = 0x1000;
+pub const DISK_REPORTS: u64 = 0x4000;
 
 /// Sub-buckets of an octave in a latency histogram, as a power of two.
 pub const HIST_SUB_BITS: u32 = 5;
 /// Buckets of a latency histogram. A value v in nanoseconds below 32 has bucket v; above, with
 /// e = floor(log2 v), it has bucket (e - 4) * 32 + (v >> (e - 5)) - 32. Values of 2^40 ns and more share the last.
 pub const HIST_BUCKETS: usize = 36 * 32;
+
+/// For how long kicks have stopped the guest, if it was to time them: from right before the write to the notification
+/// address until right after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct KickReport {
+    /// Sum in nanoseconds.
+    pub ns: u64,
+    /// Each, see [`HIST_BUCKETS`].
+    pub histogram: [u32; HIST_BUCKETS],
+}
 
 /// What the guest knows of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

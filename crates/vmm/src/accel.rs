@@ -17,6 +17,7 @@ use crate::thread::ThreadMachine;
 use paravane_dma::Region;
 use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -64,6 +65,25 @@ pub(crate) trait Accelerator {
     /// # Errors
     /// The host refuses.
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError>;
+}
+
+/// What is started meanwhile stays on `cpu`; nothing is changed if that is `None`.
+///
+/// # Errors
+/// There is no such CPU, or the host refuses.
+pub(crate) fn on_cpu<T>(cpu: Option<usize>, start: impl FnOnce() -> T) -> Result<T, RunError> {
+    let Some(cpu) = cpu else { return Ok(start()) };
+    let refused = |source: rustix::io::Errno| RunError::Os { what: "choose a CPU", source: source.into() };
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(refused(rustix::io::Errno::INVAL));
+    }
+    let before = sched_getaffinity(None).map_err(refused)?;
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    sched_setaffinity(None, &only).map_err(refused)?;
+    let started = start();
+    sched_setaffinity(None, &before).map_err(refused)?;
+    Ok(started)
 }
 
 /// A guest that runs.

@@ -107,6 +107,8 @@ impl Bus {
             exits: tally.exits_by_kind(),
             kicks: tally.kicks(),
             interrupts: self.slots.iter().map(Slot::interrupts).sum(),
+            // The guest's own count comes with its report.
+            taken: 0,
             cpu_s: footprint::cpu_seconds(),
         }
     }

@@ -119,9 +119,15 @@ pub struct DiskConfig {
 /// What a network card is connected to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Network {
-    /// An echo of what the built-in guest sends.
+    /// An echo of what the built-in guest sends, at once, by the thread that serves the queue.
     #[default]
     Echo,
+    /// Another thread of the host, which answers each frame of the built-in guest's as another machine would.
+    Station,
+    /// Nothing: what the built-in guest sends, as fast as it can, is swallowed.
+    Sink,
+    /// A source of frames, as fast as the built-in guest has buffers; it sends none.
+    Source,
     /// A TAP device of the host, by its name.
     Tap(String),
     /// A TAP device of the host, by the numbers of descriptors that this process was started with: one for each pair of
@@ -129,6 +135,23 @@ pub enum Network {
     TapFds(Vec<i32>),
     /// The card whose link has the same name.
     Link(String),
+}
+
+impl Network {
+    /// Whether only the built-in guest knows what to do with it.
+    pub(crate) fn for_the_builtin_guest(&self) -> bool {
+        matches!(self, Self::Echo | Self::Station | Self::Sink | Self::Source)
+    }
+}
+
+/// Which blocks the write test's mixed phase works on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockOrder {
+    /// Any.
+    #[default]
+    Random,
+    /// One after the other, over and over.
+    Sequential,
 }
 
 /// One network card.
@@ -144,7 +167,7 @@ pub struct NetConfig {
     pub mtu: Option<u16>,
     /// Checksums and segmentation may be left to the far side, as far as it knows them.
     pub offloads: bool,
-    /// Frames that the guest sends, and that must come back.
+    /// Frames that the guest sends, and that must come back; or that go one way.
     pub frames: u64,
     /// Bytes of each, with the Ethernet header.
     pub size: u32,
@@ -196,6 +219,8 @@ pub struct RunConfig {
     pub span: u64,
     /// Write test: percentage of reads in the mixed phase.
     pub read_percent: u32,
+    /// Write test: which blocks the mixed phase works on.
+    pub order: BlockOrder,
     /// Seed of pattern and order.
     pub seed: u64,
     /// How the guest learns of completions.
@@ -224,6 +249,10 @@ pub struct RunConfig {
     pub rebalance: bool,
     /// Longest poll of a queue before its I/O thread waits for a kick; 0: no polling.
     pub longest_poll: Duration,
+    /// Have the guest time its kicks.
+    pub time_kicks: bool,
+    /// The CPU that the guest runs on; `None`: any. The machine's other threads run where the caller's does.
+    pub vcpu_cpu: Option<usize>,
     /// Entropy device: bytes that the guest draws (0: no device).
     pub entropy: u64,
     /// The network cards.
@@ -259,6 +288,7 @@ impl Default for RunConfig {
             duration: Duration::from_secs(1),
             span: 1 << 30,
             read_percent: 50,
+            order: BlockOrder::Random,
             seed: 1,
             completion: Completion::Interrupt,
             engine: EngineChoice::Auto,
@@ -273,6 +303,8 @@ impl Default for RunConfig {
             io_threads: None,
             rebalance: false,
             longest_poll: Duration::ZERO,
+            time_kicks: false,
+            vcpu_cpu: None,
             entropy: 4096,
             nets: Vec::new(),
             hang_timeout: Duration::from_secs(30),

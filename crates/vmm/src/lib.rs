@@ -36,18 +36,19 @@ mod verify;
 mod watch;
 
 pub mod doctor;
+pub mod injection;
 
 pub use config::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig, Network,
-    RingLayout, RunConfig, TransportChoice,
+    AccelChoice, BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig,
+    Network, RingLayout, RunConfig, TransportChoice,
 };
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
 pub use report::{
-    DirtyFigures, DiskResult, ExitFigures, GuestFailure, IoThreadResult, KickPath, NetResult, Outcome,
-    PhaseFigures, QueueResult, Report,
+    DirtyFigures, DiskResult, ExitFigures, GuestFailure, IoThreadResult, KickFigures, KickPath, NetResult,
+    Outcome, PhaseFigures, QueueResult, Report,
 };
 
 use std::sync::Arc;

@@ -40,6 +40,7 @@ impl MeasuredPhase {
             },
             kicks: of(|at| at.kicks),
             interrupts: of(|at| at.interrupts),
+            taken: of(|at| at.taken),
             cpu_s: (end.cpu_s - begin.cpu_s).max(0.0),
         })
     }
@@ -51,7 +52,7 @@ mod tests {
 
     fn reading(count: u64) -> PhaseFigures {
         let exits = ExitFigures { notify: count, other: 10 * count, ..ExitFigures::default() };
-        PhaseFigures { exits, kicks: 2 * count, interrupts: 3 * count, cpu_s: count as f64 }
+        PhaseFigures { exits, kicks: 2 * count, interrupts: 3 * count, taken: count, cpu_s: count as f64 }
     }
 
     #[test]
@@ -65,7 +66,8 @@ mod tests {
             phase.event(event, || reading(count));
         }
         let exits = ExitFigures { notify: 4, other: 39, ..ExitFigures::default() };
-        assert_eq!(phase.figures(), Some(PhaseFigures { exits, kicks: 8, interrupts: 12, cpu_s: 4.0 }));
+        let expected = PhaseFigures { exits, kicks: 8, interrupts: 12, taken: 4, cpu_s: 4.0 };
+        assert_eq!(phase.figures(), Some(expected));
     }
 
     #[test]

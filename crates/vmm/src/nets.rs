@@ -2,7 +2,7 @@
 use crate::config::{NetConfig, Network};
 use crate::error::RunError;
 use paravane_device::Device;
-use paravane_device::net::{BackEnd, Counters, LinkEnd, Net, NetConfig as CardConfig, Tap};
+use paravane_device::net::{BackEnd, Counters, Hose, LinkEnd, Net, NetConfig as CardConfig, Tap};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -31,15 +31,21 @@ pub(crate) fn cards(configs: &[NetConfig]) -> Result<Vec<Card>, RunError> {
 }
 
 fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card, RunError> {
+    // Any frame that the built-in guest is to send is no longer than this allows.
+    let mtu = Some(u16::try_from(config.size.max(config.reply())).unwrap_or(u16::MAX).max(1500));
+    let reply = config.reply() as usize;
     match &config.network {
         Network::Echo => {
-            // Any frame that the guest is to send is no longer than this allows.
-            let mtu = u16::try_from(config.size.max(config.reply())).unwrap_or(u16::MAX).max(1500);
             let end = match config.reply {
                 None => LinkEnd::echo(config.queues),
                 Some(len) => LinkEnd::answering(config.queues, len as usize),
             };
-            card(config, Some(mtu), end.map_err(no_link)?)
+            card(config, mtu, end.map_err(no_link)?)
+        }
+        Network::Station => card(config, mtu, LinkEnd::to_station(config.queues, reply).map_err(no_link)?),
+        Network::Sink => card(config, mtu, Hose::new(config.queues, 0, reply).map_err(no_link)?),
+        Network::Source => {
+            card(config, mtu, Hose::new(config.queues, config.frames, reply).map_err(no_link)?)
         }
         Network::Tap(name) => card(config, config.mtu, Tap::open(name, config.queues)?),
         Network::TapFds(numbers) => card(config, config.mtu, Tap::inherited(numbers)?),

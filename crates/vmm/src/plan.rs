@@ -3,13 +3,15 @@
 //! ```text
 //! RunConfig --check--> images opened and locked --plan--> Plan (jobs, spans) --boot_info--> BootInfo
 //! ```
-use crate::config::{Completion, DiskConfig, Inject, Job, NetConfig, RunConfig, TransportChoice};
+use crate::config::{
+    BlockOrder, Completion, DiskConfig, Inject, Job, NetConfig, Network, RunConfig, TransportChoice,
+};
 use crate::error::RunError;
 use paravane_device::blk::Blk;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
     ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
-    MMIO_BASE, PCI_ECAM, REPORT_BASE, REPORT_SIZE, completion, inject, job, transport,
+    MMIO_BASE, PCI_ECAM, REPORT_BASE, REPORT_SIZE, completion, inject, job, order, transport,
 };
 use paravane_spec::mmio_msi::WINDOW;
 use paravane_spec::pci::ecam;
@@ -205,7 +207,11 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         Job::WriteTest => (job::WRITE_TEST, plan.span),
     });
     let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
-    let nets = config.nets.iter().map(|net| (job::NET_ECHO, net.frames));
+    let nets = config.nets.iter().map(|net| match net.network {
+        Network::Sink => (job::NET_SEND, net.frames),
+        Network::Source => (job::NET_RECEIVE, net.frames),
+        _ => (job::NET_ECHO, net.frames),
+    });
     let first_net = plans.len() + rng.iter().len();
     let mut count = 0;
     for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng).chain(nets)).zip(0_u32..) {
@@ -248,6 +254,11 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
             Completion::Poll => completion::POLL,
         },
         read_percent: config.read_percent,
+        order: match config.order {
+            BlockOrder::Random => order::RANDOM,
+            BlockOrder::Sequential => order::SEQUENTIAL,
+        },
+        time_kicks: config.time_kicks.into(),
         device_count: count,
         transport: match config.transport {
             TransportChoice::Mmio => transport::MMIO,

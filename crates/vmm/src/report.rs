@@ -110,8 +110,22 @@ pub struct PhaseFigures {
     pub kicks: u64,
     /// Interrupts raised by devices.
     pub interrupts: u64,
+    /// Interrupts that the guest took, and ended (EOI), by its own count: several raised at once may be one.
+    pub taken: u64,
     /// CPU seconds of this process, user and system, all threads.
     pub cpu_s: f64,
+}
+
+/// For how long kicks stopped the guest, by its own clock: from right before the write to the notification address until
+/// right after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KickFigures {
+    /// Kicks.
+    pub count: u64,
+    /// Mean in nanoseconds.
+    pub mean_ns: f64,
+    /// Median in nanoseconds.
+    pub median_ns: f64,
 }
 
 /// What became of one network card's job.
@@ -220,6 +234,8 @@ pub struct Report {
     pub exits_by_kind: ExitFigures,
     /// The measured phase alone; `None` if the guest has not ended one.
     pub measured: Option<PhaseFigures>,
+    /// For how long kicks stopped the guest; `None` if it did not time any.
+    pub kick_stops: Option<KickFigures>,
     /// Kicks that reached a device.
     pub kicks: u64,
     /// Of those, kicks that came by an exit.

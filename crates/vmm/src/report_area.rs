@@ -1,9 +1,11 @@
 //! What the guest says of itself while it runs. None of it is trusted: each value is fetched once and
 //! checked or clamped where it is used.
-use crate::Progress;
+use crate::report::KickFigures;
+use crate::{Progress, latency};
 use paravane_dma::{Access, Memory};
 use paravane_spec::builtin::{
-    DISK_REPORTS, DiskReport, MAX_DEVICES, REPORT_BASE, REPORT_MAGIC, ReportHeader, state,
+    DISK_REPORTS, DiskReport, KICK_REPORT, KickReport, MAX_DEVICES, REPORT_BASE, REPORT_MAGIC, ReportHeader,
+    state,
 };
 use std::sync::atomic::Ordering;
 
@@ -29,6 +31,19 @@ impl ReportArea {
     pub(crate) fn disk(&self, number: usize) -> Option<DiskReport> {
         let offset = DISK_REPORTS + (number as u64) * size_of::<DiskReport>() as u64;
         self.memory.handle().open().read_obj(REPORT_BASE + offset, Access::READ).ok()
+    }
+
+    /// For how long kicks stopped the guest; `None` if it did not time any.
+    pub(crate) fn kick_stops(&self) -> Option<KickFigures> {
+        let report: KickReport =
+            self.memory.handle().open().read_obj(REPORT_BASE + KICK_REPORT, Access::READ).ok()?;
+        let count = report.histogram.iter().map(|&count| u64::from(count)).sum::<u64>();
+        let [median_us] = latency::percentiles(&report.histogram, [50.0]);
+        (count > 0).then(|| KickFigures {
+            count,
+            mean_ns: report.ns as f64 / count as f64,
+            median_ns: median_us * 1000.0,
+        })
     }
 
     /// Copies the sums into `progress` and returns the heartbeat.

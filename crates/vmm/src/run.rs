@@ -15,7 +15,7 @@ use crate::io_thread::Crew;
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
 use crate::rebalance::Rebalancer;
-use crate::report::{DiskResult, GuestFailure, IoThreadResult, NetResult, Outcome, Report};
+use crate::report::{DiskResult, GuestFailure, IoThreadResult, NetResult, Outcome, PhaseFigures, Report};
 use crate::report_area::ReportArea;
 use crate::slot::{Slot, Surroundings};
 use crate::tally::Tally;
@@ -48,7 +48,7 @@ struct Disk {
 /// See [`crate::run()`].
 pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
     plan::check(config)?;
-    if config.nets.iter().any(|net| net.network != Network::Echo) {
+    if config.nets.iter().any(|net| !net.network.for_the_builtin_guest()) {
         let what = "the built-in guest talks to an echo; a TAP device or a link is for a kernel";
         return Err(RunError::Config(what.into()));
     }
@@ -100,7 +100,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     } else {
         None
     };
-    let running = accelerator.start(Arc::clone(&machine.bus), sender)?;
+    let running = accel::on_cpu(config.vcpu_cpu, || accelerator.start(Arc::clone(&machine.bus), sender))??;
     let verdict = watch(running, &ended, &area, progress, config.hang_timeout);
     // Dropped at the end: the images stay locked while the host verifies.
     let _locks = machine.stop();
@@ -146,7 +146,11 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         nets,
         exits: tally.exits(),
         exits_by_kind: tally.exits_by_kind(),
-        measured: machine.bus.measured(),
+        measured: machine.bus.measured().map(|phase| {
+            let taken = area.header().map_or(0, |header| header.measured_interrupts);
+            PhaseFigures { taken, ..phase }
+        }),
+        kick_stops: area.kick_stops(),
         kicks: tally.kicks(),
         exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
         queues: slots.iter().flat_map(Slot::queues).collect(),
@@ -360,18 +364,22 @@ impl Judge<'_> {
             let fault = || self.tally.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
             if let Some(report) = &report {
                 let counted = counters.totals();
-                result.frames = report.ops.min(counted.received);
+                let (sent, received) = match net.network {
+                    Network::Sink => (net.frames, 0),
+                    Network::Source => (0, net.frames),
+                    _ => (net.frames, net.frames),
+                };
+                result.frames = report.ops.min(counted.transmitted.max(counted.received));
                 if report.elapsed_ns > 0 {
                     result.per_s = report.ops as f64 / (report.elapsed_ns as f64 * 1e-9);
                 }
                 [result.p50_us, result.p99_us, result.p999_us] =
                     latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
-                let lost = counted.transmitted != net.frames || counted.received != net.frames;
+                let lost = (counted.transmitted, counted.received) != (sent, received);
                 result.problem = net_problem(report).or_else(|| {
                     lost.then(|| {
                         format!(
-                            "{} frames were to go there and back, and the card has {counted:?}",
-                            net.frames
+                            "{sent} frames were to go there and {received} back, and the card has {counted:?}"
                         )
                     })
                 });

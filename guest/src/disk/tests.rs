@@ -10,7 +10,7 @@ use paravane_driver::blk::{Done, Request};
 use paravane_driver::{DriverError, Pool};
 use paravane_spec::blk::{S_IOERR, S_OK};
 use paravane_spec::builtin::{
-    ABI, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, error, state,
+    ABI, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, error, order, state,
 };
 use sha2::{Digest, Sha256};
 use std::rc::Rc;
@@ -241,6 +241,8 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
         block,
         completion: 0,
         read_percent,
+        order: 0,
+        time_kicks: 0,
         device_count: 1,
         transport: 0,
         devices: [DeviceEntry::default(); MAX_DEVICES],
@@ -344,6 +346,16 @@ fn a_write_test_leaves_what_its_pass_map_says() {
         assert_eq!(inside.requests, 2 * blocks + 2 + report.ops);
         assert_eq!(inside.most_in_flight, (depth as usize).min(blocks as usize));
     }
+}
+
+#[test]
+fn in_order_every_block_has_its_turn() {
+    let (disk, mut memory) = (Fake::new(72), memory());
+    let terms = BootInfo { order: order::SEQUENTIAL, ..info(1, 4096, 200_000, 0) };
+    write_test(&disk, &mut memory, terms, 72 * 512).unwrap();
+    let passes = memory.pass_map();
+    let (least, most) = (passes.iter().min().unwrap(), passes.iter().max().unwrap());
+    assert!(*least > 2 && most - least <= 1, "{passes:?}");
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(crate) struct Terms {
     pub(crate) duration_ns: u64,
     /// Percentage of reads in it.
     pub(crate) read_percent: u32,
+    /// Whether it goes through the blocks one after the other.
+    pub(crate) sequential: bool,
     /// Seed of the pattern.
     pub(crate) seed: u64,
     /// Whether the disk knows the flush command.
@@ -53,6 +55,8 @@ pub(crate) struct WriteTest {
     terms: Terms,
     phase: Phase,
     chance: Chance,
+    /// The next block, in order.
+    turn: u64,
     /// One u32 a block.
     map: DmaArea,
     verified: u64,
@@ -62,7 +66,7 @@ pub(crate) struct WriteTest {
 impl WriteTest {
     /// `map` has four zero bytes for each block.
     pub(crate) fn new(terms: Terms, chance: Chance, map: DmaArea) -> Self {
-        Self { terms, phase: Phase::Fill { next: 0 }, chance, map, verified: 0, mixed: 0 }
+        Self { terms, phase: Phase::Fill { next: 0 }, chance, turn: 0, map, verified: 0, mixed: 0 }
     }
 
     pub(crate) fn state(&self) -> u32 {
@@ -124,7 +128,13 @@ impl WriteTest {
     fn mix(&mut self, slot: usize, flights: &Flights, buffers: &Buffers) -> Option<(usize, Work)> {
         let reads = self.chance.below(100) < u64::from(self.terms.read_percent);
         for _ in 0..DRAWS {
-            let block = self.chance.below(self.terms.blocks);
+            let block = if self.terms.sequential {
+                let turn = self.turn;
+                self.turn = (turn + 1) % self.terms.blocks;
+                turn
+            } else {
+                self.chance.below(self.terms.blocks)
+            };
             let busy = flights.iter().flatten().any(|flight| match flight.work {
                 Work::Read { block: other, .. } => other == block && !reads,
                 Work::Write { block: other, .. } => other == block,

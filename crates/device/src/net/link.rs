@@ -1,5 +1,5 @@
 //! A cable in this process: what one card transmits, the other one receives; or the same one, as an echo,
-//! whose frames may be of a length of their own.
+//! whose frames may be of a length of their own; or a station ([`super::station`]) that answers.
 //!
 //! ```text
 //!  Sender --- free buffer -> copy in -> lane ---> Receiver -> copy out -> buffer free again ---.
@@ -14,6 +14,7 @@
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::bell::Bell;
 use super::header::finish_checksum;
+use super::station::Station;
 use crate::ServeError;
 use crossbeam_queue::ArrayQueue;
 use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
@@ -27,37 +28,53 @@ const LANE: usize = 128;
 
 /// Storage for one frame, made once. Pages of it that no frame needs are never touched.
 #[derive(Debug)]
-struct Buffer {
-    header: Header,
-    len: usize,
-    bytes: Box<[u8]>,
+pub(super) struct Buffer {
+    pub(super) header: Header,
+    pub(super) len: usize,
+    pub(super) bytes: Box<[u8]>,
+}
+
+impl Buffer {
+    /// Makes the frame its own answer, of `len` bytes: addresses swapped, cut off or filled up with 0.
+    pub(super) fn answer(&mut self, len: usize) {
+        finish_checksum(&mut self.header, &mut self.bytes[..self.len]);
+        self.swap_addresses();
+        // What was in the buffer before is another frame's.
+        self.bytes[self.len.min(len)..len].fill(0);
+        self.len = len;
+    }
+
+    fn swap_addresses(&mut self) {
+        let (to, from) = self.bytes[..12].split_at_mut(6);
+        to.swap_with_slice(from);
+    }
 }
 
 /// The frames for one receive queue.
 #[derive(Debug)]
-struct Lane {
-    frames: ArrayQueue<Buffer>,
-    free: ArrayQueue<Buffer>,
+pub(super) struct Lane {
+    pub(super) frames: ArrayQueue<Buffer>,
+    pub(super) free: ArrayQueue<Buffer>,
     /// For who receives.
-    arrived: Bell,
+    pub(super) arrived: Bell,
     /// Somebody receives.
-    open: AtomicBool,
+    pub(super) open: AtomicBool,
 }
 
 /// What comes to one end.
 #[derive(Debug)]
-struct Port {
-    lanes: Box<[Lane]>,
+pub(super) struct Port {
+    pub(super) lanes: Box<[Lane]>,
     /// For the senders to this port, one a pair.
-    room: Box<[Bell]>,
+    pub(super) room: Box<[Bell]>,
     /// Lanes in use.
-    pairs: AtomicU16,
+    pub(super) pairs: AtomicU16,
     /// What the receiving driver has accepted.
     features: AtomicU64,
 }
 
 impl Port {
-    fn new(pairs: u16) -> io::Result<Arc<Self>> {
+    pub(super) fn new(pairs: u16) -> io::Result<Arc<Self>> {
         let buffer =
             |_| Buffer { header: Header::default(), len: 0, bytes: vec![0; MAX_FRAME].into_boxed_slice() };
         let lane = |_| {
@@ -82,13 +99,13 @@ impl Port {
     }
 
     /// The lane for what the far side's `pair` sends.
-    fn lane(&self, pair: u16) -> usize {
+    pub(super) fn lane(&self, pair: u16) -> usize {
         // Relaxed: any answer is a lane, and who changes it rings for those who wait.
         usize::from(pair % self.pairs.load(Ordering::Relaxed).max(1))
     }
 
     /// Wakes all who wait for room.
-    fn ring_for_room(&self) {
+    pub(super) fn ring_for_room(&self) {
         self.room.iter().for_each(Bell::ring);
     }
 }
@@ -100,6 +117,8 @@ pub struct LinkEnd {
     far: Arc<Port>,
     /// The far side is the near side, and each frame goes back to where it came from.
     echo: Option<Echo>,
+    /// What is at the far side, if that is nobody's card.
+    _station: Option<Station>,
 }
 
 /// How an echo answers.
@@ -116,8 +135,8 @@ impl LinkEnd {
     /// The process has no file descriptors left.
     pub fn pair(pairs: u16) -> io::Result<(Self, Self)> {
         let (a, b) = (Port::new(pairs)?, Port::new(pairs)?);
-        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None };
-        Ok((one, Self { near: b, far: a, echo: None }))
+        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None, _station: None };
+        Ok((one, Self { near: b, far: a, echo: None, _station: None }))
     }
 
     /// Sends each frame back, with its addresses swapped.
@@ -134,19 +153,33 @@ impl LinkEnd {
     /// # Errors
     /// As [`LinkEnd::pair`]; or `len` is no length of a frame.
     pub fn answering(pairs: u16, len: usize) -> io::Result<Self> {
-        if !(ETH_HEADER..=MAX_FRAME).contains(&len) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("an answer of {len} bytes is not from {ETH_HEADER} to {MAX_FRAME}"),
-            ));
-        }
-        Self::echoing(pairs, Echo { len: Some(len) })
+        Self::echoing(pairs, Echo { len: Some(checked(len)?) })
+    }
+
+    /// To a station that answers each frame by one of `len` bytes, as [`LinkEnd::answering`] does, but from a thread of its
+    /// own, as another machine would: whoever sent it has long gone back to work, or to sleep.
+    ///
+    /// # Errors
+    /// As [`LinkEnd::answering`].
+    pub fn to_station(pairs: u16, len: usize) -> io::Result<Self> {
+        let (near, far) = (Port::new(pairs)?, Port::new(pairs)?);
+        let station = Station::start(Arc::clone(&far), Arc::clone(&near), checked(len)?)?;
+        Ok(Self { near, far, echo: None, _station: Some(station) })
     }
 
     fn echoing(pairs: u16, echo: Echo) -> io::Result<Self> {
         let port = Port::new(pairs)?;
-        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo) })
+        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), _station: None })
     }
+}
+
+/// The length of an answer, if it is one.
+fn checked(len: usize) -> io::Result<usize> {
+    if (ETH_HEADER..=MAX_FRAME).contains(&len) {
+        return Ok(len);
+    }
+    let what = format!("an answer of {len} bytes is not from {ETH_HEADER} to {MAX_FRAME}");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
 impl BackEnd for LinkEnd {
@@ -226,19 +259,17 @@ impl Sender for LinkSender {
         let bytes = &mut buffer.bytes[..frame.len];
         let copied = frame.copy_to(bytes);
         if copied.is_ok() {
-            let answer = self.echo.and_then(|echo| echo.len);
-            // Relaxed: see `accept`.
-            if answer.is_some() || self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
-                finish_checksum(&mut buffer.header, bytes);
-            }
-            if self.echo.is_some() {
-                let (to, from) = bytes[..12].split_at_mut(6);
-                to.swap_with_slice(from);
-            }
-            if let Some(len) = answer {
-                // What was in the buffer before is another frame's.
-                buffer.bytes[frame.len.min(len)..len].fill(0);
-                buffer.len = len;
+            match self.echo {
+                Some(Echo { len: Some(len) }) => buffer.answer(len),
+                echo => {
+                    // Relaxed: see `accept`.
+                    if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
+                        finish_checksum(&mut buffer.header, bytes);
+                    }
+                    if echo.is_some() {
+                        buffer.swap_addresses();
+                    }
+                }
             }
             self.sent_to = Some(number);
         }

@@ -1,7 +1,7 @@
 //! Network card (virtio specification, section 5.1).
 //!
 //! ```text
-//! NetConfig, BackEnd (Tap, LinkEnd) --new--> Net
+//! NetConfig, BackEnd (Tap, LinkEnd, Hose) --new--> Net
 //!    | start_queue
 //!    v
 //! Receive, one a pair       back end -> buffers of the driver          receive.rs
@@ -15,8 +15,10 @@ mod bell;
 mod control;
 mod counters;
 mod header;
+mod hose;
 mod link;
 mod receive;
+mod station;
 mod tap;
 #[cfg(test)]
 mod tests;
@@ -24,6 +26,7 @@ mod transmit;
 
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
+pub use hose::Hose;
 pub use link::LinkEnd;
 pub use tap::{Tap, TapError};
 

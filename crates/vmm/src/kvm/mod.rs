@@ -68,7 +68,7 @@ pub(crate) struct KvmMachine {
     region: Arc<Region>,
     vm: Arc<VmFd>,
     routes: Arc<KvmRoutes>,
-    delivery: KvmMsiDelivery,
+    delivery: MsiDelivery,
     vcpu: VcpuFd,
     tsc_khz: u64,
     /// Whether KVM logs what the vCPU writes.
@@ -122,16 +122,21 @@ impl KvmMachine {
         };
         let vm = Arc::new(vm);
         let routes = KvmRoutes::new(Arc::clone(&vm), wired_routes()).map_err(|error| error.to_string())?;
-        let delivery = match delivery {
-            MsiDelivery::Signal => KvmMsiDelivery::Signal,
-            MsiDelivery::Irqfd => KvmMsiDelivery::Irqfd,
-        };
         Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, tsc_khz, log })
     }
 
     /// What a guest with a start of its own sets up.
     pub(crate) fn parts(&self) -> (&VmFd, &VcpuFd) {
         (&self.vm, &self.vcpu)
+    }
+
+    /// What gives out message delivery of this kind.
+    pub(crate) fn msi_by(&self, delivery: MsiDelivery) -> Arc<dyn MsiController> {
+        let delivery = match delivery {
+            MsiDelivery::Signal => KvmMsiDelivery::Signal,
+            MsiDelivery::Irqfd => KvmMsiDelivery::Irqfd,
+        };
+        Arc::new(KvmMsi::new(Arc::clone(&self.routes), delivery))
     }
 
     /// The parts, for a bare guest (see `doctor`).
@@ -176,7 +181,7 @@ impl Accelerator for KvmMachine {
     }
 
     fn msi(&self) -> Arc<dyn MsiController> {
-        Arc::new(KvmMsi::new(Arc::clone(&self.routes), self.delivery))
+        self.msi_by(self.delivery)
     }
 
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {

@@ -12,7 +12,7 @@ use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, cpu, layout};
 use crate::Progress;
 use crate::accel::{Accelerator, Ended, Running};
 use crate::attach;
-use crate::config::{AccelChoice, Network, RunConfig, TransportChoice};
+use crate::config::{AccelChoice, RunConfig, TransportChoice};
 use crate::error::RunError;
 use crate::guard::lock;
 use crate::kvm::KvmMachine;
@@ -153,7 +153,7 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
         (config.accel == AccelChoice::Thread, "a Linux guest needs KVM, and --accel thread was asked for"),
         (config.iommu, "a Linux guest is not told of an IOMMU: --iommu cannot be had with --kernel"),
         (
-            config.nets.iter().any(|net| net.network == Network::Echo),
+            config.nets.iter().any(|net| net.network.for_the_builtin_guest()),
             "a Linux guest has nothing to say to an echo: it takes --net tap=, tap-fd= or link=",
         ),
     ];
@@ -232,7 +232,7 @@ fn how(end: Ended) -> Result<LinuxEnd, RunError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::NetConfig;
+    use crate::config::{NetConfig, Network};
 
     #[test]
     fn what_a_linux_guest_cannot_have_is_refused() {

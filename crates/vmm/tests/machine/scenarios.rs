@@ -2,8 +2,8 @@
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadResult,
-    Job, KickPath, MsiDelivery, NetConfig, Outcome, Progress, QueueResult, Report, RingLayout, RunConfig,
-    TransportChoice, run,
+    Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueResult, Report, RingLayout,
+    RunConfig, TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -383,8 +383,8 @@ pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
     let report = go(RunConfig { depth: 1, ..with_nets(accel, &[net]) });
     assert_verified(&report, accel);
     let phase = report.measured.unwrap();
-    // Each frame is used in two queues. One that is back before the guest sleeps takes no interrupt.
-    assert!(phase.interrupts <= 2 * 300 && phase.cpu_s > 0.0, "{phase:?}");
+    // One that is back before the guest sleeps takes no interrupt, and that a frame has gone is no news.
+    assert!(phase.interrupts <= 300 && phase.cpu_s > 0.0, "{phase:?}");
     assert!((1..=700).contains(&phase.kicks), "{phase:?}");
     assert!(
         phase.exits.total() < report.exits - 20,
@@ -406,6 +406,33 @@ pub(crate) fn an_answer_may_be_longer_or_shorter(accel: AccelChoice) {
         assert_verified(&report, accel);
         let net = &report.nets[0];
         assert_eq!((net.frames, net.size, net.reply, net.problem.clone()), (100, size, reply, None));
+    }
+}
+
+pub(crate) fn a_station_answers_from_a_thread_of_its_own(accel: AccelChoice) {
+    for (size, reply, depth, queues) in [(98, 1090, 1, 1), (1514, 60, 16, 3)] {
+        let network = Network::Station;
+        let net =
+            NetConfig { network, size, reply: Some(reply), frames: 300, queues, ..NetConfig::default() };
+        let report = go(RunConfig { depth, time_kicks: true, ..with_nets(accel, &[net]) });
+        assert_verified(&report, accel);
+        assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (300, None));
+        let stops = report.kick_stops.unwrap();
+        // Those at the end may be left in a descriptor.
+        assert!(stops.count >= report.kicks && stops.mean_ns > 0.0 && stops.median_ns > 0.0, "{stops:?}");
+    }
+}
+
+pub(crate) fn frames_stream_one_way(accel: AccelChoice) {
+    for network in [Network::Sink, Network::Source] {
+        for (size, frames, ring) in [(22, 3000, RingLayout::Split), (65_536, 300, RingLayout::Packed)] {
+            let net = NetConfig { network: network.clone(), size, frames, ..NetConfig::default() };
+            let report = go(RunConfig { ring, depth: 32, ..with_nets(accel, &[net]) });
+            assert_verified(&report, accel);
+            assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (frames, None));
+            assert!(report.nets[0].per_s > 0.0 && report.measured.is_some());
+            assert_eq!(report.kick_stops, None);
+        }
     }
 }
 

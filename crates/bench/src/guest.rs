@@ -1,0 +1,116 @@
+//! One run of the microVM with one device, of which the measured phase alone counts.
+use crate::BenchError;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use paravane_vmm::{DiskConfig, Job, KickFigures, NetConfig, Outcome, PhaseFigures, Report, RunConfig};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What stands before the payload of a frame: as much as Ethernet, IPv4, and TCP with time stamps take.
+pub(crate) const HEADERS: u32 = 14 + 20 + 32;
+/// Bytes of guest RAM.
+const MEMORY: u64 = 32 << 20;
+
+/// An image in memory, so that no disk is measured.
+pub(crate) struct Image {
+    file: File,
+    bytes: u64,
+}
+
+impl Image {
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn new(bytes: u64) -> Result<Self, BenchError> {
+        let failed = |source| BenchError::Os { what: "make an image in memory", source };
+        let fd = memfd_create("bench-image", MFdFlags::MFD_CLOEXEC).map_err(|error| failed(error.into()))?;
+        let file = File::from(fd);
+        file.set_len(bytes).map_err(failed)?;
+        Ok(Self { file, bytes })
+    }
+
+    /// A machine with this image as its disk.
+    pub(crate) fn machine(&self) -> RunConfig {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        let disk = DiskConfig { path, read_only: false, job: Job::WriteTest };
+        RunConfig { span: self.bytes, disks: vec![disk], ..machine() }
+    }
+}
+
+/// A machine with one network card.
+pub(crate) fn machine_with(net: NetConfig) -> RunConfig {
+    RunConfig { nets: vec![net], ..machine() }
+}
+
+fn machine() -> RunConfig {
+    RunConfig { memory: MEMORY, entropy: 0, ..RunConfig::default() }
+}
+
+/// What a run came to.
+pub(crate) struct Sample {
+    /// "kvm" or "thread".
+    pub(crate) accel: &'static str,
+    /// Requests: frames or blocks, by the guest's word and the device's. Not 0.
+    pub(crate) count: f64,
+    /// Those a second.
+    pub(crate) per_s: f64,
+    /// Microseconds from publishing to being back: median, 99th percentile, 99.9th.
+    pub(crate) latency: [f64; 3],
+    /// The counters.
+    pub(crate) phase: PhaseFigures,
+    /// How long kicks stopped the guest, if it timed them.
+    pub(crate) stops: Option<KickFigures>,
+}
+
+impl Sample {
+    /// CPU time of the process a request, in microseconds.
+    pub(crate) fn cpu_us(&self) -> f64 {
+        self.phase.cpu_s * 1e6 / self.count
+    }
+}
+
+/// Runs the machine once.
+///
+/// # Errors
+/// One line on why there are no figures.
+pub(crate) fn run(config: RunConfig) -> Result<Sample, String> {
+    let report =
+        paravane_vmm::run(config, Default::default(), Instant::now()).map_err(|error| error.to_string())?;
+    match &report.outcome {
+        Outcome::Verified => {}
+        Outcome::NotVerified(problems) => return Err(problems.join("; ")),
+        Outcome::Cancelled => return Err("the run was stopped".into()),
+        Outcome::GuestFailed(failure) => return Err(failure.reason.clone()),
+    }
+    let phase = report.measured.ok_or("the guest did not say when it measured")?;
+    let (count, per_s, latency) = done(&report).ok_or("there was no device")?;
+    if count == 0 {
+        return Err("nothing was done in the measured phase".into());
+    }
+    let stops = report.kick_stops;
+    Ok(Sample { accel: report.accel, count: count as f64, per_s, latency, phase, stops })
+}
+
+fn done(report: &Report) -> Option<(u64, f64, [f64; 3])> {
+    let net = report.nets.first().map(|net| (net.frames, net.per_s, [net.p50_us, net.p99_us, net.p999_us]));
+    net.or_else(|| {
+        let disk = report.disks.first()?;
+        Some((disk.requests, disk.iops, [disk.p50_us, disk.p99_us, disk.p999_us]))
+    })
+}
+
+/// Whether KVM runs the guest here; if not, says that `test` was skipped.
+#[cfg(test)]
+pub(crate) fn kvm(test: &str) -> bool {
+    use std::io::Write;
+    let accel = paravane_vmm::AccelChoice::Kvm;
+    let config = RunConfig { accel, entropy: 16, ..RunConfig::default() };
+    let Err(why) = paravane_vmm::run(config, Default::default(), Instant::now()) else { return true };
+    let line = format!("SKIPPED {test}: {why}\n");
+    eprint!("{line}");
+    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
+    }
+    false
+}

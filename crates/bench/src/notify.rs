@@ -1,0 +1,116 @@
+//! `paravane bench notify`: what a kick costs the guest, and an interrupt the host (the tables of the ioeventfd seed of
+//! 2010).
+//!
+//! A sample is a whole run of the microVM with one device, of which the measured phase alone counts:
+//!
+//! ```text
+//! for round { for case { for placement { for subject { boot -> set up -> [ measured phase ] -> verify } } } }
+//!           { for state of the guest { for delivery { inject, wait for the handler, many times } } }
+//! ```
+//! **Subjects**: `exit`, `ioeventfd`, see [`Subject`]. **Cases**, each with the host's threads on a
+//! CPU of their own (`separate`) and on the guest's (`colocated`):
+//!
+//! * `blk/WORKLOAD/inflightN`: the seed's four workloads at 1, 8 and 16 requests in flight.
+//! * `stream/DIRECTION/SIZE`: frames one way.
+//! * `rr/SIZE`: request and response, one outstanding.
+//! * `injection/STATE`: an interrupt by KVM_SIGNAL_MSI and by an irqfd.
+//!
+//! The seed's own figures are added as they were published, under cases of their own.
+use crate::guest::Image;
+use crate::machine::{Pinned, two_cpus};
+use crate::ring::{FEWEST_ROUNDS, broken};
+use crate::series::Gathered;
+use crate::{BenchError, Options, Row};
+use case::{Amount, Case, Placement, Subject};
+use paravane_vmm::AccelChoice;
+use paravane_vmm::injection::GuestState;
+use shot::shoot;
+
+mod case;
+mod injection;
+mod seed;
+mod shot;
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "notify";
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "exit: no ioeventfd, and the exit signals the queue's I/O thread. ioeventfd: KVM signals it, without an exit to user space (the seed's patched). Both over virtio-mmio with messages.",
+    "blk: an image of 4 MiB in memory, so that no disk is measured; create and seq-read go through it in blocks of 64 KiB, random-read and random-write draw blocks of 4 KiB (the seed does not say how large its were); in flight: the seed's threads. Data are compared.",
+    "stream: frames of so many bytes, Ethernet header and all, each kicked for by itself, with 64 slots; the host swallows them (guest-to-host), or sends as fast as the guest has buffers (host-to-guest), and the guest compares them. There is no TCP.",
+    "rr: payload bytes each way behind 66 bytes for headers, 65536 in all at most; another thread of the host answers, as netperf's other end does. rate is transactions/s.",
+    "mb-per-cpu: megabytes (10^6) a CPU second of the host, guest included.",
+    "kick-stop: from right before the write to the notification address until right after it, by the guest's time stamp counter in ring 3; the mean of a run, and its median (kick-stop-p50). It includes the time that the guest is off its CPU meanwhile, which is what colocated threads make of it. A second reading of the counter is in it too (some 20 ns).",
+    "kicks, exits (to user space) and interrupts are those a request: a block, a frame, or a transaction.",
+    "injection: call is what the host's thread spends on it; latency is from before the call until the handler has counted the interrupt, seen by the host in shared memory from another CPU; the guest is halted, or computes in ring 3, or is stopped (nobody takes the interrupt, so that the call is all there is). The seed's thread says that an irqfd is slower than the call.",
+    "On kvm-pvm ring 0 of the guest is emulated at about 1.4 us an instruction: interrupt handlers and going to sleep are dear, on all subjects alike, and a kick from ring 3 takes some 10 us even by an ioeventfd (a few hundred ns with VMX or SVM) where an exit to user space takes some 36. So take ratios from there, and no times.",
+    "reference: the seed's own figures, with QEMU and vhost-net of September 2010: FFSB on a disk array (MB/s), netperf TCP_STREAM (Mb/s) and TCP_RR (transactions/s). Other machines, and a network stack on both sides; compare ratios at most.",
+];
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    let filter = options.filter.as_deref().unwrap_or("");
+    let mut cases = Vec::new();
+    for case in Case::all() {
+        let placements = if options.quick { &Placement::ALL[..1] } else { &Placement::ALL[..] };
+        cases.extend(placements.iter().map(|&placement| (case, placement)));
+    }
+    cases.retain(|(case, placement)| format!("{case}/{placement}").contains(filter));
+    let mut reference = seed::rows();
+    reference.retain(|row| row.case.contains(filter));
+    let mut states = injection::STATES.to_vec();
+    states.retain(|(_, path)| path.contains(filter));
+    if cases.is_empty() && states.is_empty() && reference.is_empty() {
+        return Err(BenchError::NoCase(filter.to_owned()));
+    }
+    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
+    let mut rows = measure(&cases, &states, AccelChoice::Auto, rounds, amount, progress)?;
+    rows.extend(reference);
+    Ok(rows)
+}
+
+/// Measures, interleaved: every round goes through all cases, and within a case each subject comes first in turn.
+fn measure(
+    cases: &[(Case, Placement)],
+    states: &[(GuestState, &str)],
+    accel: AccelChoice,
+    rounds: u32,
+    amount: Amount,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, BenchError> {
+    let mut gathered = Gathered::new(NAME);
+    let image = Image::new(case::SPAN)?;
+    let (host, guest) = two_cpus();
+    for round in 0..rounds {
+        for &(case, placement) in cases {
+            // Where there is one CPU only, everything is on it.
+            let (host, vcpu) = match placement {
+                Placement::Separate => (host, guest),
+                Placement::Colocated => (guest, guest),
+            };
+            let _host = host.and_then(Pinned::to);
+            let path = format!("{case}/{placement}");
+            for turn in 0..Subject::ALL.len() {
+                let subject = Subject::ALL[(turn + round as usize) % Subject::ALL.len()];
+                progress(&format!("round {} of {rounds}: {path}: {}", round + 1, subject.name()));
+                let figures = shoot(case, subject, accel, amount, &image, vcpu)
+                    .map_err(|reason| broken(subject.name(), format_args!("{path}: {reason}")))?;
+                gathered.add(&path, subject.name(), vcpu, figures);
+            }
+        }
+        let _host = host.and_then(Pinned::to);
+        for (state, path) in states {
+            progress(&format!("round {} of {rounds}: {path}", round + 1));
+            let found = injection::shoot(*state, amount.injections, guest)
+                .map_err(|reason| broken("injection", format_args!("{path}: {reason}")))?;
+            for (subject, figures) in found.into_iter().flatten() {
+                gathered.add(path, subject, guest, figures);
+            }
+        }
+    }
+    Ok(gathered.rows())
+}
+
+#[cfg(test)]
+mod tests;

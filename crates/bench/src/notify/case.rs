@@ -1,0 +1,213 @@
+//! What is measured, on whom, and where.
+use crate::guest::{HEADERS, Image, machine_with};
+use paravane_vmm::{BlockOrder, NetConfig, Network, RunConfig};
+use std::fmt;
+use std::time::Duration;
+
+/// Bytes of the image.
+pub(super) const SPAN: u64 = 4 << 20;
+/// Most bytes of a frame.
+const LONGEST: u32 = 65_536;
+/// Frames in flight in a stream.
+const SLOTS: u32 = 64;
+/// Requests in flight: the seed's threads.
+const IN_FLIGHT: [u32; 3] = [1, 8, 16];
+/// Bytes of a message in a stream, as the seed has them.
+const MESSAGES: [u32; 4] = [65_536, 16_384, 4096, 1024];
+/// Bytes each way of a transaction, as the seed has them.
+const TRANSACTIONS: [u32; 4] = [1, 4096, 16_384, 65_536];
+
+/// Who serves a queue, and how a kick gets there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// No ioeventfd; the exit signals the I/O thread.
+    Exit,
+    /// KVM signals the I/O thread.
+    IoEventFd,
+}
+
+impl Subject {
+    /// The seed's unmodified one first.
+    pub(super) const ALL: [Self; 2] = [Self::Exit, Self::IoEventFd];
+
+    /// As the rows have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Exit => "exit",
+            Self::IoEventFd => "ioeventfd",
+        }
+    }
+}
+
+/// Where the host's threads run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// On another CPU than the guest.
+    Separate,
+    /// On the guest's.
+    Colocated,
+}
+
+impl Placement {
+    pub(super) const ALL: [Self; 2] = [Self::Separate, Self::Colocated];
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Separate => "separate",
+            Self::Colocated => "colocated",
+        })
+    }
+}
+
+/// The seed's workloads on a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Workload {
+    Create,
+    SequentialReads,
+    RandomReads,
+    RandomWrites,
+}
+
+impl Workload {
+    const ALL: [Self; 4] = [Self::Create, Self::SequentialReads, Self::RandomReads, Self::RandomWrites];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::SequentialReads => "seq-read",
+            Self::RandomReads => "random-read",
+            Self::RandomWrites => "random-write",
+        }
+    }
+
+    fn sequential(self) -> bool {
+        matches!(self, Self::Create | Self::SequentialReads)
+    }
+
+    fn reads(self) -> bool {
+        matches!(self, Self::SequentialReads | Self::RandomReads)
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Case {
+    /// Blocks of a disk.
+    Blocks { workload: Workload, in_flight: u32 },
+    /// Frames of so many bytes to the host, or from it.
+    Stream { out: bool, bytes: u32 },
+    /// Payload bytes there and back.
+    Exchange { bytes: u32 },
+}
+
+/// How much a sample does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Amount {
+    /// How long a disk is worked on.
+    pub(super) blocks: Duration,
+    /// Bytes of a stream; but so many frames at least, and at most.
+    pub(super) stream: u64,
+    pub(super) frames: (u64, u64),
+    /// Transactions.
+    pub(super) exchanges: u64,
+    /// Interrupts by each delivery.
+    pub(super) injections: usize,
+}
+
+impl Amount {
+    /// For figures.
+    pub(super) const FULL: Self = Self {
+        blocks: Duration::from_millis(100),
+        stream: 64 << 20,
+        frames: (1000, 3000),
+        exchanges: 800,
+        injections: 200,
+    };
+    /// In a hurry.
+    pub(super) const QUICK: Self = Self {
+        blocks: Duration::from_millis(30),
+        stream: 16 << 20,
+        frames: (250, 800),
+        exchanges: 200,
+        injections: 50,
+    };
+}
+
+impl Case {
+    /// All of the seed's, in its order.
+    pub(super) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for workload in Workload::ALL {
+            all.extend(IN_FLIGHT.map(|in_flight| Self::Blocks { workload, in_flight }));
+        }
+        for out in [true, false] {
+            all.extend(MESSAGES.map(|bytes| Self::Stream { out, bytes }));
+        }
+        all.extend(TRANSACTIONS.map(|bytes| Self::Exchange { bytes }));
+        all
+    }
+
+    /// Whether its rate is in transactions and not in bytes.
+    pub(super) fn is_exchange(self) -> bool {
+        matches!(self, Self::Exchange { .. })
+    }
+
+    /// The machine that does it.
+    pub(super) fn machine(self, amount: Amount, image: &Image) -> RunConfig {
+        match self {
+            Self::Blocks { workload, in_flight } => RunConfig {
+                depth: in_flight,
+                block: if workload.sequential() { 64 << 10 } else { 4 << 10 },
+                order: if workload.sequential() { BlockOrder::Sequential } else { BlockOrder::Random },
+                read_percent: if workload.reads() { 100 } else { 0 },
+                duration: amount.blocks,
+                ..image.machine()
+            },
+            Self::Stream { out, bytes } => RunConfig {
+                depth: SLOTS,
+                ..machine_with(NetConfig {
+                    network: if out { Network::Sink } else { Network::Source },
+                    size: bytes,
+                    frames: (amount.stream / u64::from(bytes)).clamp(amount.frames.0, amount.frames.1),
+                    ..NetConfig::default()
+                })
+            },
+            Self::Exchange { bytes } => {
+                let size = (HEADERS + bytes).min(LONGEST);
+                RunConfig {
+                    depth: 1,
+                    ..machine_with(NetConfig {
+                        network: Network::Station,
+                        size,
+                        reply: Some(size),
+                        frames: amount.exchanges,
+                        ..NetConfig::default()
+                    })
+                }
+            }
+        }
+    }
+
+    /// Bytes that a request moves, there and back.
+    pub(super) fn bytes(self) -> f64 {
+        match self {
+            Self::Blocks { workload, .. } if workload.sequential() => 65_536.0,
+            Self::Blocks { .. } => 4096.0,
+            Self::Stream { bytes, .. } => f64::from(bytes),
+            Self::Exchange { bytes } => 2.0 * f64::from(bytes),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blocks { workload, in_flight } => write!(f, "blk/{}/inflight{in_flight}", workload.name()),
+            Self::Stream { out: true, bytes } => write!(f, "stream/guest-to-host/{bytes}"),
+            Self::Stream { out: false, bytes } => write!(f, "stream/host-to-guest/{bytes}"),
+            Self::Exchange { bytes } => write!(f, "rr/{bytes}"),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! irqfd against the direct call.
+use crate::series::Figure;
+use crate::spread::Spread;
+use paravane_vmm::MsiDelivery;
+use paravane_vmm::injection::{GuestState, Injections, measure};
+
+/// The direct call first.
+const DELIVERIES: [MsiDelivery; 2] = [MsiDelivery::Signal, MsiDelivery::Irqfd];
+
+/// What the guest does meanwhile, and the names of the cases.
+pub(super) const STATES: [(GuestState, &str); 3] = [
+    (GuestState::Halted, "injection/halted"),
+    (GuestState::Computing, "injection/computing"),
+    (GuestState::Stopped, "injection/stopped"),
+];
+
+/// One sample of both, by name; the guest on `cpu`. `None` without KVM.
+///
+/// # Errors
+/// One line on why there are no figures.
+#[allow(clippy::type_complexity, reason = "names and their figures")]
+pub(super) fn shoot(
+    state: GuestState,
+    samples: usize,
+    cpu: Option<usize>,
+) -> Result<Option<[(&'static str, Vec<(Figure, f64)>); 2]>, String> {
+    match measure(state, DELIVERIES, samples, cpu) {
+        Ok([signal, irqfd]) => Ok(Some([("signal-msi", figures(&signal)), ("irqfd", figures(&irqfd))])),
+        Err(paravane_vmm::RunError::NoKvm(_)) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn figures(found: &Injections) -> Vec<(Figure, f64)> {
+    let figure = |metric, unit| Figure::new(metric, unit, "clock, KVM");
+    let [call, _] = percentiles(&found.call);
+    let mut figures = vec![(figure("call", "ns"), call)];
+    if !found.latency.is_empty() {
+        let [median, p99] = percentiles(&found.latency);
+        figures.push((figure("latency-p50", "us"), median / 1e3));
+        figures.push((figure("latency-p99", "us"), p99 / 1e3));
+    }
+    figures
+}
+
+/// Median and 99th percentile.
+fn percentiles(values: &[u64]) -> [f64; 2] {
+    let mut sorted: Vec<f64> = values.iter().map(|&value| value as f64).collect();
+    sorted.sort_by(f64::total_cmp);
+    let median = Spread::of(&sorted).map_or(0.0, |spread| spread.median);
+    let p99 = sorted.get(sorted.len() * 99 / 100).copied().unwrap_or(0.0);
+    [median, p99]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_of_known_values() {
+        let values: Vec<u64> = (1..=200).rev().collect();
+        assert_eq!(percentiles(&values), [100.5, 199.0]);
+        assert_eq!(percentiles(&[]), [0.0, 0.0]);
+    }
+}

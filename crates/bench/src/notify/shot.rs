@@ -1,0 +1,55 @@
+//! One sample: a run of the microVM, and what its measured phase came to.
+use super::case::{Amount, Case, Subject};
+use crate::guest::{self, Image, Sample};
+use crate::series::{Figure, by};
+use paravane_vmm::{AccelChoice, RunConfig, TransportChoice};
+
+/// Runs the machine once, the guest on `cpu`.
+///
+/// # Errors
+/// One line on why there are no figures.
+pub(super) fn shoot(
+    case: Case,
+    subject: Subject,
+    accel: AccelChoice,
+    amount: Amount,
+    image: &Image,
+    cpu: Option<usize>,
+) -> Result<Vec<(Figure, f64)>, String> {
+    let config = RunConfig {
+        accel,
+        transport: TransportChoice::MmioMsi,
+        ioeventfd: subject != Subject::Exit,
+        time_kicks: true,
+        vcpu_cpu: cpu,
+        ..case.machine(amount, image)
+    };
+    Ok(figures(case, &guest::run(config)?))
+}
+
+fn figures(case: Case, sample: &Sample) -> Vec<(Figure, f64)> {
+    let Sample { accel, count, per_s, phase, stops, .. } = sample;
+    let figure = |metric, unit, method| Figure::new(metric, unit, by(method, accel));
+    let megabytes = case.bytes() / 1e6;
+    let rate = if case.is_exchange() {
+        (figure("rate", "transactions/s", "clock"), *per_s)
+    } else {
+        (figure("rate", "MB/s", "clock"), per_s * megabytes)
+    };
+    let mut figures = vec![rate];
+    if phase.cpu_s > 0.0 {
+        let efficiency = count * megabytes / phase.cpu_s;
+        figures.push((figure("mb-per-cpu", "MB/CPU s", "process clock"), efficiency));
+    }
+    // A run without a kick has none that stopped the guest.
+    if let Some(stops) = stops {
+        figures.push((figure("kick-stop", "us", "guest's tsc"), stops.mean_ns / 1e3));
+        figures.push((figure("kick-stop-p50", "us", "guest's tsc"), stops.median_ns / 1e3));
+    }
+    let counts = [("kicks", phase.kicks), ("exits", phase.exits.total()), ("interrupts", phase.interrupts)];
+    for (metric, value) in counts {
+        figures.push((figure(metric, "1/request", "count"), value as f64 / count));
+    }
+    figures.push((figure("cpu", "us/request", "process clock"), sample.cpu_us()));
+    figures
+}

@@ -1,0 +1,58 @@
+//! Every case on a tiny count: the names are stable, and the counts are what the subjects promise.
+use super::*;
+use std::time::Duration;
+
+const TINY: Amount = Amount {
+    blocks: Duration::from_millis(5),
+    stream: 1 << 20,
+    frames: (40, 60),
+    exchanges: 20,
+    injections: 5,
+};
+const METRICS: [&str; 8] =
+    ["rate", "mb-per-cpu", "kick-stop", "kick-stop-p50", "kicks", "exits", "interrupts", "cpu"];
+
+fn every_case_yields_every_row(accel: AccelChoice) {
+    let cases: Vec<(Case, Placement)> =
+        Case::all().into_iter().map(|case| (case, Placement::Separate)).collect();
+    let rows = measure(&cases, &[], accel, 1, TINY, &mut |_| {}).unwrap();
+    for (case, placement) in &cases {
+        let path = format!("{case}/{placement}");
+        for subject in Subject::ALL {
+            let of: Vec<&Row> =
+                rows.iter().filter(|row| row.case == path && row.subject == subject.name()).collect();
+            assert_eq!(of.iter().map(|row| row.metric.as_str()).collect::<Vec<_>>(), METRICS);
+            let value = |metric| of.iter().find(|row| row.metric == metric).unwrap().median;
+            for metric in ["rate", "mb-per-cpu", "kick-stop", "kick-stop-p50", "cpu"] {
+                assert!(value(metric) > 0.0, "{metric}: {of:?}");
+            }
+            match subject {
+                Subject::IoEventFd => assert_eq!(value("exits"), 0.0, "{of:?}"),
+                // A kick that was written before the phase may be counted in it, so neither is exactly the other.
+                Subject::Exit => assert!(value("exits") > 0.0, "{of:?}"),
+            }
+        }
+    }
+    assert_eq!(rows.len(), cases.len() * Subject::ALL.len() * METRICS.len());
+}
+
+#[test]
+fn every_case_yields_every_row_in_a_thread() {
+    every_case_yields_every_row(AccelChoice::Thread);
+}
+
+#[test]
+fn every_case_yields_every_row_under_kvm() {
+    if crate::guest::kvm("notify::every_case_yields_every_row_under_kvm") {
+        every_case_yields_every_row(AccelChoice::Kvm);
+    }
+}
+
+#[test]
+fn a_filter_selects_cases_and_reference() {
+    let options = |filter: &str| Options { rounds: 1, filter: Some(filter.to_owned()), quick: true };
+    let rows = run(&options("reference/rr"), &mut |_| {}).unwrap();
+    assert_eq!(rows.len(), 12);
+    assert!(rows.iter().all(|row| row.bench == NAME && row.subject.starts_with("seed/")));
+    assert!(matches!(run(&options("rr/2"), &mut |_| {}), Err(BenchError::NoCase(_))));
+}

@@ -1,0 +1,136 @@
+//! What is at the far side of a cable when that is no card: a thread of the host that answers each frame.
+//!
+//! ```text
+//!  asleep on `arrived` ---> a frame ---> copied, answered ---> to the near side ---> asleep
+//!                             ^   no buffer is free: asleep on `room`  |
+//!                             '----------------------------------------'
+//! ```
+use super::link::{Buffer, Lane, Port};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// Stack of the thread: no buffers live there.
+const STACK: usize = 128 << 10;
+
+/// The thread. Dropped, it ends.
+#[derive(Debug)]
+pub(super) struct Station {
+    stop: Arc<AtomicBool>,
+    /// What comes to the station, and to whom it answers.
+    ports: [Arc<Port>; 2],
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Station {
+    /// Answers what comes to `here` by frames of `len` bytes to `there`.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub(super) fn start(here: Arc<Port>, there: Arc<Port>, len: usize) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        // Relaxed: as below. What comes from a pair is answered to it.
+        here.pairs.store(here.lanes.len() as u16, Ordering::Relaxed);
+        for lane in &here.lanes {
+            // Relaxed: no sender is there yet.
+            lane.open.store(true, Ordering::Relaxed);
+        }
+        let ports = [Arc::clone(&here), Arc::clone(&there)];
+        let work = Work { here, there, len, stop: Arc::clone(&stop) };
+        let thread =
+            std::thread::Builder::new().name("station".into()).stack_size(STACK).spawn(move || work.run())?;
+        Ok(Self { stop, ports, thread: Some(thread) })
+    }
+}
+
+impl Drop for Station {
+    fn drop(&mut self) {
+        // Relaxed: the bells order it.
+        self.stop.store(true, Ordering::Relaxed);
+        let [here, there] = &self.ports;
+        here.lanes.iter().for_each(|lane| lane.arrived.ring());
+        there.ring_for_room();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a station panicked");
+        }
+    }
+}
+
+struct Work {
+    here: Arc<Port>,
+    there: Arc<Port>,
+    len: usize,
+    stop: Arc<AtomicBool>,
+}
+
+impl Work {
+    fn run(&self) {
+        let fds: Vec<BorrowedFd<'_>> = self.here.lanes.iter().map(|lane| lane.arrived.as_fd()).collect();
+        while !self.stopping() {
+            let mut answered = false;
+            for (lane, pair) in self.here.lanes.iter().zip(0..) {
+                while let Some(frame) = lane.frames.pop() {
+                    self.answer(&frame, pair);
+                    // There is room for every buffer.
+                    let _ = lane.free.push(frame);
+                    answered = true;
+                }
+            }
+            if answered {
+                self.here.ring_for_room();
+                continue;
+            }
+            self.here.lanes.iter().for_each(|lane| lane.arrived.arm());
+            // Ordered by the bells: a frame, or the end, that is not seen here rings.
+            if self.here.lanes.iter().all(|lane| lane.frames.is_empty()) && !self.stopping() {
+                sleep(&fds);
+            }
+        }
+    }
+
+    fn answer(&self, frame: &Buffer, pair: u16) {
+        let lane = &self.there.lanes[self.there.lane(pair)];
+        let Some(mut buffer) = self.room(lane, pair) else { return };
+        let len = frame.len;
+        (buffer.header, buffer.len) = (frame.header, len);
+        buffer.bytes[..len].copy_from_slice(&frame.bytes[..len]);
+        buffer.answer(self.len);
+        // There is room for every buffer.
+        let _ = lane.frames.push(buffer);
+        lane.arrived.ring();
+    }
+
+    /// A free buffer; `None` if nobody is there to receive any more.
+    fn room(&self, lane: &Lane, pair: u16) -> Option<Buffer> {
+        let room = &self.there.room[usize::from(pair)];
+        // Relaxed: ordered by the bell.
+        while lane.open.load(Ordering::Relaxed) && !self.stopping() {
+            if let Some(buffer) = lane.free.pop() {
+                return Some(buffer);
+            }
+            room.arm();
+            if lane.free.is_empty() && lane.open.load(Ordering::Relaxed) && !self.stopping() {
+                sleep(&[room.as_fd()]);
+            }
+        }
+        None
+    }
+
+    fn stopping(&self) -> bool {
+        // Relaxed: ordered by the bells.
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Until one of them is readable.
+fn sleep(fds: &[BorrowedFd<'_>]) {
+    let mut fds: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    // Interrupted or refused, the caller looks again.
+    let _ = poll(&mut fds, None);
+}

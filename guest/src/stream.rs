@@ -1,0 +1,170 @@
+//! Frames one way, as fast as they go.
+//!
+//! ```text
+//!   out: sent, each kicked for ---> taken back by the card      in: received, compared ---> its slot on offer again
+//! ```
+use crate::report::{DiskPage, Failure, Measured};
+use alloc::vec::Vec;
+use paravane_driver::Transport;
+use paravane_driver::net::Net;
+use paravane_spec::builtin::{error, state};
+
+/// Where a frame's number lies.
+const NUMBER_AT: usize = 14;
+/// Bytes of the shortest frame: addresses, type, number.
+pub(crate) const SHORTEST: usize = NUMBER_AT + 8;
+/// Most frames in one step, before the other devices get their turn.
+const STEP: usize = 256;
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
+/// What a run is to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) way: Way,
+    /// Frames.
+    pub(crate) frames: u64,
+    /// Bytes of each, at least [`SHORTEST`].
+    pub(crate) len: usize,
+}
+
+/// A stream under way, on a card's first pair of queues.
+pub(crate) struct Stream<T> {
+    net: Net<T>,
+    page: DiskPage,
+    terms: Terms,
+    /// The frame to be sent next, or the one that must come next.
+    frame: Vec<u8>,
+    got: Vec<u8>,
+    /// Its number.
+    number: u64,
+    began: Option<u64>,
+    measured: Measured,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Step {
+    /// Frames that are through.
+    pub(crate) completed: u64,
+    /// Frames published.
+    pub(crate) sent: u64,
+    /// Kicks written.
+    pub(crate) kicks: u64,
+}
+
+impl<T: Transport> Stream<T> {
+    pub(crate) fn new(net: Net<T>, terms: Terms, page: DiskPage) -> Self {
+        page.moved(0, terms.frames * terms.len as u64);
+        page.state(state::MIX);
+        Self {
+            net,
+            page,
+            terms,
+            frame: (0..terms.len).map(|at| at as u8).collect(),
+            got: alloc::vec![0; terms.len + 1],
+            number: 0,
+            began: None,
+            measured: Measured::default(),
+        }
+    }
+
+    pub(crate) fn finished(&self) -> bool {
+        self.measured.ops >= self.terms.frames
+    }
+
+    /// Whether the first frame is through, or out.
+    pub(crate) fn is_measuring(&self) -> bool {
+        self.began.is_some()
+    }
+
+    /// Sends or receives what can be.
+    pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
+        let mut step = Step::default();
+        match self.terms.way {
+            Way::Out => self.send(&clock, &mut step)?,
+            Way::In => self.receive(&clock, &mut step)?,
+        }
+        if step.completed > 0 {
+            self.measured.ops += step.completed;
+            self.measured.bytes += step.completed * self.terms.len as u64;
+            let now = clock();
+            self.measured.elapsed_ns = now.saturating_sub(self.began.unwrap_or(now));
+            self.page.moved(self.measured.bytes, self.terms.frames * self.terms.len as u64);
+            self.page.measured(self.measured);
+        }
+        if self.finished() {
+            self.page.state(state::DONE);
+        }
+        Ok(step)
+    }
+
+    /// Each frame is kicked for by itself, as a program's messages are that come one by one.
+    fn send(&mut self, clock: &impl Fn() -> u64, step: &mut Step) -> Result<(), Failure> {
+        for _ in 0..self.most() {
+            if self.number == self.terms.frames {
+                break;
+            }
+            self.put_number();
+            let now = clock();
+            if !self.net.send(0, &self.frame)? {
+                break;
+            }
+            self.began.get_or_insert(now);
+            self.number += 1;
+            step.sent += 1;
+            step.kicks += u64::from(self.net.kick());
+        }
+        let through = self.number - self.net.in_flight(0)? as u64;
+        step.completed = through.saturating_sub(self.measured.ops);
+        Ok(())
+    }
+
+    fn receive(&mut self, clock: &impl Fn() -> u64, step: &mut Step) -> Result<(), Failure> {
+        for _ in 0..self.most() {
+            let Some(len) = self.net.receive(0, &mut self.got)? else { break };
+            self.began.get_or_insert_with(clock);
+            self.put_number();
+            if self.number == self.terms.frames || self.got.get(..len) != Some(&self.frame[..]) {
+                return Err(Failure {
+                    error: error::MISMATCH,
+                    detail: self.number,
+                    sector: 0,
+                    reason: "a frame came that was not the one that was due",
+                });
+            }
+            self.number += 1;
+            step.completed += 1;
+        }
+        self.page.verified(self.number * self.terms.len as u64);
+        step.kicks += u64::from(self.net.kick());
+        Ok(())
+    }
+
+    /// Most frames in this step. The first is alone in its step, so that the measured phase has a begin.
+    fn most(&self) -> usize {
+        if self.number == 0 { 1 } else { STEP }
+    }
+
+    fn put_number(&mut self) {
+        self.frame[NUMBER_AT..SHORTEST].copy_from_slice(&self.number.to_le_bytes());
+    }
+
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
+        self.net.enable_interrupts()
+    }
+
+    pub(crate) fn disable_interrupts(&mut self) {
+        self.net.disable_interrupts();
+    }
+
+    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
+        self.net.interrupt()?;
+        Ok(())
+    }
+}
