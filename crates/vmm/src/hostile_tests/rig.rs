@@ -197,13 +197,14 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// With two devices over `transport`, one I/O thread, and ioeventfds or none.
-    pub(super) fn new(transport: TransportChoice, ioeventfd: bool) -> Self {
+    /// With two devices over `transport`, one I/O thread that polls for so long, and ioeventfds or none.
+    pub(super) fn new(transport: TransportChoice, ioeventfd: bool, longest_poll: Duration) -> Self {
         let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let (tally, bells) = (Arc::new(Tally::default()), Arc::new(Doorbells::default()));
-        let config = RunConfig { transport, ioeventfd, io_threads: Some(1), ..RunConfig::default() };
+        let config =
+            RunConfig { transport, ioeventfd, longest_poll, io_threads: Some(1), ..RunConfig::default() };
         let devices = (0..2).map(|_| Box::new(Source::new()) as Box<dyn Device>).collect();
         let played = Played(Arc::clone(&bells));
         let machine = Machine::new(&config, &memory, &tally, &played, devices, None).unwrap();
