@@ -1,7 +1,9 @@
 //! One run of the microVM with one device, of which the measured phase alone counts.
 use crate::BenchError;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use paravane_vmm::{DiskConfig, Job, KickFigures, NetConfig, Outcome, PhaseFigures, Report, RunConfig};
+use paravane_vmm::{
+    AccelChoice, DiskConfig, Job, KickFigures, NetConfig, Outcome, PhaseFigures, Report, RunConfig,
+};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -99,13 +101,21 @@ fn done(report: &Report) -> Option<(u64, f64, [f64; 3])> {
     })
 }
 
-/// Whether KVM runs the guest here; if not, says that `test` was skipped.
+/// Whether KVM runs the guest here.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn runs_under_kvm() -> Result<(), String> {
+    let config = RunConfig { accel: AccelChoice::Kvm, entropy: 16, ..RunConfig::default() };
+    let report = paravane_vmm::run(config, Default::default(), Instant::now());
+    report.map(drop).map_err(|error| error.to_string())
+}
+
+/// The same; if not, says that `test` was skipped.
 #[cfg(test)]
 pub(crate) fn kvm(test: &str) -> bool {
     use std::io::Write;
-    let accel = paravane_vmm::AccelChoice::Kvm;
-    let config = RunConfig { accel, entropy: 16, ..RunConfig::default() };
-    let Err(why) = paravane_vmm::run(config, Default::default(), Instant::now()) else { return true };
+    let Err(why) = runs_under_kvm() else { return true };
     let line = format!("SKIPPED {test}: {why}\n");
     eprint!("{line}");
     if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {

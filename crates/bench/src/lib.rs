@@ -10,7 +10,7 @@
 //! measured beside, sit behind the cargo feature `peers`, which is on by default; without it there are
 //! rows of ours only.
 //!
-//! A program that calls [`run`] calls [`child_main`] first thing in its `main`.
+//! A program that calls [`run`] calls [`child_main`] and `paravane_vmm::owner_main` first thing in its `main`.
 use serde::Serialize;
 
 mod barrier;
@@ -95,7 +95,7 @@ pub fn list() -> &'static [Benchmark] {
         },
         Benchmark {
             name: notify::NAME,
-            summary: "what a kick costs, by an exit and by ioeventfd, and an interrupt, by irqfd and by a call",
+            summary: "what a kick costs: by an exit, by ioeventfd, to another process; and an interrupt, by irqfd and by a call",
         },
         Benchmark {
             name: barrier::NAME,

@@ -29,6 +29,27 @@ struct Series {
     values: Vec<f64>,
 }
 
+/// The figures of several samples of one round.
+#[derive(Default)]
+pub(crate) struct Shots(Vec<(Figure, Vec<f64>)>);
+
+impl Shots {
+    /// What one more sample came to.
+    pub(crate) fn add(&mut self, figures: Vec<(Figure, f64)>) {
+        for (figure, value) in figures {
+            match self.0.iter_mut().find(|(known, _)| known.metric == figure.metric) {
+                Some((_, values)) => values.push(value),
+                None => self.0.push((figure, vec![value])),
+            }
+        }
+    }
+
+    /// The median of each.
+    pub(crate) fn medians(self) -> impl Iterator<Item = (Figure, f64)> {
+        self.0.into_iter().filter_map(|(figure, values)| Some((figure, Spread::of(&values)?.median)))
+    }
+}
+
 /// All of them, in the order in which they first came.
 pub(crate) struct Gathered {
     bench: &'static str,
@@ -93,5 +114,31 @@ pub(crate) fn by(method: &str, accel: &str) -> String {
     match accel {
         "kvm" => format!("{method}, KVM"),
         other => format!("{method}, {other} machine"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_the_median_of_its_shots() {
+        let mut gathered = Gathered::new("test");
+        for round in 0..3 {
+            let mut shots = Shots::default();
+            for value in [1.0, 100.0, 2.0] {
+                let figure = |metric| Figure::new(metric, "us", by("clock", "kvm"));
+                shots.add(vec![(figure("rate"), value + f64::from(round)), (figure("cpu"), 7.0)]);
+            }
+            gathered.add("a/case", "mmio", Some(1), shots.medians());
+        }
+        let rows = gathered.rows();
+        let rate = &rows[0];
+        assert_eq!((rate.median, rate.min, rate.max, rate.rounds), (3.0, 2.0, 4.0, 3));
+        assert_eq!(
+            (rate.metric.as_str(), rate.method.as_str(), rate.pinned_cpu),
+            ("rate", "clock, KVM", Some(1))
+        );
+        assert_eq!((rows.len(), rows[1].median), (2, 7.0));
     }
 }

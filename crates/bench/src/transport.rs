@@ -15,7 +15,7 @@
 use crate::guest::Image;
 use crate::machine::{Pinned, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::Gathered;
+use crate::series::{Gathered, Shots};
 use crate::{BenchError, Options, Row};
 use paravane_vmm::{AccelChoice, TransportChoice};
 use shot::{Amount, shoot};
@@ -31,7 +31,7 @@ const TRANSPORTS: [TransportChoice; 3] =
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
     "net/REQUEST/RESPONSE: payload bytes, one request outstanding, behind 66 bytes each way, which is what netperf's TCP takes (Ethernet, IPv4, TCP with time stamps): frames of 98 and 1090 bytes, or of 67 and 67, none below Ethernet's least. The 66 bytes are no real headers but pattern, and every frame is compared. Another thread of the host answers, as netperf's other end does.",
-    "blk/read4k: random reads of 4 KiB out of 1 MiB in memory, each compared by the guest.",
+    "blk/read4k: random reads of 4 KiB out of 256 KiB in memory, each compared by the guest.",
     "exits are those to user space, by what they are about. kernel-notify and kernel-eoi never get there: a kick that KVM turns into an eventfd, and the end of an interrupt, which KVM's APIC takes (by the guest's count of interrupts that it took: several that are raised before it takes one are one). With the thread machine exits are the accesses that would have been some.",
     "mmio reads the interrupt status and acknowledges what it finds, two exits; mmio-msi and pci do neither. How many interrupts a transaction takes is a matter of time: an answer that comes before the guest sleeps takes none. On a host whose CPUs are busy that is most of them, on some transports more than on others.",
     "cpu is that of the whole process, guest included, in the measured phase.",
@@ -82,8 +82,9 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases, and within a case each transport comes first in turn. The
-/// guest has a CPU, and everything else has another.
+/// Measures, interleaved: every round goes through all cases, and within a case the transports take turns, each of them the
+/// first one in turn. A round's figure is the median of its shots: a busy host then has to be busy for longer than one.
+/// The guest has a CPU, and everything else has another.
 fn measure(
     cases: &[Case],
     accel: AccelChoice,
@@ -97,12 +98,17 @@ fn measure(
     let _host = io.and_then(Pinned::to);
     for round in 0..rounds {
         for case in cases {
-            for turn in 0..TRANSPORTS.len() {
-                let transport = TRANSPORTS[(turn + round as usize) % TRANSPORTS.len()];
+            let mut shots = TRANSPORTS.map(|transport| (transport.name(), Shots::default()));
+            for turn in 0..TRANSPORTS.len() * amount.shots {
+                let at = (turn + turn / TRANSPORTS.len() + round as usize) % TRANSPORTS.len();
+                let transport = TRANSPORTS[at];
                 progress(&format!("round {} of {rounds}: {case}: {}", round + 1, transport.name()));
                 let figures = shoot(*case, transport, accel, amount, &image, vcpu)
                     .map_err(|reason| broken(transport.name(), format_args!("{case}: {reason}")))?;
-                gathered.add(&case.to_string(), transport.name(), vcpu, figures);
+                shots[at].1.add(figures);
+            }
+            for (subject, shots) in shots {
+                gathered.add(&case.to_string(), subject, vcpu, shots.medians());
             }
         }
     }

@@ -606,3 +606,25 @@ fn a_kernel_that_cannot_run_is_refused() {
     assert_refused(&run(&["--kernel", path, "--initrd", "/nowhere/initrd"]), "/nowhere/initrd");
     assert_refused(&run(&["--kernel", path, "--cmdline", &"x".repeat(256)]), "255");
 }
+
+/// Only the program itself can be started once more to own queues.
+#[test]
+fn kicks_reach_another_process() {
+    if let Err(why) = kvm_usable() {
+        return skip("kicks_reach_another_process", &why);
+    }
+    for case in ["rr/1/separate", "blk/random-write/inflight8/separate", "stream/host-to-guest/1024/separate"]
+    {
+        let out =
+            paravane().args(["bench", "notify", "--quick", "--json", "--filter", case]).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&out.stdout).unwrap();
+        let value = |metric: &str| {
+            let row = rows.iter().find(|row| row["subject"] == "process" && row["metric"] == metric);
+            row.unwrap_or_else(|| panic!("{case}: {metric} is missing"))["median"].as_f64().unwrap()
+        };
+        assert_eq!(value("exits"), 0.0, "{case}");
+        // Without the other process's counts there would be none.
+        assert!(value("kicks") > 0.0, "{case}");
+    }
+}

@@ -7,7 +7,9 @@ pub(crate) use mapped::Ram;
 #[cfg(not(miri))]
 mod mapped {
     use crate::{Backing, MemoryError};
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::fs::{
+        MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    };
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
@@ -43,6 +45,29 @@ mod mapped {
             // Other processes get this descriptor. One that shrinks the file would make our accesses fault, so
             // that is forbidden where the host can; where it cannot, the file works all the same.
             let _ = fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
+            Self::map(file, len, refused)
+        }
+
+        /// The file of another process, which must be sealed as [`Ram::new`] seals its own, and have `size` bytes.
+        pub(crate) fn of(file: OwnedFd, size: u64) -> Result<Self, MemoryError> {
+            let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
+            let invalid = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, what.to_owned());
+            let len = usize::try_from(size).map_err(|_| refused("address", invalid("too large")))?;
+            let seals = fcntl_get_seals(&file).map_err(|e| refused("look at", e.into()))?;
+            let found = fstat(&file).map_err(|e| refused("look at", e.into()))?;
+            if !seals.contains(SealFlags::SHRINK)
+                || u64::try_from(found.st_size).is_ok_and(|found| found < size)
+            {
+                return Err(refused("map", invalid("its file may shrink, or is too small")));
+            }
+            Self::map(file, len, refused)
+        }
+
+        fn map(
+            file: OwnedFd,
+            len: usize,
+            refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
+        ) -> Result<Self, MemoryError> {
             // Huge pages are reserved here, which is why a pool that is too small shows now and not as a fault
             // in the middle of a request.
             // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.

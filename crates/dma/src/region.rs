@@ -57,14 +57,19 @@ impl Region {
     /// Misaligned, or the host has no such memory (the error says what to do about huge pages).
     pub fn new(config: RegionConfig) -> Result<Arc<Self>, MemoryError> {
         let RegionConfig { gpa, size, backing, writable } = config;
-        let align = backing.page_size();
-        if size == 0 || !size.is_multiple_of(align) || !gpa.is_multiple_of(align) {
-            return Err(MemoryError::Unaligned { gpa, size, align });
-        }
-        if gpa.checked_add(size - 1).is_none() {
-            return Err(MemoryError::Wraps { gpa, size });
-        }
+        check(gpa, size, backing)?;
         Ok(Arc::new(Self { gpa, size, writable, ram: Ram::new(size, backing)? }))
+    }
+
+    /// Maps what another process has made by [`Region::new`], from its descriptor ([`Region::fd`]).
+    ///
+    /// # Errors
+    /// As [`Region::new`]; or the file may shrink, and our accesses with it into nothing.
+    #[cfg(not(miri))]
+    pub fn open(config: RegionConfig, file: std::os::fd::OwnedFd) -> Result<Arc<Self>, MemoryError> {
+        let RegionConfig { gpa, size, backing, writable } = config;
+        check(gpa, size, backing)?;
+        Ok(Arc::new(Self { gpa, size, writable, ram: Ram::of(file, size)? }))
     }
 
     /// Guest-physical address of the first byte.
@@ -96,4 +101,15 @@ impl Region {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ram.fd()
     }
+}
+
+fn check(gpa: u64, size: u64, backing: Backing) -> Result<(), MemoryError> {
+    let align = backing.page_size();
+    if size == 0 || !size.is_multiple_of(align) || !gpa.is_multiple_of(align) {
+        return Err(MemoryError::Unaligned { gpa, size, align });
+    }
+    if gpa.checked_add(size - 1).is_none() {
+        return Err(MemoryError::Wraps { gpa, size });
+    }
+    Ok(())
 }

@@ -28,7 +28,7 @@
 //!   [`HostNotifier::deassign`] removes the ioeventfd (so that no new signal comes but through exits), then
 //!   the owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and only then drops it.
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
-use crate::{IoEventFds, Notifier, NotifyError};
+use crate::{IoEventFds, NoIoEventFds, Notifier, NotifyError};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -95,13 +95,23 @@ impl HostNotifier {
     /// # Errors
     /// The process has no file descriptors left.
     pub fn new(fds: Arc<dyn IoEventFds>, addr: u64, datamatch: Option<u32>) -> Result<Self, NotifyError> {
-        Ok(Self {
+        Ok(Self::with(Notifier::new(true)?, fds, addr, datamatch))
+    }
+
+    fn with(notifier: Notifier, fds: Arc<dyn IoEventFds>, addr: u64, datamatch: Option<u32>) -> Self {
+        Self {
             fds,
             datamatch,
-            notifier: Notifier::new(true)?,
+            notifier,
             ownership: Mutex::new(Ownership { addr: Some(addr), wanted: false, registered: false, grabs: 0 }),
             exit_kicks: AtomicU64::new(0),
-        })
+        }
+    }
+
+    /// A deassigned notifier whose kicks another process takes care of: only its eventfd is of interest here.
+    #[must_use]
+    pub fn of(notifier: Notifier) -> Self {
+        Self::with(notifier, Arc::new(NoIoEventFds), 0, None)
     }
 
     /// The eventfd, for the owner to wait on.

@@ -24,8 +24,8 @@
 //! promise take (a sender that had looked at mask and message without it could be anywhere by the time
 //! the change returns, and would have to be waited for). The lock is the queue's own unless vectors are shared, and so is
 //! almost never contended; it is taken once a batch, beside a system call.
-use crate::NotifyError;
 use crate::sync::{AtomicU16, AtomicU64, Mutex, MutexGuard};
+use crate::{Notifier, NotifyError};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -67,6 +67,11 @@ pub trait MsiSink: Send + Sync {
     /// # Errors
     /// The message is no interrupt here, or the host refuses. The old message stays.
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError>;
+
+    /// What sends the vector's message when it is signalled, for another process; `None`: there is no such thing.
+    fn eventfd(&self) -> Option<&Notifier> {
+        None
+    }
 
     /// Sends `message`, the one that was routed last. Whoever it interrupts sees all that this thread did before
     /// (a release).
@@ -150,6 +155,13 @@ impl MsiTable {
             // under way concerns interrupts that are under way as well.
             self.raise(map.load(Ordering::Relaxed));
         }
+    }
+
+    /// A second descriptor of what sends the message of `queue`, for another process. Mask and pending are not for it:
+    /// the driver has not masked the vector, or does not mind. `None` if there is none, or no vector.
+    #[must_use]
+    pub fn queue_eventfd(&self, queue: u16) -> Option<Notifier> {
+        self.get(self.queue_vector(queue))?.sink.eventfd()?.try_clone().ok()
     }
 
     /// The configuration has changed: as [`MsiTable::queue`].

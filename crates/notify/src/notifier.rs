@@ -1,6 +1,8 @@
 //! An eventfd that one side signals and one owner waits on.
 use crate::NotifyError;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+#[cfg(not(loom))]
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// An eventfd, non-blocking. Signals collapse: a test takes all of them at once.
@@ -79,6 +81,15 @@ impl Notifier {
     /// What kvm-ioctls takes.
     pub(crate) fn event(&self) -> &EventFd {
         &self.event
+    }
+}
+
+#[cfg(not(loom))]
+impl From<OwnedFd> for Notifier {
+    /// An eventfd from another process, which must be non-blocking.
+    fn from(fd: OwnedFd) -> Self {
+        // SAFETY: the descriptor is open and ours, and from here on the event's.
+        Self { event: unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) } }
     }
 }
 

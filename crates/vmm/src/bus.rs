@@ -3,12 +3,14 @@ use crate::console::{Console, GuestEnd};
 use crate::footprint;
 use crate::linux::Ports;
 use crate::measured::MeasuredPhase;
+use crate::process::Process;
 use crate::report::PhaseFigures;
 use crate::slot::Slot;
 use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM, control};
 use paravane_spec::pci::ecam;
 use paravane_transport::pci::Pci;
 use paravane_transport::pci::root::{Root, Target};
+use std::sync::Arc;
 
 /// The MMIO bus: the devices' windows, PCI's configuration spaces and the control page. Any thread that runs guest
 /// code may use it. Nothing that a guest does here is an error; what is not there reads as all ones.
@@ -20,12 +22,19 @@ pub(crate) struct Bus {
     /// A Linux guest's I/O ports. It has no control page.
     ports: Option<Ports>,
     measured: MeasuredPhase,
+    /// The process that owns the queues, if another one does.
+    owner: Option<Arc<Process>>,
 }
 
 impl Bus {
     /// With these devices, each in its own window.
     pub(crate) fn new(slots: Vec<Slot>, root: Option<Root>, console: Console) -> Self {
-        Self { slots, root, console, ports: None, measured: MeasuredPhase::default() }
+        Self { slots, root, console, ports: None, measured: MeasuredPhase::default(), owner: None }
+    }
+
+    /// The same, with queues that are another process's.
+    pub(crate) fn with_owner(self, owner: Option<Arc<Process>>) -> Self {
+        Self { owner, ..self }
     }
 
     /// The same for a Linux guest.
@@ -103,13 +112,14 @@ impl Bus {
     /// The counters as they stand.
     fn counters(&self) -> PhaseFigures {
         let tally = self.console.tally();
+        let owner = self.owner.as_ref().map(|owner| owner.figures()).unwrap_or_default();
         PhaseFigures {
             exits: tally.exits_by_kind(),
-            kicks: tally.kicks(),
-            interrupts: self.slots.iter().map(Slot::interrupts).sum(),
+            kicks: tally.kicks() + owner.kicks,
+            interrupts: self.slots.iter().map(Slot::interrupts).sum::<u64>() + owner.interrupts,
             // The guest's own count comes with its report.
             taken: 0,
-            cpu_s: footprint::cpu_seconds(),
+            cpu_s: footprint::cpu_seconds() + owner.cpu_s,
         }
     }
 

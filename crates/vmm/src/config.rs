@@ -154,6 +154,19 @@ pub enum BlockOrder {
     Sequential,
 }
 
+/// Who serves queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueOwner {
+    /// I/O threads.
+    #[default]
+    IoThreads,
+    /// The vCPU's own thread, in the exit of a kick: for comparison. Works without ioeventfds only.
+    Vcpu,
+    /// Another process, which is this program started once more ([`crate::owner_main`]): for comparison. It must be KVM,
+    /// messages, and [`MsiDelivery::Irqfd`].
+    Process,
+}
+
 /// One network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetConfig {
@@ -249,6 +262,8 @@ pub struct RunConfig {
     pub rebalance: bool,
     /// Longest poll of a queue before its I/O thread waits for a kick; 0: no polling.
     pub longest_poll: Duration,
+    /// Who serves queues.
+    pub owner: QueueOwner,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
     /// The CPU that the guest runs on; `None`: any. The machine's other threads run where the caller's does.
@@ -303,6 +318,7 @@ impl Default for RunConfig {
             io_threads: None,
             rebalance: false,
             longest_poll: Duration::ZERO,
+            owner: QueueOwner::IoThreads,
             time_kicks: false,
             vcpu_cpu: None,
             entropy: 4096,

@@ -13,12 +13,14 @@ mod counters;
 mod crew;
 mod event_loop;
 mod host_queue;
+mod inline;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use balance::{Load, advise};
-pub(crate) use crew::Crew;
+pub(crate) use crew::{Crew, Elsewhere};
 pub(crate) use host_queue::{HostQueue, QueueKey};
+pub(crate) use inline::Inline;
 
 use crate::guard::lock;
 use crate::report::IoThreadResult;

@@ -25,6 +25,7 @@ mod owner;
 mod pci_tests;
 mod phase;
 mod plan;
+mod process;
 mod rebalance;
 mod report;
 mod report_area;
@@ -40,12 +41,13 @@ pub mod injection;
 
 pub use config::{
     AccelChoice, BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig,
-    Network, RingLayout, RunConfig, TransportChoice,
+    Network, QueueOwner, RingLayout, RunConfig, TransportChoice,
 };
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};
 pub use paravane_device::blk::EngineChoice;
 pub use phase::Phase;
+pub use process::owner_main;
 pub use report::{
     DirtyFigures, DiskResult, ExitFigures, GuestFailure, IoThreadResult, KickFigures, KickPath, NetResult,
     Outcome, PhaseFigures, QueueResult, Report,

@@ -4,7 +4,8 @@
 //! RunConfig --check--> images opened and locked --plan--> Plan (jobs, spans) --boot_info--> BootInfo
 //! ```
 use crate::config::{
-    BlockOrder, Completion, DiskConfig, Inject, Job, NetConfig, Network, RunConfig, TransportChoice,
+    BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig, Network,
+    QueueOwner, RunConfig, TransportChoice,
 };
 use crate::error::RunError;
 use paravane_device::blk::Blk;
@@ -108,6 +109,9 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         let (asked, most) = (config.longest_poll.as_micros(), LONGEST_POLL.as_micros());
         return refuse(format!("polls of {asked} µs are longer than {most} µs"));
     }
+    if config.owner == QueueOwner::Process {
+        check_process(config)?;
+    }
     if config.hang_timeout.is_zero() {
         return refuse("a hang timeout of 0 would end every run");
     }
@@ -118,6 +122,22 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         return refuse(format!("{} network cards, and the guest looks after {MAX_NETS}", config.nets.len()));
     }
     config.nets.iter().try_for_each(check_net)
+}
+
+/// Another process sees memory as it is, and interrupts by descriptors.
+fn check_process(config: &RunConfig) -> Result<(), RunError> {
+    if config.transport == TransportChoice::Mmio || config.msi_delivery != MsiDelivery::Irqfd {
+        return refuse("queues of another process interrupt by messages and irqfds");
+    }
+    if config.iommu || config.dirty_log != DirtyLogging::Off || config.hugepages || config.entropy > 0 {
+        return refuse(
+            "queues of another process go without IOMMU, dirty log, huge pages and entropy device",
+        );
+    }
+    if config.nets.iter().any(|net| !net.network.for_the_builtin_guest()) {
+        return refuse("a card of another process has none of the host's networks");
+    }
+    Ok(())
 }
 
 fn check_net(net: &NetConfig) -> Result<(), RunError> {

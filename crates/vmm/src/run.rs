@@ -7,13 +7,16 @@
 use crate::accel::{self, Accelerator};
 use crate::attach::attach;
 use crate::bus::Bus;
-use crate::config::{DirtyLogging, Job, NetConfig, Network, RingLayout, RunConfig, TransportChoice};
+use crate::config::{
+    DirtyLogging, Job, NetConfig, Network, QueueOwner, RingLayout, RunConfig, TransportChoice,
+};
 use crate::console::Console;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
-use crate::io_thread::Crew;
+use crate::io_thread::{Crew, Elsewhere, Inline};
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
+use crate::process::Process;
 use crate::rebalance::Rebalancer;
 use crate::report::{DiskResult, GuestFailure, IoThreadResult, NetResult, Outcome, PhaseFigures, Report};
 use crate::report_area::ReportArea;
@@ -24,13 +27,14 @@ use crate::watch::{Verdict, watch};
 use crate::{Progress, footprint, latency, nets};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::net::Counters;
+use paravane_device::net::{Counters, Totals};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
 use paravane_notify::LimitedIoEventFds;
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
 use paravane_transport::pci::root::Root;
 use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -88,7 +92,14 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         counters.push(card.counters);
         devices.push(card.device);
     }
-    let machine = Machine::new(config, &memory, &tally, &*accelerator, devices, None)?;
+    let process = match config.owner {
+        QueueOwner::Process => {
+            let images: Vec<BorrowedFd<'_>> = disks.iter().map(|disk| disk.image.as_fd()).collect();
+            Some(Arc::new(Process::spawn(config, &region, &images)?))
+        }
+        QueueOwner::IoThreads | QueueOwner::Vcpu => None,
+    };
+    let machine = Machine::new(config, &memory, &tally, &*accelerator, devices, process.clone(), None)?;
     put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
 
     let area = ReportArea::new(&memory, disks.len());
@@ -116,7 +127,12 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let judge = Judge { config, progress, area: &area, tally: &tally };
     let (mut outcome, results, mut moved) = judge.judge(verdict?, &machine, &disks);
     let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
-    let nets = judge.nets(&counters, finished);
+    let totals = |(counters, number): (&Arc<Counters>, usize)| match &process {
+        Some(process) => process.totals(number),
+        None => counters.totals(),
+    };
+    let totals: Vec<Totals> = counters.iter().zip(disks.len()..).map(totals).collect();
+    let nets = judge.nets(&totals, finished);
     moved += nets.iter().map(|net| net.frames * u64::from(net.size)).sum::<u64>();
     problems.extend(nets.iter().filter_map(|net| net.problem.clone()));
     if !problems.is_empty() {
@@ -213,6 +229,7 @@ impl Machine {
         tally: &Arc<Tally>,
         accelerator: &dyn Accelerator,
         devices: Vec<Box<dyn Device>>,
+        process: Option<Arc<Process>>,
         ports: Option<Ports>,
     ) -> Result<Self, RunError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -220,6 +237,15 @@ impl Machine {
         let count = config.io_threads.map_or(few, usize::from);
         let crew = Crew::spawn(0..count, config.io_threads.is_some(), config.longest_poll, tally)
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
+        let crew = match (&process, config.owner) {
+            (Some(process), _) => crew.replaced_by(Elsewhere::Process(Arc::clone(process))),
+            (None, QueueOwner::Vcpu) => {
+                let inline = Inline::spawn(tally)
+                    .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
+                crew.replaced_by(Elsewhere::Inline(Arc::new(inline)))
+            }
+            (None, _) => crew,
+        };
         let fds = match config.max_ioeventfds {
             None => accelerator.ioeventfds(),
             Some(limit) => Arc::new(LimitedIoEventFds::new(accelerator.ioeventfds(), limit)),
@@ -243,7 +269,7 @@ impl Machine {
         }
         let console = Console::new(memory, Arc::clone(tally));
         let root = (config.transport == TransportChoice::Pci).then(Root::new);
-        let bus = Bus::new(slots, root, console);
+        let bus = Bus::new(slots, root, console).with_owner(process);
         let bus = match ports {
             Some(ports) => bus.with_ports(ports),
             None => bus,
@@ -345,9 +371,9 @@ impl Judge<'_> {
     }
 
     /// The cards' figures, and whether guest and device agree that every frame came back.
-    fn nets(&self, counters: &[Arc<Counters>], finished: bool) -> Vec<NetResult> {
+    fn nets(&self, counters: &[Totals], finished: bool) -> Vec<NetResult> {
         let first = self.config.disks.len() + usize::from(self.config.entropy > 0);
-        let one = |((net, counters), number): ((&NetConfig, &Arc<Counters>), usize)| {
+        let one = |((net, counted), number): ((&NetConfig, &Totals), usize)| {
             let report = self.area.disk(number);
             let mut result = NetResult {
                 mac: net.mac,
@@ -363,7 +389,6 @@ impl Judge<'_> {
             };
             let fault = || self.tally.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
             if let Some(report) = &report {
-                let counted = counters.totals();
                 let (sent, received) = match net.network {
                     Network::Sink => (net.frames, 0),
                     Network::Source => (0, net.frames),

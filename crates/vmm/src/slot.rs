@@ -20,7 +20,8 @@ mod lending;
 pub(crate) use lending::LendError;
 
 use crate::guard::lock;
-use crate::io_thread::{Crew, HostQueue, Load, NotPutOn, QueueKey};
+use crate::io_thread::{Crew, Elsewhere, HostQueue, Load, NotPutOn, QueueKey};
+use crate::process::QueueToStart;
 use crate::report::{KickPath, QueueResult};
 use crate::tally::Tally;
 use lending::{LentQueue, Started};
@@ -241,8 +242,11 @@ impl Slot {
                 }
                 lock(&self.transport).reset_done();
             }
-            Effect::Notify { queue } => {
-                let queue = control.queues.get(usize::from(queue));
+            Effect::Notify { queue: index } => {
+                if let Some(Elsewhere::Inline(inline)) = self.surroundings.crew.elsewhere() {
+                    return inline.kick(QueueKey { device: self.number, queue: index });
+                }
+                let queue = control.queues.get(usize::from(index));
                 if let Some(notifier) = queue.and_then(|queue| queue.notifier.as_ref()) {
                     notifier.kick();
                 }
@@ -279,6 +283,20 @@ impl Slot {
         };
         if slot.live {
             return Err("it is running already".into());
+        }
+        if let Some(Elsewhere::Process(process)) = self.surroundings.crew.elsewhere() {
+            let (notifier, ioeventfd) = self.notifier(queue).map_err(|error| error.to_string())?;
+            if ioeventfd && let Err(error) = notifier.assign() {
+                tracing::warn!(device = self.number, queue, "kicks will exit: {error}");
+            }
+            let call = self.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
+            let call = call.ok_or("its interrupts have no eventfd for another process")?;
+            let (kick, max_size) = (notifier.notifier(), slot.max_size);
+            let start = QueueToStart { device: self.number, queue, max_size, features, addresses };
+            process.start(&start, kick, &call).map_err(|error| error.to_string())?;
+            slot.notifier = Some(Arc::new(notifier));
+            slot.live = true;
+            return Ok(());
         }
         let Surroundings { memory, domain, .. } = &self.surroundings;
         let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
@@ -328,6 +346,9 @@ impl Slot {
     }
 
     fn put_on(&self, number: usize, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
+        if let Some(Elsewhere::Inline(inline)) = self.surroundings.crew.elsewhere() {
+            return inline.put_on(queue).map_err(|source| NotPutOn { queue: None, source });
+        }
         match self.surroundings.crew.thread(number) {
             Some(thread) => thread.put_on(queue),
             None => {
@@ -357,8 +378,20 @@ impl Slot {
             && std::mem::take(&mut slot.live)
         {
             let key = QueueKey { device: self.number, queue };
-            let thread = self.surroundings.crew.thread(slot.thread);
-            match thread.and_then(|thread| thread.take_off(key)) {
+            let stopping = match self.surroundings.crew.elsewhere() {
+                None => {
+                    let thread = self.surroundings.crew.thread(slot.thread);
+                    thread.and_then(|thread| thread.take_off(key))
+                }
+                Some(Elsewhere::Inline(inline)) => inline.take_off(key),
+                Some(Elsewhere::Process(process)) => {
+                    // Its ioeventfd first, as everywhere.
+                    slot.notifier = None;
+                    process.stop(key, complete);
+                    None
+                }
+            };
+            match stopping {
                 Some(stopping) => stopping.stop(complete, &self.surroundings.tally),
                 None => slot.stop_lent(),
             }

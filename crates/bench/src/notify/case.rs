@@ -20,21 +20,27 @@ const TRANSACTIONS: [u32; 4] = [1, 4096, 16_384, 65_536];
 /// Who serves a queue, and how a kick gets there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
+    /// No ioeventfd; the vCPU's thread serves the queue before the guest goes on.
+    Inline,
     /// No ioeventfd; the exit signals the I/O thread.
     Exit,
     /// KVM signals the I/O thread.
     IoEventFd,
+    /// KVM signals the I/O thread of another process.
+    Process,
 }
 
 impl Subject {
-    /// The seed's unmodified one first.
-    pub(super) const ALL: [Self; 2] = [Self::Exit, Self::IoEventFd];
+    /// The seed's unmodified one first. The last one takes KVM.
+    pub(super) const ALL: [Self; 4] = [Self::Inline, Self::Exit, Self::IoEventFd, Self::Process];
 
     /// As the rows have it.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::Inline => "exit-inline",
             Self::Exit => "exit",
             Self::IoEventFd => "ioeventfd",
+            Self::Process => "process",
         }
     }
 }

@@ -2,7 +2,7 @@
 use super::case::{Amount, Case, Subject};
 use crate::guest::{self, Image, Sample};
 use crate::series::{Figure, by};
-use paravane_vmm::{AccelChoice, RunConfig, TransportChoice};
+use paravane_vmm::{AccelChoice, MsiDelivery, QueueOwner, RunConfig, TransportChoice};
 
 /// Runs the machine once, the guest on `cpu`.
 ///
@@ -19,7 +19,14 @@ pub(super) fn shoot(
     let config = RunConfig {
         accel,
         transport: TransportChoice::MmioMsi,
-        ioeventfd: subject != Subject::Exit,
+        // A process has the interrupts of the guest by a descriptor only.
+        msi_delivery: if subject == Subject::Process { MsiDelivery::Irqfd } else { MsiDelivery::default() },
+        ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
+        owner: match subject {
+            Subject::Inline => QueueOwner::Vcpu,
+            Subject::Exit | Subject::IoEventFd => QueueOwner::IoThreads,
+            Subject::Process => QueueOwner::Process,
+        },
         time_kicks: true,
         vcpu_cpu: cpu,
         ..case.machine(amount, image)

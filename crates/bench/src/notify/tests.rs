@@ -9,16 +9,18 @@ const TINY: Amount = Amount {
     exchanges: 20,
     injections: 5,
 };
+/// The program that tests are cannot own queues; the tests of the command line have the other one.
+const SUBJECTS: &[Subject] = &[Subject::Inline, Subject::Exit, Subject::IoEventFd];
 const METRICS: [&str; 8] =
     ["rate", "mb-per-cpu", "kick-stop", "kick-stop-p50", "kicks", "exits", "interrupts", "cpu"];
 
 fn every_case_yields_every_row(accel: AccelChoice) {
     let cases: Vec<(Case, Placement)> =
         Case::all().into_iter().map(|case| (case, Placement::Separate)).collect();
-    let rows = measure(&cases, &[], accel, 1, TINY, &mut |_| {}).unwrap();
+    let rows = measure(&cases, &[], SUBJECTS, accel, 1, TINY, &mut |_| {}).unwrap();
     for (case, placement) in &cases {
         let path = format!("{case}/{placement}");
-        for subject in Subject::ALL {
+        for &subject in SUBJECTS {
             let of: Vec<&Row> =
                 rows.iter().filter(|row| row.case == path && row.subject == subject.name()).collect();
             assert_eq!(of.iter().map(|row| row.metric.as_str()).collect::<Vec<_>>(), METRICS);
@@ -26,14 +28,15 @@ fn every_case_yields_every_row(accel: AccelChoice) {
             for metric in ["rate", "mb-per-cpu", "kick-stop", "kick-stop-p50", "cpu"] {
                 assert!(value(metric) > 0.0, "{metric}: {of:?}");
             }
-            match subject {
-                Subject::IoEventFd => assert_eq!(value("exits"), 0.0, "{of:?}"),
-                // A kick that was written before the phase may be counted in it, so neither is exactly the other.
-                Subject::Exit => assert!(value("exits") > 0.0, "{of:?}"),
+            // A stream of so few frames may have gone by before it is measured, with all its kicks.
+            match (subject, case) {
+                (Subject::IoEventFd, _) => assert_eq!(value("exits"), 0.0, "{of:?}"),
+                (_, Case::Stream { .. }) => {}
+                _ => assert!(value("exits") > 0.0, "{of:?}"),
             }
         }
     }
-    assert_eq!(rows.len(), cases.len() * Subject::ALL.len() * METRICS.len());
+    assert_eq!(rows.len(), cases.len() * SUBJECTS.len() * METRICS.len());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Bytes of a read.
 const BLOCK: u32 = 4096;
 /// Bytes of the image.
-pub(super) const SPAN: u64 = 1 << 20;
+pub(super) const SPAN: u64 = 256 << 10;
 
 /// How much a sample does.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,13 @@ pub(super) struct Amount {
     pub(super) exchanges: u64,
     /// How long disks are read.
     pub(super) reading: Duration,
+    /// How many samples a round has of each.
+    pub(super) shots: usize,
 }
 
 impl Amount {
     /// For figures.
-    pub(super) const FULL: Self = Self { exchanges: 2000, reading: Duration::from_millis(200) };
+    pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), shots: 9 };
 }
 
 /// Runs the machine once, the guest on `cpu`.

@@ -38,16 +38,21 @@ impl Image {
             // Without O_CREAT this is defined for block devices only: refused while the host has it mounted.
             flags |= libc::O_EXCL;
         }
-        let mut file =
-            OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).map_err(
-                |source| {
-                    if is_block_device && source.raw_os_error() == Some(libc::EBUSY) {
-                        OpenError::InUse { path: path.to_owned() }
-                    } else {
-                        os(source)
-                    }
-                },
-            )?;
+        let file = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).map_err(
+            |source| {
+                if is_block_device && source.raw_os_error() == Some(libc::EBUSY) {
+                    OpenError::InUse { path: path.to_owned() }
+                } else {
+                    os(source)
+                }
+            },
+        )?;
+        Self::of(file, path, read_only)
+    }
+
+    /// An image that has been opened already, perhaps by another process, whose lock is then this one's, too.
+    pub(super) fn of(mut file: File, path: &Path, read_only: bool) -> Result<Self, OpenError> {
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
         check_kind(path, &metadata)?;
         // io_uring would answer EAGAIN instead of waiting for the disk.

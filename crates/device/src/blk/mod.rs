@@ -24,6 +24,7 @@ use image::Image;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -148,7 +149,20 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        let image = Arc::new(Image::open(&config.path, config.read_only)?);
+        Self::on(Image::open(&config.path, config.read_only)?, config)
+    }
+
+    /// As [`Blk::open`], of an image that is open already, perhaps by another process, whose lock is shared then. The
+    /// path of `config` is only a name.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn of(image: File, config: BlkConfig) -> Result<Self, OpenError> {
+        Self::on(Image::of(image, &config.path, config.read_only)?, config)
+    }
+
+    fn on(image: Image, config: BlkConfig) -> Result<Self, OpenError> {
+        let image = Arc::new(image);
         let threads = |why| match Pool::new(&image) {
             Ok(pool) => Ok(EngineKind::Threads { pool: Arc::new(pool), why }),
             Err(source) => Err(OpenError::Os { path: config.path.clone(), source }),

@@ -154,6 +154,10 @@ impl MsiSink for RoutedIrqfd {
         self.routes.route(self.gsi, message)
     }
 
+    fn eventfd(&self) -> Option<&Notifier> {
+        Some(&self.notifier)
+    }
+
     fn fire(&self, _message: MsiMessage) {
         self.notifier.signal();
     }

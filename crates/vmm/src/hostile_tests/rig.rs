@@ -207,7 +207,7 @@ impl Host {
             RunConfig { transport, ioeventfd, longest_poll, io_threads: Some(1), ..RunConfig::default() };
         let devices = (0..2).map(|_| Box::new(Source::new()) as Box<dyn Device>).collect();
         let played = Played(Arc::clone(&bells));
-        let machine = Machine::new(&config, &memory, &tally, &played, devices, None).unwrap();
+        let machine = Machine::new(&config, &memory, &tally, &played, devices, None, None).unwrap();
         let addresses = Addresses { bus: Arc::clone(&machine.bus), bells };
         Self { machine, addresses, tally, transport, region }
     }

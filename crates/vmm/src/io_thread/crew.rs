@@ -1,5 +1,6 @@
 //! The I/O threads of a machine, and which of them a queue starts on.
-use super::IoThread;
+use super::{Inline, IoThread};
+use crate::process::Process;
 use crate::report::IoThreadResult;
 use crate::tally::Tally;
 use std::io;
@@ -12,6 +13,17 @@ use std::time::Duration;
 pub(crate) struct Crew {
     threads: Arc<[IoThread]>,
     spread: bool,
+    /// Who serves the queues in their place.
+    elsewhere: Option<Elsewhere>,
+}
+
+/// Where queues are served, if not by I/O threads.
+#[derive(Clone)]
+pub(crate) enum Elsewhere {
+    /// In the exits of their kicks.
+    Inline(Arc<Inline>),
+    /// In another process.
+    Process(Arc<Process>),
 }
 
 impl Crew {
@@ -29,7 +41,17 @@ impl Crew {
     ) -> io::Result<Self> {
         let threads = (numbers.start..numbers.end.max(numbers.start + 1))
             .map(|number| IoThread::spawn(number, longest_poll, Arc::clone(tally)));
-        Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread })
+        Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread, elsewhere: None })
+    }
+
+    /// Queues are served there from now on.
+    pub(crate) fn replaced_by(self, elsewhere: Elsewhere) -> Self {
+        Self { elsewhere: Some(elsewhere), ..self }
+    }
+
+    /// Where queues are served, if not by these threads.
+    pub(crate) fn elsewhere(&self) -> Option<&Elsewhere> {
+        self.elsewhere.as_ref()
     }
 
     /// Number of threads.

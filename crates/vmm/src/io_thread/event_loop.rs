@@ -18,7 +18,6 @@
 //! was done. No clock is read where polling is off.
 use super::host_queue::{HostQueue, Turn};
 use super::{Counters, Message, NotPutOn};
-use crate::guard::lock;
 use crate::tally::Tally;
 use paravane_device::ServeError;
 use paravane_notify::{Notifier, PollWindow};
@@ -280,12 +279,9 @@ impl EventLoop {
 
     /// The queue is out of order until its driver resets it.
     fn fail(&mut self, number: usize, error: &ServeError) {
-        let Some(queue) = self.take_off(number) else { return };
-        let (key, transport) = (queue.key, Arc::clone(&queue.transport));
-        tracing::warn!(device = key.device, queue = key.queue, "queue stopped: {error}");
-        self.setting.tally.fault(key.device, error.to_string());
-        queue.abandon();
-        lock(&transport).needs_reset();
+        if let Some(queue) = self.take_off(number) {
+            queue.fail(error, &self.setting.tally);
+        }
     }
 
     fn stop_all(&mut self) {

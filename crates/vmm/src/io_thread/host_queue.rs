@@ -11,6 +11,7 @@
 //! its handler's descriptor; who gets it looks at the ring once, for [`IoThread::put_on`] signals.
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
+use crate::guard::lock;
 use crate::tally::Tally;
 use paravane_device::{LiveQueue, ParkedQueue, QueueHandler, ServeError, StateError};
 use paravane_notify::{HostNotifier, Interrupts, NotifierState, NotifyError};
@@ -54,7 +55,7 @@ pub(crate) struct HostQueue {
     /// The device's interrupts, which know how the driver wants this queue's.
     interrupts: Arc<Interrupts>,
     /// The transport, which is told when the queue fails.
-    pub(super) transport: Arc<Mutex<Box<dyn Transport>>>,
+    transport: Arc<Mutex<Box<dyn Transport>>>,
     /// Signals in the notifier that are our own, not kicks.
     own_signals: u64,
     /// Chains taken and chains completed, by all that served this queue.
@@ -187,6 +188,15 @@ impl HostQueue {
             self.interrupts.used_buffer(self.key.queue);
         }
         Ok((self.live.park()?, self.handler))
+    }
+
+    /// It has failed, and is out of order until its driver resets it.
+    pub(super) fn fail(self, error: &ServeError, tally: &Tally) {
+        let (key, transport) = (self.key, Arc::clone(&self.transport));
+        tracing::warn!(device = key.device, queue = key.queue, "queue stopped: {error}");
+        tally.fault(key.device, error.to_string());
+        self.abandon();
+        lock(&transport).needs_reset();
     }
 
     /// It cannot go on: what is in flight is waited for and forgotten.

@@ -117,7 +117,7 @@ impl Life {
             .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
         let attached = attached(machine_config.transport, devices.len());
         let ports = Ports::new(kvm.sink(UART_GSI)?, Box::new(screen));
-        let machine = Machine::new(machine_config, &memory, tally, &kvm, devices, Some(ports))?;
+        let machine = Machine::new(machine_config, &memory, tally, &kvm, devices, None, Some(ports))?;
         let spaces = [(PCI_ECAM, ecam::BUS)];
         let extras = Extras {
             initrd: config.initrd.as_deref(),

@@ -57,6 +57,7 @@ both!(
     an_answer_may_be_longer_or_shorter,
     a_station_answers_from_a_thread_of_its_own,
     frames_stream_one_way,
+    the_vcpu_itself_serves_its_queues,
     the_measured_phase_is_counted_apart,
     several_cards_with_several_queues_beside_a_disk,
     a_crash_ends_the_run,

@@ -2,8 +2,8 @@
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadResult,
-    Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueResult, Report, RingLayout,
-    RunConfig, TransportChoice, run,
+    Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueOwner, QueueResult, Report,
+    RingLayout, RunConfig, TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -420,6 +420,20 @@ pub(crate) fn a_station_answers_from_a_thread_of_its_own(accel: AccelChoice) {
         let stops = report.kick_stops.unwrap();
         // Those at the end may be left in a descriptor.
         assert!(stops.count >= report.kicks && stops.mean_ns > 0.0 && stops.median_ns > 0.0, "{stops:?}");
+    }
+}
+
+pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
+    let image = image(2048);
+    let owner = QueueOwner::Vcpu;
+    let report = go(RunConfig { owner, ioeventfd: false, ..with_disk(accel, image.path(), Job::WriteTest) });
+    assert_eq!(report.outcome, Outcome::Verified);
+    assert!(report.exits_by_kind.notify > 0 && report.kicks >= report.exits_by_kind.notify);
+    for network in [Network::Echo, Network::Station, Network::Sink, Network::Source] {
+        let net = NetConfig { network, size: 1000, frames: 500, queues: 1, ..NetConfig::default() };
+        let report = go(RunConfig { owner, ioeventfd: false, ..with_nets(accel, &[net]) });
+        assert_eq!(report.outcome, Outcome::Verified);
+        assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (500, None));
     }
 }
 

@@ -1,0 +1,139 @@
+//! Queues that are served by the vCPU's own thread, in the exit of their kick: what VMMs did before there were ioeventfds.
+//!
+//! ```text
+//!  kick:        vCPU's thread -------lock--> serve until nothing is left -> back to the guest
+//!  completion:  a thread, asleep --> lock--> the same
+//! ```
+//! For comparison: the guest stands still while its device works, and the lock is what an event loop of one thread does
+//! without.
+use super::host_queue::{HostQueue, QueueKey, Turn};
+use crate::guard::lock;
+use crate::tally::Tally;
+use paravane_notify::Notifier;
+use rustix::event::epoll;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// Events taken from epoll at once.
+const EVENTS: usize = 32;
+/// Token of the notifier that ends the thread.
+const QUIT: u64 = u64::MAX;
+
+/// The queues, and the thread for what is not a kick.
+pub(crate) struct Inline {
+    shared: Arc<Shared>,
+    quit: Notifier,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    poll: OwnedFd,
+    queues: Mutex<Vec<Option<Box<HostQueue>>>>,
+    tally: Arc<Tally>,
+}
+
+impl Inline {
+    /// With no queues yet.
+    ///
+    /// # Errors
+    /// The host refuses a thread or descriptors.
+    pub(crate) fn spawn(tally: &Arc<Tally>) -> io::Result<Self> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let quit = Notifier::new(false).map_err(io::Error::other)?;
+        epoll::add(&poll, &quit, epoll::EventData::new_u64(QUIT), epoll::EventFlags::IN)?;
+        let shared = Arc::new(Shared { poll, queues: Mutex::default(), tally: Arc::clone(tally) });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("io-inline".into()).spawn(move || of_thread.run())?;
+        Ok(Self { shared, quit, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Takes a queue, and signals it once.
+    ///
+    /// # Errors
+    /// The kernel's wait set is full.
+    pub(crate) fn put_on(&self, mut queue: Box<HostQueue>) -> io::Result<()> {
+        let mut queues = lock(&self.shared.queues);
+        let number = queues.len() as u64;
+        queue.listen(&self.shared.poll, number << 1, number << 1 | 1)?;
+        queues.push(Some(queue));
+        Ok(())
+    }
+
+    /// Gives it back.
+    pub(crate) fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
+        let mut queues = lock(&self.shared.queues);
+        let queue =
+            queues.iter_mut().find(|queue| queue.as_ref().is_some_and(|queue| queue.key == key))?.take()?;
+        queue.ignore(&self.shared.poll);
+        Some(queue)
+    }
+
+    /// Serves a queue that was kicked, until nothing is left.
+    pub(crate) fn kick(&self, key: QueueKey) {
+        self.shared.tally.kicked(1);
+        let mut queues = lock(&self.shared.queues);
+        let number = queues.iter().position(|queue| queue.as_ref().is_some_and(|queue| queue.key == key));
+        if let Some(number) = number {
+            self.shared.serve(&mut queues, number);
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            events.clear();
+            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return tracing::error!("epoll_wait: {error}"),
+            }
+            let mut queues = lock(&self.queues);
+            for event in &events {
+                let token = event.data.u64();
+                if token == QUIT {
+                    return;
+                }
+                // No token is used twice, so one that is late names nothing.
+                let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
+                if let Some(Some(queue)) = queues.get_mut(number)
+                    && token & 1 == 0
+                {
+                    queue.take_kicks(&self.tally);
+                }
+                self.serve(&mut queues, number);
+            }
+        }
+    }
+
+    fn serve(&self, queues: &mut [Option<Box<HostQueue>>], number: usize) {
+        let Some(slot) = queues.get_mut(number) else { return };
+        let Some(queue) = slot else { return };
+        loop {
+            match queue.serve(true) {
+                Ok(Turn::More) => {}
+                Ok(Turn::Dry { .. }) => return,
+                Err(error) => {
+                    if let Some(queue) = slot.take() {
+                        queue.ignore(&self.poll);
+                        queue.fail(&error, &self.tally);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Inline {
+    fn drop(&mut self) {
+        self.quit.signal();
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.join().is_err()
+        {
+            tracing::error!("an I/O thread panicked");
+        }
+    }
+}
