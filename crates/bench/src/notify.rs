@@ -17,7 +17,7 @@
 //!
 //! The seed's own figures are added as they were published, under cases of their own.
 use crate::guest::{self, Image};
-use crate::machine::{Pinned, two_cpus};
+use crate::machine::{Pinned, RealTime, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
 use crate::series::Gathered;
 use crate::{BenchError, Options, Row};
@@ -92,19 +92,23 @@ fn measure(
                 Placement::Colocated => (guest, guest),
             };
             let _host = host.and_then(Pinned::to);
+            // Nobody keeps the two CPUs from each other. On one, the scheduler's choice is what is measured.
+            let alone = placement == Placement::Separate && vcpu.is_some();
+            let real_time = alone.then(RealTime::enter).flatten();
             let path = format!("{case}/{placement}");
             for turn in 0..subjects.len() {
                 let subject = subjects[(turn + round as usize) % subjects.len()];
                 progress(&format!("round {} of {rounds}: {path}: {}", round + 1, subject.name()));
-                let figures = shoot(case, subject, accel, amount, &image, vcpu)
+                let figures = shoot(case, subject, accel, amount, &image, vcpu, real_time.is_some())
                     .map_err(|reason| broken(subject.name(), format_args!("{path}: {reason}")))?;
                 gathered.add(&path, subject.name(), vcpu, figures);
             }
         }
         let _host = host.and_then(Pinned::to);
+        let real_time = guest.and_then(|_| RealTime::enter());
         for (state, path) in states {
             progress(&format!("round {} of {rounds}: {path}", round + 1));
-            let found = injection::shoot(*state, amount.injections, guest)
+            let found = injection::shoot(*state, amount.injections, guest, real_time.is_some())
                 .map_err(|reason| broken("injection", format_args!("{path}: {reason}")))?;
             for (subject, figures) in found.into_iter().flatten() {
                 gathered.add(path, subject, guest, figures);

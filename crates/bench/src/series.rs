@@ -109,11 +109,12 @@ impl Gathered {
     }
 }
 
-/// How a figure of a guest came about: `method`, and what ran the guest.
-pub(crate) fn by(method: &str, accel: &str) -> String {
+/// How a figure of a guest came about: `method`, what ran the guest, and whether all of it ran before ordinary threads.
+pub(crate) fn by(method: &str, accel: &str, real_time: bool) -> String {
+    let class = if real_time { ", SCHED_FIFO" } else { "" };
     match accel {
-        "kvm" => format!("{method}, KVM"),
-        other => format!("{method}, {other} machine"),
+        "kvm" => format!("{method}, KVM{class}"),
+        other => format!("{method}, {other} machine{class}"),
     }
 }
 
@@ -127,7 +128,7 @@ mod tests {
         for round in 0..3 {
             let mut shots = Shots::default();
             for value in [1.0, 100.0, 2.0] {
-                let figure = |metric| Figure::new(metric, "us", by("clock", "kvm"));
+                let figure = |metric| Figure::new(metric, "us", by("clock", "kvm", true));
                 shots.add(vec![(figure("rate"), value + f64::from(round)), (figure("cpu"), 7.0)]);
             }
             gathered.add("a/case", "mmio", Some(1), shots.medians());
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!((rate.median, rate.min, rate.max, rate.rounds), (3.0, 2.0, 4.0, 3));
         assert_eq!(
             (rate.metric.as_str(), rate.method.as_str(), rate.pinned_cpu),
-            ("rate", "clock, KVM", Some(1))
+            ("rate", "clock, KVM, SCHED_FIFO", Some(1))
         );
         assert_eq!((rows.len(), rows[1].median), (2, 7.0));
     }

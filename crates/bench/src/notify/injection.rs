@@ -1,5 +1,5 @@
 //! irqfd against the direct call.
-use crate::series::Figure;
+use crate::series::{Figure, by};
 use crate::spread::Spread;
 use paravane_vmm::MsiDelivery;
 use paravane_vmm::injection::{GuestState, Injections, measure};
@@ -14,7 +14,7 @@ pub(super) const STATES: [(GuestState, &str); 3] = [
     (GuestState::Stopped, "injection/stopped"),
 ];
 
-/// One sample of both, by name; the guest on `cpu`. `None` without KVM.
+/// One sample of both, by name; the guest on `cpu`, and `real_time` says how, for the record. `None` without KVM.
 ///
 /// # Errors
 /// One line on why there are no figures.
@@ -23,16 +23,20 @@ pub(super) fn shoot(
     state: GuestState,
     samples: usize,
     cpu: Option<usize>,
+    real_time: bool,
 ) -> Result<Option<[(&'static str, Vec<(Figure, f64)>); 2]>, String> {
     match measure(state, DELIVERIES, samples, cpu) {
-        Ok([signal, irqfd]) => Ok(Some([("signal-msi", figures(&signal)), ("irqfd", figures(&irqfd))])),
+        Ok([signal, irqfd]) => {
+            let figures = |found: &Injections| figures(found, real_time);
+            Ok(Some([("signal-msi", figures(&signal)), ("irqfd", figures(&irqfd))]))
+        }
         Err(paravane_vmm::RunError::NoKvm(_)) => Ok(None),
         Err(error) => Err(error.to_string()),
     }
 }
 
-fn figures(found: &Injections) -> Vec<(Figure, f64)> {
-    let figure = |metric, unit| Figure::new(metric, unit, "clock, KVM");
+fn figures(found: &Injections, real_time: bool) -> Vec<(Figure, f64)> {
+    let figure = |metric, unit| Figure::new(metric, unit, by("clock", "kvm", real_time));
     let [call, _] = percentiles(&found.call);
     let mut figures = vec![(figure("call", "ns"), call)];
     if !found.latency.is_empty() {

@@ -4,7 +4,7 @@ use crate::guest::{self, Image, Sample};
 use crate::series::{Figure, by};
 use paravane_vmm::{AccelChoice, MsiDelivery, QueueOwner, RunConfig, TransportChoice};
 
-/// Runs the machine once, the guest on `cpu`.
+/// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
 ///
 /// # Errors
 /// One line on why there are no figures.
@@ -15,6 +15,7 @@ pub(super) fn shoot(
     amount: Amount,
     image: &Image,
     cpu: Option<usize>,
+    real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
     let config = RunConfig {
         accel,
@@ -31,12 +32,12 @@ pub(super) fn shoot(
         vcpu_cpu: cpu,
         ..case.machine(amount, image)
     };
-    Ok(figures(case, &guest::run(config)?))
+    Ok(figures(case, &guest::run(config)?, real_time))
 }
 
-fn figures(case: Case, sample: &Sample) -> Vec<(Figure, f64)> {
+fn figures(case: Case, sample: &Sample, real_time: bool) -> Vec<(Figure, f64)> {
     let Sample { accel, count, per_s, phase, stops, .. } = sample;
-    let figure = |metric, unit, method| Figure::new(metric, unit, by(method, accel));
+    let figure = |metric, unit, method| Figure::new(metric, unit, by(method, accel, real_time));
     let megabytes = case.bytes() / 1e6;
     let rate = if case.is_exchange() {
         (figure("rate", "transactions/s", "clock"), *per_s)

@@ -23,10 +23,10 @@ pub(super) struct Amount {
 
 impl Amount {
     /// For figures.
-    pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), shots: 9 };
+    pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), shots: 5 };
 }
 
-/// Runs the machine once, the guest on `cpu`.
+/// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
 ///
 /// # Errors
 /// One line on why there are no figures.
@@ -37,10 +37,11 @@ pub(super) fn shoot(
     amount: Amount,
     image: &Image,
     cpu: Option<usize>,
+    real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
     let config = config(case, amount, image);
     let sample = guest::run(RunConfig { accel, transport, vcpu_cpu: cpu, ..config })?;
-    Ok(figures(&sample))
+    Ok(figures(&sample, real_time))
 }
 
 fn config(case: Case, amount: Amount, image: &Image) -> RunConfig {
@@ -61,9 +62,9 @@ fn config(case: Case, amount: Amount, image: &Image) -> RunConfig {
     }
 }
 
-fn figures(sample: &Sample) -> Vec<(Figure, f64)> {
+fn figures(sample: &Sample, real_time: bool) -> Vec<(Figure, f64)> {
     let Sample { accel, phase, count, .. } = sample;
-    let figure = |metric, unit, method| Figure::new(metric, unit, by(method, accel));
+    let figure = |metric, unit, method| Figure::new(metric, unit, by(method, accel, real_time));
     let mut figures = vec![(figure("rate", "transactions/s", "clock"), sample.per_s)];
     for (metric, value) in ["latency-p50", "latency-p99", "latency-p999"].into_iter().zip(sample.latency) {
         figures.push((figure(metric, "us", "clock"), value));
