@@ -53,7 +53,8 @@ const NET_HELP: &str = "Attach a network card (may be repeated):
            the other card that has NAME
 
 Options of all: mac=MAC (52:54:00:00:00:01 and up), queues=N pairs of queues (1; not with tap-fd). Of the last three:
-mtu=N (the guest is told of none), offloads=off (checksums and segmentation are not left to the far side).";
+mtu=N (the guest is told of none), offloads=off (checksums and segmentation are not left to the far side). Of TAP
+devices: vhost=on (the host's kernel moves the frames, where it can).";
 
 /// Start a virtual machine, let its built-in guest work on disks, verify, and report
 ///

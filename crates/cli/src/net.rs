@@ -12,9 +12,10 @@ pub(crate) struct NetArg {
 
 /// What may follow each kind of network.
 const FOR_ECHO: [&str; 5] = ["mac", "queues", "frames", "size", "reply"];
-const FOR_TAP_AND_LINK: [&str; 4] = ["mac", "queues", "mtu", "offloads"];
+const FOR_TAP: [&str; 5] = ["mac", "queues", "mtu", "offloads", "vhost"];
+const FOR_LINK: [&str; 4] = ["mac", "queues", "mtu", "offloads"];
 /// The descriptors say how many queues there are.
-const FOR_TAP_FD: [&str; 3] = ["mac", "mtu", "offloads"];
+const FOR_TAP_FD: [&str; 4] = ["mac", "mtu", "offloads", "vhost"];
 
 impl FromStr for NetArg {
     type Err = String;
@@ -51,6 +52,7 @@ impl NetArg {
             "queues" => net.queues = value.parse().map_err(not_a_number)?,
             "mtu" => net.mtu = Some(value.parse().map_err(not_a_number)?),
             "offloads" => net.offloads = switch(value)?,
+            "vhost" => net.vhost = switch(value)?,
             "frames" => net.frames = value.parse().map_err(not_a_number)?,
             _ => {
                 let Size(size) = value.parse()?;
@@ -70,8 +72,8 @@ fn network(text: &str) -> Result<(Network, &'static [&'static str]), String> {
     match text.split_once('=') {
         None if text == "echo" => Ok((Network::Echo, &FOR_ECHO)),
         Some(("tap" | "link", "")) => Err("it needs a name".into()),
-        Some(("tap", name)) => Ok((Network::Tap(name.into()), &FOR_TAP_AND_LINK)),
-        Some(("link", name)) => Ok((Network::Link(name.into()), &FOR_TAP_AND_LINK)),
+        Some(("tap", name)) => Ok((Network::Tap(name.into()), &FOR_TAP)),
+        Some(("link", name)) => Ok((Network::Link(name.into()), &FOR_LINK)),
         Some(("tap-fd", numbers)) => {
             let numbers = numbers.split(':').map(|number| number.parse::<u16>().map(i32::from));
             let numbers = numbers.collect::<Result<_, _>>();
@@ -129,6 +131,7 @@ mod tests {
         assert_eq!((tap.network, tap.queues), (Network::Tap("tap0".into()), 4));
         assert_eq!((tap.mtu, tap.offloads), (Some(9000), false));
         assert!(net("link=a").offloads);
+        assert!(!net("tap=tap0").vhost && net("tap=tap0,vhost=on").vhost);
         let fds = net("tap-fd=7:9,mac=02:00:00:0a:ff:01");
         assert_eq!((fds.network, fds.queues), (Network::TapFds(vec![7, 9]), 2));
     }
@@ -146,6 +149,8 @@ mod tests {
             "tap-fd=3,queues=2",
             "tap=tap0,size=64",
             "tap=tap0,offloads=yes",
+            "tap=tap0,vhost",
+            "link=a,vhost=on",
             "tap=tap0,mtu=70000",
             "echo=1",
             "echo,mtu=1500",

@@ -113,6 +113,11 @@ pub trait QueueHandler: Send {
         true
     }
 
+    /// The queue of a TAP device that the frames go to or come from: the kernel's vhost-net can move them in our place.
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Whether [`QueueHandler::drain`] would lose nothing that the driver has given: nothing waits here for a host that has
     /// no room. If not, `serve` it until it is.
     fn at_rest(&self) -> bool {

@@ -8,7 +8,7 @@
 //! VMM's, not a device's: it may write where devices may not, it goes through no domain and no door, and it is not made to be fast.
 use crate::memory::Published;
 use crate::sync::fence;
-use crate::{Memory, Region};
+use crate::{Lent, Memory, Region};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,10 +47,22 @@ impl View {
     /// # Errors
     /// The process has no file descriptors left: a view names the regions' files.
     pub fn new(memory: &Memory) -> std::io::Result<Self> {
-        let regions = memory.regions().into_iter().map(|region| {
+        Self::over(&memory.regions(), memory.published())
+    }
+
+    /// The memory that is lent.
+    ///
+    /// # Errors
+    /// As [`View::new`].
+    pub fn lent(lent: &Lent) -> std::io::Result<Self> {
+        Self::over(lent.regions(), lent.published())
+    }
+
+    fn over(regions: &[Arc<Region>], published: &Arc<Published>) -> std::io::Result<Self> {
+        let regions = regions.iter().map(|region| {
             let file = FileOffset::new(File::from(region.fd().try_clone_to_owned()?), 0);
-            let marks = Marks { published: Arc::clone(memory.published()), gpa: region.gpa() };
-            Ok(ViewRegion { region, file, marks })
+            let marks = Marks { published: Arc::clone(published), gpa: region.gpa() };
+            Ok(ViewRegion { region: Arc::clone(region), file, marks })
         });
         Ok(Self { regions: regions.collect::<std::io::Result<_>>()? })
     }

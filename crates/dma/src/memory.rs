@@ -217,6 +217,11 @@ impl Lent {
     pub fn regions(&self) -> &[Arc<Region>] {
         self.snapshot.regions()
     }
+
+    #[cfg(feature = "vm-memory")]
+    pub(crate) fn published(&self) -> &Arc<Published> {
+        &self.published
+    }
 }
 
 impl Drop for Lent {

@@ -78,8 +78,9 @@ impl Notifier {
         self.event.read().unwrap_or(0)
     }
 
-    /// What kvm-ioctls takes.
-    pub(crate) fn event(&self) -> &EventFd {
+    /// What kvm-ioctls and vhost take.
+    #[must_use]
+    pub fn event(&self) -> &EventFd {
         &self.event
     }
 }

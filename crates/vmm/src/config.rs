@@ -180,6 +180,8 @@ pub struct NetConfig {
     pub mtu: Option<u16>,
     /// Checksums and segmentation may be left to the far side, as far as it knows them.
     pub offloads: bool,
+    /// The kernel's vhost-net moves the frames of a TAP device, where it can.
+    pub vhost: bool,
     /// Frames that the guest sends, and that must come back; or that go one way.
     pub frames: u64,
     /// Bytes of each, with the Ethernet header.
@@ -204,6 +206,7 @@ impl Default for NetConfig {
             queues: 1,
             mtu: None,
             offloads: true,
+            vhost: false,
             frames: 10_000,
             size: 64,
             reply: None,

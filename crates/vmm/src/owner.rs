@@ -9,8 +9,10 @@
 //! An owner serves one queue from the position that it is told until it is stopped, and then says where it has come to:
 //! what vhost calls SET_VRING_BASE and GET_VRING_BASE. `slot/lending.rs` lends queues and takes them back.
 mod relay;
+mod vhost_net;
 
 pub(crate) use relay::Relay;
+pub(crate) use vhost_net::VhostNet;
 
 use paravane_device::{ParkedQueue, QueueHandler};
 use paravane_dma::Lent;
@@ -40,7 +42,6 @@ pub(crate) trait QueueOwner: Send {
 }
 
 /// All that an owner is told about its queue.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the tests, until there is an owner"))]
 pub(crate) struct Loan<'a> {
     /// Index in its device.
     pub(crate) queue: u16,

@@ -117,6 +117,7 @@ impl Guest {
             fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
             ioeventfd: true,
             ring_features: 0,
+            vhost_net: false,
         };
         let device = Box::new(Source::new());
         let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));

@@ -252,7 +252,10 @@ impl Machine {
         };
         let mut slots = Vec::with_capacity(devices.len());
         let mut domains = Vec::new();
-        for (device, number) in devices.into_iter().zip(0_u32..) {
+        // Network cards come last.
+        let others = devices.len().saturating_sub(config.nets.len());
+        let nets = std::iter::repeat_n(None, others).chain(config.nets.iter().map(Some));
+        for ((device, number), net) in devices.into_iter().zip(0_u32..).zip(nets) {
             let domain = domain(config, memory, number)?;
             domains.extend(domain.clone());
             let surroundings = Surroundings {
@@ -263,6 +266,7 @@ impl Machine {
                 fds: Arc::clone(&fds),
                 ioeventfd: config.ioeventfd,
                 ring_features: config.ring_features(),
+                vhost_net: net.is_some_and(|net| net.vhost),
             };
             let attachment = attach(config.transport, accelerator, number, &*device, &surroundings)?;
             slots.push(Slot::new(number as usize, attachment, device, surroundings));

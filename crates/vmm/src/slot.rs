@@ -51,6 +51,8 @@ pub(crate) struct Surroundings {
     pub(crate) ioeventfd: bool,
     /// Feature bits offered for the rings, beside the device's own.
     pub(crate) ring_features: u64,
+    /// Whether the kernel's vhost-net is to serve the queues that it can serve.
+    pub(crate) vhost_net: bool,
 }
 
 /// How a device is attached to the machine.
@@ -261,10 +263,14 @@ impl Slot {
     }
 
     fn start_queue(&self, control: &mut Control, features: u64, queue: u16, addresses: QueueAddresses) {
-        if let Err(what) = self.try_start_queue(control, features, queue, addresses) {
-            tracing::warn!(device = self.number, queue, "queue not started: {what}");
-            self.surroundings.tally.fault(self.number, what);
-            lock(&self.transport).needs_reset();
+        match self.try_start_queue(control, features, queue, addresses) {
+            Ok(()) if self.surroundings.vhost_net => self.lend_to_kernel(control, queue),
+            Ok(()) => {}
+            Err(what) => {
+                tracing::warn!(device = self.number, queue, "queue not started: {what}");
+                self.surroundings.tally.fault(self.number, what);
+                lock(&self.transport).needs_reset();
+            }
         }
     }
 
@@ -585,6 +591,7 @@ mod tests {
                 fds,
                 ioeventfd: true,
                 ring_features: extension,
+                vhost_net: false,
             };
             let device = Box::new(Rng::new());
             let interrupts = Arc::new(interrupts);

@@ -112,6 +112,11 @@ pub trait Sender: Send {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// The queue of a TAP device behind it, if it is one.
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A frame for the driver: header in the machine's byte order, without `num_buffers`, and bytes.
@@ -149,4 +154,9 @@ pub trait Receiver: Send {
 
     /// Becomes readable when a frame comes.
     fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The queue of a TAP device behind it, if it is one.
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

@@ -197,6 +197,10 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.waits_for_buffers
     }
 
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
+    }
+
     fn at_rest(&self) -> bool {
         self.filling.heads.is_empty()
     }

@@ -288,6 +288,10 @@ impl Sender for TapSender {
             }
         })
     }
+
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.queue.fd.as_fd())
+    }
 }
 
 /// See [`Tap`].
@@ -335,6 +339,10 @@ impl Receiver for TapReceiver {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.queue.wait.as_ref().unwrap_or(&self.queue.fd).as_fd()
+    }
+
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.queue.fd.as_fd())
     }
 }
 

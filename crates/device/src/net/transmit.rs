@@ -128,6 +128,10 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         !self.full
     }
 
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.sender.tap()
+    }
+
     fn at_rest(&self) -> bool {
         self.done == self.batch.chains().len()
     }

@@ -4,6 +4,7 @@ mod lending;
 mod link;
 mod moving;
 mod tap;
+mod vhost_net;
 
 use crate::io_thread::Crew;
 use crate::slot::{Attachment, Slot, Surroundings, describe};
@@ -142,6 +143,7 @@ impl Guest {
             fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
             ioeventfd: true,
             ring_features,
+            vhost_net: false,
         };
         let config = NetConfig { mtu: Some(mtu), ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
         let card = Box::new(Card::new(config, back_end).unwrap());

@@ -14,7 +14,7 @@ const HOST: [u8; 4] = [10, 77, 0, 1];
 const US: [u8; 4] = [10, 77, 0, 2];
 const ALL: [u8; 6] = [0xff; 6];
 
-fn skipped(test: &str, why: &str) {
+pub(super) fn skipped(test: &str, why: &str) {
     eprintln!("SKIPPED {test}: {why}");
     if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
         let mut log = File::options().append(true).create(true).open(log).unwrap();
@@ -23,7 +23,7 @@ fn skipped(test: &str, why: &str) {
 }
 
 /// Runs `test` in a thread that has a network of its own, or says why not.
-fn in_own_network(name: &str, test: fn()) {
+pub(super) fn in_own_network(name: &str, test: fn()) {
     if !rustix::process::geteuid().is_root() {
         return skipped(name, "not root");
     }
@@ -54,7 +54,7 @@ fn ip(arguments: &str) {
 }
 
 /// The guest, and its driver, at an interface with an address.
-fn guest(queues: u16) -> Guest {
+pub(super) fn guest(queues: u16) -> Guest {
     let tap = Tap::open("pv0", queues).unwrap();
     ip("addr add 10.77.0.1/24 dev pv0");
     ip("link set pv0 up");
@@ -78,7 +78,7 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
 }
 
 /// A UDP datagram from our port to port 7 of the host; its own checksum is left out, as IPv4 allows.
-fn datagram(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
+pub(super) fn datagram(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
     let len = |more: usize| ((payload.len() + more) as u16).to_be_bytes();
     let mut ip = [[0x45, 0].as_slice(), &len(28), &[0, 0, 0x40, 0, 64, 17, 0, 0], &US, &HOST].concat();
     let sum = checksum(&ip);
@@ -88,13 +88,13 @@ fn datagram(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A station with an address: answers who asks for it, and hands out what it is looking for.
-struct Station<'a> {
-    guest: &'a Guest,
-    driver: Driver,
+pub(super) struct Station<'a> {
+    pub(super) guest: &'a Guest,
+    pub(super) driver: Driver,
 }
 
 impl Station<'_> {
-    fn send(&mut self, frame: &[u8]) {
+    pub(super) fn send(&mut self, frame: &[u8]) {
         while !self.driver.send(0, frame).unwrap() {
             self.guest.sleep(&mut self.driver, "a sent frame");
         }
@@ -102,7 +102,7 @@ impl Station<'_> {
     }
 
     /// The next frame for which `wanted` is true, on any pair.
-    fn next(&mut self, wanted: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+    pub(super) fn next(&mut self, wanted: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         let mut out = [0; 1518];
         loop {
             let mut busy = false;
@@ -128,7 +128,7 @@ impl Station<'_> {
     }
 
     /// The host's address, by asking.
-    fn ask_for_host(&mut self) -> [u8; 6] {
+    pub(super) fn ask_for_host(&mut self) -> [u8; 6] {
         self.send(&arp(1, ALL, HOST));
         let answer = self.next(|frame| frame[12..14] == [8, 6] && frame[21] == 2 && frame[28..32] == HOST);
         answer[6..12].try_into().unwrap()
@@ -149,7 +149,7 @@ fn echo_server(count: usize) -> thread::JoinHandle<()> {
 }
 
 /// What a datagram from port 7 to `port` carries, if the frame is one.
-fn payload(frame: &[u8], port: u16) -> Option<&[u8]> {
+pub(super) fn payload(frame: &[u8], port: u16) -> Option<&[u8]> {
     let ip = frame[12..14] == [8, 0] && frame.len() >= 42 && frame[23] == 17;
     let ours = ip && frame[34..36] == 7_u16.to_be_bytes() && frame[36..38] == port.to_be_bytes();
     let len = usize::from(u16::from_be_bytes(frame.get(38..40)?.try_into().ok()?));

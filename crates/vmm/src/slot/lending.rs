@@ -13,7 +13,7 @@
 use super::{Control, Slot};
 use crate::guard::lock;
 use crate::io_thread::{NotPutOn, QueueKey};
-use crate::owner::{Loan, QueueOwner, Relay};
+use crate::owner::{Loan, QueueOwner, Relay, VhostNet};
 use paravane_device::{ParkedQueue, QueueHandler, State};
 use paravane_dma::{Lent, LogError};
 use paravane_notify::NotifierState;
@@ -120,6 +120,16 @@ impl Slot {
             });
         let result = state.and_then(|state| self.resume(&mut control, queue, resting, state));
         self.lost(queue, result)
+    }
+
+    /// Lends `queue` to the kernel's vhost-net. Where that is not possible we go on to serve it.
+    pub(super) fn lend_to_kernel(&self, control: &mut Control, queue: u16) {
+        let device = self.number;
+        match self.lend(control, queue, Box::new(VhostNet::default())) {
+            Ok(()) => tracing::info!(device, queue, "vhost-net serves the queue"),
+            Err(LendError::Refused { source }) if source.kind() == std::io::ErrorKind::NotConnected => {}
+            Err(error) => tracing::warn!(device, queue, "vhost-net does not serve the queue: {error}"),
+        }
     }
 
     /// Where the driver has put the rings of `queue`.
