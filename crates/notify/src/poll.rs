@@ -2,35 +2,44 @@
 //!
 //! ```text
 //!   work has run dry --> poll for `length` --> sleep --> work: `slept(gap)`
-//!                             |                             gap <= length   it was found polling, or might have been
-//!                             v                             gap <= longest  a longer poll would have found it: grow
-//!                           work: nothing to learn          gap >  longest  no poll would have: shrink
+//!                             |                             gap <= length   it might as well have been found
+//!                             v                             gap <= longest  a longer poll would have found it: twice the gap
+//!                      work: `found`                        gap >  longest  no poll would have: half as long, or not at all
 //!
-//!   length:   0 --grow--> first --grow, twice as long--> ... longest
-//!             0 <--shrink-- first <--shrink, half as long-- ...
+//!   MISSES polls in a row that found nothing: not at all for the next REST gaps
 //! ```
-//! A gap is the time from when a queue's work ran dry to when there was some again. What a poll can cost is bounded by
-//! `longest` a gap. A queue that is idle for long sleeps after its last poll, and each of its wake-ups halves the next one, so it
-//! soon costs nothing. A queue starts without polling.
+//! A gap is the time from when a queue's work ran dry to when there was some again. A queue starts without polling.
+//!
+//! What polling costs is bounded: by `longest` a gap; by twice that, when a queue whose work came soon becomes idle, since each poll
+//! that ends in a long sleep halves the next; and by MISSES polls in MISSES + REST gaps, when gaps look as if polling could find their
+//! end and it never does. That happens where a poll itself keeps the other side from working: two threads on one core.
 //!
 //! Only lengths and gaps come in here, and no clock: whoever waits for the kicks of queues has one.
 use std::time::Duration;
 
 /// Shortest poll that is worth it: a few kicks' worth. Below it a queue is not polled.
 const FIRST: Duration = Duration::from_micros(4);
+/// Polls in a row that may find nothing.
+const MISSES: u8 = 4;
+/// Gaps without polling after that.
+const REST: u8 = 100;
 
 /// How long one queue is polled before its owner sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollWindow {
     length: Duration,
     longest: Duration,
+    /// Polls in a row that have found nothing.
+    missed: u8,
+    /// Gaps without polling that are left.
+    rest: u8,
 }
 
 impl PollWindow {
     /// Not polled yet, and never for longer than `longest` at a time; 0: never at all.
     #[must_use]
     pub fn new(longest: Duration) -> Self {
-        Self { length: Duration::ZERO, longest }
+        Self { length: Duration::ZERO, longest, missed: 0, rest: 0 }
     }
 
     /// Whether it may ever be polled.
@@ -45,14 +54,29 @@ impl PollWindow {
         self.length
     }
 
-    /// Its owner slept, and there was work again `gap` after it had run dry.
+    /// A poll found work.
+    pub fn found(&mut self) {
+        self.missed = 0;
+    }
+
+    /// Its owner polled if it was to, and slept, and there was work again `gap` after it had run dry.
     pub fn slept(&mut self, gap: Duration) {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return;
+        }
         if gap <= self.length {
             return;
         }
+        if !self.length.is_zero() {
+            self.missed += 1;
+        }
         let half = self.length / 2;
-        self.length = if gap <= self.longest {
-            (self.length * 2).max(FIRST).min(self.longest)
+        self.length = if self.missed == MISSES {
+            (self.missed, self.rest) = (0, REST);
+            Duration::ZERO
+        } else if gap <= self.longest {
+            (gap * 2).max(FIRST).min(self.longest)
         } else if half >= FIRST {
             half
         } else {
@@ -71,36 +95,17 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// The same thing told by a list of all lengths, in microseconds.
-    const LENGTHS: [u64; 6] = [0, 4, 8, 16, 32, 64];
-
-    #[test]
-    fn it_grows_and_shrinks_as_the_list_says() {
-        let mut state = 1_u64;
-        for most in [10, 70, 100, 1000] {
-            let (mut window, mut at) = (PollWindow::new(LONGEST), 0_usize);
-            for step in 0..10_000 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let gap = (state >> 33) % most;
-                window.slept(micros(gap));
-                at = match gap {
-                    gap if gap <= LENGTHS[at] => at,
-                    ..=64 => (at + 1).min(5),
-                    _ => at.saturating_sub(1),
-                };
-                assert_eq!(window.length(), micros(LENGTHS[at]), "step {step}, gap {gap}");
-            }
-        }
-    }
-
-    /// What polling costs and finds when the gaps are these, as an owner goes about it: time polled, and gaps in
+    /// What polling costs and finds when `gap` gives the gaps, as an owner goes about it: time polled, and gaps in
     /// which it found work.
-    fn play(longest: Duration, gaps: impl Iterator<Item = Duration>) -> (Duration, u32) {
+    fn play(longest: Duration, gaps: u32, mut gap: impl FnMut(PollWindow) -> Duration) -> (Duration, u32) {
         let mut window = PollWindow::new(longest);
         let (mut polled, mut found) = (Duration::ZERO, 0);
-        for gap in gaps {
-            if gap <= window.length() {
+        for _ in 0..gaps {
+            assert!(window.length() <= longest);
+            let gap = gap(window);
+            if !window.length().is_zero() && gap <= window.length() {
                 (polled, found) = (polled + gap, found + 1);
+                window.found();
             } else {
                 polled += window.length();
                 window.slept(gap);
@@ -109,35 +114,73 @@ mod tests {
         (polled, found)
     }
 
+    /// These, one after another.
+    fn each(gaps: &[(u32, u64)]) -> (Duration, u32) {
+        let mut all = gaps.iter().flat_map(|&(count, gap)| std::iter::repeat_n(micros(gap), count as usize));
+        play(LONGEST, gaps.iter().map(|(count, _)| count).sum(), |_| all.next().unwrap())
+    }
+
     #[test]
-    fn work_that_comes_soon_is_found_after_a_few_times() {
-        for gap in [1, 5, 20, 49] {
-            let (_, found) = play(LONGEST, std::iter::repeat_n(micros(gap), 1000));
-            assert!(found >= 995, "{found} of gaps of {gap} µs");
+    fn work_that_comes_soon_is_found_from_the_second_time_on() {
+        for gap in [1, 5, 20, 63, 64] {
+            assert_eq!(each(&[(1000, gap)]), (micros(999 * gap), 999), "gaps of {gap} µs");
         }
+        // Also when it comes a little later each time.
+        let mut gap = 0;
+        let slower = |_| {
+            gap += 1;
+            micros(gap)
+        };
+        assert_eq!(play(LONGEST, 64, slower).1, 64 - 5, "a miss at each doubling");
     }
 
     #[test]
     fn a_queue_with_rare_work_is_not_polled() {
-        assert_eq!(play(LONGEST, std::iter::repeat_n(micros(65), 1000)), (Duration::ZERO, 0));
+        assert_eq!(each(&[(1000, 65)]), (Duration::ZERO, 0));
         // And one whose work becomes rare stops soon: all the polls that find nothing are less than two long ones.
-        let gaps = std::iter::repeat_n(micros(1), 50).chain(std::iter::repeat_n(micros(40), 50));
-        let (before, _) = play(LONGEST, gaps.clone());
-        let (after, _) = play(LONGEST, gaps.chain(std::iter::repeat_n(micros(10_000), 1000)));
-        assert!(after - before < 2 * LONGEST, "{:?}", after - before);
+        let (before, _) = each(&[(50, 1), (50, 40)]);
+        let (after, _) = each(&[(50, 1), (50, 40), (1000, 10_000)]);
+        assert!(after > before && after - before < 2 * LONGEST, "{:?}", after - before);
+        // One that has stopped begins again.
+        let (_, found) = each(&[(50, 1), (1000, 10_000), (200, 30)]);
+        assert!(found > 49 + 90, "{found}");
+    }
+
+    #[test]
+    fn work_that_always_comes_a_little_later_is_given_up() {
+        const GAPS: u32 = 10_000;
+        let later = |window: PollWindow| window.length() + micros(1);
+        let (polled, found) = play(LONGEST, GAPS, later);
+        assert_eq!(found, 0);
+        let most = (GAPS / u32::from(MISSES + REST) + 1) * u32::from(MISSES) * LONGEST;
+        assert!(Duration::ZERO < polled && polled <= most, "{polled:?} of {most:?}");
+    }
+
+    #[test]
+    fn a_find_now_and_then_is_enough() {
+        // Every third gap is too long for any poll, and the one after it begins anew.
+        let mut turn = 0;
+        let (_, found) = play(LONGEST, 3000, |_| {
+            turn += 1;
+            micros(if turn % 3 == 0 { 70 } else { 1 })
+        });
+        assert!(found > 900, "{found}");
     }
 
     #[test]
     fn none_at_all_where_none_is_wanted() {
         assert!(!PollWindow::new(Duration::ZERO).enabled());
-        let (polled, found) = play(Duration::ZERO, (0..100).map(micros));
-        // A gap of nothing is found without polling.
-        assert_eq!((polled, found), (Duration::ZERO, 1));
+        let mut gap = 0;
+        let any = |_| {
+            gap += 1;
+            micros(gap - 1)
+        };
+        assert_eq!(play(Duration::ZERO, 100, any), (Duration::ZERO, 0));
     }
 
     #[test]
     fn a_poll_shorter_than_the_first_is_the_longest_then() {
-        let (_, found) = play(micros(2), std::iter::repeat_n(micros(2), 10));
+        let (_, found) = play(micros(2), 10, |_| micros(2));
         assert_eq!(found, 9);
     }
 }

@@ -184,7 +184,10 @@ impl EventLoop {
             State::Ready => return,
             State::Asleep => seat.gap = seat.dry.map(|dry| dry.elapsed()),
             // The other of its two sides has something, or a kick was under way.
-            State::Polled(_) => self.polled.retain(|&other| other != number),
+            State::Polled(_) => {
+                seat.window.found();
+                self.polled.retain(|&other| other != number);
+            }
         }
         seat.state = State::Ready;
         self.ready.push_back(number);
@@ -203,6 +206,7 @@ impl EventLoop {
                 let State::Polled(until) = seat.state else { continue };
                 if seat.queue.has_work() {
                     fruitful += 1;
+                    seat.window.found();
                     seat.state = State::Ready;
                     self.polled.swap_remove(at);
                     self.ready.push_back(number);
