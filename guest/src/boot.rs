@@ -59,7 +59,7 @@ fn is_understood(info: &BootInfo) -> bool {
 fn is_job(device: &DeviceEntry) -> bool {
     match device.job {
         job::NONE | job::HASH | job::WRITE_TEST | job::RNG => true,
-        job::NET_ECHO | job::NET_SEND | job::NET_RECEIVE => {
+        job::NET_ECHO | job::NET_MIRROR | job::NET_SEND | job::NET_RECEIVE => {
             let frames = SHORTEST..=MAX_FRAME;
             [device.frame, device.reply].iter().all(|&len| frames.contains(&(len as usize)))
                 && device.pairs > 0

@@ -5,7 +5,8 @@
 //! program   the loop over all devices, sleeping and waking
 //!   disk    Lane: one disk's requests in flight; Hash and WriteTest decide what they are
 //!   entropy draws from an entropy source
-//!   ping    frames to an echo and back; stream: frames one way, as fast as they go
+//!   ping    frames to an echo and back; mirror is such an echo, on another card
+//!   stream  frames one way, as fast as they go
 //!   report  what the VMM sees; console: what it prints; boot: what it said at the start
 //! ```
 #![no_std]
@@ -20,6 +21,7 @@ mod console;
 mod disk;
 mod entropy;
 pub mod histogram;
+mod mirror;
 pub mod pattern;
 mod ping;
 mod program;

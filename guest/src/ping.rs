@@ -113,8 +113,8 @@ impl<T: Transport> Ping<T> {
         self.began.is_some()
     }
 
-    /// Takes what came back, and sends more.
-    pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
+    /// Takes what came back, and sends more if it may.
+    pub(crate) fn step(&mut self, may_send: bool, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
         if self.asking {
             match self.net.answer()? {
@@ -129,7 +129,8 @@ impl<T: Transport> Ping<T> {
                 step.completed += 1;
             }
         }
-        for pair in 0..self.flights.len() {
+        let pairs = if may_send { self.flights.len() } else { 0 };
+        for pair in 0..pairs {
             while self.sent < self.terms.frames && self.flights[pair].len() < self.terms.depth {
                 fill(&mut self.frame, self.sent);
                 let since = clock();

@@ -12,6 +12,7 @@ use crate::connection::Connection;
 use crate::console::{self, Console};
 use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
 use crate::entropy::{self, Draw};
+use crate::mirror::Mirror;
 use crate::ping::{self, Ping};
 use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
 use crate::stream::{self, Stream, Way};
@@ -64,7 +65,8 @@ struct Device<'p, P: Platform> {
 enum Worker<'p, P: Platform> {
     Disk(Box<Lane<Blk<Connection<'p, P>>>>),
     Entropy(Box<Draw<Connection<'p, P>>>),
-    Net(Box<Ping<Connection<'p, P>>>),
+    Ping(Box<Ping<Connection<'p, P>>>),
+    Mirror(Box<Mirror<Connection<'p, P>>>),
     Stream(Box<Stream<Connection<'p, P>>>),
 }
 
@@ -108,6 +110,7 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
         started: false,
         measuring: false,
         taken_before: None,
+        ready: false,
         idle: 0,
     };
     machine.start(&mut devices);
@@ -142,7 +145,7 @@ fn bring_up<'p, P: Platform>(
             let rng = Rng::new(connection()?, entropy::BUFFER, pool).map_err(set_up)?;
             Some(Worker::Entropy(Box::new(Draw::new(rng, entry.span, page))))
         }
-        job::NET_ECHO => {
+        job::NET_ECHO | job::NET_MIRROR => {
             let terms = ping::Terms {
                 frames: entry.span,
                 len: (entry.frame as usize).max(ping::SHORTEST),
@@ -158,7 +161,11 @@ fn bring_up<'p, P: Platform>(
                 receive_slot: usize::MAX,
             };
             let net = Net::new(connection()?, options, pool).map_err(set_up)?;
-            Some(Worker::Net(Box::new(Ping::new(net, terms, page)?)))
+            Some(if entry.job == job::NET_ECHO {
+                Worker::Ping(Box::new(Ping::new(net, terms, page)?))
+            } else {
+                Worker::Mirror(Box::new(Mirror::new(net, options.frame, page)?))
+            })
         }
         job::NET_SEND | job::NET_RECEIVE => {
             let way = if entry.job == job::NET_SEND { Way::Out } else { Way::In };
@@ -249,6 +256,8 @@ struct Machine<'p, P> {
     measuring: bool,
     /// Interrupts taken before the first measured phase, once it has begun.
     taken_before: Option<u64>,
+    /// Whether all that serve the others can do so.
+    ready: bool,
     /// Rounds without work since the last one with some.
     idle: u64,
 }
@@ -281,8 +290,13 @@ impl<'p, P: Platform> Machine<'p, P> {
             self.mark(devices);
             self.totals.interrupts = self.platform.interrupts();
             header.show(self.totals);
-            if devices.iter().all(|device| !device.running) {
+            if devices.iter().all(|device| !device.running || device.worker.serves()) {
+                devices.iter().filter(|device| device.running).for_each(|device| device.worker.finish());
                 return;
+            }
+            if !self.ready && devices.iter().all(|device| !device.running || device.worker.is_ready()) {
+                self.ready = true;
+                continue;
             }
             self.idle = if busy { 0 } else { self.idle + 1 };
             if busy {
@@ -330,14 +344,18 @@ impl<'p, P: Platform> Machine<'p, P> {
                 device.running = !lane.finished();
                 (step.completed, step.sent, step.kicks)
             }
-            Worker::Net(ping) => {
-                let step = ping.step(|| self.platform.now_ns())?;
+            Worker::Ping(ping) => {
+                let step = ping.step(self.ready, || self.platform.now_ns())?;
                 device.running = !ping.finished();
                 (step.completed, step.sent, step.kicks)
             }
             Worker::Stream(stream) => {
                 let step = stream.step(|| self.platform.now_ns())?;
                 device.running = !stream.finished();
+                (step.completed, step.sent, step.kicks)
+            }
+            Worker::Mirror(mirror) => {
+                let step = mirror.step()?;
                 (step.completed, step.sent, step.kicks)
             }
             Worker::Entropy(draw) => {
@@ -388,11 +406,31 @@ impl<'p, P: Platform> Machine<'p, P> {
 }
 
 impl<P: Platform> Worker<'_, P> {
+    /// Whether it has no work of its own.
+    fn serves(&self) -> bool {
+        matches!(self, Self::Mirror(_))
+    }
+
+    /// Whether the others can rely on it.
+    fn is_ready(&self) -> bool {
+        match self {
+            Self::Mirror(mirror) => mirror.is_ready(),
+            _ => true,
+        }
+    }
+
+    /// The others have done their work.
+    fn finish(&self) {
+        if let Self::Mirror(mirror) = self {
+            mirror.finish();
+        }
+    }
+
     fn is_measuring(&self) -> bool {
         match self {
             Self::Disk(lane) => lane.is_measuring(),
-            Self::Entropy(_) => false,
-            Self::Net(ping) => ping.is_measuring(),
+            Self::Entropy(_) | Self::Mirror(_) => false,
+            Self::Ping(ping) => ping.is_measuring(),
             Self::Stream(stream) => stream.is_measuring(),
         }
     }
@@ -401,8 +439,9 @@ impl<P: Platform> Worker<'_, P> {
         match self {
             Self::Disk(lane) => lane.enable_interrupts(),
             Self::Entropy(draw) => draw.enable_interrupts(),
-            Self::Net(ping) => ping.enable_interrupts(),
+            Self::Ping(ping) => ping.enable_interrupts(),
             Self::Stream(stream) => stream.enable_interrupts(),
+            Self::Mirror(mirror) => mirror.enable_interrupts(),
         }
     }
 
@@ -410,8 +449,9 @@ impl<P: Platform> Worker<'_, P> {
         match self {
             Self::Disk(lane) => lane.disable_interrupts(),
             Self::Entropy(draw) => draw.disable_interrupts(),
-            Self::Net(ping) => ping.disable_interrupts(),
+            Self::Ping(ping) => ping.disable_interrupts(),
             Self::Stream(stream) => stream.disable_interrupts(),
+            Self::Mirror(mirror) => mirror.disable_interrupts(),
         }
     }
 
@@ -419,8 +459,9 @@ impl<P: Platform> Worker<'_, P> {
         match self {
             Self::Disk(lane) => lane.interrupt(),
             Self::Entropy(draw) => draw.interrupt(),
-            Self::Net(ping) => ping.interrupt(),
+            Self::Ping(ping) => ping.interrupt(),
             Self::Stream(stream) => stream.interrupt(),
+            Self::Mirror(mirror) => mirror.interrupt(),
         }
     }
 }

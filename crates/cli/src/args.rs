@@ -46,13 +46,14 @@ const NET_HELP: &str = "Attach a network card (may be repeated):
   echo[,frames=N][,size=SIZE][,reply=REPLY]
            for the built-in guest: it sends N frames (10000) of SIZE bytes (64) with --depth in flight on each of its
            pairs of queues, and compares what comes back: as much, or REPLY bytes
+  link=NAME[,frames=N][,size=SIZE]
+           the other card that has NAME; the built-in guest sends frames on the first one, as above, and is itself the
+           echo on the second one
   tap=NAME for a kernel: the host's TAP device NAME; made if there is none, which takes CAP_NET_ADMIN
   tap-fd=N[:N]...
            the same by descriptors of /dev/net/tun that this process has inherited, one for each pair of queues
-  link=NAME
-           the other card that has NAME
 
-Options of all: mac=MAC (52:54:00:00:00:01 and up), queues=N pairs of queues (1; not with tap-fd). Of the last three:
+Options of all: mac=MAC (52:54:00:00:00:01 and up), queues=N pairs of queues (1; not with tap-fd). Of all but echo:
 mtu=N (the guest is told of none), offloads=off (checksums and segmentation are not left to the far side). Of TAP
 devices: vhost=on (the host's kernel moves the frames, where it can).";
 

@@ -13,7 +13,7 @@ pub(crate) struct NetArg {
 /// What may follow each kind of network.
 const FOR_ECHO: [&str; 5] = ["mac", "queues", "frames", "size", "reply"];
 const FOR_TAP: [&str; 5] = ["mac", "queues", "mtu", "offloads", "vhost"];
-const FOR_LINK: [&str; 4] = ["mac", "queues", "mtu", "offloads"];
+const FOR_LINK: [&str; 6] = ["mac", "queues", "mtu", "offloads", "frames", "size"];
 /// The descriptors say how many queues there are.
 const FOR_TAP_FD: [&str; 4] = ["mac", "mtu", "offloads", "vhost"];
 

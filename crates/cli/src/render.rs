@@ -92,6 +92,7 @@ struct JsonDisk<'a> {
 
 #[derive(Debug, Serialize)]
 struct JsonNet<'a> {
+    network: &'a str,
     mac: String,
     queues: u16,
     size: u32,
@@ -181,6 +182,7 @@ fn json_disk(disk: &DiskResult) -> JsonDisk<'_> {
 
 fn json_net(net: &NetResult) -> JsonNet<'_> {
     JsonNet {
+        network: net.network,
         mac: mac(net),
         queues: net.queues,
         size: net.size,
@@ -310,8 +312,8 @@ fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
 }
 
 fn write_net(out: &mut String, net: &NetResult) -> std::fmt::Result {
-    let NetResult { queues, size, reply, frames, per_s, .. } = net;
-    writeln!(out, "  net         {} (echo, {queues} pairs of queues)", mac(net))?;
+    let NetResult { network, queues, size, reply, frames, per_s, .. } = net;
+    writeln!(out, "  net         {} ({network}, {queues} pairs of queues)", mac(net))?;
     if reply == size {
         writeln!(out, "    verified  {frames} frames of {size} bytes, there and back")?;
     } else {
@@ -377,6 +379,7 @@ mod tests {
                 problem: None,
             }],
             nets: vec![NetResult {
+                network: "echo",
                 mac: [2, 0, 0, 0, 0, 0xab],
                 queues: 2,
                 size: 64,
@@ -422,7 +425,7 @@ mod tests {
         assert_eq!((&measured["kicks"], &measured["cpu_s"]), (&1.into(), &0.25.into()));
         assert_eq!((&measured["interrupts"], &measured["exits_by_kind"]["notify"]), (&0.into(), &0.into()));
         assert_eq!(value["nets"][0]["mac"], "02:00:00:00:00:ab");
-        for key in ["queues", "size", "reply", "frames", "per_s", "p50_us", "p99_us", "p999_us"] {
+        for key in ["network", "queues", "size", "reply", "frames", "per_s", "p50_us", "p99_us", "p999_us"] {
             assert!(!value["nets"][0][key].is_null(), "{key}");
         }
         let disk = &value["disks"][0];

@@ -118,6 +118,13 @@ fn frames_go_to_an_echo_and_come_back() {
     assert_eq!((&nets[1]["frames"], &nets[1]["size"]), (&10_000.into(), &1024.into()));
     assert_ne!(nets[0]["mac"], nets[1]["mac"]);
     assert_refused(&run(&["--net", "echo,size=21"]), "frames of 21 bytes");
+    let link = ["--net", "link=a,frames=500,size=100", "--net", "link=a,frames=500,size=100"];
+    let output = run(&[&["--accel", "thread", "--json"], &link[..]].concat());
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    for net in report["nets"].as_array().unwrap() {
+        assert_eq!((&net["network"], &net["frames"]), (&"link".into(), &500.into()));
+    }
     assert_refused(&run(&["--net", "echo,mac=03:00:00:00:00:01"]), "no card's");
 }
 
@@ -593,7 +600,8 @@ fn a_kernel_that_cannot_run_is_refused() {
     ] {
         assert_refused(&run(&["--kernel", path, "--net", network]), why);
     }
-    assert_refused(&run(&["--net", "link=a", "--net", "link=a"]), "for a kernel");
+    assert_refused(&run(&["--net", "tap=tap0"]), "for a kernel");
+    assert_refused(&run(&["--net", "link=a", "--net", "link=a,size=100"]), "different frames");
     let test = "a_kernel_that_cannot_run_is_refused (a TAP device without the right)";
     if let Some(output) = run_as_nobody(test, &["--kernel", path, "--net", "tap=pv-nobody"]) {
         // Where anybody may open /dev/net/tun, it is the interface that cannot be made.

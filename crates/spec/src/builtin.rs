@@ -136,6 +136,8 @@ pub mod job {
     /// Network card: receive frames that come as fast as there are buffers. Byte n of a frame is the low byte of n, but
     /// for eight bytes at 14 that hold its number, from 0 on, little endian.
     pub const NET_RECEIVE: u32 = 6;
+    /// Network card whose far side is a card with [`NET_ECHO`]: be its echo.
+    pub const NET_MIRROR: u32 = 7;
 }
 
 /// Values of [`BootInfo::inject`]: faults that tests ask for.

@@ -133,7 +133,8 @@ pub enum Network {
     /// A TAP device of the host, by the numbers of descriptors that this process was started with: one for each pair of
     /// queues.
     TapFds(Vec<i32>),
-    /// The card whose link has the same name.
+    /// The card whose link has the same name. The built-in guest sends frames on the first one, and is an echo on the
+    /// second.
     Link(String),
 }
 
@@ -141,6 +142,19 @@ impl Network {
     /// Whether only the built-in guest knows what to do with it.
     pub(crate) fn for_the_builtin_guest(&self) -> bool {
         matches!(self, Self::Echo | Self::Station | Self::Sink | Self::Source)
+    }
+
+    /// As on the command line.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Echo => "echo",
+            Self::Station => "station",
+            Self::Sink => "sink",
+            Self::Source => "source",
+            Self::Tap(_) => "tap",
+            Self::TapFds(_) => "tap-fd",
+            Self::Link(_) => "link",
+        }
     }
 }
 

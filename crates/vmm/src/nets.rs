@@ -31,8 +31,6 @@ pub(crate) fn cards(configs: &[NetConfig]) -> Result<Vec<Card>, RunError> {
 }
 
 fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card, RunError> {
-    // Any frame that the built-in guest is to send is no longer than this allows.
-    let mtu = Some(u16::try_from(config.size.max(config.reply())).unwrap_or(u16::MAX).max(1500));
     let reply = config.reply() as usize;
     match &config.network {
         Network::Echo => {
@@ -40,15 +38,13 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
                 None => LinkEnd::echo(config.queues),
                 Some(len) => LinkEnd::answering(config.queues, len as usize),
             };
-            card(config, mtu, end.map_err(no_link)?)
+            card(config, end.map_err(no_link)?)
         }
-        Network::Station => card(config, mtu, LinkEnd::to_station(config.queues, reply).map_err(no_link)?),
-        Network::Sink => card(config, mtu, Hose::new(config.queues, 0, reply).map_err(no_link)?),
-        Network::Source => {
-            card(config, mtu, Hose::new(config.queues, config.frames, reply).map_err(no_link)?)
-        }
-        Network::Tap(name) => card(config, config.mtu, Tap::open(name, config.queues)?),
-        Network::TapFds(numbers) => card(config, config.mtu, Tap::inherited(numbers)?),
+        Network::Station => card(config, LinkEnd::to_station(config.queues, reply).map_err(no_link)?),
+        Network::Sink => card(config, Hose::new(config.queues, 0, reply).map_err(no_link)?),
+        Network::Source => card(config, Hose::new(config.queues, config.frames, reply).map_err(no_link)?),
+        Network::Tap(name) => card(config, Tap::open(name, config.queues)?),
+        Network::TapFds(numbers) => card(config, Tap::inherited(numbers)?),
         Network::Link(name) => {
             let end = match far_ends.remove(name.as_str()) {
                 Some((end, queues)) if queues == config.queues => end,
@@ -64,16 +60,25 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
                     near
                 }
             };
-            card(config, config.mtu, end)
+            card(config, end)
         }
     }
+}
+
+/// Whether `configs[number]` is the second card of a link.
+pub(crate) fn is_mirror(configs: &[NetConfig], number: usize) -> bool {
+    matches!(configs[number].network, Network::Link(_))
+        && configs[..number].iter().any(|before| before.network == configs[number].network)
 }
 
 fn no_link(source: std::io::Error) -> RunError {
     RunError::Os { what: "make a link", source }
 }
 
-fn card<B: BackEnd>(config: &NetConfig, mtu: Option<u16>, back_end: B) -> Result<Card, RunError> {
+fn card<B: BackEnd>(config: &NetConfig, back_end: B) -> Result<Card, RunError> {
+    // Any frame that the built-in guest is to send is no longer than this allows.
+    let longest = config.size.max(config.reply());
+    let mtu = config.mtu.or_else(|| (longest > 1500).then(|| u16::try_from(longest).unwrap_or(u16::MAX)));
     let card_config = CardConfig { mtu, offloads: config.offloads, ..CardConfig::new(config.mac) };
     let card = Net::new(card_config, back_end).map_err(|error| RunError::Config(error.to_string()))?;
     Ok(Card { counters: card.counters(), device: Box::new(card) })

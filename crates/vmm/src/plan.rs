@@ -8,6 +8,7 @@ use crate::config::{
     QueueOwner, RunConfig, TransportChoice,
 };
 use crate::error::RunError;
+use crate::nets;
 use paravane_device::blk::Blk;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
@@ -140,6 +141,33 @@ fn check_process(config: &RunConfig) -> Result<(), RunError> {
     Ok(())
 }
 
+/// Checks that the built-in guest has something to do on each card.
+///
+/// # Errors
+/// One line on the first card on which it has not.
+pub(crate) fn check_jobs(nets: &[NetConfig]) -> Result<(), RunError> {
+    for (number, net) in nets.iter().enumerate() {
+        match &net.network {
+            Network::Echo | Network::Station | Network::Sink | Network::Source => {}
+            Network::Tap(_) | Network::TapFds(_) => {
+                return refuse(
+                    "the built-in guest has nothing to say to a host: a TAP device is for a kernel",
+                );
+            }
+            Network::Link(_) if net.reply.is_some() => {
+                return refuse("a link's far card answers by as many bytes as it gets");
+            }
+            Network::Link(name) => {
+                let differs = |before: &NetConfig| (before.frames, before.size) != (net.frames, net.size);
+                if nets[..number].iter().any(|before| before.network == net.network && differs(before)) {
+                    return refuse(format!("the cards of link {name:?} are to exchange different frames"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 fn check_net(net: &NetConfig) -> Result<(), RunError> {
     for size in [net.size, net.reply()] {
         if !FRAMES.contains(&size) {
@@ -227,9 +255,10 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
         Job::WriteTest => (job::WRITE_TEST, plan.span),
     });
     let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
-    let nets = config.nets.iter().map(|net| match net.network {
+    let nets = config.nets.iter().enumerate().map(|(number, net)| match net.network {
         Network::Sink => (job::NET_SEND, net.frames),
         Network::Source => (job::NET_RECEIVE, net.frames),
+        _ if nets::is_mirror(&config.nets, number) => (job::NET_MIRROR, net.frames),
         _ => (job::NET_ECHO, net.frames),
     });
     let first_net = plans.len() + rng.iter().len();

@@ -131,6 +131,8 @@ pub struct KickFigures {
 /// What became of one network card's job.
 #[derive(Clone, Debug)]
 pub struct NetResult {
+    /// What it was connected to: "echo" or "link".
+    pub network: &'static str,
     /// Its address.
     pub mac: [u8; 6],
     /// Pairs of queues.

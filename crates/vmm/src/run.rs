@@ -52,10 +52,7 @@ struct Disk {
 /// See [`crate::run()`].
 pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
     plan::check(config)?;
-    if config.nets.iter().any(|net| !net.network.for_the_builtin_guest()) {
-        let what = "the built-in guest talks to an echo; a TAP device or a link is for a kernel";
-        return Err(RunError::Config(what.into()));
-    }
+    plan::check_jobs(&config.nets)?;
     let mut images = Vec::with_capacity(config.disks.len());
     for disk in &config.disks {
         images.push(Blk::open(BlkConfig {
@@ -380,6 +377,7 @@ impl Judge<'_> {
         let one = |((net, counted), number): ((&NetConfig, &Totals), usize)| {
             let report = self.area.disk(number);
             let mut result = NetResult {
+                network: net.network.name(),
                 mac: net.mac,
                 queues: net.queues,
                 size: net.size,

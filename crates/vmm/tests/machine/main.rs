@@ -58,6 +58,7 @@ both!(
     a_station_answers_from_a_thread_of_its_own,
     frames_stream_one_way,
     the_vcpu_itself_serves_its_queues,
+    two_cards_on_a_link,
     the_measured_phase_is_counted_apart,
     several_cards_with_several_queues_beside_a_disk,
     a_crash_ends_the_run,

@@ -409,6 +409,28 @@ pub(crate) fn an_answer_may_be_longer_or_shorter(accel: AccelChoice) {
     }
 }
 
+pub(crate) fn two_cards_on_a_link(accel: AccelChoice) {
+    for (transport, queues, size) in
+        [(TransportChoice::Mmio, 1, 64), (TransportChoice::MmioMsi, 2, 9000), (TransportChoice::Pci, 1, 1514)]
+    {
+        let card = |last| NetConfig {
+            network: Network::Link("a".into()),
+            mac: [2, 0, 0, 0, 0, last],
+            queues,
+            size,
+            frames: 300,
+            ..NetConfig::default()
+        };
+        let nets = [card(1), card(2)];
+        let report = go(RunConfig { transport, depth: 4, ..with_nets(accel, &nets) });
+        assert_verified_over(transport, &report, accel);
+        for (result, net) in report.nets.iter().zip(&nets) {
+            assert_eq!((result.network, result.mac, result.frames), ("link", net.mac, 300));
+        }
+        assert!(report.nets[0].per_s > 0.0);
+    }
+}
+
 pub(crate) fn a_station_answers_from_a_thread_of_its_own(accel: AccelChoice) {
     for (size, reply, depth, queues) in [(98, 1090, 1, 1), (1514, 60, 16, 3)] {
         let network = Network::Station;

@@ -1,0 +1,115 @@
+//! Sends each frame that comes on a network card back to where it came from, with its addresses swapped. It has no end of
+//! its own: it serves as long as others work.
+use crate::ping::Step;
+use crate::report::{DiskPage, Failure, Measured};
+use alloc::vec::Vec;
+use paravane_driver::Transport;
+use paravane_driver::net::Net;
+use paravane_spec::builtin::{error, state};
+
+/// A frame that has come and is not sent back yet.
+struct Held {
+    /// As long as any frame.
+    frame: Vec<u8>,
+    /// 0: there is none.
+    len: usize,
+}
+
+/// A mirror under way.
+pub(crate) struct Mirror<T> {
+    net: Net<T>,
+    page: DiskPage,
+    /// The answer to the question for pairs has not come yet.
+    asking: bool,
+    /// Of each pair.
+    held: Vec<Held>,
+    measured: Measured,
+}
+
+impl<T: Transport> Mirror<T> {
+    /// For frames of up to `longest` bytes, on all pairs that the driver has set up.
+    ///
+    /// # Errors
+    /// The driver refuses the question for pairs.
+    pub(crate) fn new(mut net: Net<T>, longest: usize, page: DiskPage) -> Result<Self, Failure> {
+        let pairs = net.pairs_set_up();
+        if pairs > 1 {
+            net.ask_for_pairs(pairs)?;
+        }
+        page.state(state::MIX);
+        let held = (0..pairs).map(|_| Held { frame: alloc::vec![0; longest], len: 0 }).collect();
+        Ok(Self { net, page, asking: pairs > 1, held, measured: Measured::default() })
+    }
+
+    /// Whether what comes from now on goes back on the pair on which it was sent.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.asking
+    }
+
+    /// Takes what came, and sends it back.
+    pub(crate) fn step(&mut self) -> Result<Step, Failure> {
+        let mut step = Step::default();
+        if self.asking {
+            match self.net.answer()? {
+                None => return Ok(step),
+                Some(true) => self.asking = false,
+                Some(false) => return Err(refused()),
+            }
+        }
+        for (held, pair) in self.held.iter_mut().zip(0..) {
+            loop {
+                if held.len == 0 {
+                    let Some(len) = self.net.receive(pair, &mut held.frame)? else { break };
+                    let frame = held.frame.get_mut(..len).ok_or(too_long(len))?;
+                    let Some((addresses, _)) = frame.split_at_mut_checked(12) else {
+                        return Err(too_long(len));
+                    };
+                    let (to, from) = addresses.split_at_mut(6);
+                    to.swap_with_slice(from);
+                    held.len = len;
+                }
+                if !self.net.send(pair, &held.frame[..held.len])? {
+                    break;
+                }
+                self.measured.ops += 1;
+                self.measured.bytes += held.len as u64;
+                step.sent += 1;
+                held.len = 0;
+            }
+        }
+        step.kicks = u64::from(self.net.kick());
+        step.completed = step.sent;
+        if step.sent > 0 {
+            self.page.measured(self.measured);
+        }
+        Ok(step)
+    }
+
+    /// The others have done their work.
+    pub(crate) fn finish(&self) {
+        self.page.state(state::DONE);
+    }
+
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
+        self.net.enable_interrupts()
+    }
+
+    pub(crate) fn disable_interrupts(&mut self) {
+        self.net.disable_interrupts();
+    }
+
+    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
+        self.net.interrupt()?;
+        Ok(())
+    }
+}
+
+fn refused() -> Failure {
+    let reason = "the card does not use the pairs that it has";
+    Failure { error: error::MISMATCH, detail: 0, sector: 0, reason }
+}
+
+fn too_long(len: usize) -> Failure {
+    let reason = "a frame came of a length that nobody had sent";
+    Failure { error: error::MISMATCH, detail: len as u64, sector: 0, reason }
+}
