@@ -15,7 +15,7 @@
 use crate::guest::Image;
 use crate::machine::{Pinned, RealTime, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::{Gathered, Shots};
+use crate::series::{Figure, Gathered, Shots};
 use crate::{BenchError, Options, Row};
 use paravane_vmm::{AccelChoice, TransportChoice};
 use shot::{Amount, shoot};
@@ -37,6 +37,7 @@ pub(crate) const NOTES: &[&str] = &[
     "blk/read4k: random reads of 4 KiB out of 256 KiB in memory, each compared by the guest.",
     "exits are those to user space, by what they are about. kernel-notify and kernel-eoi never get there: a kick that KVM turns into an eventfd, and the end of an interrupt, which KVM's APIC takes (by the guest's count of interrupts that it took: several that are raised before it takes one are one). With the thread machine exits are the accesses that would have been some.",
     "mmio reads the interrupt status and acknowledges what it finds, two exits; mmio-msi and pci do neither. The guest sleeps between kick and answer, so that each transaction takes an interrupt.",
+    "rate-to-mmio, rate-to-pci: the medians of what the rates of mmio-msi are to theirs round by round, so that a host whose speed drifts is the same for both.",
     "cpu is that of the whole process, guest included, in the measured phase.",
     "On kvm-pvm an instruction that the guest executes in ring 0 (its interrupt stubs: some five for each interrupt, on every transport alike) is emulated at about 1.4 us, so an interrupt is dearer than with VMX or SVM, and exits have other prices. Take no time or rate from there for another host; exits an interrupt are the same.",
     "reference: the seed's own figures (netperf TCP_RR 32,1024, three runs of 30 s, December 2019). Another machine, and a network stack on both sides; compare ratios at most.",
@@ -112,12 +113,33 @@ fn measure(
                     .map_err(|reason| broken(transport.name(), format_args!("{case}: {reason}")))?;
                 shots[at].1.add(figures);
             }
-            for (subject, shots) in shots {
-                gathered.add(&case.to_string(), subject, vcpu, shots.medians());
+            let path = case.to_string();
+            let [mmio, msi, pci] =
+                shots.map(|(subject, shots)| (subject, shots.medians().collect::<Vec<_>>()));
+            // Within a round they had the same host, however fast that was.
+            let relative = ratio(&msi.1, &mmio.1, "rate-to-mmio").into_iter().chain(ratio(
+                &msi.1,
+                &pci.1,
+                "rate-to-pci",
+            ));
+            let relative: Vec<_> = relative.collect();
+            for (subject, figures) in [mmio, msi, pci] {
+                gathered.add(&path, subject, vcpu, figures);
             }
+            gathered.add(&path, TransportChoice::MmioMsi.name(), vcpu, relative);
         }
     }
     Ok(gathered.rows())
+}
+
+/// The ratio of two rates, as a figure.
+fn ratio(ours: &[(Figure, f64)], theirs: &[(Figure, f64)], metric: &'static str) -> Option<(Figure, f64)> {
+    let rate = |figures: &[(Figure, f64)]| {
+        let (figure, rate) = figures.iter().find(|(figure, _)| figure.metric == "rate")?;
+        Some((figure.method.clone(), *rate))
+    };
+    let ((method, ours), (_, theirs)) = (rate(ours)?, rate(theirs)?);
+    (theirs > 0.0).then(|| (Figure::new(metric, "1", method), ours / theirs))
 }
 
 #[cfg(test)]
