@@ -783,6 +783,19 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_the_kernel_cannot_serve_stays_ours() {
+        let bells = Arc::new(Doorbells::default());
+        let mut rig = Rig::new(Arc::clone(&bells) as Arc<dyn IoEventFds>);
+        rig.slot.surroundings.vhost_net = true;
+        rig.start(DESC as u32);
+        rig.offer();
+        assert!(bells.ring(BASE + QUEUE_NOTIFY, &[0; 4]), "its ioeventfd is where it was");
+        rig.wait_for("a used buffer", |rig| rig.used() == 1);
+        rig.served();
+        assert!(!rig.needs_reset());
+    }
+
+    #[test]
     fn a_buffer_offered_before_the_start_needs_no_kick() {
         let mut rig = Rig::new(Arc::new(Doorbells::default()));
         rig.set_up(DESC as u32);
