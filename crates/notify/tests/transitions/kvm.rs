@@ -300,8 +300,10 @@ impl Control<'_, '_> {
         }
     }
 
+    /// A handler that was taken off and is put on is a transition too.
     fn on(&mut self) {
         assert!(self.handler.is_none());
+        self.done += 1;
         self.handler = Some(Handler::on(self.scope, self.machine));
     }
 
@@ -395,7 +397,7 @@ impl Control<'_, '_> {
             // The handler alone, off and on.
             6 | 7 => {
                 self.off();
-                self.transition(|queue| queue.notifier().signal());
+                self.queue().notifier().signal();
                 self.on();
             }
             // Stop and restore, the ring where it was.
