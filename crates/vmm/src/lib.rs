@@ -1,6 +1,8 @@
 //! A microVM: memory, one vCPU (or a host thread in its place), virtio-mmio devices, I/O threads, and the
 //! built-in guest or a Linux guest.
 mod accel;
+#[cfg(test)]
+mod addresses;
 mod attach;
 mod bus;
 mod config;

@@ -1,4 +1,5 @@
 //! A function on the bus, found and driven by our driver, while its BAR is moved and switched off under it.
+use crate::addresses::Addresses;
 use crate::bus::Bus;
 use crate::console::Console;
 use crate::io_thread::Crew;
@@ -32,63 +33,27 @@ impl InterruptSink for NoLine {
 
 /// The machine, as code on its processor sees it.
 #[derive(Clone)]
-struct Machine {
-    bus: Arc<Bus>,
-    bells: Arc<Doorbells>,
-}
+struct Machine(Addresses);
 
 impl Machine {
-    fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
-        let mut data = [0; N];
-        self.bus.read(addr, &mut data);
-        data
-    }
-
-    fn write<const N: usize>(&self, addr: u64, data: [u8; N]) {
-        if !self.bells.ring(addr, &data) {
-            assert!(self.bus.write(addr, &data).is_none());
-        }
-    }
-
     fn command(&self, bits: u16) {
-        self.write16(FUNCTION + u64::from(header::COMMAND), bits);
+        self.0.write16(FUNCTION + u64::from(header::COMMAND), bits);
     }
 
     fn move_bar(&self, to: u64) {
-        self.write32(FUNCTION + u64::from(header::BAR), to as u32);
+        self.0.write32(FUNCTION + u64::from(header::BAR), to as u32);
     }
 
     /// A kick of queue 0 of a BAR at `bar`, if there is an ioeventfd.
     fn ring(&self, bar: u64) -> bool {
-        self.bells.ring(bar + Pci::notification(0), &[0; 2])
-    }
-}
-
-impl Space for Machine {
-    fn read8(&self, addr: u64) -> u8 {
-        u8::from_le_bytes(self.read(addr))
-    }
-    fn read16(&self, addr: u64) -> u16 {
-        u16::from_le_bytes(self.read(addr))
-    }
-    fn read32(&self, addr: u64) -> u32 {
-        u32::from_le_bytes(self.read(addr))
-    }
-    fn write8(&self, addr: u64, value: u8) {
-        self.write(addr, value.to_le_bytes());
-    }
-    fn write16(&self, addr: u64, value: u16) {
-        self.write(addr, value.to_le_bytes());
-    }
-    fn write32(&self, addr: u64, value: u32) {
-        self.write(addr, value.to_le_bytes());
+        self.0.bells.ring(bar + Pci::notification(0), &[0; 2])
     }
 }
 
 /// An entropy source on PCI and its driver.
 struct Guest {
     machine: Machine,
-    rng: Rng<Driven<Machine>>,
+    rng: Rng<Driven<Addresses>>,
     crew: Crew,
     /// Outlives the driver.
     _region: Arc<Region>,
@@ -127,12 +92,12 @@ impl Guest {
         let attachment = Attachment { base: NOWHERE, size, transport: Box::new(pci), interrupts };
         let slot = Slot::new(0, attachment, device, surroundings);
         let bus = Arc::new(Bus::new(vec![slot], Some(Root::new()), Console::new(&memory, tally)));
-        let machine = Machine { bus, bells };
+        let machine = Machine(Addresses { bus, bells });
 
         // SAFETY: the region lives as long as the guest, and so longer than the driver; nobody makes references to it.
         let area = unsafe { Area::new(region.host(), RAM_SIZE as usize) };
         let mut pool = Pool::new(DmaArea { area, addr: 0 });
-        let bus = Ecam::new(machine.clone(), PCI_ECAM, PCI_WINDOW);
+        let bus = Ecam::new(machine.0.clone(), PCI_ECAM, PCI_WINDOW);
         let found: Vec<_> = bus.functions().collect();
         assert_eq!(found.len(), 2, "the bridge and the device");
         let function = found.into_iter().find(|function| function.virtio().is_some()).unwrap();
@@ -141,7 +106,7 @@ impl Guest {
     }
 
     fn slot(&self) -> &Slot {
-        &self.machine.bus.slots()[0]
+        &self.machine.0.bus.slots()[0]
     }
 
     /// Asks, and kicks, if the device is asleep, where the driver believes that the BAR is.
@@ -168,7 +133,7 @@ fn kicks_follow_the_bar() {
     guest.answered();
     let machine = guest.machine.clone();
     machine.move_bar(ELSEWHERE);
-    assert_eq!(machine.read16(HOME), 0xffff, "nobody is at home");
+    assert_eq!(machine.0.read16(HOME), 0xffff, "nobody is at home");
     assert!(!machine.ring(HOME));
     guest.ask();
     assert!(machine.ring(ELSEWHERE));
@@ -202,14 +167,14 @@ fn the_window_in_the_configuration_space_kicks_without_a_bar() {
     guest.answered();
     machine.command(command::BUS_MASTER);
     guest.ask();
-    let mut at = u64::from(machine.read8(FUNCTION + u64::from(header::CAPABILITIES)));
-    while machine.read8(FUNCTION + at + u64::from(cap::CFG_TYPE)) != cap::PCI {
-        at = u64::from(machine.read8(FUNCTION + at + 1));
+    let mut at = u64::from(machine.0.read8(FUNCTION + u64::from(header::CAPABILITIES)));
+    while machine.0.read8(FUNCTION + at + u64::from(cap::CFG_TYPE)) != cap::PCI {
+        at = u64::from(machine.0.read8(FUNCTION + at + 1));
         assert_ne!(at, 0, "there is a window");
     }
-    machine.write32(FUNCTION + at + u64::from(cap::OFFSET), Pci::notification(0) as u32);
-    machine.write32(FUNCTION + at + u64::from(cap::LENGTH), 2);
-    machine.write16(FUNCTION + at + u64::from(cap::PCI_CFG_DATA), 0);
+    machine.0.write32(FUNCTION + at + u64::from(cap::OFFSET), Pci::notification(0) as u32);
+    machine.0.write32(FUNCTION + at + u64::from(cap::LENGTH), 2);
+    machine.0.write16(FUNCTION + at + u64::from(cap::PCI_CFG_DATA), 0);
     guest.answered();
     assert_eq!(guest.slot().exit_kicks(), 1);
 }

@@ -1,5 +1,6 @@
 //! A whole machine with two entropy devices on one I/O thread, and its guest in this process.
 use crate::accel::{Accelerator, Ended, Running};
+use crate::addresses::Addresses;
 use crate::bus::Bus;
 use crate::config::{RunConfig, TransportChoice};
 use crate::dirty::VcpuLog;
@@ -84,49 +85,7 @@ impl Accelerator for Played {
     }
 }
 
-/// The physical address space, as guest code sees it.
-#[derive(Clone)]
-pub(super) struct Addresses {
-    bus: Arc<Bus>,
-    bells: Arc<Doorbells>,
-}
-
-impl Addresses {
-    fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
-        let mut data = [0; N];
-        self.bus.read(addr, &mut data);
-        data
-    }
-
-    fn write<const N: usize>(&self, addr: u64, data: [u8; N]) {
-        if !self.bells.ring(addr, &data) {
-            assert!(self.bus.write(addr, &data).is_none());
-        }
-    }
-}
-
-impl Space for Addresses {
-    fn read8(&self, addr: u64) -> u8 {
-        u8::from_le_bytes(self.read(addr))
-    }
-    fn read16(&self, addr: u64) -> u16 {
-        u16::from_le_bytes(self.read(addr))
-    }
-    fn read32(&self, addr: u64) -> u32 {
-        u32::from_le_bytes(self.read(addr))
-    }
-    fn write8(&self, addr: u64, value: u8) {
-        self.write(addr, value.to_le_bytes());
-    }
-    fn write16(&self, addr: u64, value: u16) {
-        self.write(addr, value.to_le_bytes());
-    }
-    fn write32(&self, addr: u64, value: u32) {
-        self.write(addr, value.to_le_bytes());
-    }
-}
-
-/// A virtio-mmio device's window in it.
+/// A virtio-mmio device's window in the address space.
 pub(super) struct Window {
     addresses: Addresses,
     base: u64,
