@@ -274,16 +274,17 @@ impl<'a> Door<'a> {
     /// [`Door::read`] without the order.
     #[inline(always)]
     fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
-        let own = out.as_mut_ptr();
-        if let Some(piece) = self.whole_piece(addr, out.len(), access) {
+        // The length is taken first: while bytes are moved nobody else may look at `out`.
+        let (own, len) = (out.as_mut_ptr(), out.len());
+        if let Some(piece) = self.whole_piece(addr, len, access) {
             // SAFETY: `whole_piece` is mapped guest memory of the pinned snapshot, as long as `out`, which is ours.
             unsafe { copy::load(piece.host, own, piece.len) };
             return Ok(());
         }
-        self.each_piece(addr, out.len(), access, |done, piece| {
+        self.each_piece(addr, len, access, |done, piece| {
             // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + len` is at
             // most the length of `out`, which is ours alone.
-            unsafe { copy::load_part(piece.host, own.add(done), piece.len, out.len()) };
+            unsafe { copy::load_part(piece.host, own.add(done), piece.len, len) };
         })
     }
 
