@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Largest physical block that is announced. `st_blksize` is the preferred size of an I/O; on local file
 /// systems that is the block, on network ones it is megabytes.
@@ -116,19 +117,31 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
     }
 }
 
-/// Locks the whole file for this open file description, without waiting: exclusively, or shared to read.
-/// The lock goes with the last descriptor of this description; unlike a process's lock it is not lost when
-/// somebody in this process opens and closes the same file.
+/// For how long a lock may be somebody's who is about to let go.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Locks the whole file for this open file description: exclusively, or shared to read. The lock goes with the last
+/// descriptor of this description; unlike a process's lock it is not lost when somebody in this process opens and
+/// closes the same file.
+///
+/// A process that is just being started has a copy of each descriptor until it executes its program, and with it the lock
+/// of an image that was closed meanwhile. So somebody else's lock is waited for, a little.
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     // SAFETY: `flock` is plain data, for which all zeroes are valid; l_pid must be 0 for OFD locks.
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;
+    let start = Instant::now();
     // l_start and l_len stay 0: from the first byte to wherever the end will be.
     // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == -1 {
-        return Err(io::Error::last_os_error());
+    while unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == -1 {
+        let error = io::Error::last_os_error();
+        let held = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
+        if !held || start.elapsed() >= PATIENCE {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }

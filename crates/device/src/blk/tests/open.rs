@@ -184,3 +184,16 @@ fn a_read_only_disk_has_a_read_only_descriptor() {
     assert_eq!(flags & rustix::fs::OFlags::RWMODE, rustix::fs::OFlags::RDONLY);
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
 }
+
+/// Whoever is about to let go is waited for.
+#[test]
+fn a_lock_that_goes_away_soon_is_no_obstacle() {
+    let file = image(&[0; 512]);
+    let first = open(file.path()).unwrap();
+    let closer = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        drop(first);
+    });
+    open(file.path()).expect("half a second is enough");
+    closer.join().unwrap();
+}
