@@ -1,11 +1,11 @@
 //! Sends each frame that comes on a network card back to where it came from, with its addresses swapped. It has no end of
 //! its own: it serves as long as others work.
-use crate::ping::Step;
+use crate::ping::{Step, uses_pairs, wrong};
 use crate::report::{DiskPage, Failure, Measured};
 use alloc::vec::Vec;
 use paravane_driver::Transport;
 use paravane_driver::net::Net;
-use paravane_spec::builtin::{error, state};
+use paravane_spec::builtin::state;
 
 /// A frame that has come and is not sent back yet.
 struct Held {
@@ -50,11 +50,10 @@ impl<T: Transport> Mirror<T> {
     pub(crate) fn step(&mut self) -> Result<Step, Failure> {
         let mut step = Step::default();
         if self.asking {
-            match self.net.answer()? {
-                None => return Ok(step),
-                Some(true) => self.asking = false,
-                Some(false) => return Err(refused()),
+            if !uses_pairs(&mut self.net)? {
+                return Ok(step);
             }
+            self.asking = false;
         }
         for (held, pair) in self.held.iter_mut().zip(0..) {
             loop {
@@ -104,12 +103,6 @@ impl<T: Transport> Mirror<T> {
     }
 }
 
-fn refused() -> Failure {
-    let reason = "the card does not use the pairs that it has";
-    Failure { error: error::MISMATCH, detail: 0, sector: 0, reason }
-}
-
 fn too_long(len: usize) -> Failure {
-    let reason = "a frame came of a length that nobody had sent";
-    Failure { error: error::MISMATCH, detail: len as u64, sector: 0, reason }
+    wrong(len as u64, "a frame came of a length that nobody had sent")
 }

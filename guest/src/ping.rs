@@ -19,7 +19,7 @@ const NEAR: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// For local experiments (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// Where a frame's number lies.
-const NUMBER_AT: usize = 14;
+pub(crate) const NUMBER_AT: usize = 14;
 /// Bytes of the shortest frame: addresses, type, number.
 pub(crate) const SHORTEST: usize = NUMBER_AT + 8;
 
@@ -59,10 +59,10 @@ pub(crate) struct Ping<T> {
     measured: Measured,
 }
 
-/// What one step did.
+/// What one step of any work with a card did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Step {
-    /// Frames that came back.
+    /// Frames that came back, or are through.
     pub(crate) completed: u64,
     /// Frames published.
     pub(crate) sent: u64,
@@ -70,8 +70,20 @@ pub(crate) struct Step {
     pub(crate) kicks: u64,
 }
 
-fn wrong(detail: u64, reason: &'static str) -> Failure {
+pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
     Failure { error: error::MISMATCH, detail, sector: 0, reason }
+}
+
+/// Whether the card has answered the question for pairs, and uses them.
+///
+/// # Errors
+/// It does not use them, or the queue of its answers is broken.
+pub(crate) fn uses_pairs<T: Transport>(net: &mut Net<T>) -> Result<bool, Failure> {
+    match net.answer()? {
+        None => Ok(false),
+        Some(true) => Ok(true),
+        Some(false) => Err(wrong(0, "the card does not use the pairs that it has")),
+    }
 }
 
 impl<T: Transport> Ping<T> {
@@ -117,11 +129,10 @@ impl<T: Transport> Ping<T> {
     pub(crate) fn step(&mut self, may_send: bool, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
         if self.asking {
-            match self.net.answer()? {
-                None => return Ok(step),
-                Some(true) => self.asking = false,
-                Some(false) => return Err(wrong(0, "the card does not use the pairs that it has")),
+            if !uses_pairs(&mut self.net)? {
+                return Ok(step);
             }
+            self.asking = false;
         }
         for pair in 0..self.flights.len() {
             while let Some(len) = self.net.receive(pair as u16, &mut self.answer)? {

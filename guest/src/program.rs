@@ -170,7 +170,7 @@ fn bring_up<'p, P: Platform>(
         job::NET_SEND | job::NET_RECEIVE => {
             let way = if entry.job == job::NET_SEND { Way::Out } else { Way::In };
             let terms =
-                stream::Terms { way, frames: entry.span, len: (entry.frame as usize).max(stream::SHORTEST) };
+                stream::Terms { way, frames: entry.span, len: (entry.frame as usize).max(ping::SHORTEST) };
             let slots = |way| if terms.way == way { depth as u16 } else { 1 };
             let options = NetOptions {
                 receive_slots: slots(Way::In),

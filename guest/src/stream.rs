@@ -3,16 +3,13 @@
 //! ```text
 //!   out: sent, each kicked for ---> taken back by the card      in: received, compared ---> its slot on offer again
 //! ```
+use crate::ping::{NUMBER_AT, SHORTEST, Step, wrong};
 use crate::report::{DiskPage, Failure, Measured};
 use alloc::vec::Vec;
 use paravane_driver::Transport;
 use paravane_driver::net::Net;
-use paravane_spec::builtin::{error, state};
+use paravane_spec::builtin::state;
 
-/// Where a frame's number lies.
-const NUMBER_AT: usize = 14;
-/// Bytes of the shortest frame: addresses, type, number.
-pub(crate) const SHORTEST: usize = NUMBER_AT + 8;
 /// Most frames in one step, before the other devices get their turn.
 const STEP: usize = 256;
 
@@ -45,17 +42,6 @@ pub(crate) struct Stream<T> {
     number: u64,
     began: Option<u64>,
     measured: Measured,
-}
-
-/// What one step did.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Step {
-    /// Frames that are through.
-    pub(crate) completed: u64,
-    /// Frames published.
-    pub(crate) sent: u64,
-    /// Kicks written.
-    pub(crate) kicks: u64,
 }
 
 impl<T: Transport> Stream<T> {
@@ -131,12 +117,7 @@ impl<T: Transport> Stream<T> {
             self.began.get_or_insert_with(clock);
             self.put_number();
             if self.number == self.terms.frames || self.got.get(..len) != Some(&self.frame[..]) {
-                return Err(Failure {
-                    error: error::MISMATCH,
-                    detail: self.number,
-                    sector: 0,
-                    reason: "a frame came that was not the one that was due",
-                });
+                return Err(wrong(self.number, "a frame came that was not the one that was due"));
             }
             self.number += 1;
             step.completed += 1;
