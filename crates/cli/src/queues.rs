@@ -1,5 +1,5 @@
 //! Queues and I/O threads in the report.
-use paravane_vmm::{IoThreadResult, KickPath, QueueResult, Report};
+use paravane_vmm::{IoThreadFigures, KickPath, QueueResult, Report};
 use serde::Serialize;
 
 /// One queue that ran.
@@ -29,8 +29,8 @@ pub(crate) struct JsonIoThread {
     fruitless_polls: u64,
 }
 
-pub(crate) fn json_thread(thread: &IoThreadResult) -> JsonIoThread {
-    let &IoThreadResult { turns, polled_ns, fruitful_polls, fruitless_polls } = thread;
+pub(crate) fn json_thread(thread: &IoThreadFigures) -> JsonIoThread {
+    let &IoThreadFigures { turns, polled_ns, fruitful_polls, fruitless_polls } = thread;
     JsonIoThread { turns, polled_ns, fruitful_polls, fruitless_polls }
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
 }
 
 /// What polling cost, if there was any.
-fn polls(&IoThreadResult { polled_ns, fruitful_polls, fruitless_polls, .. }: &IoThreadResult) -> String {
+fn polls(&IoThreadFigures { polled_ns, fruitful_polls, fruitless_polls, .. }: &IoThreadFigures) -> String {
     if fruitful_polls + fruitless_polls == 0 {
         return String::new();
     }
@@ -87,9 +87,10 @@ mod tests {
             queue(2, 0, KickPath::Exits),
         ];
         assert_eq!(paths(&all), "1 by ioeventfd, 1 by exits; fell back to exits: 1:0 1:2");
-        let thread = IoThreadResult { turns: 9, polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
+        let thread =
+            IoThreadFigures { turns: 9, polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
         assert_eq!(polls(&thread), "; polled for 1.5 ms: 3 times work came, 1 times none");
-        assert_eq!(polls(&IoThreadResult::default()), "");
+        assert_eq!(polls(&IoThreadFigures::default()), "");
         assert_eq!(paths(&all[..1]), "1 by ioeventfd, 0 by exits");
     }
 }

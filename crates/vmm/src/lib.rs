@@ -4,9 +4,11 @@ mod accel;
 #[cfg(test)]
 mod addresses;
 mod attach;
+mod balance;
 mod bus;
 mod config;
 mod console;
+mod crew;
 mod dirty;
 mod error;
 mod footprint;
@@ -14,7 +16,6 @@ mod guard;
 #[cfg(test)]
 mod hostile_tests;
 mod image;
-mod io_thread;
 mod kvm;
 mod latency;
 mod linux;
@@ -32,6 +33,7 @@ mod rebalance;
 mod report;
 mod report_area;
 mod run;
+mod site;
 mod slot;
 mod tally;
 mod thread;
@@ -48,11 +50,12 @@ pub use config::{
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};
 pub use paravane_device::blk::EngineChoice;
+pub use paravane_io::IoThreadFigures;
 pub use phase::Phase;
 pub use process::owner_main;
 pub use report::{
-    DirtyFigures, DiskResult, ExitFigures, GuestFailure, IoThreadResult, KickFigures, KickPath, NetResult,
-    Outcome, PhaseFigures, QueueResult, Report,
+    DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickFigures, KickPath, NetResult, Outcome,
+    PhaseFigures, QueueResult, Report,
 };
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 use crate::addresses::Addresses;
 use crate::bus::Bus;
 use crate::console::Console;
-use crate::io_thread::Crew;
+use crate::crew::Crew;
 use crate::slot::{Attachment, NOWHERE, Slot, Surroundings, describe};
 use crate::tally::Tally;
 use crate::thread::Doorbells;
@@ -73,7 +73,7 @@ impl Guest {
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let bells = Arc::new(Doorbells::default());
         let tally = Arc::new(Tally::default());
-        let crew = Crew::spawn(0..1, false, Duration::ZERO, &tally).unwrap();
+        let crew = Crew::spawn(0..1, false, Duration::ZERO).unwrap();
         let surroundings = Surroundings {
             memory: memory.clone(),
             domain: None,

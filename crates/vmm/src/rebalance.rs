@@ -3,9 +3,9 @@
 //! ```text
 //!   every PERIOD:  what each queue did --> advise --> at most one move
 //! ```
+use crate::balance::{Load, advise};
 use crate::bus::Bus;
 use crate::guard::lock;
-use crate::io_thread::{Load, advise};
 use crate::slot::{MoveError, Slot};
 use std::collections::HashMap;
 use std::io;

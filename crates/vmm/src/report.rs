@@ -1,4 +1,5 @@
 //! What a run found.
+use paravane_io::IoThreadFigures;
 use std::path::PathBuf;
 
 /// How the guest failed.
@@ -195,20 +196,6 @@ pub struct QueueResult {
     /// Kicks that came by an exit.
     pub exit_kicks: u64,
 }
-
-/// What one I/O thread did, and what its busy polling cost and brought.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoThreadResult {
-    /// Turns that its queues had: at most one a wake-up, and as many more as there was work for.
-    pub turns: u64,
-    /// Nanoseconds of polling.
-    pub polled_ns: u64,
-    /// Polls of a queue that found work.
-    pub fruitful_polls: u64,
-    /// Polls of a queue that ended without any, so that the thread waited for a kick.
-    pub fruitless_polls: u64,
-}
-
 /// One run's figures.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -245,7 +232,7 @@ pub struct Report {
     /// The queues that ran, by device and index.
     pub queues: Vec<QueueResult>,
     /// The I/O threads.
-    pub io_threads: Vec<IoThreadResult>,
+    pub io_threads: Vec<IoThreadFigures>,
     /// Interrupts raised by devices.
     pub interrupts: u64,
     /// Of those, messages.

@@ -11,14 +11,14 @@ use crate::config::{
     DirtyLogging, Job, NetConfig, Network, QueueOwner, RingLayout, RunConfig, TransportChoice,
 };
 use crate::console::Console;
+use crate::crew::{Crew, Elsewhere};
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
-use crate::io_thread::{Crew, Elsewhere, Inline};
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
 use crate::process::Process;
 use crate::rebalance::Rebalancer;
-use crate::report::{DiskResult, GuestFailure, IoThreadResult, NetResult, Outcome, PhaseFigures, Report};
+use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, PhaseFigures, Report};
 use crate::report_area::ReportArea;
 use crate::slot::{Slot, Surroundings};
 use crate::tally::Tally;
@@ -30,6 +30,7 @@ use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::{Counters, Totals};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
+use paravane_io::{Inline, IoThreadFigures};
 use paravane_notify::LimitedIoEventFds;
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
 use paravane_transport::pci::root::Root;
@@ -232,13 +233,13 @@ impl Machine {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let few = devices.len().min(cpus).min(DEVICES_THREADS);
         let count = config.io_threads.map_or(few, usize::from);
-        let crew = Crew::spawn(0..count, config.io_threads.is_some(), config.longest_poll, tally)
+        let crew = Crew::spawn(0..count, config.io_threads.is_some(), config.longest_poll)
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
         let crew = match (&process, config.owner) {
             (Some(process), _) => crew.replaced_by(Elsewhere::Process(Arc::clone(process))),
             (None, QueueOwner::Vcpu) => {
-                let inline = Inline::spawn(tally)
-                    .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
+                let inline =
+                    Inline::spawn().map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
                 crew.replaced_by(Elsewhere::Inline(Arc::new(inline)))
             }
             (None, _) => crew,
@@ -284,7 +285,7 @@ impl Machine {
     }
 
     /// What each I/O thread has counted.
-    pub(crate) fn figures(&self) -> Vec<IoThreadResult> {
+    pub(crate) fn figures(&self) -> Vec<IoThreadFigures> {
         self.crew.figures()
     }
 

@@ -19,14 +19,17 @@ mod lending;
 #[cfg(test)]
 pub(crate) use lending::LendError;
 
+use crate::balance::Load;
+use crate::crew::{Crew, Elsewhere};
 use crate::guard::lock;
-use crate::io_thread::{Crew, Elsewhere, HostQueue, Load, NotPutOn, QueueKey};
 use crate::process::QueueToStart;
 use crate::report::{KickPath, QueueResult};
+use crate::site::MachineSite;
 use crate::tally::Tally;
 use lending::{LentQueue, Started};
 use paravane_device::{Device, LiveQueue, QueueHandler};
 use paravane_dma::{Domain, Memory};
+use paravane_io::{HostQueue, NotPutOn, QueueKey, QueueWork};
 use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_transport::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
@@ -126,7 +129,7 @@ struct Queue {
     /// How often it changed threads.
     moves: u64,
     /// Chains taken and chains completed, since it was started for the first time.
-    work: Arc<AtomicU64>,
+    work: Arc<QueueWork>,
     /// How its kicks come, since it was started last.
     kicks_by: KickPath,
     /// Where its kicks arrive, since it was started for the first time.
@@ -344,11 +347,16 @@ impl Slot {
         live: LiveQueue,
         handler: Box<dyn QueueHandler>,
         notifier: Arc<HostNotifier>,
-        work: &Arc<AtomicU64>,
+        work: &Arc<QueueWork>,
     ) -> Box<HostQueue> {
         let key = QueueKey { device: self.number, queue };
-        let (interrupts, transport) = (Arc::clone(&self.interrupts), Arc::clone(&self.transport));
-        Box::new(HostQueue::new(key, live, handler, notifier, interrupts, transport, Arc::clone(work)))
+        let site = Arc::new(MachineSite {
+            number: self.number,
+            interrupts: Arc::clone(&self.interrupts),
+            transport: Arc::clone(&self.transport),
+            tally: Arc::clone(&self.surroundings.tally),
+        });
+        Box::new(HostQueue::new(key, live, handler, notifier.into(), site, Arc::clone(work)))
     }
 
     fn put_on(&self, number: usize, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
@@ -398,7 +406,7 @@ impl Slot {
                 }
             };
             match stopping {
-                Some(stopping) => stopping.stop(complete, &self.surroundings.tally),
+                Some(stopping) => stopping.stop(complete),
                 None => slot.stop_lent(),
             }
         }
@@ -466,8 +474,7 @@ impl Slot {
     pub(crate) fn loads(&self) -> Vec<Load> {
         let of_queue = |(queue, slot): (u16, &Queue)| {
             let key = QueueKey { device: self.number, queue };
-            // Relaxed: a statistic.
-            slot.live.then(|| Load { key, thread: slot.thread, work: slot.work.load(Ordering::Relaxed) })
+            slot.live.then(|| Load { key, thread: slot.thread, work: slot.work.total() })
         };
         (0..).zip(&lock(&self.control).queues).filter_map(of_queue).collect()
     }
@@ -582,7 +589,7 @@ mod tests {
             let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
             let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
             let tally = Arc::new(Tally::default());
-            let crew = Crew::spawn(0..1, false, Duration::ZERO, &tally).unwrap();
+            let crew = Crew::spawn(0..1, false, Duration::ZERO).unwrap();
             let surroundings = Surroundings {
                 memory: memory.clone(),
                 domain: None,

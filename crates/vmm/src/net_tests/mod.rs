@@ -6,7 +6,7 @@ mod moving;
 mod tap;
 mod vhost_net;
 
-use crate::io_thread::Crew;
+use crate::crew::Crew;
 use crate::slot::{Attachment, Slot, Surroundings, describe};
 use crate::tally::Tally;
 use crate::thread::Doorbells;
@@ -133,7 +133,7 @@ impl Guest {
         let tally = Arc::new(Tally::default());
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(threads, Ordering::Relaxed);
-        let crew = Crew::spawn(number..number + threads, true, longest_poll, &tally).unwrap();
+        let crew = Crew::spawn(number..number + threads, true, longest_poll).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let surroundings = Surroundings {
             memory: memory.clone(),

@@ -1,24 +1,23 @@
 //! The process that owns queues.
 use super::message::{self, Answer, Request, kind};
 use super::{GUARD, net_of};
+use crate::crew::Crew;
 use crate::footprint;
-use crate::io_thread::{Crew, HostQueue, QueueKey};
 use crate::nets;
-use crate::tally::Tally;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::Counters;
-use paravane_device::{Device, LiveQueue};
+use paravane_device::{Device, LiveQueue, ServeError};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
-use paravane_notify::{HostNotifier, Interrupts, Notifier};
+use paravane_io::{HostQueue, QueueKey, Site};
+use paravane_notify::{HostNotifier, Notifier};
 use paravane_spec::queue::QueueAddresses;
-use paravane_transport::DeviceDescription;
-use paravane_transport::mmio::Mmio;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// If this process was started to own queues, does that until its parent is done; `None` if it was not. To be called first
@@ -42,13 +41,39 @@ pub fn owner_main() -> Option<ExitCode> {
 /// A device, and what counts a card's frames.
 type Owned = (Box<dyn Device>, Option<Arc<Counters>>);
 
+/// Kicks and interrupts of all queues. Relaxed: statistics.
+#[derive(Default)]
+struct Counts {
+    kicks: AtomicU64,
+    interrupts: AtomicU64,
+}
+
+/// A queue's way to its driver, which is the parent's business.
+struct ParentSite {
+    call: Notifier,
+    counts: Arc<Counts>,
+}
+
+impl Site for ParentSite {
+    fn used_buffer(&self, _queue: u16) {
+        self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
+        self.call.signal();
+    }
+
+    fn kicked(&self, _queue: u16, count: u64) {
+        self.counts.kicks.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn failed(&self, queue: u16, error: &ServeError) {
+        eprintln!("the queues' owner: queue {queue} stopped: {error}");
+    }
+}
+
 struct Owner {
     memory: Memory,
     devices: Vec<Owned>,
     crew: Crew,
-    tally: Arc<Tally>,
-    /// The interrupts of every queue that was started.
-    interrupts: Vec<Arc<Interrupts>>,
+    counts: Arc<Counts>,
     /// Where the kicks of the next queue come.
     kick: Option<Notifier>,
 }
@@ -60,13 +85,11 @@ fn own(arguments: &[String]) -> io::Result<()> {
     let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
     let region = Region::open(config, descriptor(&socket, kind::MEMORY)?.into()).map_err(io::Error::other)?;
     let devices = devices.iter().map(|argument| device(argument, &socket)).collect::<io::Result<_>>()?;
-    let tally = Arc::new(Tally::default());
     let mut owner = Owner {
         memory: Memory::new(vec![region]).map_err(io::Error::other)?,
         devices,
-        crew: Crew::spawn(0..1, false, Duration::ZERO, &tally)?,
-        tally,
-        interrupts: Vec::new(),
+        crew: Crew::spawn(0..1, false, Duration::ZERO)?,
+        counts: Arc::default(),
         kick: None,
     };
     // The socket's end is the parent's wish that this one ends.
@@ -121,7 +144,7 @@ impl Owner {
                 let key = QueueKey { device: request.device as usize, queue };
                 let taken = self.crew.thread(0).and_then(|thread| thread.take_off(key));
                 if let Some(stopping) = taken {
-                    stopping.stop(request.complete != 0, &self.tally);
+                    stopping.stop(request.complete != 0);
                 }
                 Answer::default()
             }
@@ -145,19 +168,9 @@ impl Owner {
             LiveQueue::start(addresses, request.max_size as u16, request.features, self.memory.handle())
                 .map_err(io::Error::other)?;
         let handler = device.start_queue(key.queue, request.features)?;
-        let interrupts = Arc::new(Interrupts::wired(Arc::new(call)));
-        // Nobody drives these registers: the parent has the ones that count.
-        let description = DeviceDescription {
-            device_id: device.device_id(),
-            features: device.features(),
-            queue_sizes: device.queue_sizes().to_vec(),
-        };
-        let transport = Mmio::new(description, Arc::clone(&interrupts));
-        let notifier = Arc::new(HostNotifier::of(kick));
-        self.interrupts.push(Arc::clone(&interrupts));
-        let transport = Arc::new(Mutex::new(Box::new(transport) as _));
-        let work = Arc::default();
-        let queue = Box::new(HostQueue::new(key, live, handler, notifier, interrupts, transport, work));
+        let kicks = Arc::new(HostNotifier::of(kick)).into();
+        let site = Arc::new(ParentSite { call, counts: Arc::clone(&self.counts) });
+        let queue = Box::new(HostQueue::new(key, live, handler, kicks, site, Arc::default()));
         let thread = self.crew.thread(0).ok_or_else(|| odd("there is no I/O thread"))?;
         thread.put_on(queue).map_err(|refused| refused.source)
     }
@@ -168,8 +181,8 @@ impl Owner {
         let totals = card.map(|counters| counters.totals()).unwrap_or_default();
         Answer {
             refused: 0,
-            kicks: self.tally.kicks(),
-            interrupts: self.interrupts.iter().map(|interrupts| interrupts.raised()).sum(),
+            kicks: self.counts.kicks.load(Ordering::Relaxed),
+            interrupts: self.counts.interrupts.load(Ordering::Relaxed),
             cpu_ns: (footprint::cpu_seconds() * 1e9) as u64,
             transmitted: totals.transmitted,
             received: totals.received,

@@ -12,10 +12,10 @@
 //! guest-physical addresses only, so the device may not be behind a domain.
 use super::{Control, Slot};
 use crate::guard::lock;
-use crate::io_thread::{NotPutOn, QueueKey};
 use crate::owner::{Loan, QueueOwner, Relay, VhostNet};
 use paravane_device::{ParkedQueue, QueueHandler, State};
 use paravane_dma::{Lent, LogError};
+use paravane_io::{NotPutOn, QueueKey};
 use paravane_notify::NotifierState;
 use paravane_spec::queue::QueueAddresses;
 use std::sync::Arc;

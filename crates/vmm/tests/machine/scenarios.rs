@@ -1,7 +1,7 @@
 //! What runs must do, whatever runs the guest.
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadResult,
+    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadFigures,
     Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueOwner, QueueResult, Report,
     RingLayout, RunConfig, TransportChoice, run,
 };
@@ -338,7 +338,7 @@ pub(crate) fn queues_move_to_the_thread_that_has_less_to_do(accel: AccelChoice) 
 
 pub(crate) fn queues_that_are_polled_serve_as_well(accel: AccelChoice) {
     let image = image(2048);
-    let polls = |thread: &IoThreadResult| thread.fruitful_polls + thread.fruitless_polls;
+    let polls = |thread: &IoThreadFigures| thread.fruitful_polls + thread.fruitless_polls;
     for (transport, ring, engine) in [
         (TransportChoice::Mmio, RingLayout::Packed, EngineChoice::Auto),
         (TransportChoice::MmioMsi, RingLayout::Split, EngineChoice::Threads),

@@ -6,9 +6,8 @@
 //! ```
 //! For comparison: the guest stands still while its device works, and the lock is what an event loop of one thread does
 //! without.
-use super::host_queue::{HostQueue, QueueKey, Turn};
-use crate::guard::lock;
-use crate::tally::Tally;
+use crate::host_queue::{HostQueue, QueueKey, Turn};
+use crate::lock;
 use paravane_notify::Notifier;
 use rustix::event::epoll;
 use std::io;
@@ -22,7 +21,7 @@ const EVENTS: usize = 32;
 const QUIT: u64 = u64::MAX;
 
 /// The queues, and the thread for what is not a kick.
-pub(crate) struct Inline {
+pub struct Inline {
     shared: Arc<Shared>,
     quit: Notifier,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -31,7 +30,6 @@ pub(crate) struct Inline {
 struct Shared {
     poll: OwnedFd,
     queues: Mutex<Vec<Option<Box<HostQueue>>>>,
-    tally: Arc<Tally>,
 }
 
 impl Inline {
@@ -39,43 +37,48 @@ impl Inline {
     ///
     /// # Errors
     /// The host refuses a thread or descriptors.
-    pub(crate) fn spawn(tally: &Arc<Tally>) -> io::Result<Self> {
+    pub fn spawn() -> io::Result<Self> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let quit = Notifier::new(false).map_err(io::Error::other)?;
         epoll::add(&poll, &quit, epoll::EventData::new_u64(QUIT), epoll::EventFlags::IN)?;
-        let shared = Arc::new(Shared { poll, queues: Mutex::default(), tally: Arc::clone(tally) });
+        let shared = Arc::new(Shared { poll, queues: Mutex::default() });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("io-inline".into()).spawn(move || of_thread.run())?;
         Ok(Self { shared, quit, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Takes a queue, and signals it once.
+    /// Takes a queue, and serves it once.
     ///
     /// # Errors
     /// The kernel's wait set is full.
-    pub(crate) fn put_on(&self, mut queue: Box<HostQueue>) -> io::Result<()> {
+    pub fn put_on(&self, mut queue: Box<HostQueue>) -> io::Result<()> {
         let mut queues = lock(&self.shared.queues);
         let number = queues.len() as u64;
         queue.listen(&self.shared.poll, number << 1, number << 1 | 1)?;
         queues.push(Some(queue));
+        let number = queues.len() - 1;
+        self.shared.serve(&mut queues, number);
         Ok(())
     }
 
     /// Gives it back.
-    pub(crate) fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
+    pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
         let mut queues = lock(&self.shared.queues);
         let queue =
-            queues.iter_mut().find(|queue| queue.as_ref().is_some_and(|queue| queue.key == key))?.take()?;
+            queues.iter_mut().find(|queue| queue.as_ref().is_some_and(|queue| queue.key() == key))?.take()?;
         queue.ignore(&self.shared.poll);
         Some(queue)
     }
 
     /// Serves a queue that was kicked, until nothing is left.
-    pub(crate) fn kick(&self, key: QueueKey) {
-        self.shared.tally.kicked(1);
+    pub fn kick(&self, key: QueueKey) {
         let mut queues = lock(&self.shared.queues);
-        let number = queues.iter().position(|queue| queue.as_ref().is_some_and(|queue| queue.key == key));
-        if let Some(number) = number {
+        let kicked = (0..).zip(queues.iter()).find_map(|(number, queue)| {
+            let queue = queue.as_ref().filter(|queue| queue.key() == key)?;
+            queue.kicked_inline();
+            Some(number)
+        });
+        if let Some(number) = kicked {
             self.shared.serve(&mut queues, number);
         }
     }
@@ -101,7 +104,7 @@ impl Shared {
                 if let Some(Some(queue)) = queues.get_mut(number)
                     && token & 1 == 0
                 {
-                    queue.take_kicks(&self.tally);
+                    queue.take_kicks();
                 }
                 self.serve(&mut queues, number);
             }
@@ -118,7 +121,7 @@ impl Shared {
                 Err(error) => {
                     if let Some(queue) = slot.take() {
                         queue.ignore(&self.poll);
-                        queue.fail(&error, &self.tally);
+                        queue.fail(&error);
                     }
                     return;
                 }

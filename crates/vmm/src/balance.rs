@@ -3,7 +3,7 @@
 //! Work is what queues did in the last period: chains taken and chains completed. The queue that goes is the one that
 //! makes the busiest thread and the idlest one most alike, and only if that is worth a move; one a period, so that the
 //! next decision sees what came of it.
-use super::QueueKey;
+use paravane_io::QueueKey;
 
 /// A move must take at least this part of its work from the busiest thread, or the next noise would undo it.
 const WORTH: u64 = 8;

@@ -4,22 +4,19 @@
 //!   new --assign--> nobody's --put_on--> an I/O thread's
 //!                    |  ^   <-take_off--
 //!                    |  '--- park: another owner's (a vhost back end's), until it is resumed as a new one
-//!                    stop: ioeventfd off, notifier tested and served once more (unless the device is being reset),
+//!                    stop: ioeventfd off, kicks taken and served once more (unless the device is being reset),
 //!                    what is in flight drained, handler and mappings dropped
 //! ```
-//! Whoever has the value is the queue's one owner. While it is nobody's, kicks wait in its notifier and completions in
-//! its handler's descriptor; who gets it looks at the ring once, for [`IoThread::put_on`] signals.
+//! Whoever has the value is the queue's one owner. While it is nobody's, kicks wait where they arrive and completions in
+//! its handler's descriptor; who gets it looks at the ring once, without being asked ([`IoThread::put_on`]).
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
-use crate::guard::lock;
-use crate::tally::Tally;
-use paravane_device::{LiveQueue, ParkedQueue, QueueHandler, ServeError, StateError};
-use paravane_notify::{HostNotifier, Interrupts, NotifierState, NotifyError};
-use paravane_transport::Transport;
+use crate::{Kicks, QueueWork, Site};
+use paravane_device::{LiveQueue, ParkedQueue, QueueHandler, ServeError, Served, StateError};
+use paravane_notify::NotifyError;
 use rustix::event::epoll;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Serves of one queue in a row, before the others get their turn.
 const BUDGET: usize = 16;
@@ -36,113 +33,124 @@ pub(super) enum Turn {
     Dry { worked: bool },
 }
 
-/// Names a queue in a machine.
+/// Names a queue among all that a program serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueueKey {
+pub struct QueueKey {
     /// Device number.
-    pub(crate) device: usize,
+    pub device: usize,
     /// Queue index.
-    pub(crate) queue: u16,
+    pub queue: u16,
 }
 
 /// A live queue and what serves it.
-pub(crate) struct HostQueue {
-    /// Whose it is.
-    pub(crate) key: QueueKey,
+pub struct HostQueue {
+    key: QueueKey,
     live: LiveQueue,
     handler: Box<dyn QueueHandler>,
-    notifier: Arc<HostNotifier>,
-    /// The device's interrupts, which know how the driver wants this queue's.
-    interrupts: Arc<Interrupts>,
-    /// The transport, which is told when the queue fails.
-    transport: Arc<Mutex<Box<dyn Transport>>>,
+    kicks: Kicks,
+    /// The device, which interrupts its driver and is told when the queue fails.
+    site: Arc<dyn Site>,
     /// Signals in the notifier that are our own, not kicks.
     own_signals: u64,
-    /// Chains taken and chains completed, by all that served this queue.
-    work: Arc<AtomicU64>,
+    /// What all that served this queue have done.
+    work: Arc<QueueWork>,
 }
 
 impl HostQueue {
-    /// With the ring and its memory, the device's part, and where kicks arrive, none of which has been used yet.
-    pub(crate) fn new(
+    /// With the ring and its memory, the device's part, where kicks arrive, and the device. `work` goes on where it is.
+    #[must_use]
+    pub fn new(
         key: QueueKey,
         live: LiveQueue,
         handler: Box<dyn QueueHandler>,
-        notifier: Arc<HostNotifier>,
-        interrupts: Arc<Interrupts>,
-        transport: Arc<Mutex<Box<dyn Transport>>>,
-        work: Arc<AtomicU64>,
+        kicks: Kicks,
+        site: Arc<dyn Site>,
+        work: Arc<QueueWork>,
     ) -> Self {
-        // It is born signalled.
-        Self { key, live, handler, notifier, interrupts, transport, own_signals: 1, work }
+        // A notifier of ours is born signalled, and signalled when it is given back.
+        let own_signals = kicks.are_ours().into();
+        Self { key, live, handler, kicks, site, own_signals, work }
     }
 
-    /// Asks for an ioeventfd.
+    /// Whose it is.
+    #[must_use]
+    pub fn key(&self) -> QueueKey {
+        self.key
+    }
+
+    /// Asks for an ioeventfd, where kicks come from a guest of ours.
     ///
     /// # Errors
     /// The host refuses, and kicks exit.
-    pub(crate) fn assign(&mut self) -> Result<(), NotifyError> {
+    pub fn assign(&mut self) -> Result<(), NotifyError> {
         // It signals whatever comes of it.
         self.own_signals += 1;
-        self.notifier.assign()
+        self.kicks.assign()
     }
 
-    /// Events of this queue wake whoever waits on `poll`: `kicks` and `news` say which. Signals once.
+    /// Kicks arrive there from now on. What came by the old way and was not seen yet is made up for by the look that
+    /// whoever gets the queue next takes.
+    pub fn kick_by(&mut self, kicks: Kicks) {
+        self.kicks = kicks;
+    }
+
+    /// Events of this queue wake whoever waits on `poll`: `kicks` and `news` say which. What is there already may have
+    /// woken nobody: the queue is to be served once now.
     pub(super) fn listen(&mut self, poll: &OwnedFd, kicks: u64, news: u64) -> std::io::Result<()> {
-        let notifier = self.notifier.notifier();
-        epoll::add(poll, notifier, epoll::EventData::new_u64(kicks), epoll::EventFlags::IN)?;
+        epoll::add(poll, self.kicks.fd(), epoll::EventData::new_u64(kicks), self.kicks.events())?;
         if let Some(fd) = self.handler.completion_fd()
             && let Err(error) = epoll::add(poll, fd, epoll::EventData::new_u64(news), NEWS)
         {
-            epoll::delete(poll, notifier)?;
+            epoll::delete(poll, self.kicks.fd())?;
             return Err(error.into());
         }
-        self.own_signals += 1;
-        notifier.signal();
         Ok(())
     }
 
     /// The opposite of [`HostQueue::listen`]. What comes from now on stays where it arrives.
     pub(super) fn ignore(&self, poll: &OwnedFd) {
-        let fds = [Some(self.notifier.notifier().as_fd()), self.handler.completion_fd()];
-        for fd in fds.into_iter().flatten() {
+        for fd in [Some(self.kicks.fd()), self.handler.completion_fd()].into_iter().flatten() {
             if let Err(error) = epoll::delete(poll, fd) {
                 tracing::error!("cannot take an event handler off: {error}");
             }
         }
     }
 
-    /// Takes the signals that have come, and counts those that are kicks; whether there were any.
-    pub(super) fn take_kicks(&mut self, tally: &Tally) -> bool {
-        let signals = self.notifier.notifier().take();
+    /// Takes the signals that have come, and counts those that are kicks.
+    pub(super) fn take_kicks(&mut self) {
+        let signals = self.kicks.take();
         let own = signals.min(self.own_signals);
         self.own_signals -= own;
-        tally.kicked(signals - own);
-        signals > 0
+        self.site.kicked(self.key.queue, signals - own);
+    }
+
+    /// A kick came by an exit, to be served in it.
+    pub(super) fn kicked_inline(&self) {
+        self.site.kicked(self.key.queue, 1);
     }
 
     /// Serves until nothing is left or the budget is used up. With `arm`, when nothing is left, the next work wakes whoever
     /// listens, and it is looked once more; without, whoever has the queue goes on looking by [`HostQueue::has_work`].
     pub(super) fn serve(&mut self, arm: bool) -> Result<Turn, ServeError> {
-        let mut work = 0;
-        let turn = self.serve_counted(arm, &mut work);
-        // Relaxed: a statistic, and written once a turn.
-        self.work.fetch_add(work, Ordering::Relaxed);
-        Ok(if turn? { Turn::More } else { Turn::Dry { worked: work > 0 } })
+        let mut sum = Served::default();
+        let turn = self.serve_counted(arm, &mut sum);
+        self.work.add(&sum);
+        Ok(if turn? { Turn::More } else { Turn::Dry { worked: sum.taken + sum.completed > 0 } })
     }
 
     /// As [`HostQueue::serve`]; whether there is more.
-    fn serve_counted(&mut self, arm: bool, work: &mut u64) -> Result<bool, ServeError> {
-        let Self { key, live, handler, interrupts, .. } = self;
+    fn serve_counted(&mut self, arm: bool, sum: &mut Served) -> Result<bool, ServeError> {
+        let Self { key, live, handler, site, work, .. } = self;
         live.disable_kicks();
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
-                interrupts.used_buffer(key.queue);
+                work.interrupted();
+                site.used_buffer(key.queue);
             }
-            let now = u64::from(served.taken) + u64::from(served.completed);
-            *work += now;
-            if now == 0 && !(arm && wake_ups(live, &mut **handler)?) {
+            sum.taken += served.taken;
+            sum.completed += served.completed;
+            if served.taken + served.completed == 0 && !(arm && wake_ups(live, &mut **handler)?) {
                 return Ok(false);
             }
         }
@@ -164,59 +172,68 @@ impl HostQueue {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
 
-    /// Kicks exit again, if they did not.
-    fn deassign(&self) {
-        if self.notifier.state() == NotifierState::Assigned
-            && let Err(error) = self.notifier.deassign()
-        {
-            tracing::error!("cannot remove an ioeventfd: {error}");
-        }
-    }
-
     /// Whether [`HostQueue::park`] would lose nothing.
-    pub(crate) fn at_rest(&self) -> bool {
+    #[must_use]
+    pub fn at_rest(&self) -> bool {
         self.handler.at_rest()
     }
 
-    /// Ends our serving and nothing else: what is in flight is completed, the ioeventfd stays, and kicks wait. The
+    fn drain(&mut self, complete: bool) {
+        let served = self.handler.drain(&mut self.live, complete);
+        self.work.add(&served);
+        if served.interrupt {
+            self.work.interrupted();
+            self.site.used_buffer(self.key.queue);
+        }
+    }
+
+    /// Ends our serving and nothing else: what is in flight is completed, an ioeventfd stays, and kicks wait. The
     /// handler keeps what it has of the host, and can go on with a queue that is resumed.
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
-    pub(crate) fn park(mut self) -> Result<(ParkedQueue, Box<dyn QueueHandler>), StateError> {
-        if self.handler.drain(&mut self.live, true).interrupt {
-            self.interrupts.used_buffer(self.key.queue);
-        }
+    pub fn park(mut self) -> Result<(ParkedQueue, Box<dyn QueueHandler>), StateError> {
+        self.drain(true);
         Ok((self.live.park()?, self.handler))
     }
 
     /// It has failed, and is out of order until its driver resets it.
-    pub(super) fn fail(self, error: &ServeError, tally: &Tally) {
-        let (key, transport) = (self.key, Arc::clone(&self.transport));
-        tracing::warn!(device = key.device, queue = key.queue, "queue stopped: {error}");
-        tally.fault(key.device, error.to_string());
+    pub(super) fn fail(self, error: &ServeError) {
+        let (queue, site) = (self.key.queue, Arc::clone(&self.site));
+        tracing::warn!(device = self.key.device, queue, "queue stopped: {error}");
         self.abandon();
-        lock(&transport).needs_reset();
+        site.failed(queue, error);
     }
 
     /// It cannot go on: what is in flight is waited for and forgotten.
-    pub(crate) fn abandon(mut self) {
-        self.deassign();
+    pub fn abandon(mut self) {
+        self.kicks.deassign();
         self.handler.drain(&mut self.live, false);
     }
 
     /// Ends it. When this returns, nothing of it is in flight and its memory is not touched any more. What was in flight
     /// is completed if `complete` is set, else forgotten.
-    pub(crate) fn stop(mut self, complete: bool, tally: &Tally) {
-        self.deassign();
+    pub fn stop(mut self, complete: bool) {
+        self.kicks.deassign();
         // A kick may have come before the ioeventfd went, or a thread may have left work behind.
-        self.take_kicks(tally);
+        if self.kicks.are_ours() {
+            self.take_kicks();
+        }
         if complete && let Err(error) = self.serve(true) {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
-        if self.handler.drain(&mut self.live, complete).interrupt {
-            self.interrupts.used_buffer(self.key.queue);
-        }
+        self.drain(complete);
+    }
+}
+
+impl std::fmt::Debug for HostQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostQueue")
+            .field("key", &self.key)
+            .field("live", &self.live)
+            .field("kicks", &self.kicks)
+            .field("work", &self.work)
+            .finish_non_exhaustive()
     }
 }
 

@@ -18,7 +18,6 @@
 //! was done. No clock is read where polling is off.
 use super::host_queue::{HostQueue, Turn};
 use super::{Counters, Message, NotPutOn};
-use crate::tally::Tally;
 use paravane_device::ServeError;
 use paravane_notify::{Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
@@ -44,10 +43,8 @@ pub(super) struct Setting {
     pub(super) receiver: Receiver<Message>,
     /// Longest poll of a queue before it is slept; 0: none.
     pub(super) longest_poll: Duration,
-    /// What it counts for the report.
+    /// What it counts.
     pub(super) counters: Arc<Counters>,
-    /// What the run counts.
-    pub(super) tally: Arc<Tally>,
 }
 
 pub(super) struct EventLoop {
@@ -137,7 +134,8 @@ impl EventLoop {
             match message {
                 Message::PutOn(queue, done) => drop(done.send(self.put_on(queue))),
                 Message::TakeOff(key, done) => {
-                    let holds = |seat: &Option<Seat>| seat.as_ref().is_some_and(|seat| seat.queue.key == key);
+                    let holds =
+                        |seat: &Option<Seat>| seat.as_ref().is_some_and(|seat| seat.queue.key() == key);
                     let seat = self.seats.iter().position(holds);
                     drop(done.send(seat.and_then(|seat| self.take_off(seat))));
                 }
@@ -159,7 +157,9 @@ impl EventLoop {
             return Err(NotPutOn { queue: Some(queue), source });
         }
         let window = PollWindow::new(self.setting.longest_poll);
-        self.seats[number] = Some(Seat { queue, state: State::Asleep, window, dry: None, gap: None });
+        // It is served once, whether or not there is anything: what came while it was nobody's may wake nobody.
+        self.seats[number] = Some(Seat { queue, state: State::Ready, window, dry: None, gap: None });
+        self.ready.push_back(number);
         Ok(())
     }
 
@@ -178,7 +178,7 @@ impl EventLoop {
         let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
         if token & 1 == 0 {
-            seat.queue.take_kicks(&self.setting.tally);
+            seat.queue.take_kicks();
         }
         match seat.state {
             State::Ready => return,
@@ -284,14 +284,14 @@ impl EventLoop {
     /// The queue is out of order until its driver resets it.
     fn fail(&mut self, number: usize, error: &ServeError) {
         if let Some(queue) = self.take_off(number) {
-            queue.fail(error, &self.setting.tally);
+            queue.fail(error);
         }
     }
 
     fn stop_all(&mut self) {
         for number in 0..self.seats.len() {
             if let Some(queue) = self.take_off(number) {
-                queue.stop(true, &self.setting.tally);
+                queue.stop(true);
             }
         }
     }

@@ -1,8 +1,6 @@
 //! The I/O threads of a machine, and which of them a queue starts on.
-use super::{Inline, IoThread};
 use crate::process::Process;
-use crate::report::IoThreadResult;
-use crate::tally::Tally;
+use paravane_io::{Inline, IoThread, IoThreadFigures};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,14 +31,9 @@ impl Crew {
     ///
     /// # Errors
     /// The host refuses threads or descriptors.
-    pub(crate) fn spawn(
-        numbers: Range<usize>,
-        spread: bool,
-        longest_poll: Duration,
-        tally: &Arc<Tally>,
-    ) -> io::Result<Self> {
+    pub(crate) fn spawn(numbers: Range<usize>, spread: bool, longest_poll: Duration) -> io::Result<Self> {
         let threads = (numbers.start..numbers.end.max(numbers.start + 1))
-            .map(|number| IoThread::spawn(number, longest_poll, Arc::clone(tally)));
+            .map(|number| IoThread::spawn(format!("io{number}"), longest_poll));
         Ok(Self { threads: threads.collect::<io::Result<_>>()?, spread, elsewhere: None })
     }
 
@@ -60,7 +53,7 @@ impl Crew {
     }
 
     /// What each thread has counted.
-    pub(crate) fn figures(&self) -> Vec<IoThreadResult> {
+    pub(crate) fn figures(&self) -> Vec<IoThreadFigures> {
         self.threads.iter().map(IoThread::figures).collect()
     }
 
@@ -86,13 +79,12 @@ mod tests {
 
     #[test]
     fn queues_are_dealt_out_or_kept_together() {
-        let tally = Arc::new(Tally::default());
         let dealt = |spread| {
-            let crew = Crew::spawn(0..3, spread, Duration::ZERO, &tally).unwrap();
+            let crew = Crew::spawn(0..3, spread, Duration::ZERO).unwrap();
             [(0, 0), (0, 1), (0, 3), (2, 0), (2, 2)].map(|(device, queue)| crew.first(device, queue))
         };
         assert_eq!(dealt(false), [0, 0, 0, 2, 2]);
         assert_eq!(dealt(true), [0, 1, 0, 2, 1]);
-        assert!(Crew::spawn(0..0, true, Duration::ZERO, &tally).unwrap().thread(0).is_some());
+        assert!(Crew::spawn(0..0, true, Duration::ZERO).unwrap().thread(0).is_some());
     }
 }

@@ -1,22 +1,36 @@
 //! Queues whose handlers do nothing but count.
-use super::{Crew, HostQueue, IoThread, QueueKey};
-use crate::report::IoThreadResult;
-use crate::tally::Tally;
+use crate::{ForeignKicks, HostQueue, IoThread, IoThreadFigures, Kicks, QueueKey, Site};
 use paravane_device::{LiveQueue, QueueHandler, ServeError, Served};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
-use paravane_notify::{HostNotifier, InterruptSink, Interrupts, NoIoEventFds};
+use paravane_notify::{HostNotifier, NoIoEventFds};
 use paravane_spec::feature;
 use paravane_spec::queue::QueueAddresses;
-use paravane_transport::mmio::Mmio;
-use paravane_transport::{DeviceDescription, Transport};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-struct NoLine;
+/// Counts kicks.
+#[derive(Default)]
+struct Counting(AtomicU64);
 
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
+impl Site for Counting {
+    fn used_buffer(&self, _queue: u16) {}
+
+    fn kicked(&self, _queue: u16, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn failed(&self, queue: u16, error: &ServeError) {
+        panic!("queue {queue}: {error}");
+    }
+}
+
+impl Counting {
+    fn kicks(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// Always has something to do.
@@ -96,50 +110,47 @@ impl QueueHandler for Fed {
 /// Who waits longer has lost something.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A queue in memory of its own, and where it is kicked.
-fn queue(number: u16, handler: impl QueueHandler + 'static) -> (Box<HostQueue>, Arc<HostNotifier>) {
+/// A queue in memory of its own, kicked as said.
+fn queue_of(
+    number: u16,
+    handler: impl QueueHandler + 'static,
+    kicks: Kicks,
+    site: &Arc<Counting>,
+) -> Box<HostQueue> {
     let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
     let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
     let addresses = QueueAddresses { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
     let live = LiveQueue::start(addresses, 4, feature::VERSION_1, memory.handle()).unwrap();
-    let notifier = Arc::new(HostNotifier::new(Arc::new(NoIoEventFds), 0, None).unwrap());
-    let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
-    let description = DeviceDescription { device_id: 4, features: 0, queue_sizes: vec![4] };
-    let transport = Mmio::new(description, Arc::clone(&interrupts));
     let key = QueueKey { device: 0, queue: number };
-    let (handler, transport) =
-        (Box::new(handler), Arc::new(Mutex::new(Box::new(transport) as Box<dyn Transport>)));
-    (
-        Box::new(HostQueue::new(
-            key,
-            live,
-            handler,
-            Arc::clone(&notifier),
-            interrupts,
-            transport,
-            Arc::default(),
-        )),
-        notifier,
-    )
+    Box::new(HostQueue::new(key, live, Box::new(handler), kicks, Arc::clone(site) as _, Arc::default()))
 }
 
-/// One thread that polls for so long.
-fn thread(longest_poll: Duration) -> (IoThread, Arc<Tally>) {
-    let tally = Arc::new(Tally::default());
-    (IoThread::spawn(0, longest_poll, Arc::clone(&tally)).unwrap(), tally)
+/// A queue in memory of its own, and where it is kicked.
+fn queue(
+    number: u16,
+    handler: impl QueueHandler + 'static,
+    site: &Arc<Counting>,
+) -> (Box<HostQueue>, Arc<HostNotifier>) {
+    let notifier = Arc::new(HostNotifier::new(Arc::new(NoIoEventFds), 0, None).unwrap());
+    (queue_of(number, handler, Arc::clone(&notifier).into(), site), notifier)
 }
 
-/// Without the signal at `put_on` a queue that is moved in the middle of its work waits for a kick for ever.
+/// One thread that polls for so long, and what counts the kicks of its queues.
+fn thread(longest_poll: Duration) -> (IoThread, Arc<Counting>) {
+    (IoThread::spawn("io0".into(), longest_poll).unwrap(), Arc::default())
+}
+
+/// Without the look at `put_on` a queue that is moved in the middle of its work waits for a kick for ever.
 #[test]
 fn work_that_was_begun_goes_on_elsewhere() {
-    let tally = Arc::new(Tally::default());
-    let crew = Crew::spawn(0..2, true, Duration::ZERO, &tally).unwrap();
+    let threads = [0, 1].map(|_| thread(Duration::ZERO).0);
+    let site = Arc::default();
     let served = Arc::new(AtomicU64::new(0));
-    let (mut moving, _) = queue(0, Busy { served: Arc::clone(&served) });
-    let key = moving.key;
+    let (mut moving, _) = queue(0, Busy { served: Arc::clone(&served) }, &site);
+    let key = moving.key();
     for moves in 0..1000 {
         let before = served.load(Ordering::Relaxed);
-        let thread = crew.thread(moves % 2).unwrap();
+        let thread = &threads[moves % 2];
         assert!(thread.put_on(moving).is_ok());
         let start = Instant::now();
         while served.load(Ordering::Relaxed) == before {
@@ -149,15 +160,15 @@ fn work_that_was_begun_goes_on_elsewhere() {
         moving = thread.take_off(key).unwrap();
         assert!(thread.take_off(key).is_none(), "it is nobody's now");
     }
-    assert_eq!(tally.kicks(), 0, "none of the signals was a kick");
-    moving.stop(true, &tally);
+    assert_eq!(site.kicks(), 0, "none of the signals was a kick");
+    moving.stop(true);
 }
 
 #[test]
 fn who_polls_finds_work_without_a_kick() {
-    let (thread, _tally) = thread(Duration::from_millis(10));
+    let (thread, site) = thread(Duration::from_millis(10));
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone());
+    let (queue, notifier) = queue(0, fed.clone(), &site);
     assert!(thread.put_on(queue).is_ok());
     let start = Instant::now();
     while !fed.is_served_without_a_kick() {
@@ -167,30 +178,30 @@ fn who_polls_finds_work_without_a_kick() {
         fed.wait(fed.served.load(Ordering::Relaxed) + fed.fed.load(Ordering::Relaxed));
     }
     // It may have been awake for another reason, or have found it at first sight.
-    let IoThreadResult { mut polled_ns, mut fruitful_polls, .. } = thread.figures();
+    let IoThreadFigures { mut polled_ns, mut fruitful_polls, .. } = thread.figures();
     while polled_ns == 0 || fruitful_polls == 0 {
         assert!(start.elapsed() < PATIENCE, "{:?}", thread.figures());
         fed.serve(&notifier);
-        IoThreadResult { polled_ns, fruitful_polls, .. } = thread.figures();
+        IoThreadFigures { polled_ns, fruitful_polls, .. } = thread.figures();
     }
 }
 
 #[test]
 fn where_polling_is_off_nothing_is_polled() {
-    let (thread, tally) = thread(Duration::ZERO);
+    let (thread, site) = thread(Duration::ZERO);
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone());
+    let (queue, notifier) = queue(0, fed.clone(), &site);
     assert!(thread.put_on(queue).is_ok());
     (0..1000).for_each(|_| fed.serve(&notifier));
-    assert_eq!(IoThreadResult { turns: 0, ..thread.figures() }, IoThreadResult::default());
-    assert!(tally.kicks() > 0);
+    assert_eq!(IoThreadFigures { turns: 0, ..thread.figures() }, IoThreadFigures::default());
+    assert!(site.kicks() > 0);
 }
 
 /// Waits until polling costs nothing while `during` happens.
 fn costs_nothing(thread: &IoThread, during: impl Fn()) {
     let start = Instant::now();
     loop {
-        let polls = || IoThreadResult { turns: 0, ..thread.figures() };
+        let polls = || IoThreadFigures { turns: 0, ..thread.figures() };
         let before = polls();
         during();
         let now = polls();
@@ -203,9 +214,9 @@ fn costs_nothing(thread: &IoThread, during: impl Fn()) {
 
 #[test]
 fn an_idle_queue_is_not_polled() {
-    let (thread, _tally) = thread(Duration::from_millis(5));
+    let (thread, site) = thread(Duration::from_millis(5));
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone());
+    let (queue, notifier) = queue(0, fed.clone(), &site);
     assert!(thread.put_on(queue).is_ok());
     (0..1000).for_each(|_| fed.serve(&notifier));
     costs_nothing(&thread, || std::thread::sleep(Duration::from_millis(100)));
@@ -213,9 +224,9 @@ fn an_idle_queue_is_not_polled() {
 
 #[test]
 fn a_queue_with_rare_work_is_not_polled() {
-    let (thread, _tally) = thread(Duration::from_micros(500));
+    let (thread, site) = thread(Duration::from_micros(500));
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone());
+    let (queue, notifier) = queue(0, fed.clone(), &site);
     assert!(thread.put_on(queue).is_ok());
     (0..200).for_each(|_| fed.serve(&notifier));
     let rarely = || {
@@ -227,13 +238,13 @@ fn a_queue_with_rare_work_is_not_polled() {
 
 #[test]
 fn a_busy_queue_keeps_nobody_from_being_polled_or_kicked_or_taken_off() {
-    let (thread, _tally) = thread(Duration::from_millis(10));
+    let (thread, site) = thread(Duration::from_millis(10));
     let (polled, kicked) = (Fed::default(), Fed::default());
     let served = Arc::new(AtomicU64::new(0));
-    let (busy, _) = queue(0, Busy { served: Arc::clone(&served) });
-    let (one, one_notifier) = queue(1, polled.clone());
-    let (other, other_notifier) = queue(2, kicked.clone());
-    let keys = [busy.key, one.key, other.key];
+    let (busy, _) = queue(0, Busy { served: Arc::clone(&served) }, &site);
+    let (one, one_notifier) = queue(1, polled.clone(), &site);
+    let (other, other_notifier) = queue(2, kicked.clone(), &site);
+    let keys = [busy.key(), one.key(), other.key()];
     for queue in [busy, one, other] {
         assert!(thread.put_on(queue).is_ok());
     }
@@ -251,4 +262,65 @@ fn a_busy_queue_keeps_nobody_from_being_polled_or_kicked_or_taken_off() {
     for key in keys {
         assert!(thread.take_off(key).is_some());
     }
+}
+
+/// Another process's kicks: blocking descriptors that it shares with us, which nobody but us reads.
+fn foreign(kick: impl Fn(), fd: OwnedFd) -> IoThread {
+    let (thread, site) = thread(Duration::ZERO);
+    let fed = Fed::default();
+    let kicks = Kicks::Foreign(ForeignKicks::new(fd).unwrap());
+    assert!(thread.put_on(queue_of(0, fed.clone(), kicks, &site)).is_ok());
+    for count in 1..20_000 {
+        fed.fed.fetch_add(1, Ordering::Relaxed);
+        kick();
+        fed.wait(count);
+    }
+    assert!(site.kicks() > 0);
+    thread
+}
+
+#[test]
+fn an_eventfd_kicks_and_is_left_as_it_is() {
+    let ours = eventfd(0, EventfdFlags::empty()).unwrap();
+    let theirs = ours.try_clone().unwrap();
+    let kick = || assert_eq!(rustix::io::write(&theirs, &1u64.to_ne_bytes()), Ok(8));
+    drop(foreign(kick, ours));
+    let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+}
+
+#[test]
+fn a_pipe_kicks_and_does_not_fill_up() {
+    // 20 000 words of 8 bytes are more than a pipe holds: one that is not emptied blocks the writer.
+    let (ours, theirs) = rustix::pipe::pipe().unwrap();
+    foreign(|| assert_eq!(rustix::io::write(&theirs, &[1; 8]), Ok(8)), ours);
+}
+
+#[test]
+fn a_pipe_whose_bytes_are_stolen_blocks_nobody() {
+    let (ours, theirs) = rustix::pipe::pipe().unwrap();
+    let thief = ours.try_clone().unwrap();
+    rustix::fs::fcntl_setfl(&thief, rustix::fs::OFlags::empty()).unwrap();
+    let (thread, site) = thread(Duration::ZERO);
+    let fed = Fed::default();
+    let kicks = Kicks::Foreign(ForeignKicks::new(ours).unwrap());
+    let queue = queue_of(0, fed.clone(), kicks, &site);
+    let key = queue.key();
+    assert!(thread.put_on(queue).is_ok());
+    for _ in 0..2000 {
+        assert_eq!(rustix::io::write(&theirs, &[1; 8]), Ok(8));
+        // Whatever of it the thread has left: without waiting, for there may be nothing.
+        let mut bytes = [0; 64];
+        if rustix::io::ioctl_fionread(&thief).unwrap() > 0 {
+            let mut slices = [rustix::io::IoSliceMut::new(&mut bytes)];
+            let _ = rustix::io::preadv2(&thief, &mut slices, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
+        }
+    }
+    assert!(thread.take_off(key).is_some());
+}
+
+#[test]
+fn a_file_cannot_kick() {
+    let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    assert!(ForeignKicks::new(file.into()).is_err());
 }

@@ -6,37 +6,39 @@
 //!  stop:    take_off -> HostQueue::stop
 //! ```
 //! A queue that is being moved or stopped keeps its ioeventfd and all that is in flight: kicks and completions that come
-//! in between wait in their descriptors, and `put_on` signals the queue once. So no work is lost, and there is no
-//! other way for a queue to change hands.
-mod balance;
+//! in between wait in their descriptors, and a queue that is put on a thread is served once without being asked. So no work
+//! is lost, and there is no other way for a queue to change hands.
+//!
+//! Whoever puts these together, a machine of ours or a server for other people's, says where kicks arrive ([`Kicks`]) and
+//! is told what the queue's driver has to know ([`Site`]).
 mod counters;
-mod crew;
 mod event_loop;
 mod host_queue;
 mod inline;
+mod kicks;
+mod site;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use balance::{Load, advise};
-pub(crate) use crew::{Crew, Elsewhere};
-pub(crate) use host_queue::{HostQueue, QueueKey};
-pub(crate) use inline::Inline;
+pub use counters::{IoThreadFigures, QueueWork};
+pub use host_queue::{HostQueue, QueueKey};
+pub use inline::Inline;
+pub use kicks::{ForeignKicks, Kicks};
+pub use site::Site;
 
-use crate::guard::lock;
-use crate::report::IoThreadResult;
-use crate::tally::Tally;
 use counters::Counters;
 use event_loop::{EventLoop, Setting};
 use paravane_notify::Notifier;
 use std::io;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Stack of an I/O thread: no buffers live there.
 const STACK: usize = 256 << 10;
 
+#[derive(Debug)]
 enum Message {
     PutOn(Box<HostQueue>, SyncSender<Result<(), NotPutOn>>),
     TakeOff(QueueKey, SyncSender<Option<Box<HostQueue>>>),
@@ -44,11 +46,12 @@ enum Message {
 }
 
 /// A thread does not take a queue.
-pub(crate) struct NotPutOn {
+#[derive(Debug)]
+pub struct NotPutOn {
     /// The queue, as it was; `None`: it ended with the thread.
-    pub(crate) queue: Option<Box<HostQueue>>,
+    pub queue: Option<Box<HostQueue>>,
     /// Why.
-    pub(crate) source: io::Error,
+    pub source: io::Error,
 }
 
 impl NotPutOn {
@@ -57,8 +60,14 @@ impl NotPutOn {
     }
 }
 
+/// Locks `mutex`, also when a thread has panicked while it held it: nothing of ours leaves half a change behind.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Our end of one I/O thread.
-pub(crate) struct IoThread {
+#[derive(Debug)]
+pub struct IoThread {
     sender: Mutex<Sender<Message>>,
     control: Arc<Notifier>,
     counters: Arc<Counters>,
@@ -67,7 +76,11 @@ pub(crate) struct IoThread {
 
 impl IoThread {
     /// Starts a thread that has no queues yet. It polls a queue for `longest_poll` at most before it waits for a kick.
-    pub(crate) fn spawn(number: usize, longest_poll: Duration, tally: Arc<Tally>) -> io::Result<Self> {
+    /// `name` is seen in lists of threads (15 bytes of it).
+    ///
+    /// # Errors
+    /// The host refuses a thread or descriptors.
+    pub fn spawn(name: String, longest_poll: Duration) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let control = Arc::new(Notifier::new(false).map_err(io::Error::other)?);
         let counters = Arc::new(Counters::default());
@@ -76,12 +89,9 @@ impl IoThread {
             receiver,
             longest_poll,
             counters: Arc::clone(&counters),
-            tally,
         })?;
-        let thread = std::thread::Builder::new()
-            .name(format!("io{number}"))
-            .stack_size(STACK)
-            .spawn(move || event_loop.run())?;
+        let thread =
+            std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || event_loop.run())?;
         Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)) })
     }
 
@@ -91,11 +101,11 @@ impl IoThread {
         sent.map_err(|error| error.0)
     }
 
-    /// Hands a queue over, and signals it once. Returns when its kicks reach the thread.
+    /// Hands a queue over, to be served once now and whenever there is work. Returns when its kicks reach the thread.
     ///
     /// # Errors
     /// The kernel's wait set is full, or the thread is gone.
-    pub(crate) fn put_on(&self, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
+    pub fn put_on(&self, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
         let (done, wait) = sync_channel(1);
         match self.send(Message::PutOn(queue, done)) {
             Ok(()) => wait.recv().unwrap_or_else(|_| Err(NotPutOn::ended(None))),
@@ -106,7 +116,7 @@ impl IoThread {
 
     /// Takes a queue back, with its ioeventfd and all that is in flight. When this returns the thread does not touch it
     /// any more. `None` if the thread has not got it: it has failed, or the thread has ended.
-    pub(crate) fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
+    pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
         let (done, wait) = sync_channel(1);
         // An error means that the thread has ended, and with it all its queues.
         self.send(Message::TakeOff(key, done)).ok()?;
@@ -114,12 +124,13 @@ impl IoThread {
     }
 
     /// What it has counted so far.
-    pub(crate) fn figures(&self) -> IoThreadResult {
+    #[must_use]
+    pub fn figures(&self) -> IoThreadFigures {
         self.counters.figures()
     }
 
     /// Ends the thread; queues that it still has are stopped.
-    pub(crate) fn quit(&self) {
+    pub fn quit(&self) {
         // An error means that it has ended by itself.
         let _ = self.send(Message::Quit);
         if let Some(thread) = lock(&self.thread).take()

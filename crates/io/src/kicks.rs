@@ -1,0 +1,131 @@
+//! Where the kicks of a queue arrive.
+use paravane_notify::{HostNotifier, NotifierState, NotifyError};
+use rustix::event::epoll::EventFlags;
+use rustix::fs::FileType;
+use rustix::io::{IoSliceMut, ReadWriteFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Where the kicks of a queue arrive.
+#[derive(Debug)]
+pub enum Kicks {
+    /// From a guest of ours: at a notifier, by ioeventfd or by an exit.
+    Host(Arc<HostNotifier>),
+    /// From another process.
+    Foreign(ForeignKicks),
+}
+
+impl From<Arc<HostNotifier>> for Kicks {
+    fn from(notifier: Arc<HostNotifier>) -> Self {
+        Self::Host(notifier)
+    }
+}
+
+impl Kicks {
+    /// Whether signals are counted where they arrive, ours among them.
+    pub(crate) fn are_ours(&self) -> bool {
+        matches!(self, Self::Host(_))
+    }
+
+    /// See [`HostNotifier::assign`].
+    pub(crate) fn assign(&self) -> Result<(), NotifyError> {
+        match self {
+            Self::Host(notifier) => notifier.assign(),
+            Self::Foreign(_) => Ok(()),
+        }
+    }
+
+    /// Kicks exit again, if they did not.
+    pub(crate) fn deassign(&self) {
+        if let Self::Host(notifier) = self
+            && notifier.state() == NotifierState::Assigned
+            && let Err(error) = notifier.deassign()
+        {
+            tracing::error!("cannot remove an ioeventfd: {error}");
+        }
+    }
+
+    /// What to wait on.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Host(notifier) => notifier.notifier().as_fd(),
+            Self::Foreign(kicks) => kicks.fd.as_fd(),
+        }
+    }
+
+    /// How to wait on it.
+    pub(crate) fn events(&self) -> EventFlags {
+        match self {
+            Self::Host(_) => EventFlags::IN,
+            // Each write to it is an event, read or not.
+            Self::Foreign(_) => EventFlags::IN | EventFlags::ET,
+        }
+    }
+
+    /// Takes the signals that have come. For kicks from another process: there was an event.
+    pub(crate) fn take(&self) -> u64 {
+        match self {
+            Self::Host(notifier) => notifier.notifier().take(),
+            Self::Foreign(kicks) => kicks.take(),
+        }
+    }
+}
+
+/// A descriptor that another process kicks by writing to it: an eventfd, or a pipe (User Mode Linux).
+///
+/// It shares the file description with us, so its flags are not ours to change: a read may block, if the other process has
+/// taken what there was. An eventfd is therefore never read; an edge-triggered wait sees each write to it. (That also saves
+/// a system call a kick.) A pipe fills up, and is read without waiting.
+#[derive(Debug)]
+pub struct ForeignKicks {
+    fd: OwnedFd,
+    is_pipe: bool,
+}
+
+impl ForeignKicks {
+    /// Takes the descriptor.
+    ///
+    /// # Errors
+    /// It cannot be looked at, or cannot be waited on (a regular file).
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+        match kind {
+            FileType::RegularFile | FileType::Directory | FileType::BlockDevice => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor for kicks is a file"))
+            }
+            _ => Ok(Self { fd, is_pipe: kind == FileType::Fifo }),
+        }
+    }
+
+    fn take(&self) -> u64 {
+        if self.is_pipe {
+            self.empty_pipe();
+        }
+        // How often it was written to is not known without reading it.
+        1
+    }
+
+    fn empty_pipe(&self) {
+        let mut bytes = [0; 4096];
+        loop {
+            let mut slices = [IoSliceMut::new(&mut bytes)];
+            // No offset is -1: a pipe has none.
+            let read = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
+            let read = match read {
+                // Pipes cannot do that on older hosts: what is there can be read, and who but us would?
+                Err(rustix::io::Errno::OPNOTSUPP) => match rustix::io::ioctl_fionread(&self.fd) {
+                    Ok(there) if there > 0 => {
+                        let most = usize::try_from(there).unwrap_or(usize::MAX).min(4096);
+                        rustix::io::read(&self.fd, &mut bytes[..most])
+                    }
+                    _ => return,
+                },
+                read => read,
+            };
+            if !matches!(read, Ok(4096)) {
+                return;
+            }
+        }
+    }
+}
