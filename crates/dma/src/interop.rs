@@ -60,7 +60,7 @@ impl View {
 
     fn over(regions: &[Arc<Region>], published: &Arc<Published>) -> std::io::Result<Self> {
         let regions = regions.iter().map(|region| {
-            let file = FileOffset::new(File::from(region.fd().try_clone_to_owned()?), 0);
+            let file = FileOffset::new(File::from(region.fd().try_clone_to_owned()?), region.offset());
             let marks = Marks { published: Arc::clone(published), gpa: region.gpa() };
             Ok(ViewRegion { region: Arc::clone(region), file, marks })
         });

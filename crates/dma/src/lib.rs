@@ -1,7 +1,7 @@
 //! Guest memory, and the one door through which devices reach it.
 //!
 //! ```text
-//! RegionConfig -> Region (memfd, mapped) --+
+//! RegionConfig -> Region (memfd, mapped) --+      FileRange -> Region (a client's file, guarded: Alarm)
 //!                                          v
 //!                       Memory (published snapshot, can be swapped)  <--- start_log, stop_log: DirtyLog
 //!                          | handle()                ^ replace(regions)         | harvest
@@ -30,6 +30,8 @@ mod copy;
 mod domain;
 mod door;
 mod error;
+#[cfg(not(miri))]
+mod guard;
 mod handle;
 mod holds;
 #[cfg(feature = "vm-memory")]
@@ -52,10 +54,12 @@ pub use access::Access;
 pub use domain::{Domain, Miss};
 pub use door::Door;
 pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError};
+#[cfg(not(miri))]
+pub use guard::Alarm;
 pub use handle::Handle;
 pub use log::DirtyLog;
 pub use mapping::{GuestRange, Hold, HostSlice, Mapping};
 pub use memory::{Lent, Memory};
 pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;
-pub use region::{Backing, Region, RegionConfig};
+pub use region::{Backing, FileRange, Region, RegionConfig};

@@ -18,6 +18,8 @@
 //! it has written ([`Written`](crate::written::Written)) and marks that together, at the latest when it is
 //! closed. A harvest never waits for anyone; after the last door was closed, one more harvest has everything. The
 //! same holds when the one who harvests is another process (vhost's log): it needs the same exchange and fence.
+#[cfg(not(any(loom, miri)))]
+use crate::Alarm;
 use crate::sync::{AtomicU64, fence};
 use crate::words::{WORD_BITS, Words};
 use crate::{DirtyPages, LogError};
@@ -62,6 +64,25 @@ impl DirtyLog {
     pub fn attach(file: OwnedFd, offset: u64, size: u64) -> Result<Arc<Self>, LogError> {
         let count = usize::try_from(size / 8).unwrap_or(usize::MAX);
         Ok(Arc::new(Self { words: Words::attach(file, offset, count)?, shift: LOG_PAGE.trailing_zeros() }))
+    }
+
+    /// As [`DirtyLog::attach`], of a file that need not be sealed. If it shrinks, a mark that finds that out is not the end of
+    /// this process: the log is [`lost`](DirtyLog::lost), and `alarm` rings.
+    ///
+    /// # Errors
+    /// The file is shorter, or as many mappings are guarded as can be.
+    #[cfg(not(any(loom, miri)))]
+    pub fn guarded(file: OwnedFd, offset: u64, size: u64, alarm: &Arc<Alarm>) -> Result<Arc<Self>, LogError> {
+        let count = usize::try_from(size / 8).unwrap_or(usize::MAX);
+        let words = Words::guarded(file, offset, count, alarm)?;
+        Ok(Arc::new(Self { words, shift: LOG_PAGE.trailing_zeros() }))
+    }
+
+    /// Whether its file has been taken away: what was marked in it is not known to anybody any more, so that a migration that
+    /// goes by it must fail.
+    #[must_use]
+    pub fn lost(&self) -> bool {
+        self.words.lost()
     }
 
     /// Bytes of a page.

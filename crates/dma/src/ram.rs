@@ -6,26 +6,46 @@ pub(crate) use mapped::Ram;
 
 #[cfg(not(miri))]
 mod mapped {
+    use crate::guard::{Alarm, Guard};
     use crate::{Backing, MemoryError};
     use rustix::fs::{
-        MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+        FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+        memfd_create,
     };
-    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
+    use std::sync::Arc;
 
-    /// The mapping and its file. Unmapped when dropped.
+    // linux/magic.h
+    const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
+    const FUSE: rustix::fs::FsWord = 0x6573_5546;
+
+    /// A mapping of a file, or of a part of it. Unmapped when dropped.
     #[derive(Debug)]
     pub(crate) struct Ram {
         host: NonNull<u8>,
-        len: usize,
+        _mapping: Mapped,
         file: OwnedFd,
+        /// Where in the file `host` is, in bytes.
+        offset: u64,
+        guard: Option<Guard>,
+    }
+
+    /// Whole pages that are mapped.
+    #[derive(Debug)]
+    struct Mapped {
+        start: NonNull<u8>,
+        len: usize,
     }
 
     // SAFETY: the mapping belongs to the process, not to a thread; this type never reads or writes it.
     unsafe impl Send for Ram {}
     // SAFETY: as above.
     unsafe impl Sync for Ram {}
+
+    /// Huge pages for memory that would have small ones. The host may have been told never to.
+    const HUGE: u64 = Backing::HugePages.page_size();
 
     impl Ram {
         /// `size` bytes of zeroes, a multiple of the page size of `backing` and not 0.
@@ -45,13 +65,12 @@ mod mapped {
             // Other processes get this descriptor. One that shrinks the file would make our accesses fault, so
             // that is forbidden where the host can; where it cannot, the file works all the same.
             let _ = fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
-            Self::map(file, len, refused)
+            Self::whole(file, len, refused)
         }
 
         /// The file of another process, which must be sealed as [`Ram::new`] seals its own, and have `size` bytes.
         pub(crate) fn of(file: OwnedFd, size: u64) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
-            let invalid = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, what.to_owned());
             let len = usize::try_from(size).map_err(|_| refused("address", invalid("too large")))?;
             let seals = fcntl_get_seals(&file).map_err(|e| refused("look at", e.into()))?;
             let found = fstat(&file).map_err(|e| refused("look at", e.into()))?;
@@ -60,31 +79,62 @@ mod mapped {
             {
                 return Err(refused("map", invalid("its file may shrink, or is too small")));
             }
-            Self::map(file, len, refused)
+            Self::whole(file, len, refused)
         }
 
-        fn map(
+        fn whole(
             file: OwnedFd,
             len: usize,
             refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
         ) -> Result<Self, MemoryError> {
-            // Huge pages are reserved here, which is why a pool that is too small shows now and not as a fault
-            // in the middle of a request.
-            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-            let host = unsafe {
-                mmap(
-                    std::ptr::null_mut(),
-                    len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED,
-                    &file,
-                    0,
-                )
+            let mapping = Mapped::new(&file, 0, len, true).map_err(|error| refused("map", error))?;
+            Ok(Self { host: mapping.start, _mapping: mapping, file, offset: 0, guard: None })
+        }
+
+        /// `size` bytes of the file of another process, from `offset` on; both are whole pages of 4096 bytes. The file may
+        /// shrink, and the alarm rings when we notice.
+        pub(crate) fn guarded(
+            file: OwnedFd,
+            (offset, size): (u64, u64),
+            writable: bool,
+            alarm: &Arc<Alarm>,
+        ) -> Result<Self, MemoryError> {
+            let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
+            let found = fstat(&file).map_err(|e| refused("look at", e.into()))?;
+            let system = fstatfs(&file).map_err(|e| refused("look at the file system of", e.into()))?;
+            // What a page of such a file holds is up to another process, which can take for ever over it.
+            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || system.f_type == FUSE {
+                return Err(refused("map", invalid("its file is none that the kernel alone keeps")));
             }
-            .map_err(|e| refused("map", e.into()))?;
-            let host = NonNull::new(host.cast())
-                .ok_or_else(|| refused("map", std::io::ErrorKind::AddrNotAvailable.into()))?;
-            Ok(Self { host, len, file })
+            // Pages of hugetlbfs are mapped whole, and a client's region may begin in the middle of one.
+            let page = match system.f_type {
+                HUGETLBFS => u64::try_from(system.f_bsize).unwrap_or(HUGE),
+                _ => rustix::param::page_size() as u64,
+            };
+            let skip = offset % page;
+            let end = offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(page));
+            // A file that ends in the middle of a page has all of it.
+            let had = found.st_size.cast_unsigned().checked_next_multiple_of(page);
+            let Some(end) = end.filter(|end| had.is_some_and(|had| *end <= had)) else {
+                let end = found.st_size;
+                let why = format!("its file has {end} bytes, and it is to begin at {offset}");
+                return Err(refused("map", invalid(&why)));
+            };
+            let (Ok(len), Ok(skipped), Ok(page_len)) =
+                (usize::try_from(end - (offset - skip)), usize::try_from(skip), usize::try_from(page))
+            else {
+                return Err(refused("address", invalid("too large")));
+            };
+            let mapping = Mapped::new(&file, offset - skip, len, writable).map_err(|e| refused("map", e))?;
+            if page < HUGE && size >= HUGE {
+                // SAFETY: advice about the mapping that was just made. Refused where it does not apply.
+                let _ = unsafe { madvise(mapping.start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+            }
+            let guard =
+                Guard::new(mapping.start, len, page_len, alarm).map_err(|error| refused("guard", error))?;
+            // SAFETY: `size` bytes, not none, are mapped from there on.
+            let host = unsafe { mapping.start.add(skipped) };
+            Ok(Self { host, _mapping: mapping, file, offset, guard: Some(guard) })
         }
 
         pub(crate) fn host(&self) -> NonNull<u8> {
@@ -94,14 +144,47 @@ mod mapped {
         pub(crate) fn fd(&self) -> BorrowedFd<'_> {
             self.file.as_fd()
         }
+
+        pub(crate) fn offset(&self) -> u64 {
+            self.offset
+        }
+
+        pub(crate) fn lost(&self) -> bool {
+            self.guard.as_ref().is_some_and(Guard::lost)
+        }
+    }
+
+    impl Mapped {
+        fn new(file: &OwnedFd, offset: u64, len: usize, writable: bool) -> std::io::Result<Self> {
+            let mut protection = ProtFlags::READ;
+            protection.set(ProtFlags::WRITE, writable);
+            // Huge pages are reserved here, which is why a pool that is too small shows now and not as a fault
+            // in the middle of a request.
+            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            let start =
+                unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
+            let start = NonNull::new(start.cast()).ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+            Ok(Self { start, len })
+        }
     }
 
     impl Drop for Ram {
         fn drop(&mut self) {
-            // SAFETY: `host` and `len` are those of the mapping that `new` made. Whoever uses it holds the
-            // region (by way of a snapshot), so nobody does any more.
-            let _ = unsafe { munmap(self.host.as_ptr().cast(), self.len) };
+            // Before the mapping goes: its addresses may be another's at once. The mapping is dropped after this.
+            self.guard = None;
         }
+    }
+
+    impl Drop for Mapped {
+        fn drop(&mut self) {
+            // SAFETY: `start` and `len` are those of the mapping that `new` made. Whoever uses it holds the
+            // region (by way of a snapshot), so nobody does any more.
+            let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        }
+    }
+
+    fn invalid(what: &str) -> std::io::Error {
+        std::io::Error::new(std::io::ErrorKind::InvalidInput, what.to_owned())
     }
 
     /// The error that says how large the pool would have to be.
@@ -159,6 +242,14 @@ mod interpreted {
 
         pub(crate) fn fd(&self) -> BorrowedFd<'_> {
             self.file.as_fd()
+        }
+
+        pub(crate) fn offset(&self) -> u64 {
+            0
+        }
+
+        pub(crate) fn lost(&self) -> bool {
+            false
         }
     }
 

@@ -1,4 +1,6 @@
-//! One piece of guest RAM: a memfd, mapped.
+//! One piece of guest RAM: a memfd, or a client's file, mapped.
+#[cfg(not(miri))]
+use crate::Alarm;
 use crate::MemoryError;
 use crate::ram::Ram;
 use std::os::fd::BorrowedFd;
@@ -39,7 +41,20 @@ pub struct RegionConfig {
     pub writable: bool,
 }
 
-/// Mapped guest RAM, zeroed at first. Unmapped when the last holder lets go.
+/// A part of a client's file that is to be a region ([`Region::guarded`]).
+#[derive(Clone, Copy, Debug)]
+pub struct FileRange {
+    /// Guest-physical address of the first byte, a multiple of 4096.
+    pub gpa: u64,
+    /// Bytes, a multiple of 4096.
+    pub size: u64,
+    /// Where in the file it begins, in bytes; a multiple of 4096.
+    pub offset: u64,
+    /// Whether devices may write to it.
+    pub writable: bool,
+}
+
+/// Mapped guest RAM. Unmapped when the last holder lets go.
 ///
 /// The host maps it readable and writable in any case; `writable` is what devices are held to.
 #[derive(Debug)]
@@ -72,6 +87,32 @@ impl Region {
         Ok(Arc::new(Self { gpa, size, writable, ram: Ram::of(file, size)? }))
     }
 
+    /// Maps a part of the file of another process, which may do to it what it likes. If the file gets shorter, an access of
+    /// ours finds that out and is not the end of this process: private zeroes take the region's place, all of it, the region is
+    /// [`lost`](Region::lost), and `alarm` rings. System calls that use what is gone fail with EFAULT instead, and nothing else
+    /// happens.
+    ///
+    /// Files of hugetlbfs are mapped in their pages; a range may begin and end inside one. For others huge pages are asked for. What
+    /// devices may not write, this process cannot either.
+    ///
+    /// # Errors
+    /// Misaligned, or the file has no such bytes; it is no regular file, or one of FUSE, where accesses may hang; the host
+    /// refuses the mapping, or has 4096 that are guarded.
+    #[cfg(not(miri))]
+    pub fn guarded(
+        range: FileRange,
+        file: std::os::fd::OwnedFd,
+        alarm: &Arc<Alarm>,
+    ) -> Result<Arc<Self>, MemoryError> {
+        let FileRange { gpa, size, offset, writable } = range;
+        check(gpa, size, Backing::Pages)?;
+        if !offset.is_multiple_of(Backing::Pages.page_size()) {
+            return Err(MemoryError::Unaligned { gpa: offset, size, align: Backing::Pages.page_size() });
+        }
+        let ram = Ram::guarded(file, (offset, size), writable, alarm)?;
+        Ok(Arc::new(Self { gpa, size, writable, ram }))
+    }
+
     /// Guest-physical address of the first byte.
     #[must_use]
     pub fn gpa(&self) -> u64 {
@@ -96,10 +137,23 @@ impl Region {
         self.writable
     }
 
-    /// The memfd; the region is at its offset 0.
+    /// The memfd, or the client's file; the region is at [`Region::offset`].
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ram.fd()
+    }
+
+    /// Where in the file the region begins, in bytes. 0 but for a client's file.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.ram.offset()
+    }
+
+    /// Whether its file has been taken away, and private zeroes are in its place. Only regions that are guarded
+    /// ([`Region::guarded`]) can be lost.
+    #[must_use]
+    pub fn lost(&self) -> bool {
+        self.ram.lost()
     }
 }
 

@@ -13,12 +13,14 @@ pub(crate) const WORD_BITS: u64 = 64;
 mod mapped {
     use super::AtomicU64;
     use crate::LogError;
+    use crate::guard::{Alarm, Guard};
     use rustix::fs::{
         MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
     };
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
+    use std::sync::Arc;
 
     /// A mapped piece of a memfd. Pages of it that nobody has touched take no memory.
     #[derive(Debug)]
@@ -28,6 +30,7 @@ mod mapped {
         count: usize,
         mapping: (NonNull<u8>, usize),
         file: OwnedFd,
+        guard: Option<Guard>,
     }
 
     // SAFETY: the mapping belongs to the process, and is used as atomics only.
@@ -61,6 +64,25 @@ mod mapped {
             if !seals.contains(SealFlags::SHRINK) {
                 return Err(LogError::MayShrink);
             }
+            Self::part(file, offset, count)
+        }
+
+        /// As [`Words::attach`], of a file that may shrink: the alarm rings when that is noticed.
+        pub(crate) fn guarded(
+            file: OwnedFd,
+            offset: u64,
+            count: usize,
+            alarm: &Arc<Alarm>,
+        ) -> Result<Self, LogError> {
+            let mut words = Self::part(file, offset, count)?;
+            let (start, len) = words.mapping;
+            let page = rustix::param::page_size();
+            let guard = Guard::new(start, len.next_multiple_of(page), page, alarm);
+            words.guard = Some(guard.map_err(|source| LogError::Os { what: "guard", source })?);
+            Ok(words)
+        }
+
+        fn part(file: OwnedFd, offset: u64, count: usize) -> Result<Self, LogError> {
             let size = fstat(&file).map_err(refused("look at"))?.st_size;
             let end = (count as u64).checked_mul(8).and_then(|bytes| bytes.checked_add(offset));
             if !offset.is_multiple_of(8) || end.is_none_or(|end| end > size.cast_unsigned()) {
@@ -90,7 +112,7 @@ mod mapped {
                 .ok_or(LogError::Os { what: "map", source: std::io::ErrorKind::AddrNotAvailable.into() })?;
             // SAFETY: `skip` is inside the mapping, or at its end with no words.
             let first = unsafe { start.add(skip) }.cast();
-            Ok(Self { first, count, mapping: (start, len), file })
+            Ok(Self { first, count, mapping: (start, len), file, guard: None })
         }
 
         #[inline(always)]
@@ -103,10 +125,15 @@ mod mapped {
         pub(crate) fn fd(&self) -> BorrowedFd<'_> {
             self.file.as_fd()
         }
+
+        pub(crate) fn lost(&self) -> bool {
+            self.guard.as_ref().is_some_and(Guard::lost)
+        }
     }
 
     impl Drop for Words {
         fn drop(&mut self) {
+            self.guard = None;
             let (start, len) = self.mapping;
             // SAFETY: made by `map`; the slices handed out were borrowed from `self`.
             let _ = unsafe { munmap(start.as_ptr().cast(), len) };
@@ -144,6 +171,10 @@ mod owned {
 
         pub(crate) fn fd(&self) -> BorrowedFd<'_> {
             self.file.as_fd()
+        }
+
+        pub(crate) fn lost(&self) -> bool {
+            false
         }
     }
 }

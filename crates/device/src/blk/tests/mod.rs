@@ -3,6 +3,7 @@ mod block_device;
 mod data;
 mod disk;
 mod in_flight;
+mod lost;
 mod malformed;
 mod model;
 mod open;

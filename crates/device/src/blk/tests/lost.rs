@@ -1,0 +1,69 @@
+//! A client takes memory away that requests use.
+use super::*;
+use crate::rig::{BASE, SIZE};
+use paravane_dma::{Access, Alarm, FileRange, Region};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+const THEIRS: u64 = BASE + SIZE;
+const LEN: u64 = 1 << 20;
+
+/// A rig with more memory behind its own, in a file that can shrink.
+fn rig_with_theirs(
+    file: &NamedTempFile,
+    engine: EngineChoice,
+) -> (Rig<Blk>, OwnedFd, Arc<Region>, Arc<Alarm>) {
+    let rig = rig(file, engine);
+    let theirs = memfd_create(c"a-client", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&theirs, LEN).unwrap();
+    let alarm = Alarm::new().unwrap();
+    let range = FileRange { gpa: THEIRS, size: LEN, offset: 0, writable: true };
+    let region = Region::guarded(range, theirs.try_clone().unwrap(), &alarm).unwrap();
+    rig.memory.replace(vec![rig.region.clone(), region.clone()]).unwrap();
+    (rig, theirs, region, alarm)
+}
+
+/// A request whose data is in the middle of what may be gone, and the rest of which is not.
+fn transfer(rig: &mut Rig<Blk>, kind: u32) -> (u8, u32) {
+    let data = segment(THEIRS + LEN / 2, 4096);
+    rig.poke(HEADER, &header(kind, 0));
+    rig.poke(STATUS, &[UNTOUCHED]);
+    let (header, status) = (segment(HEADER, 16), segment(STATUS, 1));
+    let used = match kind {
+        blk::T_IN => rig.one(&[header], &[data, status]),
+        _ => rig.one(&[header, data], &[status]),
+    };
+    (rig.peek(STATUS, 1)[0], used.unwrap().len)
+}
+
+#[test]
+fn requests_that_use_what_is_gone_fail_and_the_queue_goes_on() {
+    let before = pattern(64 * 512, 1);
+    for engine in engines("requests_that_use_what_is_gone_fail_and_the_queue_goes_on") {
+        let file = image(&before);
+        let (mut rig, theirs, region, alarm) = rig_with_theirs(&file, engine);
+        assert_eq!(transfer(&mut rig, blk::T_IN), (blk::S_OK, 4097));
+        assert_eq!(rig.peek(THEIRS + LEN / 2, 4096), before[..4096]);
+        ftruncate(&theirs, 0).unwrap();
+        assert_eq!(transfer(&mut rig, blk::T_IN), (blk::S_IOERR, 1));
+        assert_eq!(transfer(&mut rig, blk::T_OUT), (blk::S_IOERR, 1));
+        assert!(!region.lost() && !alarm.take(), "only the kernel has been there");
+        assert_eq!(rig.read(1, 512), before[512..1024]);
+        assert_eq!(content(&file), before);
+    }
+}
+
+#[test]
+fn a_header_that_is_gone_reads_as_zeroes_and_rings_the_alarm() {
+    let before = pattern(64 * 512, 1);
+    let file = image(&before);
+    let (mut rig, theirs, region, alarm) = rig_with_theirs(&file, EngineChoice::Auto);
+    rig.memory.handle().open().write(THEIRS, &header(blk::T_FLUSH, 5), Access::WRITE).unwrap();
+    ftruncate(&theirs, 0).unwrap();
+    // Zeroes are a read of the first sector.
+    let used = rig.one(&[segment(THEIRS, 16)], &[segment(ROOM, 512), segment(STATUS, 1)]).unwrap();
+    assert_eq!((rig.peek(STATUS, 1)[0], used.len), (blk::S_OK, 513));
+    assert_eq!(rig.peek(ROOM, 512), before[..512]);
+    assert!(region.lost() && alarm.take());
+}

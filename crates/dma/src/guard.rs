@@ -1,0 +1,279 @@
+//! Memory that another process may take away: a mapped file that its owner makes shorter.
+//!
+//! ```text
+//!   access -> SIGBUS -> whose address is it?
+//!                         a guarded mapping: private zeroes take its place, it is `lost`, the alarm rings; the access goes on
+//!                         nobody's of ours:  the handler that was there before, or the default, which ends the process
+//!
+//!   slot:  free --guard--> guarded --fault--> lost --drop--> free
+//! ```
+//! **All of the mapping is replaced**, not the page that is missing: what a device still does to this memory afterwards is
+//! seen by nobody, its used entries least of all, and a file that shrinks page by page makes one fault and not thousands,
+//! nor as many mappings.
+//!
+//! **The kernel's own accesses raise no signal.** A system call that reads or writes what is gone fails with EFAULT. Such
+//! a request fails, and the mapping is lost when we touch it ourselves.
+//!
+//! **The handler may run between any two instructions of any thread.** It reads the table below, which is never moved or
+//! freed, makes two system calls, and takes no lock. The fault is in a mapping that the thread uses and therefore keeps,
+//! so that the slot of *that* mapping does not change meanwhile. Other slots may, under the handler's eyes; each has a
+//! version, odd while it is changed, and what was read is thrown away unless the version was even and still is.
+//!
+//! A thread that blocks SIGBUS is killed by a fault: do not block it in threads that touch guest memory.
+use rustix::event::EventfdFlags;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Rings when guarded memory is lost. One a device, say: all that it guards fails the same owner.
+#[derive(Debug)]
+pub struct Alarm {
+    event: OwnedFd,
+}
+
+impl Alarm {
+    /// A silent one.
+    ///
+    /// # Errors
+    /// The process has no descriptors left.
+    pub fn new() -> io::Result<Arc<Self>> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self { event }))
+    }
+
+    /// Whether it has rung since this was last asked; makes [`Alarm::as_fd`] unreadable.
+    #[must_use]
+    pub fn take(&self) -> bool {
+        rustix::io::read(&self.event, &mut [0; 8]).is_ok()
+    }
+}
+
+/// Readable when something has been lost.
+impl AsFd for Alarm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// Most mappings that are guarded at a time. A client has up to a few hundred, most have two.
+const MOST: usize = 4096;
+
+static SLOTS: [Slot; MOST] = [const { Slot::new() }; MOST];
+
+/// Held by those who change the table. Besides, it orders them: who finds that an address has been mapped anew has taken it
+/// after the one who gave that address up.
+static CHANGE: Mutex<()> = Mutex::new(());
+
+/// One guarded mapping.
+#[derive(Debug)]
+struct Slot {
+    /// Odd while the rest is changed.
+    version: AtomicU32,
+    /// First address; 0 when the slot is free.
+    start: AtomicUsize,
+    /// Bytes.
+    len: AtomicUsize,
+    /// Bytes of a page.
+    page: AtomicUsize,
+    /// The alarm's descriptor.
+    alarm: AtomicI32,
+    lost: AtomicBool,
+}
+
+/// What the handler found in a slot.
+#[derive(Clone, Copy)]
+struct Found {
+    start: usize,
+    len: usize,
+    page: usize,
+    alarm: i32,
+}
+
+impl Slot {
+    const fn new() -> Self {
+        Self {
+            version: AtomicU32::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            alarm: AtomicI32::new(-1),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// To be called with `CHANGE` held.
+    fn set(&self, found: Found) {
+        // Relaxed: nobody else writes it. The fence keeps the stores below behind the odd number, for those whose load
+        // of one of them is followed by the fence in `get`.
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.start.store(found.start, Ordering::Relaxed);
+        self.len.store(found.len, Ordering::Relaxed);
+        self.page.store(found.page, Ordering::Relaxed);
+        self.alarm.store(found.alarm, Ordering::Relaxed);
+        self.lost.store(false, Ordering::Relaxed);
+        // Pairs with the first load in `get`.
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// What is in the slot, unless it is being changed.
+    fn get(&self) -> Option<Found> {
+        // Pairs with the last store in `set`.
+        let version = self.version.load(Ordering::Acquire);
+        let found = Found {
+            start: self.start.load(Ordering::Relaxed),
+            len: self.len.load(Ordering::Relaxed),
+            page: self.page.load(Ordering::Relaxed),
+            alarm: self.alarm.load(Ordering::Relaxed),
+        };
+        // Pairs with the fence in `set`: if one of the loads above saw a later change, the load below sees its number.
+        fence(Ordering::Acquire);
+        (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(found)
+    }
+}
+
+/// Keeps one mapping guarded. To be dropped before that is unmapped.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    slot: &'static Slot,
+    /// Its descriptor is in the slot.
+    _alarm: Arc<Alarm>,
+}
+
+impl Guard {
+    /// Guards the `len` bytes mapped at `start`, in pages of `page` bytes.
+    pub(crate) fn new(start: NonNull<u8>, len: usize, page: usize, alarm: &Arc<Alarm>) -> io::Result<Self> {
+        install()?;
+        let change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = SLOTS
+            .iter()
+            .find(|slot| slot.start.load(Ordering::Relaxed) == 0)
+            .ok_or_else(|| io::Error::other(format!("{MOST} mappings are guarded already")))?;
+        slot.set(Found { start: start.as_ptr() as usize, len, page, alarm: alarm.as_fd().as_raw_fd() });
+        drop(change);
+        Ok(Self { slot, _alarm: Arc::clone(alarm) })
+    }
+
+    /// Whether zeroes have taken the mapping's place.
+    pub(crate) fn lost(&self) -> bool {
+        // Acquire: pairs with the handler's store; who sees it sees zeroes.
+        self.slot.lost.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+        self.slot.set(Found { start: 0, len: 0, page: 0, alarm: -1 });
+    }
+}
+
+/// What SIGBUS did before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Puts the handler in its place, once.
+fn install() -> io::Result<()> {
+    static DONE: Mutex<bool> = Mutex::new(false);
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if *done {
+        return Ok(());
+    }
+    let checked = |result| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    let mut before = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: only the present action is asked for, and `before` has room for it.
+    checked(unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) })?;
+    // Kept before the handler is in place: it may be called at once.
+    // SAFETY: the call has filled it.
+    let before = *BEFORE.get_or_init(|| unsafe { before.assume_init() });
+    // SAFETY: plain data, for which zeroes are valid.
+    let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+    ours.sa_sigaction = handler as *const () as usize;
+    // Those that the handler before did not want to be interrupted by.
+    ours.sa_mask = before.sa_mask;
+    // ONSTACK: as Rust's own handler for guard pages of stacks, which is the one before and needs it.
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // SAFETY: `handler` has the signature that SA_SIGINFO asks for and does only what a signal handler may.
+    checked(unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut()) })?;
+    *done = true;
+    Ok(())
+}
+
+extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the thread's own variable.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: the kernel hands over a valid structure, and sets the address in those of faults (positive codes).
+    let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
+    if !fault.is_some_and(replace) {
+        // SAFETY: as the kernel has called us.
+        unsafe { pass_on(signal, info, context) };
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Replaces the guarded mapping around `addr`. `false`: there is none, or the host refuses.
+fn replace(addr: usize) -> bool {
+    let inside = |found: &Found| addr.wrapping_sub(found.start) < found.len;
+    let found = SLOTS.iter().find_map(|slot| Some((slot, slot.get().filter(inside)?)));
+    let Some((slot, found)) = found else { return false };
+    let map = |start: usize, len: usize| {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: the addresses are those of a mapping of ours that stays mapped while its guard lives, which the
+        // faulting thread sees to. Nobody has references to guest memory, so that its content may change.
+        unsafe { mmap_anonymous(start as *mut _, len, ProtFlags::READ | ProtFlags::WRITE, flags) }.is_ok()
+    };
+    // A host that commits no more than it has may refuse that much memory, but not a page.
+    if !map(found.start, found.len) && !map(addr - (addr - found.start) % found.page, found.page) {
+        return false;
+    }
+    // Release: pairs with the load in `Guard::lost`.
+    slot.lost.store(true, Ordering::Release);
+    // SAFETY: the guard keeps the alarm, and with it the descriptor, open.
+    let alarm = unsafe { BorrowedFd::borrow_raw(found.alarm) };
+    // It fails only if the count is at its end: then it has rung.
+    let _ = rustix::io::write(alarm, &1_u64.to_ne_bytes());
+    true
+}
+
+/// Does what would have been done without us.
+///
+/// # Safety
+/// To be called in the handler, with its arguments.
+unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: as in `handler`.
+    let sent = unsafe { (*info).si_code } <= 0;
+    let before = BEFORE.get();
+    match before.map_or(libc::SIG_DFL, |before| before.sa_sigaction) {
+        libc::SIG_IGN if sent => {}
+        // A fault that is ignored ends the process as well.
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: to the default, which no code of ours is part of.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+            if sent {
+                // Unlike a fault it is not repeated by itself; this one comes when the handler returns.
+                // SAFETY: raises a signal in this thread.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        action if before.is_some_and(|before| before.sa_flags & libc::SA_SIGINFO != 0) => {
+            // SAFETY: whoever installed it said that it has this signature.
+            let action = unsafe {
+                std::mem::transmute::<
+                    usize,
+                    extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void),
+                >(action)
+            };
+            action(signal, info, context);
+        }
+        action => {
+            // SAFETY: as above, without SA_SIGINFO.
+            let action = unsafe { std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(action) };
+            action(signal);
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! A client that takes its memory away fails its own device, and nothing else.
+#![cfg(not(any(loom, miri)))]
+use paravane_dma::{
+    Access, Alarm, Backing, DirtyLog, FileRange, HostSlice, LogError, Memory, MemoryError, Region,
+    RegionConfig, Segment,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const HUGE: u64 = 2 * MIB;
+
+/// A file that may shrink.
+fn file(size: u64) -> OwnedFd {
+    let file = memfd_create(c"a-client", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, size).unwrap();
+    file
+}
+
+fn range(gpa: u64, size: u64, offset: u64) -> FileRange {
+    FileRange { gpa, size, offset, writable: true }
+}
+
+fn guarded(range: FileRange, file: &OwnedFd) -> (Arc<Region>, Arc<Alarm>) {
+    let alarm = Alarm::new().unwrap();
+    let region = Region::guarded(range, file.try_clone().unwrap(), &alarm).unwrap();
+    (region, alarm)
+}
+
+fn rings(alarm: &Alarm, patience: Duration) -> bool {
+    let timeout = Timespec::try_from(patience).unwrap();
+    poll(&mut [PollFd::new(alarm, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+fn skipped(name: &str, why: &str) {
+    let line = format!("SKIPPED {name}: {why}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        log.and_then(|mut log| log.write_all(line.as_bytes())).expect("the skip log can be written");
+    }
+}
+
+#[test]
+fn a_region_is_the_part_of_the_file_that_was_named() {
+    let file = File::from(file(64 * PAGE));
+    file.write_all_at(b"before", 4 * PAGE - 6).unwrap();
+    file.write_all_at(b"inside", 4 * PAGE).unwrap();
+    let file = OwnedFd::from(file);
+    let (region, alarm) = guarded(range(0x10_0000, 8 * PAGE, 4 * PAGE), &file);
+    assert_eq!((region.gpa(), region.size(), region.offset()), (0x10_0000, 8 * PAGE, 4 * PAGE));
+    let memory = Memory::new(vec![region.clone()]).unwrap();
+    let mut handle = memory.handle();
+    let door = handle.open();
+    let mut bytes = [0; 6];
+    door.read(0x10_0000, &mut bytes, Access::READ).unwrap();
+    assert_eq!(&bytes, b"inside");
+    door.write(0x10_0000 + 8 * PAGE - 4, b"last", Access::WRITE).unwrap();
+    assert!(door.write(0x10_0000 + 8 * PAGE, b"behind", Access::WRITE).is_err());
+    let mut last = [0; 6];
+    File::from(file).read_exact_at(&mut last, 12 * PAGE - 4).unwrap();
+    assert_eq!(&last, b"last\0\0");
+    assert!(!region.lost() && !alarm.take());
+}
+
+#[test]
+fn a_file_that_has_no_such_bytes_is_refused() {
+    let alarm = Alarm::new().unwrap();
+    let open = |range| Region::guarded(range, file(4 * PAGE), &alarm);
+    assert!(open(range(0, 4 * PAGE, 0)).is_ok());
+    for (size, offset) in [(5, 0), (4, 1), (1, 4), (1, u64::MAX / PAGE), (u64::MAX / PAGE, 0)] {
+        let error = open(range(0, size * PAGE, offset * PAGE)).unwrap_err();
+        assert!(matches!(error, MemoryError::Os { what: "map", .. }), "{error}");
+    }
+    for range in [range(1, PAGE, 0), range(0, 100, 0), range(0, 0, 0), range(0, PAGE, 100)] {
+        assert!(matches!(open(range), Err(MemoryError::Unaligned { .. })));
+    }
+    assert!(matches!(open(range(u64::MAX - PAGE + 1, 2 * PAGE, 0)), Err(MemoryError::Wraps { .. })));
+    let (pipe, _other) = std::io::pipe().unwrap();
+    assert!(Region::guarded(range(0, PAGE, 0), pipe.into(), &alarm).is_err());
+    assert!(Region::guarded(range(0, PAGE, 0), File::open("/dev/zero").unwrap().into(), &alarm).is_err());
+}
+
+#[test]
+fn a_file_that_was_opened_to_be_read_makes_a_region_that_is() {
+    let made = file(PAGE);
+    let path = format!("/proc/self/fd/{}", made.as_raw_fd());
+    let alarm = Alarm::new().unwrap();
+    let read_only = || OwnedFd::from(File::open(&path).unwrap());
+    assert!(Region::guarded(range(0, PAGE, 0), read_only(), &alarm).is_err());
+    let region = Region::guarded(FileRange { writable: false, ..range(0, PAGE, 0) }, read_only(), &alarm);
+    let memory = Memory::new(vec![region.unwrap()]).unwrap();
+    let mut handle = memory.handle();
+    assert!(handle.open().write(0, b"no", Access::WRITE).is_err());
+    assert!(handle.open().read(0, &mut [0; 8], Access::READ).is_ok());
+}
+
+#[test]
+fn a_file_that_shrinks_under_a_thread_fails_its_region_and_not_the_process() {
+    let file = file(MIB);
+    let (region, alarm) = guarded(range(0, MIB, 0), &file);
+    let other_file = self::file(MIB);
+    let (other, silent) = guarded(range(MIB, MIB, 0), &other_file);
+    let memory = Memory::new(vec![region.clone(), other.clone()]).unwrap();
+    let (stop, turns) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            let (memory, stop, turns) = (&memory, &stop, &turns);
+            scope.spawn(move || {
+                let mut handle = memory.handle();
+                let data = [number + 1; 3000];
+                let mut back = [0; 3000];
+                while !stop.load(Ordering::Relaxed) {
+                    let door = handle.open();
+                    for at in (0..2 * MIB - PAGE).step_by(40_000) {
+                        door.write(at + 17, &data, Access::WRITE).unwrap();
+                        door.read(at + 17, &mut back, Access::READ).unwrap();
+                        door.read_obj::<u64>(at, Access::READ).unwrap();
+                    }
+                    turns.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        while turns.load(Ordering::Relaxed) < 10 {
+            std::thread::yield_now();
+        }
+        assert!(!region.lost() && !alarm.take());
+        ftruncate(&file, MIB / 2).unwrap();
+        assert!(rings(&alarm, Duration::from_secs(30)));
+        assert!(region.lost());
+        let before = turns.load(Ordering::Relaxed);
+        while turns.load(Ordering::Relaxed) < before + 10 {
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(alarm.take());
+    assert!(!other.lost() && !silent.take());
+    // What was written after the loss is private: the part of the file that is left is not changed any more.
+    let mut handle = memory.handle();
+    handle.open().write(0, b"too late", Access::WRITE).unwrap();
+    let mut found = [0; 8];
+    File::from(file).read_exact_at(&mut found, 0).unwrap();
+    assert_ne!(&found, b"too late");
+    assert!(rings(&silent, Duration::ZERO) == silent.take());
+}
+
+#[test]
+fn what_is_lost_can_be_had_anew() {
+    for turn in 0..3_u8 {
+        let file = file(16 * PAGE);
+        let (region, alarm) = guarded(range(0, 16 * PAGE, 0), &file);
+        let memory = Memory::new(vec![region.clone()]).unwrap();
+        let mut handle = memory.handle();
+        ftruncate(&file, 0).unwrap();
+        assert_eq!(handle.open().read_obj::<u8>(5 * PAGE, Access::READ), Ok(0), "turn {turn}");
+        assert!(region.lost() && alarm.take() && !alarm.take());
+        // Somebody who keeps it, and a mapping of it.
+        let mapping = handle.open().map(0, 8, Access::READ).unwrap();
+        memory.replace(vec![]).unwrap();
+        drop((memory, handle, region));
+        assert_eq!(mapping.len(), 8);
+    }
+}
+
+#[test]
+fn the_kernel_finds_nothing_where_the_file_has_ended() {
+    let file = file(16 * PAGE);
+    let (region, alarm) = guarded(range(0, 16 * PAGE, 0), &file);
+    let memory = Memory::new(vec![region.clone()]).unwrap();
+    let mut handle = memory.handle();
+    let mut pieces: Vec<HostSlice> = Vec::new();
+    let segments = [Segment { addr: 8 * PAGE, len: 4096 }];
+    let hold = handle.open().map_segments(&segments, 0, 4096, Access::WRITE, &mut pieces).unwrap();
+    ftruncate(&file, 4 * PAGE).unwrap();
+    let image = memfd_create(c"an-image", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&image, PAGE).unwrap();
+    // SAFETY: the hold keeps the pieces mapped; the list has one entry, of the layout of an iovec.
+    let moved = unsafe { libc::preadv(image.as_raw_fd(), pieces.as_ptr().cast(), 1, 0) };
+    assert_eq!((moved, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
+    assert!(!region.lost() && !alarm.take(), "no access of ours was made");
+    drop(hold);
+    handle.open().fill(8 * PAGE, 1, 1, Access::WRITE).unwrap();
+    assert!(region.lost() && alarm.take());
+}
+
+#[test]
+fn pages_of_hugetlbfs_are_guarded_whole() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let made = memfd_create(c"a-client", flags).and_then(|file| ftruncate(&file, 2 * HUGE).map(|()| file));
+    let file = match made {
+        Ok(file) => file,
+        Err(error) => return skipped("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
+    };
+    let alarm = Alarm::new().unwrap();
+    // As QEMU has it around the hole below 1 MiB: the range begins inside the first page, and ends inside the second.
+    let part = range(0xc_0000, 2 * HUGE - 0xc_0000 - PAGE, 0xc_0000);
+    let region = match Region::guarded(part, file.try_clone().unwrap(), &alarm) {
+        Ok(region) => region,
+        Err(error) => return skipped("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
+    };
+    let memory = Memory::new(vec![region.clone()]).unwrap();
+    let mut handle = memory.handle();
+    handle.open().write(0xc_0000, b"first", Access::WRITE).unwrap();
+    handle.open().write(HUGE + 5, b"second", Access::WRITE).unwrap();
+    let (whole, _) = guarded(range(0, 2 * HUGE, 0), &file);
+    let view = Memory::new(vec![whole]).unwrap();
+    let mut bytes = [0; 5];
+    view.handle().open().read(0xc_0000, &mut bytes, Access::READ).unwrap();
+    assert_eq!(&bytes, b"first");
+    assert!(Region::guarded(range(0, 2 * HUGE + PAGE, 0), file.try_clone().unwrap(), &alarm).is_err());
+    ftruncate(&file, HUGE).unwrap();
+    assert_eq!(handle.open().read_obj::<u8>(0xc_0000, Access::READ), Ok(b'f'));
+    assert!(!region.lost());
+    assert_eq!(handle.open().read_obj::<u8>(HUGE + 5, Access::READ), Ok(0));
+    assert!(region.lost() && alarm.take());
+}
+
+#[test]
+fn a_log_may_shrink_if_it_is_guarded() {
+    let file = file(2 * PAGE);
+    assert!(matches!(DirtyLog::attach(file.try_clone().unwrap(), 0, PAGE), Err(LogError::MayShrink)));
+    let alarm = Alarm::new().unwrap();
+    let log = DirtyLog::guarded(file.try_clone().unwrap(), PAGE, 64, &alarm).unwrap();
+    assert!(matches!(
+        DirtyLog::guarded(file.try_clone().unwrap(), 2 * PAGE, 8, &alarm),
+        Err(LogError::Extent { .. })
+    ));
+    assert_eq!((log.end(), log.size()), (512 * PAGE, 64));
+    let config = RegionConfig { gpa: 0, size: 512 * PAGE, backing: Backing::Pages, writable: true };
+    let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
+    memory.start_log(log.clone(), Duration::from_secs(10)).unwrap();
+    let mut handle = memory.handle();
+    handle.open().write(9 * PAGE, b"marked", Access::WRITE).unwrap();
+    let file = File::from(file);
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, PAGE).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 1 << 9);
+    assert!(!log.lost());
+    file.set_len(PAGE).unwrap();
+    handle.open().write(10 * PAGE, b"marked nowhere", Access::WRITE).unwrap();
+    assert!(log.lost() && alarm.take());
+}
+
+#[test]
+fn a_sealed_file_is_guarded_as_well() {
+    let file = file(PAGE);
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let (region, alarm) = guarded(range(0, PAGE, 0), &file);
+    assert!(ftruncate(&file, 0).is_err());
+    let memory = Memory::new(vec![region.clone()]).unwrap();
+    assert_eq!(memory.handle().open().read_obj::<u8>(0, Access::READ), Ok(0));
+    assert!(!region.lost() && !alarm.take());
+}
+
+/// Runs the test `name` of this program in a process of its own, in which `PARAVANE_CHILD` is set.
+fn in_child(name: &str) -> ExitStatus {
+    let program = std::env::current_exe().unwrap();
+    let mut child = Command::new(program);
+    child.args(["--exact", name, "--test-threads=1"]).env("PARAVANE_CHILD", name);
+    child.output().unwrap().status
+}
+
+fn is_child() -> bool {
+    let nothing = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let child = std::env::var_os("PARAVANE_CHILD").is_some();
+    if child {
+        rustix::process::setrlimit(rustix::process::Resource::Core, nothing).unwrap();
+    }
+    child
+}
+
+/// A byte of a file that has none, which nobody guards.
+fn fault() {
+    let file = file(PAGE);
+    let flags = rustix::mm::MapFlags::SHARED;
+    // SAFETY: a new mapping.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), PAGE as usize, rustix::mm::ProtFlags::READ, flags, &file, 0)
+    };
+    let at = at.unwrap().cast::<u8>();
+    ftruncate(&file, 0).unwrap();
+    // SAFETY: mapped; the fault is what is wanted.
+    let _ = unsafe { at.read_volatile() };
+}
+
+/// What a client does, survived.
+fn survive() {
+    let file = file(PAGE);
+    let (region, alarm) = guarded(range(0, PAGE, 0), &file);
+    let memory = Memory::new(vec![region]).unwrap();
+    ftruncate(&file, 0).unwrap();
+    let mut handle = memory.handle();
+    assert_eq!(handle.open().read_obj::<u8>(0, Access::READ), Ok(0));
+    assert!(alarm.take());
+}
+
+#[test]
+fn a_fault_elsewhere_still_kills() {
+    if is_child() {
+        survive();
+        fault();
+        std::process::exit(7);
+    }
+    assert_eq!(in_child("a_fault_elsewhere_still_kills").signal(), Some(libc::SIGBUS));
+}
+
+#[test]
+fn a_signal_that_is_sent_still_kills() {
+    if is_child() {
+        // Rust's own handler lets the first one pass.
+        // SAFETY: no code is part of it.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        survive();
+        // SAFETY: ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
+        std::thread::sleep(Duration::from_secs(10));
+        std::process::exit(7);
+    }
+    assert_eq!(in_child("a_signal_that_is_sent_still_kills").signal(), Some(libc::SIGBUS));
+}
+
+#[test]
+fn the_handler_that_was_there_still_has_its_faults() {
+    extern "C" fn first(_: libc::c_int) {
+        // SAFETY: ends the process at once, as a signal handler may.
+        unsafe { libc::_exit(42) };
+    }
+    if is_child() {
+        // SAFETY: `first` does what a handler may do.
+        unsafe { libc::signal(libc::SIGBUS, first as *const () as usize) };
+        survive();
+        fault();
+        std::process::exit(7);
+    }
+    assert_eq!(in_child("the_handler_that_was_there_still_has_its_faults").code(), Some(42));
+}
+
+#[test]
+fn what_is_ignored_when_it_is_sent_is_no_excuse_for_a_fault() {
+    if is_child() {
+        // SAFETY: no code is part of it.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_IGN) };
+        survive();
+        // SAFETY: nothing comes of it.
+        unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
+        fault();
+        std::process::exit(7);
+    }
+    let status = in_child("what_is_ignored_when_it_is_sent_is_no_excuse_for_a_fault");
+    assert_eq!(status.signal(), Some(libc::SIGBUS));
+}
+
+#[test]
+fn an_alarm_has_a_descriptor_and_is_silent_at_first() {
+    let alarm = Alarm::new().unwrap();
+    assert!(!rings(&alarm, Duration::ZERO) && !alarm.take());
+    rustix::io::write(alarm.as_fd(), &1_u64.to_ne_bytes()).unwrap();
+    assert!(rings(&alarm, Duration::ZERO) && alarm.take() && !alarm.take());
+}
