@@ -101,6 +101,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Engine::Auto => EngineChoice::Auto,
             Engine::IoUring => EngineChoice::IoUring,
             Engine::Threads => EngineChoice::Threads,
+            Engine::Immediate => EngineChoice::Immediate,
         },
         transport: match args.transport {
             Transport::Mmio => TransportChoice::Mmio,

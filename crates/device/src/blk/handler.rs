@@ -249,7 +249,7 @@ impl QueueHandler for Handler {
     }
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.engine.fd())
+        self.engine.fd()
     }
 
     fn listen(&mut self) -> bool {

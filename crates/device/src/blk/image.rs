@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// systems that is the block, on network ones it is megabytes.
 const MAX_PHYSICAL: u64 = 4096;
 
+/// File systems that lie in memory, by their magic numbers: tmpfs, which a memfd is in, too, and ramfs.
+const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+
 /// An open raw image.
 #[derive(Debug)]
 pub(super) struct Image {
@@ -21,6 +24,8 @@ pub(super) struct Image {
     /// Bytes, a multiple of 512. Frozen at open: what happens to the file afterwards shows as I/O errors.
     pub(super) size: u64,
     pub(super) read_only: bool,
+    /// Its data lie in memory (or in swap), and no disk has to be waited for.
+    pub(super) in_memory: bool,
     /// log2 of the number of sectors in a physical block.
     pub(super) physical_block_exp: u8,
 }
@@ -75,7 +80,9 @@ impl Image {
         }
         let physical = metadata.blksize().clamp(SECTOR, MAX_PHYSICAL);
         let physical_block_exp = (physical / SECTOR).ilog2() as u8;
-        Ok(Self { file, path: path.to_owned(), size, read_only, physical_block_exp })
+        let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
+        let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
+        Ok(Self { file, path: path.to_owned(), size, read_only, in_memory, physical_block_exp })
     }
 
     /// The same file once more, without the lock. The kernel takes a ring apart some time after its process

@@ -7,7 +7,7 @@
 //! Handler, one a queue                                          handler.rs
 //!    parse a chain into a Request                               request.rs
 //!    a Slot leads it through one system call or several         slot.rs
-//!    an Engine does those: io_uring, or threads                 engine/
+//!    an Engine does those: io_uring, threads, or at once        engine/
 //! ```
 mod engine;
 mod handler;
@@ -34,13 +34,15 @@ use zerocopy::IntoBytes;
 /// Which engine does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// io_uring if the host lets us, else threads.
+    /// At once if the image lies in memory; else io_uring if the host lets us, else threads.
     #[default]
     Auto,
     /// io_uring or an error.
     IoUring,
     /// A pool of threads with preadv and pwritev.
     Threads,
+    /// The same system calls, at once, by the thread that serves the queue; nothing else is served meanwhile.
+    Immediate,
 }
 
 /// How a disk is to be opened.
@@ -169,6 +171,8 @@ impl Blk {
         };
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None)?,
+            (EngineChoice::Immediate, _) => EngineKind::Immediate,
+            (EngineChoice::Auto, _) if image.in_memory => EngineKind::Immediate,
             (_, Ok(())) => match image.unlocked() {
                 Ok(file) => EngineKind::Uring { file },
                 Err(source) => return Err(OpenError::Os { path: config.path, source }),
@@ -200,11 +204,13 @@ impl Blk {
         self.image.read_only
     }
 
-    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "threads (io_uring: ...)".
+    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "immediate",
+    /// "threads (io_uring: ...)".
     #[must_use]
     pub fn engine(&self) -> String {
         match &self.engine {
             EngineKind::Uring { .. } => "io_uring".into(),
+            EngineKind::Immediate => "immediate".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
             EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
         }
@@ -282,7 +288,7 @@ impl Device for Blk {
                 format!("the disk has no queue {index}"),
             ));
         };
-        let engine = Engine::new(&self.engine, size)?;
+        let engine = Engine::new(&self.engine, &self.image, size)?;
         Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, size, features)))
     }
 }

@@ -6,6 +6,7 @@
 //! ```
 #[cfg(test)]
 pub(super) mod held;
+mod immediate;
 mod threads;
 mod uring;
 
@@ -73,6 +74,8 @@ pub(super) struct Outcome {
 pub(super) enum EngineKind {
     /// A ring for each queue, and what is registered with them: see [`Image::unlocked`].
     Uring { file: File },
+    /// Nothing beyond the image.
+    Immediate,
     /// One pool for all queues, and why it is not io_uring if that was the first choice.
     Threads { pool: Arc<Pool>, why: Option<String> },
 }
@@ -85,27 +88,30 @@ pub(super) enum EngineKind {
 )]
 pub(super) enum Engine {
     Uring(uring::Uring),
+    Immediate(immediate::Immediate),
     Threads(threads::Threads),
     #[cfg(test)]
     Held(held::Held),
 }
 
 impl Engine {
-    /// Room for `slots` jobs in flight.
-    pub(super) fn new(kind: &EngineKind, slots: u16) -> io::Result<Self> {
+    /// For an image, with room for `slots` jobs in flight.
+    pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
         Ok(match kind {
             EngineKind::Uring { file } => Self::Uring(uring::Uring::new(file, slots)?),
+            EngineKind::Immediate => Self::Immediate(immediate::Immediate::new(image.clone(), slots)),
             EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), slots)?),
         })
     }
 
-    /// Readable when there is something to reap while the engine listens.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// Readable when there is something to reap while the engine listens. None: nothing ever takes any time.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Uring(uring) => uring.fd(),
-            Self::Threads(threads) => threads.fd(),
+            Self::Uring(uring) => Some(uring.fd()),
+            Self::Immediate(_) => None,
+            Self::Threads(threads) => Some(threads.fd()),
             #[cfg(test)]
-            Self::Held(held) => held.fd(),
+            Self::Held(held) => Some(held.fd()),
         }
     }
 
@@ -113,7 +119,7 @@ impl Engine {
     pub(super) fn quiet(&mut self) {
         match self {
             Self::Uring(uring) => uring.quiet(),
-            Self::Threads(_) => {}
+            Self::Immediate(_) | Self::Threads(_) => {}
             #[cfg(test)]
             Self::Held(_) => {}
         }
@@ -124,6 +130,7 @@ impl Engine {
     pub(super) fn listen(&mut self) -> bool {
         match self {
             Self::Uring(uring) => uring.listen(),
+            Self::Immediate(immediate) => immediate.has_news(),
             Self::Threads(threads) => threads.listen(),
             #[cfg(test)]
             Self::Held(held) => held.listen(),
@@ -134,6 +141,7 @@ impl Engine {
     pub(super) fn has_news(&mut self) -> Option<bool> {
         match self {
             Self::Uring(uring) => Some(uring.has_news()),
+            Self::Immediate(immediate) => Some(immediate.has_news()),
             Self::Threads(_) => None,
             #[cfg(test)]
             Self::Held(_) => None,
@@ -152,6 +160,10 @@ impl Engine {
         match self {
             // SAFETY: the caller's promise is the one that is asked for.
             Self::Uring(uring) => unsafe { uring.push(slot, job) },
+            Self::Immediate(immediate) => {
+                immediate.push(slot, job);
+                Ok(())
+            }
             Self::Threads(threads) => {
                 threads.push(slot, job);
                 Ok(())
@@ -171,6 +183,7 @@ impl Engine {
     pub(super) fn submit(&mut self) -> io::Result<()> {
         match self {
             Self::Uring(uring) => uring.submit(),
+            Self::Immediate(_) => Ok(()),
             Self::Threads(threads) => {
                 threads.submit();
                 Ok(())
@@ -187,6 +200,7 @@ impl Engine {
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         match self {
             Self::Uring(uring) => uring.reap(outcomes),
+            Self::Immediate(immediate) => immediate.reap(outcomes),
             Self::Threads(threads) => threads.reap(outcomes),
             #[cfg(test)]
             Self::Held(held) => held.reap(outcomes),
@@ -200,6 +214,7 @@ impl Engine {
     pub(super) fn wait(&mut self) -> io::Result<()> {
         match self {
             Self::Uring(uring) => uring.wait(),
+            Self::Immediate(_) => Ok(()),
             Self::Threads(threads) => {
                 threads.wait();
                 Ok(())

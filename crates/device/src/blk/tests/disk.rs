@@ -103,11 +103,21 @@ fn a_disk_has_only_its_queues() {
 fn the_engine_says_what_it_is() {
     let file = image(&[0; 512]);
     assert_eq!(Blk::open(config(&file, EngineChoice::Threads)).unwrap().engine(), "threads");
-    let auto = Blk::open(config(&file, EngineChoice::Auto)).unwrap().engine();
-    match io_uring_available() {
-        Ok(()) => assert_eq!(auto, "io_uring"),
-        Err(_) => assert!(auto.starts_with("threads (io_uring: ")),
+    assert_eq!(Blk::open(config(&file, EngineChoice::Immediate)).unwrap().engine(), "immediate");
+    let auto = Blk::open(config(&file, EngineChoice::Auto)).unwrap();
+    match (auto.image.in_memory, io_uring_available()) {
+        (true, _) => assert_eq!(auto.engine(), "immediate"),
+        (false, Ok(())) => assert_eq!(auto.engine(), "io_uring"),
+        (false, Err(_)) => assert!(auto.engine().starts_with("threads (io_uring: ")),
     }
+}
+
+#[test]
+fn nobody_waits_for_an_image_in_memory() {
+    let memory = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
+    let disk = Blk::of(memory.into(), BlkConfig::new("image")).unwrap();
+    assert_eq!(disk.engine(), "immediate");
 }
 
 #[test]

@@ -31,10 +31,10 @@ const UNTOUCHED: u8 = 0xee;
 /// The engines that this host lets us test.
 fn engines(test: &str) -> Vec<EngineChoice> {
     match io_uring_available() {
-        Ok(()) => vec![EngineChoice::IoUring, EngineChoice::Threads],
+        Ok(()) => vec![EngineChoice::Immediate, EngineChoice::IoUring, EngineChoice::Threads],
         Err(why) => {
             skipped(&format!("{test} with io_uring"), &why.to_string());
-            vec![EngineChoice::Threads]
+            vec![EngineChoice::Immediate, EngineChoice::Threads]
         }
     }
 }
