@@ -14,6 +14,8 @@
 use serde::Serialize;
 
 mod barrier;
+#[cfg(feature = "peers")]
+mod blk;
 mod dma;
 mod guest;
 mod instructions;
@@ -34,14 +36,14 @@ pub use table::table;
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring", "poll", "dma", "barrier", "transport" or "notify".
+    /// Benchmark: "ring", "poll", "dma", "barrier", "blk", "transport" or "notify".
     pub bench: String,
     /// Path of the case: "split/device/1desc/batch32".
     pub case: String,
     /// "paravane", or the peer's name.
     pub subject: String,
     /// "time", "cycles", "instructions", "rate", "cpu" or "spins"; of "transport" and "notify" also latencies, and counts of exits and
-    /// interrupts.
+    /// interrupts; of "blk" latencies, and counts of kicks and sleeps.
     pub metric: String,
     /// Unit of the values: "ns/chain".
     pub unit: String,
@@ -89,6 +91,11 @@ pub fn list() -> &'static [Benchmark] {
             name: dma::NAME,
             summary: "an access to guest memory: direct, translated, logged, beside memcpy and vm-memory",
         },
+        #[cfg(feature = "peers")]
+        Benchmark {
+            name: blk::NAME,
+            summary: "a disk over vhost-user: paravane serve beside qemu-storage-daemon, with the crate virtio-driver as the client",
+        },
         Benchmark {
             name: transport::NAME,
             summary: "request/response and reads over mmio, mmio with messages, and PCI: rates, latencies, exits",
@@ -105,7 +112,7 @@ pub fn list() -> &'static [Benchmark] {
 }
 
 /// What to run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Interleaved rounds; fewer than 5 are taken as 5.
     pub rounds: u32,
@@ -113,6 +120,29 @@ pub struct Options {
     pub filter: Option<String>,
     /// Fewer cases and shorter samples, where a benchmark has a short form.
     pub quick: bool,
+    /// How the client of `blk` learns of completions.
+    pub client: Client,
+}
+
+/// How a client learns that its device is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Client {
+    /// The device interrupts: it signals an eventfd.
+    #[default]
+    Event,
+    /// It looks at the ring all the time.
+    Poll,
+}
+
+impl Client {
+    /// What it is called in results and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Event => "event",
+            Self::Poll => "poll",
+        }
+    }
 }
 
 /// Why a benchmark did not run.
@@ -152,6 +182,8 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         barrier::NAME => barrier::run(options, progress),
         ring::NAME => ring::run(options, progress),
         poll::NAME => poll::run(options, progress),
+        #[cfg(feature = "peers")]
+        blk::NAME => blk::run(options, progress),
         transport::NAME => transport::run(options, progress),
         notify::NAME => notify::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),
@@ -197,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_unknown_benchmark_is_named() {
-        let options = Options { rounds: 5, filter: None, quick: false };
+        let options = Options { rounds: 5, filter: None, ..Options::default() };
         let error = run("rings", &options, &mut |_| {}).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -285,7 +285,12 @@ mod tests {
 
     #[test]
     fn a_filter_selects_by_part_of_the_path() {
-        let options = |filter: &str| Options { rounds: 1, filter: Some(filter.to_owned()), quick: false };
+        let options = |filter: &str| Options {
+            rounds: 1,
+            filter: Some(filter.to_owned()),
+            quick: false,
+            ..Options::default()
+        };
         let (device, streams) = selected(&options("split/device")).unwrap();
         assert_eq!((device.len(), streams.len()), (10, 0));
         assert_eq!(selected(&options("split/device/1desc/batch32")).unwrap().0.len(), 1);
@@ -294,7 +299,8 @@ mod tests {
         assert!(
             matches!(selected(&options("triple")), Err(BenchError::NoCase(filter)) if filter == "triple")
         );
-        let (all, streams) = selected(&Options { rounds: 1, filter: None, quick: false }).unwrap();
+        let (all, streams) =
+            selected(&Options { rounds: 1, filter: None, quick: false, ..Options::default() }).unwrap();
         assert_eq!((all.len(), streams.len()), (Case::all().len(), stream::Case::all().len()));
     }
 

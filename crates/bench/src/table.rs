@@ -1,4 +1,6 @@
 //! Results as a table for people.
+#[cfg(feature = "peers")]
+use crate::blk;
 use crate::{Row, barrier, dma, notify, poll, ring, transport};
 use std::fmt::Write;
 
@@ -171,6 +173,8 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         barrier::NAME => barrier::NOTES,
         transport::NAME => transport::NOTES,
         notify::NAME => notify::NOTES,
+        #[cfg(feature = "peers")]
+        blk::NAME => blk::NOTES,
         _ => &[],
     };
     for note in notes {

@@ -275,10 +275,19 @@ pub(crate) struct BenchArgs {
     /// Only cases whose path contains TEXT
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
-    /// Fewer cases and shorter samples (notify)
+    /// Fewer cases and shorter samples (notify, blk)
     #[arg(long)]
     pub(crate) quick: bool,
+    /// How the client learns of completions (blk)
+    #[arg(long, value_enum, default_value_t = Client::Event)]
+    pub(crate) client: Client,
     /// Print the rows as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Client {
+    Event,
+    Poll,
 }

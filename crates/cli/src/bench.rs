@@ -1,5 +1,5 @@
 //! `paravane bench`.
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, Client};
 use crate::{Failure, output};
 use paravane_bench::{BenchError, Options};
 use std::fmt::Write;
@@ -15,7 +15,11 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
         output::print(&out)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let options = Options { rounds: args.rounds, filter: args.filter.clone(), quick: args.quick };
+    let client = match args.client {
+        Client::Event => paravane_bench::Client::Event,
+        Client::Poll => paravane_bench::Client::Poll,
+    };
+    let options = Options { rounds: args.rounds, filter: args.filter.clone(), quick: args.quick, client };
     let show = std::io::stderr().is_terminal();
     let mut progress = |what: &str| {
         if show {

@@ -53,7 +53,12 @@ fn every_case_yields_every_row_under_kvm() {
 
 #[test]
 fn a_filter_selects_cases_and_reference() {
-    let options = |filter: &str| Options { rounds: 1, filter: Some(filter.to_owned()), quick: true };
+    let options = |filter: &str| Options {
+        rounds: 1,
+        filter: Some(filter.to_owned()),
+        quick: true,
+        ..Options::default()
+    };
     let rows = run(&options("reference/rr"), &mut |_| {}).unwrap();
     assert_eq!(rows.len(), 12);
     assert!(rows.iter().all(|row| row.bench == NAME && row.subject.starts_with("seed/")));

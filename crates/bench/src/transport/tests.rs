@@ -75,7 +75,10 @@ fn every_case_yields_every_row_under_kvm() {
 #[test]
 fn a_filter_selects_cases_and_reference() {
     let run = |filter: &str| {
-        run(&Options { rounds: 1, filter: Some(filter.to_owned()), quick: false }, &mut |_| {})
+        run(
+            &Options { rounds: 1, filter: Some(filter.to_owned()), quick: false, ..Options::default() },
+            &mut |_| {},
+        )
     };
     let rows = run("reference/").unwrap();
     assert_eq!(rows.len(), 3);

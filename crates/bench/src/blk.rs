@@ -1,0 +1,140 @@
+//! `paravane bench blk`: `paravane serve blk` beside `qemu-storage-daemon`, on the same image.
+//!
+//! The servers are other programs, started once for each storage and pinned to one CPU. The client, on another CPU, is the crate
+//! virtio-driver, which connects anew for each sample:
+//!
+//! ```text
+//! for storage { image -> servers -> for round { for case { for server { connect -> warm up -> [ clock ] -> [ instructions ] } } } }
+//! ```
+//! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. What is read is checked to be what the image has there.
+use crate::machine::{RealTime, two_cpus};
+use crate::ring::{FEWEST_ROUNDS, broken};
+use crate::series::{Figure, Gathered};
+use crate::{BenchError, Options, Row};
+use case::{Amount, Case, Storage};
+use client::Client;
+use image::Image;
+use meter::{CpuClock, Instructions};
+use server::{Server, Subject};
+
+mod case;
+mod client;
+mod image;
+mod meter;
+mod server;
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "blk";
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "Both servers have the same image of 256 MiB open at once, through the host's page cache; tmpfs: in /dev/shm; disk: in the folder that this was started in. Each is pinned to one CPU, the client (the crate virtio-driver, one queue, one thread) to another. What is read is compared: each block begins with its own number.",
+    "read4k, write4k: at random; seq-read128k, seq-write128k: one after another. depth: requests in flight.",
+    "latency: from before a request is submitted until the client has taken it back. cpu: that of the server's process, user mode and kernel. instructions: the same, in a window of its own, since counting costs at each switch.",
+    "kicks, sleeps: how often the client kicks, and goes to sleep, a request. rescues: how often it had to kick again after 50 ms, which virtio-driver 0.6.1 sometimes must in packed rings.",
+    "qemu-storage-daemon has no packed rings. If it is not there at all, it is not installed (package qemu-system-common).",
+];
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick)?;
+    let subjects = Subject::all()?;
+    let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
+    measure(&cases, &subjects, options, amount, progress)
+}
+
+/// Measures, interleaved: every round goes through all cases of a storage, and within a case each subject comes first in turn.
+fn measure(
+    cases: &[Case],
+    subjects: &[Subject],
+    options: &Options,
+    amount: Amount,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, BenchError> {
+    let mut gathered = Gathered::new(NAME);
+    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let (server_cpu, client_cpu) = two_cpus();
+    for storage in Storage::ALL {
+        let cases: Vec<Case> = cases.iter().copied().filter(|case| case.storage == storage).collect();
+        if cases.is_empty() {
+            continue;
+        }
+        progress(&format!("making an image: {}", storage.name()));
+        let image = Image::new(storage)?;
+        // With one CPU, who polls would keep the other one from working.
+        let real_time = client_cpu.and_then(|_| RealTime::enter());
+        let mut servers = Vec::new();
+        for subject in subjects {
+            servers.push(Server::start(subject, &image.path(), image.folder(), server_cpu)?);
+        }
+        let _pinned = client_cpu.and_then(crate::machine::Pinned::to);
+        for round in 0..rounds {
+            for &case in &cases {
+                let path = case.to_string();
+                for turn in 0..servers.len() {
+                    let at = (turn + round as usize) % servers.len();
+                    let server = &mut servers[at];
+                    if case.packed && !server.subject.packed() {
+                        continue;
+                    }
+                    let name = server.subject.name();
+                    progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
+                    let figures = sample(server, case, options.client, amount, real_time.is_some())
+                        .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
+                    gathered.add(&path, name, client_cpu, figures);
+                }
+            }
+        }
+    }
+    Ok(gathered.rows())
+}
+
+/// One sample of one server.
+///
+/// # Errors
+/// One line on why there are no figures.
+fn sample(
+    server: &mut Server,
+    case: Case,
+    client: crate::Client,
+    amount: Amount,
+    real_time: bool,
+) -> Result<Vec<(Figure, f64)>, String> {
+    let pid = server.pid();
+    let socket = server.socket.clone();
+    let mut driver = Client::connect(&socket, case, client, || server.ended())?;
+    driver.run(amount.warm_up)?;
+    let clock = CpuClock::of(pid).map_err(|error| error.to_string())?;
+    let before = clock.read().map_err(|error| error.to_string())?;
+    let window = driver.run(amount.timed)?;
+    let cpu = clock.read().map_err(|error| error.to_string())? - before;
+    if window.requests == 0 {
+        return Err("nothing was done".into());
+    }
+    let count = window.requests as f64;
+    let class = if real_time { ", SCHED_FIFO" } else { "" };
+    let by = |method: &str| format!("{method}, {} client{class}", client.name());
+    let mut figures =
+        vec![(Figure::new("rate", "requests/s", by("clock")), count / window.elapsed.as_secs_f64())];
+    for (metric, quantile) in [("latency-p50", 0.5), ("latency-p99", 0.99), ("latency-p999", 0.999)] {
+        let nanoseconds = window.latencies.value_at_quantile(quantile) as f64;
+        figures.push((Figure::new(metric, "us", by("clock")), nanoseconds / 1e3));
+    }
+    figures.push((Figure::new("cpu", "us/request", by("process clock")), cpu.as_secs_f64() * 1e6 / count));
+    let counts = [("kicks", window.kicks), ("sleeps", window.sleeps), ("rescues", window.rescues)];
+    for (metric, number) in counts {
+        figures.push((Figure::new(metric, "1/request", by("count")), number as f64 / count));
+    }
+    // Where they cannot be counted, there is no row.
+    if let Ok(counter) = Instructions::start(pid) {
+        let method = counter.method;
+        let window = driver.run(amount.counted)?;
+        if let Ok(Some(number)) = counter.stop() {
+            let each = number as f64 / window.requests.max(1) as f64;
+            figures.push((Figure::new("instructions", "1/request", by(method)), each));
+        }
+    }
+    Ok(figures)
+}
+
+#[cfg(test)]
+mod tests;

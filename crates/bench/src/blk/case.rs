@@ -1,0 +1,152 @@
+//! What is asked of a disk.
+use crate::BenchError;
+use std::fmt;
+use std::time::Duration;
+
+/// Bytes of a block; each begins with its own number.
+pub(super) const BLOCK: u64 = 4096;
+/// Bytes of the image.
+pub(super) const SPAN: u64 = 256 << 20;
+/// Requests in flight.
+const DEPTHS: [usize; 4] = [1, 4, 32, 128];
+
+/// Where the image lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Storage {
+    /// In memory.
+    Tmpfs,
+    /// Wherever the benchmark is run.
+    Disk,
+}
+
+impl Storage {
+    pub(super) const ALL: [Self; 2] = [Self::Tmpfs, Self::Disk];
+
+    /// As the rows have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tmpfs => "tmpfs",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+/// What the requests are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    pub(super) write: bool,
+    pub(super) sequential: bool,
+    /// Of a request, a multiple of [`BLOCK`].
+    pub(super) bytes: u64,
+}
+
+impl Work {
+    const ALL: [Self; 4] = [
+        Self { write: false, sequential: false, bytes: 4096 },
+        Self { write: true, sequential: false, bytes: 4096 },
+        Self { write: false, sequential: true, bytes: 128 << 10 },
+        Self { write: true, sequential: true, bytes: 128 << 10 },
+    ];
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let order = if self.sequential { "seq-" } else { "" };
+        let what = if self.write { "write" } else { "read" };
+        write!(f, "{order}{what}{}k", self.bytes >> 10)
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) storage: Storage,
+    pub(super) packed: bool,
+    pub(super) work: Work,
+    pub(super) depth: usize,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layout = if self.packed { "packed" } else { "split" };
+        write!(f, "{}/{layout}/{}/depth{}", self.storage.name(), self.work, self.depth)
+    }
+}
+
+impl Case {
+    /// All of them; in a hurry only those in memory.
+    pub(super) fn all(quick: bool) -> Vec<Self> {
+        let storages = if quick { &Storage::ALL[..1] } else { &Storage::ALL[..] };
+        let mut all = Vec::new();
+        for &storage in storages {
+            for packed in [false, true] {
+                for work in Work::ALL {
+                    all.extend(DEPTHS.map(|depth| Self { storage, packed, work, depth }));
+                }
+            }
+        }
+        all
+    }
+
+    /// Those whose path contains `filter`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
+        let mut cases = Self::all(quick);
+        cases.retain(|case| case.to_string().contains(filter));
+        if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
+    }
+}
+
+/// How long a sample takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Amount {
+    /// Before anything is measured: memory is touched, and whoever adapts has adapted.
+    pub(super) warm_up: Duration,
+    /// With the clock.
+    pub(super) timed: Duration,
+    /// With the processor's counters.
+    pub(super) counted: Duration,
+}
+
+impl Amount {
+    /// For figures.
+    pub(super) const FULL: Self = Self {
+        warm_up: Duration::from_millis(50),
+        timed: Duration::from_millis(250),
+        counted: Duration::from_millis(50),
+    };
+    /// In a hurry.
+    pub(super) const QUICK: Self = Self {
+        warm_up: Duration::from_millis(20),
+        timed: Duration::from_millis(80),
+        counted: Duration::from_millis(20),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_stable() {
+        let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
+        assert_eq!(names.len(), 64);
+        for name in [
+            "tmpfs/split/read4k/depth1",
+            "tmpfs/packed/write4k/depth32",
+            "disk/split/seq-read128k/depth4",
+            "disk/packed/seq-write128k/depth128",
+        ] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_filter_selects() {
+        let selected = Case::select("tmpfs/split/read4k/depth1", false).unwrap();
+        assert_eq!(selected.len(), 2, "depth 1 and 128: {selected:?}");
+        assert!(matches!(Case::select("disk/", true), Err(BenchError::NoCase(_))));
+    }
+}

@@ -1,0 +1,58 @@
+//! The image: every block begins with its own number, so that a driver can tell whose data it got.
+use super::case::{BLOCK, SPAN, Storage};
+use crate::BenchError;
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A folder with the image, and room for sockets. It goes when this does.
+pub(super) struct Image {
+    folder: TempDir,
+}
+
+impl Image {
+    /// Makes the image in memory or on disk.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(super) fn new(storage: Storage) -> Result<Self, BenchError> {
+        Self::make(storage).map_err(|source| BenchError::Os { what: "make an image", source })
+    }
+
+    fn make(storage: Storage) -> io::Result<Self> {
+        let place = match storage {
+            Storage::Tmpfs => PathBuf::from("/dev/shm"),
+            Storage::Disk => std::env::current_dir()?,
+        };
+        let in_memory = statfs(&place)?.filesystem_type() == TMPFS_MAGIC;
+        if in_memory != (storage == Storage::Tmpfs) {
+            let what = if in_memory { "is in memory, not on a disk" } else { "is no tmpfs" };
+            return Err(io::Error::other(format!("{} {what}", place.display())));
+        }
+        let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
+        let image = Self { folder };
+        let mut file = File::create(image.path())?;
+        let mut piece = vec![0_u8; 1 << 20];
+        for start in (0..SPAN).step_by(piece.len()) {
+            for (number, block) in piece.chunks_exact_mut(BLOCK as usize).enumerate() {
+                block.fill(number as u8);
+                block[..8].copy_from_slice(&(start / BLOCK + number as u64).to_le_bytes());
+            }
+            file.write_all(&piece)?;
+        }
+        file.sync_all()?;
+        Ok(image)
+    }
+
+    /// The image's.
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    /// The folder that it lies in.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}

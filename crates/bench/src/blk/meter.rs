@@ -1,0 +1,103 @@
+//! What another process spends.
+use crate::BenchError;
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
+use perf_event::events::Hardware;
+use perf_event::{Builder, Counter};
+use std::io;
+use std::time::Duration;
+
+/// The CPU time of a process: all its threads, in user mode and in the kernel, finer than /proc has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CpuClock(ClockId);
+
+impl CpuClock {
+    pub(super) fn of(pid: Pid) -> Result<Self, BenchError> {
+        clock_getcpuclockid(pid).map(Self).map_err(failed)
+    }
+
+    pub(super) fn read(self) -> Result<Duration, BenchError> {
+        clock_gettime(self.0).map(Duration::from).map_err(failed)
+    }
+}
+
+fn failed(error: nix::Error) -> BenchError {
+    BenchError::Os { what: "read a process's CPU time", source: error.into() }
+}
+
+/// Counts the instructions of all threads that a process has, and of those that they start meanwhile.
+///
+/// It costs them something at each switch, so nothing else is measured at the same time.
+pub(super) struct Instructions {
+    counters: Vec<Counter>,
+    /// How, as the rows have it.
+    pub(super) method: &'static str,
+}
+
+impl Instructions {
+    /// Starts to count.
+    ///
+    /// # Errors
+    /// The system does not let us, or has no counters.
+    pub(super) fn start(pid: Pid) -> io::Result<Self> {
+        Self::open(pid, true).or_else(|_| Self::open(pid, false))
+    }
+
+    fn open(pid: Pid, kernel: bool) -> io::Result<Self> {
+        let mut counters = Vec::new();
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            let name = thread?.file_name();
+            let thread =
+                name.to_str().and_then(|name| name.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+            let counter = Builder::new(Hardware::INSTRUCTIONS)
+                .observe_pid(thread)
+                .any_cpu()
+                .exclude_kernel(!kernel)
+                .exclude_hv(true)
+                .inherit(true)
+                .build();
+            match counter {
+                Ok(mut counter) => {
+                    counter.enable()?;
+                    counters.push(counter);
+                }
+                // It has ended since.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let method = if kernel { "perf_event, kernel too" } else { "perf_event" };
+        Ok(Self { counters, method })
+    }
+
+    /// Instructions since the start. `None` if a counter was shared with someone else's in the meantime, or does not count.
+    pub(super) fn stop(mut self) -> io::Result<Option<u64>> {
+        let mut sum = 0;
+        for counter in &mut self.counters {
+            counter.disable()?;
+            let seen = counter.read_count_and_time()?;
+            if seen.time_running != seen.time_enabled {
+                return Ok(None);
+            }
+            sum += seen.count;
+        }
+        Ok((sum > 0).then_some(sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_time_of_a_process_is_what_it_spends() {
+        let clock = CpuClock::of(Pid::this()).unwrap();
+        let before = clock.read().unwrap();
+        let mut spent = Duration::ZERO;
+        while spent < Duration::from_millis(5) {
+            std::hint::black_box(0_u64);
+            spent = clock.read().unwrap() - before;
+        }
+        assert!(spent >= Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,152 @@
+//! The servers: other programs, one a subject, on one image.
+use crate::BenchError;
+use crate::machine::Pinned;
+use crate::ring::broken;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Names another build of ours, to be measured beside this one.
+const OTHER: &str = "PARAVANE_BENCH_OTHER";
+/// More arguments of `paravane serve blk`, separated by spaces, of this build and of the other one.
+const SERVE: &str = "PARAVANE_BENCH_SERVE";
+const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";
+/// How long a server may take to end before it is killed.
+const END: Duration = Duration::from_secs(5);
+
+/// Who serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// `paravane serve blk`: which program, and what it is told besides.
+    Ours { name: &'static str, program: PathBuf, more: Vec<String> },
+    /// QEMU's.
+    StorageDaemon,
+}
+
+/// The program of the peer.
+pub(super) const PEER: &str = "qemu-storage-daemon";
+
+impl Subject {
+    /// Ours first, then the other build, if one is named, then the peer, if it is there.
+    ///
+    /// # Errors
+    /// The system does not tell which program this is.
+    pub(super) fn all() -> Result<Vec<Self>, BenchError> {
+        let failed = |source| BenchError::Os { what: "find this program", source };
+        let program = std::env::current_exe().map_err(failed)?;
+        let mut all =
+            vec![Self::Ours { name: crate::ring::OURS, program: program.clone(), more: more(SERVE) }];
+        let (other, other_more) = (std::env::var_os(OTHER), more(OTHER_SERVE));
+        if other.is_some() || !other_more.is_empty() {
+            let program = other.map_or(program, PathBuf::from);
+            all.push(Self::Ours { name: "paravane/other", program, more: other_more });
+        }
+        if Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
+            all.push(Self::StorageDaemon);
+        }
+        Ok(all)
+    }
+
+    /// As the rows have it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Ours { name, .. } => name,
+            Self::StorageDaemon => PEER,
+        }
+    }
+
+    /// Whether it offers packed rings.
+    pub(super) fn packed(&self) -> bool {
+        matches!(self, Self::Ours { .. })
+    }
+
+    fn command(&self, image: &Path, socket: &Path) -> Command {
+        let with = |before: &str, path: &Path, after: &str| {
+            let mut argument = OsString::from(before);
+            argument.push(path);
+            argument.push(after);
+            argument
+        };
+        match self {
+            Self::Ours { program, more, .. } => {
+                let mut command = Command::new(program);
+                command.args(["serve", "blk", "--format", "raw", "--image"]).arg(image);
+                command.arg("--socket").arg(socket).args(more);
+                command
+            }
+            Self::StorageDaemon => {
+                let mut command = Command::new(PEER);
+                // The image is ours as well, which its lock would not allow.
+                let file = with("driver=file,node-name=disk,aio=io_uring,locking=off,filename=", image, "");
+                let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
+                command.args(["--object", "iothread,id=thread"]);
+                command.arg("--blockdev").arg(file).arg("--export").arg(with(export, socket, ""));
+                command
+            }
+        }
+    }
+}
+
+/// What an environment variable holds, in words.
+fn more(variable: &str) -> Vec<String> {
+    let words = std::env::var(variable).unwrap_or_default();
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A server at work, until this is dropped.
+pub(super) struct Server {
+    pub(super) subject: Subject,
+    pub(super) socket: PathBuf,
+    child: Child,
+}
+
+impl Server {
+    /// Starts it on `cpu`, in the scheduling class of the calling thread. It is not said to listen yet.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(super) fn start(
+        subject: &Subject,
+        image: &Path,
+        folder: &Path,
+        cpu: Option<usize>,
+    ) -> Result<Self, BenchError> {
+        let socket = folder.join(subject.name().replace('/', "-")).with_extension("sock");
+        let mut command = subject.command(image, &socket);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        // A process begins where the thread that starts it may run.
+        let _pinned = cpu.and_then(Pinned::to);
+        let child = command.spawn().map_err(|error| broken(subject.name(), error))?;
+        Ok(Self { subject: subject.clone(), socket, child })
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> Pid {
+        // Process numbers are positive and fit.
+        Pid::from_raw(self.child.id() as libc::pid_t)
+    }
+
+    /// What it ended with, if it has ended.
+    pub(super) fn ended(&mut self) -> Option<String> {
+        self.child.try_wait().ok().flatten().map(|status| format!("it ended: {status}"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Refused, it has ended already.
+        let _ = kill(self.pid(), Signal::SIGTERM);
+        let end = Instant::now() + END;
+        while self.ended().is_none() {
+            if Instant::now() > end {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

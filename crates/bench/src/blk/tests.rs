@@ -1,0 +1,59 @@
+//! Tiny samples of the peer, which needs no program of ours: the tests of the command line have that.
+use super::*;
+use std::io::Write;
+use std::time::Duration;
+
+const TINY: Amount = Amount {
+    warm_up: Duration::from_millis(1),
+    timed: Duration::from_millis(5),
+    counted: Duration::from_millis(1),
+};
+const METRICS: [&str; 8] =
+    ["rate", "latency-p50", "latency-p99", "latency-p999", "cpu", "kicks", "sleeps", "rescues"];
+
+/// The peer, if it is there; if not, says that `test` was skipped.
+fn peer(test: &str) -> Option<Subject> {
+    let found = Subject::all().unwrap().into_iter().find(|subject| *subject == Subject::StorageDaemon);
+    if found.is_none() {
+        let line = format!("SKIPPED {test}: {} is not installed\n", server::PEER);
+        eprint!("{line}");
+        if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+            file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
+        }
+    }
+    found
+}
+
+#[test]
+fn every_kind_of_work_yields_every_row() {
+    let Some(peer) = peer("blk::every_kind_of_work_yields_every_row") else { return };
+    for client in [crate::Client::Event, crate::Client::Poll] {
+        let cases = Case::select("tmpfs/split/", true).unwrap();
+        let cases: Vec<Case> = cases.into_iter().filter(|case| case.depth == 4).collect();
+        let options = Options { client, ..Options::default() };
+        let rows = measure(&cases, std::slice::from_ref(&peer), &options, TINY, &mut |_| {}).unwrap();
+        for case in &cases {
+            let path = case.to_string();
+            let of: Vec<&Row> =
+                rows.iter().filter(|row| row.case == path && row.metric != "instructions").collect();
+            assert_eq!(of.iter().map(|row| row.metric.as_str()).collect::<Vec<_>>(), METRICS);
+            let value = |metric| of.iter().find(|row| row.metric == metric).unwrap().median;
+            for metric in ["rate", "latency-p50", "cpu"] {
+                assert!(value(metric) > 0.0, "{metric}: {of:?}");
+            }
+            assert!(of.iter().all(|row| row.subject == server::PEER && row.rounds == FEWEST_ROUNDS));
+            assert_eq!(value("sleeps") == 0.0, client == crate::Client::Poll, "{of:?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
+    let program = "/bin/false".into();
+    let subject = Subject::Ours { name: "paravane", program, more: Vec::new() };
+    let cases = Case::select("tmpfs/split/read4k/depth4", true).unwrap();
+    let result = measure(&cases, &[subject], &Options::default(), TINY, &mut |_| {});
+    let error = result.map(|rows| rows.len()).unwrap_err().to_string();
+    assert!(error.starts_with("paravane does not work: tmpfs/split/read4k/depth4: it ended"), "{error}");
+}
