@@ -16,6 +16,7 @@ pub mod pci;
 pub mod queue;
 pub mod split;
 pub mod status;
+pub mod vhost_user;
 
 /// Virtio device identifiers (section 5).
 pub mod device_id {

@@ -1,0 +1,348 @@
+//! A device that other VMMs can have: a socket, a thread for its protocol, threads for its queues.
+//!
+//! ```text
+//!  start --> waiting (listens, or tries to connect) --a client--> session --it goes, or is thrown out--> waiting ...
+//!                     |                                   |
+//!                     '------------- stop ----------------'--> queues drained, socket file removed
+//! ```
+//! One client at a time; the next one waits until this one is gone. Whatever a client does ends its session at most.
+mod endpoint;
+
+pub use endpoint::Endpoint;
+use endpoint::{Door, Visitor};
+
+use crate::message::MessageError;
+use crate::session::{Session, SessionError, Workers};
+use crate::socket::{Connection, Received, SocketError};
+use crate::status::{Board, ExportStatus};
+use paravane_device::Device;
+use paravane_io::IoThread;
+use paravane_notify::Notifier;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use thiserror::Error;
+
+/// How often a queue is looked at whose client gives no kicks.
+const TICK: Duration = Duration::from_micros(500);
+/// How long to wait before the next attempt when the host refuses a connection.
+const REST: Duration = Duration::from_millis(200);
+
+/// What to export.
+#[derive(Debug)]
+pub struct ExportConfig {
+    /// What it is called in logs and in its status.
+    pub name: String,
+    /// Where clients come from.
+    pub endpoint: Endpoint,
+    /// Threads that serve its queues, at least 1.
+    pub workers: usize,
+    /// Longest poll of a queue before its thread waits for a kick; 0: none.
+    pub longest_poll: Duration,
+    /// Offer packed queues.
+    pub packed: bool,
+}
+
+impl ExportConfig {
+    /// One worker, polls of up to 50 microseconds where that pays, packed queues offered.
+    #[must_use]
+    pub fn new(name: impl Into<String>, endpoint: Endpoint) -> Self {
+        Self {
+            name: name.into(),
+            endpoint,
+            workers: 1,
+            longest_poll: Duration::from_micros(50),
+            packed: true,
+        }
+    }
+}
+
+/// Why a device cannot be exported.
+#[derive(Debug, Error)]
+pub enum ExportError {
+    /// {path}: another server listens there
+    #[error("{}: another server listens there", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// {path}: is there, and is no socket
+    #[error("{}: is there, and is no socket", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// {path}: {source}
+    #[error("{}: {source}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// the device has {0} queues, and a client can name 256
+    #[error("the device has {0} queues, and a client can name 256")]
+    Queues(usize),
+    /// cannot start a thread: {0}
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// A device that is exported. Stops when it is dropped.
+#[derive(Debug)]
+pub struct Export {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the export's thread and its owner both have.
+#[derive(Debug)]
+struct Shared {
+    board: Board,
+    /// Wakes the thread.
+    control: Notifier,
+    stop: AtomicBool,
+    config_changed: AtomicBool,
+}
+
+impl Export {
+    /// Returns when the socket listens, or the first attempt to connect is under way. The socket's file has mode 0600; one that
+    /// nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// See [`ExportError`].
+    pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
+        let queues = device.queue_sizes().len();
+        if queues > 256 {
+            return Err(ExportError::Queues(queues));
+        }
+        let ExportConfig { name, endpoint, workers, longest_poll, packed } = config;
+        let door = Door::open(endpoint)?;
+        let threads = (0..workers.max(1))
+            .map(|number| IoThread::spawn(format!("io{number}-{name}"), longest_poll))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(ExportError::Thread)?;
+        let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
+        let shared = Arc::new(Shared {
+            board: Board::new(&name, queues),
+            control,
+            stop: AtomicBool::new(false),
+            config_changed: AtomicBool::new(false),
+        });
+        let at_work = AtWork { shared: Arc::clone(&shared), name, device, threads, packed };
+        let thread = std::thread::Builder::new()
+            .name(format!("vhost-{}", at_work.name))
+            .spawn(move || at_work.run(door))
+            .map_err(ExportError::Thread)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn status(&self) -> ExportStatus {
+        self.shared.board.read()
+    }
+
+    /// The device's configuration space has changed: the driver is told, if its VMM can hear it.
+    pub fn config_changed(&self) {
+        // Relaxed: the signal orders.
+        self.shared.config_changed.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
+    }
+
+    /// Completes what is in flight, closes the connection, and removes the socket's file.
+    pub fn stop(mut self) {
+        self.quit();
+    }
+
+    fn quit(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // Relaxed: the signal orders.
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
+        let mut rest = Duration::from_micros(100);
+        while !thread.is_finished() {
+            std::thread::sleep(rest);
+            // A client could make us wait for it; those who wait are freed, again and again.
+            rest = (rest * 2).min(Duration::from_millis(10));
+            if rest == Duration::from_millis(10) {
+                self.shared.board.bells.unblock();
+            }
+        }
+        if thread.join().is_err() {
+            tracing::error!("the thread of an export panicked");
+        }
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.quit();
+    }
+}
+
+/// The export's thread.
+struct AtWork {
+    shared: Arc<Shared>,
+    name: String,
+    device: Box<dyn Device>,
+    threads: Vec<IoThread>,
+    packed: bool,
+}
+
+/// Why a session ended that was not simply closed.
+#[derive(Debug, Error)]
+enum Ended {
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("cannot wait: {0}")]
+    Poll(#[from] rustix::io::Errno),
+}
+
+impl From<MessageError> for Ended {
+    fn from(error: MessageError) -> Self {
+        Self::Session(error.into())
+    }
+}
+
+impl AtWork {
+    fn run(mut self, mut door: Door) {
+        while let Some(visitor) = self.wait(&mut door) {
+            match visitor {
+                Ok(socket) => self.session(socket),
+                Err(error) => {
+                    tracing::warn!(export = self.name, "no connection: {error}");
+                    if self.pause(REST) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn stopping(&self) -> bool {
+        // Relaxed: the signal orders.
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits so long; `true`: it is to stop.
+    fn pause(&self, time: Duration) -> bool {
+        if let Err(error) = wait_for(&[self.shared.control.as_fd()], Some(time)) {
+            tracing::error!("poll: {error}");
+        }
+        let _ = self.shared.control.take();
+        self.stopping()
+    }
+
+    /// The next client; `None`: the export is to stop.
+    fn wait(&self, door: &mut Door) -> Option<io::Result<OwnedFd>> {
+        loop {
+            if self.stopping() {
+                return None;
+            }
+            match door.visitor() {
+                Visitor::Here(socket) => return Some(Ok(socket)),
+                Visitor::Failed(error) => return Some(Err(error)),
+                Visitor::Later(time) => {
+                    let fds = [Some(self.shared.control.as_fd()), door.fd()];
+                    let fds: Vec<_> = fds.into_iter().flatten().collect();
+                    if let Err(error) = wait_for(&fds, time) {
+                        return Some(Err(error.into()));
+                    }
+                    let _ = self.shared.control.take();
+                }
+            }
+        }
+    }
+
+    fn session(&mut self, socket: OwnedFd) {
+        let number = {
+            let mut status = self.shared.board.write();
+            status.connected = true;
+            status.sessions += 1;
+            (status.features, status.protocol_features) = (0, 0);
+            status.sessions
+        };
+        tracing::info!(export = self.name, session = number, "a client has come");
+        let result = self.converse(Connection::new(socket));
+        let mut status = self.shared.board.write();
+        status.connected = false;
+        match result {
+            Ok(()) => {
+                drop(status);
+                tracing::info!(export = self.name, session = number, "the client has gone");
+            }
+            Err(error) => {
+                status.protocol_errors += 1;
+                status.last_error = Some(error.to_string());
+                drop(status);
+                tracing::warn!(export = self.name, session = number, "session ended: {error}");
+            }
+        }
+    }
+
+    fn converse(&mut self, mut connection: Connection) -> Result<(), Ended> {
+        let Self { shared, device, threads, packed, .. } = self;
+        let workers = Workers { threads, device: 0 };
+        let mut session = Session::new(&mut **device, workers, &shared.board, *packed)?;
+        let result = converse(&mut session, &mut connection, shared);
+        session.end();
+        result
+    }
+}
+
+/// Until the client goes, or has to go, or the export stops.
+fn converse(session: &mut Session<'_>, connection: &mut Connection, shared: &Shared) -> Result<(), Ended> {
+    loop {
+        match connection.receive()? {
+            Received::Closed => return Ok(()),
+            Received::Message(header, fds) => {
+                let (answer, result) = session.answer(header, connection.payload(), fds);
+                let sent = match answer {
+                    Some((bytes, fd)) => connection.send(&bytes, fd.as_ref().map(AsFd::as_fd)),
+                    None => Ok(()),
+                };
+                result?;
+                sent?;
+            }
+            Received::Nothing => {
+                let ticks = session.wants_ticks().then_some(TICK);
+                let fds = [connection.as_fd(), session.alarm(), shared.control.as_fd()];
+                let [_, alarm, _] = wait_for(&fds, ticks)?[..] else { return Ok(()) };
+                if alarm {
+                    session.check_memory()?;
+                }
+                if ticks.is_some() {
+                    session.tick();
+                }
+            }
+        }
+        let _ = shared.control.take();
+        // Relaxed, both: the signal orders.
+        if shared.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if shared.config_changed.swap(false, Ordering::Relaxed) {
+            session.config_changed();
+        }
+    }
+}
+
+/// Waits until one of them is readable (or broken), and says which are.
+fn wait_for(fds: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<Vec<bool>, rustix::io::Errno> {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let time = time
+        .map(|time| Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() });
+    match poll(&mut fds, time.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
+}

@@ -1,0 +1,281 @@
+//! One client: what it has been told and has told us, and the queues that are served for it. No socket here.
+//!
+//! ```text
+//!   header, payload, descriptors --Request::decode--> Request --handle--> Reply, or an acknowledgement if one was asked for
+//!                                                        |
+//!                                                        +--> features, memory, log, in-flight memory: kept here
+//!                                                        '--> Vring: started on an I/O thread, stopped, moved
+//!   end:  all queues drained, the client's descriptors and memory let go, the device reset
+//! ```
+//! The first thing that is wrong ends the session: what a client means by what follows cannot be known. If it waits for an
+//! acknowledgement it is told so first.
+mod error;
+mod features;
+mod queues;
+
+pub use error::SessionError;
+
+use crate::back_channel::BackChannel;
+use crate::bells::Signal;
+use crate::memory::{ClientMemory, MAX_SLOTS};
+use crate::message::{Reply, Request};
+use crate::status::Board;
+use crate::vring::{Kick, Vring};
+use features::Features;
+use paravane_device::Device;
+use paravane_io::IoThread;
+use paravane_notify::Notifier;
+use paravane_spec::device_id;
+use paravane_spec::net;
+use paravane_spec::vhost_user::{
+    ConfigAccess, F_LOG_ALL, Header, MAX_CONFIG, VringState, flags, protocol_feature,
+};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// How long a change waits for a batch that is under way.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// What is sent back: bytes, and perhaps a descriptor.
+pub type Answer = (Vec<u8>, Option<OwnedFd>);
+
+/// What serves the queues of a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Workers<'a> {
+    /// Queue n is on thread n modulo their number; at least one.
+    pub threads: &'a [IoThread],
+    /// The device's number among all on these threads.
+    pub device: usize,
+}
+
+/// One client's session.
+pub struct Session<'a> {
+    device: &'a mut dyn Device,
+    workers: Workers<'a>,
+    board: &'a Board,
+    features: Features,
+    memory: ClientMemory,
+    vrings: Vec<Vring>,
+    back_channel: Option<BackChannel>,
+    status: u8,
+    /// Kicks of the queues that are to be looked at from time to time.
+    ticker: Notifier,
+}
+
+impl<'a> Session<'a> {
+    /// A client has come. `packed`: packed queues are offered to it.
+    ///
+    /// # Errors
+    /// The process has no descriptors left.
+    pub fn new(
+        device: &'a mut dyn Device,
+        workers: Workers<'a>,
+        board: &'a Board,
+        packed: bool,
+    ) -> Result<Self, SessionError> {
+        let queues = device.queue_sizes().len();
+        Ok(Self {
+            features: Features::new(device.features(), packed),
+            device,
+            workers,
+            board,
+            memory: ClientMemory::new()?,
+            vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
+            back_channel: None,
+            status: 0,
+            ticker: Notifier::new(false).map_err(SessionError::Host)?,
+        })
+    }
+
+    /// Does what a message says. The answer is to be sent even if there is an error, which ends the session.
+    pub fn answer(
+        &mut self,
+        header: Header,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> (Option<Answer>, Result<(), SessionError>) {
+        let acknowledge =
+            header.flags & flags::NEED_REPLY != 0 && self.features.has_protocol(protocol_feature::REPLY_ACK);
+        let done = Request::decode(header, payload, fds)
+            .map_err(SessionError::from)
+            .and_then(|request| self.handle(request));
+        let (reply, result) = match done {
+            Ok(Some(reply)) => (Some(reply), Ok(())),
+            Ok(None) => (acknowledge.then_some(Reply::Number(0)), Ok(())),
+            Err(error) => (acknowledge.then_some(Reply::Number(1)), Err(error)),
+        };
+        (reply.map(|reply| reply.encode(header.request)), result)
+    }
+
+    fn handle(&mut self, request: Request) -> Result<Option<Reply>, SessionError> {
+        match request {
+            Request::GetFeatures => return number(self.features.offered()),
+            Request::SetFeatures(features) => self.set_features(features)?,
+            Request::GetProtocolFeatures => return number(self.features.offered_protocol()),
+            Request::SetProtocolFeatures(features) => {
+                self.features.accept_protocol(features)?;
+                self.board.write().protocol_features = features;
+            }
+            Request::SetOwner => {}
+            Request::ResetOwner => self.disable_all(),
+            Request::ResetDevice => {
+                self.features.need_protocol(protocol_feature::RESET_DEVICE, "RESET_DEVICE")?;
+                self.reset();
+            }
+            Request::GetQueueNum => return number(self.queue_num()),
+            Request::SetMemTable(regions) => self.change_memory(|memory| memory.set(regions))?,
+            Request::AddMemReg(region) => self.change_memory(|memory| memory.add(region))?,
+            Request::RemMemReg(region) => self.change_memory(|memory| memory.remove(region))?,
+            Request::GetMaxMemSlots => return number(MAX_SLOTS as u64),
+            Request::SetVringNum(state) => self.set_vring_num(state)?,
+            Request::SetVringAddr(addr) => self.set_vring_addr(addr)?,
+            Request::SetVringBase(VringState { index, num }) => {
+                self.resting(index, "SET_VRING_BASE")?.base = num;
+            }
+            Request::GetVringBase(VringState { index, .. }) => return self.get_vring_base(index),
+            Request::SetVringKick(index, fd) => self.set_vring_kick(index, fd)?,
+            Request::SetVringCall(index, fd) => {
+                let queue = self.queue(index.into())?;
+                let call = signal(fd, "SET_VRING_CALL")?;
+                self.board.bells.set_call(queue, call);
+                // What was interrupted by the old one may have been missed.
+                if self.vrings[usize::from(queue)].is_live() {
+                    self.board.bells.interrupt(queue);
+                }
+            }
+            Request::SetVringErr(index, fd) => {
+                let queue = self.queue(index.into())?;
+                self.board.bells.set_err(queue, signal(fd, "SET_VRING_ERR")?);
+            }
+            Request::SetVringEnable(state) => self.set_vring_enable(state)?,
+            Request::SetBackendReqFd(fd) => {
+                self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
+                self.back_channel = Some(BackChannel::new(fd));
+            }
+            Request::GetConfig(access) => return Ok(Some(self.get_config(access))),
+            Request::SetConfig(access, bytes) => {
+                if access.flags == 0 {
+                    self.device.write_config(access.offset, &bytes);
+                }
+            }
+            Request::SetStatus(status) => self.set_status(status)?,
+            Request::GetStatus => return number(self.status.into()),
+            Request::SetLogBase(..)
+            | Request::SetLogFd(_)
+            | Request::GetInflightFd(_)
+            | Request::SetInflightFd(..)
+            | Request::IotlbMsg(_)
+            | Request::SetDeviceStateFd(..)
+            | Request::CheckDeviceState => return Err(SessionError::NotOffered(0)),
+        }
+        Ok(None)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), SessionError> {
+        let changed = self.features.accepted() ^ features;
+        if changed & !F_LOG_ALL != 0
+            && let Some(index) = self.vrings.iter().position(Vring::is_live)
+        {
+            return Err(SessionError::Live { queue: index as u32, request: "SET_FEATURES" });
+        }
+        self.features.accept(features)?;
+        self.board.write().features = features;
+        Ok(())
+    }
+
+    /// Of a network card: the pairs, as clients expect.
+    fn queue_num(&self) -> u64 {
+        let queues = self.vrings.len() as u64;
+        if self.device.device_id() == device_id::NET { queues / u64::from(net::PAIR) } else { queues }
+    }
+
+    fn get_config(&self, access: ConfigAccess) -> Reply {
+        let ConfigAccess { offset, size, .. } = access;
+        if offset.checked_add(size).is_none_or(|end| end > MAX_CONFIG) {
+            return Reply::Empty;
+        }
+        let mut bytes = vec![0; size as usize];
+        self.device.read_config(offset, &mut bytes);
+        Reply::Config(access, bytes)
+    }
+
+    fn set_status(&mut self, status: u64) -> Result<(), SessionError> {
+        self.features.need_protocol(protocol_feature::STATUS, "SET_STATUS")?;
+        let status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
+        if status == 0 {
+            self.reset();
+        }
+        self.status = status;
+        Ok(())
+    }
+
+    /// The device is as it was when the client came; memory and protocol features stay.
+    fn reset(&mut self) {
+        for queue in 0..self.vrings.len() as u16 {
+            self.abandon(queue);
+            self.board.bells.forget_failure(queue);
+        }
+        self.vrings.fill_with(Vring::default);
+        self.status = 0;
+        self.device.reset();
+        for (queue, vring) in (0..).zip(&self.vrings) {
+            self.show(queue, vring);
+        }
+    }
+
+    /// The configuration space has changed: tells the client, if it can hear it.
+    pub fn config_changed(&mut self) {
+        if self.features.has_protocol(protocol_feature::CONFIG)
+            && let Some(channel) = &mut self.back_channel
+        {
+            channel.config_changed();
+        }
+    }
+
+    /// Readable when memory may have been lost.
+    #[must_use]
+    pub fn alarm(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// After [`Session::alarm`].
+    ///
+    /// # Errors
+    /// Memory that the client has shared is gone.
+    pub fn check_memory(&self) -> Result<(), SessionError> {
+        let _ = self.memory.alarm().take();
+        if self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
+    }
+
+    /// Whether a queue is to be looked at from time to time: call [`Session::tick`] then.
+    #[must_use]
+    pub fn wants_ticks(&self) -> bool {
+        self.vrings.iter().any(|vring| vring.is_live() && matches!(vring.kick, Some(Kick::Poll)))
+    }
+
+    /// Kicks the queues that nobody kicks.
+    pub fn tick(&self) {
+        self.ticker.signal();
+    }
+
+    /// The client is gone: what it had in flight is completed, and nothing of it is left.
+    pub fn end(mut self) {
+        self.board.bells.unblock();
+        for queue in 0..self.vrings.len() as u16 {
+            self.stop(queue);
+        }
+        self.board.bells.clear();
+        self.device.reset();
+        let mut status = self.board.write();
+        status.connected = false;
+        status.memory = 0;
+    }
+}
+
+fn number(number: u64) -> Result<Option<Reply>, SessionError> {
+    Ok(Some(Reply::Number(number)))
+}
+
+fn signal(fd: Option<OwnedFd>, request: &'static str) -> Result<Option<Signal>, SessionError> {
+    fd.map(Signal::new).transpose().map_err(|source| SessionError::Fd { request, source })
+}

@@ -1,0 +1,88 @@
+//! What is offered to a client, and what it has accepted.
+use super::SessionError;
+use paravane_ring::device::QueueConfig;
+use paravane_spec::feature;
+use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, protocol_feature};
+
+/// Features that a transport must implement, so that a device's word is not enough.
+const OF_TRANSPORT: u64 = feature::ACCESS_PLATFORM
+    | feature::ORDER_PLATFORM
+    | feature::NOTIFICATION_DATA
+    | feature::NOTIF_CONFIG_DATA
+    | feature::ADMIN_VQ
+    | feature::SUSPEND;
+
+/// Protocol features that are implemented.
+const PROTOCOL: u64 = protocol_feature::MQ
+    | protocol_feature::REPLY_ACK
+    | protocol_feature::BACKEND_REQ
+    | protocol_feature::CONFIG
+    | protocol_feature::RESET_DEVICE
+    | protocol_feature::CONFIGURE_MEM_SLOTS
+    | protocol_feature::STATUS;
+
+/// Both kinds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Features {
+    offered: u64,
+    accepted: u64,
+    accepted_protocol: u64,
+}
+
+impl Features {
+    /// A device that offers `device`.
+    pub(super) fn new(device: u64, packed: bool) -> Self {
+        let mut offered = device & !OF_TRANSPORT | F_PROTOCOL_FEATURES;
+        offered |= QueueConfig::FEATURES & feature::RING_PACKED;
+        if !packed {
+            offered &= !feature::RING_PACKED;
+        }
+        Self { offered, accepted: 0, accepted_protocol: 0 }
+    }
+
+    pub(super) fn offered(self) -> u64 {
+        self.offered
+    }
+
+    pub(super) fn offered_protocol(self) -> u64 {
+        PROTOCOL
+    }
+
+    /// All that the client has accepted.
+    pub(super) fn accepted(self) -> u64 {
+        self.accepted
+    }
+
+    /// What the driver has accepted, without what is the transport's own.
+    pub(super) fn of_driver(self) -> u64 {
+        self.accepted & !(F_PROTOCOL_FEATURES | paravane_spec::vhost_user::F_LOG_ALL)
+    }
+
+    pub(super) fn accept(&mut self, features: u64) -> Result<(), SessionError> {
+        match features & !self.offered {
+            0 => self.accepted = features,
+            unknown => return Err(SessionError::NotOffered(unknown)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn accept_protocol(&mut self, features: u64) -> Result<(), SessionError> {
+        match features & !PROTOCOL {
+            0 => self.accepted_protocol = features,
+            unknown => return Err(SessionError::NotOffered(unknown)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn has(self, feature: u64) -> bool {
+        self.accepted & feature != 0
+    }
+
+    pub(super) fn has_protocol(self, feature: u64) -> bool {
+        self.accepted_protocol & feature != 0
+    }
+
+    pub(super) fn need_protocol(self, feature: u64, request: &'static str) -> Result<(), SessionError> {
+        if self.has_protocol(feature) { Ok(()) } else { Err(SessionError::NotAccepted { request }) }
+    }
+}

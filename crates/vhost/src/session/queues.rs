@@ -1,0 +1,276 @@
+//! The queues of a session: what is set of them, and when they start and stop.
+use super::{SETTLE, Session, SessionError};
+use crate::memory::{ClientMemory, TableError};
+use crate::message::Reply;
+use crate::vring::{Kick, Stage, Vring};
+use paravane_device::LiveQueue;
+use paravane_dma::Access;
+use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueKey, Site};
+use paravane_spec::feature;
+use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
+use paravane_spec::queue::{MAX_SIZE, QueueAddresses};
+use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+impl Session<'_> {
+    /// The queue's number, if there is such a queue.
+    pub(super) fn queue(&self, index: u32) -> Result<u16, SessionError> {
+        let queue = u16::try_from(index).map_err(|_| SessionError::Queue(index))?;
+        if usize::from(queue) < self.vrings.len() { Ok(queue) } else { Err(SessionError::Queue(index)) }
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring, SessionError> {
+        self.vrings.get_mut(index as usize).ok_or(SessionError::Queue(index))
+    }
+
+    /// The queue, which must rest for `request`.
+    pub(super) fn resting(&mut self, index: u32, request: &'static str) -> Result<&mut Vring, SessionError> {
+        let vring = self.vring(index)?;
+        if vring.is_live() { Err(SessionError::Live { queue: index, request }) } else { Ok(vring) }
+    }
+
+    pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), SessionError> {
+        let VringState { index, num } = state;
+        let vring = self.resting(index, "SET_VRING_NUM")?;
+        match u16::try_from(num) {
+            Ok(size @ 1..=MAX_SIZE) => vring.size = size,
+            _ => return Err(SessionError::Size { queue: index, size: num }),
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_vring_addr(&mut self, addr: VringAddr) -> Result<(), SessionError> {
+        let queue = self.queue(addr.index)?;
+        let vring = self.vring(addr.index)?;
+        // Whether the ring is logged may change at any time; it always is, while a log is on.
+        let areas = |addr: VringAddr| (addr.desc, addr.driver, addr.device);
+        if vring.is_live() && vring.addr.map(areas) != Some(areas(addr)) {
+            return Err(SessionError::Live { queue: addr.index, request: "SET_VRING_ADDR" });
+        }
+        vring.addr = Some(addr);
+        self.start_if_complete(queue)
+    }
+
+    pub(super) fn set_vring_kick(&mut self, index: u8, fd: Option<OwnedFd>) -> Result<(), SessionError> {
+        let queue = self.queue(index.into())?;
+        let kick = match fd {
+            Some(fd) => Kick::Fd(fd),
+            None => Kick::Poll,
+        };
+        let kicks = self.kicks(&kick)?;
+        self.vrings[usize::from(queue)].kick = Some(kick);
+        let Some(mut host_queue) = self.take_off(queue) else {
+            return self.start_if_complete(queue);
+        };
+        // It goes on, with kicks from elsewhere.
+        host_queue.kick_by(kicks);
+        self.put_on(queue, host_queue)
+    }
+
+    pub(super) fn set_vring_enable(&mut self, state: VringState) -> Result<(), SessionError> {
+        let queue = self.queue(state.index)?;
+        self.vring(state.index)?.enabled = match state.num {
+            0 => false,
+            1 => true,
+            value => return Err(SessionError::Enable { queue: state.index, value }),
+        };
+        self.board.write().queues[usize::from(queue)].enabled = state.num == 1;
+        if state.num == 0 && self.needs_enable() {
+            self.stop(queue);
+        }
+        self.start_if_complete(queue)
+    }
+
+    pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Option<Reply>, SessionError> {
+        let queue = self.queue(index)?;
+        self.stop(queue);
+        self.board.bells.forget_failure(queue);
+        let vring = self.vring(index)?;
+        // It starts when it is given a descriptor for kicks again.
+        vring.kick = None;
+        Ok(Some(Reply::Vring(VringState { index, num: vring.base })))
+    }
+
+    /// RESET_OWNER.
+    pub(super) fn disable_all(&mut self) {
+        for queue in 0..self.vrings.len() as u16 {
+            self.stop(queue);
+            let vring = &mut self.vrings[usize::from(queue)];
+            vring.enabled = false;
+            vring.kick = None;
+            self.board.write().queues[usize::from(queue)].enabled = false;
+        }
+    }
+
+    /// Without protocol features there is nothing to enable a queue with.
+    fn needs_enable(&self) -> bool {
+        self.features.has(F_PROTOCOL_FEATURES)
+    }
+
+    /// Changes the client's memory, and starts anew those queues whose rings it moves.
+    pub(super) fn change_memory(
+        &mut self,
+        change: impl FnOnce(&mut ClientMemory) -> Result<(), TableError>,
+    ) -> Result<(), SessionError> {
+        let before: Vec<_> = self.vrings.iter().map(|vring| self.places(vring)).collect();
+        change(&mut self.memory)?;
+        for (queue, before) in (0_u16..).zip(before) {
+            let vring = &self.vrings[usize::from(queue)];
+            let now = self.places(vring);
+            if vring.is_live() && now != before {
+                self.stop(queue);
+            }
+            // A queue that lies nowhere waits for more memory.
+            if now.is_some() {
+                self.start_if_complete(queue)?;
+            }
+        }
+        if let Err(busy) = self.memory.memory().settle(SETTLE) {
+            tracing::warn!("memory that the client has taken back may still be in use: {busy}");
+        }
+        let regions = self.memory.memory().regions();
+        self.board.write().memory = regions.iter().map(|region| region.size()).sum();
+        Ok(())
+    }
+
+    /// Where the areas of a queue are, and in which mappings.
+    fn places(&self, vring: &Vring) -> Option<[(u64, usize); 3]> {
+        let addr = vring.addr?;
+        let place = |user| {
+            let (gpa, region) = self.memory.find(user)?;
+            Some((gpa, Arc::as_ptr(region).addr()))
+        };
+        Some([place(addr.desc)?, place(addr.driver)?, place(addr.device)?])
+    }
+
+    fn start_if_complete(&mut self, queue: u16) -> Result<(), SessionError> {
+        let vring = &self.vrings[usize::from(queue)];
+        if vring.is_live()
+            || !vring.is_complete(self.needs_enable())
+            || self.board.bells.failure(queue).is_some()
+        {
+            return Ok(());
+        }
+        self.start(queue)
+    }
+
+    fn start(&mut self, queue: u16) -> Result<(), SessionError> {
+        let index = u32::from(queue);
+        let features = self.features.of_driver();
+        if features & feature::VERSION_1 == 0 {
+            return Err(SessionError::Legacy(index));
+        }
+        let vring = &self.vrings[usize::from(queue)];
+        let (Some(addr), Some(kick)) = (vring.addr, &vring.kick) else { return Ok(()) };
+        let kicks = self.kicks(kick)?;
+        let addresses = self.addresses(index, vring.size, addr)?;
+        let mut handle = self.memory.memory().handle().named(format!("queue {queue}"));
+        let last = addresses.desc + (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
+        let last_flags = || handle.open().read_obj(last, Access::RELAXED).map_or(0, u16::from_le);
+        let state = vring
+            .position(features, last_flags)
+            .map_err(|source| SessionError::Position { queue: index, source })?;
+        let max = self.device.queue_sizes()[usize::from(queue)];
+        let live = LiveQueue::resume(addresses, max, features, handle, state)
+            .map_err(|source| SessionError::Start { queue: index, source })?;
+        let handler = self
+            .device
+            .start_queue(queue, features)
+            .map_err(|source| SessionError::Handler { queue: index, source })?;
+        let site: Arc<dyn Site> = Arc::<crate::bells::Bells>::clone(&self.board.bells);
+        let work = Arc::clone(&self.board.work[usize::from(queue)]);
+        let host_queue = HostQueue::new(self.key(queue), live, handler, kicks, site, work);
+        self.put_on(queue, Box::new(host_queue))?;
+        self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
+        // What was used before we came may have brought no interrupt: whoever served the queue then may have died between
+        // the two.
+        self.board.bells.interrupt(queue);
+        tracing::debug!(queue, ?addresses, ?state, "queue started");
+        self.show(queue, &self.vrings[usize::from(queue)]);
+        Ok(())
+    }
+
+    /// Where the areas are in guest-physical memory.
+    fn addresses(&self, queue: u32, size: u16, addr: VringAddr) -> Result<QueueAddresses, SessionError> {
+        let find = |user| {
+            let (gpa, _) = self.memory.find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
+            Ok::<_, SessionError>(gpa)
+        };
+        let (desc, driver, device) = (find(addr.desc)?, find(addr.driver)?, find(addr.device)?);
+        Ok(QueueAddresses { size, desc, driver, device })
+    }
+
+    /// A descriptor of our own for the same kicks.
+    fn kicks(&self, kick: &Kick) -> Result<Kicks, SessionError> {
+        let refused = |source| SessionError::Fd { request: "SET_VRING_KICK", source };
+        let fd = match kick {
+            Kick::Fd(fd) => fd.as_fd(),
+            Kick::Poll => self.ticker.as_fd(),
+        };
+        let fd = fd.try_clone_to_owned().map_err(refused)?;
+        Ok(Kicks::Foreign(ForeignKicks::new(fd).map_err(refused)?))
+    }
+
+    fn key(&self, queue: u16) -> QueueKey {
+        QueueKey { device: self.workers.device, queue }
+    }
+
+    fn thread(&self, queue: u16) -> &IoThread {
+        let threads = self.workers.threads;
+        &threads[usize::from(queue) % threads.len()]
+    }
+
+    fn put_on(&self, queue: u16, host_queue: Box<HostQueue>) -> Result<(), SessionError> {
+        self.thread(queue).put_on(host_queue).map_err(|NotPutOn { queue: unserved, source }| {
+            // Nothing of it is in flight yet, or all of that is completed.
+            if let Some(unserved) = unserved {
+                unserved.stop(true);
+            }
+            SessionError::Handler { queue: queue.into(), source }
+        })
+    }
+
+    /// `None`: it is not live, or has failed.
+    fn take_off(&self, queue: u16) -> Option<Box<HostQueue>> {
+        if !self.vrings[usize::from(queue)].is_live() {
+            return None;
+        }
+        self.thread(queue).take_off(self.key(queue))
+    }
+
+    /// Stops a queue: what is in flight is completed, and its position is kept.
+    pub(super) fn stop(&mut self, queue: u16) {
+        if let Some(host_queue) = self.take_off(queue) {
+            match host_queue.park() {
+                Ok((parked, _handler)) => {
+                    self.vrings[usize::from(queue)].base = parked.state().vring_base();
+                }
+                Err(error) => tracing::warn!(queue, "a queue keeps no position: {error}"),
+            }
+        }
+        self.rest(queue);
+    }
+
+    /// Stops a queue that its driver has forgotten.
+    pub(super) fn abandon(&mut self, queue: u16) {
+        if let Some(host_queue) = self.take_off(queue) {
+            host_queue.stop(false);
+        }
+        self.rest(queue);
+    }
+
+    fn rest(&mut self, queue: u16) {
+        self.vrings[usize::from(queue)].stage = Stage::Stopped;
+        self.show(queue, &self.vrings[usize::from(queue)]);
+    }
+
+    pub(super) fn show(&self, queue: u16, vring: &Vring) {
+        if let Some(shown) = self.board.write().queues.get_mut(usize::from(queue)) {
+            shown.live = vring.is_live();
+            shown.enabled = vring.enabled;
+            shown.size = vring.size;
+            shown.position = vring.base;
+        }
+    }
+}

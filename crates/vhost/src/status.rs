@@ -1,0 +1,92 @@
+//! What an export is doing, for those who look on.
+use crate::bells::Bells;
+use paravane_io::QueueWork;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueStatus {
+    /// It is being served.
+    pub live: bool,
+    /// The client has enabled it.
+    pub enabled: bool,
+    /// Number of descriptors; 0: the client has not said.
+    pub size: u16,
+    /// Where it stood when it was last started or stopped, as vhost-user tells positions.
+    pub position: u32,
+    /// Kicks seen. Several that come at once are one.
+    pub kicks: u64,
+    /// Chains taken.
+    pub taken: u64,
+    /// Chains completed.
+    pub completed: u64,
+    /// Interrupts that the driver wanted.
+    pub interrupts: u64,
+    /// Why it was stopped, if its driver or the host broke it.
+    pub error: Option<String>,
+}
+
+/// An export.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportStatus {
+    /// Its name.
+    pub name: String,
+    /// A client is connected.
+    pub connected: bool,
+    /// Clients so far, this one included.
+    pub sessions: u64,
+    /// Virtio features that this client has accepted.
+    pub features: u64,
+    /// Protocol features that it has accepted.
+    pub protocol_features: u64,
+    /// Bytes of its memory that are mapped.
+    pub memory: u64,
+    /// By index. What is counted goes on from client to client.
+    pub queues: Vec<QueueStatus>,
+    /// Sessions that ended with an error.
+    pub protocol_errors: u64,
+    /// The last of those.
+    pub last_error: Option<String>,
+}
+
+/// Where a session says what it does.
+#[derive(Debug)]
+pub struct Board {
+    status: Mutex<ExportStatus>,
+    pub(crate) bells: Arc<Bells>,
+    pub(crate) work: Vec<Arc<QueueWork>>,
+}
+
+impl Board {
+    /// Of a device with so many queues.
+    #[must_use]
+    pub fn new(name: &str, queues: usize) -> Self {
+        let status = ExportStatus {
+            name: name.to_owned(),
+            queues: vec![QueueStatus::default(); queues],
+            ..ExportStatus::default()
+        };
+        let work = std::iter::repeat_with(Arc::default).take(queues).collect();
+        Self { status: Mutex::new(status), bells: Arc::new(Bells::new(name, queues)), work }
+    }
+
+    /// To write on. Not held while anything else is done.
+    pub(crate) fn write(&self) -> MutexGuard<'_, ExportStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A look at it.
+    #[must_use]
+    pub fn read(&self) -> ExportStatus {
+        let mut status = self.write().clone();
+        for ((index, queue), work) in (0..).zip(&mut status.queues).zip(&self.work) {
+            queue.kicks = self.bells.kicks(index);
+            queue.taken = work.taken();
+            queue.completed = work.completed();
+            queue.interrupts = work.interrupts();
+            queue.error = self.bells.failure(index);
+            queue.live &= queue.error.is_none();
+        }
+        status
+    }
+}

@@ -1,0 +1,80 @@
+//! What a client has said of one queue, and whether that is enough.
+//!
+//! ```text
+//!              size, addresses, kick, enabled (or no protocol features): all are there
+//!   Stopped -------------------------------------------------------------------------> Live, on an I/O thread
+//!      ^                                                                                |       |
+//!      |   disabled, GET_VRING_BASE, memory gone, reset: drained, position kept         |       | the driver broke it
+//!      |<-------------------------------------------------------------------------------'       v
+//!      '<---------------------------------------------------- GET_VRING_BASE, reset --------- Failed
+//! ```
+//! While a queue is live nothing of it can be changed but its descriptors and whether its ring is logged.
+use paravane_ring::device::{State, StateError};
+use paravane_spec::queue::QueueAddresses;
+use paravane_spec::vhost_user::VringAddr;
+use std::os::fd::OwnedFd;
+
+/// Where a queue's kicks come from.
+#[derive(Debug)]
+pub(crate) enum Kick {
+    /// A descriptor of the client's.
+    Fd(OwnedFd),
+    /// Nowhere: the queue is looked at from time to time.
+    Poll,
+}
+
+/// What becomes of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It rests.
+    #[default]
+    Stopped,
+    /// It is on an I/O thread, with its areas there.
+    Live(QueueAddresses),
+}
+
+/// One queue, as the client has told it.
+#[derive(Debug, Default)]
+pub(crate) struct Vring {
+    /// Number of descriptors; 0: not said yet.
+    pub(crate) size: u16,
+    pub(crate) addr: Option<VringAddr>,
+    /// Its position, as SET_VRING_BASE gives it.
+    pub(crate) base: u32,
+    pub(crate) kick: Option<Kick>,
+    pub(crate) enabled: bool,
+    pub(crate) stage: Stage,
+}
+
+impl Vring {
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.stage, Stage::Live(_))
+    }
+
+    /// Whether all is there that serving it takes.
+    pub(crate) fn is_complete(&self, needs_enable: bool) -> bool {
+        self.size > 0 && self.addr.is_some() && self.kick.is_some() && (self.enabled || !needs_enable)
+    }
+
+    /// Where to begin. `last_flags` are the flags of the last descriptor of a packed ring.
+    ///
+    /// The position 0 of a packed queue means the beginning of an even round. Drivers say it of a new queue as well, which
+    /// is at the beginning of round 1 (libblkio and the crate virtio-driver do). The last descriptor tells: in an even round
+    /// its flag AVAIL is set, for it was made available in the round before; in a new ring it is clear.
+    pub(crate) fn position(
+        &self,
+        features: u64,
+        last_flags: impl FnOnce() -> u16,
+    ) -> Result<State, StateError> {
+        let state = State::from_vring_base(self.base, features)?;
+        Ok(match state {
+            State::Packed { avail: 0, used: 0 }
+                if last_flags() & paravane_spec::packed::DESC_F_AVAIL == 0 =>
+            {
+                let start = paravane_spec::packed::EVENT_WRAP;
+                State::Packed { avail: start, used: start }
+            }
+            state => state,
+        })
+    }
+}

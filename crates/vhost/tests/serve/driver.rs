@@ -1,0 +1,209 @@
+//! A block driver of another house (the crate virtio-driver) without a VM, and a model of the disk that it uses.
+use paravane_dma::{Backing, Region, RegionConfig};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use virtio_driver::{
+    VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
+};
+
+/// Bytes of one slot's buffer, and most bytes of one request.
+const BUFFER: usize = 16 << 10;
+const SECTOR: usize = 512;
+
+/// What a driver accepts.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish {
+    pub(crate) packed: bool,
+    pub(crate) event_idx: bool,
+    pub(crate) queues: usize,
+    pub(crate) depth: usize,
+}
+
+/// A small generator, so that runs can be repeated.
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % end
+    }
+}
+
+/// One request in flight.
+#[derive(Clone, Copy)]
+struct Request {
+    at: usize,
+    len: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Read,
+    Write(u8),
+    Zero,
+    Flush,
+}
+
+/// A driver with its device. Its queues go before the transport that they belong to.
+pub(crate) struct Driver {
+    queues: Vec<VirtioBlkQueue<'static, usize>>,
+    pub(crate) transport: Box<VirtioBlkTransport>,
+    buffers: Arc<Region>,
+    wish: Wish,
+}
+
+impl Driver {
+    pub(crate) fn connect(socket: &Path, wish: Wish) -> std::io::Result<Self> {
+        let mut features = VirtioFeatureFlags::VERSION_1.bits()
+            | VirtioBlkFeatureFlags::MQ.bits()
+            | VirtioBlkFeatureFlags::FLUSH.bits()
+            | VirtioBlkFeatureFlags::WRITE_ZEROES.bits();
+        if wish.packed {
+            features |= VirtioFeatureFlags::RING_PACKED.bits();
+        }
+        if wish.event_idx {
+            features |= VirtioFeatureFlags::RING_EVENT_IDX.bits();
+        }
+        let socket = socket.to_str().unwrap();
+        let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(socket, features)?);
+        let accepted = transport.get_features();
+        assert_eq!(accepted & VirtioFeatureFlags::RING_PACKED.bits() != 0, wish.packed, "{accepted:#x}");
+        let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, wish.queues, 128)?;
+        queues.iter_mut().for_each(|queue| queue.set_used_notif_enabled(true));
+        let size = (wish.queues * wish.depth * BUFFER) as u64;
+        let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
+        let buffers = Region::new(config).unwrap();
+        let at = buffers.host().as_ptr().addr();
+        transport.map_mem_region(at, size as usize, buffers.fd().as_raw_fd(), 0)?;
+        Ok(Self { queues, transport, buffers, wish })
+    }
+
+    fn buffer(&self, queue: usize, slot: usize) -> *mut u8 {
+        let at = (queue * self.wish.depth + slot) * BUFFER;
+        self.buffers.host().as_ptr().wrapping_add(at)
+    }
+
+    /// So many requests on each queue, all that they read compared with `model`, and all that they write put there.
+    pub(crate) fn exercise(&mut self, model: &mut [u8], requests: usize, dice: &mut Dice) {
+        let sectors = model.len() / SECTOR;
+        let depth = self.wish.depth;
+        let mut flying: Vec<Vec<Option<Request>>> = vec![vec![None; depth]; self.wish.queues];
+        let mut left = vec![requests; self.wish.queues];
+        while left.iter().any(|left| *left > 0) || flying.iter().flatten().any(Option::is_some) {
+            for queue in 0..self.wish.queues {
+                for slot in 0..depth {
+                    if flying[queue][slot].is_some() || left[queue] == 0 {
+                        continue;
+                    }
+                    let len = (1 + dice.below(BUFFER / SECTOR)) * SECTOR;
+                    let at = dice.below(sectors - BUFFER / SECTOR) * SECTOR;
+                    let clash = |r: &Request| r.kind != Kind::Flush && r.at < at + len && at < r.at + r.len;
+                    if flying.iter().flatten().flatten().any(clash) {
+                        continue;
+                    }
+                    let kind = match dice.below(16) {
+                        0 => Kind::Flush,
+                        1 => Kind::Zero,
+                        2..8 => Kind::Write(dice.below(256) as u8),
+                        _ => Kind::Read,
+                    };
+                    self.send(queue, slot, Request { at, len, kind });
+                    flying[queue][slot] = Some(Request { at, len, kind });
+                    left[queue] -= 1;
+                }
+                if self.queues[queue].avail_notif_needed() {
+                    self.transport.get_submission_notifier(queue).notify().unwrap();
+                }
+            }
+            self.wait(&flying);
+            for (queue, flying) in flying.iter_mut().enumerate() {
+                let done: Vec<_> = self.queues[queue].completions().map(|c| (c.context, c.ret)).collect();
+                for (slot, ret) in done {
+                    assert_eq!(ret, 0);
+                    let request = flying[slot].take().expect("completed twice");
+                    self.check(queue, slot, request, model);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, queue: usize, slot: usize, request: Request) {
+        let buffer = self.buffer(queue, slot);
+        let Request { at, len, kind } = request;
+        let at = at as u64;
+        let queue = &mut self.queues[queue];
+        match kind {
+            // SAFETY: the buffer is this slot's, of `BUFFER` bytes, mapped as long as `self`, and nobody else's.
+            Kind::Read => unsafe {
+                buffer.write_bytes(0xa5, len);
+                queue.read_raw(at, buffer, len, slot)
+            },
+            // SAFETY: as above.
+            Kind::Write(seed) => unsafe {
+                for index in 0..len {
+                    buffer.add(index).write(seed.wrapping_add(index as u8));
+                }
+                queue.write_raw(at, buffer, len, slot)
+            },
+            Kind::Zero => queue.write_zeroes(at, len as u64, false, slot),
+            Kind::Flush => queue.flush(slot),
+        }
+        .unwrap();
+    }
+
+    fn check(&self, queue: usize, slot: usize, request: Request, model: &mut [u8]) {
+        let Request { at, len, kind } = request;
+        let range = &mut model[at..at + len];
+        match kind {
+            Kind::Read => {
+                // SAFETY: the request is completed: nobody writes to the slot's buffer.
+                let read = unsafe { std::slice::from_raw_parts(self.buffer(queue, slot), len) };
+                assert!(read == range, "{len} bytes at {at} are not what was written");
+            }
+            Kind::Write(seed) => {
+                for (index, byte) in range.iter_mut().enumerate() {
+                    *byte = seed.wrapping_add(index as u8);
+                }
+            }
+            Kind::Zero => range.fill(0),
+            Kind::Flush => {}
+        }
+    }
+
+    /// Until there is an interrupt, for ten seconds at most.
+    fn wait(&mut self, flying: &[Vec<Option<Request>>]) {
+        if self.queues.iter_mut().any(|queue| queue.completions().has_next())
+            || !flying.iter().flatten().any(Option::is_some)
+        {
+            return;
+        }
+        let calls: Vec<_> = (0..self.wish.queues).map(|q| self.transport.get_completion_fd(q)).collect();
+        // SAFETY: the eventfds are in `calls`, which outlives `fds`.
+        let borrow = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
+        let mut fds: Vec<_> = calls
+            .iter()
+            .map(|call| PollFd::from_borrowed_fd(borrow(call.as_raw_fd()), PollFlags::IN))
+            .collect();
+        let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let Wish { packed, event_idx, queues, depth } = self.wish;
+        let ready = poll(&mut fds, Some(&patience)).unwrap();
+        assert_ne!(
+            ready, 0,
+            "no interrupt: packed {packed}, event_idx {event_idx}, {queues} queues of {depth}"
+        );
+        for (fd, call) in fds.iter().zip(&calls) {
+            if !fd.revents().is_empty() {
+                call.read().unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! An export as its clients see it: over a real socket, with real I/O threads.
+mod driver;
+mod rig;
+mod sessions;

@@ -1,0 +1,57 @@
+//! A disk that is exported, in a folder of its own.
+use paravane_device::blk::{Blk, BlkConfig};
+use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Bytes of the disk.
+pub(crate) const DISK: usize = 4 << 20;
+
+pub(crate) struct Rig {
+    pub(crate) export: Option<Export>,
+    pub(crate) folder: TempDir,
+}
+
+impl Rig {
+    pub(crate) fn image(&self) -> PathBuf {
+        self.folder.path().join("disk.img")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("vhost.sock")
+    }
+
+    /// A disk of zeroes with so many queues, served by two workers.
+    pub(crate) fn new(queues: u16) -> Self {
+        let mut rig = Self { export: None, folder: tempfile::tempdir().unwrap() };
+        std::fs::write(rig.image(), vec![0; DISK]).unwrap();
+        rig.start(queues);
+        rig
+    }
+
+    pub(crate) fn start(&mut self, queues: u16) {
+        let endpoint = Endpoint::Listen(self.socket());
+        let mut config = ExportConfig::new("disk", endpoint);
+        config.workers = 2;
+        let disk = Blk::open(BlkConfig { queues, ..BlkConfig::new(self.image()) }).unwrap();
+        self.export = Some(Export::start(config, Box::new(disk)).unwrap());
+    }
+
+    pub(crate) fn status(&self) -> ExportStatus {
+        self.export.as_ref().unwrap().status()
+    }
+
+    /// Waits until the status is as `wanted`, for ten seconds at most.
+    pub(crate) fn wait_for(&self, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let status = self.status();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < end, "still {status:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
