@@ -47,7 +47,9 @@ pub struct Ring {
     // Dropped before `areas`: fields are dropped in the order in which they are declared.
     queue: Queue,
     areas: [Mapping; 3],
-    /// Which of them the device writes to.
+    /// Where it is written down what is in flight, if it is. Dropped after `queue`, too.
+    _tracking: Option<Mapping>,
+    /// Which of the areas the device writes to.
     writable: [bool; 3],
 }
 
@@ -200,7 +202,7 @@ impl LiveQueue {
         features: u64,
         memory: Handle,
     ) -> Result<Self, StartError> {
-        Self::begin(addresses, max_size, features, memory, None)
+        Self::begin(addresses, max_size, features, memory, None, None)
     }
 
     /// As [`LiveQueue::start`], from where another device side has left it.
@@ -214,7 +216,24 @@ impl LiveQueue {
         memory: Handle,
         state: State,
     ) -> Result<Self, StartError> {
-        Self::begin(addresses, max_size, features, memory, Some(state))
+        Self::begin(addresses, max_size, features, memory, Some(state), None)
+    }
+
+    /// As [`LiveQueue::resume`], with what is in flight written down in `tracking` (all zero, if nobody has used it yet),
+    /// whoever's memory that is. What another process had in flight there when it died is served first; `state` counts only
+    /// in a new region. A queue that is parked and resumed is tracked no more.
+    ///
+    /// # Errors
+    /// As [`LiveQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or IN_ORDER was negotiated.
+    pub fn resume_tracked(
+        addresses: QueueAddresses,
+        max_size: u16,
+        features: u64,
+        memory: Handle,
+        state: State,
+        tracking: Mapping,
+    ) -> Result<Self, StartError> {
+        Self::begin(addresses, max_size, features, memory, Some(state), Some(tracking))
     }
 
     fn begin(
@@ -223,6 +242,7 @@ impl LiveQueue {
         features: u64,
         mut memory: Handle,
         state: Option<State>,
+        tracking: Option<Mapping>,
     ) -> Result<Self, StartError> {
         let config = QueueConfig::new(addresses, max_size, features)?;
         let door = memory.open();
@@ -236,7 +256,7 @@ impl LiveQueue {
         let [desc, driver, device] = config.areas();
         let areas = [map(desc)?, map(driver)?, map(device)?];
         drop(door);
-        Self::activate(config, areas, memory, state)
+        Self::activate(config, areas, memory, state, tracking)
     }
 
     fn activate(
@@ -244,22 +264,26 @@ impl LiveQueue {
         areas: [Mapping; 3],
         memory: Handle,
         state: Option<State>,
+        tracking: Option<Mapping>,
     ) -> Result<Self, StartError> {
         // SAFETY: a Mapping keeps its bytes mapped while it lives, and no one makes Rust references to guest
         // memory. The mappings are stored in the Ring beside the queue that uses the areas and are dropped
         // after it; neither can be taken out of the Ring but with the queue dropped (`park`). They are what `areas`
-        // of the same configuration asked for, in its order.
+        // of the same configuration asked for, in its order. The same goes for the tracking region.
         let queue = unsafe {
-            let [desc, driver, device] =
-                areas.each_ref().map(|mapping| Area::new(mapping.host(), mapping.len()));
-            match state {
-                Some(state) => config.resume(desc, driver, device, state)?,
-                None => config.activate(desc, driver, device)?,
+            let area = |mapping: &Mapping| Area::new(mapping.host(), mapping.len());
+            let [desc, driver, device] = areas.each_ref().map(area);
+            match (state, &tracking) {
+                (Some(state), Some(tracking)) => {
+                    config.resume_tracked(desc, driver, device, state, area(tracking))?
+                }
+                (Some(state), None) => config.resume(desc, driver, device, state)?,
+                (None, _) => config.activate(desc, driver, device)?,
             }
         };
         let writable = config.areas().map(|request| request.writable);
         let batch = Batch::new(BATCH.min(usize::from(queue.size())));
-        Ok(Self { config, ring: Ring { queue, areas, writable }, memory, batch })
+        Ok(Self { config, ring: Ring { queue, areas, _tracking: tracking, writable }, memory, batch })
     }
 
     /// Puts the queue to rest.
@@ -323,7 +347,7 @@ impl ParkedQueue {
     /// # Errors
     /// The position is impossible, or contradicts the ring.
     pub fn resume(self, state: State) -> Result<LiveQueue, StartError> {
-        LiveQueue::activate(self.config, self.areas, self.memory, Some(state))
+        LiveQueue::activate(self.config, self.areas, self.memory, Some(state), None)
     }
 }
 

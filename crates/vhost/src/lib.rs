@@ -16,6 +16,7 @@
 mod back_channel;
 mod bells;
 mod export;
+mod inflight;
 pub mod memory;
 pub mod message;
 pub mod session;

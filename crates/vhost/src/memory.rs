@@ -72,10 +72,14 @@ struct Slot {
     region: Arc<Region>,
 }
 
-/// All regions of a client.
+/// The regions of a client, now or after a change.
+#[derive(Clone, Debug, Default)]
+pub struct Slots(Vec<Slot>);
+
+/// All memory of a client.
 #[derive(Debug)]
 pub struct ClientMemory {
-    slots: Vec<Slot>,
+    slots: Slots,
     memory: Memory,
     alarm: Arc<Alarm>,
 }
@@ -87,7 +91,7 @@ impl ClientMemory {
     /// The process has no descriptors left.
     pub fn new() -> Result<Self, TableError> {
         let alarm = Alarm::new().map_err(TableError::File)?;
-        Ok(Self { slots: Vec::new(), memory: Memory::new(Vec::new())?, alarm })
+        Ok(Self { slots: Slots::default(), memory: Memory::new(Vec::new())?, alarm })
     }
 
     /// What devices see.
@@ -105,71 +109,56 @@ impl ClientMemory {
     /// Whether memory is gone that the client has shared.
     #[must_use]
     pub fn lost(&self) -> bool {
-        self.slots.iter().any(|slot| slot.region.lost())
+        self.slots.0.iter().any(|slot| slot.region.lost())
     }
 
-    /// These are all regions from now on.
+    /// The regions as they are.
+    #[must_use]
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// What they would be with these and no others.
     ///
     /// # Errors
-    /// They cannot be; nothing has changed then.
-    pub fn set(&mut self, regions: Vec<SharedRegion>) -> Result<(), TableError> {
-        let mut slots = Vec::with_capacity(regions.len());
+    /// They cannot be.
+    pub fn with_all(&self, regions: Vec<SharedRegion>) -> Result<Slots, TableError> {
+        let mut slots = Slots::default();
         for region in regions {
-            let slot = self.slot(region)?;
-            no_overlap(&slots, &slot)?;
-            slots.push(slot);
+            slots.push(self.slot(region)?)?;
         }
-        self.publish(slots)
+        Ok(slots)
     }
 
-    /// One more.
+    /// What they would be with one more.
     ///
     /// # Errors
-    /// It cannot be; nothing has changed then.
-    pub fn add(&mut self, region: SharedRegion) -> Result<(), TableError> {
-        if self.slots.len() >= MAX_SLOTS {
-            return Err(TableError::TooMany);
-        }
-        let slot = self.slot(region)?;
-        no_overlap(&self.slots, &slot)?;
+    /// It cannot be.
+    pub fn with(&self, region: SharedRegion) -> Result<Slots, TableError> {
         let mut slots = self.slots.clone();
-        slots.push(slot);
-        self.publish(slots)
+        slots.push(self.slot(region)?)?;
+        Ok(slots)
     }
 
-    /// One less: the one at these addresses, wherever it was in its file. It stays mapped for as long as something in
-    /// flight uses it.
+    /// What they would be without the one at these addresses, wherever it is in its file.
     ///
     /// # Errors
     /// There is no such region.
-    pub fn remove(&mut self, region: MemoryRegion) -> Result<(), TableError> {
+    pub fn without(&self, region: MemoryRegion) -> Result<Slots, TableError> {
         let MemoryRegion { gpa, size, user, .. } = region;
         let mut slots = self.slots.clone();
         let same = |slot: &Slot| (slot.said.gpa, slot.said.size, slot.said.user) == (gpa, size, user);
-        let at = slots.iter().position(same).ok_or(TableError::Unknown { gpa, user, size })?;
-        slots.remove(at);
-        self.publish(slots)
+        let at = slots.0.iter().position(same).ok_or(TableError::Unknown { gpa, user, size })?;
+        slots.0.remove(at);
+        Ok(slots)
     }
 
-    /// Guest-physical address of what the client knows at `user`, and the region that it is in.
-    #[must_use]
-    pub fn find(&self, user: u64) -> Option<(u64, &Arc<Region>)> {
-        self.slots.iter().find_map(|slot| {
-            let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
-            Some((slot.said.gpa + inside, &slot.region))
-        })
-    }
-
-    /// Guest-physical address of `size` bytes from `user` on, which are in one region.
-    #[must_use]
-    pub fn find_range(&self, user: u64, size: u64) -> Option<u64> {
-        let (gpa, _) = self.find(user)?;
-        let (last, _) = self.find(user.checked_add(size.checked_sub(1)?)?)?;
-        (last.checked_sub(gpa) == Some(size - 1)).then_some(gpa)
-    }
-
-    fn publish(&mut self, slots: Vec<Slot>) -> Result<(), TableError> {
-        self.memory.replace(slots.iter().map(|slot| Arc::clone(&slot.region)).collect())?;
+    /// Devices see these from now on. What is left out stays mapped for as long as something in flight uses it.
+    ///
+    /// # Errors
+    /// Two overlap in guest-physical memory, or are not covered by the log that is on; nothing has changed then.
+    pub fn publish(&mut self, slots: Slots) -> Result<(), TableError> {
+        self.memory.replace(slots.0.iter().map(|slot| Arc::clone(&slot.region)).collect())?;
         self.slots = slots;
         Ok(())
     }
@@ -183,7 +172,7 @@ impl ClientMemory {
         }
         let found = rustix::fs::fstat(&file).map_err(|error| TableError::File(error.into()))?;
         let id = (found.st_dev, found.st_ino);
-        let known = self.slots.iter().find(|slot| slot.file == id && slot.said == said);
+        let known = self.slots.0.iter().find(|slot| slot.file == id && slot.said == said);
         let region = match known.filter(|slot| !slot.region.lost()) {
             Some(slot) => Arc::clone(&slot.region),
             None => self.map(said, file)?,
@@ -209,14 +198,29 @@ impl AsFd for ClientMemory {
     }
 }
 
-fn no_overlap(slots: &[Slot], new: &Slot) -> Result<(), TableError> {
-    // Differences, so that nothing overflows at the end of the address space.
-    let overlap = |slot: &&Slot| {
-        let (a, b) = (&slot.said, &new.said);
-        if a.user <= b.user { b.user - a.user < a.size } else { a.user - b.user < b.size }
-    };
-    match slots.iter().find(overlap) {
-        Some(slot) => Err(TableError::Overlap { first: slot.said.user, second: new.said.user }),
-        None => Ok(()),
+impl Slots {
+    /// Guest-physical address of what the client knows at `user`, and the region that it is in.
+    #[must_use]
+    pub fn find(&self, user: u64) -> Option<(u64, &Arc<Region>)> {
+        self.0.iter().find_map(|slot| {
+            let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
+            Some((slot.said.gpa + inside, &slot.region))
+        })
+    }
+
+    fn push(&mut self, new: Slot) -> Result<(), TableError> {
+        if self.0.len() >= MAX_SLOTS {
+            return Err(TableError::TooMany);
+        }
+        // Differences, so that nothing overflows at the end of the address space.
+        let overlap = |slot: &&Slot| {
+            let (a, b) = (&slot.said, &new.said);
+            if a.user <= b.user { b.user - a.user < a.size } else { a.user - b.user < b.size }
+        };
+        if let Some(slot) = self.0.iter().find(overlap) {
+            return Err(TableError::Overlap { first: slot.said.user, second: new.said.user });
+        }
+        self.0.push(new);
+        Ok(())
     }
 }

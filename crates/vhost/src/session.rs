@@ -11,26 +11,30 @@
 //! acknowledgement it is told so first.
 mod error;
 mod features;
+mod migration;
 mod queues;
 
 pub use error::SessionError;
 
 use crate::back_channel::BackChannel;
 use crate::bells::Signal;
+use crate::inflight::{self, InflightMemory};
 use crate::memory::{ClientMemory, MAX_SLOTS};
 use crate::message::{Reply, Request};
 use crate::status::Board;
 use crate::vring::{Kick, Vring};
 use features::Features;
 use paravane_device::Device;
+use paravane_dma::DirtyLog;
 use paravane_io::IoThread;
 use paravane_notify::Notifier;
-use paravane_spec::device_id;
 use paravane_spec::net;
 use paravane_spec::vhost_user::{
     ConfigAccess, F_LOG_ALL, Header, MAX_CONFIG, VringState, flags, protocol_feature,
 };
+use paravane_spec::{device_id, feature};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a change waits for a batch that is under way.
@@ -56,6 +60,8 @@ pub struct Session<'a> {
     features: Features,
     memory: ClientMemory,
     vrings: Vec<Vring>,
+    log: Option<Arc<DirtyLog>>,
+    inflight: Option<InflightMemory>,
     back_channel: Option<BackChannel>,
     status: u8,
     /// Kicks of the queues that are to be looked at from time to time.
@@ -81,6 +87,8 @@ impl<'a> Session<'a> {
             board,
             memory: ClientMemory::new()?,
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
+            log: None,
+            inflight: None,
             back_channel: None,
             status: 0,
             ticker: Notifier::new(false).map_err(SessionError::Host)?,
@@ -123,9 +131,9 @@ impl<'a> Session<'a> {
                 self.reset();
             }
             Request::GetQueueNum => return number(self.queue_num()),
-            Request::SetMemTable(regions) => self.change_memory(|memory| memory.set(regions))?,
-            Request::AddMemReg(region) => self.change_memory(|memory| memory.add(region))?,
-            Request::RemMemReg(region) => self.change_memory(|memory| memory.remove(region))?,
+            Request::SetMemTable(regions) => self.change_memory(self.memory.with_all(regions)?)?,
+            Request::AddMemReg(region) => self.change_memory(self.memory.with(region)?)?,
+            Request::RemMemReg(region) => self.change_memory(self.memory.without(region)?)?,
             Request::GetMaxMemSlots => return number(MAX_SLOTS as u64),
             Request::SetVringNum(state) => self.set_vring_num(state)?,
             Request::SetVringAddr(addr) => self.set_vring_addr(addr)?,
@@ -160,13 +168,27 @@ impl<'a> Session<'a> {
             }
             Request::SetStatus(status) => self.set_status(status)?,
             Request::GetStatus => return number(self.status.into()),
-            Request::SetLogBase(..)
-            | Request::SetLogFd(_)
-            | Request::GetInflightFd(_)
-            | Request::SetInflightFd(..)
-            | Request::IotlbMsg(_)
-            | Request::SetDeviceStateFd(..)
-            | Request::CheckDeviceState => return Err(SessionError::NotOffered(0)),
+            Request::SetLogBase(area, fd) => {
+                self.set_log_base(area, fd)?;
+                return number(0);
+            }
+            // We need tell nobody that the log has changed: it is looked at all the same.
+            Request::SetLogFd(_) => {}
+            Request::GetInflightFd(wanted) => {
+                self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "GET_INFLIGHT_FD")?;
+                let (inflight, fd) = inflight::make(wanted, self.features.has(feature::RING_PACKED))?;
+                return Ok(Some(Reply::Inflight(inflight, fd)));
+            }
+            Request::SetInflightFd(inflight, fd) => {
+                self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "SET_INFLIGHT_FD")?;
+                if let Some(queue) = self.live_queue() {
+                    return Err(SessionError::Live { queue, request: "SET_INFLIGHT_FD" });
+                }
+                self.inflight = Some(InflightMemory::new(inflight, fd, self.memory.alarm())?);
+            }
+            Request::IotlbMsg(_) | Request::SetDeviceStateFd(..) | Request::CheckDeviceState => {
+                return Err(SessionError::NotOffered(0));
+            }
         }
         Ok(None)
     }
@@ -174,13 +196,18 @@ impl<'a> Session<'a> {
     fn set_features(&mut self, features: u64) -> Result<(), SessionError> {
         let changed = self.features.accepted() ^ features;
         if changed & !F_LOG_ALL != 0
-            && let Some(index) = self.vrings.iter().position(Vring::is_live)
+            && let Some(queue) = self.live_queue()
         {
-            return Err(SessionError::Live { queue: index as u32, request: "SET_FEATURES" });
+            return Err(SessionError::Live { queue, request: "SET_FEATURES" });
         }
         self.features.accept(features)?;
         self.board.write().features = features;
-        Ok(())
+        self.log_or_not()
+    }
+
+    /// A queue that is live, if any is.
+    fn live_queue(&self) -> Option<u32> {
+        self.vrings.iter().position(Vring::is_live).map(|index| index as u32)
     }
 
     /// Of a network card: the pairs, as clients expect.
@@ -244,7 +271,9 @@ impl<'a> Session<'a> {
     /// Memory that the client has shared is gone.
     pub fn check_memory(&self) -> Result<(), SessionError> {
         let _ = self.memory.alarm().take();
-        if self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
+        let log = self.log.as_ref().is_some_and(|log| log.lost());
+        let inflight = self.inflight.as_ref().is_some_and(InflightMemory::lost);
+        if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
     }
 
     /// Whether a queue is to be looked at from time to time: call [`Session::tick`] then.

@@ -2,7 +2,7 @@
 use super::SessionError;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::feature;
-use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, protocol_feature};
+use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
 
 /// Features that a transport must implement, so that a device's word is not enough.
 const OF_TRANSPORT: u64 = feature::ACCESS_PLATFORM
@@ -14,9 +14,11 @@ const OF_TRANSPORT: u64 = feature::ACCESS_PLATFORM
 
 /// Protocol features that are implemented.
 const PROTOCOL: u64 = protocol_feature::MQ
+    | protocol_feature::LOG_SHMFD
     | protocol_feature::REPLY_ACK
     | protocol_feature::BACKEND_REQ
     | protocol_feature::CONFIG
+    | protocol_feature::INFLIGHT_SHMFD
     | protocol_feature::RESET_DEVICE
     | protocol_feature::CONFIGURE_MEM_SLOTS
     | protocol_feature::STATUS;
@@ -32,7 +34,7 @@ pub(super) struct Features {
 impl Features {
     /// A device that offers `device`.
     pub(super) fn new(device: u64, packed: bool) -> Self {
-        let mut offered = device & !OF_TRANSPORT | F_PROTOCOL_FEATURES;
+        let mut offered = device & !OF_TRANSPORT | F_PROTOCOL_FEATURES | F_LOG_ALL;
         offered |= QueueConfig::FEATURES & feature::RING_PACKED;
         if !packed {
             offered &= !feature::RING_PACKED;
@@ -55,7 +57,7 @@ impl Features {
 
     /// What the driver has accepted, without what is the transport's own.
     pub(super) fn of_driver(self) -> u64 {
-        self.accepted & !(F_PROTOCOL_FEATURES | paravane_spec::vhost_user::F_LOG_ALL)
+        self.accepted & !(F_PROTOCOL_FEATURES | F_LOG_ALL)
     }
 
     pub(super) fn accept(&mut self, features: u64) -> Result<(), SessionError> {

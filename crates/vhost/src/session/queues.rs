@@ -1,6 +1,6 @@
 //! The queues of a session: what is set of them, and when they start and stop.
 use super::{SETTLE, Session, SessionError};
-use crate::memory::{ClientMemory, TableError};
+use crate::memory::Slots;
 use crate::message::Reply;
 use crate::vring::{Kick, Stage, Vring};
 use paravane_device::LiveQueue;
@@ -108,21 +108,19 @@ impl Session<'_> {
         self.features.has(F_PROTOCOL_FEATURES)
     }
 
-    /// Changes the client's memory, and starts anew those queues whose rings it moves.
-    pub(super) fn change_memory(
-        &mut self,
-        change: impl FnOnce(&mut ClientMemory) -> Result<(), TableError>,
-    ) -> Result<(), SessionError> {
-        let before: Vec<_> = self.vrings.iter().map(|vring| self.places(vring)).collect();
-        change(&mut self.memory)?;
-        for (queue, before) in (0_u16..).zip(before) {
+    /// Changes the client's memory. Queues whose rings that moves or takes away are stopped before, and started when there
+    /// is memory where they lie.
+    pub(super) fn change_memory(&mut self, slots: Slots) -> Result<(), SessionError> {
+        for queue in 0..self.vrings.len() as u16 {
             let vring = &self.vrings[usize::from(queue)];
-            let now = self.places(vring);
-            if vring.is_live() && now != before {
+            if vring.is_live() && places(vring, &slots) != places(vring, self.memory.slots()) {
                 self.stop(queue);
             }
+        }
+        self.memory.publish(slots)?;
+        for queue in 0..self.vrings.len() as u16 {
             // A queue that lies nowhere waits for more memory.
-            if now.is_some() {
+            if places(&self.vrings[usize::from(queue)], self.memory.slots()).is_some() {
                 self.start_if_complete(queue)?;
             }
         }
@@ -132,16 +130,6 @@ impl Session<'_> {
         let regions = self.memory.memory().regions();
         self.board.write().memory = regions.iter().map(|region| region.size()).sum();
         Ok(())
-    }
-
-    /// Where the areas of a queue are, and in which mappings.
-    fn places(&self, vring: &Vring) -> Option<[(u64, usize); 3]> {
-        let addr = vring.addr?;
-        let place = |user| {
-            let (gpa, region) = self.memory.find(user)?;
-            Some((gpa, Arc::as_ptr(region).addr()))
-        };
-        Some([place(addr.desc)?, place(addr.driver)?, place(addr.device)?])
     }
 
     fn start_if_complete(&mut self, queue: u16) -> Result<(), SessionError> {
@@ -172,8 +160,15 @@ impl Session<'_> {
             .position(features, last_flags)
             .map_err(|source| SessionError::Position { queue: index, source })?;
         let max = self.device.queue_sizes()[usize::from(queue)];
-        let live = LiveQueue::resume(addresses, max, features, handle, state)
-            .map_err(|source| SessionError::Start { queue: index, source })?;
+        let live = match &self.inflight {
+            Some(inflight) => {
+                let tracking =
+                    inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
+                LiveQueue::resume_tracked(addresses, max, features, handle, state, tracking)
+            }
+            None => LiveQueue::resume(addresses, max, features, handle, state),
+        };
+        let live = live.map_err(|source| SessionError::Start { queue: index, source })?;
         let handler = self
             .device
             .start_queue(queue, features)
@@ -194,7 +189,8 @@ impl Session<'_> {
     /// Where the areas are in guest-physical memory.
     fn addresses(&self, queue: u32, size: u16, addr: VringAddr) -> Result<QueueAddresses, SessionError> {
         let find = |user| {
-            let (gpa, _) = self.memory.find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
+            let (gpa, _) =
+                self.memory.slots().find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
             Ok::<_, SessionError>(gpa)
         };
         let (desc, driver, device) = (find(addr.desc)?, find(addr.driver)?, find(addr.device)?);
@@ -273,4 +269,14 @@ impl Session<'_> {
             shown.position = vring.base;
         }
     }
+}
+
+/// Where the areas of a queue are, and in which mappings.
+fn places(vring: &Vring, slots: &Slots) -> Option<[(u64, usize); 3]> {
+    let addr = vring.addr?;
+    let place = |user| {
+        let (gpa, region) = slots.find(user)?;
+        Some((gpa, Arc::as_ptr(region).addr()))
+    };
+    Some([place(addr.desc)?, place(addr.driver)?, place(addr.device)?])
 }

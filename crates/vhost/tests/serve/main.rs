@@ -1,4 +1,8 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 mod driver;
+mod killed;
+mod malformed;
+mod migration;
+mod raw;
 mod rig;
 mod sessions;

@@ -1,0 +1,39 @@
+//! What live migration asks of a session: a log of the pages that devices write.
+//!
+//! ```text
+//!   SET_LOG_BASE: where ----> kept --SET_FEATURES with LOG_ALL--> on: every write is marked by the end of its batch
+//!                              ^                                   |
+//!                              '------- SET_FEATURES without ------'
+//! ```
+//! The used ring is marked with everything else, by its guest-physical address, whether SET_VRING_ADDR asks for it or not.
+use super::{SETTLE, Session, SessionError};
+use paravane_dma::DirtyLog;
+use paravane_spec::vhost_user::{F_LOG_ALL, LogArea, protocol_feature};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+impl Session<'_> {
+    pub(super) fn set_log_base(&mut self, area: LogArea, file: OwnedFd) -> Result<(), SessionError> {
+        self.features.need_protocol(protocol_feature::LOG_SHMFD, "SET_LOG_BASE")?;
+        let log = DirtyLog::guarded(file, area.offset, area.size, self.memory.alarm())?;
+        self.log = Some(Arc::clone(&log));
+        if self.features.has(F_LOG_ALL) {
+            self.memory.memory().start_log(log, SETTLE)?;
+        }
+        Ok(())
+    }
+
+    /// After the features have changed.
+    pub(super) fn log_or_not(&mut self) -> Result<(), SessionError> {
+        let memory = self.memory.memory();
+        match (self.features.has(F_LOG_ALL), &self.log) {
+            (true, Some(log)) => memory.start_log(Arc::clone(log), SETTLE)?,
+            // It is turned on when it comes.
+            (true, None) => {}
+            (false, _) => {
+                memory.stop_log(SETTLE)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,532 @@
+//! Clients that break the protocol: each is thrown out for what it did, and the next one is served.
+use crate::driver::Dice;
+use crate::raw::{Ask, GPA, MEMORY, Machine, Raw, USER};
+use crate::rig::{DISK, Rig};
+use paravane_dma::{Backing, Region, RegionConfig};
+use paravane_spec::feature;
+use paravane_spec::vhost_user::{
+    ConfigAccess, F_PROTOCOL_FEATURES, Header, INFLIGHT_SIZE, Inflight, LogArea, MemoryRegion, MemoryTable,
+    SingleRegion, StateTransfer, VRING_NO_FD, VringAddr, VringState, flags, request,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// What a client has done before it misbehaves.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// Nothing.
+    Fresh,
+    /// Features accepted.
+    Agreed,
+    /// Its queue is live.
+    Live,
+}
+use Stage::{Agreed, Fresh, Live};
+
+/// One way to misbehave, and what is said about it.
+struct Case {
+    stage: Stage,
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// It closes its end then.
+    hangs_up: bool,
+    error: &'static str,
+}
+
+fn header(request: u32, flags: u32, size: u32) -> Vec<u8> {
+    Header { request, flags, size }.as_bytes().to_vec()
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+}
+
+fn memfd(size: u64) -> OwnedFd {
+    let file = memfd_create("malformed", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, size).unwrap();
+    file
+}
+
+fn events(count: usize) -> Vec<OwnedFd> {
+    std::iter::repeat_with(event).take(count).collect()
+}
+
+fn bytes_then_hang_up(bytes: Vec<u8>, error: &'static str) -> Case {
+    Case { stage: Fresh, bytes, fds: Vec::new(), hangs_up: true, error }
+}
+
+fn raw(stage: Stage, bytes: Vec<u8>, fds: Vec<OwnedFd>, error: &'static str) -> Case {
+    Case { stage, bytes, fds, hangs_up: false, error }
+}
+
+fn say(stage: Stage, request: u32, payload: &[u8], fds: Vec<OwnedFd>, error: &'static str) -> Case {
+    raw(stage, paravane_vhost::message::message(request, flags::VERSION, payload), fds, error)
+}
+
+/// Messages that are none, whatever comes before them.
+fn headers() -> Vec<Case> {
+    let mut cases = vec![
+        raw(Fresh, header(request::GET_FEATURES, 0, 0), vec![], "a message of version 0"),
+        raw(Fresh, header(request::GET_FEATURES, 2, 0), vec![], "a message of version 2"),
+        raw(Fresh, header(request::GET_FEATURES, 1 | 1 << 4, 0), vec![], "unknown flags"),
+        raw(Fresh, header(request::GET_FEATURES, 1 | 1 << 31, 0), vec![], "unknown flags"),
+        raw(Fresh, header(request::GET_FEATURES, 1 | flags::REPLY, 0), vec![], "a reply to nothing"),
+        raw(Fresh, header(request::GET_CONFIG, 1, 4097), vec![], "with 4097 bytes"),
+        raw(Fresh, header(request::GET_CONFIG, 1, u32::MAX), vec![], "with 4294967295 bytes"),
+        bytes_then_hang_up(header(request::SET_OWNER, 1, 0)[..5].to_vec(), "in the middle of a message"),
+        bytes_then_hang_up(header(request::SET_FEATURES, 1, 8), "in the middle of a message"),
+        bytes_then_hang_up([header(request::SET_FEATURES, 1, 8), vec![0; 7]].concat(), "in the middle"),
+    ];
+    for unknown in [0, 19, 20, 23, 26, 27, 28, 29, 30, 33, 35, 41, 44, 1000, u32::MAX] {
+        cases.push(say(Agreed, unknown, &[], vec![], "is unknown"));
+    }
+    cases
+}
+
+/// Each request with one byte too few and one too many, and with a descriptor too many or too few.
+fn shapes() -> Vec<Case> {
+    let vring = size_of::<VringState>();
+    let of: [(u32, usize, usize); 31] = [
+        (request::GET_FEATURES, 0, 0),
+        (request::SET_FEATURES, 8, 0),
+        (request::SET_OWNER, 0, 0),
+        (request::RESET_OWNER, 0, 0),
+        (request::SET_LOG_BASE, size_of::<LogArea>(), 1),
+        (request::SET_LOG_FD, 0, 1),
+        (request::SET_VRING_NUM, vring, 0),
+        (request::SET_VRING_ADDR, size_of::<VringAddr>(), 0),
+        (request::SET_VRING_BASE, vring, 0),
+        (request::GET_VRING_BASE, vring, 0),
+        (request::SET_VRING_KICK, 8, 1),
+        (request::SET_VRING_CALL, 8, 1),
+        (request::SET_VRING_ERR, 8, 1),
+        (request::GET_PROTOCOL_FEATURES, 0, 0),
+        (request::SET_PROTOCOL_FEATURES, 8, 0),
+        (request::GET_QUEUE_NUM, 0, 0),
+        (request::SET_VRING_ENABLE, vring, 0),
+        (request::SET_BACKEND_REQ_FD, 0, 1),
+        (request::GET_CONFIG, size_of::<ConfigAccess>(), 0),
+        (request::SET_CONFIG, size_of::<ConfigAccess>(), 0),
+        (request::GET_INFLIGHT_FD, size_of::<Inflight>(), 0),
+        (request::SET_INFLIGHT_FD, size_of::<Inflight>(), 1),
+        (request::RESET_DEVICE, 0, 0),
+        (request::GET_MAX_MEM_SLOTS, 0, 0),
+        (request::ADD_MEM_REG, size_of::<SingleRegion>(), 1),
+        (request::REM_MEM_REG, size_of::<SingleRegion>(), 0),
+        (request::SET_STATUS, 8, 0),
+        (request::GET_STATUS, 0, 0),
+        (request::SET_DEVICE_STATE_FD, size_of::<StateTransfer>(), 1),
+        (request::CHECK_DEVICE_STATE, 0, 0),
+        (request::SET_MEM_TABLE, size_of::<MemoryTable>(), 0),
+    ];
+    let mut cases = Vec::new();
+    for (request, size, fds) in of {
+        let sized =
+            |size: usize| say(Agreed, request, &vec![0; size], events(fds), "bytes, which it cannot have");
+        cases.push(sized(size + 1));
+        if size > 0 {
+            cases.push(sized(size - 1));
+        }
+        let with = |fds| say(Agreed, request, &vec![0; size], events(fds), "descriptors in place of");
+        // Some send one with REM_MEM_REG, which is forgiven.
+        cases.push(with(if request == request::REM_MEM_REG { 2 } else { fds + 1 }));
+        if fds > 0 {
+            cases.push(with(fds - 1));
+        }
+    }
+    cases.push(say(Agreed, request::SET_FEATURES, &[0; 8], events(9), "more than 8 descriptors"));
+    cases.push(say(Fresh, request::SET_MEM_TABLE, &[0; 264], events(60), "more than 8 descriptors"));
+    let nothing = VRING_NO_FD.as_bytes();
+    cases.push(say(Agreed, request::SET_VRING_KICK, nothing, events(1), "descriptors in place of 0"));
+    cases.push(say(Agreed, request::SET_VRING_KICK, (1_u64 << 9).as_bytes(), vec![], "which means nothing"));
+    cases.push(say(Agreed, request::SET_INFLIGHT_FD, &[0; INFLIGHT_SIZE + 1], events(1), "bytes, which"));
+    cases
+}
+
+fn table(regions: &[MemoryRegion]) -> Vec<u8> {
+    let table = MemoryTable { regions: regions.len() as u32, padding: 0 };
+    [table.as_bytes(), regions.as_bytes()].concat()
+}
+
+fn memory() -> Vec<Case> {
+    let good = MemoryRegion { gpa: GPA, size: MEMORY, user: USER, offset: 0 };
+    let one = |region: MemoryRegion, file: OwnedFd, error| {
+        say(Agreed, request::SET_MEM_TABLE, &table(&[region]), vec![file], error)
+    };
+    let two = |other: MemoryRegion, error| {
+        let files = vec![memfd(MEMORY), memfd(MEMORY)];
+        say(Agreed, request::SET_MEM_TABLE, &table(&[good, other]), files, error)
+    };
+    let slot = |request, region: MemoryRegion, files, error| {
+        say(Live, request, SingleRegion { padding: 0, region }.as_bytes(), files, error)
+    };
+    let (file, pipe) = (|| memfd(MEMORY), || OwnedFd::from(std::io::pipe().unwrap().0));
+    let counted = |count: u32, room: usize| [&count.to_ne_bytes()[..], &[0; 4], &vec![0; room * 32]].concat();
+    let size = MEMORY;
+    vec![
+        one(MemoryRegion { size: 0, ..good }, file(), "is empty"),
+        one(MemoryRegion { gpa: u64::MAX - 4095, ..good }, file(), "wraps around"),
+        one(MemoryRegion { user: u64::MAX - 4095, ..good }, file(), "wraps around"),
+        one(MemoryRegion { offset: u64::MAX - 4095, ..good }, file(), "wraps around"),
+        one(MemoryRegion { size: u64::MAX, gpa: 0, user: 0, offset: 0 }, file(), "the memory"),
+        one(MemoryRegion { gpa: GPA + 1, ..good }, file(), "multiples of 4096"),
+        one(MemoryRegion { offset: 100, size: 4096, ..good }, file(), "multiples of 4096"),
+        one(MemoryRegion { size: size + 1, ..good }, file(), "its file has"),
+        one(MemoryRegion { offset: size, ..good }, file(), "its file has"),
+        one(good, memfd(0), "its file has"),
+        one(good, pipe(), "the memory"),
+        one(good, event(), "the memory"),
+        one(good, std::fs::File::open("/dev/zero").unwrap().into(), "the memory"),
+        two(MemoryRegion { gpa: 0, ..good }, "overlap"),
+        two(MemoryRegion { gpa: 0, user: USER + size - 1, ..good }, "overlap"),
+        two(MemoryRegion { gpa: GPA + size - 4096, user: 0, ..good }, "overlap"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(9, 8), events(8), "which means nothing"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(u32::MAX, 1), events(1), "which means nothing"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(2, 1), events(2), "bytes, which it cannot have"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(2, 2), events(1), "descriptors in place of 2"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(8, 9), events(8), "bytes, which it cannot have"),
+        slot(request::ADD_MEM_REG, good, vec![file()], "overlap"),
+        slot(request::REM_MEM_REG, MemoryRegion { size: 4096, ..good }, vec![], "there is no region"),
+        slot(request::REM_MEM_REG, MemoryRegion { gpa: 0, ..good }, vec![], "there is no region"),
+    ]
+}
+
+fn queues() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let state = |index: u32, num: u32| VringState { index, num };
+    let vring =
+        |stage, request, state: VringState, error| say(stage, request, state.as_bytes(), vec![], error);
+    for index in [1, 255, 256, 65536, u32::MAX] {
+        for request in [
+            request::SET_VRING_NUM,
+            request::SET_VRING_BASE,
+            request::GET_VRING_BASE,
+            request::SET_VRING_ENABLE,
+        ] {
+            cases.push(vring(Agreed, request, state(index, 1), "there is no queue"));
+        }
+        let addr = VringAddr { index, ..VringAddr::default() };
+        cases.push(say(Agreed, request::SET_VRING_ADDR, addr.as_bytes(), vec![], "there is no queue"));
+    }
+    for request in [request::SET_VRING_KICK, request::SET_VRING_CALL, request::SET_VRING_ERR] {
+        for index in [1_u64, 255] {
+            cases.push(say(Agreed, request, index.as_bytes(), events(1), "there is no queue"));
+        }
+        // It cannot be waited for, or written to, without end.
+        cases.push(say(Agreed, request, 0_u64.as_bytes(), vec![memfd(4096)], "the descriptor of"));
+    }
+    for size in [0, 32769, 65536, 65792, u32::MAX] {
+        cases.push(vring(Agreed, request::SET_VRING_NUM, state(0, size), "descriptors"));
+    }
+    cases.push(vring(Agreed, request::SET_VRING_ENABLE, state(0, 2), "is to be enabled by 2"));
+    let live = "while queue 0 is live";
+    cases.push(vring(Live, request::SET_VRING_NUM, state(0, 128), live));
+    cases.push(vring(Live, request::SET_VRING_BASE, state(0, 1), live));
+    let moved =
+        VringAddr { desc: USER, device: USER + 0x2000, driver: USER + 0x1000, ..VringAddr::default() };
+    cases.push(say(Live, request::SET_VRING_ADDR, moved.as_bytes(), vec![], live));
+    cases.push(say(Live, request::SET_FEATURES, F_PROTOCOL_FEATURES.as_bytes(), vec![], live));
+    let inflight = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
+    cases.push(say(Live, request::SET_INFLIGHT_FD, inflight.as_bytes(), vec![memfd(4096)], live));
+    cases
+}
+
+fn others() -> Vec<Case> {
+    let log = |size, offset, file| {
+        let area = LogArea { size, offset };
+        say(Agreed, request::SET_LOG_BASE, area.as_bytes(), vec![memfd(file)], "the log")
+    };
+    let inflight = |inflight: Inflight, file, error| {
+        say(Agreed, request::SET_INFLIGHT_FD, inflight.as_bytes(), vec![memfd(file)], error)
+    };
+    let good = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
+    let get = |wanted: Inflight| {
+        say(Agreed, request::GET_INFLIGHT_FD, wanted.as_bytes(), vec![], "there are no such queues")
+    };
+    vec![
+        say(Fresh, request::SET_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
+        say(Fresh, request::SET_FEATURES, (1_u64 << 63).as_bytes(), vec![], "not offered"),
+        say(Fresh, request::SET_FEATURES, feature::NOTIFICATION_DATA.as_bytes(), vec![], "not offered"),
+        say(Fresh, request::SET_PROTOCOL_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
+        say(Fresh, request::SET_PROTOCOL_FEATURES, (1_u64 << 14).as_bytes(), vec![], "not offered"),
+        say(Fresh, request::RESET_DEVICE, &[], vec![], "was not accepted"),
+        say(Fresh, request::SET_STATUS, &[0; 8], vec![], "was not accepted"),
+        say(Fresh, request::SET_BACKEND_REQ_FD, &[], events(1), "was not accepted"),
+        say(Fresh, request::SET_LOG_BASE, &[0; 16], events(1), "was not accepted"),
+        say(Fresh, request::GET_INFLIGHT_FD, &[0; 24], vec![], "was not accepted"),
+        say(Fresh, request::SET_INFLIGHT_FD, &[0; 24], events(1), "was not accepted"),
+        say(Agreed, request::SET_STATUS, 256_u64.as_bytes(), vec![], "the device status"),
+        log(4096, 0, 4095),
+        log(4096, 4096, 4096),
+        log(8, 4, 4096),
+        log(u64::MAX, 0, 4096),
+        log(4096, u64::MAX - 7, 4096),
+        inflight(Inflight { size: 0, ..good }, 4096, "the memory"),
+        inflight(Inflight { size: 8192, ..good }, 4096, "the memory"),
+        inflight(Inflight { size: u64::MAX, ..good }, 4096, "the memory"),
+        inflight(Inflight { offset: 8, ..good }, 8192, "the memory"),
+        get(Inflight { queues: 0, ..good }),
+        get(Inflight { queues: 257, ..good }),
+        get(Inflight { queue_size: 0, ..good }),
+        get(Inflight { queue_size: 32769, ..good }),
+    ]
+}
+
+/// A good client, to see that the server is still there.
+fn a_good_one_works(rig: &Rig, model: &mut [u8]) {
+    let mut machine = Machine::new(0, 64, 4);
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    machine.fill(DISK, &mut Dice::new(3));
+    machine.finish(model);
+}
+
+#[test]
+fn whoever_breaks_the_protocol_is_thrown_out() {
+    let rig = Rig::new(1);
+    let mut model = vec![0; DISK];
+    let mut sessions = 0;
+    let mut errors = 0;
+    for Case { stage, bytes, fds, hangs_up, error } in
+        [headers(), shapes(), memory(), queues(), others()].into_iter().flatten()
+    {
+        let mut machine = Machine::new(0, 64, 4);
+        let raw = Raw::connect(&rig.socket());
+        match stage {
+            Fresh => {}
+            Agreed => {
+                raw.begin(machine.features);
+            }
+            Live => machine.attach(&raw, 0, false),
+        }
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        raw.send_bytes(&bytes, &borrowed).unwrap();
+        if hangs_up {
+            raw.socket.shutdown(Shutdown::Write).unwrap();
+        }
+        assert!(raw.is_closed(), "{error}: {bytes:x?}");
+        sessions += 1;
+        errors += 1;
+        let status = rig.wait_for(|status| status.protocol_errors == errors);
+        let said = status.last_error.unwrap();
+        assert!(said.contains(error), "{bytes:x?} with {} descriptors: {said}", fds.len());
+        assert_eq!(status.sessions, sessions);
+        if errors % 32 == 0 {
+            a_good_one_works(&rig, &mut model);
+            sessions += 1;
+        }
+    }
+    a_good_one_works(&rig, &mut model);
+    assert!(errors > 150, "{errors}");
+    // Nothing of all this is left.
+    rig.wait_for(|status| !status.connected);
+    let left = std::fs::read_dir("/proc/self/fd").unwrap().filter(|fd| {
+        let link = std::fs::read_link(fd.as_ref().unwrap().path());
+        link.is_ok_and(|link| link.to_string_lossy().contains("malformed"))
+    });
+    assert_eq!(left.count(), 0);
+}
+
+/// A queue whose settings make no sense, one at a time.
+#[test]
+fn a_queue_that_cannot_be_ends_the_session() {
+    let rig = Rig::new(1);
+    type Change = fn(&mut Machine, &mut VringAddr, &mut u32, &mut u32);
+    let cases: [(u64, Change, &str); 19] = [
+        (0, |_, addr, _, _| addr.desc += 8, "is not aligned"),
+        (0, |_, addr, _, _| addr.driver += 1, "is not aligned"),
+        (0, |_, addr, _, _| addr.device += 2, "is not aligned"),
+        (feature::RING_PACKED, |_, addr, _, _| addr.device += 2, "is not aligned"),
+        (0, |_, addr, _, _| addr.desc = 0, "is not in the client's memory"),
+        (0, |_, addr, _, _| addr.driver = GPA, "is not in the client's memory"),
+        (0, |_, addr, _, _| addr.device = u64::MAX - 3, "is not in the client's memory"),
+        (0, |_, addr, _, _| addr.desc = USER + MEMORY - 16, "the descriptor area"),
+        (0, |_, addr, _, _| addr.driver = USER + MEMORY - 2, "the driver area"),
+        (0, |_, addr, _, _| addr.device = USER + MEMORY - 4, "the device area"),
+        (0, |_, _, size, _| *size = 12, "not a power of two"),
+        (0, |_, _, size, _| *size = 512, "not a power of two from 1 to 256"),
+        (feature::RING_PACKED, |_, _, size, _| *size = 257, "is not from 1 to 256"),
+        (0, |_, _, _, base| *base = 0x1_0000, "more than 16 bits"),
+        (0, |_, _, _, base| *base = 7, "the position"),
+        (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8040, "outside a ring of 64"),
+        (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8001, "is not the 0 in flight"),
+        (0, |machine, _, _, _| machine.features &= !feature::VERSION_1, "does not follow version 1"),
+        (
+            0,
+            |machine, _, _, _| {
+                let file = memfd(4096);
+                // A region that says of itself that it is of a later version.
+                rustix::io::pwrite(&file, &[9], 8).unwrap();
+                let said = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
+                machine.inflight = Some((said, file));
+            },
+            "the tracking region is corrupt",
+        ),
+    ];
+    for (errors, (features, change, error)) in (1..).zip(cases) {
+        let mut machine = Machine::new(features, 64, 4);
+        let (mut addr, mut size, mut base) = (machine.vring_addr(), 64, machine.first_base());
+        change(&mut machine, &mut addr, &mut size, &mut base);
+        let raw = Raw::connect(&rig.socket());
+        raw.begin(machine.features);
+        if let Some((said, file)) = &machine.inflight {
+            raw.say(request::SET_INFLIGHT_FD, said, &[file.as_fd()]);
+        }
+        raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd()]);
+        let state = |num| VringState { index: 0, num };
+        raw.say(request::SET_VRING_NUM, &state(size), &[]);
+        raw.say(request::SET_VRING_BASE, &state(base), &[]);
+        // Kicks before addresses are no error: there is nothing yet that could be served.
+        raw.say(request::SET_VRING_KICK, &0_u64, &[machine.kick.as_fd()]);
+        raw.say(request::SET_VRING_ENABLE, &state(1), &[]);
+        raw.send(request::SET_VRING_ADDR, addr.as_bytes(), &[]).unwrap();
+        // It waits for an acknowledgement, and is told no.
+        let (_, reply, _) = raw.receive().unwrap();
+        assert_eq!(reply, 1_u64.as_bytes(), "{error}");
+        assert!(raw.is_closed());
+        let status = rig.wait_for(|status| status.protocol_errors == errors);
+        assert!(status.last_error.as_ref().unwrap().contains(error), "{status:?}, not {error}");
+    }
+    a_good_one_works(&rig, &mut vec![0; DISK]);
+}
+
+/// Memory that shrinks under a live queue fails that session and nothing else.
+#[test]
+fn memory_that_is_taken_away_ends_the_session() {
+    let rig = Rig::new(1);
+    let mut machine = Machine::new(0, 64, 4);
+    let raw = Raw::connect(&rig.socket());
+    // A second region, whose file may shrink.
+    let config = RegionConfig { gpa: 0, size: MEMORY, backing: Backing::Pages, writable: true };
+    let _ours: Arc<Region> = Region::new(config).unwrap();
+    let file = memfd(MEMORY);
+    machine.attach(&raw, 0, false);
+    let region = MemoryRegion { gpa: 0x10_0000, size: MEMORY, user: 0x1000, offset: 0 };
+    raw.say(request::ADD_MEM_REG, &SingleRegion { padding: 0, region }, &[file.as_fd()]);
+    ftruncate(&file, 0).unwrap();
+    // A request whose header is there.
+    let segment = |addr, len| paravane_ring::Segment { addr, len };
+    machine.queue.add(&[segment(0x10_0000, 16)], &[segment(GPA + Machine::slot(0), 513)]).unwrap();
+    machine.kick();
+    assert!(raw.is_closed());
+    let status = rig.wait_for(|status| status.protocol_errors == 1);
+    assert!(status.last_error.unwrap().contains("is gone"));
+    a_good_one_works(&rig, &mut vec![0; DISK]);
+}
+
+/// Memory that is given back while a queue lies in it, and comes again.
+#[test]
+fn a_queue_rests_while_its_memory_is_away() {
+    let rig = Rig::new(1);
+    let mut model = vec![0; DISK];
+    let mut dice = Dice::new(21);
+    let mut machine = Machine::new(0, 64, 8);
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    for _ in 0..20 {
+        machine.fill(DISK, &mut dice);
+        let region = SingleRegion { padding: 0, region: machine.region() };
+        raw.say(request::REM_MEM_REG, &region, &[]);
+        assert!(!rig.status().queues[0].live);
+        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+        assert!(rig.status().queues[0].live);
+        machine.finish(&mut model);
+        // The same table again changes nothing, nor does a second region.
+        raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd()]);
+        let other = MemoryRegion { gpa: 0, size: MEMORY, user: 0x1000, offset: 0 };
+        let regions = table(&[other, machine.region()]);
+        raw.say(request::SET_MEM_TABLE, &*regions, &[memfd(MEMORY).as_fd(), machine.memory.fd()]);
+    }
+    assert_eq!(rig.status().protocol_errors, 0);
+}
+
+/// What a hostile driver writes into a ring stops that queue, and its client can begin anew.
+#[test]
+fn a_queue_that_its_driver_breaks_stops_and_starts_anew() {
+    /// Descriptors (address, length, flags, next), and the available entries.
+    struct Broken {
+        descs: Vec<(u64, u32, u16, u16)>,
+        avail: Vec<u16>,
+        idx: u16,
+        error: &'static str,
+    }
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+    let at = GPA + Machine::slot(0);
+    let broken = |descs: &[(u64, u32, u16, u16)], avail: &[u16], error| Broken {
+        descs: descs.to_vec(),
+        avail: avail.to_vec(),
+        idx: avail.len() as u16,
+        error,
+    };
+    let header = (at, 16, NEXT, 1);
+    let cases = [
+        broken(&[(at, 16, NEXT, 0)], &[0], "or loops"),
+        broken(&[(at, 16, NEXT, 1), (at, 16, NEXT, 0)], &[0], "or loops"),
+        broken(&[(at, 16, NEXT, 64)], &[0], "is outside a table of 64"),
+        broken(&[header], &[64], "is outside a table of 64"),
+        broken(&[header], &[0xffff], "is outside a table of 64"),
+        broken(&[(at, 0, 0, 0)], &[0], "has length 0"),
+        broken(&[(u64::MAX - 8, 16, 0, 0)], &[0], "wraps around"),
+        broken(&[header, (at, u32::MAX, NEXT | WRITE, 2), (at, u32::MAX, WRITE, 0)], &[0], "2^32"),
+        broken(&[(at, 1, NEXT | WRITE, 1), (at, 16, 0, 0)], &[0], "a readable descriptor after a writable"),
+        broken(&[(0, 16, NEXT, 1), (at + 512, 513, WRITE, 0)], &[0], "is not memory"),
+        broken(&[(GPA + MEMORY - 8, 16, NEXT, 1), (at, 513, WRITE, 0)], &[0], "is not memory"),
+        broken(&[header, (GPA + MEMORY - 8, 513, WRITE, 0)], &[0], "is not memory"),
+        broken(&[(at, 16, 0, 0)], &[0], "is malformed"),
+        broken(&[(at, 1, WRITE, 0)], &[0], "is malformed"),
+        broken(&[(at, 16, NEXT, 1), (at + 512, 512, 0, 0)], &[0], "is malformed"),
+        broken(&[(at, 32, INDIRECT | NEXT, 1)], &[0], "indirect"),
+        broken(&[(at, 31, INDIRECT, 0)], &[0], "indirect"),
+        broken(&[(at, 0, INDIRECT, 0)], &[0], "indirect"),
+        broken(&[(at, 0x1000_0000, INDIRECT, 0)], &[0], "indirect"),
+        Broken { descs: vec![header], avail: vec![0], idx: 65, error: "more than the queue's 64" },
+        Broken { descs: vec![header], avail: vec![0], idx: 0xffff, error: "more than the queue's 64" },
+    ];
+    let rig = Rig::new(1);
+    let mut model = vec![0; DISK];
+    let errors = event();
+    for Broken { descs, avail, idx, error } in cases {
+        let mut machine = Machine::new(feature::INDIRECT_DESC, 64, 4);
+        let raw = Raw::connect(&rig.socket());
+        machine.attach(&raw, 0, false);
+        raw.say(request::SET_VRING_ERR, &0_u64, &[errors.as_fd()]);
+        // A read of the first sector, as far as the descriptors allow it.
+        machine.set_bytes(Machine::slot(0), [0; 16]);
+        for (index, (addr, len, flags, next)) in descs.iter().enumerate() {
+            let bytes =
+                [&addr.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()];
+            machine.set_bytes(machine.addresses.desc - GPA + 16 * index as u64, bytes.concat());
+        }
+        let driver = machine.addresses.driver - GPA;
+        for (entry, head) in avail.iter().enumerate() {
+            machine.set_bytes(driver + 4 + 2 * entry as u64, head.to_le_bytes());
+        }
+        machine.set_bytes(driver + 2, idx.to_le_bytes());
+        rustix::io::write(&machine.kick, &1_u64.to_ne_bytes()).unwrap();
+        let status = rig.wait_for(|status| status.queues[0].error.is_some());
+        assert!(status.queues[0].error.as_ref().unwrap().contains(error), "{status:?}, not {error}");
+        assert!(status.connected && !status.queues[0].live);
+        let mut count = [0; 8];
+        assert_eq!(rustix::io::read(&errors, &mut count), Ok(8), "{error}");
+        // It does not start by being asked again, but when the client begins anew.
+        let state = VringState { index: 0, num: 1 };
+        raw.say(request::SET_VRING_ENABLE, &state, &[]);
+        assert!(rig.status().queues[0].error.is_some());
+        raw.ask(request::GET_VRING_BASE, state.as_bytes());
+        assert_eq!(rig.status().queues[0].error, None);
+        let mut second = Machine::new(feature::INDIRECT_DESC, 64, 4);
+        let table = table(&[second.region()]);
+        raw.say(request::SET_MEM_TABLE, &*table, &[second.memory.fd()]);
+        second.start(&raw, 0);
+        second.ask(0, Ask::Write(1), 0, 512);
+        second.kick();
+        second.finish(&mut model);
+    }
+    assert_eq!(rig.status().protocol_errors, 0);
+}

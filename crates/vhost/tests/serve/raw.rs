@@ -1,0 +1,373 @@
+//! A client of our own: it says what it is told to say, right or wrong, and keeps its memory and its queue while servers
+//! come and go.
+use crate::driver::Dice;
+use paravane_dma::{Backing, Region, RegionConfig};
+use paravane_ring::driver::{BufferId, Layout, Queue};
+use paravane_ring::{Area, DmaArea, QueueAddresses, Segment};
+use paravane_spec::vhost_user::{
+    F_PROTOCOL_FEATURES, Header, Inflight, MemoryRegion, MemoryTable, VringAddr, VringState, flags,
+    protocol_feature, request,
+};
+use paravane_spec::{blk, feature};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{IoSlice, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Where the memory is, as the device knows it and as the client does.
+pub(crate) const GPA: u64 = 0x4000_0000;
+pub(crate) const USER: u64 = 0x7f12_3456_7000;
+/// Bytes of it.
+pub(crate) const MEMORY: u64 = 1 << 20;
+/// Where requests begin, and bytes that each has.
+const REQUESTS: u64 = 0x1_0000;
+const REQUEST: u64 = 0x2000;
+/// In a request.
+const STATUS: u64 = 16;
+const DATA: u64 = 512;
+/// Most bytes of data in one.
+pub(crate) const MOST: usize = 4096;
+
+/// A connection.
+pub(crate) struct Raw {
+    pub(crate) socket: UnixStream,
+}
+
+impl Raw {
+    /// Connects, within ten seconds.
+    pub(crate) fn connect(path: &Path) -> Self {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            match UnixStream::connect(path) {
+                Ok(socket) => {
+                    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                    return Self { socket };
+                }
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Sends bytes with descriptors.
+    pub(crate) fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let sent = sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        assert_eq!(sent, bytes.len());
+        Ok(())
+    }
+
+    /// Sends a message that needs an answer.
+    pub(crate) fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let flags = flags::VERSION | flags::NEED_REPLY;
+        self.send_bytes(&paravane_vhost::message::message(request, flags, payload), fds)
+    }
+
+    /// The next reply.
+    pub(crate) fn receive(&self) -> io::Result<(Header, Vec<u8>, Option<OwnedFd>)> {
+        let mut bytes = vec![0; size_of::<Header>()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let received = loop {
+            match recvmsg(&self.socket, &mut slices, &mut control, RecvFlags::WAITALL) {
+                Err(rustix::io::Errno::INTR) => {}
+                received => break received?,
+            }
+        };
+        if received.bytes < size_of::<Header>() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let fd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        let header = Header::read_from_bytes(&bytes).unwrap();
+        let mut payload = vec![0; header.size as usize];
+        io::Read::read_exact(&mut &self.socket, &mut payload)?;
+        assert_eq!(header.flags, flags::VERSION | flags::REPLY);
+        Ok((header, payload, fd))
+    }
+
+    /// Asks, and waits for what is answered.
+    pub(crate) fn ask(&self, request: u32, payload: &[u8]) -> Vec<u8> {
+        self.send(request, payload, &[]).unwrap();
+        let (header, reply, _) = self.receive().unwrap();
+        assert_eq!(header.request, request);
+        reply
+    }
+
+    pub(crate) fn ask_number(&self, request: u32) -> u64 {
+        u64::read_from_bytes(&self.ask(request, &[])).unwrap()
+    }
+
+    /// Says something that is acknowledged.
+    pub(crate) fn say(
+        &self,
+        request: u32,
+        payload: &(impl IntoBytes + Immutable + ?Sized),
+        fds: &[BorrowedFd<'_>],
+    ) {
+        self.send(request, payload.as_bytes(), fds).unwrap();
+        let (header, reply, _) = self.receive().unwrap();
+        assert_eq!((header.request, u64::read_from_bytes(&reply).unwrap()), (request, 0));
+    }
+
+    /// What every session begins with.
+    pub(crate) fn begin(&self, features: u64) -> u64 {
+        let offered = self.ask_number(request::GET_FEATURES);
+        assert_eq!(offered & F_PROTOCOL_FEATURES, F_PROTOCOL_FEATURES);
+        let protocol = self.ask_number(request::GET_PROTOCOL_FEATURES);
+        self.send(request::SET_PROTOCOL_FEATURES, protocol.as_bytes(), &[]).unwrap();
+        assert_ne!(protocol & protocol_feature::REPLY_ACK, 0);
+        self.say(request::SET_FEATURES, &(offered & (features | F_PROTOCOL_FEATURES)), &[]);
+        offered
+    }
+
+    /// Whether the server closes the connection, within ten seconds. What it still says is read.
+    pub(crate) fn is_closed(&self) -> bool {
+        let mut byte = [0; 64];
+        loop {
+            match io::Read::read(&mut &self.socket, &mut byte) {
+                Ok(0) => return true,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(_) => {}
+                Err(error) => panic!("still open: {error}"),
+            }
+        }
+    }
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Ask {
+    Read,
+    Write(u8),
+}
+
+/// A request that the device has.
+#[derive(Clone, Copy, Debug)]
+struct Flying {
+    id: BufferId,
+    at: usize,
+    len: usize,
+    ask: Ask,
+}
+
+/// The byte at `index` of a write of `seed`.
+fn pattern(seed: u8, index: usize) -> u8 {
+    seed.wrapping_add((index / 7) as u8) ^ index as u8
+}
+
+/// A guest with one queue, to a disk.
+pub(crate) struct Machine {
+    pub(crate) memory: Arc<Region>,
+    pub(crate) queue: Queue,
+    pub(crate) addresses: QueueAddresses,
+    pub(crate) features: u64,
+    pub(crate) kick: OwnedFd,
+    pub(crate) call: OwnedFd,
+    pub(crate) inflight: Option<(Inflight, OwnedFd)>,
+    flying: Vec<Option<Flying>>,
+    /// Requests done.
+    pub(crate) done: u64,
+}
+
+impl Machine {
+    pub(crate) fn new(features: u64, size: u16, depth: usize) -> Self {
+        let features = features | feature::VERSION_1 | blk::F_FLUSH;
+        let config = RegionConfig { gpa: 0, size: MEMORY, backing: Backing::Pages, writable: true };
+        let memory = Region::new(config).unwrap();
+        // SAFETY: the region is kept beside the queue, and is written to as shared memory is.
+        let area = unsafe { Area::new(memory.host(), REQUESTS as usize) };
+        let layout = Layout::new(size, 0, features).unwrap();
+        let (mut queue, addresses) = Queue::new(layout, DmaArea { area, addr: GPA }).unwrap();
+        queue.ready();
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (kick, call) = (event(), event());
+        let flying = vec![None; depth];
+        Self { memory, queue, addresses, features, kick, call, inflight: None, flying, done: 0 }
+    }
+
+    /// The region, as it is told.
+    pub(crate) fn region(&self) -> MemoryRegion {
+        MemoryRegion { gpa: GPA, size: MEMORY, user: USER, offset: 0 }
+    }
+
+    pub(crate) fn vring_addr(&self) -> VringAddr {
+        let QueueAddresses { desc, driver, device, .. } = self.addresses;
+        let user = |gpa| gpa - GPA + USER;
+        VringAddr {
+            index: 0,
+            flags: 0,
+            desc: user(desc),
+            driver: user(driver),
+            device: user(device),
+            log: device,
+        }
+    }
+
+    /// Hands the machine to a server: `base` is where the queue stands.
+    pub(crate) fn attach(&mut self, raw: &Raw, base: u32, tracked: bool) {
+        raw.begin(self.features);
+        if tracked {
+            if self.inflight.is_none() {
+                let wanted = Inflight { queues: 1, queue_size: self.addresses.size, ..Inflight::default() };
+                raw.send(request::GET_INFLIGHT_FD, wanted.as_bytes(), &[]).unwrap();
+                let (_, reply, fd) = raw.receive().unwrap();
+                self.inflight = Some((Inflight::read_from_bytes(&reply).unwrap(), fd.unwrap()));
+            }
+            let (inflight, fd) = self.inflight.as_ref().unwrap();
+            raw.say(request::SET_INFLIGHT_FD, inflight, &[fd.as_fd()]);
+        }
+        let table = [MemoryTable { regions: 1, padding: 0 }.as_bytes(), self.region().as_bytes()].concat();
+        raw.say(request::SET_MEM_TABLE, &*table, &[self.memory.fd()]);
+        self.start(raw, base);
+    }
+
+    pub(crate) fn start(&self, raw: &Raw, base: u32) {
+        let state = |num| VringState { index: 0, num };
+        raw.say(request::SET_VRING_NUM, &state(self.addresses.size.into()), &[]);
+        raw.say(request::SET_VRING_BASE, &state(base), &[]);
+        raw.say(request::SET_VRING_ADDR, &self.vring_addr(), &[]);
+        raw.say(request::SET_VRING_CALL, &0_u64, &[self.call.as_fd()]);
+        raw.say(request::SET_VRING_KICK, &0_u64, &[self.kick.as_fd()]);
+        raw.say(request::SET_VRING_ENABLE, &state(1), &[]);
+    }
+
+    /// Where a queue begins.
+    pub(crate) fn first_base(&self) -> u32 {
+        if self.features & feature::RING_PACKED != 0 { 0x8000_8000 } else { 0 }
+    }
+
+    pub(crate) fn slot(slot: usize) -> u64 {
+        REQUESTS + slot as u64 * REQUEST
+    }
+
+    /// `len` bytes at `offset` of the memory.
+    pub(crate) fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        assert!(offset + len as u64 <= MEMORY);
+        let from = self.memory.host().as_ptr().wrapping_add(offset as usize);
+        // SAFETY: inside the region; others write to it only while a request is with them.
+        (0..len).map(|at| unsafe { from.add(at).read_volatile() }).collect()
+    }
+
+    pub(crate) fn set_bytes(&self, offset: u64, bytes: impl IntoIterator<Item = u8>) {
+        let to = self.memory.host().as_ptr().wrapping_add(offset as usize);
+        for (at, byte) in bytes.into_iter().enumerate() {
+            assert!(offset + (at as u64) < MEMORY);
+            // SAFETY: as above.
+            unsafe { to.add(at).write_volatile(byte) };
+        }
+    }
+
+    /// Gives the device a request in `slot`, of bytes of the disk from `at` on.
+    pub(crate) fn ask(&mut self, slot: usize, ask: Ask, at: usize, len: usize) {
+        let offset = Self::slot(slot);
+        let kind = if ask == Ask::Read { blk::T_IN } else { blk::T_OUT };
+        let header = [kind.to_le_bytes().as_slice(), &[0; 4], &((at / 512) as u64).to_le_bytes()].concat();
+        self.set_bytes(offset, header);
+        self.set_bytes(offset + STATUS, [0xff]);
+        let segment = |at, len: usize| Segment { addr: GPA + offset + at, len: len as u32 };
+        let (header, data, status) = (segment(0, 16), segment(DATA, len), segment(STATUS, 1));
+        let id = match ask {
+            Ask::Read => {
+                self.set_bytes(offset + DATA, std::iter::repeat_n(0xa5, len));
+                self.queue.add(&[header], &[data, status])
+            }
+            Ask::Write(seed) => {
+                self.set_bytes(offset + DATA, (0..len).map(|index| pattern(seed, index)));
+                self.queue.add(&[header, data], &[status])
+            }
+        };
+        let id = id.unwrap();
+        assert!(self.flying[slot].replace(Flying { id, at, len, ask }).is_none());
+    }
+
+    pub(crate) fn kick(&mut self) {
+        if self.queue.publish() {
+            rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// Takes what is done, compares what was read with the model, and writes there what was written.
+    pub(crate) fn reap(&mut self, model: &mut [u8]) -> usize {
+        let mut count = 0;
+        // A buffer that the device returns twice, or never had, latches the queue.
+        while let Some(used) = self.queue.pop_used().unwrap() {
+            let of = |flying: &Option<Flying>| flying.is_some_and(|flying| flying.id == used.id);
+            let slot = self.flying.iter().position(of).unwrap();
+            let Flying { at, len, ask, .. } = self.flying[slot].take().unwrap();
+            assert_eq!(self.bytes(Self::slot(slot) + STATUS, 1), [blk::S_OK]);
+            match ask {
+                Ask::Read => {
+                    let read = self.bytes(Self::slot(slot) + DATA, len);
+                    assert!(read == model[at..at + len], "{len} bytes at {at} are not what was written");
+                }
+                Ask::Write(seed) => {
+                    for (index, byte) in model[at..at + len].iter_mut().enumerate() {
+                        *byte = pattern(seed, index);
+                    }
+                }
+            }
+            count += 1;
+        }
+        self.done += count as u64;
+        count
+    }
+
+    /// Gives requests until all slots are taken: two writes for each read, none over another that is in flight.
+    pub(crate) fn fill(&mut self, disk: usize, dice: &mut Dice) {
+        for slot in 0..self.flying.len() {
+            let len = (1 + dice.below(MOST / 512)) * 512;
+            let at = dice.below((disk - MOST) / 512) * 512;
+            let clash = |flying: &Flying| flying.at < at + len && at < flying.at + flying.len;
+            if self.flying[slot].is_some() || self.flying.iter().flatten().any(clash) {
+                continue;
+            }
+            let ask = if dice.below(3) == 0 { Ask::Read } else { Ask::Write(dice.below(256) as u8) };
+            self.ask(slot, ask, at, len);
+        }
+        self.kick();
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.flying.iter().flatten().count()
+    }
+
+    /// Waits for an interrupt; whether one came in that time.
+    pub(crate) fn wait(&mut self, time: Duration) -> bool {
+        let token = self.queue.enable_notifications();
+        if self.queue.poll(token) {
+            return true;
+        }
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
+        let came = poll(&mut fds, Some(&time)).unwrap() > 0;
+        let _ = rustix::io::read(&self.call, &mut [0; 8]);
+        came
+    }
+
+    /// Until nothing is in flight.
+    pub(crate) fn finish(&mut self, model: &mut [u8]) {
+        while self.in_flight() > 0 {
+            assert!(self.wait(Duration::from_secs(10)), "no interrupt, {} in flight", self.in_flight());
+            self.reap(model);
+        }
+    }
+}
