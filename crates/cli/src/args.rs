@@ -1,6 +1,7 @@
 //! The command line.
 use crate::disk::DiskArg;
 use crate::net::NetArg;
+use crate::serve::args::{ServeArgs, StatusArgs};
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log more on stderr (-v info, -vv debug, -vvv trace); RUST_LOG overrides it
+    /// Log more on stderr (-v info, -vv debug, -vvv trace; `serve` begins at info); RUST_LOG overrides it
     #[arg(short, long, action = ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 }
@@ -19,8 +20,12 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
+    Serve(ServeArgs),
+    Status(StatusArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
+    #[command(hide = true)]
+    Manuals(ManualArgs),
 }
 
 /// What tells the built-in guest what to do, or is said of what it did.
@@ -237,7 +242,7 @@ pub(crate) enum DirtyLog {
     Verify,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
     Auto,
     #[value(name = "io_uring")]
@@ -290,4 +295,11 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Client {
     Event,
     Poll,
+}
+
+/// Write manual pages and shell completions, made from this command line, into a directory (for packagers)
+#[derive(Debug, Args)]
+pub(crate) struct ManualArgs {
+    /// Made if it is not there
+    pub(crate) directory: PathBuf,
 }

@@ -7,15 +7,18 @@ mod bench;
 mod disk;
 mod doctor;
 mod linux;
+mod manuals;
 mod net;
 mod output;
 mod progress;
 mod queues;
 mod render;
 mod run;
+mod serve;
 mod size;
 
 use clap::Parser;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -28,9 +31,15 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return answer(&error),
     };
-    log_to_stderr(cli.verbose);
+    // A daemon says what it does, as it is told to.
+    if !matches!(cli.command, args::Command::Serve(_)) {
+        log_to_stderr(cli.verbose, Level::Warn, false);
+    }
     let result = match cli.command {
         args::Command::Run(args) => run::main(&args, started),
+        args::Command::Serve(args) => serve::main(&args, cli.verbose),
+        args::Command::Status(args) => serve::status::main(&args),
+        args::Command::Manuals(args) => manuals::main(&args),
         args::Command::Doctor(args) => doctor::main(&args),
         args::Command::Bench(args) => bench::main(&args),
     };
@@ -90,17 +99,30 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
+/// What is logged if nobody asks for more.
+#[derive(Clone, Copy)]
+enum Level {
+    Warn,
+    Info,
+}
+
 /// Logs go to stderr; RUST_LOG overrides the level.
-fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
-        0 => "warn",
-        1 => "info",
-        2 => "debug",
+fn log_to_stderr(verbose: u8, base: Level, json: bool) {
+    let level = match (base, verbose) {
+        (Level::Warn, 0) => "warn",
+        (Level::Warn, 1) | (Level::Info, 0) => "info",
+        (Level::Warn, 2) | (Level::Info, 1) => "debug",
         _ => "trace",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    if json {
+        log.json().flatten_event(true).init();
+    } else {
+        log.with_ansi(std::io::stderr().is_terminal()).init();
+    }
 }
 
 #[cfg(test)]

@@ -92,7 +92,8 @@ fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-fn mac(text: &str) -> Option<[u8; 6]> {
+/// Reads 52:54:00:00:00:01.
+pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
     let mut bytes = [0; 6];
     let mut parts = text.split(':');
     for byte in &mut bytes {

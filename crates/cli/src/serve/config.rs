@@ -1,0 +1,248 @@
+//! The file of `paravane serve --config`.
+//!
+//! ```text
+//!  text --toml--> tables with places --one table: options by the same names--> clap --> BlkArgs ... --> DeviceSpec
+//!                        '------------- line of the table, of each key -----------------> the line of an error
+//! ```
+//! A key is an option of the command line without its dashes, so there is one list of them, one check of their values, and
+//! one manual. A file can hold nothing that nobody knows.
+use super::args::{BlkArgs, DaemonArgs, DeviceCommand, NetArgs, RngArgs};
+use super::spec::{self, DeviceSpec, Endpoint, Kind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, Args, Command};
+use std::ffi::OsString;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Largest file that is read: a thousand devices take less.
+const MAX_LEN: u64 = 1 << 20;
+
+/// What is in the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) daemon: DaemonArgs,
+    pub(crate) devices: Vec<DeviceSpec>,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, Error)]
+pub(crate) enum ConfigError {
+    /// {path}: {source}
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why it cannot be read.
+        source: std::io::Error,
+    },
+    /// {path}:{line}: {what}
+    #[error("{}:{line}: {what}", path.display())]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong there, with the key if it is one.
+        what: String,
+    },
+}
+
+impl Config {
+    /// Reads the file. Relative paths in it are relative to its directory.
+    ///
+    /// # Errors
+    /// It cannot be read, or what is in it cannot be used.
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+        let os = |source| ConfigError::Read { path: path.to_owned(), source };
+        let len = std::fs::metadata(path).map_err(os)?.len();
+        if len > MAX_LEN {
+            return Err(os(std::io::Error::other(format!("{len} bytes are more than {MAX_LEN}"))));
+        }
+        let text = std::fs::read_to_string(path).map_err(os)?;
+        Self::parse(path, &text)
+    }
+
+    /// As [`Config::read`], of a file with this text.
+    ///
+    /// # Errors
+    /// What is in it cannot be used.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let wrong = |Wrong { at, what }| ConfigError::Wrong {
+            path: path.to_owned(),
+            line: 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count(),
+            what,
+        };
+        let base = path.parent().unwrap_or(Path::new(""));
+        let document = DeTable::parse(text).map_err(|error| {
+            wrong(Wrong::at(&error.span().unwrap_or(0..0), error.message().replace('\n', " ")))
+        })?;
+        read(document.get_ref(), base).map_err(wrong)
+    }
+}
+
+/// What is wrong, and where in the text.
+#[derive(Debug)]
+struct Wrong {
+    at: usize,
+    what: String,
+}
+
+impl Wrong {
+    fn at(span: &Range<usize>, what: impl Into<String>) -> Self {
+        Self { at: span.start, what: what.into() }
+    }
+}
+
+type Table<'a> = Spanned<DeValue<'a>>;
+
+fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Wrong> {
+    let mut config = Config::default();
+    let mut tables = Vec::new();
+    for (key, value) in document {
+        let read: fn(&Table<'_>) -> Result<DeviceCommand, Wrong> = match key.get_ref().as_ref() {
+            "daemon" => {
+                config.daemon = from_table(value)?;
+                continue;
+            }
+            "blk" => |table| from_table::<BlkArgs>(table).map(DeviceCommand::Blk),
+            "net" => |table| from_table::<NetArgs>(table).map(DeviceCommand::Net),
+            "rng" => |table| from_table::<RngArgs>(table).map(DeviceCommand::Rng),
+            other => {
+                let what =
+                    format!("unknown table {other:?}; [daemon], [[blk]], [[net]] and [[rng]] are known");
+                return Err(Wrong::at(&key.span(), what));
+            }
+        };
+        let DeValue::Array(list) = value.get_ref() else {
+            return Err(Wrong::at(&key.span(), format!("a device is written [[{}]]", key.get_ref())));
+        };
+        for table in list {
+            tables.push((table, read(table)?));
+        }
+    }
+    // In the order of the file, whatever their kind.
+    tables.sort_by_key(|(table, _)| table.span().start);
+    for (table, command) in &tables {
+        let mut device = DeviceSpec::new(command).map_err(|(option, what)| of_option(table, option, what))?;
+        if place_of(table, "name").is_none() {
+            return Err(Wrong::at(&table.span(), "name is missing"));
+        }
+        absolute(&mut device, base);
+        config.devices.push(device);
+    }
+    spec::check_together(&config.devices)
+        .map_err(|fault| of_option(tables[fault.device].0, fault.option, fault.what))?;
+    let daemon = &mut config.daemon;
+    for path in
+        daemon.allow.iter_mut().chain(daemon.control.as_mut().filter(|path| *path != Path::new("off")))
+    {
+        *path = base.join(&path);
+    }
+    Ok(config)
+}
+
+fn absolute(device: &mut DeviceSpec, base: &Path) {
+    if let Endpoint::Listen(path) | Endpoint::Connect(path) = &mut device.endpoint {
+        *path = base.join(&path);
+    }
+    if let Kind::Blk(blk) = &mut device.kind {
+        blk.image = base.join(&blk.image);
+    }
+}
+
+/// What is wrong with an option, at its key, or where the table begins if it has none.
+fn of_option(table: &Table<'_>, option: &str, what: impl Into<String>) -> Wrong {
+    let span = place_of(table, option).unwrap_or_else(|| table.span());
+    Wrong::at(&span, format!("{option}: {}", what.into()))
+}
+
+fn place_of(table: &Table<'_>, option: &str) -> Option<Range<usize>> {
+    let DeValue::Table(table) = table.get_ref() else { return None };
+    table.iter().find(|(key, _)| key.get_ref() == option).map(|(key, _)| key.span())
+}
+
+/// Reads one table as if its keys were options.
+fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Wrong> {
+    let DeValue::Table(entries) = table.get_ref() else {
+        return Err(Wrong::at(&table.span(), "this is not a table"));
+    };
+    let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
+    let command = T::augment_args(command);
+    let mut words: Vec<OsString> = Vec::new();
+    for (key, value) in entries {
+        let name = key.get_ref().as_ref();
+        let Some(option) = command.get_arguments().find(|option| option.get_long() == Some(name)) else {
+            let known: Vec<_> = command.get_arguments().filter_map(Arg::get_long).collect();
+            let what = format!("unknown key {name:?}; {} are known here", known.join(", "));
+            return Err(Wrong::at(&key.span(), what));
+        };
+        to_words(option, name, value, &mut words).map_err(|what| Wrong::at(&key.span(), what))?;
+    }
+    let matches = command.try_get_matches_from(words).map_err(|error| explain(table, &error))?;
+    T::from_arg_matches(&matches).map_err(|error| explain(table, &error))
+}
+
+/// `key = value` as the command line would have it.
+fn to_words(
+    option: &Arg,
+    key: &str,
+    value: &Spanned<DeValue<'_>>,
+    words: &mut Vec<OsString>,
+) -> Result<(), String> {
+    let one = |value: &DeValue<'_>| match value {
+        DeValue::String(text) => Ok(text.to_string()),
+        // Without the underscores that TOML allows.
+        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().replace('_', "")),
+        _ => Err(format!("{key}: neither a string nor a decimal number")),
+    };
+    match (option.get_action(), value.get_ref()) {
+        (ArgAction::SetTrue, DeValue::Boolean(true)) => words.push(format!("--{key}").into()),
+        (ArgAction::SetTrue, DeValue::Boolean(false)) => {}
+        (ArgAction::SetTrue, _) => return Err(format!("{key}: neither true nor false")),
+        (ArgAction::Append, DeValue::Array(list)) => {
+            for value in list {
+                words.push(format!("--{key}={}", one(value.get_ref())?).into());
+            }
+        }
+        (ArgAction::Append, _) => return Err(format!("{key}: not a list")),
+        (_, value) => words.push(format!("--{key}={}", one(value)?).into()),
+    }
+    Ok(())
+}
+
+/// An error of the command line in the words of the file.
+fn explain(table: &Table<'_>, error: &clap::Error) -> Wrong {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(list)) => list.join(", "),
+        _ => String::new(),
+    };
+    // "--queues <N>" and "<--socket <PATH>|--connect <PATH>>" become "queues" and "socket or connect".
+    let keys = |text: &str| {
+        let names = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+        names.filter_map(|name| name.strip_prefix("--")).collect::<Vec<_>>().join(" or ")
+    };
+    let key = keys(&text(ContextKind::InvalidArg));
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument => Wrong::at(&table.span(), format!("{key} is missing")),
+        ErrorKind::ArgumentConflict => {
+            let other = keys(&text(ContextKind::PriorArg));
+            of_option(table, &key, format!("cannot be together with {other}"))
+        }
+        ErrorKind::InvalidValue => {
+            let (value, known) = (text(ContextKind::InvalidValue), text(ContextKind::ValidValue));
+            of_option(table, &key, format!("unknown value {value:?}; {known} are known"))
+        }
+        _ => {
+            let why = std::error::Error::source(error)
+                .map_or_else(|| error.kind().to_string(), ToString::to_string);
+            of_option(table, &key, format!("{:?}: {why}", text(ContextKind::InvalidValue)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

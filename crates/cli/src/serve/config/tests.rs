@@ -1,0 +1,174 @@
+use super::*;
+use crate::serve::args::LogFormat;
+use crate::serve::spec::Network;
+use std::time::Duration;
+
+const GOOD: &str = r#"
+[daemon]
+metrics = "127.0.0.1:9810"
+user = "paravane"
+allow = ["images", "/srv"]
+log-format = "json"
+
+[[blk]]
+name = "vm0-disk"
+image = "/img/vm0.img"
+format = "raw"
+socket = "/run/paravane/vm0-disk.sock"
+queues = 4
+workers = 2
+serial = "0001"
+
+[[rng]]
+name = "vm0-rng"
+connect = "vm0-rng.sock"
+
+[[blk]]
+name = "cd"
+image = "cd.iso"
+read-only = true
+socket-activation = true
+no-packed = true
+poll-us = 0
+
+[[net]]
+name = "a"
+socket = "/run/paravane/a.sock"
+link = "cable"
+queues = 2
+mac = "52:54:00:12:34:56"
+
+[[net]]
+name = "b"
+socket = "/run/paravane/b.sock"
+link = "cable"
+queues = 2
+"#;
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(Path::new("/etc/p/devices.toml"), text).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_file_says_what_the_command_line_says() {
+    let config = parse(GOOD).unwrap();
+    assert_eq!(config.daemon.metrics, Some("127.0.0.1:9810".parse().unwrap()));
+    assert_eq!(config.daemon.allow, [PathBuf::from("/etc/p/images"), "/srv".into()]);
+    assert_eq!(config.daemon.log_format, Some(LogFormat::Json));
+    let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["vm0-disk", "vm0-rng", "cd", "a", "b"], "in the order of the file");
+    let [disk, rng, cd, a, b] = config.devices.as_slice() else { panic!("{names:?}") };
+    let Kind::Blk(blk) = &disk.kind else { panic!("{disk:?}") };
+    assert_eq!((blk.queues, disk.workers, blk.serial.as_deref()), (4, 2, Some("0001")));
+    assert_eq!(disk.endpoint, Endpoint::Listen("/run/paravane/vm0-disk.sock".into()));
+    assert!(disk.packed && !blk.read_only && disk.longest_poll == Duration::from_micros(50));
+    assert_eq!(rng.endpoint, Endpoint::Connect("/etc/p/vm0-rng.sock".into()));
+    assert_eq!((cd.image(), &cd.endpoint), (Some(Path::new("/etc/p/cd.iso")), &Endpoint::Activated));
+    assert_eq!((cd.packed, cd.longest_poll), (false, Duration::ZERO));
+    let (Kind::Net(a), Kind::Net(b)) = (&a.kind, &b.kind) else { panic!("{names:?}") };
+    assert_eq!((&a.network, a.mac), (&Network::Link("cable".into()), [0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+    assert!(a.mac != b.mac && b.mac.starts_with(&[0x52, 0x54, 0]));
+    assert_eq!(parse("").unwrap(), Config::default());
+}
+
+/// Every error names the line on which the operator has to look, and the key.
+#[test]
+fn errors_name_the_line() {
+    let disk = "[[blk]]\nname = \"a\"\nimage = \"/i\"\nsocket = \"/s\"\n";
+    let other = "[[blk]]\nname = \"b\"\nimage = \"/j\"\nsocket = \"/t\"\n";
+    let net = "[[net]]\nname = \"n\"\nsocket = \"/n\"\n";
+    let cases: &[(&[&str], usize, &str)] = &[
+        // Not TOML.
+        (&["\n[[blk]\nname = 1\n"], 2, ""),
+        (&[disk, "queues = \n"], 5, ""),
+        (&[disk, "name = \"b\"\n"], 5, "duplicate key"),
+        // Unknown.
+        (&["\n[[disk]]\nname = \"a\"\n"], 2, "unknown table \"disk\""),
+        (&["queues = 1\n"], 1, "unknown table \"queues\""),
+        (&["[daemon]\n\nverbose = 1\n"], 3, "unknown key \"verbose\""),
+        (&[disk, "queue = 4\n"], 5, "unknown key \"queue\"; image, format"),
+        (&[disk, "tap = \"tap0\"\n"], 5, "unknown key \"tap\""),
+        (&[disk, "check = true\n"], 5, "unknown key \"check\""),
+        (&[disk, "format = \"vmdk\"\n"], 5, "format: unknown value \"vmdk\"; raw"),
+        // Not of the right kind.
+        (&["[blk]\nname = \"a\"\n"], 1, "[[blk]]"),
+        (&["[[daemon]]\nuser = \"a\"\n"], 1, "not a table"),
+        (&["blk = [1]\n"], 1, "not a table"),
+        (&[disk, "queues = \"many\"\n"], 5, "queues: \"many\": invalid digit"),
+        (&[disk, "queues = 70000\n"], 5, "queues: \"70000\": "),
+        (&[disk, "queues = -1\n"], 5, "queues: \"-1\": "),
+        (&[disk, "queues = 1.5\n"], 5, "queues: neither a string nor"),
+        (&[disk, "queues = 0x10\n"], 5, "queues: neither a string nor"),
+        (&[disk, "queues = [1]\n"], 5, "queues: neither a string nor"),
+        (&[disk, "read-only = 1\n"], 5, "read-only: neither true nor false"),
+        (&["[daemon]\nallow = \"/srv\"\n"], 2, "allow: not a list"),
+        (&["[daemon]\nmetrics = \"9810\"\n"], 2, "metrics: \"9810\": invalid socket address"),
+        // Beyond what can be.
+        (&[disk, "queues = 0\n"], 5, "queues: 0 is not from 1 to 256"),
+        (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),
+        (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is not a power of two"),
+        (&[disk, "serial = \"012345678901234567890\"\n"], 5, "serial: "),
+        (&[&disk.replace("\"a\"", "\"a b\"")], 2, "name: \"a b\" is not"),
+        (&[&disk.replace("\"a\"", "\"\"")], 2, "name: \"\" is not"),
+        (&[net, "echo = true\nmac = \"01:00:00:00:00:00\"\n"], 5, "mac: "),
+        (&[net, "echo = true\nmac = \"1\"\n"], 5, "mac: \"1\": six bytes"),
+        (&[net, "echo = true\nmtu = 60\n"], 5, "mtu: 60 bytes are less"),
+        (&[net, "source = \"1M\"\n"], 4, "source: 1048576 is not from 22"),
+        (&[net, "source = \"1x\"\n"], 4, "source: \"1x\": unknown unit"),
+        // Too little and too much.
+        (&["\n[[blk]]\nimage = \"/i\"\nsocket = \"/s\"\n"], 2, "name is missing"),
+        (&["[[blk]]\nname = \"a\"\nsocket = \"/s\"\n"], 1, "image is missing"),
+        (
+            &["[[blk]]\nname = \"a\"\nimage = \"/i\"\n"],
+            1,
+            "socket or connect or socket-activation is missing",
+        ),
+        (&[net], 1, "tap or link or echo or sink or source is missing"),
+        (&[disk, "connect = \"/t\"\n"], 5, "connect: cannot be together with socket"),
+        (&[net, "tap = \"t\"\necho = true\n"], 5, "cannot be together with"),
+        // Two of what there can be one of.
+        (&[disk, &other.replace("\"b\"", "\"a\"")], 6, "name: \"a\" is the name of two"),
+        (&[disk, &other.replace("\"/t\"", "\"/s\"")], 8, "socket: /s: \"a\" has it"),
+        (&[disk, &other.replace("\"/t\"", "\"/./s\"")], 8, "socket: "),
+        (&[disk, &other.replace("\"/j\"", "\"/i\"")], 7, "image: /i is served twice"),
+        (&[net, "tap = \"t\"\n", &net.replace("n\"", "m\""), "tap = \"t\"\n"], 8, "tap: t: \"n\" has it"),
+        (&[net, "link = \"l\"\n"], 4, "link: \"l\" joins two cards, and there are 1"),
+        (
+            &[net, "link = \"l\"\n", &net.replace("n\"", "m\""), "link = \"l\"\nqueues = 2\n"],
+            8,
+            "link: \"l\" joins cards with 1 and 2",
+        ),
+    ];
+    for (parts, line, what) in cases {
+        let text = parts.concat();
+        let error = parse(&text).map(|config| format!("{config:?}")).expect_err(&text);
+        let place = format!("/etc/p/devices.toml:{line}: ");
+        assert!(error.starts_with(&place), "{error}\nfor line {line} of\n{text}");
+        assert!(error[place.len()..].contains(what), "{error}\nlacks {what:?}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn readers_may_share_an_image() {
+    let text = |read_only: &str| {
+        let disk = |name: &str| {
+            format!(
+                "[[blk]]\nname = \"{name}\"\nimage = \"/i\"\nsocket = \"/{name}\"\nread-only = {read_only}\n"
+            )
+        };
+        disk("a") + &disk("b")
+    };
+    parse(&text("true")).unwrap();
+    parse(&text("false")).unwrap_err();
+}
+
+#[test]
+fn a_file_that_is_none_is_refused() {
+    let missing = Config::read(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nonexistent/x.toml: No such file"), "{missing}");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("large.toml");
+    std::fs::write(&path, vec![b'\n'; MAX_LEN as usize + 1]).unwrap();
+    assert!(Config::read(&path).unwrap_err().to_string().contains("more than"));
+}

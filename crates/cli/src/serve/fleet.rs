@@ -1,0 +1,277 @@
+//! The devices that are served.
+//!
+//! ```text
+//!             start: all or none
+//!  file ---------------------------> members
+//!    '---- reload: gone or changed --> stopped, sockets removed
+//!                  as they were    --> left alone, whatever else happens
+//!                  new or changed  --> started; those that cannot be are `failed`, until the next reload
+//! ```
+//! The two cards of a link are one thing: if one changes, both are made anew.
+use super::open::{self, FarEnds, Opened};
+use super::report::{self, Report};
+use super::sandbox::Reach;
+use super::spec::{DeviceSpec, Endpoint};
+use anyhow::{Context, anyhow};
+use paravane_device::net::Counters;
+use paravane_vhost::{Export, ExportConfig, ExportStatus};
+use std::collections::{HashMap, HashSet};
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Sockets that systemd has passed, by name. They are copied, so that a device can come back to its own.
+pub(crate) type Sockets = HashMap<String, UnixListener>;
+
+/// One device that is served.
+struct Member {
+    spec: DeviceSpec,
+    export: Export,
+    counters: Option<Arc<Counters>>,
+    back_end: String,
+}
+
+struct Inner {
+    members: Vec<Member>,
+    failed: Vec<report::Failed>,
+    last_reload: String,
+}
+
+/// All of them. Those who look on share it.
+#[derive(Clone)]
+pub(crate) struct Fleet {
+    inner: Arc<Mutex<Inner>>,
+    started: Instant,
+}
+
+impl Fleet {
+    /// Serves devices that are open.
+    ///
+    /// # Errors
+    /// One cannot be served; then none is.
+    pub(crate) fn start(opened: Vec<(DeviceSpec, Opened)>, sockets: &Sockets) -> Result<Self, anyhow::Error> {
+        let mut members: Vec<Member> = Vec::new();
+        for (spec, device) in opened {
+            match Member::start(spec, device, sockets) {
+                Ok(member) => members.push(member),
+                Err(error) => {
+                    members.into_iter().for_each(Member::stop);
+                    return Err(error);
+                }
+            }
+        }
+        let inner = Inner { members, failed: Vec::new(), last_reload: String::new() };
+        Ok(Self { inner: Arc::new(Mutex::new(inner)), started: Instant::now() })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the devices those of a new list.
+    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>, sockets: &Sockets, reach: Option<&Reach>) {
+        let mut inner = self.inner();
+        let (kept, gone) = divide(std::mem::take(&mut inner.members), &wanted);
+        let kept_names: HashSet<_> = kept.iter().map(|member| member.spec.name.clone()).collect();
+        inner.members = kept;
+        inner.failed.clear();
+        // Not under the lock: a device may take its time to finish what is in flight.
+        drop(inner);
+        let removed = gone.len();
+        gone.into_iter().for_each(Member::stop);
+
+        let new: Vec<_> = wanted.iter().filter(|spec| !kept_names.contains(&spec.name)).cloned().collect();
+        let mut far_ends = FarEnds::default();
+        let (mut added, mut failed) = (0, 0_usize);
+        for spec in new {
+            let name = spec.name.clone();
+            let started =
+                open_one(&spec, &mut far_ends, reach).and_then(|device| Member::start(spec, device, sockets));
+            let mut inner = self.inner();
+            match started {
+                Ok(member) => {
+                    added += 1;
+                    inner.members.push(member);
+                }
+                Err(error) => {
+                    failed += 1;
+                    let why = crate::one_line(&error);
+                    tracing::error!(device = name, "not served: {why}");
+                    inner.failed.push(report::Failed { name, why });
+                }
+            }
+        }
+        failed += self.drop_loose_ends(&wanted);
+        let mut inner = self.inner();
+        // In the order of the file.
+        let position: HashMap<_, _> = wanted.iter().map(|spec| spec.name.as_str()).zip(0..).collect();
+        inner
+            .members
+            .sort_by_key(|member| position.get(member.spec.name.as_str()).copied().unwrap_or(usize::MAX));
+        let left = kept_names.len();
+        let outcome = format!("{left} devices left alone, {removed} removed, {added} added, {failed} failed");
+        tracing::info!("{outcome}");
+        inner.last_reload = outcome;
+    }
+
+    /// Stops cards whose other end could not be started, and says how many.
+    fn drop_loose_ends(&self, wanted: &[DeviceSpec]) -> usize {
+        let mut inner = self.inner();
+        let is_there: HashSet<_> = inner.members.iter().map(|member| member.spec.name.clone()).collect();
+        let missing = wanted.iter().filter(|spec| !is_there.contains(&spec.name));
+        let cut: HashSet<_> = missing.filter_map(DeviceSpec::link).collect();
+        let is_loose = |member: &Member| member.spec.link().is_some_and(|link| cut.contains(link));
+        let (loose, kept): (Vec<_>, _) = std::mem::take(&mut inner.members).into_iter().partition(is_loose);
+        inner.members = kept;
+        for member in &loose {
+            let why = "the other end of its link is not served".to_owned();
+            inner.failed.push(report::Failed { name: member.spec.name.clone(), why });
+        }
+        drop(inner);
+        let count = loose.len();
+        loose.into_iter().for_each(Member::stop);
+        count
+    }
+
+    /// A new list could not be read; all stays as it is.
+    pub(crate) fn refused(&self, why: String) {
+        tracing::error!("nothing was changed: {why}");
+        self.inner().last_reload = format!("nothing was changed: {why}");
+    }
+
+    /// How all are.
+    pub(crate) fn report(&self) -> Report {
+        let inner = self.inner();
+        Report {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            last_reload: inner.last_reload.clone(),
+            devices: inner.members.iter().map(Member::report).collect(),
+            failed: inner.failed.clone(),
+        }
+    }
+
+    /// Finishes what is in flight, and removes the sockets.
+    pub(crate) fn stop(&self) {
+        let members = std::mem::take(&mut self.inner().members);
+        members.into_iter().for_each(Member::stop);
+    }
+}
+
+/// Opens one device, and says if it may have been the sandbox that did not let it.
+///
+/// # Errors
+/// It cannot be had.
+pub(crate) fn open_one(
+    spec: &DeviceSpec,
+    far_ends: &mut FarEnds,
+    reach: Option<&Reach>,
+) -> Result<Opened, anyhow::Error> {
+    open::open(spec, far_ends).map_err(|error| match (refused_access(&error), reach) {
+        (true, Some(reach)) => anyhow!("{} ({})", crate::one_line(&error), reach.remark()),
+        _ => error,
+    })
+}
+
+fn refused_access(error: &anyhow::Error) -> bool {
+    let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
+}
+
+/// Those that stay as they are, and those that go.
+fn divide(members: Vec<Member>, wanted: &[DeviceSpec]) -> (Vec<Member>, Vec<Member>) {
+    let (kept, mut gone): (Vec<_>, Vec<_>) =
+        members.into_iter().partition(|member| wanted.contains(&member.spec));
+    // A card whose other end goes, goes too.
+    let broken: HashSet<String> =
+        gone.iter().filter_map(|member| member.spec.link()).map(str::to_owned).collect();
+    let is_broken = |member: &Member| member.spec.link().is_some_and(|link| broken.contains(link));
+    let (torn, kept) = kept.into_iter().partition(is_broken);
+    gone.extend::<Vec<_>>(torn);
+    (kept, gone)
+}
+
+impl Member {
+    fn start(spec: DeviceSpec, opened: Opened, sockets: &Sockets) -> Result<Self, anyhow::Error> {
+        let Opened { device, counters, back_end } = opened;
+        let name = spec.name.clone();
+        let started = || {
+            let endpoint = match &spec.endpoint {
+                Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
+                Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
+                Endpoint::Activated => {
+                    let listener =
+                        sockets.get(&name).context("systemd has passed no socket with this name")?;
+                    paravane_vhost::Endpoint::Listener(listener.try_clone()?)
+                }
+            };
+            let config = ExportConfig {
+                workers: spec.workers.into(),
+                longest_poll: spec.longest_poll,
+                packed: spec.packed,
+                ..ExportConfig::new(name.clone(), endpoint)
+            };
+            Ok::<_, anyhow::Error>(Export::start(config, device)?)
+        };
+        let export = started().with_context(|| format!("device {name}"))?;
+        tracing::info!(
+            device = name,
+            kind = spec.kind.name(),
+            endpoint = endpoint(&spec),
+            back_end,
+            "served"
+        );
+        Ok(Self { spec, export, counters, back_end })
+    }
+
+    fn stop(self) {
+        tracing::info!(device = self.spec.name, "stopping");
+        self.export.stop();
+    }
+
+    fn report(&self) -> report::Device {
+        let status: ExportStatus = self.export.status();
+        let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
+            index,
+            enabled: queue.enabled,
+            size: queue.size,
+            kicks: queue.kicks,
+            taken: queue.taken,
+            completed: queue.completed,
+            interrupts: queue.interrupts,
+            error: queue.error.clone(),
+        };
+        report::Device {
+            name: self.spec.name.clone(),
+            kind: self.spec.kind.name().to_owned(),
+            endpoint: endpoint(&self.spec),
+            back_end: self.back_end.clone(),
+            workers: self.spec.workers,
+            connected: status.connected,
+            sessions: status.sessions,
+            features: format!("{:#x}", status.features),
+            queues: (0..).zip(&status.queues).map(queue).collect(),
+            protocol_errors: status.protocol_errors,
+            last_error: status.last_error,
+            net: self.counters.as_ref().map(|counters| {
+                let totals = counters.totals();
+                report::Net {
+                    transmitted_frames: totals.transmitted,
+                    transmitted_bytes: totals.transmitted_bytes,
+                    received_frames: totals.received,
+                    received_bytes: totals.received_bytes,
+                    dropped_frames: totals.malformed + totals.refused + totals.no_room,
+                }
+            }),
+        }
+    }
+}
+
+fn endpoint(spec: &DeviceSpec) -> String {
+    match &spec.endpoint {
+        Endpoint::Listen(path) => format!("listen {}", path.display()),
+        Endpoint::Connect(path) => format!("connect {}", path.display()),
+        Endpoint::Activated => "activated".to_owned(),
+    }
+}

@@ -1,0 +1,88 @@
+//! From what is asked for to a device.
+use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
+use crate::args::Engine;
+use anyhow::Context;
+use paravane_device::Device;
+use paravane_device::blk::{self, BlkConfig, EngineChoice};
+use paravane_device::net::{self, BackEnd, Counters, Hose, LinkEnd, Tap};
+use paravane_device::rng::Rng;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A device that is ready to be served.
+pub(crate) struct Opened {
+    pub(crate) device: Box<dyn Device>,
+    /// What a network card counts.
+    pub(crate) counters: Option<Arc<Counters>>,
+    /// What is behind it, for people.
+    pub(crate) back_end: String,
+}
+
+/// Ends of links whose other end was taken, by the links' names.
+#[derive(Debug, Default)]
+pub(crate) struct FarEnds(HashMap<String, LinkEnd>);
+
+/// Opens what the device needs. The two cards of a link are opened one after the other, with the same `far_ends`.
+///
+/// # Errors
+/// It cannot be had.
+pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, anyhow::Error> {
+    match &spec.kind {
+        Kind::Blk(blk) => disk(blk),
+        Kind::Net(net) => match &net.network {
+            Network::Tap(name) => card(net, Tap::open(name, net.queues)?, format!("tap {name}")),
+            Network::Link(name) => {
+                let end = match far_ends.0.remove(name) {
+                    Some(end) => end,
+                    None => {
+                        let (near, far) = LinkEnd::pair(net.queues).context("cannot make a link")?;
+                        far_ends.0.insert(name.clone(), far);
+                        near
+                    }
+                };
+                card(net, end, format!("link {name}"))
+            }
+            Network::Echo => {
+                card(net, LinkEnd::echo(net.queues).context("cannot make an echo")?, "echo".to_owned())
+            }
+            Network::Sink => card(net, Hose::new(net.queues, 0, 64)?, "sink".to_owned()),
+            Network::Source(len) => {
+                card(net, Hose::new(net.queues, u64::MAX, *len as usize)?, format!("source of {len} bytes"))
+            }
+        },
+        Kind::Rng => {
+            Ok(Opened { device: Box::new(Rng::new()), counters: None, back_end: "getrandom".to_owned() })
+        }
+    }
+}
+
+fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
+    let config = BlkConfig {
+        read_only: blk.read_only,
+        queues: blk.queues,
+        queue_size: blk.queue_size,
+        engine: match blk.engine {
+            Engine::Auto => EngineChoice::Auto,
+            Engine::IoUring => EngineChoice::IoUring,
+            Engine::Threads => EngineChoice::Threads,
+            Engine::Immediate => EngineChoice::Immediate,
+        },
+        serial: blk.serial.clone(),
+        ..BlkConfig::new(&blk.image)
+    };
+    let device = blk::Blk::open(config)?;
+    let back_end = format!("{} ({} bytes, {})", device.path().display(), device.size(), device.engine());
+    Ok(Opened { device: Box::new(device), counters: None, back_end })
+}
+
+fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyhow::Error> {
+    let config = net::NetConfig {
+        mtu: net.mtu,
+        offloads: net.offloads,
+        queue_size: net.queue_size,
+        ..net::NetConfig::new(net.mac)
+    };
+    let card = net::Net::new(config, end)?;
+    let counters = Some(card.counters());
+    Ok(Opened { device: Box::new(card), counters, back_end })
+}

@@ -1,0 +1,72 @@
+//! What the daemon gives up.
+//!
+//! ```text
+//!  one thread, all rights      ports are bound, names of users looked up
+//!     | enter                  Landlock (files.rs), no new privileges, seccomp (calls.rs): every later thread has them, too
+//!     v
+//!  images, TAP devices opened  with the user's rights that the daemon was started with
+//!     | user::become           (user.rs)
+//!     v
+//!  sockets bound, threads
+//!     | seal                   only where no device will be added: all threads lose what opens files and makes sockets
+//!     v
+//!  guests are served
+//! ```
+//! A thread has what its maker had, and Landlock can only be entered by one thread at a time; so it comes before the second.
+pub(crate) mod calls;
+pub(crate) mod files;
+mod trial;
+pub(crate) mod user;
+
+pub(crate) use files::Reach;
+pub(crate) use trial::try_out;
+
+use thiserror::Error;
+
+/// Why there is no sandbox.
+#[derive(Debug, Error)]
+pub(crate) enum SandboxError {
+    /// {path}: {source}
+    #[error("{}: {source}", path.display())]
+    Path {
+        /// What was to be reached.
+        path: std::path::PathBuf,
+        /// Why it cannot be named in a rule.
+        source: std::io::Error,
+    },
+    /// this kernel has no Landlock, which the sandbox needs (Linux 5.13, and `landlock` in its list of LSMs);
+    /// --no-sandbox does without
+    #[error(
+        "this kernel has no Landlock, which the sandbox needs (Linux 5.13, and `landlock` in its list of LSMs); \
+         --no-sandbox does without"
+    )]
+    NoLandlock,
+    /// Landlock: {0}
+    #[error("Landlock: {0}")]
+    Landlock(String),
+    /// seccomp: {0}
+    #[error("seccomp: {0}")]
+    Seccomp(String),
+    /// there is no user {0}
+    #[error("there is no user {0}")]
+    NoUser(String),
+    /// cannot become the user {name}: {source}
+    #[error("cannot become the user {name}: {source}")]
+    User {
+        /// Who was asked for.
+        name: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Takes from the calling thread, and from all that it will make, what serving devices does not need.
+///
+/// # Errors
+/// The kernel lacks what it takes, or a path is not there. The process is not to go on then.
+pub(crate) fn enter(reach: &Reach) -> Result<(), SandboxError> {
+    // Libraries that ask once, by calls and files that will not be there: rustix for the auxiliary vector.
+    let _ = rustix::param::page_size();
+    files::restrict(reach)?;
+    calls::restrict()
+}

@@ -1,0 +1,32 @@
+//! Tries what the sandbox is to refuse, from inside (for tests).
+use std::fs::File;
+use std::io;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Command;
+
+/// Tries to open `file`, to write it, to execute it, and to make sockets, in a thread made now, and logs what came of each.
+pub(crate) fn try_out(file: &Path) {
+    let path = file.to_owned();
+    let tried = move || {
+        let attempts: [(&str, io::Result<()>); 7] = [
+            ("open", File::open(&path).map(drop)),
+            ("write", File::options().write(true).open(&path).map(drop)),
+            ("exec", Command::new(&path).status().map(drop)),
+            ("tcp-listen", TcpListener::bind("127.0.0.1:0").map(drop)),
+            ("tcp-connect", TcpStream::connect("127.0.0.1:9").map(drop)),
+            ("udp", UdpSocket::bind("127.0.0.1:0").map(drop)),
+            ("unix", UnixDatagram::unbound().map(drop)),
+        ];
+        for (attempt, result) in attempts {
+            match result {
+                Ok(()) => tracing::warn!(attempt, "sandbox: allowed"),
+                Err(error) => tracing::warn!(attempt, %error, "sandbox: refused"),
+            }
+        }
+    };
+    if std::thread::spawn(tried).join().is_err() {
+        tracing::error!("sandbox: the trial panicked");
+    }
+}

@@ -1,0 +1,45 @@
+//! Another user, with less rights.
+use super::SandboxError;
+use nix::unistd::{Gid, Uid, User};
+use std::ffi::CString;
+
+/// Whom to become.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    name: String,
+    uid: Uid,
+    gid: Gid,
+    groups: Vec<Gid>,
+}
+
+impl Target {
+    /// Looks up a user, by name or number, and the groups.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn find(name: &str) -> Result<Self, SandboxError> {
+        let os = |source: nix::Error| SandboxError::User { name: name.to_owned(), source: source.into() };
+        let found = match name.parse() {
+            Ok(number) => User::from_uid(Uid::from_raw(number)),
+            Err(_) => User::from_name(name),
+        };
+        let user = found.map_err(os)?.ok_or_else(|| SandboxError::NoUser(name.to_owned()))?;
+        let account = CString::new(user.name).map_err(|_| SandboxError::NoUser(name.to_owned()))?;
+        let groups = nix::unistd::getgrouplist(&account, user.gid).map_err(os)?;
+        Ok(Self { name: name.to_owned(), uid: user.uid, gid: user.gid, groups })
+    }
+
+    /// Makes all threads this user's. There is no way back.
+    ///
+    /// # Errors
+    /// This process may not.
+    pub(crate) fn become_it(&self) -> Result<(), SandboxError> {
+        if Uid::current() == self.uid && Uid::effective() == self.uid {
+            return Ok(());
+        }
+        let os = |source: nix::Error| SandboxError::User { name: self.name.clone(), source: source.into() };
+        nix::unistd::setgroups(&self.groups).map_err(os)?;
+        nix::unistd::setgid(self.gid).map_err(os)?;
+        nix::unistd::setuid(self.uid).map_err(os)
+    }
+}

@@ -1,0 +1,66 @@
+//! A driver of another house on a daemon in its sandbox.
+use crate::daemon::{Daemon, Folder, status};
+use crate::driver::{Dice, Driver, Wish};
+use std::time::{Duration, Instant};
+
+/// One driver after the other, on everything that a disk can be served by; then the image is what they wrote.
+fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
+    let control = folder.text("control");
+    let mut daemon = Daemon::start(&[arguments, &["--control", &control]].concat());
+    let mut model = std::fs::read(image).unwrap();
+    let mut dice = Dice::new(7);
+    let mut requests = [0, 0];
+    for packed in [false, true] {
+        for (queues, depth) in [(1, 1), (2, 16)] {
+            let wish = Wish { packed, event_idx: true, queues, depth };
+            let mut driver = match Driver::connect(&folder.path("s"), wish) {
+                Ok(driver) => driver,
+                Err(error) => panic!("{error}: {}", daemon.wait_for("session ended")),
+            };
+            driver.exercise(&mut model, 200, &mut dice);
+            requests.iter_mut().take(queues).for_each(|sum| *sum += 200);
+            assert_eq!(status(&control)["devices"][0]["connected"], true);
+        }
+    }
+    let start = Instant::now();
+    let device = loop {
+        let device = status(&control)["devices"][0].clone();
+        if device["connected"] == false {
+            break device;
+        }
+        assert!(start.elapsed() < crate::daemon::PATIENCE, "{device}");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!((&device["sessions"], &device["protocol_errors"]), (&4.into(), &0.into()), "{device}");
+    for (queue, requests) in device["queues"].as_array().unwrap().iter().zip(requests) {
+        assert_eq!(queue["completed"], requests, "{device}");
+        assert!(queue["kicks"].as_u64() > Some(0) && queue["interrupts"].as_u64() > Some(0), "{device}");
+    }
+    // One that stays until the end.
+    let wish = Wish { packed: true, event_idx: false, queues: 2, depth: 8 };
+    let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
+    driver.exercise(&mut model, 100, &mut dice);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    assert!(!folder.path("s").exists());
+    assert!(std::fs::read(image).unwrap() == model, "the image is not what was written");
+}
+
+#[test]
+fn a_disk_is_served_in_the_sandbox() {
+    for engine in ["auto", "threads"] {
+        let folder = Folder::new();
+        let (image, socket) = (folder.image("vm.img"), folder.text("s"));
+        let arguments = ["blk", "--image", &image, "--socket", &socket, "--queues", "2"];
+        exercise(&[&arguments[..], &["--engine", engine, "--workers", "2"]].concat(), &folder, &image);
+    }
+}
+
+#[test]
+fn a_disk_of_a_file_is_served_in_the_sandbox() {
+    let folder = Folder::new();
+    let image = folder.image("vm.img");
+    let device = "[[blk]]\nname = \"vm0\"\nimage = \"vm.img\"\nsocket = \"s\"\nqueues = 2\npoll-us = 0\n";
+    let file = folder.write("d.toml", device);
+    exercise(&["--config", &file], &folder, &image);
+}

@@ -1,0 +1,182 @@
+//! A daemon under test.
+use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How long a busy host may take for anything.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn paravane() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
+    command.stdin(Stdio::null()).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+    command
+}
+
+/// Says on stderr, and in the list that CI prints, that a test did not take place.
+pub(crate) fn skip(test: &str, why: &str) {
+    let line = format!("SKIPPED {test}: {why}");
+    eprintln!("{line}");
+    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
+        let mut log = File::options().create(true).append(true).open(path).expect("the skip log opens");
+        writeln!(log, "{line}").expect("the skip log is written");
+    }
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A folder with images, and sockets to come.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder is made"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.path(name).to_str().expect("names are ASCII").to_owned()
+    }
+
+    pub(crate) fn image(&self, name: &str) -> String {
+        let file = File::create(self.path(name)).expect("the image is made");
+        file.set_len(1 << 20).expect("the image gets its size");
+        self.text(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
+        std::fs::write(self.path(name), text).expect("the file is written");
+        self.text(name)
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// One that runs. It is killed if a test fails.
+pub(crate) struct Daemon {
+    child: Child,
+    log: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts `paravane serve` and waits until it is ready.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut daemon = Self::spawn(paravane().arg("serve").args(arguments));
+        daemon.wait_for("ready");
+        daemon
+    }
+
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the daemon starts");
+        let stderr = child.stderr.take().expect("it is piped");
+        let (sender, log) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { child, log, seen: Vec::new() }
+    }
+
+    /// Waits for a line of the log with `text` in it, after those that were waited for before, and returns it.
+    pub(crate) fn wait_for(&mut self, text: &str) -> String {
+        self.find(text).unwrap_or_else(|why| panic!("{why} before {text:?}:\n{}", self.seen.join("\n")))
+    }
+
+    /// The same, or what came instead: its end, or nothing.
+    pub(crate) fn find(&mut self, text: &str) -> Result<String, RecvTimeoutError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let line = self.log.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
+            self.seen.push(line.clone());
+            if line.contains(text) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// All lines so far.
+    pub(crate) fn seen(&self) -> &[String] {
+        &self.seen
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("the signal is sent");
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
+        self.signal(rustix::process::Signal::TERM);
+        while let Ok(line) = self.log.recv_timeout(PATIENCE) {
+            self.seen.push(line);
+        }
+        (self.child.wait().expect("it ends"), std::mem::take(&mut self.seen))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What `paravane status --json` says of the daemon with this control socket.
+pub(crate) fn status(control: &str) -> Value {
+    let output = paravane()
+        .args(["status", "--seconds", "0", "--json", "--control", control])
+        .output()
+        .expect("the program starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    list[0].clone()
+}
+
+/// Names of the devices that a status has.
+pub(crate) fn names(status: &Value) -> Vec<&str> {
+    let devices = status["devices"].as_array().expect("a list");
+    devices.iter().map(|device| device["name"].as_str().expect("a name")).collect()
+}
+
+/// Bad requests end with status 2, one line on stderr that names the fault, and nothing on stdout.
+pub(crate) fn assert_refused(output: &Output, what: &str) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains(what), "{what:?} is not in: {stderr}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "more than one line: {stderr}");
+    assert!(output.stdout.is_empty());
+}
+
+/// Whether the program can have its sandbox on this host.
+pub(crate) fn sandbox_usable(test: &str) -> bool {
+    let folder = Folder::new();
+    let socket = folder.text("s");
+    let arguments = ["serve", "rng", "--socket", &socket, "--control", "off"];
+    let mut daemon = Daemon::spawn(paravane().args(arguments));
+    match daemon.find("ready") {
+        Ok(_) => true,
+        Err(_) if daemon.seen().iter().any(|line| line.contains("this kernel has no Landlock")) => {
+            skip(test, "this kernel has no Landlock");
+            false
+        }
+        Err(why) => panic!("{why}: {:?}", daemon.seen()),
+    }
+}
