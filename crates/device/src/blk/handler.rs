@@ -225,6 +225,8 @@ impl QueueHandler for Handler {
         if self.slots.is_empty() {
             return Err(io::Error::other("requests were lost in the host").into());
         }
+        // Those of one batch are checked against one size.
+        self.limits.capacity = self.image.sectors();
         let Open { ring, memory, batch } = queue.open();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Largest physical block that is announced. `st_blksize` is the preferred size of an I/O; on local file
@@ -21,8 +22,9 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 pub(super) struct Image {
     pub(super) file: File,
     pub(super) path: PathBuf,
-    /// Bytes, a multiple of 512. Frozen at open: what happens to the file afterwards shows as I/O errors.
-    pub(super) size: u64,
+    /// Sectors that the disk has, for whom requests are checked against it. Changes when somebody looks ([`Image::look`]):
+    /// until then what happens to the file shows as I/O errors.
+    sectors: AtomicU64,
     pub(super) read_only: bool,
     /// Its data lie in memory (or in swap), and no disk has to be waited for.
     pub(super) in_memory: bool,
@@ -70,8 +72,7 @@ impl Image {
             _ => os(source),
         })?;
 
-        // The end of a block device is found by seeking (its st_size is 0); of a file as well.
-        let size = file.seek(SeekFrom::End(0)).map_err(os)?;
+        let size = end(&mut file).map_err(os)?;
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }
@@ -82,7 +83,8 @@ impl Image {
         let physical_block_exp = (physical / SECTOR).ilog2() as u8;
         let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
         let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
-        Ok(Self { file, path: path.to_owned(), size, read_only, in_memory, physical_block_exp })
+        let sectors = AtomicU64::new(size / SECTOR);
+        Ok(Self { file, path: path.to_owned(), sectors, read_only, in_memory, physical_block_exp })
     }
 
     /// The same file once more, without the lock. The kernel takes a ring apart some time after its process
@@ -96,7 +98,21 @@ impl Image {
 
     /// Size in sectors.
     pub(super) fn sectors(&self) -> u64 {
-        self.size / SECTOR
+        // Relaxed: a number that stands for itself. Who still has the old one asks the file for what it has no more.
+        self.sectors.load(Ordering::Relaxed)
+    }
+
+    /// Looks how large the file is by now, and says so, in sectors. What is behind the last whole sector is not the disk's.
+    pub(super) fn look(&self) -> io::Result<u64> {
+        let sectors = end(&mut &self.file)? / SECTOR;
+        // Relaxed: as above.
+        self.sectors.store(sectors, Ordering::Relaxed);
+        Ok(sectors)
+    }
+
+    /// Makes the file so many bytes long.
+    pub(super) fn resize(&self, size: u64) -> io::Result<()> {
+        self.file.set_len(size)
     }
 
     /// What GET_ID answers (section 5.2.6: ASCII, padded with zero bytes): `serial`, or the file's name.
@@ -111,6 +127,11 @@ impl Image {
         }
         id
     }
+}
+
+/// Bytes of a file. The end of a block device is found by seeking (its st_size is 0); of a regular file as well.
+fn end(file: &mut impl Seek) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {

@@ -8,11 +8,14 @@
 //!    parse a chain into a Request                               request.rs
 //!    a Slot leads it through one system call or several         slot.rs
 //!    an Engine does those: io_uring, threads, or at once        engine/
+//!
+//! Resizer: the disk's size while it is served                   resizer.rs
 //! ```
 mod engine;
 mod handler;
 mod image;
 mod request;
+mod resizer;
 mod slot;
 #[cfg(test)]
 mod tests;
@@ -30,6 +33,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
 use zerocopy::IntoBytes;
+
+pub use resizer::Resizer;
 
 /// Which engine does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -186,10 +191,16 @@ impl Blk {
         Ok(Self { image, engine, id, queue_sizes })
     }
 
-    /// Size in bytes.
+    /// Size in bytes. It changes when a [`Resizer`] finds it changed.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.image.size
+        self.image.sectors() * blk::SECTOR
+    }
+
+    /// Changes the size while the disk is served.
+    #[must_use]
+    pub fn resizer(&self) -> Resizer {
+        Resizer::new(self.image.clone())
     }
 
     /// The image's path.

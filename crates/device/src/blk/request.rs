@@ -26,7 +26,7 @@ pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 16;
 /// What requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Size of the disk in sectors.
+    /// Size of the disk in sectors; of the present batch.
     pub(super) capacity: u64,
     /// Nothing may be written.
     pub(super) read_only: bool,

@@ -7,6 +7,7 @@ mod lost;
 mod malformed;
 mod model;
 mod open;
+mod resize;
 
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
 use crate::ServeError;
