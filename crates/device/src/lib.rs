@@ -16,12 +16,14 @@ pub mod blk;
 mod dirty_tests;
 mod joint;
 pub mod net;
+mod rate;
 #[cfg(test)]
 mod rig;
 pub mod rng;
 
 pub use joint::{LiveQueue, Open, ParkedQueue, QueueDoor, Ring, StartError};
 pub use paravane_ring::device::{State, StateError};
+pub use rate::{Limiter, Rate, RateLimit};
 
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;

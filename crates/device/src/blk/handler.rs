@@ -4,16 +4,20 @@
 //!   serve:  reap -> pop -> start each -> submit -> reap -> publish
 //!   drain:  wait and reap until nothing is in flight
 //! ```
+//! With a rate limit, `pop` takes one chain at a time, for as long as the limit lets one begin. A queue that it holds wants
+//! no kicks; it sleeps on the engine and a timer.
+//!
 //! While a request is in flight the kernel reads or writes guest memory. The slot keeps that memory mapped,
 //! and a handler that is dropped first waits for its requests.
 use super::engine::{Engine, Job, Outcome};
 use super::image::Image;
 use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
+use crate::rate::{self, Brake};
 use crate::{LiveQueue, Open, QueueHandler, Ring, ServeError, Served, address_error};
 use paravane_dma::{Access, Door};
 use paravane_ring::Segment;
-use paravane_ring::device::Chain;
+use paravane_ring::device::{Batch, Chain};
 use paravane_spec::blk;
 use std::collections::VecDeque;
 use std::io;
@@ -27,6 +31,7 @@ pub(super) struct Handler {
     /// FLUSH was not negotiated: every write goes through (section 5.2.5.2).
     write_through: bool,
     engine: Engine,
+    limit: Option<Limited>,
     /// One a descriptor head.
     slots: Vec<Slot>,
     /// Jobs in the engine, which is slots that are not idle.
@@ -37,13 +42,30 @@ pub(super) struct Handler {
     host_errors: u64,
 }
 
+/// What a limited queue has besides.
+pub(super) struct Limited {
+    brake: Brake,
+    /// Room for one chain.
+    one: Batch,
+}
+
+/// Most chains that a limited queue takes in one serve, as others do.
+const BATCH: u32 = 64;
+
+impl Limited {
+    pub(super) fn new(brake: Brake) -> Self {
+        Self { brake, one: Batch::new(1) }
+    }
+}
+
 impl Handler {
+    /// For a queue of so many descriptors, with these features.
     pub(super) fn new(
         image: Arc<Image>,
         id: [u8; blk::ID_LEN],
         engine: Engine,
-        slots: u16,
-        features: u64,
+        limit: Option<Limited>,
+        (slots, features): (u16, u64),
     ) -> Self {
         let limits = Limits {
             capacity: image.sectors(),
@@ -58,6 +80,7 @@ impl Handler {
             limits,
             write_through: features & blk::F_FLUSH == 0,
             engine,
+            limit,
             slots: std::iter::repeat_with(Slot::default).take(slots).collect(),
             in_flight: 0,
             outcomes: VecDeque::with_capacity(slots),
@@ -65,14 +88,14 @@ impl Handler {
         }
     }
 
-    /// Parses a chain and starts it, or answers it at once.
+    /// Parses a chain and starts it, or answers it at once. Says how many bytes of data it moves.
     fn start(
         &mut self,
         ring: &mut Ring,
         memory: &Door<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
-    ) -> Result<(), ServeError> {
+    ) -> Result<u64, ServeError> {
         // The owner limits the queue to the size that this handler was made for, and the ring hands out no
         // head twice. Both are checked all the same: a slot in use must not be touched.
         let Some(slot) = self.slots.get_mut(usize::from(chain.head)).filter(|slot| slot.is_idle()) else {
@@ -80,11 +103,13 @@ impl Handler {
         };
         let request = request::parse(memory, (chain, readable, writable), &self.limits, slot.ranges())?;
         let status = request.status;
+        let mut bytes = 0;
         let job = match request.command {
             Command::Read { offset, len } => {
                 let hold = memory
                     .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
                     .map_err(address_error)?;
+                bytes = len.into();
                 slot.begin_read(status, offset, len, hold)
             }
             Command::Write { offset, len } => {
@@ -92,6 +117,7 @@ impl Handler {
                 let hold = memory
                     .map_segments(readable, skip, len.into(), Access::READ, slot.pieces())
                     .map_err(address_error)?;
+                bytes = len.into();
                 slot.begin_write(status, offset, len, hold, self.write_through)
             }
             Command::Flush => slot.begin_flush(status),
@@ -99,17 +125,48 @@ impl Handler {
                 let discard = request.command == Command::Discard;
                 match slot.begin_ranges(status, discard, self.write_through && !discard) {
                     Some(job) => job,
-                    None => return answer(ring, memory, chain.head, status, blk::S_OK, 0, served),
+                    None => {
+                        answer(ring, memory, chain.head, status, blk::S_OK, 0, served)?;
+                        return Ok(0);
+                    }
                 }
             }
             Command::GetId => {
                 memory.write_segments(writable, 0, &self.id, Access::WRITE).map_err(address_error)?;
                 let written = blk::ID_LEN as u32;
-                return answer(ring, memory, chain.head, status, blk::S_OK, written, served);
+                answer(ring, memory, chain.head, status, blk::S_OK, written, served)?;
+                return Ok(0);
             }
-            Command::Answer(code) => return answer(ring, memory, chain.head, status, code, 0, served),
+            Command::Answer(code) => {
+                answer(ring, memory, chain.head, status, code, 0, served)?;
+                return Ok(0);
+            }
         };
-        self.push(chain.head, job)
+        self.push(chain.head, job)?;
+        Ok(bytes)
+    }
+
+    /// Takes and starts what the limit lets begin.
+    fn take_limited(
+        &mut self,
+        limited: &mut Limited,
+        ring: &mut Ring,
+        memory: &Door<'_>,
+        served: &mut Served,
+    ) -> Result<(), ServeError> {
+        let Limited { brake, one } = limited;
+        let now = rate::now();
+        while served.taken < BATCH && brake.lets_go(now) {
+            if ring.pop(one, |addr, out| memory.read(addr, out, Access::READ).is_ok())? == 0 {
+                break;
+            }
+            served.taken += 1;
+            for chain in one.iter() {
+                let bytes = self.start(ring, memory, chain, served)?;
+                brake.charge(now, bytes);
+            }
+        }
+        Ok(())
     }
 
     fn push(&mut self, head: u16, job: Job) -> Result<(), ServeError> {
@@ -232,10 +289,16 @@ impl QueueHandler for Handler {
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();
             self.reap(ring, &memory, &mut served)?;
-            let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
-            served.taken = taken as u32;
-            for chain in batch.iter() {
-                self.start(ring, &memory, chain, &mut served)?;
+            if self.limit.is_none() {
+                let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+                served.taken = taken as u32;
+                for chain in batch.iter() {
+                    self.start(ring, &memory, chain, &mut served)?;
+                }
+            } else if let Some(mut limited) = self.limit.take() {
+                let taken = self.take_limited(&mut limited, ring, &memory, &mut served);
+                self.limit = Some(limited);
+                taken?;
             }
             self.engine.submit()?;
             self.reap(ring, &memory, &mut served)?;
@@ -251,15 +314,24 @@ impl QueueHandler for Handler {
     }
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.engine.fd()
+        match &self.limit {
+            None => self.engine.fd(),
+            Some(limited) => Some(limited.brake.fd()),
+        }
     }
 
     fn listen(&mut self) -> bool {
-        self.engine.listen()
+        self.engine.listen() || self.limit.as_mut().is_some_and(|limited| limited.brake.listen())
+    }
+
+    fn wants_kicks(&self) -> bool {
+        // What is available waits for the limit, not for a kick.
+        !self.limit.as_ref().is_some_and(|limited| limited.brake.holds())
     }
 
     fn has_news(&mut self) -> Option<bool> {
-        self.engine.has_news()
+        let over = self.limit.as_ref().is_some_and(|Limited { brake, .. }| brake.holds() && brake.is_over());
+        self.engine.has_news().map(|news| news || over)
     }
 
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {

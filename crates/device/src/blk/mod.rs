@@ -20,9 +20,10 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-use crate::{Device, QueueHandler};
+use crate::rate::Brake;
+use crate::{Device, Limiter, QueueHandler};
 use engine::{Engine, EngineKind, Pool};
-use handler::Handler;
+use handler::{Handler, Limited};
 use image::Image;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
@@ -65,6 +66,8 @@ pub struct BlkConfig {
     pub engine: EngineChoice,
     /// What GET_ID answers, at most 20 bytes; from the path if `None`.
     pub serial: Option<String>,
+    /// What the disk may use, all its queues together.
+    pub limiter: Option<Arc<Limiter>>,
 }
 
 impl BlkConfig {
@@ -78,6 +81,7 @@ impl BlkConfig {
             queue_size: 256,
             engine: EngineChoice::Auto,
             serial: None,
+            limiter: None,
         }
     }
 }
@@ -140,6 +144,7 @@ pub struct Blk {
     engine: EngineKind,
     id: [u8; blk::ID_LEN],
     queue_sizes: Vec<u16>,
+    limiter: Option<Arc<Limiter>>,
 }
 
 /// Whether this process can use io_uring on this host.
@@ -188,7 +193,7 @@ impl Blk {
         let id = image.id(config.serial.as_deref());
         let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
-        Ok(Self { image, engine, id, queue_sizes })
+        Ok(Self { image, engine, id, queue_sizes, limiter: config.limiter })
     }
 
     /// Size in bytes. It changes when a [`Resizer`] finds it changed.
@@ -300,6 +305,10 @@ impl Device for Blk {
             ));
         };
         let engine = Engine::new(&self.engine, &self.image, size)?;
-        Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, size, features)))
+        let limit = match &self.limiter {
+            Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), engine.fd())?)),
+            None => None,
+        };
+        Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, limit, (size, features))))
     }
 }

@@ -16,6 +16,7 @@ mod control;
 mod counters;
 mod header;
 mod hose;
+mod limited;
 mod link;
 mod receive;
 mod station;
@@ -27,6 +28,7 @@ mod transmit;
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
 pub use hose::Hose;
+pub use limited::{Limited, LimitedReceiver, LimitedSender};
 pub use link::LinkEnd;
 pub use tap::{Tap, TapError};
 

@@ -22,7 +22,7 @@ impl HeldRig {
         let features = disk.features() & !refused_features;
         let orders = Arc::new(Mutex::new(orders));
         let engine = Engine::Held(Held::new(disk.image.clone(), orders.clone()));
-        let handler = Handler::new(disk.image.clone(), disk.id, engine, 256, features);
+        let handler = Handler::new(disk.image.clone(), disk.id, engine, None, (256, features));
         Self { rig: Rig::with_handler(disk, features, Box::new(handler)), orders }
     }
 

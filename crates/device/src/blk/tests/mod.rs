@@ -3,6 +3,7 @@ mod block_device;
 mod data;
 mod disk;
 mod in_flight;
+mod limited;
 mod lost;
 mod malformed;
 mod model;

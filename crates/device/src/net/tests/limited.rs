@@ -1,0 +1,100 @@
+//! A card that may send and receive no more than its limits.
+use super::rig::{Card, DATA, HEADER, frame};
+use crate::net::{BackEnd, Hose, Limited, LinkEnd};
+use crate::rig::{readable, segment};
+use crate::{Limiter, Rate, RateLimit};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const RX: usize = 0;
+const TX: usize = 1;
+
+fn frames(per_second: u64, burst: u64) -> Arc<Limiter> {
+    let ops = Some(Rate { per_second: NonZeroU64::new(per_second).unwrap(), burst });
+    Limiter::new(RateLimit { bytes: None, ops })
+}
+
+fn bytes(per_second: u64, burst: u64) -> Arc<Limiter> {
+    let bytes = Some(Rate { per_second: NonZeroU64::new(per_second).unwrap(), burst });
+    Limiter::new(RateLimit { bytes, ops: None })
+}
+
+fn none() -> Arc<Limiter> {
+    Limiter::new(RateLimit::default())
+}
+
+/// Serves a queue, asleep whenever its I/O thread would be, until the driver has so many buffers back; how often it slept.
+fn sleep_through<B: BackEnd>(card: &mut Card<B>, lane: usize, count: usize) -> u32 {
+    let (mut done, mut sleeps) = (0, 0);
+    loop {
+        done += card.settle(lane).len();
+        if done >= count {
+            return sleeps;
+        }
+        sleeps += 1;
+        let handler = &card.lanes[lane].handler;
+        assert!(readable(handler.completion_fd().unwrap(), 10), "nothing wakes the queue");
+    }
+}
+
+#[test]
+fn frames_are_sent_at_the_rate_and_none_is_lost() {
+    for limiter in [frames(500, 5), bytes(500 * 100, 5 * 100)] {
+        let mut card = Card::new(Limited::new(LinkEnd::echo(1).unwrap(), limiter, none()));
+        let start = Instant::now();
+        for number in 0..30_u64 {
+            card.add(RX, &[], &[segment(DATA + 0x1_0000 + number * 0x1000, 2000)]);
+            card.send_at(TX, DATA + number * 0x800, [0; HEADER], &frame(100, number as u8));
+        }
+        assert!(card.settle(TX).len() < 30 && !card.lanes[TX].handler.wants_kicks());
+        let left = 30 - card.totals().transmitted as usize;
+        let sleeps = sleep_through(&mut card, TX, left);
+        assert!(start.elapsed() >= Duration::from_millis((30 - 6) * 1000 / 500 - 1));
+        assert!((1..=40).contains(&sleeps), "{sleeps}");
+        assert_eq!(card.settle(RX).len(), 30);
+        assert_eq!(card.totals().transmitted, 30);
+        assert!(card.lanes[TX].handler.wants_kicks());
+    }
+}
+
+#[test]
+fn frames_come_in_at_the_rate_and_do_not_wake_who_may_not_take_them() {
+    let mut card = Card::new(Limited::new(LinkEnd::echo(1).unwrap(), none(), frames(200, 0)));
+    let start = Instant::now();
+    for number in 0..10_u64 {
+        card.add(RX, &[], &[segment(DATA + 0x1_0000 + number * 0x1000, 2000)]);
+        card.send_at(TX, DATA + number * 0x800, [0; HEADER], &frame(60, number as u8));
+    }
+    assert_eq!(card.settle(TX).len(), 10);
+    let sleeps = sleep_through(&mut card, RX, 10);
+    assert!(start.elapsed() >= Duration::from_millis(9 * 1000 / 200 - 1));
+    assert!((1..=20).contains(&sleeps), "{sleeps}");
+    assert_eq!(card.totals().received, 10);
+    // And when the limit holds nobody any more, a frame wakes it again.
+    std::thread::sleep(Duration::from_millis(10));
+    card.add(RX, &[], &[segment(DATA + 0x1_0000, 2000)]);
+    assert_eq!(card.settle(RX).len(), 0);
+    card.send_at(TX, DATA, [0; HEADER], &frame(60, 1));
+    assert_eq!(card.settle(TX).len(), 1);
+    sleep_through(&mut card, RX, 1);
+}
+
+#[test]
+fn a_frame_that_waits_for_buffers_is_let_in_once() {
+    let mut card = Card::new(Limited::new(Hose::new(1, 3, 60).unwrap(), none(), frames(1000, 0)));
+    for _ in 0..3 {
+        assert_eq!(card.settle(RX).len(), 0);
+        card.add(RX, &[], &[segment(DATA, 2000)]);
+        sleep_through(&mut card, RX, 1);
+    }
+    assert_eq!(card.totals().received, 3);
+}
+
+#[test]
+fn nobody_is_given_the_way_past_the_limit() {
+    let limited = Limited::new(LinkEnd::echo(2).unwrap(), none(), none());
+    assert_eq!((limited.pairs(), limited.offloads()), (2, LinkEnd::echo(2).unwrap().offloads()));
+    let card = Card::new(limited);
+    assert!(card.lanes.iter().all(|lane| lane.handler.tap().is_none()));
+}

@@ -1,0 +1,405 @@
+//! Rate limits: so many bytes and so many operations a second, for a device and all its queues.
+//!
+//! ```text
+//!             free_at <= now                 charge: free_at = max(free_at, now - burst) + cost
+//!   open ------------------------> serve one ---------------------------------------------------> open, or held
+//!   held --- timer, at free_at ---> open
+//! ```
+//! A token bucket, kept as one number: the time at which it will be full enough again (GCRA, ITU-T I.371). Who finds that time
+//! past serves one request, whatever its size, and moves the time on by what that costs; it never lies further back than the burst. So
+//! a bucket is one word, queues share it without a lock, and a request is never larger than the bucket. Queues that look at
+//! the same moment each serve one: the debt is paid before the next.
+//!
+//! The time is given in by the caller, so that a model needs no clock.
+use rustix::event::epoll;
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How much of one thing a device may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Units a second, in the long run.
+    pub per_second: NonZeroU64,
+    /// Units beyond that after a time in which less was used. 0: no two requests come closer than the rate says.
+    pub burst: u64,
+}
+
+/// What a device may use. Without a rate there is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Bytes of data: read and written, received and sent.
+    pub bytes: Option<Rate>,
+    /// Requests, frames.
+    pub ops: Option<Rate>,
+}
+
+/// Keeps a limit. Shared by all that are to stay below it together: a device's queues, or several devices.
+#[derive(Debug)]
+pub struct Limiter {
+    bytes: Option<Bucket>,
+    ops: Option<Bucket>,
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+pub(crate) type Time = u64;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// The longest time for which a queue sleeps on after it might go on, so that it wakes up for more than one request.
+const DOZE: Time = 1_000_000;
+
+/// Now.
+pub(crate) fn now() -> Time {
+    let now = clock_gettime(ClockId::Monotonic);
+    // The clock counts from the start of the host: neither is negative, nor is the sum near the end of 64 bits.
+    now.tv_sec.cast_unsigned().wrapping_mul(SECOND).wrapping_add(now.tv_nsec.cast_unsigned())
+}
+
+#[derive(Debug)]
+struct Bucket {
+    rate: Rate,
+    /// When the next request may begin.
+    free_at: AtomicU64,
+}
+
+impl Bucket {
+    fn new(rate: Rate) -> Self {
+        Self { rate, free_at: AtomicU64::new(0) }
+    }
+
+    /// How long `units` take. A time beyond the end of the clock is its end.
+    fn time(&self, units: u64) -> Time {
+        let time = (u128::from(units) * u128::from(SECOND)).div_ceil(self.rate.per_second.get().into());
+        Time::try_from(time).unwrap_or(Time::MAX)
+    }
+
+    fn free_at(&self) -> Time {
+        // Relaxed: the number is all that there is to see.
+        self.free_at.load(Ordering::Relaxed)
+    }
+
+    fn charge(&self, now: Time, units: u64) {
+        let oldest = now.saturating_sub(self.time(self.rate.burst));
+        let cost = self.time(units);
+        let moved = |free_at: Time| Some(free_at.max(oldest).saturating_add(cost));
+        // Relaxed: as above. It cannot fail, since `moved` never refuses.
+        let _ = self.free_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
+    }
+}
+
+impl Limiter {
+    /// Nothing has been used yet.
+    #[must_use]
+    pub fn new(limit: RateLimit) -> Arc<Self> {
+        Arc::new(Self { bytes: limit.bytes.map(Bucket::new), ops: limit.ops.map(Bucket::new) })
+    }
+
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> RateLimit {
+        let rate = |bucket: &Option<Bucket>| bucket.as_ref().map(|bucket| bucket.rate);
+        RateLimit { bytes: rate(&self.bytes), ops: rate(&self.ops) }
+    }
+
+    fn buckets(&self) -> impl Iterator<Item = &Bucket> {
+        self.bytes.iter().chain(&self.ops)
+    }
+
+    /// When the next request may begin: now, if that is past.
+    pub(crate) fn free_at(&self) -> Time {
+        self.buckets().map(Bucket::free_at).max().unwrap_or(0)
+    }
+
+    /// A request of so many bytes has begun.
+    pub(crate) fn charge(&self, now: Time, bytes: u64) {
+        if let Some(bucket) = &self.bytes {
+            bucket.charge(now, bytes);
+        }
+        if let Some(bucket) = &self.ops {
+            bucket.charge(now, 1);
+        }
+    }
+
+    /// For how long who is held may sleep on without losing any of the rate.
+    fn doze(&self) -> Time {
+        self.buckets().map(|bucket| bucket.time(bucket.rate.burst) / 2).min().unwrap_or(0).min(DOZE)
+    }
+}
+
+/// One queue's part: what holds it, and what wakes it.
+#[derive(Debug)]
+pub(crate) struct Brake {
+    limiter: Arc<Limiter>,
+    /// Until then.
+    held: Option<Time>,
+    timer: OwnedFd,
+    /// The timer has been set since it was read.
+    armed: bool,
+    /// Readable when the timer or the other descriptor is.
+    both: OwnedFd,
+}
+
+impl Brake {
+    /// A brake for a queue that `other` wakes as well.
+    pub(crate) fn new(limiter: Arc<Limiter>, other: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in other.into_iter().chain([timer.as_fd()]) {
+            epoll::add(&both, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Self { limiter, held: None, timer, armed: false, both })
+    }
+
+    /// Whether a request may begin; if not, the queue is held.
+    pub(crate) fn lets_go(&mut self, now: Time) -> bool {
+        if self.held.is_some_and(|until| until > now) {
+            return false;
+        }
+        // Others may have used what it was waiting for.
+        let free_at = self.limiter.free_at();
+        self.held = (free_at > now).then(|| free_at.saturating_add(self.limiter.doze()));
+        self.held.is_none()
+    }
+
+    /// A request of so many bytes has begun.
+    pub(crate) fn charge(&self, now: Time, bytes: u64) {
+        self.limiter.charge(now, bytes);
+    }
+
+    /// Whether the limit keeps the queue from going on.
+    pub(crate) fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Whether the limit keeps it no longer.
+    pub(crate) fn is_over(&self) -> bool {
+        self.held.is_none_or(|until| until <= now())
+    }
+
+    /// Readable when the time has come, and whenever the other descriptor is.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.both.as_fd()
+    }
+
+    /// Whether the other descriptor is to be heard.
+    pub(crate) fn hear(&self, other: BorrowedFd<'_>, hear: bool) -> io::Result<()> {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, hear);
+        Ok(epoll::modify(&self.both, other, epoll::EventData::new_u64(0), flags)?)
+    }
+
+    /// From here on the end of the wait makes the descriptor readable, and nothing that is over does. `true`: the wait is over
+    /// already.
+    pub(crate) fn listen(&mut self) -> bool {
+        let Some(until) = self.held else {
+            if self.armed {
+                // EAGAIN means that it is not readable, which is what we want; it may become so once more, for nothing.
+                let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                self.armed = false;
+            }
+            return false;
+        };
+        if until <= now() {
+            return true;
+        }
+        let value = Timespec { tv_sec: (until / SECOND) as i64, tv_nsec: (until % SECOND) as i64 };
+        let interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Setting it makes it unreadable.
+        let set = timerfd_settime(
+            &self.timer,
+            TimerfdTimerFlags::ABSTIME,
+            &Itimerspec { it_interval: interval, it_value: value },
+        );
+        self.armed = true;
+        match set {
+            Ok(_) => false,
+            Err(error) => {
+                // Spinning is better than sleeping for ever.
+                tracing::error!(%error, "a limited queue has no timer");
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rig::readable;
+    use proptest::prelude::*;
+
+    fn rate(per_second: u64, burst: u64) -> Rate {
+        Rate { per_second: NonZeroU64::new(per_second).unwrap(), burst }
+    }
+
+    fn limiter(bytes: Option<Rate>, ops: Option<Rate>) -> Arc<Limiter> {
+        Limiter::new(RateLimit { bytes, ops })
+    }
+
+    /// Serves requests of so many bytes as soon as it may, from `start` to `end`; when each began.
+    fn serve_all(
+        limiter: &Limiter,
+        start: Time,
+        end: Time,
+        mut bytes: impl FnMut() -> u64,
+    ) -> Vec<(Time, u64)> {
+        let mut served = Vec::new();
+        let mut now = start;
+        loop {
+            now = now.max(limiter.free_at());
+            if now >= end {
+                return served;
+            }
+            let bytes = bytes();
+            limiter.charge(now, bytes);
+            served.push((now, bytes));
+        }
+    }
+
+    #[test]
+    fn who_has_saved_up_may_use_its_burst_at_once_and_no_more() {
+        let limiter = limiter(None, Some(rate(1000, 10)));
+        let served = serve_all(&limiter, 5 * SECOND, 6 * SECOND, || 1 << 30);
+        // The one that empties the bucket may begin as well: its debt is paid before the next.
+        let at_once = served.iter().filter(|(at, _)| *at == 5 * SECOND).count();
+        assert_eq!(at_once, 10 + 1);
+        assert_eq!(served.len(), 1000 + 10);
+    }
+
+    #[test]
+    fn without_a_burst_requests_keep_their_distance() {
+        let limiter = limiter(Some(rate(4096 * 100, 0)), None);
+        let served = serve_all(&limiter, SECOND, 2 * SECOND, || 4096);
+        assert_eq!(served.len(), 100);
+        assert!(served.windows(2).all(|pair| pair[1].0 - pair[0].0 == SECOND / 100));
+    }
+
+    #[test]
+    fn a_request_that_is_larger_than_the_bucket_is_served_and_paid_for() {
+        let limiter = limiter(Some(rate(1000, 10)), None);
+        limiter.charge(SECOND, 5000);
+        assert_eq!(limiter.free_at(), 6 * SECOND - 10 * (SECOND / 1000));
+        limiter.charge(7 * SECOND, 0);
+        assert!(limiter.free_at() <= 7 * SECOND);
+    }
+
+    #[test]
+    fn the_tighter_limit_holds() {
+        let both = limiter(Some(rate(1 << 20, 0)), Some(rate(100, 0)));
+        assert_eq!(serve_all(&both, SECOND, 2 * SECOND, || 512).len(), 100);
+        assert_eq!(serve_all(&both, 10 * SECOND, 11 * SECOND, || 1 << 18).len(), 4);
+        let limit = both.limit();
+        assert_eq!((limit.bytes, limit.ops), (Some(rate(1 << 20, 0)), Some(rate(100, 0))));
+    }
+
+    #[test]
+    fn no_number_is_too_large() {
+        for limit in [rate(u64::MAX, u64::MAX), rate(1, u64::MAX), rate(1, 0), rate(u64::MAX, 0)] {
+            let limiter = limiter(Some(limit), Some(limit));
+            for now in [0, 1, u64::MAX - 1, u64::MAX] {
+                limiter.charge(now, u64::MAX);
+                limiter.charge(now, 0);
+            }
+            assert!(limiter.doze() <= DOZE);
+        }
+        assert_eq!(limiter(None, None).free_at(), 0);
+    }
+
+    proptest! {
+        /// Whatever comes when: in no stretch of time is more begun than the rate, the burst and one request.
+        #[test]
+        fn no_stretch_of_time_has_more_than_its_share(
+            per_second in 1..10_000_000_u64,
+            burst in 0..100_000_u64,
+            requests in prop::collection::vec((0..20_000_000_u64, 0..50_000_u64), 1..60),
+        ) {
+            let limiter = limiter(Some(rate(per_second, burst)), None);
+            let (mut now, mut served) = (SECOND, Vec::new());
+            for (pause, bytes) in requests {
+                now = (now + pause).max(limiter.free_at());
+                limiter.charge(now, bytes);
+                served.push((now, bytes));
+            }
+            for from in 0..served.len() {
+                let mut sum = 0;
+                for to in from..served.len() {
+                    // What began before the last one of the stretch: that one is paid for later.
+                    let time = u128::from(served[to].0 - served[from].0);
+                    let share = u128::from(per_second) * time / u128::from(SECOND) + u128::from(burst) + 1;
+                    prop_assert!(u128::from(sum) <= share, "{} bytes, {}", sum, share);
+                    sum += served[to].1;
+                }
+            }
+        }
+
+        /// And who always has something to do gets its rate.
+        #[test]
+        fn the_whole_rate_can_be_used(
+            per_second in 1000..1_000_000_000_u64,
+            burst in 0..100_000_u64,
+            bytes in 1..10_000_u64,
+        ) {
+            let limiter = limiter(Some(rate(per_second, burst)), None);
+            let time = 2 * SECOND.max(bytes * SECOND / per_second);
+            // Each request's time is rounded up to nanoseconds.
+            let exact = bytes * SECOND / per_second;
+            prop_assume!(exact > 1000 && time / exact < 100_000);
+            let sum: u64 = serve_all(&limiter, SECOND, SECOND + time, || bytes).iter().map(|(_, bytes)| bytes).sum();
+            let share = u128::from(per_second) * u128::from(time) / u128::from(SECOND);
+            prop_assert!(u128::from(sum) * 1002 / 1000 >= share, "{sum} of {share}");
+        }
+    }
+
+    #[test]
+    fn queues_share_a_bucket() {
+        let limiter = limiter(None, Some(rate(1_000_000, 0)));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| limiter.charge(SECOND, 0)));
+            }
+        });
+        assert_eq!(limiter.free_at(), SECOND + 40_000 * 1000);
+    }
+
+    #[test]
+    fn a_brake_holds_until_its_time_and_wakes_then() {
+        let (limiter, start) = (limiter(None, Some(rate(100, 0))), now());
+        let mut brake = Brake::new(limiter.clone(), None).unwrap();
+        assert!(brake.lets_go(start) && !brake.holds() && !brake.listen() && brake.is_over());
+        brake.charge(start, 0);
+        assert!(!brake.lets_go(start) && brake.holds());
+        assert!(!brake.lets_go(start + SECOND / 100 - 1));
+        // On a busy host it may be over before anybody listens.
+        if !brake.listen() {
+            assert!(readable(brake.fd(), 10));
+        }
+        assert!(now() >= start + SECOND / 100 && brake.is_over());
+        assert!(brake.lets_go(now()) && !brake.holds());
+        assert!(!brake.listen() && !readable(brake.fd(), 0), "what is over wakes nobody");
+        // Somebody else is faster.
+        limiter.charge(now() + SECOND, 0);
+        assert!(!brake.lets_go(now()) && !brake.is_over());
+    }
+
+    #[test]
+    fn a_held_queue_hears_the_other_descriptor_if_it_wants_to() {
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        let other = rustix::event::eventfd(0, flags).unwrap();
+        let brake = Brake::new(limiter(None, None), Some(other.as_fd())).unwrap();
+        assert!(!readable(brake.fd(), 0));
+        rustix::io::write(&other, &1_u64.to_ne_bytes()).unwrap();
+        assert!(readable(brake.fd(), 0));
+        brake.hear(other.as_fd(), false).unwrap();
+        assert!(!readable(brake.fd(), 0));
+        brake.hear(other.as_fd(), true).unwrap();
+        assert!(readable(brake.fd(), 0));
+    }
+}
