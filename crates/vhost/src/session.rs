@@ -102,11 +102,12 @@ impl<'a> Session<'a> {
         payload: &[u8],
         fds: Vec<OwnedFd>,
     ) -> (Option<Answer>, Result<(), SessionError>) {
-        let acknowledge =
-            header.flags & flags::NEED_REPLY != 0 && self.features.has_protocol(protocol_feature::REPLY_ACK);
         let done = Request::decode(header, payload, fds)
             .map_err(SessionError::from)
             .and_then(|request| self.handle(request));
+        // Also of the message that accepts this: User Mode Linux waits for it.
+        let acknowledge =
+            header.flags & flags::NEED_REPLY != 0 && self.features.has_protocol(protocol_feature::REPLY_ACK);
         let (reply, result) = match done {
             Ok(Some(reply)) => (Some(reply), Ok(())),
             Ok(None) => (acknowledge.then_some(Reply::Number(0)), Ok(())),

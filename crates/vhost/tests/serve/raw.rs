@@ -132,8 +132,8 @@ impl Raw {
         let offered = self.ask_number(request::GET_FEATURES);
         assert_eq!(offered & F_PROTOCOL_FEATURES, F_PROTOCOL_FEATURES);
         let protocol = self.ask_number(request::GET_PROTOCOL_FEATURES);
-        self.send(request::SET_PROTOCOL_FEATURES, protocol.as_bytes(), &[]).unwrap();
         assert_ne!(protocol & protocol_feature::REPLY_ACK, 0);
+        self.say(request::SET_PROTOCOL_FEATURES, &protocol, &[]);
         self.say(request::SET_FEATURES, &(offered & (features | F_PROTOCOL_FEATURES)), &[]);
         offered
     }
