@@ -11,7 +11,8 @@ const AFTER_HELP: &str = "Examples:
   paravane serve --config devices.toml --check
   paravane serve --config devices.toml
 
-Signals: SIGTERM and SIGINT finish what is in flight, remove the sockets and end; SIGHUP reads --config again.";
+Signals: SIGTERM and SIGINT finish what is in flight, remove the sockets and end; SIGHUP reads --config again, and looks at
+the sizes of images.";
 
 /// Serve disks, network cards and entropy to other VMMs over vhost-user: one device, or those of a file
 ///
@@ -24,7 +25,7 @@ Signals: SIGTERM and SIGINT finish what is in flight, remove the sockets and end
 pub(crate) struct ServeArgs {
     #[command(subcommand)]
     pub(crate) device: Option<DeviceCommand>,
-    /// Serve the devices of this TOML file, in which options are keys: [[blk]], [[net]], [[rng]] and [daemon]
+    /// Serve the devices of this TOML file, in which options are keys, and blk, net, rng and daemon tables
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Only say whether the request is in order, and end
@@ -45,7 +46,7 @@ pub(crate) enum DeviceCommand {
     Rng(RngArgs),
 }
 
-/// What concerns the daemon and not a device. On the command line it overrides what the file's table [daemon] says.
+/// What concerns the daemon and not a device. On the command line it overrides what the file's table `daemon` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Daemon")]
 pub(crate) struct DaemonArgs {
@@ -81,7 +82,7 @@ pub(crate) enum LogFormat {
 
 /// What all devices have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-#[command(group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation"]).required(true))]
+#[command(next_help_heading = "Serving", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation"]).required(true))]
 pub(crate) struct EndpointArgs {
     /// Name in the log, in `paravane status` and in metrics [default: the kind of device; required in a file]
     #[arg(long, value_name = "NAME")]
@@ -104,6 +105,24 @@ pub(crate) struct EndpointArgs {
     /// Do not offer packed virtqueues
     #[arg(long)]
     pub(crate) no_packed: bool,
+}
+
+/// How much a device may use. Queues share it; a network card has it for each direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct LimitArgs {
+    /// Bytes of data a second [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) bytes_per_second: Option<Size>,
+    /// Bytes beyond that after a time in which less was used [default: what a tenth of a second allows]
+    #[arg(long, value_name = "SIZE", requires = "bytes_per_second")]
+    pub(crate) burst_bytes: Option<Size>,
+    /// Requests or frames a second [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) ops_per_second: Option<u64>,
+    /// Requests or frames beyond that after a time in which there were less [default: what a tenth of a second allows]
+    #[arg(long, value_name = "N", requires = "ops_per_second")]
+    pub(crate) burst_ops: Option<u64>,
 }
 
 /// Serve a disk
@@ -133,6 +152,8 @@ pub(crate) struct BlkArgs {
     /// it, else threads [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<Engine>,
+    #[command(flatten)]
+    pub(crate) limit: LimitArgs,
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
 }
@@ -178,6 +199,8 @@ pub(crate) struct NetArgs {
     /// Do not leave checksums and segmentation to the far side
     #[arg(long)]
     pub(crate) no_offloads: bool,
+    #[command(flatten)]
+    pub(crate) limit: LimitArgs,
     #[command(flatten)]
     pub(crate) endpoint: EndpointArgs,
 }

@@ -13,6 +13,7 @@ use super::report::{self, Report};
 use super::sandbox::Reach;
 use super::spec::{DeviceSpec, Endpoint};
 use anyhow::{Context, anyhow};
+use paravane_device::blk::Resizer;
 use paravane_device::net::Counters;
 use paravane_vhost::{Export, ExportConfig, ExportStatus};
 use std::collections::{HashMap, HashSet};
@@ -28,6 +29,7 @@ struct Member {
     spec: DeviceSpec,
     export: Export,
     counters: Option<Arc<Counters>>,
+    resizer: Option<Resizer>,
     back_end: String,
 }
 
@@ -139,6 +141,22 @@ impl Fleet {
         self.inner().last_reload = format!("nothing was changed: {why}");
     }
 
+    /// Looks at the sizes of images, and tells the drivers of disks whose size is another by now.
+    pub(crate) fn look_at_sizes(&self) {
+        for member in &mut self.inner().members {
+            let Some(resizer) = &mut member.resizer else { continue };
+            let device = &member.spec.name;
+            match resizer.look() {
+                Ok(false) => {}
+                Ok(true) => {
+                    tracing::info!(device, bytes = resizer.size(), "the disk has another size");
+                    member.export.config_changed();
+                }
+                Err(error) => tracing::error!(device, %error, "the image's size is not known"),
+            }
+        }
+    }
+
     /// How all are.
     pub(crate) fn report(&self) -> Report {
         let inner = self.inner();
@@ -194,7 +212,7 @@ fn divide(members: Vec<Member>, wanted: &[DeviceSpec]) -> (Vec<Member>, Vec<Memb
 
 impl Member {
     fn start(spec: DeviceSpec, opened: Opened, sockets: &Sockets) -> Result<Self, anyhow::Error> {
-        let Opened { device, counters, back_end } = opened;
+        let Opened { device, counters, resizer, back_end } = opened;
         let name = spec.name.clone();
         let started = || {
             let endpoint = match &spec.endpoint {
@@ -222,7 +240,7 @@ impl Member {
             back_end,
             "served"
         );
-        Ok(Self { spec, export, counters, back_end })
+        Ok(Self { spec, export, counters, resizer, back_end })
     }
 
     fn stop(self) {
@@ -247,6 +265,7 @@ impl Member {
             kind: self.spec.kind.name().to_owned(),
             endpoint: endpoint(&self.spec),
             back_end: self.back_end.clone(),
+            size: self.resizer.as_ref().map(Resizer::size),
             workers: self.spec.workers,
             connected: status.connected,
             sessions: status.sessions,

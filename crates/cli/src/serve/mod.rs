@@ -107,6 +107,7 @@ fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Erro
 fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Result<(), Failure> {
     check(daemon, &devices).map_err(Failure::request)?;
     let signals = Signals::take().context("cannot catch signals")?;
+    take_all_descriptors();
     let manager = systemd::Manager::from_environment()?;
     let sockets = systemd::sockets()?;
     let user = daemon.user.as_deref().map(Target::find).transpose().map_err(Failure::request)?;
@@ -145,6 +146,17 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     Ok(result?)
 }
 
+/// A queue takes four descriptors or five, and a shell gives a process 1024.
+fn take_all_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, "there are {current:?} descriptors only");
+    }
+}
+
 #[expect(clippy::too_many_arguments, reason = "all that there is by now")]
 fn run(
     args: &ServeArgs,
@@ -176,17 +188,16 @@ fn run(
     loop {
         match signals.next()? {
             Asked::End => return Ok(()),
-            Asked::Reload => match &args.config {
-                None => tracing::info!("there is no file to be read again"),
-                Some(file) => {
-                    manager.reloading();
-                    match Config::read(file) {
-                        Ok(config) => fleet.reload(config.devices, sockets, reach),
-                        Err(error) => fleet.refused(error.to_string()),
-                    }
-                    manager.tell(&[NotifyState::Ready]);
+            Asked::Reload => {
+                manager.reloading();
+                fleet.look_at_sizes();
+                match args.config.as_deref().map(Config::read) {
+                    None => {}
+                    Some(Ok(config)) => fleet.reload(config.devices, sockets, reach),
+                    Some(Err(error)) => fleet.refused(error.to_string()),
                 }
-            },
+                manager.tell(&[NotifyState::Ready]);
+            }
         }
     }
 }

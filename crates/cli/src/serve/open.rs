@@ -2,10 +2,10 @@
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::args::Engine;
 use anyhow::Context;
-use paravane_device::Device;
-use paravane_device::blk::{self, BlkConfig, EngineChoice};
-use paravane_device::net::{self, BackEnd, Counters, Hose, LinkEnd, Tap};
+use paravane_device::blk::{self, BlkConfig, EngineChoice, Resizer};
+use paravane_device::net::{self, BackEnd, Counters, Hose, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
+use paravane_device::{Device, Limiter, RateLimit};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,6 +14,8 @@ pub(crate) struct Opened {
     pub(crate) device: Box<dyn Device>,
     /// What a network card counts.
     pub(crate) counters: Option<Arc<Counters>>,
+    /// Finds out that a disk's size has changed.
+    pub(crate) resizer: Option<Resizer>,
     /// What is behind it, for people.
     pub(crate) back_end: String,
 }
@@ -50,9 +52,12 @@ pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, 
                 card(net, Hose::new(net.queues, u64::MAX, *len as usize)?, format!("source of {len} bytes"))
             }
         },
-        Kind::Rng => {
-            Ok(Opened { device: Box::new(Rng::new()), counters: None, back_end: "getrandom".to_owned() })
-        }
+        Kind::Rng => Ok(Opened {
+            device: Box::new(Rng::new()),
+            counters: None,
+            resizer: None,
+            back_end: "getrandom".to_owned(),
+        }),
     }
 }
 
@@ -68,14 +73,28 @@ fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
             Engine::Immediate => EngineChoice::Immediate,
         },
         serial: blk.serial.clone(),
+        limiter: limiter(blk.limit),
         ..BlkConfig::new(&blk.image)
     };
     let device = blk::Blk::open(config)?;
-    let back_end = format!("{} ({} bytes, {})", device.path().display(), device.size(), device.engine());
-    Ok(Opened { device: Box::new(device), counters: None, back_end })
+    let back_end = format!("{} ({})", device.path().display(), device.engine());
+    let resizer = Some(device.resizer());
+    Ok(Opened { device: Box::new(device), counters: None, resizer, back_end })
+}
+
+/// `None`: there is no limit, and nobody looks at a clock.
+fn limiter(limit: RateLimit) -> Option<Arc<Limiter>> {
+    (limit != RateLimit::default()).then(|| Limiter::new(limit))
 }
 
 fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyhow::Error> {
+    match (limiter(net.limit), limiter(net.limit)) {
+        (Some(transmit), Some(receive)) => connect(net, Limited::new(end, transmit, receive), back_end),
+        _ => connect(net, end, back_end),
+    }
+}
+
+fn connect<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyhow::Error> {
     let config = net::NetConfig {
         mtu: net.mtu,
         offloads: net.offloads,
@@ -84,5 +103,5 @@ fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyho
     };
     let card = net::Net::new(config, end)?;
     let counters = Some(card.counters());
-    Ok(Opened { device: Box::new(card), counters, back_end })
+    Ok(Opened { device: Box::new(card), counters, resizer: None, back_end })
 }

@@ -26,6 +26,8 @@ pub(crate) struct Device {
     /// "listen PATH", "connect PATH" or "activated".
     pub(crate) endpoint: String,
     pub(crate) back_end: String,
+    /// Bytes of a disk, when it was last looked at.
+    pub(crate) size: Option<u64>,
     pub(crate) workers: u16,
     /// A VMM is connected.
     pub(crate) connected: bool,

@@ -1,10 +1,13 @@
 //! What is to be served, checked as far as that goes without touching anything.
 //!
 //! Two specifications that are equal need no change: that is how a reload finds out what to leave alone.
-use super::args::{BlkArgs, DeviceCommand, EndpointArgs, Format, Mac, NetArgs, RngArgs};
+use super::args::{BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, RngArgs};
 use crate::args::Engine;
+use crate::size::Size;
+use paravane_device::{Rate, RateLimit};
 use std::collections::HashMap;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -55,6 +58,7 @@ pub(crate) struct Blk {
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
     pub(crate) engine: Engine,
+    pub(crate) limit: RateLimit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +70,8 @@ pub(crate) struct Net {
     pub(crate) queue_size: u16,
     pub(crate) mtu: Option<u16>,
     pub(crate) offloads: bool,
+    /// Of each direction.
+    pub(crate) limit: RateLimit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +192,20 @@ fn queue_size(size: Option<u16>) -> Result<u16, Wrong> {
     }
 }
 
+fn limit(args: &LimitArgs) -> Result<RateLimit, Wrong> {
+    let rate = |option, per_second: Option<u64>, burst: Option<u64>| {
+        let Some(per_second) = per_second else { return Ok(None) };
+        let none = || (option, "0 would let nothing through".to_owned());
+        let per_second = NonZeroU64::new(per_second).ok_or_else(none)?;
+        Ok(Some(Rate { per_second, burst: burst.unwrap_or(per_second.get() / 10) }))
+    };
+    let bytes = |size: Option<Size>| size.map(|Size(bytes)| bytes);
+    Ok(RateLimit {
+        bytes: rate("bytes-per-second", bytes(args.bytes_per_second), bytes(args.burst_bytes))?,
+        ops: rate("ops-per-second", args.ops_per_second, args.burst_ops)?,
+    })
+}
+
 impl Blk {
     fn new(args: &BlkArgs) -> Result<Self, Wrong> {
         if let Some(serial) = &args.serial
@@ -205,6 +225,7 @@ impl Blk {
             queues: within("queues", args.queues.unwrap_or(1), MAX_QUEUES)?,
             queue_size: queue_size(args.queue_size)?,
             engine: args.engine.unwrap_or(Engine::Auto),
+            limit: limit(&args.limit)?,
         })
     }
 }
@@ -239,6 +260,7 @@ impl Net {
             queue_size: queue_size(args.queue_size)?,
             mtu: args.mtu,
             offloads: !args.no_offloads,
+            limit: limit(&args.limit)?,
         })
     }
 }

@@ -64,3 +64,27 @@ fn a_disk_of_a_file_is_served_in_the_sandbox() {
     let file = folder.write("d.toml", device);
     exercise(&["--config", &file], &folder, &image);
 }
+
+#[test]
+fn a_disk_grows_when_the_daemon_is_told_to_look() {
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let limits = ["--bytes-per-second", "1G", "--ops-per-second", "1000000"];
+    let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
+    let mut daemon = Daemon::start(&[&arguments[..], &limits[..]].concat());
+    let size = || status(&control)["devices"][0]["size"].as_u64();
+    assert_eq!(size(), Some(1 << 20));
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 4 };
+    let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
+    let capacity = |driver: &Driver| u64::from(driver.transport.get_config().unwrap().capacity);
+    assert_eq!(capacity(&driver), 2048);
+    let mut model = vec![0; 2 << 20];
+    driver.exercise(&mut model[..1 << 20], 100, &mut Dice::new(3));
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(2 << 20).unwrap();
+    assert_eq!((size(), capacity(&driver)), (Some(1 << 20), 2048), "nobody has looked");
+    daemon.signal(rustix::process::Signal::HUP);
+    daemon.wait_for("the disk has another size");
+    assert_eq!((size(), capacity(&driver)), (Some(2 << 20), 4096));
+    driver.exercise(&mut model, 300, &mut Dice::new(4));
+    assert!(std::fs::read(&image).unwrap() == model, "the image is not what was written");
+}

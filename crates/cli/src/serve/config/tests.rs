@@ -1,6 +1,7 @@
 use super::*;
 use crate::serve::args::LogFormat;
 use crate::serve::spec::Network;
+use paravane_device::Rate;
 use std::time::Duration;
 
 const GOOD: &str = r#"
@@ -18,6 +19,9 @@ socket = "/run/paravane/vm0-disk.sock"
 queues = 4
 workers = 2
 serial = "0001"
+bytes-per-second = "10M"
+ops-per-second = 500
+burst-ops = 7
 
 [[rng]]
 name = "vm0-rng"
@@ -60,6 +64,9 @@ fn a_file_says_what_the_command_line_says() {
     let [disk, rng, cd, a, b] = config.devices.as_slice() else { panic!("{names:?}") };
     let Kind::Blk(blk) = &disk.kind else { panic!("{disk:?}") };
     assert_eq!((blk.queues, disk.workers, blk.serial.as_deref()), (4, 2, Some("0001")));
+    let rate = |rate: Option<Rate>| rate.map(|rate| (rate.per_second.get(), rate.burst));
+    assert_eq!(rate(blk.limit.bytes), Some((10 << 20, 1 << 20)));
+    assert_eq!(rate(blk.limit.ops), Some((500, 7)));
     assert_eq!(disk.endpoint, Endpoint::Listen("/run/paravane/vm0-disk.sock".into()));
     assert!(disk.packed && !blk.read_only && disk.longest_poll == Duration::from_micros(50));
     assert_eq!(rng.endpoint, Endpoint::Connect("/etc/p/vm0-rng.sock".into()));
@@ -108,6 +115,9 @@ fn errors_name_the_line() {
         (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),
         (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is not a power of two"),
         (&[disk, "serial = \"012345678901234567890\"\n"], 5, "serial: "),
+        (&[disk, "bytes-per-second = 0\n"], 5, "bytes-per-second: 0 would let nothing"),
+        (&[disk, "\nops-per-second = \"1k\"\n"], 6, "ops-per-second: \"1k\": "),
+        (&[disk, "burst-ops = 9\n"], 1, "ops-per-second is missing"),
         (&[&disk.replace("\"a\"", "\"a b\"")], 2, "name: \"a b\" is not"),
         (&[&disk.replace("\"a\"", "\"\"")], 2, "name: \"\" is not"),
         (&[net, "echo = true\nmac = \"01:00:00:00:00:00\"\n"], 5, "mac: "),
