@@ -327,6 +327,9 @@ pub enum Reply {
     Vring(VringState),
     /// Bytes of the configuration space.
     Config(ConfigAccess, Vec<u8>),
+    /// The log as it was told: the specification does not say what is answered, QEMU takes anything, and Cloud Hypervisor
+    /// wants this.
+    Log(LogArea),
     /// Memory to track in.
     Inflight(Inflight, OwnedFd),
     /// Nothing but the header, which in some requests means that it cannot be done.
@@ -341,6 +344,7 @@ impl Reply {
         match self {
             Self::Number(number) => (message(request, flags, number.as_bytes()), None),
             Self::Vring(state) => (message(request, flags, state.as_bytes()), None),
+            Self::Log(area) => (message(request, flags, area.as_bytes()), None),
             Self::Config(access, bytes) => {
                 (message(request, flags, &[access.as_bytes(), &bytes].concat()), None)
             }

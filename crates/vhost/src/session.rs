@@ -171,7 +171,7 @@ impl<'a> Session<'a> {
             Request::GetStatus => return number(self.status.into()),
             Request::SetLogBase(area, fd) => {
                 self.set_log_base(area, fd)?;
-                return number(0);
+                return Ok(Some(Reply::Log(area)));
             }
             // We need tell nobody that the log has changed: it is looked at all the same.
             Request::SetLogFd(_) => {}

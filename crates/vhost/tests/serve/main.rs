@@ -1,5 +1,6 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 mod driver;
+mod frontend;
 mod killed;
 mod malformed;
 mod migration;
