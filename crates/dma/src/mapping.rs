@@ -1,8 +1,8 @@
 //! Guest memory that is used in place: what keeps it mapped, and in which order it ends.
-use crate::Access;
 use crate::holds::Taken;
 use crate::memory::Pin;
 use crate::sync::fence;
+use crate::{Access, copy};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,6 +25,28 @@ pub struct HostSlice {
 unsafe impl Send for HostSlice {}
 // SAFETY: as above.
 unsafe impl Sync for HostSlice {}
+
+impl HostSlice {
+    /// Copies its first bytes into `out`, in no particular order: who mapped them sees to that.
+    ///
+    /// # Safety
+    /// What it came with ([`Hold`], [`Mapping`]) lives, and `out` is no longer than it.
+    pub unsafe fn read(&self, out: &mut [u8]) {
+        debug_assert!(out.len() <= self.len);
+        // SAFETY: mapped guest memory, as the caller promises; `out` is ours.
+        unsafe { copy::load(self.ptr, out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Copies `data` to its beginning, in no particular order.
+    ///
+    /// # Safety
+    /// As [`HostSlice::read`]; and it was mapped for writing.
+    pub unsafe fn write(&self, data: &[u8]) {
+        debug_assert!(data.len() <= self.len);
+        // SAFETY: mapped guest memory, as the caller promises; `data` does not change while it is borrowed.
+        unsafe { copy::store(self.ptr, data.as_ptr(), data.len()) };
+    }
+}
 
 /// Bytes of guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

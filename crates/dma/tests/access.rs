@@ -360,3 +360,31 @@ fn handles_and_guards_go_from_thread_to_thread() {
     .expect("the thread");
     assert_eq!(handle.read_obj::<u8>(0x1000, READ), Ok(1));
 }
+
+#[test]
+fn what_is_mapped_can_be_copied_from_and_to() {
+    let mut handle = handle();
+    let segments = [Segment { addr: 0x1ffe, len: 3 }, Segment { addr: 0x3005, len: 4000 }];
+    let mut pieces: Vec<HostSlice> = Vec::new();
+    let hold = handle.open().map_segments(&segments, 0, 4003, READ | WRITE, &mut pieces).expect("mapped");
+    let data: Vec<u8> = (0..4003).map(|at| (at * 7 + at / 256) as u8).collect();
+    let (mut from, mut back) = (data.as_slice(), vec![0; 4003]);
+    let mut to = back.as_mut_slice();
+    for piece in &pieces {
+        let (now, rest) = from.split_at(piece.len);
+        // SAFETY: the hold lives, and the length is the piece's.
+        unsafe { piece.write(now) };
+        from = rest;
+    }
+    for piece in &pieces {
+        let (now, rest) = to.split_at_mut(piece.len);
+        // SAFETY: as above.
+        unsafe { piece.read(now) };
+        to = rest;
+    }
+    assert!(from.is_empty() && to.is_empty() && back == data);
+    drop(hold);
+    let mut seen = vec![0; 4003];
+    handle.open().read_segments(&segments, 0, &mut seen, READ).expect("readable");
+    assert_eq!(seen, data);
+}

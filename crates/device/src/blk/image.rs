@@ -1,5 +1,6 @@
 //! The image: opened, checked and locked, without changing a bit of it.
-use super::OpenError;
+use super::qcow2::Qcow2;
+use super::{Format, OpenError};
 use paravane_spec::blk::{ID_LEN, SECTOR};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -17,9 +18,11 @@ const MAX_PHYSICAL: u64 = 4096;
 /// File systems that lie in memory, by their magic numbers: tmpfs, which a memfd is in, too, and ramfs.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// An open raw image.
+/// An open image.
 #[derive(Debug)]
 pub(super) struct Image {
+    /// Dropped before the file, which has the lock.
+    pub(super) qcow2: Option<Qcow2>,
     pub(super) file: File,
     pub(super) path: PathBuf,
     /// Sectors that the disk has, for whom requests are checked against it. Changes when somebody looks ([`Image::look`]):
@@ -33,7 +36,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    pub(super) fn open(path: &Path, read_only: bool) -> Result<Self, OpenError> {
+    /// Opens a file of this format. What a format other than raw says of the disk is still to be asked for.
+    pub(super) fn open(path: &Path, read_only: bool, format: Format) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         // Looked at before it is opened: opening a device node or a FIFO can itself have an effect.
         let expected = std::fs::metadata(path).map_err(os)?;
@@ -55,11 +59,16 @@ impl Image {
                 }
             },
         )?;
-        Self::of(file, path, read_only)
+        Self::of(file, path, read_only, format)
     }
 
     /// An image that has been opened already, perhaps by another process, whose lock is then this one's, too.
-    pub(super) fn of(mut file: File, path: &Path, read_only: bool) -> Result<Self, OpenError> {
+    pub(super) fn of(
+        mut file: File,
+        path: &Path,
+        read_only: bool,
+        format: Format,
+    ) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
         check_kind(path, &metadata)?;
@@ -76,7 +85,7 @@ impl Image {
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }
-        if size % SECTOR != 0 {
+        if format == Format::Raw && size % SECTOR != 0 {
             return Err(OpenError::Size { path: path.to_owned(), size });
         }
         let physical = metadata.blksize().clamp(SECTOR, MAX_PHYSICAL);
@@ -84,7 +93,18 @@ impl Image {
         let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
         let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
         let sectors = AtomicU64::new(size / SECTOR);
-        Ok(Self { file, path: path.to_owned(), sectors, read_only, in_memory, physical_block_exp })
+        let path = path.to_owned();
+        Ok(Self { qcow2: None, file, path, sectors, read_only, in_memory, physical_block_exp })
+    }
+
+    /// The disk is what `qcow2` makes of the file.
+    pub(super) fn through(mut self, qcow2: Qcow2) -> Result<Self, OpenError> {
+        self.sectors = AtomicU64::new(qcow2.sectors());
+        self.qcow2 = Some(qcow2);
+        match self.sectors() {
+            0 => Err(OpenError::Empty { path: self.path }),
+            _ => Ok(self),
+        }
     }
 
     /// The same file once more, without the lock. The kernel takes a ring apart some time after its process
@@ -104,15 +124,21 @@ impl Image {
 
     /// Looks how large the file is by now, and says so, in sectors. What is behind the last whole sector is not the disk's.
     pub(super) fn look(&self) -> io::Result<u64> {
-        let sectors = end(&mut &self.file)? / SECTOR;
+        let sectors = match &self.qcow2 {
+            Some(qcow2) => qcow2.sectors(),
+            None => end(&mut &self.file)? / SECTOR,
+        };
         // Relaxed: as above.
         self.sectors.store(sectors, Ordering::Relaxed);
         Ok(sectors)
     }
 
-    /// Makes the file so many bytes long.
+    /// Makes the disk so many bytes large.
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
-        self.file.set_len(size)
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.resize(size),
+            None => self.file.set_len(size),
+        }
     }
 
     /// What GET_ID answers (section 5.2.6: ASCII, padded with zero bytes): `serial`, or the file's name.

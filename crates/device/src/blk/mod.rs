@@ -1,7 +1,7 @@
-//! Block device (virtio specification, section 5.2): a raw image, its format said and never guessed.
+//! Block device (virtio specification, section 5.2): an image, its format said and never guessed.
 //!
 //! ```text
-//! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs
+//! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs, qcow2.rs
 //!    | start_queue
 //!    v
 //! Handler, one a queue                                          handler.rs
@@ -14,6 +14,7 @@
 mod engine;
 mod handler;
 mod image;
+mod qcow2;
 mod request;
 mod resizer;
 mod slot;
@@ -28,6 +29,7 @@ use image::Image;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
+use qcow2::Qcow2;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,11 +53,35 @@ pub enum EngineChoice {
     Immediate,
 }
 
+/// What is in the file of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The disk's bytes.
+    #[default]
+    Raw,
+    /// QEMU's format, versions 2 and 3, without encryption and without a data file of its own.
+    Qcow2,
+}
+
+/// An image that another one is based on. It is only read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// The image.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: Format,
+}
+
 /// How a disk is to be opened.
 #[derive(Clone, Debug)]
 pub struct BlkConfig {
-    /// The raw image.
+    /// The image.
     pub path: PathBuf,
+    /// Its format. A raw image is never taken for anything else, whatever its driver writes there.
+    pub format: Format,
+    /// What a qcow2 image is based on, and what that is based on, and so on. Must be named if and only if the images say that
+    /// they are based on something; by what name they call it does not matter, and is not looked at.
+    pub backing: Vec<Layer>,
     /// Open and offer it read-only.
     pub read_only: bool,
     /// Number of queues, at least 1.
@@ -71,11 +97,13 @@ pub struct BlkConfig {
 }
 
 impl BlkConfig {
-    /// One queue of 256, read-write, engine chosen by the host's abilities.
+    /// A raw image, read-write, one queue of 256, engine chosen by the host's abilities.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
+            format: Format::Raw,
+            backing: Vec::new(),
             read_only: false,
             queues: 1,
             queue_size: 256,
@@ -129,6 +157,37 @@ pub enum OpenError {
         /// The image.
         path: PathBuf,
     },
+    /// {path}: cannot be used as a qcow2 image: {source}
+    #[error("{}: cannot be used as a qcow2 image: {source}", path.display())]
+    Qcow2 {
+        /// The image.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// {path}: is based on an image that it calls {name:?}; which one that is must be said
+    #[error("{}: is based on an image that it calls {name:?}; which one that is must be said", path.display())]
+    Backing {
+        /// The image.
+        path: PathBuf,
+        /// The name that is in it. Anybody may have put it there.
+        name: String,
+    },
+    /// {path}: is not based on another image, and one was named
+    #[error("{}: is not based on another image, and one was named", path.display())]
+    NoBacking {
+        /// The image.
+        path: PathBuf,
+    },
+    /// {path}: has its data in another file, which is not supported
+    #[error("{}: has its data in another file, which is not supported", path.display())]
+    DataFile {
+        /// The image.
+        path: PathBuf,
+    },
+    /// io_uring was asked for, and images in the format qcow2 are served by threads
+    #[error("io_uring was asked for, and images in the format qcow2 are served by threads")]
+    EngineOfFormat,
     /// io_uring was asked for, and this host refuses it: {source}
     #[error("io_uring was asked for, and this host refuses it: {source}")]
     Engine {
@@ -137,7 +196,7 @@ pub enum OpenError {
     },
 }
 
-/// A disk: an open, locked raw image.
+/// A disk: an open, locked image.
 #[derive(Debug)]
 pub struct Blk {
     image: Arc<Image>,
@@ -161,7 +220,7 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::open(&config.path, config.read_only)?, config)
+        Self::on(Image::open(&config.path, config.read_only, config.format)?, config)
     }
 
     /// As [`Blk::open`], of an image that is open already, perhaps by another process, whose lock is shared then. The
@@ -170,11 +229,18 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn of(image: File, config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::of(image, &config.path, config.read_only)?, config)
+        Self::on(Image::of(image, &config.path, config.read_only, config.format)?, config)
     }
 
     fn on(image: Image, config: BlkConfig) -> Result<Self, OpenError> {
-        let image = Arc::new(image);
+        let image = Arc::new(match config.format {
+            Format::Qcow2 => {
+                let qcow2 = Qcow2::open(&image, &config.backing)?;
+                image.through(qcow2)?
+            }
+            Format::Raw if config.backing.is_empty() => image,
+            Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
+        });
         let threads = |why| match Pool::new(&image) {
             Ok(pool) => Ok(EngineKind::Threads { pool: Arc::new(pool), why }),
             Err(source) => Err(OpenError::Os { path: config.path.clone(), source }),
@@ -182,6 +248,8 @@ impl Blk {
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None)?,
             (EngineChoice::Immediate, _) => EngineKind::Immediate,
+            (EngineChoice::IoUring, _) if image.qcow2.is_some() => return Err(OpenError::EngineOfFormat),
+            (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None)?,
             (EngineChoice::Auto, _) if image.in_memory => EngineKind::Immediate,
             (_, Ok(())) => match image.unlocked() {
                 Ok(file) => EngineKind::Uring { file },
@@ -232,7 +300,7 @@ impl Blk {
         }
     }
 
-    /// A second descriptor of the open image, for the host's own reading (verification); same lock, and same
+    /// A second descriptor of the open image's file, for the host's own reading (verification); same lock, and same
     /// file offset, so read at explicit offsets.
     ///
     /// # Errors

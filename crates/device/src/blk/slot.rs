@@ -201,7 +201,8 @@ impl Slot {
                     true => libc::FALLOC_FL_PUNCH_HOLE,
                     false => libc::FALLOC_FL_ZERO_RANGE,
                 };
-                Job::Allocate { mode: how | libc::FALLOC_FL_KEEP_SIZE, offset, len }
+                let mode = how | libc::FALLOC_FL_KEEP_SIZE;
+                Job::Allocate { mode, offset, len, discard: self.discard }
             }
         }
     }

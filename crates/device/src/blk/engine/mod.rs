@@ -58,8 +58,8 @@ pub(super) enum Job {
     Write { pieces: Pieces, offset: u64, durable: bool },
     /// fdatasync(2).
     Sync,
-    /// fallocate(2).
-    Allocate { mode: i32, offset: u64, len: u64 },
+    /// fallocate(2). For a `discard` any content will do.
+    Allocate { mode: i32, offset: u64, len: u64, discard: bool },
 }
 
 /// What became of a job: the system call's result, or a negative error number.

@@ -17,8 +17,10 @@ use std::thread::JoinHandle;
 /// Workers of a pool: how many system calls a disk has in flight.
 const WORKERS: usize = 8;
 
-/// Stack of a worker: it makes one system call at a time.
+/// Stack of a worker: it makes one system call at a time,
 const STACK: usize = 64 * 1024;
+/// or runs the code of a format.
+const FORMAT_STACK: usize = 1 << 20;
 
 struct Task {
     slot: u16,
@@ -58,12 +60,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pool {
     pub(in crate::blk) fn new(image: &Arc<Image>) -> io::Result<Self> {
         let mut pool = Self { board: Arc::default(), workers: Vec::with_capacity(WORKERS) };
+        let stack = if image.qcow2.is_some() { FORMAT_STACK } else { STACK };
         for number in 0..WORKERS {
             let (board, image) = (pool.board.clone(), image.clone());
             pool.workers.push(
                 std::thread::Builder::new()
                     .name(format!("blk-io-{number}"))
-                    .stack_size(STACK)
+                    .stack_size(stack)
                     .spawn(move || work(&board, &image))?,
             );
         }
@@ -105,6 +108,9 @@ fn work(board: &Board, image: &Image) {
 
 /// Does the system call and answers as io_uring would.
 pub(super) fn perform(image: &Image, job: Job) -> i32 {
+    if let Some(qcow2) = &image.qcow2 {
+        return qcow2.perform(job);
+    }
     let fd = image.file.as_raw_fd();
     let result = match job {
         Job::Read { pieces, offset } => {
@@ -119,7 +125,7 @@ pub(super) fn perform(image: &Image, job: Job) -> i32 {
         }
         // SAFETY: no memory is involved, and the descriptor is the image's.
         Job::Sync => unsafe { libc::fdatasync(fd) as isize },
-        Job::Allocate { mode, offset, len } => {
+        Job::Allocate { mode, offset, len, .. } => {
             // SAFETY: as for syncing.
             unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) as isize }
         }

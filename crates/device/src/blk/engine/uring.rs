@@ -189,7 +189,7 @@ fn entry(job: Job) -> squeue::Entry {
             }
         }
         Job::Sync => opcode::Fsync::new(IMAGE).flags(types::FsyncFlags::DATASYNC).build(),
-        Job::Allocate { mode, offset, len } => {
+        Job::Allocate { mode, offset, len, .. } => {
             opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()
         }
     }

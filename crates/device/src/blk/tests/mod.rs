@@ -8,6 +8,7 @@ mod lost;
 mod malformed;
 mod model;
 mod open;
+mod qcow2;
 mod resize;
 
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};

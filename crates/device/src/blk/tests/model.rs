@@ -2,11 +2,11 @@
 use super::*;
 use proptest::prelude::*;
 
-const SECTORS: u64 = 128;
-const DISK: usize = SECTORS as usize * 512;
+pub(super) const SECTORS: u64 = 128;
+pub(super) const DISK: usize = SECTORS as usize * 512;
 
 #[derive(Clone, Debug)]
-enum Op {
+pub(super) enum Op {
     Read { sector: u64, sectors: u64, cuts: Vec<usize> },
     Write { sector: u64, sectors: u64, seed: u64, cuts: Vec<usize> },
     Discard { ranges: Vec<(u64, u32)> },
@@ -14,7 +14,7 @@ enum Op {
     Flush,
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub(super) fn op() -> impl Strategy<Value = Op> {
     let cuts = || prop::collection::vec(1..5000usize, 0..6);
     // Somewhat beyond the end, too.
     let sector = 0..SECTORS + 3;
@@ -47,14 +47,14 @@ fn cut(addr: u64, len: usize, cuts: &[usize]) -> Vec<Segment> {
     pieces
 }
 
-struct Model {
-    bytes: Vec<u8>,
+pub(super) struct Model {
+    pub(super) bytes: Vec<u8>,
     /// Discarded and not written since: may read as anything.
-    unknown: Vec<bool>,
+    pub(super) unknown: Vec<bool>,
 }
 
 impl Model {
-    fn apply(&mut self, op: &Op, rig: &mut Rig<Blk>) {
+    pub(super) fn apply(&mut self, op: &Op, rig: &mut Rig<Blk>) {
         let inside = |sector: u64, sectors: u64| sector + sectors <= SECTORS;
         match op {
             Op::Read { sector, sectors, cuts } => {

@@ -1,0 +1,256 @@
+//! Images in the format qcow2, by way of the crate imago: the only place that names it.
+//!
+//! ```text
+//!   job -> worker of the pool -> imago -> image file, and the images that it is based on (read-only)
+//!             '-- guest memory <-> a buffer of the worker's
+//! ```
+//! **A name in an image opens nothing.** An image says on what others it is based, and where its data are; whoever writes to
+//! the image can write anything there (CVE-2026-27211 is about a guest that did). What is opened is what the operator has named, in
+//! the format that the operator has named.
+//!
+//! The format's code runs on bytes that a hostile guest has helped to write. If it panics, the image is not used any more: every
+//! request fails.
+use super::engine::{Job, Pieces};
+use super::image::Image;
+use super::{Format, Layer, OpenError};
+use imago::file::File as Storage;
+use imago::format::PreallocateMode;
+use imago::raw::Raw;
+use imago::{FormatAccess, StorageOpenOptions};
+use paravane_dma::HostSlice;
+use paravane_spec::blk::SECTOR;
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+type Access = FormatAccess<Storage>;
+type Driver = imago::qcow2::Qcow2<Storage>;
+
+/// Most bytes that are moved at once: a worker's buffer. The rest of a request is moved after that.
+const AT_ONCE: usize = 1 << 20;
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An open image.
+#[derive(Debug)]
+pub(super) struct Qcow2 {
+    /// Written when clusters are given up: nobody may be using them. There until it is dropped.
+    access: Option<RwLock<Access>>,
+    /// imago has panicked.
+    broken: AtomicBool,
+    /// The images that it is based on, for their locks.
+    _layers: Vec<File>,
+}
+
+impl Qcow2 {
+    /// Opens what is in `image`, based on `layers`, the next one first.
+    pub(super) fn open(image: &Image, layers: &[Layer]) -> Result<Self, OpenError> {
+        let mut files = Vec::with_capacity(layers.len());
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            open(&image.file, &image.path, !image.read_only, layers, &mut files).map(Access::new)
+        }));
+        let access = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
+        Ok(Self { access: Some(RwLock::new(access)), broken: AtomicBool::new(false), _layers: files })
+    }
+
+    /// Sectors of the disk.
+    pub(super) fn sectors(&self) -> u64 {
+        self.read().map_or(0, |access| access.size() / SECTOR)
+    }
+
+    /// Makes the disk so many bytes large.
+    pub(super) fn resize(&self, size: u64) -> io::Result<()> {
+        self.guarded(|| {
+            let mut access = self.write()?;
+            access.resize(size, PreallocateMode::None)?;
+            access.flush()?;
+            access.sync()
+        })
+    }
+
+    /// Does a job and answers as io_uring would.
+    pub(super) fn perform(&self, job: Job) -> i32 {
+        let done = self.guarded(|| self.try_perform(job));
+        done.unwrap_or_else(|error| match (error.kind(), error.raw_os_error()) {
+            (_, Some(number)) => -number,
+            (io::ErrorKind::Unsupported, None) => -libc::EOPNOTSUPP,
+            (_, None) => {
+                tracing::debug!(%error, "a qcow2 image fails a request");
+                -libc::EIO
+            }
+        })
+    }
+
+    fn try_perform(&self, job: Job) -> io::Result<i32> {
+        match job {
+            Job::Read { pieces, offset } => BUFFER.with_borrow_mut(|buffer| {
+                // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it has
+                // not even been posted.
+                let pieces = unsafe { slices(&pieces) };
+                let buffer = room(buffer, pieces);
+                self.read()?.read(&mut *buffer, offset)?;
+                let mut rest = &*buffer;
+                for piece in pieces {
+                    let (now, later) = rest.split_at(piece.len.min(rest.len()));
+                    // SAFETY: as above; they are mapped for writing, since it is a read.
+                    unsafe { piece.write(now) };
+                    rest = later;
+                }
+                Ok(buffer.len() as i32)
+            }),
+            Job::Write { pieces, offset, durable } => BUFFER.with_borrow_mut(|buffer| {
+                // SAFETY: as for reading.
+                let pieces = unsafe { slices(&pieces) };
+                let buffer = room(buffer, pieces);
+                let mut rest = &mut *buffer;
+                for piece in pieces {
+                    let (now, later) = rest.split_at_mut(piece.len.min(rest.len()));
+                    // SAFETY: as above.
+                    unsafe { piece.read(now) };
+                    rest = later;
+                }
+                self.read()?.write(&*buffer, offset)?;
+                if durable {
+                    self.sync()?;
+                }
+                Ok(buffer.len() as i32)
+            }),
+            Job::Sync => self.sync(),
+            Job::Allocate { mode, offset, len, discard } => {
+                if discard {
+                    self.write()?.discard_to_any(offset, len)?;
+                } else if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
+                    self.write()?.discard_to_zero(offset, len)?;
+                } else {
+                    self.read()?.write_zeroes(offset, len)?;
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    fn sync(&self) -> io::Result<i32> {
+        let access = self.read()?;
+        access.flush()?;
+        access.sync()?;
+        Ok(0)
+    }
+
+    /// Runs the format's code.
+    fn guarded<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        // Relaxed: who does not see it yet may break it once more.
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(panicked());
+        }
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+            self.broken.store(true, Ordering::Relaxed);
+            Err(panicked())
+        })
+    }
+
+    // A lock that is poisoned belongs to an image that is not used any more.
+
+    fn read(&self) -> io::Result<RwLockReadGuard<'_, Access>> {
+        let access = self.access.as_ref().ok_or_else(panicked)?;
+        Ok(access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write(&self) -> io::Result<RwLockWriteGuard<'_, Access>> {
+        let access = self.access.as_ref().ok_or_else(panicked)?;
+        Ok(access.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Qcow2 {
+    fn drop(&mut self) {
+        let access = self.access.take();
+        if *self.broken.get_mut() {
+            // Dropping it would write what it still has to write, out of order as it is.
+            std::mem::forget(access);
+        } else if catch_unwind(AssertUnwindSafe(|| drop(access))).is_err() {
+            tracing::error!("a qcow2 image could not be written to its end");
+        }
+    }
+}
+
+/// The list that pieces stand for.
+///
+/// # Safety
+/// It is valid for as long as the result is used.
+unsafe fn slices(pieces: &Pieces) -> &[HostSlice] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(pieces.first.as_ptr(), pieces.count as usize) }
+}
+
+/// Room for the bytes of the pieces, or for the first of them.
+fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
+    let len = pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len)).min(AT_ONCE);
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+/// Opens one image, and those that it is based on.
+fn open(
+    file: &File,
+    path: &Path,
+    writable: bool,
+    layers: &[Layer],
+    files: &mut Vec<File>,
+) -> Result<Driver, OpenError> {
+    let failed = |source| unusable(path, source);
+    let storage = storage(file, path, writable).map_err(failed)?;
+    let mut driver = Driver::open_image(storage, writable).map_err(failed)?;
+    if driver.requires_external_data_file() {
+        return Err(OpenError::DataFile { path: path.to_owned() });
+    }
+    driver.set_data_file(None);
+    match (driver.implicit_backing_file(), layers.split_first()) {
+        (None, None) => driver.set_backing(None),
+        (Some(_), Some((layer, rest))) => {
+            let access = based_on(layer, rest, files)?;
+            driver.set_backing(Some(access));
+        }
+        (Some(name), None) => {
+            return Err(OpenError::Backing { path: path.to_owned(), name: name.clone() });
+        }
+        (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
+    }
+    Ok(driver)
+}
+
+/// Opens an image that another one is based on.
+fn based_on(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
+    let image = Image::open(&layer.path, true, layer.format)?;
+    let access = match layer.format {
+        Format::Qcow2 => Access::new(open(&image.file, &layer.path, false, rest, files)?),
+        Format::Raw if rest.is_empty() => {
+            let failed = |source| unusable(&layer.path, source);
+            let storage = storage(&image.file, &layer.path, false).map_err(failed)?;
+            Access::new(Raw::open_image(storage, false).map_err(failed)?)
+        }
+        Format::Raw => return Err(OpenError::NoBacking { path: layer.path.clone() }),
+    };
+    files.push(image.file);
+    Ok(access)
+}
+
+fn storage(file: &File, path: &Path, writable: bool) -> io::Result<Storage> {
+    let options = StorageOpenOptions::new().write(writable).filename(path);
+    Storage::from_open_file(file.try_clone()?, options)
+}
+
+fn unusable(path: &Path, source: io::Error) -> OpenError {
+    OpenError::Qcow2 { path: path.to_owned(), source }
+}
+
+fn panicked() -> io::Error {
+    io::Error::other("the image is not used any more: it has driven its format's code out of order")
+}

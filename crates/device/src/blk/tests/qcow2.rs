@@ -1,0 +1,363 @@
+//! Images in the format qcow2, checked by QEMU's own tool.
+use super::model::{DISK, Model, SECTORS, op};
+use super::*;
+use crate::blk::{Format, Layer, OpenError};
+use crate::rig::skipped;
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// A folder for images; `None`, said loudly, where QEMU's tool is missing.
+fn folder(test: &str) -> Option<TempDir> {
+    match Command::new("qemu-img").arg("--version").output() {
+        Ok(_) => Some(tempfile::tempdir().unwrap()),
+        Err(error) => {
+            skipped(test, &format!("qemu-img (package qemu-utils): {error}"));
+            None
+        }
+    }
+}
+
+fn qemu_img(arguments: &[&str]) -> Output {
+    Command::new("qemu-img").args(arguments).output().unwrap()
+}
+
+fn done(arguments: &[&str]) {
+    let output = qemu_img(arguments);
+    assert!(output.status.success(), "qemu-img {arguments:?}: {output:?}");
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// An empty image of so many bytes.
+fn create(folder: &TempDir, name: &str, size: u64, options: &str) -> PathBuf {
+    let path = folder.path().join(name);
+    let mut arguments = vec!["create", "-q", "-f", "qcow2"];
+    if !options.is_empty() {
+        arguments.extend(["-o", options]);
+    }
+    let size = size.to_string();
+    arguments.extend([text(&path), &size]);
+    done(&arguments);
+    path
+}
+
+/// An image of so many bytes that says that it is based on `name`, which need not exist.
+fn create_on(folder: &TempDir, name: &str, base: &Path, format: &str, size: u64) -> PathBuf {
+    let path = folder.path().join(name);
+    let size = size.to_string();
+    done(&["create", "-q", "-u", "-f", "qcow2", "-b", text(base), "-F", format, text(&path), &size]);
+    path
+}
+
+fn disk(path: &Path) -> BlkConfig {
+    BlkConfig { format: Format::Qcow2, ..BlkConfig::new(path) }
+}
+
+fn layer(path: &Path, format: Format) -> Layer {
+    Layer { path: path.to_owned(), format }
+}
+
+fn open(config: BlkConfig) -> Result<Blk, OpenError> {
+    Blk::open(config)
+}
+
+fn check(path: &Path) {
+    done(&["check", "-q", "-f", "qcow2", text(path)]);
+}
+
+/// QEMU reads the same from the image as is in `expected`.
+fn compare(path: &Path, expected: &[u8]) {
+    let raw = image(expected);
+    done(&["compare", "-q", "-f", "qcow2", "-F", "raw", text(path), text(raw.path())]);
+}
+
+fn agrees(folder: &TempDir, options: &str, ops: &[super::model::Op], refused: u64) {
+    use crate::Device;
+    let path = create(folder, "model.qcow2", DISK as u64, options);
+    let disk = open(disk(&path)).unwrap();
+    let features = disk.features() & !refused;
+    let mut rig = Rig::with_features(disk, features);
+    let mut model = Model { bytes: vec![0; DISK], unknown: vec![false; DISK] };
+    for op in ops {
+        model.apply(op, &mut rig);
+    }
+    let end = rig.read(0, DISK);
+    for (at, byte) in end.iter().enumerate() {
+        assert!(model.unknown[at] || model.bytes[at] == *byte, "byte {at}");
+    }
+    drop(rig);
+    check(&path);
+    compare(&path, &end);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_qcow2_image_is_an_array_of_bytes(ops in prop::collection::vec(op(), 1..40), kind in 0..4_usize) {
+        let Some(folder) = folder("a_qcow2_image_is_an_array_of_bytes") else { return Ok(()) };
+        let options = ["", "cluster_size=512", "compat=0.10,cluster_size=4k", "lazy_refcounts=on"][kind];
+        agrees(&folder, options, &ops, 0);
+    }
+
+    #[test]
+    fn a_write_through_qcow2_image_is_one_too(ops in prop::collection::vec(op(), 1..10)) {
+        let Some(folder) = folder("a_write_through_qcow2_image_is_one_too") else { return Ok(()) };
+        agrees(&folder, "", &ops, blk::F_FLUSH);
+    }
+
+    /// Whatever is in the file: an answer, and no panic that anybody sees.
+    #[test]
+    fn broken_images_fail_requests_and_nothing_else(
+        spoils in prop::collection::vec((0..0x5_0000_usize, any::<u8>()), 1..40),
+        ops in prop::collection::vec((0..SECTORS, any::<bool>()), 1..20),
+    ) {
+        let Some(folder) = folder("broken_images_fail_requests_and_nothing_else") else { return Ok(()) };
+        let path = create(&folder, "broken.qcow2", DISK as u64, "cluster_size=4k");
+        {
+            let mut rig = Rig::new(open(disk(&path)).unwrap());
+            assert_eq!(rig.status(blk::T_OUT, 0, &pattern(64 * 512, 1)), blk::S_OK);
+            assert_eq!(rig.status(blk::T_FLUSH, 0, &[]), blk::S_OK);
+        }
+        let mut bytes = std::fs::read(&path).unwrap();
+        let len = bytes.len();
+        for (at, byte) in spoils {
+            // Mostly tables, which are at the beginning.
+            bytes[(at >> (at % 4 * 3)) % len] = byte;
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let Ok(disk) = open(disk(&path)) else { return Ok(()) };
+        let mut rig = Rig::new(disk);
+        for (sector, write) in ops {
+            let (kind, payload, room) = match write {
+                true => (blk::T_OUT, vec![7; 512], 0),
+                false => (blk::T_IN, vec![], 512),
+            };
+            let answer = rig.request(kind, sector, &payload, room);
+            prop_assert!(matches!(answer.status, blk::S_OK | blk::S_IOERR));
+        }
+    }
+}
+
+#[test]
+fn the_disk_is_as_large_as_the_image_says() {
+    let Some(folder) = folder("the_disk_is_as_large_as_the_image_says") else { return };
+    let path = create(&folder, "disk.qcow2", 3 << 30, "");
+    let blk = open(disk(&path)).unwrap();
+    assert_eq!((blk.size(), blk.engine()), (3 << 30, "threads".into()));
+    let mut rig = Rig::new(blk);
+    let end = (3 << 30) / 512;
+    assert_eq!(rig.status(blk::T_OUT, end - 1, &[7; 512]), blk::S_OK);
+    assert_eq!(rig.read(end - 2, 1024), [[0; 512], [7; 512]].concat());
+    assert_eq!(rig.status(blk::T_OUT, end, &[7; 512]), blk::S_IOERR);
+    drop(rig);
+    check(&path);
+    assert!(std::fs::metadata(&path).unwrap().len() < 2 << 20);
+}
+
+#[test]
+fn requests_larger_than_a_workers_buffer_are_done_in_parts() {
+    let Some(folder) = folder("requests_larger_than_a_workers_buffer_are_done_in_parts") else { return };
+    let path = create(&folder, "disk.qcow2", 8 << 20, "");
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    let data = pattern(2_500_096, 5);
+    rig.poke(PAYLOAD, &data);
+    rig.poke(HEADER, &header(blk::T_OUT, 100));
+    let pieces = [segment(HEADER, 16), segment(PAYLOAD, 1_000_000), segment(PAYLOAD + 1_000_000, 1_500_096)];
+    rig.one(&pieces, &[segment(STATUS, 1)]).unwrap();
+    assert_eq!(rig.peek(STATUS, 1), [blk::S_OK]);
+    rig.poke(PAYLOAD, &vec![UNTOUCHED; data.len()]);
+    rig.poke(HEADER, &header(blk::T_IN, 100));
+    let used = rig.one(&pieces[..1], &[pieces[1], pieces[2], segment(STATUS, 1)]).unwrap();
+    assert_eq!(used.len as usize, data.len() + 1);
+    assert_eq!(rig.peek(PAYLOAD, data.len()), data);
+}
+
+#[test]
+fn many_requests_at_once_do_not_mix() {
+    let Some(folder) = folder("many_requests_at_once_do_not_mix") else { return };
+    let path = create(&folder, "disk.qcow2", 8 << 20, "cluster_size=64k");
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    // Neighbours in one cluster, which all want to allocate it; and a discard of another between them.
+    for round in 0..4_u64 {
+        for number in 0..64_u64 {
+            let at = PAYLOAD + number * 4096;
+            rig.poke(at, &pattern(4096, round * 64 + number));
+            rig.poke(HEADER + number * 16, &header(blk::T_OUT, number * 8));
+            rig.add(&[segment(HEADER + number * 16, 16), segment(at, 4096)], &[segment(STATUS + number, 1)]);
+        }
+        let spare = PAYLOAD + 0x8_0000;
+        rig.poke(spare, &[header(blk::T_DISCARD, 0).to_vec(), range(4096, 4096, 0)].concat());
+        rig.add(&[segment(spare, 32)], &[segment(STATUS + 64, 1)]);
+        assert_eq!(rig.run().unwrap().len(), 65);
+        assert_eq!(rig.peek(STATUS, 65), [blk::S_OK; 65]);
+        for number in 0..64 {
+            assert_eq!(rig.read(number * 8, 4096), pattern(4096, round * 64 + number));
+        }
+    }
+    drop(rig);
+    check(&path);
+}
+
+#[test]
+fn a_name_in_an_image_opens_nothing() {
+    let Some(folder) = folder("a_name_in_an_image_opens_nothing") else { return };
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, vec![b's'; 1 << 20]).unwrap();
+    for format in ["raw", "qcow2"] {
+        let path = create_on(&folder, "thief.qcow2", &secret, format, 1 << 20);
+        match open(disk(&path)) {
+            Err(OpenError::Backing { name, .. }) => assert_eq!(name, text(&secret)),
+            other => panic!("{other:?}"),
+        }
+        // Not even beside what was named.
+        let base = folder.path().join("base.raw");
+        std::fs::write(&base, vec![b'b'; 1 << 20]).unwrap();
+        let mut rig =
+            Rig::new(open(BlkConfig { backing: vec![layer(&base, Format::Raw)], ..disk(&path) }).unwrap());
+        assert_eq!(rig.read(0, 512), [b'b'; 512]);
+    }
+    // A file for the data.
+    let path = folder.path().join("data.qcow2");
+    let options = format!("data_file={},data_file_raw=on", text(&folder.path().join("elsewhere.raw")));
+    done(&["create", "-q", "-f", "qcow2", "-o", &options, text(&path), "1M"]);
+    assert!(matches!(open(disk(&path)), Err(OpenError::DataFile { .. })));
+    // A raw image that its driver has made look like another.
+    let guise = create_on(&folder, "guise", &secret, "raw", 1 << 20);
+    let mut bytes = std::fs::read(&guise).unwrap();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    std::fs::write(&guise, &bytes).unwrap();
+    let mut rig = Rig::new(open(BlkConfig::new(&guise)).unwrap());
+    assert_eq!(rig.read(0, 512), bytes[..512]);
+}
+
+#[test]
+fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
+    let Some(folder) = folder("an_image_is_based_on_what_was_named_and_that_is_only_read") else { return };
+    let bottom = folder.path().join("bottom.raw");
+    let before = pattern(1 << 20, 9);
+    std::fs::write(&bottom, &before).unwrap();
+    let middle = create_on(&folder, "middle.qcow2", Path::new("nowhere"), "raw", 1 << 20);
+    let top = create_on(&folder, "top.qcow2", Path::new("nowhere"), "qcow2", 1 << 20);
+    let raw = layer(&bottom, Format::Raw);
+    {
+        let config = BlkConfig { backing: vec![raw.clone()], ..disk(&middle) };
+        let mut rig = Rig::new(open(config).unwrap());
+        assert_eq!(rig.status(blk::T_OUT, 100, &[7; 512]), blk::S_OK);
+    }
+    let middle_before = std::fs::read(&middle).unwrap();
+    let layers = vec![layer(&middle, Format::Qcow2), raw.clone()];
+    let mut rig = Rig::new(open(BlkConfig { backing: layers.clone(), ..disk(&top) }).unwrap());
+    let mut expected = before.clone();
+    expected[100 * 512..101 * 512].fill(7);
+    assert_eq!(rig.read(0, 1 << 20), expected);
+    assert_eq!(rig.status(blk::T_OUT, 101, &[8; 512]), blk::S_OK);
+    assert_eq!(rig.status(blk::T_WRITE_ZEROES, 0, &range(300, 5, 0)), blk::S_OK);
+    assert_eq!(rig.status(blk::T_WRITE_ZEROES, 0, &range(512, 512, 1)), blk::S_OK);
+    expected[101 * 512..102 * 512].fill(8);
+    expected[300 * 512..305 * 512].fill(0);
+    expected[512 * 512..1024 * 512].fill(0);
+    assert_eq!(rig.read(0, 1 << 20), expected);
+    // Nobody may write to the base meanwhile; others may read it.
+    let of_base = |read_only| Blk::open(BlkConfig { read_only, ..BlkConfig::new(&bottom) });
+    assert!(matches!(of_base(false), Err(OpenError::InUse { .. })));
+    assert!(of_base(true).is_ok());
+    drop(rig);
+    assert_eq!(std::fs::read(&bottom).unwrap(), before);
+    assert_eq!(std::fs::read(&middle).unwrap(), middle_before);
+    // QEMU goes by the names.
+    for (image, format, base) in [(&middle, "raw", &bottom), (&top, "qcow2", &middle)] {
+        done(&["rebase", "-q", "-u", "-f", "qcow2", "-F", format, "-b", text(base), text(image)]);
+        check(image);
+    }
+    compare(&top, &expected);
+
+    // Too few, too many, in the wrong format.
+    let refused = |backing: Vec<Layer>| open(BlkConfig { backing, ..disk(&top) }).unwrap_err();
+    assert!(matches!(refused(vec![layers[0].clone()]), OpenError::Backing { path, .. } if path == middle));
+    assert!(
+        matches!(refused(vec![raw.clone(), raw.clone()]), OpenError::NoBacking { path } if path == bottom)
+    );
+    assert!(
+        matches!(refused(vec![layer(&bottom, Format::Qcow2)]), OpenError::Qcow2 { path, .. } if path == bottom)
+    );
+    assert!(matches!(refused(vec![layer(&top, Format::Qcow2)]), OpenError::InUse { .. }));
+    let alone = create(&folder, "alone.qcow2", 1 << 20, "");
+    let error = open(BlkConfig { backing: vec![raw.clone()], ..disk(&alone) }).unwrap_err();
+    assert!(matches!(error, OpenError::NoBacking { path } if path == alone));
+    let error = open(BlkConfig { backing: vec![raw], ..BlkConfig::new(&bottom) }).unwrap_err();
+    assert!(matches!(error, OpenError::NoBacking { .. }));
+}
+
+#[test]
+fn what_is_no_qcow2_image_is_refused() {
+    let Some(folder) = folder("what_is_no_qcow2_image_is_refused") else { return };
+    let good = std::fs::read(create(&folder, "good.qcow2", 1 << 20, "")).unwrap();
+    let path = folder.path().join("bad.qcow2");
+    for len in [1, 4, 71, 72, 103] {
+        std::fs::write(&path, &good[..len]).unwrap();
+        assert!(open(disk(&path)).is_err(), "{len} bytes of one");
+    }
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    assert!(matches!(open(disk(&path)), Err(OpenError::Qcow2 { .. })));
+    std::fs::write(&path, []).unwrap();
+    assert!(matches!(open(disk(&path)), Err(OpenError::Empty { .. })));
+    let config = BlkConfig { engine: EngineChoice::IoUring, ..disk(&folder.path().join("good.qcow2")) };
+    assert!(matches!(open(config), Err(OpenError::EngineOfFormat)));
+}
+
+#[test]
+fn a_read_only_image_is_not_changed() {
+    let Some(folder) = folder("a_read_only_image_is_not_changed") else { return };
+    let path = create(&folder, "disk.qcow2", 1 << 20, "lazy_refcounts=on");
+    {
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        assert_eq!(rig.status(blk::T_OUT, 3, &[7; 512]), blk::S_OK);
+    }
+    let before = std::fs::read(&path).unwrap();
+    let mut rig = Rig::new(open(BlkConfig { read_only: true, ..disk(&path) }).unwrap());
+    assert_eq!(rig.read(3, 512), [7; 512]);
+    assert_eq!(rig.status(blk::T_OUT, 3, &[8; 512]), blk::S_IOERR);
+    drop(rig);
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[test]
+fn an_image_can_be_made_larger_and_smaller() {
+    let Some(folder) = folder("an_image_can_be_made_larger_and_smaller") else { return };
+    let path = create(&folder, "disk.qcow2", 1 << 20, "");
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    let mut resizer = rig.device.resizer();
+    assert!(!resizer.look().unwrap());
+    assert!(resizer.resize(4 << 20).unwrap());
+    assert_eq!(rig.device.size(), 4 << 20);
+    assert_eq!(rig.status(blk::T_OUT, 8191, &[7; 512]), blk::S_OK);
+    assert_eq!(rig.status(blk::T_OUT, 0, &[8; 512]), blk::S_OK);
+    assert!(resizer.resize(1 << 19).unwrap());
+    assert_eq!(rig.status(blk::T_OUT, 1024, &[7; 512]), blk::S_IOERR);
+    assert_eq!(rig.read(0, 1024), [[8; 512], [0; 512]].concat());
+    drop((rig, resizer));
+    check(&path);
+    let info = qemu_img(&["info", "--output=json", "-f", "qcow2", text(&path)]);
+    assert!(String::from_utf8(info.stdout).unwrap().contains("\"virtual-size\": 524288"));
+}
+
+#[test]
+fn what_was_flushed_is_there_after_a_crash() {
+    let Some(folder) = folder("what_was_flushed_is_there_after_a_crash") else { return };
+    let path = create(&folder, "disk.qcow2", 1 << 20, "");
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    let data = pattern(64 * 512, 3);
+    assert_eq!(rig.status(blk::T_OUT, 64, &data), blk::S_OK);
+    assert_eq!(rig.status(blk::T_FLUSH, 0, &[]), blk::S_OK);
+    // As the file is now, and not as it is left behind.
+    let copy = folder.path().join("copy.qcow2");
+    std::fs::copy(&path, &copy).unwrap();
+    check(&copy);
+    let mut after = Rig::new(open(disk(&copy)).unwrap());
+    assert_eq!(after.read(64, data.len()), data);
+}
