@@ -12,7 +12,7 @@ pub use endpoint::Endpoint;
 use endpoint::{Door, Visitor};
 
 use crate::message::MessageError;
-use crate::session::{Session, SessionError, Workers};
+use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
 use crate::status::{Board, ExportStatus};
 use paravane_device::Device;
@@ -46,6 +46,9 @@ pub struct ExportConfig {
     pub longest_poll: Duration,
     /// Offer packed queues.
     pub packed: bool,
+    /// Offer to use buffers in the order in which they were made available. Good for network cards; a disk's requests wait
+    /// for one another then, if the driver accepts it.
+    pub in_order: bool,
 }
 
 impl ExportConfig {
@@ -58,6 +61,7 @@ impl ExportConfig {
             workers: 1,
             longest_poll: Duration::from_micros(50),
             packed: true,
+            in_order: false,
         }
     }
 }
@@ -121,7 +125,8 @@ impl Export {
         if queues > 256 {
             return Err(ExportError::Queues(queues));
         }
-        let ExportConfig { name, endpoint, workers, longest_poll, packed } = config;
+        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order } = config;
+        let offer = Offer { packed, in_order };
         let door = Door::open(endpoint)?;
         let threads = (0..workers.max(1))
             .map(|number| IoThread::spawn(format!("io{number}-{name}"), longest_poll))
@@ -134,7 +139,7 @@ impl Export {
             stop: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
         });
-        let at_work = AtWork { shared: Arc::clone(&shared), name, device, threads, packed };
+        let at_work = AtWork { shared: Arc::clone(&shared), name, device, threads, offer };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", at_work.name))
             .spawn(move || at_work.run(door))
@@ -192,7 +197,7 @@ struct AtWork {
     name: String,
     device: Box<dyn Device>,
     threads: Vec<IoThread>,
-    packed: bool,
+    offer: Offer,
 }
 
 /// Why a session ended that was not simply closed.
@@ -289,9 +294,9 @@ impl AtWork {
     }
 
     fn converse(&mut self, mut connection: Connection) -> Result<(), Ended> {
-        let Self { shared, device, threads, packed, .. } = self;
+        let Self { shared, device, threads, offer, .. } = self;
         let workers = Workers { threads, device: 0 };
-        let mut session = Session::new(&mut **device, workers, &shared.board, *packed)?;
+        let mut session = Session::new(&mut **device, workers, &shared.board, *offer)?;
         let result = converse(&mut session, &mut connection, shared);
         session.end();
         result

@@ -15,6 +15,7 @@
 //! protocol is disconnected, and the next one is served.
 mod back_channel;
 mod bells;
+mod device_state;
 mod export;
 mod inflight;
 pub mod memory;

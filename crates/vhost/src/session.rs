@@ -15,9 +15,11 @@ mod migration;
 mod queues;
 
 pub use error::SessionError;
+pub use features::Offer;
 
 use crate::back_channel::BackChannel;
 use crate::bells::Signal;
+use crate::device_state::Transfer;
 use crate::inflight::{self, InflightMemory};
 use crate::memory::{ClientMemory, MAX_SLOTS};
 use crate::message::{Reply, Request};
@@ -30,7 +32,7 @@ use paravane_io::IoThread;
 use paravane_notify::Notifier;
 use paravane_spec::net;
 use paravane_spec::vhost_user::{
-    ConfigAccess, F_LOG_ALL, Header, MAX_CONFIG, VringState, flags, protocol_feature,
+    ConfigAccess, F_LOG_ALL, Header, MAX_CONFIG, VRING_NO_FD, VringState, flags, protocol_feature,
 };
 use paravane_spec::{device_id, feature};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -63,13 +65,14 @@ pub struct Session<'a> {
     log: Option<Arc<DirtyLog>>,
     inflight: Option<InflightMemory>,
     back_channel: Option<BackChannel>,
+    transfer: Transfer,
     status: u8,
     /// Kicks of the queues that are to be looked at from time to time.
     ticker: Notifier,
 }
 
 impl<'a> Session<'a> {
-    /// A client has come. `packed`: packed queues are offered to it.
+    /// A client has come.
     ///
     /// # Errors
     /// The process has no descriptors left.
@@ -77,11 +80,11 @@ impl<'a> Session<'a> {
         device: &'a mut dyn Device,
         workers: Workers<'a>,
         board: &'a Board,
-        packed: bool,
+        offer: Offer,
     ) -> Result<Self, SessionError> {
         let queues = device.queue_sizes().len();
         Ok(Self {
-            features: Features::new(device.features(), packed),
+            features: Features::new(device.features(), offer),
             device,
             workers,
             board,
@@ -90,6 +93,7 @@ impl<'a> Session<'a> {
             log: None,
             inflight: None,
             back_channel: None,
+            transfer: Transfer::None,
             status: 0,
             ticker: Notifier::new(false).map_err(SessionError::Host)?,
         })
@@ -187,8 +191,22 @@ impl<'a> Session<'a> {
                 }
                 self.inflight = Some(InflightMemory::new(inflight, fd, self.memory.alarm())?);
             }
-            Request::IotlbMsg(_) | Request::SetDeviceStateFd(..) | Request::CheckDeviceState => {
-                return Err(SessionError::NotOffered(0));
+            Request::SetDeviceStateFd(said, pipe) => {
+                self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
+                if let Some(queue) = self.live_queue() {
+                    return Err(SessionError::Live { queue, request: "SET_DEVICE_STATE_FD" });
+                }
+                let queues = self.vrings.len() as u32;
+                self.transfer = Transfer::begin(said, pipe, self.device.device_id(), queues)?;
+                // The client's pipe does; none of ours comes with the answer.
+                return number(VRING_NO_FD);
+            }
+            Request::CheckDeviceState => {
+                let queues = self.vrings.len() as u32;
+                return number((!self.transfer.check(self.device.device_id(), queues)).into());
+            }
+            Request::IotlbMsg(_) => {
+                return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
             }
         }
         Ok(None)

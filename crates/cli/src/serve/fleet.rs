@@ -11,7 +11,7 @@
 use super::open::{self, FarEnds, Opened};
 use super::report::{self, Report};
 use super::sandbox::Reach;
-use super::spec::{DeviceSpec, Endpoint};
+use super::spec::{DeviceSpec, Endpoint, Kind};
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
 use paravane_device::net::Counters;
@@ -228,6 +228,7 @@ impl Member {
                 workers: spec.workers.into(),
                 longest_poll: spec.longest_poll,
                 packed: spec.packed,
+                in_order: matches!(spec.kind, Kind::Net(_)),
                 ..ExportConfig::new(name.clone(), endpoint)
             };
             Ok::<_, anyhow::Error>(Export::start(config, device)?)

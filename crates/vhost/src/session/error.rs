@@ -98,6 +98,14 @@ pub enum SessionError {
     /// the device status is to be {0:#x}
     #[error("the device status is to be {0:#x}")]
     Status(u64),
+    /// device state is to be carried in direction {direction}, phase {phase}
+    #[error("device state is to be carried in direction {direction}, phase {phase}")]
+    Transfer {
+        /// 0 and 1 are known.
+        direction: u32,
+        /// 0 is known.
+        phase: u32,
+    },
     /// the log: {0}
     #[error("the log: {0}")]
     Log(#[from] LogError),

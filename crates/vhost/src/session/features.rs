@@ -21,7 +21,17 @@ const PROTOCOL: u64 = protocol_feature::MQ
     | protocol_feature::INFLIGHT_SHMFD
     | protocol_feature::RESET_DEVICE
     | protocol_feature::CONFIGURE_MEM_SLOTS
-    | protocol_feature::STATUS;
+    | protocol_feature::STATUS
+    | protocol_feature::DEVICE_STATE;
+
+/// What is offered beside what the device itself does.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// Packed queues.
+    pub packed: bool,
+    /// Buffers are used in the order in which they were made available.
+    pub in_order: bool,
+}
 
 /// Both kinds.
 #[derive(Clone, Copy, Debug)]
@@ -33,11 +43,13 @@ pub(super) struct Features {
 
 impl Features {
     /// A device that offers `device`.
-    pub(super) fn new(device: u64, packed: bool) -> Self {
+    pub(super) fn new(device: u64, offer: Offer) -> Self {
         let mut offered = device & !OF_TRANSPORT | F_PROTOCOL_FEATURES | F_LOG_ALL;
-        offered |= QueueConfig::FEATURES & feature::RING_PACKED;
-        if !packed {
-            offered &= !feature::RING_PACKED;
+        for (wanted, feature) in [(offer.packed, feature::RING_PACKED), (offer.in_order, feature::IN_ORDER)] {
+            offered &= !feature;
+            if wanted {
+                offered |= QueueConfig::FEATURES & feature;
+            }
         }
         Self { offered, accepted: 0, accepted_protocol: 0 }
     }

@@ -161,12 +161,13 @@ impl Session<'_> {
             .map_err(|source| SessionError::Position { queue: index, source })?;
         let max = self.device.queue_sizes()[usize::from(queue)];
         let live = match &self.inflight {
-            Some(inflight) => {
+            // In order, the ring itself tells what is in flight: all from its used position on.
+            Some(inflight) if features & feature::IN_ORDER == 0 => {
                 let tracking =
                     inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
                 LiveQueue::resume_tracked(addresses, max, features, handle, state, tracking)
             }
-            None => LiveQueue::resume(addresses, max, features, handle, state),
+            _ => LiveQueue::resume(addresses, max, features, handle, state),
         };
         let live = live.map_err(|source| SessionError::Start { queue: index, source })?;
         let handler = self

@@ -6,19 +6,20 @@ use paravane_spec::blk::{Config, F_MQ};
 use paravane_spec::feature;
 use paravane_spec::vhost_user::F_LOG_ALL;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
-    VhostUserVirtioFeatures,
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserHeaderFlag,
+    VhostUserInflight, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 use zerocopy::FromBytes;
 
-fn eventfd(fd: &impl std::os::fd::AsFd) -> EventFd {
+fn eventfd(fd: &impl AsFd) -> EventFd {
     let fd = fd.as_fd().try_clone_to_owned().unwrap();
     // SAFETY: the descriptor is a copy of our own, and from here on the event's.
     unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
@@ -124,11 +125,31 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     rig.export.as_ref().unwrap().config_changed();
     ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut said = [0; 12];
-    std::io::Read::read_exact(&mut &ours, &mut said).unwrap();
+    (&ours).read_exact(&mut said).unwrap();
     assert_eq!(said, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
 
     let base = client.get_vring_base(0).unwrap();
     assert_eq!(u64::from(base), machine.done);
+    client.set_vring_enable(0, false).unwrap();
+
+    // The device's own state, out, in, and in when it is another's.
+    let phase = VhostTransferStatePhase::STOPPED;
+    let transfer = |direction, pipe: OwnedFd| {
+        assert!(client.set_device_state_fd(direction, phase, pipe).unwrap().is_none());
+    };
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    transfer(VhostTransferStateDirection::SAVE, writer.into());
+    client.check_device_state().unwrap();
+    let mut state = Vec::new();
+    reader.read_to_end(&mut state).unwrap();
+    for (state, good) in [(&state[..], true), (b"something else", false), (b"", false), (&state[..9], false)]
+    {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        transfer(VhostTransferStateDirection::LOAD, reader.into());
+        writer.write_all(state).unwrap();
+        drop(writer);
+        assert_eq!(client.check_device_state().is_ok(), good, "{state:x?}");
+    }
     client.reset_device().unwrap();
     client.reset_owner().unwrap();
     let status = rig.status();

@@ -154,3 +154,9 @@ fn a_split_queue_moves_from_server_to_server() {
 fn a_packed_queue_moves_from_server_to_server() {
     moves(feature::RING_PACKED | feature::EVENT_IDX);
 }
+
+#[test]
+fn queues_in_order_move_from_server_to_server() {
+    moves(feature::IN_ORDER | feature::EVENT_IDX);
+    moves(feature::IN_ORDER | feature::EVENT_IDX | feature::RING_PACKED);
+}

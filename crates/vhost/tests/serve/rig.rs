@@ -34,6 +34,7 @@ impl Rig {
         let endpoint = Endpoint::Listen(self.socket());
         let mut config = ExportConfig::new("disk", endpoint);
         config.workers = 2;
+        config.in_order = true;
         let disk = Blk::open(BlkConfig { queues, ..BlkConfig::new(self.image()) }).unwrap();
         self.export = Some(Export::start(config, Box::new(disk)).unwrap());
     }

@@ -1,0 +1,98 @@
+//! The device's own state, on its way to another host.
+//!
+//! ```text
+//!   SET_DEVICE_STATE_FD, out: written to the client's pipe at once       CHECK_DEVICE_STATE: did that work?
+//!   SET_DEVICE_STATE_FD, in:  the pipe is kept, the client fills it      CHECK_DEVICE_STATE: read, was that good?
+//! ```
+//! Our devices have no state beside their queues' positions and their configuration, which travel by other requests. So what
+//! is carried is a word on which device it was, and a device that is another one refuses it. It fits in any pipe; nothing
+//! here waits for the client.
+use crate::session::SessionError;
+use paravane_spec::vhost_user::StateTransfer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
+use std::os::fd::OwnedFd;
+
+/// What it begins with: whose format it is, and its version.
+const MAGIC: &[u8; 8] = b"PRVANE\x00\x01";
+/// Bytes of it.
+const SIZE: usize = 16;
+
+/// A transfer, or none.
+#[derive(Debug, Default)]
+pub(crate) enum Transfer {
+    #[default]
+    None,
+    /// Done; whether it worked.
+    Done(bool),
+    /// To be read from there.
+    In(OwnedFd),
+}
+
+/// The state of a device of this kind.
+fn state(device_id: u32, queues: u32) -> [u8; SIZE] {
+    let mut state = [0; SIZE];
+    state[..8].copy_from_slice(MAGIC);
+    state[8..12].copy_from_slice(&device_id.to_le_bytes());
+    state[12..].copy_from_slice(&queues.to_le_bytes());
+    state
+}
+
+impl Transfer {
+    /// A transfer begins.
+    pub(crate) fn begin(
+        said: StateTransfer,
+        pipe: OwnedFd,
+        device_id: u32,
+        queues: u32,
+    ) -> Result<Self, SessionError> {
+        match said {
+            StateTransfer { direction: 0, phase: 0 } => {
+                Ok(Self::Done(write(&pipe, &state(device_id, queues)) == Some(SIZE)))
+            }
+            StateTransfer { direction: 1, phase: 0 } => Ok(Self::In(pipe)),
+            StateTransfer { direction, phase } => Err(SessionError::Transfer { direction, phase }),
+        }
+    }
+
+    /// Whether it worked, as far as it has come.
+    pub(crate) fn check(&mut self, device_id: u32, queues: u32) -> bool {
+        if let Self::In(pipe) = self {
+            // One more than there should be.
+            let mut found = [0; SIZE + 1];
+            let mut have = 0;
+            while let Some(count @ 1..) = read(pipe, &mut found[have..]) {
+                have += count;
+            }
+            let good = found[..have] == state(device_id, queues);
+            *self = Self::Done(good);
+        }
+        match self {
+            Self::Done(good) => *good,
+            Self::None | Self::In(_) => true,
+        }
+    }
+}
+
+fn is_ready(pipe: &OwnedFd, what: PollFlags) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(pipe, what)];
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Bytes written, without waiting.
+fn write(pipe: &OwnedFd, bytes: &[u8]) -> Option<usize> {
+    // No offset is -1.
+    match rustix::io::pwritev2(pipe, &[IoSlice::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP) if is_ready(pipe, PollFlags::OUT) => rustix::io::write(pipe, bytes).ok(),
+        written => written.ok(),
+    }
+}
+
+/// Bytes read, without waiting.
+fn read(pipe: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
+    match rustix::io::preadv2(pipe, &mut [IoSliceMut::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP) if is_ready(pipe, PollFlags::IN) => rustix::io::read(pipe, bytes).ok(),
+        read => read.ok(),
+    }
+}
