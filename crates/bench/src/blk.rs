@@ -8,19 +8,18 @@
 //! ```
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. What is read is checked to be what the image has there.
 use crate::machine::{RealTime, two_cpus};
+use crate::meter::{CpuClock, Instructions};
 use crate::ring::{FEWEST_ROUNDS, broken};
 use crate::series::{Figure, Gathered};
 use crate::{BenchError, Options, Row};
 use case::{Amount, Case, Storage};
 use client::Client;
 use image::Image;
-use meter::{CpuClock, Instructions};
 use server::{Server, Subject};
 
 mod case;
 mod client;
 mod image;
-mod meter;
 mod server;
 
 /// The name of this benchmark.

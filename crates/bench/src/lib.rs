@@ -16,11 +16,17 @@ use serde::Serialize;
 mod barrier;
 #[cfg(feature = "peers")]
 mod blk;
+#[cfg(feature = "peers")]
+mod daemon;
 mod dma;
 mod guest;
 mod instructions;
 mod machine;
 mod memory;
+#[cfg(feature = "peers")]
+mod meter;
+#[cfg(feature = "peers")]
+mod net;
 mod notify;
 mod poll;
 mod ring;
@@ -36,7 +42,7 @@ pub use table::table;
 /// One row of a result: what was measured, on whom, and how it spread over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring", "poll", "dma", "barrier", "blk", "transport" or "notify".
+    /// Benchmark: "ring", "poll", "dma", "barrier", "blk", "net", "transport" or "notify".
     pub bench: String,
     /// Path of the case: "split/device/1desc/batch32".
     pub case: String,
@@ -95,6 +101,11 @@ pub fn list() -> &'static [Benchmark] {
         Benchmark {
             name: blk::NAME,
             summary: "a disk over vhost-user: paravane serve beside qemu-storage-daemon, with the crate virtio-driver as the client",
+        },
+        #[cfg(feature = "peers")]
+        Benchmark {
+            name: net::NAME,
+            summary: "a network card over vhost-user: paravane serve beside DPDK's vhost driver, with DPDK's virtio-user as the client",
         },
         Benchmark {
             name: transport::NAME,
@@ -184,6 +195,8 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         poll::NAME => poll::run(options, progress),
         #[cfg(feature = "peers")]
         blk::NAME => blk::run(options, progress),
+        #[cfg(feature = "peers")]
+        net::NAME => net::run(options, progress),
         transport::NAME => transport::run(options, progress),
         notify::NAME => notify::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),

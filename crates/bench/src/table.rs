@@ -1,7 +1,7 @@
 //! Results as a table for people.
-#[cfg(feature = "peers")]
-use crate::blk;
 use crate::{Row, barrier, dma, notify, poll, ring, transport};
+#[cfg(feature = "peers")]
+use crate::{blk, net};
 use std::fmt::Write;
 
 /// One line: a case and metric, with a cell for each subject.
@@ -175,6 +175,8 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         notify::NAME => notify::NOTES,
         #[cfg(feature = "peers")]
         blk::NAME => blk::NOTES,
+        #[cfg(feature = "peers")]
+        net::NAME => net::NOTES,
         _ => &[],
     };
     for note in notes {

@@ -280,7 +280,7 @@ pub(crate) struct BenchArgs {
     /// Only cases whose path contains TEXT
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
-    /// Fewer cases and shorter samples (notify, blk)
+    /// Fewer cases and shorter samples (notify, blk, net)
     #[arg(long)]
     pub(crate) quick: bool,
     /// How the client learns of completions (blk)

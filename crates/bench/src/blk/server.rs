@@ -1,21 +1,16 @@
 //! The servers: other programs, one a subject, on one image.
 use crate::BenchError;
-use crate::machine::Pinned;
-use crate::ring::broken;
-use nix::sys::signal::{Signal, kill};
+use crate::daemon::Daemon;
 use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 /// Names another build of ours, to be measured beside this one.
 const OTHER: &str = "PARAVANE_BENCH_OTHER";
 /// More arguments of `paravane serve blk`, separated by spaces, of this build and of the other one.
 const SERVE: &str = "PARAVANE_BENCH_SERVE";
 const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";
-/// How long a server may take to end before it is killed.
-const END: Duration = Duration::from_secs(5);
 
 /// Who serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +95,7 @@ fn more(variable: &str) -> Vec<String> {
 pub(super) struct Server {
     pub(super) subject: Subject,
     pub(super) socket: PathBuf,
-    child: Child,
+    daemon: Daemon,
 }
 
 impl Server {
@@ -117,36 +112,17 @@ impl Server {
         let socket = folder.join(subject.name().replace('/', "-")).with_extension("sock");
         let mut command = subject.command(image, &socket);
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        // A process begins where the thread that starts it may run.
-        let _pinned = cpu.and_then(Pinned::to);
-        let child = command.spawn().map_err(|error| broken(subject.name(), error))?;
-        Ok(Self { subject: subject.clone(), socket, child })
+        let daemon = Daemon::start(command, subject.name(), cpu)?;
+        Ok(Self { subject: subject.clone(), socket, daemon })
     }
 
     /// Its process.
     pub(super) fn pid(&self) -> Pid {
-        // Process numbers are positive and fit.
-        Pid::from_raw(self.child.id() as libc::pid_t)
+        self.daemon.pid()
     }
 
     /// What it ended with, if it has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| format!("it ended: {status}"))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Refused, it has ended already.
-        let _ = kill(self.pid(), Signal::SIGTERM);
-        let end = Instant::now() + END;
-        while self.ended().is_none() {
-            if Instant::now() > end {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.daemon.ended()
     }
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 /// The CPU time of a process: all its threads, in user mode and in the kernel, finer than /proc has it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CpuClock(ClockId);
+pub(crate) struct CpuClock(ClockId);
 
 impl CpuClock {
-    pub(super) fn of(pid: Pid) -> Result<Self, BenchError> {
+    pub(crate) fn of(pid: Pid) -> Result<Self, BenchError> {
         clock_getcpuclockid(pid).map(Self).map_err(failed)
     }
 
-    pub(super) fn read(self) -> Result<Duration, BenchError> {
+    pub(crate) fn read(self) -> Result<Duration, BenchError> {
         clock_gettime(self.0).map(Duration::from).map_err(failed)
     }
 }
@@ -28,10 +28,10 @@ fn failed(error: nix::Error) -> BenchError {
 /// Counts the instructions of all threads that a process has, and of those that they start meanwhile.
 ///
 /// It costs them something at each switch, so nothing else is measured at the same time.
-pub(super) struct Instructions {
+pub(crate) struct Instructions {
     counters: Vec<Counter>,
     /// How, as the rows have it.
-    pub(super) method: &'static str,
+    pub(crate) method: &'static str,
 }
 
 impl Instructions {
@@ -39,7 +39,7 @@ impl Instructions {
     ///
     /// # Errors
     /// The system does not let us, or has no counters.
-    pub(super) fn start(pid: Pid) -> io::Result<Self> {
+    pub(crate) fn start(pid: Pid) -> io::Result<Self> {
         Self::open(pid, true).or_else(|_| Self::open(pid, false))
     }
 
@@ -71,7 +71,7 @@ impl Instructions {
     }
 
     /// Instructions since the start. `None` if a counter was shared with someone else's in the meantime, or does not count.
-    pub(super) fn stop(mut self) -> io::Result<Option<u64>> {
+    pub(crate) fn stop(mut self) -> io::Result<Option<u64>> {
         let mut sum = 0;
         for counter in &mut self.counters {
             counter.disable()?;

@@ -1,0 +1,113 @@
+//! `paravane bench net`: `paravane serve net` beside DPDK's vhost driver, with DPDK's virtio-user driver as the client of both.
+//!
+//! All are programs of their own: the device on one CPU, its driver on another.
+//!
+//! ```text
+//! for case { for subject { device -> driver } -> for round { for subject { go -> warm up -> [ clock ] -> [ instructions ] -> halt } } }
+//! ```
+//! **Cases**: `LAYOUT/BUFFERS/WAY/BYTES`, see [`case`].
+use crate::machine::two_cpus;
+use crate::meter::{CpuClock, Instructions};
+use crate::ring::{FEWEST_ROUNDS, broken};
+use crate::series::{Figure, Gathered};
+use crate::{BenchError, Options, Row};
+use case::{Amount, Case, Way};
+use device::{Device, Subject};
+use testpmd::{Counts, Side, Testpmd};
+
+mod case;
+mod device;
+mod testpmd;
+
+/// The name of this benchmark.
+pub(crate) const NAME: &str = "net";
+/// What a table of it says about its figures.
+pub(crate) const NOTES: &[&str] = &[
+    "The driver is DPDK's virtio-user in dpdk-testpmd, one pair of queues of 256, memory in ordinary pages; it polls. The device is paravane serve net (--sink, --source or --echo) or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
+    "transmit: the driver sends and the device swallows, having copied the packet; receive: the other way round; forward: both send on what they receive (paravane swaps the addresses; testpmd sends it as it is). single: receive buffers hold a whole packet (no MRG_RXBUF).",
+    "rate: packets that the driver has sent or received, of forward those that it received. cpu: CPU time of the device's process a packet, user mode and kernel; a device that polls spends all there is. instructions: the same, in a window of its own.",
+];
+
+/// Runs the cases that `options` select.
+pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
+    let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick)?;
+    if !testpmd::is_there() {
+        let reason = "dpdk-testpmd is not installed (Debian: dpdk-dev, librte-net-vhost23, librte-net-virtio23, librte-mempool-ring23)";
+        return Err(broken("the client", reason));
+    }
+    let failed = |source| BenchError::Os { what: "find this program", source };
+    let subjects = [Subject::Ours(std::env::current_exe().map_err(failed)?), Subject::Dpdk];
+    let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
+    let mut gathered = Gathered::new(NAME);
+    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let (device_cpu, driver_cpu) = two_cpus();
+    for case in cases {
+        let path = case.to_string();
+        progress(&format!("starting {path}"));
+        let failed = |source| BenchError::Os { what: "make a folder for sockets", source };
+        let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir().map_err(failed)?;
+        let mut pairs = Vec::new();
+        for subject in &subjects {
+            let socket = folder.path().join(subject.name()).with_extension("sock");
+            let device = Device::start(subject, case, &socket, device_cpu)?;
+            let mut driver = Testpmd::start(Side::Driver(case), subject.name(), &socket, driver_cpu)?;
+            driver.set(Side::Driver(case), case)?;
+            pairs.push((subject.name(), device, driver));
+        }
+        for round in 0..rounds {
+            for turn in 0..pairs.len() {
+                let at = (turn + round as usize) % pairs.len();
+                let (name, device, driver) = &mut pairs[at];
+                progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
+                let figures = sample(name, device, driver, case, amount)?;
+                gathered.add(&path, name, driver_cpu, figures);
+            }
+        }
+    }
+    Ok(gathered.rows())
+}
+
+/// One sample of one pair.
+fn sample(
+    name: &'static str,
+    device: &mut Device,
+    driver: &mut Testpmd,
+    case: Case,
+    amount: Amount,
+) -> Result<Vec<(Figure, f64)>, BenchError> {
+    let packets = |from: Counts, to: Counts| match case.way {
+        Way::Transmit => to.transmitted - from.transmitted,
+        Way::Receive | Way::Forward => to.received - from.received,
+    };
+    device.go()?;
+    driver.go(case.way == Way::Forward)?;
+    std::thread::sleep(amount.warm_up);
+    let clock = CpuClock::of(device.pid())?;
+    let (before, cpu_before) = (driver.counts()?, clock.read()?);
+    std::thread::sleep(amount.timed);
+    let (after, cpu_after) = (driver.counts()?, clock.read()?);
+    let count = packets(before, after) as f64;
+    if count == 0.0 {
+        return Err(broken(name, format_args!("{case}: no packet goes by")));
+    }
+    let elapsed = (after.at - before.at).as_secs_f64();
+    let cpu = (cpu_after - cpu_before).as_secs_f64();
+    let mut figures = vec![
+        (Figure::new("rate", "Mpackets/s", "clock"), count / elapsed / 1e6),
+        (Figure::new("cpu", "ns/packet", "process clock"), cpu * 1e9 / count),
+    ];
+    // Where they cannot be counted, there is no row.
+    if let Ok(counter) = Instructions::start(device.pid()) {
+        let method = counter.method;
+        let before = driver.counts()?;
+        std::thread::sleep(amount.counted);
+        let after = driver.counts()?;
+        if let Ok(Some(number)) = counter.stop() {
+            let each = number as f64 / packets(before, after).max(1) as f64;
+            figures.push((Figure::new("instructions", "1/packet", method), each));
+        }
+    }
+    driver.halt()?;
+    device.halt()?;
+    Ok(figures)
+}

@@ -1,0 +1,112 @@
+//! What is asked of a network card.
+use crate::BenchError;
+use std::fmt;
+use std::time::Duration;
+
+/// Which way the packets go, as the driver sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The driver sends, the device swallows.
+    Transmit,
+    /// The device sends, the driver swallows.
+    Receive,
+    /// The driver sends on what it receives, and so does the device.
+    Forward,
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) packed: bool,
+    pub(super) mergeable: bool,
+    pub(super) way: Way,
+    /// Bytes of a packet, without the virtio header.
+    pub(super) bytes: u16,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layout = if self.packed { "packed" } else { "split" };
+        let buffers = if self.mergeable { "mergeable" } else { "single" };
+        let way = match self.way {
+            Way::Transmit => "transmit",
+            Way::Receive => "receive",
+            Way::Forward => "forward",
+        };
+        write!(f, "{layout}/{buffers}/{way}/{}", self.bytes)
+    }
+}
+
+impl Case {
+    /// All of them; in a hurry only small packets.
+    pub(super) fn all(quick: bool) -> Vec<Self> {
+        let sizes: &[u16] = if quick { &[64] } else { &[64, 1500] };
+        let mut all = Vec::new();
+        for packed in [false, true] {
+            for mergeable in [false, true] {
+                for way in [Way::Transmit, Way::Receive, Way::Forward] {
+                    all.extend(sizes.iter().map(|&bytes| Self { packed, mergeable, way, bytes }));
+                }
+            }
+        }
+        all
+    }
+
+    /// Those whose path contains `filter`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
+        let mut cases = Self::all(quick);
+        cases.retain(|case| case.to_string().contains(filter));
+        if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
+    }
+}
+
+/// How long a sample takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Amount {
+    /// Packets flow, and nothing is measured.
+    pub(super) warm_up: Duration,
+    /// With the clock.
+    pub(super) timed: Duration,
+    /// With the processor's counters.
+    pub(super) counted: Duration,
+}
+
+impl Amount {
+    /// For figures.
+    pub(super) const FULL: Self = Self {
+        warm_up: Duration::from_millis(100),
+        timed: Duration::from_millis(500),
+        counted: Duration::from_millis(100),
+    };
+    /// In a hurry.
+    pub(super) const QUICK: Self = Self {
+        warm_up: Duration::from_millis(50),
+        timed: Duration::from_millis(200),
+        counted: Duration::from_millis(50),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_stable() {
+        let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
+        assert_eq!(names.len(), 24);
+        for name in ["split/single/transmit/64", "packed/mergeable/forward/1500", "packed/single/receive/64"]
+        {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_filter_selects() {
+        let selected = Case::select("packed/single/receive", false).unwrap();
+        assert_eq!(selected.iter().map(|case| case.bytes).collect::<Vec<_>>(), [64, 1500]);
+        assert!(matches!(Case::select("/1500", true), Err(BenchError::NoCase(_))));
+    }
+}

@@ -1,0 +1,103 @@
+//! The devices: another program each, the one end of a socket.
+use super::case::{Case, Way};
+use super::testpmd::{Side, Testpmd};
+use crate::BenchError;
+use crate::daemon::Daemon;
+use nix::unistd::Pid;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to listen.
+const START: Duration = Duration::from_secs(10);
+
+/// Who is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// `paravane serve net`, of this program.
+    Ours(PathBuf),
+    /// DPDK's vhost driver in its packet generator.
+    Dpdk,
+}
+
+impl Subject {
+    /// As the rows have it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Ours(_) => crate::ring::OURS,
+            Self::Dpdk => "dpdk-vhost",
+        }
+    }
+}
+
+/// A device that listens.
+pub(super) enum Device {
+    Ours(Daemon),
+    Dpdk(Box<Testpmd>),
+}
+
+impl Device {
+    /// Starts it on `cpu`; it listens when this returns.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not listen.
+    pub(super) fn start(
+        subject: &Subject,
+        case: Case,
+        socket: &Path,
+        cpu: Option<usize>,
+    ) -> Result<Self, BenchError> {
+        let name = subject.name();
+        let program = match subject {
+            Subject::Dpdk => {
+                let mut testpmd = Testpmd::start(Side::Device, name, socket, cpu)?;
+                testpmd.set(Side::Device, case)?;
+                return Ok(Self::Dpdk(Box::new(testpmd)));
+            }
+            Subject::Ours(program) => program,
+        };
+        let mut command = Command::new(program);
+        command.args(["serve", "net", "--control", "off", "--socket"]).arg(socket);
+        match case.way {
+            Way::Transmit => command.arg("--sink"),
+            Way::Receive => command.args(["--source", &case.bytes.to_string()]),
+            Way::Forward => command.arg("--echo"),
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut daemon = Daemon::start(command, name, cpu)?;
+        let start = Instant::now();
+        while !socket.exists() {
+            let ended = daemon.ended();
+            if ended.is_some() || start.elapsed() > START {
+                let reason = ended.unwrap_or_else(|| "it does not listen".to_owned());
+                return Err(crate::ring::broken(name, format_args!("{case}: {reason}")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Self::Ours(daemon))
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> Pid {
+        match self {
+            Self::Ours(daemon) => daemon.pid(),
+            Self::Dpdk(testpmd) => testpmd.pid(),
+        }
+    }
+
+    /// Moves packets from now on. Ours always does.
+    pub(super) fn go(&mut self) -> Result<(), BenchError> {
+        match self {
+            Self::Ours(_) => Ok(()),
+            Self::Dpdk(testpmd) => testpmd.go(false),
+        }
+    }
+
+    /// Moves none, so that the other subject has the machine for itself. Ours sleeps when its driver does.
+    pub(super) fn halt(&mut self) -> Result<(), BenchError> {
+        match self {
+            Self::Ours(_) => Ok(()),
+            Self::Dpdk(testpmd) => testpmd.halt(),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! DPDK's packet generator, by its command line: the driver of every device that is measured, and one of the devices.
+//!
+//! ```text
+//!   start -> set what it is to do -> go -> counts, as often as one likes -> halt -> go ...  -> dropped: it ends
+//! ```
+use super::case::{Case, Way};
+use crate::BenchError;
+use crate::daemon::Daemon;
+use crate::ring::broken;
+use nix::unistd::Pid;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// The program.
+pub(super) const PROGRAM: &str = "dpdk-testpmd";
+/// What the program says when it wants to be told something.
+const PROMPT: &str = "testpmd> ";
+/// How long it may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Descriptors of the driver's queues.
+const QUEUE: &str = "256";
+
+/// Which side of the queues it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// DPDK's vhost driver: the peer.
+    Device,
+    /// DPDK's virtio-user driver: everybody's client.
+    Driver(Case),
+}
+
+/// A program at work.
+pub(super) struct Testpmd {
+    subject: &'static str,
+    commands: ChildStdin,
+    answers: Receiver<Vec<u8>>,
+    // Goes after its pipes, whose end it takes for a wish that it ends.
+    daemon: Daemon,
+}
+
+/// Packets that went by, and when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) at: Instant,
+    pub(super) received: u64,
+    pub(super) transmitted: u64,
+}
+
+/// Whether there is such a program here.
+pub(super) fn is_there() -> bool {
+    Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+impl Testpmd {
+    /// Starts one on `cpu` with its end of `socket`; it has set its port up when this returns.
+    ///
+    /// # Errors
+    /// It cannot be started, or ends, or does not answer.
+    pub(super) fn start(
+        side: Side,
+        subject: &'static str,
+        socket: &Path,
+        cpu: Option<usize>,
+    ) -> Result<Self, BenchError> {
+        let (name, device, descriptors) = match side {
+            Side::Device => ("device", format!("net_vhost0,iface={},queues=1", socket.display()), "1024"),
+            Side::Driver(Case { packed, mergeable, .. }) => {
+                let bit = |is| u8::from(is);
+                let options = format!(
+                    "net_virtio_user0,path={},queues=1,packed_vq={},in_order=0,mrg_rxbuf={},queue_size={QUEUE}",
+                    socket.display(),
+                    bit(packed),
+                    bit(mergeable)
+                );
+                ("driver", options, QUEUE)
+            }
+        };
+        // One thread talks to us and sleeps meanwhile, one moves packets.
+        let lcores = cpu.map_or("0,1".to_owned(), |cpu| format!("0@{cpu},1@{cpu}"));
+        let mut command = Command::new("stdbuf");
+        command.args([
+            "-oL",
+            PROGRAM,
+            "--lcores",
+            &lcores,
+            "--no-pci",
+            "--no-huge",
+            "-m",
+            "192",
+            "--log-level=3",
+        ]);
+        command.arg(format!("--file-prefix=paravane-bench-{}-{name}", std::process::id()));
+        command.args([
+            "--vdev",
+            &device,
+            "--",
+            "-i",
+            "--nb-cores=1",
+            "--no-flush-rx",
+            "--total-num-mbufs=8192",
+        ]);
+        command.args([format!("--txd={descriptors}"), format!("--rxd={descriptors}")]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut daemon = Daemon::start(command, subject, cpu)?;
+        let (commands, mut output) = daemon.pipes().ok_or_else(|| broken(subject, "it has no pipes"))?;
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = vec![0; 65536];
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                if sender.send(bytes[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut testpmd = Self { subject, commands, answers, daemon };
+        testpmd.answer()?;
+        Ok(testpmd)
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> Pid {
+        self.daemon.pid()
+    }
+
+    /// Says what to do with packets.
+    pub(super) fn set(&mut self, side: Side, case: Case) -> Result<(), BenchError> {
+        let sends =
+            matches!((case.way, side), (Way::Transmit, Side::Driver(_)) | (Way::Receive, Side::Device));
+        let mode = match (case.way, sends) {
+            (Way::Forward, _) => "io",
+            (_, true) => "txonly",
+            (_, false) => "rxonly",
+        };
+        self.tell(&format!("set fwd {mode}"))?;
+        self.tell(&format!("set txpkts {}", case.bytes))?;
+        Ok(())
+    }
+
+    /// Moves packets from now on; with `inject`, having sent some into the circle.
+    pub(super) fn go(&mut self, inject: bool) -> Result<(), BenchError> {
+        self.tell(if inject { "start tx_first 4" } else { "start" }).map(drop)
+    }
+
+    /// Moves none any more.
+    pub(super) fn halt(&mut self) -> Result<(), BenchError> {
+        self.tell("stop").map(drop)
+    }
+
+    /// What its port has counted.
+    pub(super) fn counts(&mut self) -> Result<Counts, BenchError> {
+        let text = self.tell("show port stats 0")?;
+        let at = Instant::now();
+        match (number(&text, "RX-packets:"), number(&text, "TX-packets:")) {
+            (Some(received), Some(transmitted)) => Ok(Counts { at, received, transmitted }),
+            _ => Err(broken(self.subject, format_args!("its counts are not understood: {text:?}"))),
+        }
+    }
+
+    fn tell(&mut self, command: &str) -> Result<String, BenchError> {
+        if let Err(error) = writeln!(self.commands, "{command}") {
+            return Err(broken(self.subject, format_args!("{command}: {error}")));
+        }
+        self.answer()
+    }
+
+    /// All that it says until it wants to be told something.
+    fn answer(&mut self) -> Result<String, BenchError> {
+        let end = Instant::now() + PATIENCE;
+        let mut text = Vec::new();
+        loop {
+            match self.answers.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(more) => text.extend(more),
+                Err(why) => {
+                    let what = match why {
+                        RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+                        RecvTimeoutError::Disconnected => {
+                            self.daemon.ended().unwrap_or_else(|| "it says nothing any more".to_owned())
+                        }
+                    };
+                    let said = String::from_utf8_lossy(&text).trim().to_owned();
+                    return Err(broken(self.subject, format_args!("{what}; it said {said:?}")));
+                }
+            }
+            if text.ends_with(PROMPT.as_bytes()) {
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+        }
+    }
+}
+
+/// The number that follows `name`.
+fn number(text: &str, name: &str) -> Option<u64> {
+    text.split_once(name)?.1.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_found_in_what_it_prints() {
+        let text =
+            "  RX-packets: 12         RX-missed: 0          RX-bytes:  768\n  TX-packets: 34 TX-errors: 0\n";
+        assert_eq!((number(text, "RX-packets:"), number(text, "TX-packets:")), (Some(12), Some(34)));
+        assert_eq!(number(text, "RX-nombuf:"), None);
+    }
+}
