@@ -92,7 +92,8 @@ impl Testpmd {
             "192",
             "--log-level=3",
         ]);
-        command.arg(format!("--file-prefix=paravane-bench-{}-{name}", std::process::id()));
+        // Two programs with one name are one program to DPDK.
+        command.arg(format!("--file-prefix=paravane-bench-{}-{subject}-{name}", std::process::id()));
         command.args([
             "--vdev",
             &device,
