@@ -61,6 +61,9 @@ impl Vring {
     /// The position 0 of a packed queue means the beginning of an even round. Drivers say it of a new queue as well, which
     /// is at the beginning of round 1 (libblkio and the crate virtio-driver do). The last descriptor tells: in an even round
     /// its flag AVAIL is set, for it was made available in the round before; in a new ring it is clear.
+    ///
+    /// A used position of 0 beside another available one is not said at all: DPDK's virtio-user leaves it out. Nothing is in
+    /// flight but what the in-flight memory tells, so the two are the same.
     pub(crate) fn position(
         &self,
         features: u64,
@@ -74,7 +77,33 @@ impl Vring {
                 let start = paravane_spec::packed::EVENT_WRAP;
                 State::Packed { avail: start, used: start }
             }
+            State::Packed { avail, used: 0 } => State::Packed { avail, used: avail },
             state => state,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_spec::feature::RING_PACKED;
+    use paravane_spec::packed::DESC_F_AVAIL;
+
+    #[test]
+    fn a_packed_queue_begins_where_drivers_mean() {
+        let at = |base, last_flags| {
+            let vring = Vring { base, ..Vring::default() };
+            match vring.position(RING_PACKED, || last_flags) {
+                Ok(State::Packed { avail, used }) => (avail, used),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(at(0x8005_8005, 0), (0x8005, 0x8005));
+        assert_eq!(at(0x0005_0005, 0), (5, 5), "an even round");
+        assert_eq!(at(0, 0), (0x8000, 0x8000), "libblkio, a new ring");
+        assert_eq!(at(0, DESC_F_AVAIL), (0, 0), "the beginning of an even round");
+        assert_eq!(at(0x8000, 0), (0x8000, 0x8000), "virtio-user, a new ring");
+        assert_eq!(at(0x8007, 0), (0x8007, 0x8007), "virtio-user, a ring that has been stopped");
+        assert_eq!(at(0x0007_8009, 0), (0x8009, 7), "a contradiction, for the ring to refuse");
     }
 }
