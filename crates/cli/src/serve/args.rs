@@ -136,6 +136,10 @@ pub(crate) struct BlkArgs {
     /// Format of the image [default: raw]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
+    /// What a qcow2 image is based on, qcow2:PATH or raw:PATH, and what that is based on, and so on (may be repeated); the names
+    /// in images open nothing
+    #[arg(long, value_name = "FORMAT:PATH")]
+    pub(crate) backing: Vec<Backing>,
     /// Open the image read-only, and say so to the guest
     #[arg(long)]
     pub(crate) read_only: bool,
@@ -160,7 +164,33 @@ pub(crate) struct BlkArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
+    /// The disk's bytes.
     Raw,
+    /// QEMU's format.
+    Qcow2,
+}
+
+/// An image that another one is based on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Backing {
+    pub(crate) format: Format,
+    pub(crate) path: PathBuf,
+}
+
+impl std::str::FromStr for Backing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (format, path) = match text.split_once(':') {
+            Some(("raw", path)) => (Format::Raw, path),
+            Some(("qcow2", path)) => (Format::Qcow2, path),
+            _ => return Err("its format comes first: qcow2:PATH or raw:PATH".to_owned()),
+        };
+        match path {
+            "" => Err("the path is empty".to_owned()),
+            path => Ok(Self { format, path: path.into() }),
+        }
+    }
 }
 
 /// Serve a network card

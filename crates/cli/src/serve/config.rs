@@ -150,6 +150,9 @@ fn absolute(device: &mut DeviceSpec, base: &Path) {
     }
     if let Kind::Blk(blk) = &mut device.kind {
         blk.image = base.join(&blk.image);
+        for layer in &mut blk.backing {
+            layer.path = base.join(&layer.path);
+        }
     }
 }
 

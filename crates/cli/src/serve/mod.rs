@@ -87,7 +87,7 @@ fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Erro
     }
     for device in devices {
         let named = || format!("device {}", device.name);
-        if let Some(image) = device.image() {
+        for image in device.images() {
             let file =
                 std::fs::metadata(image).with_context(|| image.display().to_string()).with_context(named)?;
             if file.is_dir() {
@@ -219,7 +219,10 @@ fn reach(args: &ServeArgs, daemon: &DaemonArgs, devices: &[DeviceSpec], control:
             reach.socket(socket);
         }
         match &device.kind {
-            Kind::Blk(blk) => reach.image(&blk.image, blk.read_only, more),
+            Kind::Blk(blk) => {
+                reach.image(&blk.image, blk.read_only, more);
+                blk.backing.iter().for_each(|layer| reach.image(&layer.path, true, more));
+            }
             Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => reach.taps(),
             _ => {}
         }

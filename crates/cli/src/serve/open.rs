@@ -1,8 +1,9 @@
 //! From what is asked for to a device.
+use super::args::{Backing, Format};
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::args::Engine;
 use anyhow::Context;
-use paravane_device::blk::{self, BlkConfig, EngineChoice, Resizer};
+use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer};
 use paravane_device::net::{self, BackEnd, Counters, Hose, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, RateLimit};
@@ -62,7 +63,10 @@ pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, 
 }
 
 fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
+    let layer = |layer: &Backing| Layer { path: layer.path.clone(), format: format(layer.format) };
     let config = BlkConfig {
+        format: format(blk.format),
+        backing: blk.backing.iter().map(layer).collect(),
         read_only: blk.read_only,
         queues: blk.queues,
         queue_size: blk.queue_size,
@@ -80,6 +84,13 @@ fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
     let back_end = format!("{} ({})", device.path().display(), device.engine());
     let resizer = Some(device.resizer());
     Ok(Opened { device: Box::new(device), counters: None, resizer, back_end })
+}
+
+fn format(format: Format) -> blk::Format {
+    match format {
+        Format::Raw => blk::Format::Raw,
+        Format::Qcow2 => blk::Format::Qcow2,
+    }
 }
 
 /// `None`: there is no limit, and nobody looks at a clock.

@@ -1,7 +1,7 @@
 //! What is to be served, checked as far as that goes without touching anything.
 //!
 //! Two specifications that are equal need no change: that is how a reload finds out what to leave alone.
-use super::args::{BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, RngArgs};
+use super::args::{Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, RngArgs};
 use crate::args::Engine;
 use crate::size::Size;
 use paravane_device::{Rate, RateLimit};
@@ -53,6 +53,8 @@ pub(crate) enum Kind {
 pub(crate) struct Blk {
     pub(crate) image: PathBuf,
     pub(crate) format: Format,
+    /// What the image is based on, the next one first.
+    pub(crate) backing: Vec<Backing>,
     pub(crate) read_only: bool,
     pub(crate) serial: Option<String>,
     pub(crate) queues: u16,
@@ -152,11 +154,14 @@ impl DeviceSpec {
         }
     }
 
-    /// The disk's image.
-    pub(crate) fn image(&self) -> Option<&Path> {
+    /// The disk's image, and those that it is based on.
+    pub(crate) fn images(&self) -> Vec<&Path> {
         match &self.kind {
-            Kind::Blk(blk) => Some(&blk.image),
-            _ => None,
+            Kind::Blk(blk) => {
+                let layers = blk.backing.iter().map(|layer| layer.path.as_path());
+                std::iter::once(blk.image.as_path()).chain(layers).collect()
+            }
+            _ => Vec::new(),
         }
     }
 
@@ -217,9 +222,14 @@ impl Blk {
                 format!("{serial:?} is not at most {SERIAL_LEN} bytes of printable ASCII"),
             ));
         }
+        let format = args.format.unwrap_or(Format::Raw);
+        if format == Format::Raw && !args.backing.is_empty() {
+            return Err(("backing", "a raw image is based on nothing; format qcow2 is".to_owned()));
+        }
         Ok(Self {
             image: args.image.clone(),
-            format: args.format.unwrap_or(Format::Raw),
+            format,
+            backing: args.backing.clone(),
             read_only: args.read_only,
             serial: args.serial.clone(),
             queues: within("queues", args.queues.unwrap_or(1), MAX_QUEUES)?,
@@ -286,7 +296,8 @@ fn address(name: &str, endpoint: &Endpoint) -> Mac {
 pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
     let mut names = HashMap::new();
     let mut sockets = HashMap::new();
-    let mut images: HashMap<PathBuf, &Blk> = HashMap::new();
+    // Whether all that use it only read.
+    let mut images: HashMap<PathBuf, bool> = HashMap::new();
     let mut taps = HashMap::new();
     let mut links: HashMap<&str, Vec<(usize, u16)>> = HashMap::new();
     for (device, spec) in devices.iter().enumerate() {
@@ -303,17 +314,16 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
         }
         match &spec.kind {
             Kind::Blk(blk) => {
-                let place = place(&blk.image);
-                // Readers may share an image.
-                if let Some(other) = images.get(&place)
-                    && !(other.read_only && blk.read_only)
+                let layers = blk.backing.iter().map(|layer| ("backing", &layer.path, true));
+                for (option, path, reads) in [("image", &blk.image, blk.read_only)].into_iter().chain(layers)
                 {
-                    return fault(
-                        "image",
-                        format!("{} is served twice, and not only read", blk.image.display()),
-                    );
+                    // Readers may share an image.
+                    if let Some(others_read) = images.insert(place(path), reads)
+                        && !(others_read && reads)
+                    {
+                        return fault(option, format!("{} is used twice, and not only read", path.display()));
+                    }
                 }
-                images.insert(place, blk);
             }
             Kind::Net(Net { network: Network::Tap(name), .. }) => {
                 if let Some(other) = taps.insert(name, device) {

@@ -88,3 +88,49 @@ fn a_disk_grows_when_the_daemon_is_told_to_look() {
     driver.exercise(&mut model, 300, &mut Dice::new(4));
     assert!(std::fs::read(&image).unwrap() == model, "the image is not what was written");
 }
+
+/// qemu-img, or `None` and a loud word about it.
+fn qemu_img(test: &str, arguments: &[&str]) -> Option<()> {
+    match std::process::Command::new("qemu-img").args(arguments).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            Some(())
+        }
+        Err(error) => {
+            crate::daemon::skip(test, &format!("qemu-img: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn an_overlay_is_served_on_the_base_that_is_named() {
+    const TEST: &str = "an_overlay_is_served_on_the_base_that_is_named";
+    let folder = Folder::new();
+    let (base, overlay) = (folder.path("base.img"), folder.text("vm.qcow2"));
+    let mut model: Vec<u8> = (0..1 << 20).map(|index: u32| (index >> 9) as u8).collect();
+    std::fs::write(&base, &model).unwrap();
+    let backing = format!("raw:{}", base.display());
+    let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.img", &overlay];
+    if qemu_img(TEST, &create).is_none() {
+        return;
+    }
+    let socket = folder.text("s");
+    let arguments =
+        ["blk", "--image", &overlay, "--format", "qcow2", "--socket", &socket, "--control", "off"];
+    // The name in the image opens nothing.
+    let output = crate::daemon::paravane().arg("serve").args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    let daemon = Daemon::start(&[&arguments[..], &["--backing", &backing]].concat());
+    let wish = Wish { packed: true, event_idx: true, queues: 1, depth: 8 };
+    let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
+    let before = model.clone();
+    driver.exercise(&mut model, 300, &mut Dice::new(5));
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    assert!(std::fs::read(&base).unwrap() == before, "the base was written");
+    qemu_img(TEST, &["check", "-q", &overlay]);
+    qemu_img(TEST, &["convert", "-O", "raw", &overlay, &folder.text("flat.img")]);
+    assert!(std::fs::read(folder.path("flat.img")).unwrap() == model, "the image is not what was written");
+}

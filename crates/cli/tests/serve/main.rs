@@ -4,6 +4,7 @@ mod client;
 mod daemon;
 #[path = "../../../vhost/tests/serve/driver.rs"]
 mod driver;
+mod manuals;
 mod operation;
 mod reload;
 mod requests;

@@ -70,7 +70,7 @@ fn a_file_says_what_the_command_line_says() {
     assert_eq!(disk.endpoint, Endpoint::Listen("/run/paravane/vm0-disk.sock".into()));
     assert!(disk.packed && !blk.read_only && disk.longest_poll == Duration::from_micros(50));
     assert_eq!(rng.endpoint, Endpoint::Connect("/etc/p/vm0-rng.sock".into()));
-    assert_eq!((cd.image(), &cd.endpoint), (Some(Path::new("/etc/p/cd.iso")), &Endpoint::Activated));
+    assert_eq!((cd.images(), &cd.endpoint), (vec![Path::new("/etc/p/cd.iso")], &Endpoint::Activated));
     assert_eq!((cd.packed, cd.longest_poll), (false, Duration::ZERO));
     let (Kind::Net(a), Kind::Net(b)) = (&a.kind, &b.kind) else { panic!("{names:?}") };
     assert_eq!((&a.network, a.mac), (&Network::Link("cable".into()), [0x52, 0x54, 0, 0x12, 0x34, 0x56]));
@@ -96,7 +96,7 @@ fn errors_name_the_line() {
         (&[disk, "queue = 4\n"], 5, "unknown key \"queue\"; image, format"),
         (&[disk, "tap = \"tap0\"\n"], 5, "unknown key \"tap\""),
         (&[disk, "check = true\n"], 5, "unknown key \"check\""),
-        (&[disk, "format = \"vmdk\"\n"], 5, "format: unknown value \"vmdk\"; raw"),
+        (&[disk, "format = \"vmdk\"\n"], 5, "format: unknown value \"vmdk\"; raw, qcow2"),
         // Not of the right kind.
         (&["[blk]\nname = \"a\"\n"], 1, "[[blk]]"),
         (&["[[daemon]]\nuser = \"a\"\n"], 1, "not a table"),
@@ -111,6 +111,10 @@ fn errors_name_the_line() {
         (&["[daemon]\nallow = \"/srv\"\n"], 2, "allow: not a list"),
         (&["[daemon]\nmetrics = \"9810\"\n"], 2, "metrics: \"9810\": invalid socket address"),
         // Beyond what can be.
+        (&[disk, "backing = [\"raw:/b\"]\n"], 5, "backing: a raw image is based on nothing"),
+        (&[disk, "format = \"qcow2\"\nbacking = [\"/b\"]\n"], 6, "backing: \"/b\": its format comes first"),
+        (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/j\"]\n", other], 9, "image: /j is used twice"),
+        (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/i\"]\n"], 6, "backing: /i is used twice"),
         (&[disk, "queues = 0\n"], 5, "queues: 0 is not from 1 to 256"),
         (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),
         (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is not a power of two"),
@@ -140,7 +144,7 @@ fn errors_name_the_line() {
         (&[disk, &other.replace("\"b\"", "\"a\"")], 6, "name: \"a\" is the name of two"),
         (&[disk, &other.replace("\"/t\"", "\"/s\"")], 8, "socket: /s: \"a\" has it"),
         (&[disk, &other.replace("\"/t\"", "\"/./s\"")], 8, "socket: "),
-        (&[disk, &other.replace("\"/j\"", "\"/i\"")], 7, "image: /i is served twice"),
+        (&[disk, &other.replace("\"/j\"", "\"/i\"")], 7, "image: /i is used twice"),
         (&[net, "tap = \"t\"\n", &net.replace("n\"", "m\""), "tap = \"t\"\n"], 8, "tap: t: \"n\" has it"),
         (&[net, "link = \"l\"\n"], 4, "link: \"l\" joins two cards, and there are 1"),
         (
@@ -181,4 +185,40 @@ fn a_file_that_is_none_is_refused() {
     let path = directory.path().join("large.toml");
     std::fs::write(&path, vec![b'\n'; MAX_LEN as usize + 1]).unwrap();
     assert!(Config::read(&path).unwrap_err().to_string().contains("more than"));
+}
+
+/// Whatever is left out of a good file, there is an answer, and an error is on a line that there is.
+#[test]
+fn no_part_of_a_file_makes_it_panic() {
+    let answered = |text: &str| {
+        if let Err(error) = Config::parse(Path::new("d.toml"), text) {
+            let error = error.to_string();
+            let line: usize = error.split(':').nth(1).unwrap().parse().unwrap_or_else(|_| panic!("{error}"));
+            assert!((1..=1 + text.lines().count()).contains(&line), "{error}\n{text}");
+        }
+    };
+    for (at, char) in GOOD.char_indices().step_by(3) {
+        answered(&GOOD[..at]);
+        answered(&GOOD[at..]);
+        answered(&format!("{}{}", &GOOD[..at], &GOOD[at + char.len_utf8()..]));
+        answered(&format!("{}\u{0}{}", &GOOD[..at], &GOOD[at..]));
+    }
+}
+
+/// What packages and manuals show is taken.
+#[test]
+fn examples_are_in_order() {
+    let packaged = include_str!("../../../../../packaging/devices.toml");
+    assert!(parse(packaged).unwrap().devices.is_empty());
+    // All that is commented out there, but for the words about it.
+    let is_toml = |line: &&str| line.starts_with('[') || line.contains(" = ");
+    let all: Vec<_> =
+        packaged.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).filter(is_toml).collect();
+    let config = parse(&all.join("\n")).unwrap();
+    assert_eq!((config.devices.len(), config.daemon.user.as_deref()), (3, Some("libvirt-qemu")));
+
+    let manual = include_str!("../../../../../docs/serve.md");
+    let block = manual.lines().skip_while(|line| *line != "    [daemon]");
+    let block: Vec<_> = block.take_while(|line| line.is_empty() || line.starts_with("    ")).collect();
+    assert_eq!(parse(&block.join("\n")).unwrap().devices.len(), 3);
 }

@@ -1,0 +1,21 @@
+//! What packagers are given.
+use crate::daemon::{Folder, paravane};
+
+#[test]
+fn manual_pages_and_completions_are_made_from_the_command_line() {
+    let folder = Folder::new();
+    let output = paravane().arg("manuals").arg(folder.path("made")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |name: &str| std::fs::read_to_string(folder.path("made").join(name)).unwrap();
+    // Of roff's escapes only those of dashes matter here.
+    let page = |name: &str| read(name).replace("\\-", "-");
+    assert!(page("paravane-serve.1").contains("--config"));
+    assert!(page("paravane-serve-blk.1").contains("--socket-activation"));
+    assert!(page("paravane-serve-net.1").contains("--tap"));
+    assert!(page("paravane-serve-rng.1").contains("--connect"));
+    assert!(page("paravane-status.1").contains("--json"));
+    assert!(page("paravane-run.1").contains("--kernel"));
+    for completions in ["paravane.bash", "_paravane", "paravane.fish"] {
+        assert!(read(completions).contains("socket-activation"), "{completions}");
+    }
+}
