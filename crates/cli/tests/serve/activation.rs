@@ -53,3 +53,22 @@ fn a_socket_of_another_name_is_not_taken() {
         "--socket-activation",
     );
 }
+
+#[test]
+fn a_vmm_that_listens_is_tried_again_and_again() {
+    let folder = Folder::new();
+    let arguments = ["rng", "--connect", &folder.text("s"), "--control", "off"];
+    let mut daemon = Daemon::start(&arguments);
+    for session in 1..=3 {
+        // Nobody listens for a while; then somebody does, and goes away.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let listener = UnixListener::bind(folder.path("s")).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        daemon.wait_for(&format!("a client has come export=\"rng\" session={session}"));
+        std::fs::remove_file(folder.path("s")).unwrap();
+        drop((stream, listener));
+        daemon.wait_for("the client has gone");
+    }
+    let (status, log) = daemon.end();
+    assert!(status.success(), "{log:?}");
+}
