@@ -680,6 +680,39 @@ const DMA: &[Seed] = {
     ]
 };
 
+/// Steps of `vhost_user`. A byte of 63 is no to all that is unlikely, and yes to what is not.
+const VHOST_USER: &[Seed] = {
+    /// A client sets up queue 1, packed and in order; or queue 0, split, tracked in its second file.
+    const PACKED: &[u8] = &[5, 1, 63, 63, 63, 63, 63, 63, 63, 63, 63];
+    const SPLIT: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 63];
+    const AGREED: &[u8] = &[63; 35];
+    /// The driver writes: descriptor 0 (16 bytes of the first page, goes on at 1), and that one entry is available.
+    const DESC: &[u8] = &[2, 0, 0, 0, 15, 0, 0, 16, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0];
+    const AVAIL: &[u8] = &[2, 0, 8, 2, 1, 1, 0];
+    const INDEX_JUMPS: &[u8] = &[2, 0, 8, 2, 1, 0xff, 0xff];
+    /// A file loses its bytes, and the export looks.
+    const TRUNCATE: &[u8] = &[4, 0, 0, 0, 0, 0];
+    const LOOK: &[u8] = &[4, 63];
+    const ANYTHING: &[u8] =
+        &[0, 32, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 63, 63, 63, 63, 63];
+    /// GET_VRING_BASE, RESET_DEVICE, SET_VRING_ENABLE.
+    const STOP: &[u8] = &[6, 10, 63, 0, 63, 63, 63];
+    const RESET: &[u8] = &[6, 33, 63, 63, 63];
+    const DISABLE: &[u8] = &[6, 17, 0, 63, 0, 63, 63, 63];
+    &[
+        ("set-up-packed", &[PACKED, AGREED, DESC, AVAIL, LOOK]),
+        ("set-up-split", &[SPLIT, AGREED, DESC, AVAIL, LOOK, STOP, LOOK]),
+        ("driver-breaks-it", &[SPLIT, AGREED, INDEX_JUMPS, LOOK, LOOK, STOP, SPLIT, AGREED]),
+        ("set-up-twice", &[SPLIT, AGREED, PACKED, AGREED]),
+        ("memory-goes", &[SPLIT, AGREED, DESC, TRUNCATE, AVAIL, LOOK, LOOK]),
+        ("stop-and-go", &[SPLIT, AGREED, DISABLE, STOP, RESET, SPLIT, AGREED]),
+        ("anything", &[ANYTHING, ANYTHING, ANYTHING]),
+        ("all-requests", &[&[15; 250]]),
+        ("all-zero", &[&[0; 250]]),
+        ("rising", &[AGREED, ANYTHING, SPLIT, AGREED, ANYTHING]),
+    ]
+};
+
 fn main() -> io::Result<()> {
     let corpora = [
         ("split_device", SPLIT_DEVICE),
@@ -692,6 +725,7 @@ fn main() -> io::Result<()> {
         ("blk_request", BLK_REQUEST),
         ("net_request", NET_REQUEST),
         ("dma", DMA),
+        ("vhost_user", VHOST_USER),
     ];
     for (target, seeds) in corpora {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);

@@ -28,6 +28,7 @@ mod pci;
 mod platform;
 mod split_device;
 mod split_driver;
+mod vhost_user;
 
 pub use blk_request::blk_request;
 pub use dma::dma;
@@ -39,12 +40,13 @@ pub use packed_driver::packed_driver;
 pub use pci::pci;
 pub use split_device::split_device;
 pub use split_driver::split_driver;
+pub use vhost_user::vhost_user;
 
 /// Runs one input.
 pub type Target = fn(&[u8]);
 
 /// Every target: its name, which is its corpus's too, and its function.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
     ("packed_device", packed_device),
@@ -55,4 +57,5 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("blk_request", blk_request),
     ("net_request", net_request),
     ("dma", dma),
+    ("vhost_user", vhost_user),
 ];

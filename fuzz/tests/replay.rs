@@ -76,6 +76,11 @@ fn dma() {
     replay("dma");
 }
 
+#[test]
+fn vhost_user() {
+    replay("vhost_user");
+}
+
 /// Bytes of no meaning, for a target that nobody has fuzzed yet on this machine: shallow, and quick.
 #[test]
 fn random_bytes() {
@@ -85,10 +90,17 @@ fn random_bytes() {
         (state >> 56) as u8
     };
     for (name, target) in TARGETS.iter().filter(|(name, _)| {
-        name.starts_with("packed") || matches!(*name, "dma" | "mmio_msi" | "net_request" | "pci")
+        name.starts_with("packed")
+            || matches!(*name, "dma" | "mmio_msi" | "net_request" | "pci" | "vhost_user")
     }) {
         // The model of `dma` looks at each byte, and that of `pci` at each vector in each step.
-        for number in 0..if matches!(*name, "dma" | "pci") { 300 } else { 3000 } {
+        let inputs = match *name {
+            "dma" | "pci" => 300,
+            // Each has threads to wake, and files to map.
+            "vhost_user" => 100,
+            _ => 3000,
+        };
+        for number in 0..inputs {
             let input: Vec<_> = (0..200 + number % 800).map(|_| byte()).collect();
             println!("{name} {number}");
             target(&input);
