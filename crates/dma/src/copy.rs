@@ -113,6 +113,19 @@ pub(crate) unsafe fn fill(guest: *mut u8, byte: u8, len: usize) {
     unsafe { many::set(guest, byte, len) };
 }
 
+/// Has the processor fetch a cache line that will be written. A hint: any pointer will do.
+#[inline(always)]
+pub(crate) fn expect_write(guest: *mut u8) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    {
+        use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a prefetch accesses nothing and never faults.
+        unsafe { _mm_prefetch(guest.cast(), _MM_HINT_ET0) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    let _ = guest;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

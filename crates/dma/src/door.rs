@@ -172,6 +172,16 @@ impl<'a> Door<'a> {
         result
     }
 
+    /// The device will write at `addr` soon: where a look-up has found it before, the processor fetches its cache line for
+    /// that, and nobody waits. Any address will do.
+    #[inline]
+    pub fn expect_write(&self, addr: u64) {
+        let window = self.handle.window(self.handle.place(addr));
+        if let Some(offset) = window.offset(addr) {
+            crate::copy::expect_write(window.host(offset));
+        }
+    }
+
     /// Maps one piece that is contiguous in host memory. Adjoining regions are not; an empty piece is mapped
     /// nowhere in particular.
     ///

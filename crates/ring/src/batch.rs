@@ -65,6 +65,8 @@ impl Chain {
 pub struct Batch {
     chains: Box<[Chain]>,
     count: usize,
+    /// Slots that may be taken, at least one and no more than there are.
+    limit: usize,
     segments: Box<[Segment]>,
     used: usize,
 }
@@ -77,9 +79,15 @@ impl Batch {
         Self {
             chains: vec![Chain::default(); chains].into_boxed_slice(),
             count: 0,
+            limit: chains,
             segments: vec![Segment::default(); MAX_CHAIN + 4 * chains].into_boxed_slice(),
             used: 0,
         }
+    }
+
+    /// From the next pop on no more than `chains` are taken, at least one, and no more than there is room for.
+    pub fn limit(&mut self, chains: usize) {
+        self.limit = chains.clamp(1, self.chains.len());
     }
 
     /// The chains that the last pop found.
@@ -127,10 +135,10 @@ impl Batch {
         self.used = 0;
     }
 
-    /// Chain slots, taken or not.
+    /// Chain slots, taken or not, that a pop may fill.
     #[inline]
     pub(crate) fn slots(&self) -> usize {
-        self.chains.len()
+        self.limit
     }
 
     /// Chain slots that are taken.

@@ -134,6 +134,23 @@ fn batches_of_every_size_take_all() {
 }
 
 #[test]
+fn a_batch_takes_no_more_than_its_limit() {
+    for features in layouts(&[]) {
+        let (_memory, mut driver, mut device) = pair(8, 0, features);
+        for i in 0..6 {
+            driver.add(&[], &[seg(i, 64)]).unwrap();
+        }
+        driver.publish();
+        let mut batch = Batch::new(4);
+        let taken = [3, 1, 0, 100].map(|limit| {
+            batch.limit(limit);
+            device.pop(&mut batch, |_, _| false).unwrap()
+        });
+        assert_eq!(taken, [3, 1, 1, 1], "the last one was all there was, of a batch of 4");
+    }
+}
+
+#[test]
 fn kicks_are_asked_for_only_while_armed() {
     for features in layouts(&[0, EVENT_IDX, IN_ORDER]) {
         let (_memory, mut driver, mut device) = pair(8, 0, features);

@@ -139,6 +139,12 @@ pub trait Receiver: Send {
     /// The frame at hand was delivered or dropped.
     fn done(&mut self);
 
+    /// While there is a frame at hand: as many as this, it included, [`Receiver::next`] will give one after another, if
+    /// each is let go of.
+    fn at_hand(&self) -> usize {
+        1
+    }
+
     /// The batch ends: whoever waits for room is told.
     fn flush(&mut self) {}
 

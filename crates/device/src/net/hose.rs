@@ -101,6 +101,10 @@ impl Receiver for Spout {
         self.number += 1;
     }
 
+    fn at_hand(&self) -> usize {
+        usize::try_from(self.left).unwrap_or(usize::MAX)
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.idle.as_fd()
     }

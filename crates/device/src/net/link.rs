@@ -330,6 +330,11 @@ impl Receiver for LinkReceiver {
         }
     }
 
+    fn at_hand(&self) -> usize {
+        // Nobody else takes frames out of this lane.
+        usize::from(self.at_hand.is_some()) + self.lane().frames.len()
+    }
+
     fn flush(&mut self) {
         if std::mem::take(&mut self.freed) {
             self.port.ring_for_room();

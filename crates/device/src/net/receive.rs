@@ -6,7 +6,7 @@
 //!     ^   (asleep on the back end's descriptor)  ^             | none is available: asleep until a kick
 //!     '--- no frame                              '-------------'
 //! ```
-//! A buffer is taken when a frame is there for it and not before, so a queue that waits has nothing in flight and wants
+//! Buffers are taken when frames are there for them and not before, so a queue that waits has nothing in flight and wants
 //! no kicks. With MRG_RXBUF a frame fills buffer after buffer; its header, which has their number, is written last.
 use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
@@ -14,7 +14,7 @@ use super::header;
 use crate::{LiveQueue, Open, QueueHandler, Ring, ServeError, Served, address_error};
 use paravane_dma::{Access, Door};
 use paravane_ring::Segment;
-use paravane_ring::device::Batch;
+use paravane_ring::device::{Batch, Chain};
 use paravane_spec::net::F_MRG_RXBUF;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ const FRAMES: usize = 64;
 pub(super) struct Receive<R> {
     receiver: R,
     filling: Filling,
+    /// Buffers for frames that are there; empty between two serves.
+    batch: Batch,
     waits_for_buffers: bool,
     counters: Arc<Counters>,
     counts: Totals,
@@ -33,8 +35,6 @@ pub(super) struct Receive<R> {
 /// The frame at hand, as far as it has been placed.
 struct Filling {
     features: u64,
-    /// Room for one chain.
-    batch: Batch,
     /// Chains that have a part of it, and the bytes written to each.
     heads: Vec<(u16, u32)>,
     /// Bytes placed, without the header.
@@ -48,7 +48,7 @@ struct Filling {
 enum Outcome {
     Delivered,
     Dropped,
-    /// It waits for buffers.
+    /// It takes more buffers.
     Unfinished,
 }
 
@@ -56,71 +56,60 @@ impl Filling {
     fn new(features: u64, size: u16) -> Self {
         Self {
             features,
-            batch: Batch::new(1),
             heads: Vec::with_capacity(usize::from(size)),
             placed: 0,
             header: [Segment::default(); HEADER],
         }
     }
 
-    /// Places a frame, or goes on with it.
+    /// Places a frame, or goes on with it, in one more buffer.
     fn fill(
         &mut self,
         ring: &mut Ring,
         memory: &Door<'_>,
+        (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         frame: Incoming<'_>,
         served: &mut Served,
         counts: &mut Totals,
     ) -> Result<Outcome, ServeError> {
         let mergeable = self.features & F_MRG_RXBUF != 0;
-        // The driver may make buffers available for as long as we look, so not for ever.
-        for _ in 0..=ring.size() {
-            if ring.pop(&mut self.batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())? == 0 {
-                return Ok(Outcome::Unfinished);
-            }
-            served.taken += 1;
-            let Some((chain, readable, writable)) = self.batch.iter().next() else {
-                return Ok(Outcome::Unfinished);
-            };
-            let first = self.heads.is_empty();
-            let before = if first { HEADER } else { 0 };
-            let room = chain.writable_len() as usize;
-            if !readable.is_empty() || room < before.max(1) {
-                ring.complete(chain.head, 0)?;
-                served.completed += 1;
-                counts.unusable += 1;
-                continue;
-            }
-            let rest = &frame.bytes[self.placed..];
-            if !mergeable && room - before < rest.len() {
-                ring.complete(chain.head, 0)?;
-                served.completed += 1;
-                counts.no_room += 1;
-                return Ok(Outcome::Dropped);
-            }
-            if first {
-                for (to, from) in self.header.iter_mut().zip(writable) {
-                    *to = *from;
-                }
-            }
-            let now = &rest[..rest.len().min(room - before)];
-            // Relaxed, here and below: the publication of the used index releases all of it.
-            let access = Access::WRITE | Access::RELAXED;
-            memory.write_segments(writable, before as u64, now, access).map_err(address_error)?;
-            self.placed += now.len();
-            self.heads.push((chain.head, (before + now.len()) as u32));
-            let finished = self.placed == frame.bytes.len();
-            if !finished && self.heads.len() < usize::from(ring.size()) {
-                continue;
-            }
-            if finished {
-                let buffers = self.heads.len() as u16;
-                let header = header::encode(header::to_driver(frame.header, self.features, buffers));
-                memory.write_segments(&self.header, 0, &header, access).map_err(address_error)?;
-            }
-            return self.complete(ring, finished, served, counts, frame.bytes.len());
+        let first = self.heads.is_empty();
+        let before = if first { HEADER } else { 0 };
+        let room = chain.writable_len() as usize;
+        if !readable.is_empty() || room < before.max(1) {
+            ring.complete(chain.head, 0)?;
+            served.completed += 1;
+            counts.unusable += 1;
+            return Ok(Outcome::Unfinished);
         }
-        Ok(Outcome::Unfinished)
+        let rest = &frame.bytes[self.placed..];
+        if !mergeable && room - before < rest.len() {
+            ring.complete(chain.head, 0)?;
+            served.completed += 1;
+            counts.no_room += 1;
+            return Ok(Outcome::Dropped);
+        }
+        if first {
+            for (to, from) in self.header.iter_mut().zip(writable) {
+                *to = *from;
+            }
+        }
+        let now = &rest[..rest.len().min(room - before)];
+        // Relaxed, here and below: the publication of the used index releases all of it.
+        let access = Access::WRITE | Access::RELAXED;
+        memory.write_segments(writable, before as u64, now, access).map_err(address_error)?;
+        self.placed += now.len();
+        self.heads.push((chain.head, (before + now.len()) as u32));
+        let finished = self.placed == frame.bytes.len();
+        if !finished && self.heads.len() < usize::from(ring.size()) {
+            return Ok(Outcome::Unfinished);
+        }
+        if finished {
+            let buffers = self.heads.len() as u16;
+            let header = header::encode(header::to_driver(frame.header, self.features, buffers));
+            memory.write_segments(&self.header, 0, &header, access).map_err(address_error)?;
+        }
+        self.complete(ring, finished, served, counts, frame.bytes.len())
     }
 
     /// Gives all buffers of the frame back: with it, or empty because the whole queue has no room for it.
@@ -148,20 +137,41 @@ impl Filling {
 impl<R: Receiver> Receive<R> {
     pub(super) fn new(receiver: R, features: u64, size: u16, counters: Arc<Counters>) -> Self {
         let filling = Filling::new(features, size);
-        Self { receiver, filling, waits_for_buffers: false, counters, counts: Totals::default() }
+        let batch = Batch::new(FRAMES);
+        Self { receiver, filling, batch, waits_for_buffers: false, counters, counts: Totals::default() }
     }
 
     fn serve_open(&mut self, open: Open<'_>) -> Result<Served, ServeError> {
         let Open { ring, memory, .. } = open;
         let mut served = Served::default();
         self.waits_for_buffers = false;
-        for _ in 0..FRAMES {
-            let Some(frame) = self.receiver.next()? else { break };
-            match self.filling.fill(ring, &memory, frame, &mut served, &mut self.counts)? {
-                Outcome::Delivered | Outcome::Dropped => self.receiver.done(),
-                Outcome::Unfinished => {
-                    self.waits_for_buffers = true;
-                    break;
+        // Chains, of which each frame takes one at least. The driver may make unusable ones available for as long as we look.
+        let mut left = FRAMES + usize::from(ring.size());
+        let mut frames = 0;
+        while frames < FRAMES && left > 0 && self.receiver.next()?.is_some() {
+            // As many buffers as there are frames for, so that all are used.
+            self.batch.limit(self.receiver.at_hand().min(FRAMES - frames).min(left));
+            let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
+            let taken = ring.pop(&mut self.batch, fetch)?;
+            if taken == 0 {
+                self.waits_for_buffers = true;
+                break;
+            }
+            served.taken += taken as u32;
+            left -= taken;
+            for segment in self.batch.iter().filter_map(|(_, _, writable)| writable.first()) {
+                memory.expect_write(segment.addr);
+            }
+            for chain in self.batch.iter() {
+                let Some(frame) = self.receiver.next()? else {
+                    return Err(std::io::Error::other("the network has fewer frames than it said").into());
+                };
+                match self.filling.fill(ring, &memory, chain, frame, &mut served, &mut self.counts)? {
+                    Outcome::Delivered | Outcome::Dropped => {
+                        self.receiver.done();
+                        frames += 1;
+                    }
+                    Outcome::Unfinished => {}
                 }
             }
         }
