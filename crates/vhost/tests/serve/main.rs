@@ -7,3 +7,4 @@ mod migration;
 mod raw;
 mod rig;
 mod sessions;
+mod signals;

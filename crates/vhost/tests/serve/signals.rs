@@ -1,0 +1,119 @@
+//! Kicks and interrupts that are no eventfds, or not there; and resets.
+use crate::driver::Dice;
+use crate::raw::{Machine, Raw};
+use crate::rig::{DISK, Rig};
+use paravane_spec::status::DRIVER_OK;
+use paravane_spec::vhost_user::{VRING_NO_FD, VringState, request};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Until all is done, without a look at interrupts.
+fn finish(machine: &mut Machine, model: &mut [u8]) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while machine.in_flight() > 0 {
+        assert!(Instant::now() < end, "{} in flight", machine.in_flight());
+        machine.reap(model);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_queue_without_kicks_is_looked_at() {
+    let rig = Rig::new(1);
+    let (mut model, mut dice) = (vec![0; DISK], Dice::new(31));
+    let mut machine = Machine::new(0, 64, 8);
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    raw.say(request::SET_VRING_KICK, &VRING_NO_FD, &[]);
+    raw.say(request::SET_VRING_CALL, &VRING_NO_FD, &[]);
+    // Nobody listens at the old end any more.
+    machine.kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for _ in 0..50 {
+        machine.fill(DISK, &mut dice);
+        finish(&mut machine, &mut model);
+    }
+}
+
+#[test]
+fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
+    let rig = Rig::new(1);
+    let (mut model, mut dice) = (vec![0; DISK], Dice::new(32));
+    let mut machine = Machine::new(0, 64, 8);
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    let (kicked, kick) = std::io::pipe().unwrap();
+    let (mut called, call) = std::io::pipe().unwrap();
+    raw.say(request::SET_VRING_KICK, &0_u64, &[kicked.as_fd()]);
+    raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
+    drop((kicked, call));
+    machine.kick = kick.into();
+    let mut eight = [0; 8];
+    for _ in 0..50 {
+        machine.fill(DISK, &mut dice);
+        // Waits for an interrupt.
+        called.read_exact(&mut eight).unwrap();
+        finish(&mut machine, &mut model);
+    }
+    // More interrupts than there is room for, read by nobody.
+    let (called, mut call) = std::io::pipe().unwrap();
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::NONBLOCK).unwrap();
+    let error = loop {
+        if let Err(error) = call.write_all(&[0; 4096]) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    // From here on a write would wait.
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+    raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
+    for _ in 0..20 {
+        machine.fill(DISK, &mut dice);
+        finish(&mut machine, &mut model);
+    }
+    drop(called);
+}
+
+#[test]
+fn an_eventfd_that_is_full_does_not_keep_an_export_from_stopping() {
+    let mut rig = Rig::new(1);
+    let mut machine = Machine::new(0, 64, 8);
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    // Its counter has room for one less than what would make us wait.
+    let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    raw.send(request::SET_VRING_CALL, 0_u64.as_bytes(), &[full.as_fd()]).unwrap();
+    let start = Instant::now();
+    rig.export.take().unwrap().stop();
+    assert!(start.elapsed() < Duration::from_secs(8));
+}
+
+#[test]
+fn a_device_that_is_reset_begins_anew() {
+    let rig = Rig::new(1);
+    let (mut model, mut dice) = (vec![0; DISK], Dice::new(33));
+    let raw = Raw::connect(&rig.socket());
+    for round in 0..4 {
+        let mut machine = Machine::new(0, 64, 8);
+        machine.attach(&raw, 0, false);
+        raw.say(request::SET_STATUS, &u64::from(DRIVER_OK), &[]);
+        assert_eq!(raw.ask_number(request::GET_STATUS), u64::from(DRIVER_OK));
+        machine.fill(DISK, &mut dice);
+        machine.finish(&mut model);
+        match round % 3 {
+            0 => raw.say(request::SET_STATUS, &0_u64, &[]),
+            1 => raw.say(request::RESET_DEVICE, &[0_u8; 0], &[]),
+            // A queue that is reset alone (RING_RESET) is stopped, and begins with another ring.
+            _ => drop(raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes())),
+        }
+        let status = rig.status();
+        assert!(!status.queues[0].live && status.connected);
+        if round % 3 < 2 {
+            assert_eq!(raw.ask_number(request::GET_STATUS), 0);
+            assert_eq!(status.queues[0].size, 0);
+        }
+    }
+}
