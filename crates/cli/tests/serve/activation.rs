@@ -1,5 +1,5 @@
 //! Sockets that somebody else has made.
-use crate::daemon::{Daemon, Folder, assert_refused, names, status};
+use crate::daemon::{Daemon, Folder, assert_refused, names, status, without_sandbox};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
@@ -8,7 +8,10 @@ use std::process::{Command, Stdio};
 fn activated(listener: &UnixListener, name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
-    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_paravane"), "serve"]).args(arguments);
+    command
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_paravane"), "serve"])
+        .args(arguments)
+        .args(without_sandbox());
     let copy = OwnedFd::from(listener.try_clone().expect("the listener is copied"));
     command.stdin(Stdio::from(copy)).env("LISTEN_FDNAMES", name).env_remove("RUST_LOG");
     command

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,8 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts `paravane serve` and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut daemon = Self::spawn(paravane().arg("serve").args(arguments));
+        let more = without_sandbox().filter(|option| !arguments.contains(option));
+        let mut daemon = Self::spawn(paravane().arg("serve").args(arguments).args(more));
         daemon.wait_for("ready");
         daemon
     }
@@ -165,18 +167,36 @@ pub(crate) fn assert_refused(output: &Output, what: &str) {
     assert!(output.stdout.is_empty());
 }
 
-/// Whether the program can have its sandbox on this host.
+/// Whether the program can have its sandbox on this host; if not, `test` does not take place.
 pub(crate) fn sandbox_usable(test: &str) -> bool {
-    let folder = Folder::new();
-    let socket = folder.text("s");
-    let arguments = ["serve", "rng", "--socket", &socket, "--control", "off"];
-    let mut daemon = Daemon::spawn(paravane().args(arguments));
-    match daemon.find("ready") {
-        Ok(_) => true,
-        Err(_) if daemon.seen().iter().any(|line| line.contains("this kernel has no Landlock")) => {
-            skip(test, "this kernel has no Landlock");
-            false
-        }
-        Err(why) => panic!("{why}: {:?}", daemon.seen()),
+    if !has_sandbox() {
+        skip(test, "this kernel has no Landlock");
     }
+    has_sandbox()
+}
+
+/// The same, found out once.
+fn has_sandbox() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let folder = Folder::new();
+        let mut daemon = Daemon::spawn(paravane().args([
+            "serve",
+            "rng",
+            "--control",
+            "off",
+            "--socket",
+            &folder.text("s"),
+        ]));
+        match daemon.find("ready") {
+            Ok(_) => true,
+            Err(_) if daemon.seen().iter().any(|line| line.contains("this kernel has no Landlock")) => false,
+            Err(why) => panic!("{why}: {:?}", daemon.seen()),
+        }
+    })
+}
+
+/// What a daemon of any other test is told on a host where it cannot have its sandbox.
+pub(crate) fn without_sandbox() -> Option<&'static str> {
+    (!has_sandbox()).then_some("--no-sandbox")
 }

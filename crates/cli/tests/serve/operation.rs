@@ -1,5 +1,5 @@
 //! What an operator sees of a daemon, and how it ends.
-use crate::daemon::{Daemon, Folder, is_root, names, paravane, skip, status};
+use crate::daemon::{Daemon, Folder, is_root, names, paravane, skip, status, without_sandbox};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -40,7 +40,8 @@ fn it_is_ready_when_it_says_so_and_leaves_nothing_behind() {
         "{table}"
     );
 
-    let second = paravane().args(["serve", "rng", "--socket", &socket, "--control", "off"]).output().unwrap();
+    let second = ["serve", "rng", "--socket", &socket, "--control", "off"];
+    let second = paravane().args(second).args(without_sandbox()).output().unwrap();
     assert_eq!(second.status.code(), Some(1), "a live socket is not taken over");
     assert!(folder.path("s").exists());
 
@@ -58,7 +59,7 @@ fn one_image_is_served_once() {
     let arguments = ["blk", "--image", &image, "--socket", &folder.text("s"), "--control", "off"];
     let _first = Daemon::start(&arguments);
     let second = ["blk", "--image", &image, "--socket", &folder.text("t"), "--control", "off"];
-    let second = paravane().arg("serve").args(second).output().unwrap();
+    let second = paravane().arg("serve").args(second).args(without_sandbox()).output().unwrap();
     let stderr = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("in use by another process"), "{stderr}");
@@ -90,7 +91,7 @@ fn metrics_are_served_over_http() {
     let folder = Folder::new();
     let arguments = ["serve", "net", "--echo", "--socket", &folder.text("s"), "--metrics", "127.0.0.1:0"];
     let options = ["--control", "off", "--log-format", "json", "--name", "card"];
-    let mut daemon = Daemon::spawn(paravane().args(arguments).args(options));
+    let mut daemon = Daemon::spawn(paravane().args(arguments).args(options).args(without_sandbox()));
     let line: Value = serde_json::from_str(&daemon.wait_for("/metrics")).unwrap();
     let address = line["address"].as_str().unwrap().to_owned();
     daemon.wait_for("ready");
@@ -126,8 +127,13 @@ fn the_service_manager_is_told() {
         let len = manager.recv(&mut message).unwrap();
         String::from_utf8(message[..len].to_vec()).unwrap()
     };
+    let notifying = |arguments: &[&str]| {
+        let mut command = paravane();
+        command.args(arguments).args(without_sandbox()).env("NOTIFY_SOCKET", folder.path("notify"));
+        command
+    };
     let arguments = ["serve", "rng", "--socket", &folder.text("s"), "--control", "off"];
-    let daemon = Daemon::spawn(paravane().args(arguments).env("NOTIFY_SOCKET", folder.path("notify")));
+    let daemon = Daemon::spawn(&mut notifying(&arguments));
     assert_eq!(next(), "READY=1\n");
     let (status, log) = daemon.end();
     assert!(status.success(), "{log:?}");
@@ -135,7 +141,7 @@ fn the_service_manager_is_told() {
 
     let file = folder.write("d.toml", "[[rng]]\nname = \"r\"\nsocket = \"s\"\n");
     let arguments = ["serve", "--config", &file, "--control", "off"];
-    let daemon = Daemon::spawn(paravane().args(arguments).env("NOTIFY_SOCKET", folder.path("notify")));
+    let daemon = Daemon::spawn(&mut notifying(&arguments));
     assert_eq!(next(), "READY=1\n");
     daemon.signal(rustix::process::Signal::HUP);
     let reloading = next();
