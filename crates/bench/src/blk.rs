@@ -58,12 +58,15 @@ fn measure(
             continue;
         }
         progress(&format!("making an image: {}", storage.name()));
-        let image = Image::new(storage)?;
+        let mut names: Vec<&str> = subjects.iter().map(Subject::image).collect();
+        names.sort_unstable();
+        names.dedup();
+        let image = Image::new(storage, &names)?;
         // With one CPU, who polls would keep the other one from working.
         let real_time = client_cpu.and_then(|_| RealTime::enter());
         let mut servers = Vec::new();
         for subject in subjects {
-            servers.push(Server::start(subject, &image.path(), image.folder(), server_cpu)?);
+            servers.push(Server::start(subject, &image.path(subject.image()), image.folder(), server_cpu)?);
         }
         let _pinned = client_cpu.and_then(crate::machine::Pinned::to);
         for round in 0..rounds {

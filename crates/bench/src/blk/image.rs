@@ -13,15 +13,15 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Makes the image in memory or on disk.
+    /// Makes the image in memory or on disk; of each of these names, a copy.
     ///
     /// # Errors
     /// The host refuses.
-    pub(super) fn new(storage: Storage) -> Result<Self, BenchError> {
-        Self::make(storage).map_err(|source| BenchError::Os { what: "make an image", source })
+    pub(super) fn new(storage: Storage, names: &[&str]) -> Result<Self, BenchError> {
+        Self::make(storage, names).map_err(|source| BenchError::Os { what: "make an image", source })
     }
 
-    fn make(storage: Storage) -> io::Result<Self> {
+    fn make(storage: Storage, names: &[&str]) -> io::Result<Self> {
         let place = match storage {
             Storage::Tmpfs => PathBuf::from("/dev/shm"),
             Storage::Disk => std::env::current_dir()?,
@@ -33,26 +33,32 @@ impl Image {
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
         let image = Self { folder };
-        let mut file = File::create(image.path())?;
-        let mut piece = vec![0_u8; 1 << 20];
-        for start in (0..SPAN).step_by(piece.len()) {
-            for (number, block) in piece.chunks_exact_mut(BLOCK as usize).enumerate() {
-                block.fill(number as u8);
-                block[..8].copy_from_slice(&(start / BLOCK + number as u64).to_le_bytes());
-            }
-            file.write_all(&piece)?;
+        for name in names {
+            write(&image.path(name))?;
         }
-        file.sync_all()?;
         Ok(image)
     }
 
-    /// The image's.
-    pub(super) fn path(&self) -> PathBuf {
-        self.folder.path().join("image")
+    /// That of the copy of this name.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
     /// The folder that it lies in.
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
+}
+
+fn write(path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let mut piece = vec![0_u8; 1 << 20];
+    for start in (0..SPAN).step_by(piece.len()) {
+        for (number, block) in piece.chunks_exact_mut(BLOCK as usize).enumerate() {
+            block.fill(number as u8);
+            block[..8].copy_from_slice(&(start / BLOCK + number as u64).to_le_bytes());
+        }
+        file.write_all(&piece)?;
+    }
+    file.sync_all()
 }

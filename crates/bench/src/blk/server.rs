@@ -11,6 +11,8 @@ const OTHER: &str = "PARAVANE_BENCH_OTHER";
 /// More arguments of `paravane serve blk`, separated by spaces, of this build and of the other one.
 const SERVE: &str = "PARAVANE_BENCH_SERVE";
 const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";
+/// What it is called in results.
+const OTHER_NAME: &str = "paravane/other";
 
 /// Who serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ impl Subject {
         let (other, other_more) = (std::env::var_os(OTHER), more(OTHER_SERVE));
         if other.is_some() || !other_more.is_empty() {
             let program = other.map_or(program, PathBuf::from);
-            all.push(Self::Ours { name: "paravane/other", program, more: other_more });
+            all.push(Self::Ours { name: OTHER_NAME, program, more: other_more });
         }
         if Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
             all.push(Self::StorageDaemon);
@@ -50,6 +52,14 @@ impl Subject {
         match self {
             Self::Ours { name, .. } => name,
             Self::StorageDaemon => PEER,
+        }
+    }
+
+    /// The image that it has. Ours locks it, so that another build of ours has a copy; the peer does not lock.
+    pub(super) fn image(&self) -> &'static str {
+        match self {
+            Self::Ours { name, .. } if *name == OTHER_NAME => "image-other",
+            Self::Ours { .. } | Self::StorageDaemon => "image",
         }
     }
 
@@ -68,13 +78,19 @@ impl Subject {
         match self {
             Self::Ours { program, more, .. } => {
                 let mut command = Command::new(program);
-                command.args(["serve", "blk", "--format", "raw", "--image"]).arg(image);
+                command
+                    .args(["serve", "blk", "--queue-size", "1024", "--format", "raw", "--image"])
+                    .arg(image);
                 command.arg("--socket").arg(socket).args(more);
+                // A line for each client would go into the table.
+                if std::env::var_os("RUST_LOG").is_none() {
+                    command.env("RUST_LOG", "warn");
+                }
                 command
             }
             Self::StorageDaemon => {
                 let mut command = Command::new(PEER);
-                // The image is ours as well, which its lock would not allow.
+                // We have the image as well, which its lock would not allow.
                 let file = with("driver=file,node-name=disk,aio=io_uring,locking=off,filename=", image, "");
                 let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
                 command.args(["--object", "iothread,id=thread"]);

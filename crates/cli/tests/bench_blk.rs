@@ -1,0 +1,30 @@
+//! `paravane bench blk` with the real server, which is this program, too.
+#![cfg(feature = "peers")]
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+#[test]
+fn the_server_serves_the_benchmark_in_both_layouts() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
+    command.args(["bench", "blk", "--quick", "--json", "--filter", "/write4k/depth4"]);
+    let output = command.stdin(Stdio::null()).output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("the rows are JSON");
+    for layout in ["split", "packed"] {
+        let case = format!("tmpfs/{layout}/write4k/depth4");
+        let value = |metric: &str| {
+            let row = rows
+                .iter()
+                .find(|row| row["case"] == *case && row["subject"] == "paravane" && row["metric"] == metric);
+            row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{case}: no {metric}"))
+        };
+        for metric in ["rate", "latency-p50", "latency-p999", "cpu"] {
+            assert!(value(metric) > 0.0, "{case}: {metric}");
+        }
+    }
+    // Nothing but ours has packed rings.
+    assert!(
+        rows.iter().all(|row| row["subject"] == "paravane" || row["case"] != "tmpfs/packed/write4k/depth4")
+    );
+}
