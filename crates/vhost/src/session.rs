@@ -249,7 +249,10 @@ impl<'a> Session<'a> {
         self.features.need_protocol(protocol_feature::STATUS, "SET_STATUS")?;
         let status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
         if status == 0 {
-            self.reset();
+            // QEMU says so whenever it stops a device, before it asks where the queues have come to (GET_VRING_BASE): a
+            // machine that moves takes them along. For a driver that begins anew a client says all of them again.
+            self.disable_all();
+            self.device.reset();
         }
         self.status = status;
         Ok(())
