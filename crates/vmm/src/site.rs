@@ -11,8 +11,16 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct MachineSite {
     pub(crate) number: usize,
     pub(crate) interrupts: Arc<Interrupts>,
-    pub(crate) transport: Arc<Mutex<Box<dyn Transport>>>,
+    pub(crate) transport: Mutex<Box<dyn Transport>>,
     pub(crate) tally: Arc<Tally>,
+}
+
+impl MachineSite {
+    /// The device cannot go on until its driver resets it.
+    pub(crate) fn fault(&self, what: String) {
+        self.tally.fault(self.number, what);
+        lock(&self.transport).needs_reset();
+    }
 }
 
 impl Site for MachineSite {
@@ -25,7 +33,6 @@ impl Site for MachineSite {
     }
 
     fn failed(&self, _queue: u16, error: &ServeError) {
-        self.tally.fault(self.number, error.to_string());
-        lock(&self.transport).needs_reset();
+        self.fault(error.to_string());
     }
 }

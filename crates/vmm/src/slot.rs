@@ -144,13 +144,12 @@ struct Queue {
 
 /// One device.
 pub(crate) struct Slot {
-    number: usize,
+    /// The device as its I/O threads see it: number, registers, interrupts.
+    site: Arc<MachineSite>,
     surroundings: Surroundings,
     /// Guest-physical address of the window, or [`NOWHERE`].
     base: AtomicU64,
     size: u64,
-    transport: Arc<Mutex<Box<dyn Transport>>>,
-    interrupts: Arc<Interrupts>,
     control: Mutex<Control>,
 }
 
@@ -164,13 +163,17 @@ impl Slot {
     ) -> Self {
         let queue = |&max_size: &u16| Queue { max_size, ..Queue::default() };
         let queues = device.queue_sizes().iter().map(queue).collect();
-        Self {
+        let site = MachineSite {
             number,
+            interrupts: attachment.interrupts,
+            transport: Mutex::new(attachment.transport),
+            tally: Arc::clone(&surroundings.tally),
+        };
+        Self {
+            site: Arc::new(site),
             surroundings,
             base: AtomicU64::new(attachment.base),
             size: attachment.size,
-            transport: Arc::new(Mutex::new(attachment.transport)),
-            interrupts: attachment.interrupts,
             control: Mutex::new(Control { device: Some(device), queues }),
         }
     }
@@ -188,10 +191,10 @@ impl Slot {
         self.base.store(window.unwrap_or(NOWHERE), Ordering::Relaxed);
         for (queue, slot) in (0..).zip(&mut control.queues) {
             let Some(notifier) = slot.notifier.as_ref().filter(|_| slot.live) else { continue };
-            let address = lock(&self.transport).notify_address(queue);
+            let address = lock(&self.site.transport).notify_address(queue);
             let addr = window.zip(address).map(|(base, at)| base.wrapping_add(at.offset));
             if let Err(error) = notifier.relocate(addr) {
-                tracing::debug!(device = self.number, queue, "kicks exit: {error}");
+                tracing::debug!(device = self.site.number, queue, "kicks exit: {error}");
                 slot.kicks_by = KickPath::Refused;
             } else if notifier.state() == NotifierState::Assigned {
                 slot.kicks_by = KickPath::IoEventFd;
@@ -201,23 +204,23 @@ impl Slot {
 
     /// The guest reads at `offset`.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
-        let kind = lock(&self.transport).access(offset, false);
+        let kind = lock(&self.site.transport).access(offset, false);
         self.surroundings.tally.access(kind);
         if kind == AccessKind::Config {
             let control = lock(&self.control);
-            lock(&self.transport).read(offset, data, &mut |offset, out| match &control.device {
+            lock(&self.site.transport).read(offset, data, &mut |offset, out| match &control.device {
                 Some(device) => device.read_config(offset, out),
                 None => out.fill(0),
             });
         } else {
-            lock(&self.transport).read(offset, data, &mut |_, out| out.fill(0));
+            lock(&self.site.transport).read(offset, data, &mut |_, out| out.fill(0));
         }
     }
 
     /// The guest writes at `offset`.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         let mut control = lock(&self.control);
-        let mut transport = lock(&self.transport);
+        let mut transport = lock(&self.site.transport);
         self.surroundings.tally.access(transport.access(offset, true));
         let effect = transport.write(offset, data);
         drop(transport);
@@ -238,18 +241,18 @@ impl Slot {
             }
             Effect::ResetQueue { queue } => {
                 self.stop_queue(control, queue, false);
-                lock(&self.transport).queue_reset_done(queue);
+                lock(&self.site.transport).queue_reset_done(queue);
             }
             Effect::Reset => {
                 self.stop_queues(control, false);
                 if let Some(device) = &mut control.device {
                     device.reset();
                 }
-                lock(&self.transport).reset_done();
+                lock(&self.site.transport).reset_done();
             }
             Effect::Notify { queue: index } => {
                 if let Some(Elsewhere::Inline(inline)) = self.surroundings.crew.elsewhere() {
-                    return inline.kick(QueueKey { device: self.number, queue: index });
+                    return inline.kick(QueueKey { device: self.site.number, queue: index });
                 }
                 let queue = control.queues.get(usize::from(index));
                 if let Some(notifier) = queue.and_then(|queue| queue.notifier.as_ref()) {
@@ -270,9 +273,8 @@ impl Slot {
             Ok(()) if self.surroundings.vhost_net => self.lend_to_kernel(control, queue),
             Ok(()) => {}
             Err(what) => {
-                tracing::warn!(device = self.number, queue, "queue not started: {what}");
-                self.surroundings.tally.fault(self.number, what);
-                lock(&self.transport).needs_reset();
+                tracing::warn!(device = self.site.number, queue, "queue not started: {what}");
+                self.site.fault(what);
             }
         }
     }
@@ -296,12 +298,12 @@ impl Slot {
         if let Some(Elsewhere::Process(process)) = self.surroundings.crew.elsewhere() {
             let (notifier, ioeventfd) = self.notifier(queue).map_err(|error| error.to_string())?;
             if ioeventfd && let Err(error) = notifier.assign() {
-                tracing::warn!(device = self.number, queue, "kicks will exit: {error}");
+                tracing::warn!(device = self.site.number, queue, "kicks will exit: {error}");
             }
-            let call = self.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
+            let call = self.site.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
             let call = call.ok_or("its interrupts have no eventfd for another process")?;
             let (kick, max_size) = (notifier.notifier(), slot.max_size);
-            let start = QueueToStart { device: self.number, queue, max_size, features, addresses };
+            let start = QueueToStart { device: self.site.number, queue, max_size, features, addresses };
             process.start(&start, kick, &call).map_err(|error| error.to_string())?;
             slot.notifier = Some(Arc::new(notifier));
             slot.live = true;
@@ -309,7 +311,7 @@ impl Slot {
         }
         let Surroundings { memory, domain, .. } = &self.surroundings;
         let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
-        let handle = handle.named(format!("device {}, queue {queue}", self.number));
+        let handle = handle.named(format!("device {}, queue {queue}", self.site.number));
         let ring = LiveQueue::start(addresses, slot.max_size, features, handle)
             .map_err(|error| error.to_string())?;
         let handler = device.start_queue(queue, features).map_err(|error| error.to_string())?;
@@ -324,12 +326,12 @@ impl Slot {
             Some(Ok(())) => KickPath::IoEventFd,
             Some(Err(error)) => {
                 if self.surroundings.tally.refused() {
-                    tracing::warn!(device = self.number, queue, "kicks will exit: {error}");
+                    tracing::warn!(device = self.site.number, queue, "kicks will exit: {error}");
                 }
                 KickPath::Refused
             }
         };
-        slot.thread = self.surroundings.crew.first(self.number, queue);
+        slot.thread = self.surroundings.crew.first(self.site.number, queue);
         if let Err(NotPutOn { queue, source }) = self.put_on(slot.thread, started) {
             // Its ioeventfd goes with it.
             queue.into_iter().for_each(|queue| queue.abandon());
@@ -349,13 +351,8 @@ impl Slot {
         notifier: Arc<HostNotifier>,
         work: &Arc<QueueWork>,
     ) -> Box<HostQueue> {
-        let key = QueueKey { device: self.number, queue };
-        let site = Arc::new(MachineSite {
-            number: self.number,
-            interrupts: Arc::clone(&self.interrupts),
-            transport: Arc::clone(&self.transport),
-            tally: Arc::clone(&self.surroundings.tally),
-        });
+        let key = QueueKey { device: self.site.number, queue };
+        let site = Arc::<MachineSite>::clone(&self.site);
         Box::new(HostQueue::new(key, live, handler, notifier.into(), site, Arc::clone(work)))
     }
 
@@ -374,7 +371,7 @@ impl Slot {
 
     /// Where the kicks of `queue` arrive from now on, and whether an ioeventfd is worth asking for.
     fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
-        let address = lock(&self.transport).notify_address(queue);
+        let address = lock(&self.site.transport).notify_address(queue);
         // Relaxed: this is the thread that moves windows, or it holds the same lock.
         let base = self.base.load(Ordering::Relaxed);
         Ok(match address {
@@ -391,7 +388,7 @@ impl Slot {
         if let Some(slot) = control.queues.get_mut(usize::from(queue))
             && std::mem::take(&mut slot.live)
         {
-            let key = QueueKey { device: self.number, queue };
+            let key = QueueKey { device: self.site.number, queue };
             let stopping = match self.surroundings.crew.elsewhere() {
                 None => {
                     let thread = self.surroundings.crew.thread(slot.thread);
@@ -423,14 +420,14 @@ impl Slot {
     /// # Errors
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else nothing has changed.
     pub(crate) fn move_queue(&self, queue: u16, number: usize) -> Result<(), MoveError> {
-        let Surroundings { crew, tally, .. } = &self.surroundings;
+        let crew = &self.surroundings.crew;
         let mut control = lock(&self.control);
         let slot = control.queues.get_mut(usize::from(queue)).filter(|slot| slot.live);
         let slot = slot.ok_or(MoveError::NotLive { queue })?;
         if crew.thread(number).is_none() {
             return Err(MoveError::NoThread { number });
         }
-        let key = QueueKey { device: self.number, queue };
+        let key = QueueKey { device: self.site.number, queue };
         let taken = crew.thread(slot.thread).and_then(|thread| thread.take_off(key));
         let moving = taken.ok_or(MoveError::NotLive { queue })?;
         let Err(NotPutOn { queue: moving, source }) = self.put_on(number, moving) else {
@@ -443,11 +440,7 @@ impl Slot {
         {
             return Err(MoveError::Refused { source });
         }
-        tally.fault(
-            self.number,
-            format!("queue {queue} was lost on its way to I/O thread {number}: {source}"),
-        );
-        lock(&self.transport).needs_reset();
+        self.site.fault(format!("queue {queue} was lost on its way to I/O thread {number}: {source}"));
         Err(MoveError::Lost { source })
     }
 
@@ -462,18 +455,18 @@ impl Slot {
 
     /// Interrupts raised.
     pub(crate) fn interrupts(&self) -> u64 {
-        self.interrupts.raised()
+        self.site.interrupts.raised()
     }
 
     /// Of those, messages.
     pub(crate) fn messages(&self) -> u64 {
-        self.interrupts.msi().map_or(0, |table| table.sent())
+        self.site.interrupts.msi().map_or(0, |table| table.sent())
     }
 
     /// What each live queue has done since it was started for the first time.
     pub(crate) fn loads(&self) -> Vec<Load> {
         let of_queue = |(queue, slot): (u16, &Queue)| {
-            let key = QueueKey { device: self.number, queue };
+            let key = QueueKey { device: self.site.number, queue };
             slot.live.then(|| Load { key, thread: slot.thread, work: slot.work.total() })
         };
         (0..).zip(&lock(&self.control).queues).filter_map(of_queue).collect()
@@ -484,14 +477,14 @@ impl Slot {
         let of_queue = |(queue, slot): (u16, &Queue)| {
             let exit_kicks = slot.exit_kicks + slot.notifier.as_ref()?.exit_kicks();
             let &Queue { thread: io_thread, moves, kicks_by, .. } = slot;
-            Some(QueueResult { device: self.number, queue, io_thread, moves, kicks_by, exit_kicks })
+            Some(QueueResult { device: self.site.number, queue, io_thread, moves, kicks_by, exit_kicks })
         };
         (0..).zip(&lock(&self.control).queues).filter_map(of_queue).collect()
     }
 
     /// Accesses to its registers that the specification forbids.
     pub(crate) fn violations(&self) -> u64 {
-        lock(&self.transport).violations()
+        lock(&self.site.transport).violations()
     }
 
     /// Kicks that came by an exit.

@@ -124,7 +124,7 @@ impl Slot {
 
     /// Lends `queue` to the kernel's vhost-net. Where that is not possible we go on to serve it.
     pub(super) fn lend_to_kernel(&self, control: &mut Control, queue: u16) {
-        let device = self.number;
+        let device = self.site.number;
         match self.lend(control, queue, Box::new(VhostNet::default())) {
             Ok(()) => tracing::info!(device, queue, "vhost-net serves the queue"),
             Err(LendError::Refused { source }) if source.kind() == std::io::ErrorKind::NotConnected => {}
@@ -147,17 +147,15 @@ impl Slot {
         let thread = thread.ok_or(LendError::NotOurs { queue })?;
         let memory = self.surroundings.memory.lend()?;
         let broken = {
-            let (tally, transport) = (Arc::clone(&self.surroundings.tally), Arc::clone(&self.transport));
-            let device = self.number;
+            let site = Arc::clone(&self.site);
             move || {
-                tracing::warn!(device, queue, "queue stopped: its owner finds it broken");
-                tally.fault(device, format!("the owner of queue {queue} finds it broken"));
-                lock(&transport).needs_reset();
+                tracing::warn!(device = site.number, queue, "queue stopped: its owner finds it broken");
+                site.fault(format!("the owner of queue {queue} finds it broken"));
             }
         };
-        let relay = Relay::new(queue, Arc::clone(&self.interrupts), broken);
+        let relay = Relay::new(queue, Arc::clone(&self.site.interrupts), broken);
         let relay = relay.map_err(|source| LendError::Refused { source })?;
-        let key = QueueKey { device: self.number, queue };
+        let key = QueueKey { device: self.site.number, queue };
         let taken = thread.take_off(key).ok_or(LendError::NotOurs { queue })?;
         if !taken.at_rest() {
             let back = thread.put_on(taken).map_err(|refused| refused.source.to_string());
@@ -230,9 +228,8 @@ impl Slot {
     /// A queue that nobody serves any more is a device that needs a reset.
     fn lost(&self, queue: u16, result: Result<(), String>) -> Result<(), LendError> {
         let Err(what) = result else { return Ok(()) };
-        tracing::warn!(device = self.number, queue, "queue lost: {what}");
-        self.surroundings.tally.fault(self.number, format!("queue {queue} was lost: {what}"));
-        lock(&self.transport).needs_reset();
+        tracing::warn!(device = self.site.number, queue, "queue lost: {what}");
+        self.site.fault(format!("queue {queue} was lost: {what}"));
         Err(LendError::Lost { queue, what })
     }
 }
