@@ -8,11 +8,11 @@
 //! ```
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. What is read is checked to be what the image has there.
 use crate::machine::{RealTime, two_cpus};
-use crate::meter::{CpuClock, Instructions};
+use crate::meter::{Amount, CpuClock, Instructions};
 use crate::ring::{FEWEST_ROUNDS, broken};
 use crate::series::{Figure, Gathered};
 use crate::{BenchError, Options, Row};
-use case::{Amount, Case, Storage};
+use case::{Case, Storage};
 use client::Client;
 use image::Image;
 use server::{Server, Subject};
@@ -37,7 +37,7 @@ pub(crate) const NOTES: &[&str] = &[
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick)?;
     let subjects = Subject::all()?;
-    let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
+    let amount = if options.quick { case::QUICK } else { case::FULL };
     measure(&cases, &subjects, options, amount, progress)
 }
 

@@ -135,6 +135,16 @@ pub struct Options {
     pub client: Client,
 }
 
+/// Those of `cases` whose path contains `filter`.
+///
+/// # Errors
+/// There is none.
+#[cfg(feature = "peers")]
+fn select<C: std::fmt::Display>(mut cases: Vec<C>, filter: &str) -> Result<Vec<C>, BenchError> {
+    cases.retain(|case| case.to_string().contains(filter));
+    if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
+}
+
 /// How a client learns that its device is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Client {

@@ -1,4 +1,4 @@
-//! What another process spends.
+//! What another process spends, and how long it is looked at.
 use crate::BenchError;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
@@ -6,6 +6,17 @@ use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 use std::io;
 use std::time::Duration;
+
+/// How long a sample of another process takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Amount {
+    /// Before anything is measured: memory is touched, and whoever adapts has adapted.
+    pub(crate) warm_up: Duration,
+    /// With the clock.
+    pub(crate) timed: Duration,
+    /// With the processor's counters.
+    pub(crate) counted: Duration,
+}
 
 /// The CPU time of a process: all its threads, in user mode and in the kernel, finer than /proc has it.
 #[derive(Clone, Copy, Debug)]

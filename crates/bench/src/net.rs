@@ -7,11 +7,11 @@
 //! ```
 //! **Cases**: `LAYOUT/BUFFERS/WAY/BYTES`, see [`case`].
 use crate::machine::two_cpus;
-use crate::meter::{CpuClock, Instructions};
+use crate::meter::{Amount, CpuClock, Instructions};
 use crate::ring::{FEWEST_ROUNDS, broken};
 use crate::series::{Figure, Gathered};
 use crate::{BenchError, Options, Row};
-use case::{Amount, Case, Way};
+use case::{Case, Way};
 use device::{Device, Subject};
 use testpmd::{Counts, Side, Testpmd};
 
@@ -37,7 +37,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     }
     let failed = |source| BenchError::Os { what: "find this program", source };
     let subjects = [Subject::Ours(std::env::current_exe().map_err(failed)?), Subject::Dpdk];
-    let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
+    let amount = if options.quick { case::QUICK } else { case::FULL };
     let mut gathered = Gathered::new(NAME);
     let rounds = options.rounds.max(FEWEST_ROUNDS);
     let (device_cpu, driver_cpu) = two_cpus();

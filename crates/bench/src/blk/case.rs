@@ -1,5 +1,6 @@
 //! What is asked of a disk.
 use crate::BenchError;
+use crate::meter::Amount;
 use std::fmt;
 use std::time::Duration;
 
@@ -93,37 +94,22 @@ impl Case {
     /// # Errors
     /// There is none.
     pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
-        let mut cases = Self::all(quick);
-        cases.retain(|case| case.to_string().contains(filter));
-        if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
+        crate::select(Self::all(quick), filter)
     }
 }
 
-/// How long a sample takes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Amount {
-    /// Before anything is measured: memory is touched, and whoever adapts has adapted.
-    pub(super) warm_up: Duration,
-    /// With the clock.
-    pub(super) timed: Duration,
-    /// With the processor's counters.
-    pub(super) counted: Duration,
-}
-
-impl Amount {
-    /// For figures.
-    pub(super) const FULL: Self = Self {
-        warm_up: Duration::from_millis(50),
-        timed: Duration::from_millis(250),
-        counted: Duration::from_millis(50),
-    };
-    /// In a hurry.
-    pub(super) const QUICK: Self = Self {
-        warm_up: Duration::from_millis(20),
-        timed: Duration::from_millis(80),
-        counted: Duration::from_millis(20),
-    };
-}
+/// How long a sample takes, for figures.
+pub(super) const FULL: Amount = Amount {
+    warm_up: Duration::from_millis(50),
+    timed: Duration::from_millis(250),
+    counted: Duration::from_millis(50),
+};
+/// In a hurry.
+pub(super) const QUICK: Amount = Amount {
+    warm_up: Duration::from_millis(20),
+    timed: Duration::from_millis(80),
+    counted: Duration::from_millis(20),
+};
 
 #[cfg(test)]
 mod tests {
