@@ -11,6 +11,7 @@ use paravane_spec::split::{AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN};
 
 pub use crate::batch::{Batch, Chain, Iter};
 pub use crate::state::{State, StateError};
+pub use crate::tracking::tracking_bytes;
 
 /// Most descriptors in one chain, indirect ones included. The specification's limit is the queue size;
 /// Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside indirect tables

@@ -39,11 +39,17 @@ pub(crate) enum Tracking {
     Packed(packed::Tracker),
 }
 
+/// Bytes of the region in which it is tracked what is in flight in a queue of `size` descriptors.
+#[must_use]
+pub fn tracking_bytes(size: u16, packed: bool) -> usize {
+    if packed { packed::bytes(size) } else { split::bytes(size) }
+}
+
 impl QueueConfig {
     /// Bytes of the region that [`QueueConfig::resume_tracked`] needs, to be aligned to 8.
     #[must_use]
     pub fn tracking_bytes(&self) -> usize {
-        if self.packed() { packed::bytes(self.size()) } else { split::bytes(self.size()) }
+        tracking_bytes(self.size(), self.packed())
     }
 
     /// As [`QueueConfig::resume`], with what is in flight tracked in `region`. In a region that is new (all

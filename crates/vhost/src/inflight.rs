@@ -7,7 +7,7 @@
 //! What is in it is as hostile as everything else of the client's; the ring checks it (`paravane_ring`'s tracking).
 use crate::session::SessionError;
 use paravane_dma::{Access, Alarm, Backing, FileRange, Mapping, Memory, Region, RegionConfig};
-use paravane_spec::inflight::{packed, split};
+use paravane_ring::device::tracking_bytes;
 use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::vhost_user::Inflight;
 use std::os::fd::OwnedFd;
@@ -27,13 +27,7 @@ pub(crate) struct InflightMemory {
 
 /// Bytes from one queue's region to the next one's.
 fn stride(queue_size: u16, is_packed: bool) -> u64 {
-    let size = u64::from(queue_size);
-    let bytes = if is_packed {
-        packed::DESC as u64 + packed::DESC_SIZE as u64 * size
-    } else {
-        split::DESC as u64 + split::DESC_SIZE as u64 * size
-    };
-    bytes.next_multiple_of(ALIGN)
+    (tracking_bytes(queue_size, is_packed) as u64).next_multiple_of(ALIGN)
 }
 
 /// New memory for `wanted` queues, to be given to the client.
