@@ -1,13 +1,15 @@
 //! A client that takes its memory away fails its own device, and nothing else.
 #![cfg(not(any(loom, miri)))]
+mod skipped;
+
 use paravane_dma::{
     Access, Alarm, Backing, DirtyLog, FileRange, HostSlice, LogError, Memory, MemoryError, Region,
     RegionConfig, Segment,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use skipped::skipped;
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -40,15 +42,6 @@ fn guarded(range: FileRange, file: &OwnedFd) -> (Arc<Region>, Arc<Alarm>) {
 fn rings(alarm: &Alarm, patience: Duration) -> bool {
     let timeout = Timespec::try_from(patience).unwrap();
     poll(&mut [PollFd::new(alarm, PollFlags::IN)], Some(&timeout)).unwrap() == 1
-}
-
-fn skipped(name: &str, why: &str) {
-    let line = format!("SKIPPED {name}: {why}\n");
-    eprint!("{line}");
-    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        log.and_then(|mut log| log.write_all(line.as_bytes())).expect("the skip log can be written");
-    }
 }
 
 #[test]

@@ -12,9 +12,11 @@
 //! It shows in optimised code only (the workspace asks for it): what has not been optimised stores so much on its stack
 //! between the two accesses that the request is pushed out of the store buffer.
 #![cfg(not(any(miri, loom)))]
+mod skipped;
+
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::io::Write;
+use skipped::skipped;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -25,16 +27,6 @@ const ROUNDS: u64 = 20_000;
 /// The reordering shows in the first thousands of rounds, if the two threads run at the same time; on a machine that
 /// has much else to do that may take a while.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Writes why a test could not take place.
-fn skipped(name: &str, why: &str) {
-    let line = format!("SKIPPED {name}: {why}\n");
-    eprint!("{line}");
-    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        log.and_then(|mut log| log.write_all(line.as_bytes())).expect("the skip log can be written");
-    }
-}
 
 /// Two CPUs that this process may use.
 fn two_cpus() -> Option<[usize; 2]> {
