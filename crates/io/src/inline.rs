@@ -7,7 +7,7 @@
 //! For comparison: the guest stands still while its device works, and the lock is what an event loop of one thread does
 //! without.
 use crate::host_queue::{HostQueue, QueueKey, Turn};
-use crate::lock;
+use crate::{lock, outlive_pipes};
 use paravane_notify::Notifier;
 use rustix::event::epoll;
 use std::io;
@@ -43,7 +43,10 @@ impl Inline {
         epoll::add(&poll, &quit, epoll::EventData::new_u64(QUIT), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { poll, queues: Mutex::default() });
         let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("io-inline".into()).spawn(move || of_thread.run())?;
+        let thread = std::thread::Builder::new().name("io-inline".into()).spawn(move || {
+            outlive_pipes();
+            of_thread.run();
+        })?;
         Ok(Self { shared, quit, thread: Mutex::new(Some(thread)) })
     }
 

@@ -28,6 +28,7 @@ pub use site::Site;
 
 use counters::Counters;
 use event_loop::{EventLoop, Setting};
+use nix::sys::signal::{SigSet, Signal};
 use paravane_notify::Notifier;
 use std::io;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
@@ -65,6 +66,14 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The calling thread gets an error, and no signal, when it writes to a pipe that nobody reads any more. For threads that
+/// write to descriptors of other processes: SIGPIPE ends a process that does not ignore it, as programs in C do not.
+pub fn outlive_pipes() {
+    // One that arises stays pending, and ends with the thread.
+    let blocked = SigSet::from(Signal::SIGPIPE).thread_block();
+    debug_assert!(blocked.is_ok(), "the set is a valid one");
+}
+
 /// Our end of one I/O thread.
 #[derive(Debug)]
 pub struct IoThread {
@@ -90,8 +99,10 @@ impl IoThread {
             longest_poll,
             counters: Arc::clone(&counters),
         })?;
-        let thread =
-            std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || event_loop.run())?;
+        let thread = std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
+            outlive_pipes();
+            event_loop.run();
+        })?;
         Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)) })
     }
 

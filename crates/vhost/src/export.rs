@@ -142,7 +142,10 @@ impl Export {
         let at_work = AtWork { shared: Arc::clone(&shared), name, device, threads, offer };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", at_work.name))
-            .spawn(move || at_work.run(door))
+            .spawn(move || {
+                paravane_io::outlive_pipes();
+                at_work.run(door);
+            })
             .map_err(ExportError::Thread)?;
         Ok(Self { shared, thread: Some(thread) })
     }

@@ -76,6 +76,37 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
     drop(called);
 }
 
+/// Rust's programs ignore SIGPIPE, and so do tests; those of others end by it, if the thread that writes lets it come.
+#[test]
+fn a_pipe_that_nobody_reads_ends_no_process() {
+    let rig = Rig::new(1);
+    let (mut model, mut dice) = (vec![0; DISK], Dice::new(33));
+    let mut machine = Machine::new(0, 64, 8);
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    let (called, call) = std::io::pipe().unwrap();
+    raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
+    drop((called, call));
+    for _ in 0..5 {
+        machine.fill(DISK, &mut dice);
+        finish(&mut machine, &mut model);
+    }
+    // SIGPIPE is number 13.
+    let (mut threads, pipe) = (0, 1_u64 << 12);
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        // A thread of another test may have ended.
+        let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let name = field("Name:").unwrap_or_default();
+        if name.starts_with("vhost-") || name.starts_with("io0-") {
+            let blocked = u64::from_str_radix(field("SigBlk:").unwrap(), 16).unwrap();
+            assert_ne!(blocked & pipe, 0, "{name} has to block it");
+            threads += 1;
+        }
+    }
+    assert!(threads >= 2, "an export has two threads at least, found were {threads}");
+}
+
 #[test]
 fn an_eventfd_that_is_full_does_not_keep_an_export_from_stopping() {
     let mut rig = Rig::new(1);
