@@ -38,7 +38,7 @@ impl Pieces {
         self.first.as_ptr().cast_const().cast()
     }
 
-    /// The one piece, where there is only one and its length fits an io_uring entry: cheaper than a list.
+    /// The one piece, where there is only one and its length fits an io_uring entry: cheaper than a list, for system calls as well.
     fn single(self) -> Option<(*mut u8, u32)> {
         if self.count != 1 {
             return None;

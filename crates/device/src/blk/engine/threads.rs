@@ -116,12 +116,24 @@ pub(super) fn perform(image: &Image, job: Job) -> i32 {
         Job::Read { pieces, offset } => {
             // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it
             // has not even been posted.
-            unsafe { libc::preadv(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64) }
+            unsafe {
+                match pieces.single() {
+                    Some((start, len)) => libc::pread(fd, start.cast(), len as usize, offset as i64),
+                    None => libc::preadv(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64),
+                }
+            }
         }
         Job::Write { pieces, offset, durable } => {
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
             // SAFETY: as for reading.
-            unsafe { libc::pwritev2(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64, flags) }
+            unsafe {
+                match pieces.single().filter(|_| !durable) {
+                    Some((start, len)) => libc::pwrite(fd, start.cast(), len as usize, offset as i64),
+                    None => {
+                        libc::pwritev2(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64, flags)
+                    }
+                }
+            }
         }
         // SAFETY: no memory is involved, and the descriptor is the image's.
         Job::Sync => unsafe { libc::fdatasync(fd) as isize },
