@@ -26,48 +26,83 @@ fn spread(page: u64) -> usize {
 /// One place; a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Place(Cell<Window>);
+pub(crate) struct Place {
+    window: Cell<Window>,
+    /// The turn in which its page was last noted as written ([`Written`](crate::written::Written)).
+    noted: Cell<u64>,
+}
+
+impl Place {
+    /// What is in it.
+    #[inline(always)]
+    pub(crate) fn window(&self) -> Window {
+        self.window.get()
+    }
+
+    /// Whether there is nothing to be noted before the turn after `turn`.
+    #[inline(always)]
+    pub(crate) fn is_noted(&self, turn: u64) -> bool {
+        self.noted.get() >= turn
+    }
+
+    /// All of its window is noted in `turn`.
+    #[inline(always)]
+    pub(crate) fn note(&self, turn: u64) {
+        self.noted.set(turn);
+    }
+}
 
 impl Cache {
     pub(crate) fn new() -> Self {
         Self {
-            places: Box::new([const { Place(Cell::new(Window::EMPTY)) }; PLACES]),
+            places: Box::new(
+                [const { Place { window: Cell::new(Window::EMPTY), noted: Cell::new(0) } }; PLACES],
+            ),
             mask: PLACES - 1,
             used: Places::new(),
         }
     }
 
-    /// Number of the place where the window around `addr` is, if it is there.
+    /// Number of the place for `addr`.
     #[inline(always)]
-    pub(crate) fn number(&self, addr: u64) -> usize {
+    fn number(&self, addr: u64) -> usize {
         spread(addr >> PAGE_SHIFT) & self.mask
     }
 
-    /// What is in a place.
+    /// The place where the window around `addr` is, if it is there.
     #[inline(always)]
-    pub(crate) fn window(&self, number: usize) -> Window {
+    pub(crate) fn place(&self, addr: u64) -> &Place {
         // Numbers are below that of the places, so the remainder changes nothing, and needs no check.
-        self.places[number % PLACES].0.get()
+        &self.places[self.number(addr) % PLACES]
     }
 
-    /// Remembers a window in the place for its addresses.
+    /// Remembers the window around `addr` in `place`, which is the place for it. `noted`: as if in this turn.
     #[inline(always)]
-    pub(crate) fn put(&self, number: usize, window: Window) {
-        self.places[number % PLACES].0.set(window);
-        self.used.insert(number);
+    pub(crate) fn put(&self, place: &Place, addr: u64, window: Window, noted: u64) {
+        if place.window().is_empty() {
+            self.used.insert(self.number(addr));
+        }
+        self.replace(place, window, noted);
+    }
+
+    /// [`Cache::put`], where a window is already.
+    #[inline(always)]
+    pub(crate) fn replace(&self, place: &Place, window: Window, noted: u64) {
+        place.window.set(window);
+        place.noted.set(noted);
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.used.drain(|number| self.places[number].0.set(Window::EMPTY));
+        self.used.drain(|number| self.places[number].window.set(Window::EMPTY));
         self.mask = PLACES - 1;
     }
 
     /// Forgets everything but `window`, which is found for every address. There is no other.
-    pub(crate) fn put_only(&mut self, window: Window) {
+    pub(crate) fn put_only(&mut self, window: Window, noted: u64) {
         self.clear();
         self.mask = 0;
-        self.put(0, window);
+        self.put(&self.places[0], 0, window, noted);
     }
 }
 

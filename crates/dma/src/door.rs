@@ -1,4 +1,5 @@
 //! The one door: every access of a device to guest memory.
+use crate::cache::Place;
 use crate::handle::{Fault, Handle};
 use crate::holds::{Run, Taken};
 use crate::snapshot::Window;
@@ -27,9 +28,6 @@ struct Piece {
     len: usize,
     gpa: u64,
     region: u32,
-    /// The place of the window that it is in, if that is to be marked as a whole: it is in one page, and still there
-    /// when the piece has been written.
-    page: Option<usize>,
 }
 
 impl Piece {
@@ -37,7 +35,7 @@ impl Piece {
     #[inline(always)]
     fn of(window: &Window, offset: u64, len: usize) -> Self {
         let (host, gpa) = (window.host(offset), window.gpa(offset));
-        Self { host, len, gpa, region: window.region(), page: None }
+        Self { host, len, gpa, region: window.region() }
     }
 
     /// Whether `next` lies behind it in the same region. (The sum wraps at the end of the address space only, and no
@@ -126,7 +124,7 @@ impl<'a> Door<'a> {
         let result = self.each_piece(addr, len, access, |_, piece| {
             // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot.
             unsafe { copy::fill(piece.host, byte, piece.len) };
-            self.wrote(piece);
+            self.handle.wrote(piece.gpa, piece.len);
         });
         access.end();
         result
@@ -176,7 +174,7 @@ impl<'a> Door<'a> {
     /// that, and nobody waits. Any address will do.
     #[inline]
     pub fn expect_write(&self, addr: u64) {
-        let window = self.handle.window(self.handle.place(addr));
+        let window = self.handle.place(addr).window();
         if let Some(offset) = window.offset(addr) {
             crate::copy::expect_write(window.host(offset));
         }
@@ -257,15 +255,6 @@ impl<'a> Door<'a> {
         self.handle.wrote(range.gpa, range.len);
     }
 
-    /// A piece has been written.
-    #[inline(always)]
-    fn wrote(&self, piece: Piece) {
-        match piece.page {
-            Some(place) => self.handle.wrote_window(place),
-            None => self.handle.wrote(piece.gpa, piece.len),
-        }
-    }
-
     /// Notes what a mapping covers: for those who unmap, and for the log. `false` if there is no room.
     fn take(&self, taken: &mut Taken, addr: u64, piece: Piece, access: Access) -> bool {
         if !self.handle.is_translated() && !access.contains(Access::WRITE) {
@@ -286,11 +275,18 @@ impl<'a> Door<'a> {
     fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
         // The length is taken first: while bytes are moved nobody else may look at `out`.
         let (own, len) = (out.as_mut_ptr(), out.len());
-        if let Some(piece) = self.whole_piece(addr, len, access) {
-            // SAFETY: `whole_piece` is mapped guest memory of the pinned snapshot, as long as `out`, which is ours.
-            unsafe { copy::load(piece.host, own, piece.len) };
+        if let Some((_, host)) = self.whole(addr, len, access) {
+            // SAFETY: `whole` is mapped guest memory of the pinned snapshot, as long as `out`, which is ours.
+            unsafe { copy::load(host, own, len) };
             return Ok(());
         }
+        self.load_pieces(addr, out, access)
+    }
+
+    /// [`Door::load`], of what lies in several pieces or is not all there.
+    #[inline(never)]
+    fn load_pieces(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
+        let (own, len) = (out.as_mut_ptr(), out.len());
         self.each_piece(addr, len, access, |done, piece| {
             // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + len` is at
             // most the length of `out`, which is ours alone.
@@ -301,17 +297,23 @@ impl<'a> Door<'a> {
     /// [`Door::write`] without the order.
     #[inline(always)]
     fn store(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
-        let own = data.as_ptr();
-        if let Some(piece) = self.whole_piece(addr, data.len(), access) {
+        if let Some((place, host)) = self.whole(addr, data.len(), access) {
             // SAFETY: as in `load`; `data` cannot change while it is borrowed.
-            unsafe { copy::store(piece.host, own, piece.len) };
-            self.wrote(piece);
+            unsafe { copy::store(host, data.as_ptr(), data.len()) };
+            self.handle.wrote_inside(place, addr, data.len());
             return Ok(());
         }
+        self.store_pieces(addr, data, access)
+    }
+
+    /// [`Door::store`], of what lies in several pieces or is not all there.
+    #[inline(never)]
+    fn store_pieces(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
+        let own = data.as_ptr();
         self.each_piece(addr, data.len(), access, |done, piece| {
             // SAFETY: as in `load`; `data` cannot change while it is borrowed.
             unsafe { copy::store_part(piece.host, own.add(done), piece.len, data.len()) };
-            self.wrote(piece);
+            self.handle.wrote(piece.gpa, piece.len);
         })
     }
 
@@ -332,19 +334,18 @@ impl<'a> Door<'a> {
         result
     }
 
-    /// What is behind `addr .. addr + len`, if that is inside one window, that was found before or is found now; as
-    /// nearly every access is. `None`: that is not so, or there is nothing to do, or a fault.
+    /// Host memory behind `addr .. addr + len`, and the place of the window that it is in, if one window has it all, that
+    /// was found before or is found now; as nearly always. `None`: that is not so, or there is nothing to do, or a fault.
     #[inline(always)]
-    fn whole_piece(&self, addr: u64, len: usize, access: Access) -> Option<Piece> {
+    fn whole(&self, addr: u64, len: usize, access: Access) -> Option<(&Place, *mut u8)> {
         let place = self.handle.place(addr);
-        let mut window = self.handle.window(place);
-        if window.offset(addr).is_none() && self.handle.find(addr, place).is_ok() {
-            window = self.handle.window(place);
+        if place.window().offset(addr).is_none() && !self.handle.find(addr, place) {
+            return None;
         }
+        let window = place.window();
         let offset = window.offset(addr)?;
         let whole = len > 0 && len as u64 <= window.left(offset) && window.forbidden(access).is_empty();
-        let page = window.is_in_one_page().then_some(place);
-        whole.then(|| Piece { page, ..Piece::of(&window, offset, len) })
+        whole.then(|| (place, window.host(offset)))
     }
 
     /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece. What lies
@@ -409,10 +410,8 @@ impl<'a> Door<'a> {
             return self.handle.find_near(at, near);
         }
         let place = self.handle.place(at);
-        if self.handle.window(place).offset(at).is_none() {
-            self.handle.find(at, place)?;
-        }
-        Ok(self.handle.window(place))
+        let window = place.window();
+        if window.offset(at).is_some() { Ok(window) } else { self.handle.look_up(at, place) }
     }
 
     /// The error of an access that ends at `addr + done`; the domain is told what it misses.

@@ -1,5 +1,5 @@
 //! A holder's place at the memory: what it keeps from batch to batch.
-use crate::cache::Cache;
+use crate::cache::{Cache, Place};
 use crate::domain::Shared;
 use crate::memory::{Pin, Published};
 use crate::seat::Seat;
@@ -11,6 +11,10 @@ use std::sync::Arc;
 
 /// `Handle::shift` when no log is on.
 const OFF: u32 = u32::MAX;
+/// A page that is found while no log is on: as if noted in all turns to come.
+const NEVER: u64 = u64::MAX;
+/// A page that is found while one is on: as if noted in a turn before the first.
+const ONCE_WRITTEN: u64 = 0;
 
 /// What one holder (a queue, say) keeps across calls: a pinned snapshot of the map, the translations that it has found,
 /// its place in the list of those who are waited for. Accesses are made through the [`Door`], which is open for one
@@ -21,6 +25,10 @@ pub struct Handle {
     cache: Cache,
     /// Page size of the log that is on, as a power of two.
     shift: u32,
+    /// What pages are noted as when they are found.
+    found: u64,
+    /// The largest region.
+    home: Window,
     written: Written,
     pin: Arc<Pin>,
     published: Arc<Published>,
@@ -66,6 +74,8 @@ impl Handle {
         let mut handle = Self {
             cache: Cache::new(),
             shift: OFF,
+            found: NEVER,
+            home: Window::EMPTY,
             written: Written::new(),
             pin: published.pin(&seat),
             published: Arc::clone(published),
@@ -114,10 +124,12 @@ impl Handle {
     #[cold]
     fn look_at_pin(&mut self) {
         self.shift = self.log().map_or(OFF, |log| log.shift());
+        self.home = self.pin.snapshot.largest();
+        self.found = if self.shift == OFF { NEVER } else { ONCE_WRITTEN };
         match (&self.translation, self.pin.snapshot.only()) {
             (None, Some(window)) => {
                 self.forget();
-                self.cache.put_only(window);
+                self.cache.put_only(window, self.found);
             }
             _ => self.forget(),
         }
@@ -148,16 +160,10 @@ impl Handle {
         self.translation.as_ref().map_or(0, |translation| translation.change)
     }
 
-    /// Number of the place where a window around `addr` would be.
+    /// The place where the window around `addr` is, if it has been found already.
     #[inline(always)]
-    pub(crate) fn place(&self, addr: u64) -> usize {
-        self.cache.number(addr)
-    }
-
-    /// What is in a place: the window around an address, if it has been found already.
-    #[inline(always)]
-    pub(crate) fn window(&self, place: usize) -> Window {
-        self.cache.window(place)
+    pub(crate) fn place(&self, addr: u64) -> &Place {
+        self.cache.place(addr)
     }
 
     /// Finds the window around `addr`. To be called while the door is open, the same one that `near` was made in.
@@ -176,15 +182,36 @@ impl Handle {
         })
     }
 
-    /// Finds the window around `addr` and puts it in its place. To be called while the door is open.
+    /// Finds the window around `addr` and puts it in its place, if there is one. To be called while the door is open.
+    ///
+    /// What most look-ups need is here, and needs so few registers that none is saved first. Accesses that find nothing in
+    /// the cache wait for memory, and the fewer instructions each has, the further ahead the processor looks at the next
+    /// ones.
     #[inline(never)]
-    pub(crate) fn find(&self, addr: u64, place: usize) -> Result<(), Fault> {
-        let window = self.find_near(addr, &mut Near::nowhere())?;
-        if self.shift != OFF && self.written.take_place(place) {
-            self.wrote_page(self.cache.window(place).gpa(0));
+    pub(crate) fn find(&self, addr: u64, place: &Place) -> bool {
+        if let Some(Translation { shared, .. }) = &self.translation
+            && !place.window().is_empty()
+            // SAFETY: as in `find_near`.
+            && let Some(block) = unsafe { shared.table().find(addr, &mut Near::nowhere()) }
+            && let Some(window) = self.home.behind_whole(block.start, block.size, block.gpa, block.allows)
+        {
+            self.cache.replace(place, window, self.found);
+            return true;
         }
-        self.cache.put(place, window);
-        Ok(())
+        self.find_any(addr, place)
+    }
+
+    /// [`Handle::find`], in all cases.
+    #[inline(never)]
+    fn find_any(&self, addr: u64, place: &Place) -> bool {
+        self.look_up(addr, place).is_ok()
+    }
+
+    /// Finds the window around `addr` and puts it in its place. To be called while the door is open.
+    pub(crate) fn look_up(&self, addr: u64, place: &Place) -> Result<Window, Fault> {
+        let window = self.find_near(addr, &mut Near::nowhere())?;
+        self.cache.put(place, addr, window, self.found);
+        Ok(window)
     }
 
     /// An access has failed for want of a translation, or of what it allows.
@@ -195,20 +222,43 @@ impl Handle {
         }
     }
 
-    /// The window in a place has been written: its page is to be marked when the door is shut.
+    /// `len` bytes have been written, which are not none, from `addr` on inside the window of a place: they are to be
+    /// marked when the door is shut.
     #[inline(always)]
-    pub(crate) fn wrote_window(&self, place: usize) {
-        if self.shift != OFF {
-            self.written.add_place(place);
+    pub(crate) fn wrote_inside(&self, place: &Place, addr: u64, len: usize) {
+        let turn = self.written.turn();
+        if place.is_noted(turn) {
+            return;
+        }
+        let window = place.window();
+        if window.is_in_one_page() {
+            place.note(turn);
+            self.wrote_page(window.gpa(0));
+        } else {
+            self.wrote_part(place, addr, len);
+        }
+    }
+
+    /// Some of a window of many pages has been written, and a log is on.
+    #[inline(never)]
+    fn wrote_part(&self, place: &Place, addr: u64, len: usize) {
+        let window = place.window();
+        if let Some(offset) = window.offset(addr) {
+            self.wrote_run(window.gpa(offset), len);
         }
     }
 
     /// Guest-physical memory has been written: it is to be marked when the door is shut.
     #[inline(always)]
     pub(crate) fn wrote(&self, gpa: u64, len: usize) {
-        if self.shift == OFF || len == 0 {
-            return;
+        if self.shift != OFF && len > 0 {
+            self.wrote_run(gpa, len);
         }
+    }
+
+    /// [`Handle::wrote`], of more than nothing, when a log is on.
+    #[inline(always)]
+    fn wrote_run(&self, gpa: u64, len: usize) {
         let last = gpa + (len as u64 - 1);
         if (gpa ^ last) >> self.shift != 0 || !self.written.add(gpa) {
             self.wrote_pages(gpa, last);
@@ -230,13 +280,19 @@ impl Handle {
         }
     }
 
-    /// The page around `gpa` has been written.
+    /// The page around `gpa` has been written, and a log is on.
+    #[inline(always)]
     fn wrote_page(&self, gpa: u64) {
         if !self.written.add(gpa) {
-            self.mark_written();
-            // There is room now.
-            self.written.add(gpa);
+            self.make_room(gpa);
         }
+    }
+
+    /// [`Handle::wrote_page`], when the list is full.
+    #[cold]
+    fn make_room(&self, gpa: u64) {
+        self.mark_written();
+        self.written.add(gpa);
     }
 
     /// Marks all that was written.
@@ -245,7 +301,7 @@ impl Handle {
         if !self.written.is_empty()
             && let Some(log) = self.log()
         {
-            self.written.mark(&self.cache, log);
+            self.written.mark(log);
         }
     }
 

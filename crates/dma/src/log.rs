@@ -124,24 +124,23 @@ impl DirtyLog {
     }
 
     /// Whether the page of `gpa` is marked at the moment.
-    #[cfg(feature = "vm-memory")]
+    #[inline(always)]
     pub(crate) fn is_marked(&self, gpa: u64) -> bool {
         let page = gpa >> self.shift;
         let word = self.words.words().get((page / WORD_BITS) as usize);
-        // Relaxed: it may have changed when the caller looks at the answer.
+        // Relaxed: it may have changed when the caller looks at the answer. One who has made the fence and finds it set
+        // need not set it: as in `mark_pages`.
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % WORD_BITS) & 1 != 0)
     }
 
     /// Marks the page around an address; the caller has made the fence. One that is not in the log is left out.
-    #[inline(always)]
     pub(crate) fn mark_page_of(&self, gpa: u64) {
         let page = gpa >> self.shift;
-        let bit = 1 << (page % WORD_BITS);
-        // Relaxed, both: as in `mark_pages`.
         if let Some(word) = self.words.words().get((page / WORD_BITS) as usize)
-            && word.load(Ordering::Relaxed) & bit == 0
+            && !self.is_marked(gpa)
         {
-            word.fetch_or(bit, Ordering::Relaxed);
+            // Relaxed: as in `mark_pages`.
+            word.fetch_or(1 << (page % WORD_BITS), Ordering::Relaxed);
         }
     }
 

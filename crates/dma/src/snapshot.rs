@@ -44,10 +44,8 @@ impl Window {
     /// `start` on, `size` bytes, of which the first is at guest-physical `gpa`. The two overlap.
     #[inline(always)]
     pub(crate) fn behind(&self, start: u64, size: u64, gpa: u64, allows: Access) -> Self {
-        let allows = self.allows & allows;
-        let inside = gpa.wrapping_sub(self.gpa);
-        if inside < self.size && size <= self.size - inside {
-            return Self { start, size, host: self.host(inside), gpa, allows, region: self.region };
+        if let Some(whole) = self.behind_whole(start, size, gpa, allows) {
+            return whole;
         }
         // How far the block begins before the region, or inside it. Blocks and regions are below 2^64 bytes and
         // overlap, so the sums below stay where they belong.
@@ -58,9 +56,29 @@ impl Window {
             size: (size - before).min(self.size - inside),
             host: self.host(inside),
             gpa: gpa.max(self.gpa),
-            allows,
+            allows: self.allows & allows,
             region: self.region,
         }
+    }
+
+    /// [`Window::behind`], if the region has all of the block.
+    #[inline(always)]
+    pub(crate) fn behind_whole(&self, start: u64, size: u64, gpa: u64, allows: Access) -> Option<Self> {
+        let inside = gpa.wrapping_sub(self.gpa);
+        (inside < self.size && size <= self.size - inside).then(|| Self {
+            start,
+            size,
+            host: self.host(inside),
+            gpa,
+            allows: self.allows & allows,
+            region: self.region,
+        })
+    }
+
+    /// Whether it holds no address.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.size == 0
     }
 
     /// How far into the window `addr` is, if it is inside.
@@ -166,6 +184,11 @@ impl Snapshot {
             [window] => Some(window),
             _ => None,
         }
+    }
+
+    /// The largest region; one that holds no address if there is none.
+    pub(crate) fn largest(&self) -> Window {
+        self.windows.iter().copied().max_by_key(|window| window.size).unwrap_or(Window::EMPTY)
     }
 
     /// The region that holds guest-physical `addr`.

@@ -34,9 +34,10 @@ const ALLOWS_SHIFT: u32 = 1;
 const ALLOWS: usize = (Access::READ.bits() | Access::WRITE.bits()) as usize;
 
 const _: () = assert!(size_of::<usize>() == 8, "a leaf holds a 64-bit guest address");
-const _: () = assert!(MAX_HEIGHT < 64 && ALLOWS < 8);
+const _: () = assert!(BITS * (MAX_HEIGHT - 1) < 64 && ALLOWS < 8);
 
-/// Child, leaf or nothing. The height of the root stands in the low bits of its pointer.
+/// Child, leaf or nothing. How many bits of the page number the root leaves to those below it stands in the low bits of
+/// its pointer.
 type Entry = AtomicPtr<Node>;
 
 /// A node of the tree.
@@ -95,10 +96,10 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// What a leaf at `level` says of the addresses around `addr`.
+    /// What a leaf says of the addresses around `addr`, of whose page number it leaves `below` bits open.
     #[inline(always)]
-    fn of(addr: u64, leaf: *mut Node, level: u32) -> Self {
-        let size = span(level) << PAGE_SHIFT;
+    fn of(addr: u64, leaf: *mut Node, below: u32) -> Self {
+        let size = 1 << PAGE_SHIFT << below;
         let bits = leaf.addr();
         Self {
             start: addr & !(size - 1),
@@ -159,9 +160,10 @@ fn is_leaf(entry: *mut Node) -> bool {
     entry.addr() & LEAF != 0
 }
 
-/// Root and height.
+/// Root and height; 0 if there is none.
 fn split(root: *mut Node) -> (*mut Node, u32) {
-    (root.map_addr(|addr| addr & !63), (root.addr() & 63) as u32)
+    let height = if root.is_null() { 0 } else { (root.addr() & 63) as u32 / BITS + 1 };
+    (root.map_addr(|addr| addr & !63), height)
 }
 
 impl Table {
@@ -196,26 +198,28 @@ impl Table {
         let page = addr >> PAGE_SHIFT;
         // Acquire, here and below: pairs with the Release stores in `insert` and `remove`. A child's entries, and
         // what the one who mapped did before, are seen with it.
-        let (mut node, height) = split(self.root.load(Acquire));
-        if height == 0 || (height < MAX_HEIGHT && page >> (BITS * height) != 0) {
+        let root = self.root.load(Acquire);
+        // Bits of the page number below those that the node resolves. Above those of the root there are none.
+        let mut below = (root.addr() & 63) as u32;
+        if root.is_null() || page >> below >= ENTRIES as u64 {
             return None;
         }
-        let mut level = height;
+        let mut node = root.map_addr(|addr| addr & !63);
         loop {
-            level -= 1;
-            // SAFETY: a root of height above 0 and a child are nodes, and the caller sees to it that they stay. Nodes at
-            // level 0 have no children, so that this ends there.
-            let entry = unsafe { &*node }.entries[index(page, level)].load(Acquire);
+            // SAFETY: a root and a child are nodes, and the caller sees to it that they stay. Nodes that leave no bits have
+            // no children, so that this ends there.
+            let entry = unsafe { &*node }.entries[(page >> below) as usize % ENTRIES].load(Acquire);
             if is_leaf(entry) {
-                if level == 0 {
+                if below == 0 {
                     *near = Near { node, number: page >> BITS };
                 }
-                return Some(Block::of(addr, entry, level));
+                return Some(Block::of(addr, entry, below));
             }
             if entry.is_null() {
                 return None;
             }
             node = entry;
+            below -= BITS;
         }
     }
 
@@ -294,7 +298,7 @@ impl Table {
             let high = (1..MAX_HEIGHT).find(|high| last >> (BITS * high) == 0).unwrap_or(MAX_HEIGHT);
             let height = if height == 0 { high } else { height + 1 };
             // Release: pairs with the Acquire load in `find`, which then sees the node's entries.
-            self.root.store(new.map_addr(|addr| addr | height as usize), Release);
+            self.root.store(new.map_addr(|addr| addr | (BITS * (height - 1)) as usize), Release);
         }
     }
 

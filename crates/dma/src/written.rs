@@ -1,16 +1,13 @@
 //! What a door has written and not marked yet.
 //!
 //! ```text
-//!  a write of at most a page:  its window is one page?  yes: the bit of its place in the cache
-//!                                                       no:  its address, in a list
-//!  the place is needed:        its bit becomes an address
-//!  the list is full, or the door is shut:               one fence, all are marked and forgotten
+//!  a write of at most a page:  its window is one page?  yes: its address, in a list, once a turn
+//!                                                       no:  its address, in the list
+//!  the list is full, or the door is shut:               one fence, all are marked and forgotten: the next turn
 //! ```
-//! So a page that is found in the cache costs a bit however often it is written, and one mark a batch; and the fence is
-//! shared. See [`log`](crate::log) for why there is one.
+//! So a page that is found in the cache is looked up in the log once a batch however often it is written, and the fence
+//! is shared. See [`log`](crate::log) for why there is one.
 use crate::DirtyLog;
-use crate::cache::Cache;
-use crate::places::Places;
 use crate::sync::fence;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -18,11 +15,10 @@ use std::sync::atomic::Ordering;
 /// Addresses in the list.
 const MOST: usize = 32;
 
-/// Pages and addresses.
+/// Addresses, and a number for the time between two markings.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Places of the cache whose window is in one page, and written.
-    places: Places,
+    turn: Cell<u64>,
     count: Cell<usize>,
     /// Guest-physical, each for its page.
     list: [Cell<u64>; MOST],
@@ -30,19 +26,14 @@ pub(crate) struct Written {
 
 impl Written {
     pub(crate) fn new() -> Self {
-        Self { places: Places::new(), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }
+        // Not 0: what was noted in no turn is not noted in this one.
+        Self { turn: Cell::new(1), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }
     }
 
-    /// The page behind a place of the cache is written.
+    /// Number of the present turn: what was noted in it is in the list. (2^64 of them do not pass.)
     #[inline(always)]
-    pub(crate) fn add_place(&self, number: usize) {
-        self.places.insert(number);
-    }
-
-    /// Takes the bit of a place back, and says whether it was there: the place is to have another window.
-    #[inline(always)]
-    pub(crate) fn take_place(&self, number: usize) -> bool {
-        self.places.remove(number)
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn.get()
     }
 
     /// The page around an address is written. `false`: the list is full.
@@ -57,17 +48,30 @@ impl Written {
 
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.count.get() == 0
+        self.count.get() == 0
     }
 
     /// Marks it all and forgets it. The data were written before.
     #[inline(never)]
-    pub(crate) fn mark(&self, cache: &Cache, log: &DirtyLog) {
+    pub(crate) fn mark(&self, log: &DirtyLog) {
         // Pairs with the fence in `DirtyLog::harvest`.
         fence(Ordering::SeqCst);
-        self.places.drain(|place| log.mark_page_of(cache.window(place).gpa(0)));
-        for gpa in self.list.iter().take(self.count.replace(0)) {
-            log.mark_page_of(gpa.get());
+        // What is written from here on is not marked by what follows.
+        self.turn.set(self.turn.get() + 1);
+        let count = self.count.replace(0).min(MOST);
+        let pages = &self.list[..count];
+        // Mostly all of them are marked already, and a loop that only looks is short.
+        if !pages.iter().all(|gpa| log.is_marked(gpa.get())) {
+            mark_each(pages, log);
         }
+    }
+}
+
+/// Marks the pages around some addresses; the caller has made the fence.
+#[cold]
+#[inline(never)]
+fn mark_each(pages: &[Cell<u64>], log: &DirtyLog) {
+    for gpa in pages {
+        log.mark_page_of(gpa.get());
     }
 }
