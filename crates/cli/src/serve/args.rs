@@ -149,7 +149,7 @@ pub(crate) struct BlkArgs {
     /// Queues to offer [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Most requests in flight on a queue, a power of two [default: 256]
+    /// Most descriptors of a queue, a power of two; the VMM chooses how many it has [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
     /// What does the I/O; auto makes system calls at once if the image is in memory, else takes io_uring when the host allows
@@ -220,7 +220,7 @@ pub(crate) struct NetArgs {
     /// Pairs of queues to offer [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Size of each receive and transmit queue, a power of two [default: 256]
+    /// Most descriptors of a receive or transmit queue, a power of two; the VMM chooses how many it has [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
     /// Largest packet that the guest is told of [default: none is named]

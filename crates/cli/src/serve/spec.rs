@@ -17,6 +17,9 @@ const MAX_WORKERS: u16 = 64;
 const POLL_US: u32 = 50;
 /// Most queues that a device may have: as many as a vhost-user message can name (one byte, section "Vring state").
 const MAX_QUEUES: u16 = 256;
+/// Descriptors of a queue, if nobody says otherwise: as many as QEMU's queues may have. A request takes three or more, where
+/// they are not in a table of their own.
+const QUEUE_SIZE: u16 = 1024;
 /// Length of a disk's serial number (virtio specification, section 5.2.6).
 const SERIAL_LEN: usize = paravane_spec::blk::ID_LEN;
 
@@ -191,7 +194,7 @@ fn within(option: &'static str, number: u16, most: u16) -> Result<u16, Wrong> {
 }
 
 fn queue_size(size: Option<u16>) -> Result<u16, Wrong> {
-    match size.unwrap_or(256) {
+    match size.unwrap_or(QUEUE_SIZE) {
         size if size.is_power_of_two() && (2..=32768).contains(&size) => Ok(size),
         size => Err(("queue-size", format!("{size} is not a power of two from 2 to 32768"))),
     }
