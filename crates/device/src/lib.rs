@@ -77,6 +77,17 @@ pub trait Device: Send {
     /// The host lacks what the handler needs.
     fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>>;
 
+    /// How many queues, from the first one on, the driver has enabled, where the transport tells (vhost-user does) and may keep
+    /// from the device what the driver says of that in a control queue.
+    fn enable_queues(&mut self, count: u16) {
+        let _ = count;
+    }
+
+    /// The machine has moved here, and its driver cannot tell the network so: the device does, for a card of this address.
+    fn announce(&mut self, mac: [u8; 6]) {
+        let _ = mac;
+    }
+
     /// The device was reset; all handlers are drained and dropped.
     fn reset(&mut self) {}
 }

@@ -29,6 +29,9 @@ pub const F_MRG_RXBUF: u64 = 1 << 15;
 pub const F_STATUS: u64 = 1 << 16;
 /// Feature: there is a control queue.
 pub const F_CTRL_VQ: u64 = 1 << 17;
+/// Feature: the device asks by [`S_ANNOUNCE`] that the driver makes itself known to the network, and is told when that is
+/// done ([`CLASS_ANNOUNCE`]).
+pub const F_GUEST_ANNOUNCE: u64 = 1 << 21;
 /// Feature: more than one pair of queues, `max_virtqueue_pairs` says how many at most.
 pub const F_MQ: u64 = 1 << 22;
 /// Feature: the driver takes UDP in pieces larger than the MTU, over IPv4.
@@ -40,6 +43,9 @@ pub const F_HOST_USO: u64 = 1 << 56;
 
 /// Bit of [`Config::status`]: the link is up.
 pub const S_LINK_UP: u16 = 1;
+
+/// Bit of [`Config::status`]: the driver is to make itself known, since it may be at another place of the network now.
+pub const S_ANNOUNCE: u16 = 2;
 
 /// Bit of [`Header::flags`]: the checksum from `csum_start` on is to be put at `csum_offset` behind it.
 pub const HDR_F_NEEDS_CSUM: u8 = 1;
@@ -79,10 +85,14 @@ pub const TRANSMIT: u16 = 1;
 pub const CLASS_RX: u8 = 0;
 /// Class of control commands: address filtering.
 pub const CLASS_MAC: u8 = 1;
+/// Class of control commands: the driver has made itself known.
+pub const CLASS_ANNOUNCE: u8 = 3;
 /// Class of control commands: pairs of queues.
 pub const CLASS_MQ: u8 = 4;
 /// Class of control commands: what is offloaded towards the driver.
 pub const CLASS_GUEST_OFFLOADS: u8 = 5;
+/// Command of [`CLASS_ANNOUNCE`]: [`S_ANNOUNCE`] was seen, and may go.
+pub const ANNOUNCE_ACK: u8 = 0;
 /// Command of [`CLASS_MQ`]: how many pairs are in use (a little-endian u16 follows).
 pub const MQ_VQ_PAIRS_SET: u8 = 0;
 

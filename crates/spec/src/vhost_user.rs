@@ -37,6 +37,8 @@ pub mod protocol_feature {
     pub const MQ: u64 = 1 << 0;
     /// The log of written pages is shared by descriptor.
     pub const LOG_SHMFD: u64 = 1 << 1;
+    /// The device side can tell the network that a machine has moved.
+    pub const RARP: u64 = 1 << 2;
     /// Any request may ask to be answered.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The device side has a socket for requests of its own.
@@ -93,6 +95,8 @@ pub mod request {
     pub const GET_QUEUE_NUM: u32 = 17;
     /// Whether a queue is to be served.
     pub const SET_VRING_ENABLE: u32 = 18;
+    /// Tell the network where the address of this card is now (the machine has moved, and its driver cannot do so).
+    pub const SEND_RARP: u32 = 19;
     /// The socket for the device side's own requests.
     pub const SET_BACKEND_REQ_FD: u32 = 21;
     /// A translation comes or goes.

@@ -99,6 +99,7 @@ pub enum Request {
     SetProtocolFeatures(u64),
     GetQueueNum,
     SetVringEnable(VringState),
+    SendRarp([u8; 6]),
     SetBackendReqFd(OwnedFd),
     IotlbMsg(Iotlb),
     GetConfig(ConfigAccess),
@@ -279,6 +280,11 @@ impl Request {
             request::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(parts.only()?),
             request::GET_QUEUE_NUM => parts.empty(Self::GetQueueNum)?,
             request::SET_VRING_ENABLE => Self::SetVringEnable(parts.only()?),
+            request::SEND_RARP => {
+                // An address, and two bytes that mean nothing.
+                let [a, b, c, d, e, f, _, _] = parts.only()?;
+                Self::SendRarp([a, b, c, d, e, f])
+            }
             request::SET_BACKEND_REQ_FD => {
                 if !matches!(payload.len(), 0 | 8) {
                     return Err(parts.wrong_size());

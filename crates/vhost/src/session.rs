@@ -84,7 +84,7 @@ impl<'a> Session<'a> {
     ) -> Result<Self, SessionError> {
         let queues = device.queue_sizes().len();
         Ok(Self {
-            features: Features::new(device.features(), offer),
+            features: Features::new(device.features(), offer, device.device_id() == device_id::NET),
             device,
             workers,
             board,
@@ -161,6 +161,10 @@ impl<'a> Session<'a> {
                 self.board.bells.set_err(queue, signal(fd, "SET_VRING_ERR")?);
             }
             Request::SetVringEnable(state) => self.set_vring_enable(state)?,
+            Request::SendRarp(mac) => {
+                self.features.need_protocol(protocol_feature::RARP, "SEND_RARP")?;
+                self.device.announce(mac);
+            }
             Request::SetBackendReqFd(fd) => {
                 self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
                 self.back_channel = Some(BackChannel::new(fd));

@@ -110,6 +110,7 @@ fn connect<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, an
         mtu: net.mtu,
         offloads: net.offloads,
         queue_size: net.queue_size,
+        announce: true,
         ..net::NetConfig::new(net.mac)
     };
     let card = net::Net::new(config, end)?;

@@ -39,6 +39,12 @@ pub trait BackEnd: Send + Sync + 'static {
     /// The host refuses; as many as before are in use.
     fn use_pairs(&self, pairs: u16) -> io::Result<()>;
 
+    /// Sends a frame that is not the driver's, beside the queues, as well as it can: a network may lose frames.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn inject(&self, frame: &[u8]) -> io::Result<()>;
+
     /// The end for the transmit queue of `pair`.
     ///
     /// # Errors

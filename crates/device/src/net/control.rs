@@ -1,10 +1,13 @@
-//! Serves the control queue: how many pairs are in use, and nothing else (section 5.1.6.5).
+//! Serves the control queue: how many pairs are in use, and that a driver has announced itself (section 5.1.6.5).
 use super::back_end::BackEnd;
 use crate::{LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, Door};
 use paravane_ring::device::Chain;
 use paravane_ring::{QueueError, Segment};
-use paravane_spec::net::{CLASS_MQ, CTRL_ERR, CTRL_OK, Command, F_MQ, MQ_VQ_PAIRS_SET};
+use paravane_spec::net::{
+    ANNOUNCE_ACK, CLASS_ANNOUNCE, CLASS_MQ, CTRL_ERR, CTRL_OK, Command, F_GUEST_ANNOUNCE, F_MQ,
+    MQ_VQ_PAIRS_SET,
+};
 use std::sync::Arc;
 
 /// Bytes before a command's data.
@@ -13,11 +16,13 @@ const COMMAND: u32 = size_of::<Command>() as u32;
 pub(super) struct Control<B> {
     back_end: Arc<B>,
     multiqueue: bool,
+    announce: bool,
 }
 
 impl<B: BackEnd> Control<B> {
     pub(super) fn new(back_end: Arc<B>, features: u64) -> Self {
-        Self { back_end, multiqueue: features & F_MQ != 0 }
+        let has = |feature| features & feature != 0;
+        Self { back_end, multiqueue: has(F_MQ), announce: has(F_GUEST_ANNOUNCE) }
     }
 
     /// Does one command and returns the answer.
@@ -36,6 +41,9 @@ impl<B: BackEnd> Control<B> {
         let mut bytes = [0; COMMAND as usize];
         memory.read_segments(readable, 0, &mut bytes, Access::READ).map_err(address_error)?;
         let Command { class, command } = zerocopy::transmute!(bytes);
+        if (class, command) == (CLASS_ANNOUNCE, ANNOUNCE_ACK) && self.announce {
+            return Ok(CTRL_OK);
+        }
         let mut pairs = [0; 2];
         if (class, command) != (CLASS_MQ, MQ_VQ_PAIRS_SET)
             || !self.multiqueue

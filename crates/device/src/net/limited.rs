@@ -47,6 +47,10 @@ impl<B: BackEnd> BackEnd for Limited<B> {
         self.inner.use_pairs(pairs)
     }
 
+    fn inject(&self, frame: &[u8]) -> io::Result<()> {
+        self.inner.inject(frame)
+    }
+
     fn sender(&self, pair: u16) -> io::Result<Self::Sender> {
         let inner = self.inner.sender(pair)?;
         let brake = Brake::new(self.transmit.clone(), inner.fd())?;

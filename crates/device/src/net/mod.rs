@@ -36,7 +36,8 @@ use crate::{Device, QueueHandler};
 use control::Control;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::net::{
-    self, Config, F_CTRL_VQ, F_MAC, F_MQ, F_MRG_RXBUF, F_MTU, F_STATUS, MIN_MTU, RECEIVE, S_LINK_UP, TRANSMIT,
+    self, Config, F_CTRL_VQ, F_GUEST_ANNOUNCE, F_MAC, F_MQ, F_MRG_RXBUF, F_MTU, F_STATUS, MIN_MTU, RECEIVE,
+    S_LINK_UP, TRANSMIT,
 };
 use paravane_spec::{feature, queue};
 use receive::Receive;
@@ -58,15 +59,18 @@ pub struct NetConfig {
     pub mtu: Option<u16>,
     /// Offer what the back end can do of checksums and segmentation.
     pub offloads: bool,
+    /// Offer to the driver that it announces itself where its machine has moved, and for that a control queue. Who moves the
+    /// machine asks it to (QEMU, which keeps that queue for itself).
+    pub announce: bool,
     /// Largest size of each receive and transmit queue; rounded down to a power of two, from 2 to 32768.
     pub queue_size: u16,
 }
 
 impl NetConfig {
-    /// Queues of 256, all offloads, and no word on the MTU.
+    /// Queues of 256, all offloads, no word on the MTU, and no announcements.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
-        Self { mac, mtu: None, offloads: true, queue_size: 256 }
+        Self { mac, mtu: None, offloads: true, announce: false, queue_size: 256 }
     }
 }
 
@@ -93,6 +97,8 @@ pub struct Net<B> {
     counters: Arc<Counters>,
     /// The back end knows what the driver has accepted.
     agreed: bool,
+    /// Pairs that are in use, where the driver does not say so in a control queue of ours.
+    enabled: u16,
 }
 
 impl<B: BackEnd> Net<B> {
@@ -115,7 +121,7 @@ impl<B: BackEnd> Net<B> {
         }
         let size = 1 << config.queue_size.clamp(2, queue::MAX_SIZE).ilog2();
         let mut queue_sizes = vec![size; usize::from(pairs * net::PAIR)];
-        if pairs > 1 {
+        if pairs > 1 || config.announce {
             queue_sizes.push(CONTROL_SIZE);
         }
         Ok(Self {
@@ -124,6 +130,7 @@ impl<B: BackEnd> Net<B> {
             queue_sizes,
             counters: Arc::default(),
             agreed: false,
+            enabled: 1,
         })
     }
 
@@ -142,7 +149,7 @@ impl<B: BackEnd> Net<B> {
     fn agree(&mut self, features: u64) -> io::Result<()> {
         if !self.agreed {
             self.back_end.accept(features)?;
-            self.back_end.use_pairs(1)?;
+            self.back_end.use_pairs(self.enabled)?;
             self.agreed = true;
         }
         Ok(())
@@ -169,6 +176,9 @@ impl<B: BackEnd> Device for Net<B> {
         }
         if self.pairs() > 1 {
             features |= F_CTRL_VQ | F_MQ;
+        }
+        if self.config.announce {
+            features |= F_CTRL_VQ | F_GUEST_ANNOUNCE;
         }
         features
     }
@@ -207,10 +217,44 @@ impl<B: BackEnd> Device for Net<B> {
         })
     }
 
+    fn enable_queues(&mut self, count: u16) {
+        let pairs = count / net::PAIR;
+        // With the control queue, it is there that the driver says so.
+        let pairs = if usize::from(count) > usize::from(self.pairs() * net::PAIR) { 1 } else { pairs.max(1) };
+        if pairs == self.enabled {
+            return;
+        }
+        self.enabled = pairs;
+        if self.agreed
+            && let Err(error) = self.back_end.use_pairs(pairs)
+        {
+            tracing::warn!(pairs, %error, "the network's back end does not change its queues");
+        }
+    }
+
+    fn announce(&mut self, mac: [u8; 6]) {
+        if let Err(error) = self.back_end.inject(&rarp(mac)) {
+            tracing::warn!(%error, "the network was not told that the machine has moved");
+        }
+    }
+
     fn reset(&mut self) {
-        self.agreed = false;
+        (self.agreed, self.enabled) = (false, 1);
         if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
             tracing::warn!(%error, "the network's back end does not go back to its beginning");
         }
     }
+}
+
+/// A question for the address of protocols that belongs to `mac` (RFC 903), to all: switches on its way learn where that is, and
+/// nobody answers.
+fn rarp(mac: [u8; 6]) -> [u8; 60] {
+    let mut frame = [0; 60];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    // Ethertype; Ethernet, IPv4, their lengths, and the question; sender and target, whose IPv4 addresses are not known.
+    frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    frame[22..28].copy_from_slice(&mac);
+    frame[32..38].copy_from_slice(&mac);
+    frame
 }

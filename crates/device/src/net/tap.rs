@@ -13,7 +13,7 @@ use crate::{ServeError, address_error};
 use paravane_dma::{Access, HostSlice};
 use paravane_spec::net::{
     ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
-    F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, MAX_FRAME,
+    F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, Header, MAX_FRAME,
 };
 use rustix::event::epoll;
 use rustix::fs::{Mode, OFlags};
@@ -228,6 +228,14 @@ impl BackEnd for Tap {
                 self.shared.in_use.store(number + 1, Ordering::Release);
             }
         }
+        Ok(())
+    }
+
+    fn inject(&self, frame: &[u8]) -> io::Result<()> {
+        rustix::io::write(
+            &self.queues[0].fd,
+            &[header::encode(Header::default()).as_slice(), frame].concat(),
+        )?;
         Ok(())
     }
 

@@ -12,7 +12,7 @@ const OF_TRANSPORT: u64 = feature::ACCESS_PLATFORM
     | feature::ADMIN_VQ
     | feature::SUSPEND;
 
-/// Protocol features that are implemented.
+/// Protocol features that are implemented for every device.
 const PROTOCOL: u64 = protocol_feature::MQ
     | protocol_feature::LOG_SHMFD
     | protocol_feature::REPLY_ACK
@@ -38,12 +38,13 @@ pub struct Offer {
 pub(super) struct Features {
     offered: u64,
     accepted: u64,
+    offered_protocol: u64,
     accepted_protocol: u64,
 }
 
 impl Features {
-    /// A device that offers `device`.
-    pub(super) fn new(device: u64, offer: Offer) -> Self {
+    /// A device that offers `device`; whether it is a network card.
+    pub(super) fn new(device: u64, offer: Offer, is_card: bool) -> Self {
         let mut offered = device & !OF_TRANSPORT | F_PROTOCOL_FEATURES | F_LOG_ALL;
         for (wanted, feature) in [(offer.packed, feature::RING_PACKED), (offer.in_order, feature::IN_ORDER)] {
             offered &= !feature;
@@ -51,7 +52,8 @@ impl Features {
                 offered |= QueueConfig::FEATURES & feature;
             }
         }
-        Self { offered, accepted: 0, accepted_protocol: 0 }
+        let offered_protocol = PROTOCOL | if is_card { protocol_feature::RARP } else { 0 };
+        Self { offered, accepted: 0, offered_protocol, accepted_protocol: 0 }
     }
 
     pub(super) fn offered(self) -> u64 {
@@ -59,7 +61,7 @@ impl Features {
     }
 
     pub(super) fn offered_protocol(self) -> u64 {
-        PROTOCOL
+        self.offered_protocol
     }
 
     /// All that the client has accepted.
@@ -81,7 +83,7 @@ impl Features {
     }
 
     pub(super) fn accept_protocol(&mut self, features: u64) -> Result<(), SessionError> {
-        match features & !PROTOCOL {
+        match features & !self.offered_protocol {
             0 => self.accepted_protocol = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
         }

@@ -76,6 +76,8 @@ impl Session<'_> {
             value => return Err(SessionError::Enable { queue: state.index, value }),
         };
         self.board.write().queues[usize::from(queue)].enabled = state.num == 1;
+        let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
+        self.device.enable_queues(enabled as u16);
         if state.num == 0 && self.needs_enable() {
             self.stop(queue);
         }

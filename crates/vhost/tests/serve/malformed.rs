@@ -81,7 +81,7 @@ fn headers() -> Vec<Case> {
         bytes_then_hang_up(header(request::SET_FEATURES, 1, 8), "in the middle of a message"),
         bytes_then_hang_up([header(request::SET_FEATURES, 1, 8), vec![0; 7]].concat(), "in the middle"),
     ];
-    for unknown in [0, 19, 20, 23, 26, 27, 28, 29, 30, 33, 35, 41, 44, 1000, u32::MAX] {
+    for unknown in [0, 20, 23, 26, 27, 28, 29, 30, 33, 35, 41, 44, 1000, u32::MAX] {
         cases.push(say(Agreed, unknown, &[], vec![], "is unknown"));
     }
     cases
@@ -258,6 +258,9 @@ fn others() -> Vec<Case> {
         say(Live, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "while queue 0 is live"),
         say(Fresh, request::IOTLB_MSG, &[0; 32], vec![], "was not accepted"),
         say(Fresh, request::RESET_DEVICE, &[], vec![], "was not accepted"),
+        // A disk has no place in a network.
+        say(Agreed, request::SEND_RARP, &[0; 8], vec![], "was not accepted"),
+        say(Agreed, request::SEND_RARP, &[0; 6], vec![], "request 19 with 6 bytes"),
         say(Fresh, request::SET_STATUS, &[0; 8], vec![], "was not accepted"),
         say(Fresh, request::SET_BACKEND_REQ_FD, &[], events(1), "was not accepted"),
         say(Fresh, request::SET_LOG_BASE, &[0; 16], events(1), "was not accepted"),

@@ -1,6 +1,9 @@
 //! Clients that come, work and go.
 use crate::driver::{Dice, Driver, Wish};
+use crate::raw::Raw;
 use crate::rig::{DISK, Rig};
+use paravane_device::net::{LinkEnd, Net, NetConfig};
+use paravane_spec::vhost_user::{VringState, protocol_feature, request};
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -61,4 +64,31 @@ fn a_socket_is_private_and_goes_with_its_export() {
     let config = ExportConfig::new("third", Endpoint::Listen(path.clone()));
     assert!(matches!(Export::start(config, disk()), Err(ExportError::NotASocket { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_network_card_tells_the_network_that_a_machine_has_moved_and_a_disk_does_not() {
+    let rig = Rig::new(1);
+    assert_eq!(
+        Raw::connect(&rig.socket()).ask_number(request::GET_PROTOCOL_FEATURES) & protocol_feature::RARP,
+        0
+    );
+    let path = rig.folder.path().join("card.sock");
+    let config = NetConfig { announce: true, ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
+    let card = Net::new(config, LinkEnd::echo(2).unwrap()).unwrap();
+    let config = ExportConfig::new("card", Endpoint::Listen(path.clone()));
+    let export = Export::start(config, Box::new(card)).unwrap();
+    let raw = Raw::connect(&path);
+    raw.begin(u64::MAX);
+    assert_ne!(raw.ask_number(request::GET_PROTOCOL_FEATURES) & protocol_feature::RARP, 0);
+    assert_eq!(raw.ask_number(request::GET_QUEUE_NUM), 2);
+    raw.say(request::SEND_RARP, &[2u8, 0, 0, 0, 0, 1, 0, 0][..], &[]);
+    for index in 0..5 {
+        raw.say(request::SET_VRING_ENABLE, &VringState { index, num: 1 }, &[]);
+    }
+    assert_eq!(export.status().protocol_errors, 0);
+    // A length that it cannot have.
+    raw.send(request::SEND_RARP, &[2, 0, 0, 0, 0, 1], &[]).unwrap();
+    let (_, reply, _) = raw.receive().unwrap();
+    assert_eq!(reply, 1u64.to_le_bytes());
 }

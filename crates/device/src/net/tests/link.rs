@@ -1,5 +1,6 @@
 //! The cable: back-pressure, ends that come and go, checksums.
 use super::rig::{Card, DATA, HEADER, frame};
+use crate::Device;
 use crate::net::LinkEnd;
 use crate::rig::{readable, segment};
 use paravane_spec::net::F_GUEST_CSUM;
@@ -177,4 +178,28 @@ fn a_checksum_is_finished_for_a_driver_that_wants_it_so() {
         let sum: u32 = words.sum();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
     }
+}
+
+#[test]
+fn where_a_card_is_now_is_told_to_the_far_side() {
+    let (mut a, mut b) = cards();
+    let mac = [0x52, 0x54, 0, 1, 2, 3];
+    a.net.announce(mac);
+    b.add(RX, &[], &[segment(DATA, 2000)]);
+    let used = b.settle(RX);
+    assert_eq!(used.iter().map(|used| used.len as usize).collect::<Vec<_>>(), [HEADER + 60]);
+    let got = b.peek(DATA, HEADER + 60);
+    // No checksum is open, no segments; it is in one buffer.
+    assert_eq!(got[..HEADER], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+    assert_eq!(got[HEADER..][..6], [0xff; 6]);
+    assert_eq!(got[HEADER + 6..][..6], mac);
+    assert_eq!(got[HEADER + 12..][..2], [0x80, 0x35]);
+    assert_eq!((&got[HEADER + 22..][..6], &got[HEADER + 32..][..6]), (&mac[..], &mac[..]));
+    // An echo has no far side, and a lane may be full or nobody there.
+    Card::new(LinkEnd::echo(1).unwrap()).net.announce(mac);
+    for _ in 0..2 * LANE {
+        a.net.announce(mac);
+    }
+    drop(b);
+    a.net.announce(mac);
 }

@@ -1,10 +1,10 @@
 //! Several pairs of queues, and the queue that controls them.
 use super::rig::{Card, DATA, HEADER, frame};
-use crate::net::LinkEnd;
+use crate::net::{LinkEnd, Net, NetConfig};
 use crate::rig::segment;
 use crate::{Device, ServeError};
 use paravane_ring::QueueError;
-use paravane_spec::net::{CTRL_ERR, CTRL_OK, F_CTRL_VQ, F_MQ};
+use paravane_spec::net::{CTRL_ERR, CTRL_OK, F_CTRL_VQ, F_GUEST_ANNOUNCE, F_MQ};
 
 /// Queue numbers with three pairs.
 const CONTROL: usize = 6;
@@ -51,6 +51,43 @@ fn one_pair_is_in_use_until_the_driver_asks_for_more() {
     }
     // `come_on` has reset the card, so one it is again.
     assert_eq!(come_on(&mut card), [3, 0, 0]);
+}
+
+#[test]
+fn without_a_control_queue_of_ours_as_many_pairs_are_in_use_as_are_enabled() {
+    let mut card = card(0);
+    for (enabled, came) in [(6, [1, 1, 1]), (5, [2, 1, 0]), (4, [2, 1, 0]), (2, [3, 0, 0]), (0, [3, 0, 0])] {
+        card.net.enable_queues(enabled);
+        assert_eq!(come_on(&mut card), came, "{enabled} queues are enabled");
+    }
+    // The control queue is enabled as well: it is the driver's to say.
+    for enabled in 1..=7 {
+        card.net.enable_queues(enabled);
+    }
+    assert_eq!(come_on(&mut card), [3, 0, 0]);
+    // Before any of them is started.
+    let Card { mut net, features, .. } = card;
+    net.reset();
+    net.enable_queues(6);
+    assert_eq!(come_on(&mut Card::with(net, features)), [1, 1, 1]);
+}
+
+#[test]
+fn a_driver_that_has_announced_itself_is_believed() {
+    let config = NetConfig { announce: true, queue_size: 64, ..NetConfig::new(super::MAC) };
+    let net = Net::new(config, LinkEnd::echo(1).unwrap()).unwrap();
+    assert_eq!(net.queue_sizes().len(), 3);
+    let features = net.features();
+    assert_eq!(features & (F_CTRL_VQ | F_GUEST_ANNOUNCE | F_MQ), F_CTRL_VQ | F_GUEST_ANNOUNCE);
+    for (refused, answer) in [(0, CTRL_OK), (F_GUEST_ANNOUNCE, CTRL_ERR)] {
+        let config = NetConfig { announce: true, queue_size: 64, ..NetConfig::new(super::MAC) };
+        let net = Net::new(config, LinkEnd::echo(1).unwrap()).unwrap();
+        let mut card = Card::with(net, features & !refused);
+        let lane = card.start_queue(2);
+        card.lanes.push(lane);
+        assert_eq!(command(&mut card, 2, &[3, 0]), answer);
+        assert_eq!(command(&mut card, 2, &[3, 1]), CTRL_ERR);
+    }
 }
 
 #[test]
