@@ -70,6 +70,9 @@ struct Slot {
     /// Device and inode number.
     file: (u64, u64),
     region: Arc<Region>,
+    /// How often it was added: so often it is to be removed. QEMU (7.2) adds and removes each region once for every pair of a
+    /// card's queues.
+    times: u32,
 }
 
 /// The regions of a client, now or after a change.
@@ -130,13 +133,17 @@ impl ClientMemory {
         Ok(slots)
     }
 
-    /// What they would be with one more.
+    /// What they would be with one more, or the same once more.
     ///
     /// # Errors
     /// It cannot be.
     pub fn with(&self, region: SharedRegion) -> Result<Slots, TableError> {
         let mut slots = self.slots.clone();
-        slots.push(self.slot(region)?)?;
+        let new = self.slot(region)?;
+        match slots.0.iter_mut().find(|slot| slot.file == new.file && slot.said == new.said) {
+            Some(slot) if !slot.region.lost() => slot.times = slot.times.saturating_add(1),
+            _ => slots.push(new)?,
+        }
         Ok(slots)
     }
 
@@ -149,7 +156,10 @@ impl ClientMemory {
         let mut slots = self.slots.clone();
         let same = |slot: &Slot| (slot.said.gpa, slot.said.size, slot.said.user) == (gpa, size, user);
         let at = slots.0.iter().position(same).ok_or(TableError::Unknown { gpa, user, size })?;
-        slots.0.remove(at);
+        slots.0[at].times -= 1;
+        if slots.0[at].times == 0 {
+            slots.0.remove(at);
+        }
         Ok(slots)
     }
 
@@ -177,7 +187,7 @@ impl ClientMemory {
             Some(slot) => Arc::clone(&slot.region),
             None => self.map(said, file)?,
         };
-        Ok(Slot { said, file: id, region })
+        Ok(Slot { said, file: id, region, times: 1 })
     }
 
     fn map(&self, said: MemoryRegion, file: OwnedFd) -> Result<Arc<Region>, TableError> {

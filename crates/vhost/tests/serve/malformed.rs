@@ -441,6 +441,10 @@ fn a_queue_rests_while_its_memory_is_away() {
         assert!(!rig.status().queues[0].live);
         raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
         assert!(rig.status().queues[0].live);
+        // What is added twice is removed twice.
+        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+        raw.say(request::REM_MEM_REG, &region, &[]);
+        assert!(rig.status().queues[0].live);
         machine.finish(&mut model);
         // The same table again changes nothing, nor does a second region.
         raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd()]);
