@@ -127,7 +127,7 @@ pub(crate) struct LimitArgs {
 
 /// Serve a disk
 ///
-/// The image is locked while it is served, and its format is what is said here, never guessed.
+/// The image is locked while it is served (but see --no-lock), and its format is what is said here, never guessed.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub(crate) struct BlkArgs {
     /// The image, or a block device
@@ -143,6 +143,10 @@ pub(crate) struct BlkArgs {
     /// Open the image read-only, and say so to the guest
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// Do not lock a raw image, so that a second daemon can have it open: for a machine that moves from one to the other. If
+    /// two machines write to it, the file system on it is destroyed
+    #[arg(long)]
+    pub(crate) no_lock: bool,
     /// Serial number, at most 20 bytes of ASCII [default: from the image's file name]
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,

@@ -68,6 +68,7 @@ fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
         format: format(blk.format),
         backing: blk.backing.iter().map(layer).collect(),
         read_only: blk.read_only,
+        lock: blk.lock,
         queues: blk.queues,
         queue_size: blk.queue_size,
         engine: match blk.engine {

@@ -59,6 +59,7 @@ pub(crate) struct Blk {
     /// What the image is based on, the next one first.
     pub(crate) backing: Vec<Backing>,
     pub(crate) read_only: bool,
+    pub(crate) lock: bool,
     pub(crate) serial: Option<String>,
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
@@ -229,11 +230,19 @@ impl Blk {
         if format == Format::Raw && !args.backing.is_empty() {
             return Err(("backing", "a raw image is based on nothing; format qcow2 is".to_owned()));
         }
+        if format == Format::Qcow2 && args.no_lock {
+            return Err((
+                "no-lock",
+                "a qcow2 image is always locked: two daemons that have it open would not see each other's tables"
+                    .to_owned(),
+            ));
+        }
         Ok(Self {
             image: args.image.clone(),
             format,
             backing: args.backing.clone(),
             read_only: args.read_only,
+            lock: !args.no_lock,
             serial: args.serial.clone(),
             queues: within("queues", args.queues.unwrap_or(1), MAX_QUEUES)?,
             queue_size: queue_size(args.queue_size)?,
@@ -299,7 +308,7 @@ fn address(name: &str, endpoint: &Endpoint) -> Mac {
 pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
     let mut names = HashMap::new();
     let mut sockets = HashMap::new();
-    // Whether all that use it only read.
+    // Whether all that use it only read, or have it without a lock.
     let mut images: HashMap<PathBuf, bool> = HashMap::new();
     let mut taps = HashMap::new();
     let mut links: HashMap<&str, Vec<(usize, u16)>> = HashMap::new();
@@ -318,11 +327,12 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
         match &spec.kind {
             Kind::Blk(blk) => {
                 let layers = blk.backing.iter().map(|layer| ("backing", &layer.path, true));
-                for (option, path, reads) in [("image", &blk.image, blk.read_only)].into_iter().chain(layers)
+                for (option, path, shares) in
+                    [("image", &blk.image, blk.read_only || !blk.lock)].into_iter().chain(layers)
                 {
-                    // Readers may share an image.
-                    if let Some(others_read) = images.insert(place(path), reads)
-                        && !(others_read && reads)
+                    // Readers may share an image, and those that do not lock it.
+                    if let Some(others_share) = images.insert(place(path), shares)
+                        && !(others_share && shares)
                     {
                         return fault(option, format!("{} is used twice, and not only read", path.display()));
                     }

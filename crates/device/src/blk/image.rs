@@ -37,7 +37,12 @@ pub(super) struct Image {
 
 impl Image {
     /// Opens a file of this format. What a format other than raw says of the disk is still to be asked for.
-    pub(super) fn open(path: &Path, read_only: bool, format: Format) -> Result<Self, OpenError> {
+    pub(super) fn open(
+        path: &Path,
+        read_only: bool,
+        format: Format,
+        locked: bool,
+    ) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         // Looked at before it is opened: opening a device node or a FIFO can itself have an effect.
         let expected = std::fs::metadata(path).map_err(os)?;
@@ -46,7 +51,7 @@ impl Image {
         // O_NONBLOCK: what was a file a moment ago may be a FIFO by now, and must not make us wait.
         let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let is_block_device = expected.file_type().is_block_device();
-        if is_block_device && !read_only {
+        if is_block_device && !read_only && locked {
             // Without O_CREAT this is defined for block devices only: refused while the host has it mounted.
             flags |= libc::O_EXCL;
         }
@@ -59,7 +64,7 @@ impl Image {
                 }
             },
         )?;
-        Self::of(file, path, read_only, format)
+        Self::of(file, path, read_only, format, locked)
     }
 
     /// An image that has been opened already, perhaps by another process, whose lock is then this one's, too.
@@ -68,6 +73,7 @@ impl Image {
         path: &Path,
         read_only: bool,
         format: Format,
+        locked: bool,
     ) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
@@ -76,10 +82,12 @@ impl Image {
         rustix::fs::fcntl_getfl(&file)
             .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags - rustix::fs::OFlags::NONBLOCK))
             .map_err(|error| os(error.into()))?;
-        lock(&file, read_only).map_err(|source| match source.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
-            _ => os(source),
-        })?;
+        if locked {
+            lock(&file, read_only).map_err(|source| match source.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
+                _ => os(source),
+            })?;
+        }
 
         let size = end(&mut file).map_err(os)?;
         if size == 0 {

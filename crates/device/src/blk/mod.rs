@@ -84,6 +84,10 @@ pub struct BlkConfig {
     pub backing: Vec<Layer>,
     /// Open and offer it read-only.
     pub read_only: bool,
+    /// Lock the image. Without a lock any process may write to it at the same time, which is right only where at most one of
+    /// them has a driver at work: a machine that moves between two of them. A qcow2 image is always locked, since who opens it
+    /// goes on with what its tables say then.
+    pub lock: bool,
     /// Number of queues, at least 1.
     pub queues: u16,
     /// Largest size of each; rounded down to a power of two, from 2 to 32768.
@@ -97,7 +101,7 @@ pub struct BlkConfig {
 }
 
 impl BlkConfig {
-    /// A raw image, read-write, one queue of 256, engine chosen by the host's abilities.
+    /// A raw image, read-write, locked, one queue of 256, engine chosen by the host's abilities.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -105,12 +109,17 @@ impl BlkConfig {
             format: Format::Raw,
             backing: Vec::new(),
             read_only: false,
+            lock: true,
             queues: 1,
             queue_size: 256,
             engine: EngineChoice::Auto,
             serial: None,
             limiter: None,
         }
+    }
+
+    fn locked(&self) -> bool {
+        self.lock || self.format == Format::Qcow2
     }
 }
 
@@ -215,12 +224,12 @@ pub fn io_uring_available() -> io::Result<()> {
 }
 
 impl Blk {
-    /// Opens and locks the image (an open-file-description lock: exclusive, shared when read-only).
+    /// Opens the image and locks it, unless told otherwise (an open-file-description lock: exclusive, shared when read-only).
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::open(&config.path, config.read_only, config.format)?, config)
+        Self::on(Image::open(&config.path, config.read_only, config.format, config.locked())?, config)
     }
 
     /// As [`Blk::open`], of an image that is open already, perhaps by another process, whose lock is shared then. The
@@ -229,7 +238,7 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn of(image: File, config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::of(image, &config.path, config.read_only, config.format)?, config)
+        Self::on(Image::of(image, &config.path, config.read_only, config.format, config.locked())?, config)
     }
 
     fn on(image: Image, config: BlkConfig) -> Result<Self, OpenError> {

@@ -228,7 +228,7 @@ fn open(
 
 /// Opens an image that another one is based on.
 fn based_on(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
-    let image = Image::open(&layer.path, true, layer.format)?;
+    let image = Image::open(&layer.path, true, layer.format, true)?;
     let access = match layer.format {
         Format::Qcow2 => Access::new(open(&image.file, &layer.path, false, rest, files)?),
         Format::Raw if rest.is_empty() => {

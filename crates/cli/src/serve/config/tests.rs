@@ -76,6 +76,11 @@ fn a_file_says_what_the_command_line_says() {
     assert_eq!((&a.network, a.mac), (&Network::Link("cable".into()), [0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert!(a.mac != b.mac && b.mac.starts_with(&[0x52, 0x54, 0]));
     assert_eq!(parse("").unwrap(), Config::default());
+    // For a machine that moves between two VMMs of this host.
+    let half = |name: &str| {
+        format!("[[blk]]\nname = \"{name}\"\nimage = \"/i\"\nsocket = \"/{name}\"\nno-lock = true\n")
+    };
+    assert_eq!(parse(&(half("from") + &half("to"))).unwrap().devices.len(), 2);
 }
 
 /// Every error names the line on which the operator has to look, and the key.
@@ -115,6 +120,8 @@ fn errors_name_the_line() {
         (&[disk, "format = \"qcow2\"\nbacking = [\"/b\"]\n"], 6, "backing: \"/b\": its format comes first"),
         (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/j\"]\n", other], 9, "image: /j is used twice"),
         (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/i\"]\n"], 6, "backing: /i is used twice"),
+        (&[disk, "format = \"qcow2\"\nno-lock = true\n"], 6, "no-lock: a qcow2 image is always locked"),
+        (&[disk, "no-lock = true\n", &other.replace("\"/j\"", "\"/i\"")], 8, "image: /i is used twice"),
         (&[disk, "queues = 0\n"], 5, "queues: 0 is not from 1 to 256"),
         (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),
         (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is not a power of two"),

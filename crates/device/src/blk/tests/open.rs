@@ -116,6 +116,17 @@ fn readers_share() {
 }
 
 #[test]
+fn who_asks_for_no_lock_has_none_and_minds_none() {
+    let file = image(&[0; 512]);
+    let unlocked = || Blk::open(BlkConfig { lock: false, ..BlkConfig::new(file.path()) });
+    let locked = open(file.path()).unwrap();
+    let _one = unlocked().unwrap();
+    let _two = unlocked().unwrap();
+    drop(locked);
+    open(file.path()).unwrap();
+}
+
+#[test]
 fn another_process_is_refused() {
     const IMAGE: &str = "PARAVANE_TEST_LOCKED_IMAGE";
     if let Some(path) = std::env::var_os(IMAGE) {
