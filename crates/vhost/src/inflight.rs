@@ -25,18 +25,25 @@ pub(crate) struct InflightMemory {
     memory: Memory,
 }
 
-/// Bytes from one queue's region to the next one's.
-fn stride(queue_size: u16, is_packed: bool) -> u64 {
-    (tracking_bytes(queue_size, is_packed) as u64).next_multiple_of(ALIGN)
+/// Bytes from one queue's region to the next one's: all queues have as much of the memory.
+fn stride(said: Inflight) -> u64 {
+    let share = said.size / u64::from(said.queues.max(1));
+    share - share % ALIGN
 }
 
-/// New memory for `wanted` queues, to be given to the client.
-pub(crate) fn make(wanted: Inflight, is_packed: bool) -> Result<(Inflight, OwnedFd), SessionError> {
+/// New memory for `wanted` queues, to be given to the client. There is room for queues of `most` descriptors in it: a driver may
+/// make its queues larger than the client has said here (the firmware of QEMU 10 does).
+pub(crate) fn make(
+    wanted: Inflight,
+    most: u16,
+    is_packed: bool,
+) -> Result<(Inflight, OwnedFd), SessionError> {
     let Inflight { queues, queue_size, .. } = wanted;
     if !(1..=256).contains(&queues) || !(1..=MAX_SIZE).contains(&queue_size) {
         return Err(SessionError::Inflight("there are no such queues"));
     }
-    let size = (stride(queue_size, is_packed) * u64::from(queues)).next_multiple_of(PAGE);
+    let each = (tracking_bytes(queue_size.max(most), is_packed) as u64).next_multiple_of(ALIGN);
+    let size = (each * u64::from(queues)).next_multiple_of(PAGE);
     let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
     let region = Region::new(config).map_err(crate::memory::TableError::Memory)?;
     let file = region
@@ -63,19 +70,15 @@ impl InflightMemory {
 
     /// The region of a queue with `size` descriptors.
     pub(crate) fn region(&self, queue: u16, size: u16, is_packed: bool) -> Result<Mapping, SessionError> {
-        let Inflight { queues, queue_size, .. } = self.said;
-        if queue >= queues || size > queue_size {
+        let (stride, needed) = (stride(self.said), tracking_bytes(size, is_packed) as u64);
+        if queue >= self.said.queues || needed > stride {
             return Err(SessionError::Inflight("it has no room for this queue"));
         }
-        let stride = stride(queue_size, is_packed);
-        // At most 2^16 times 2^20.
+        // Less than the size of all.
         let at = stride * u64::from(queue);
-        if at + stride > self.said.size {
-            return Err(SessionError::Inflight("it is too small"));
-        }
         let mut handle = self.memory.handle();
         let door = handle.open();
-        door.map(at, stride as usize, Access::READ | Access::WRITE | Access::RELAXED)
+        door.map(at, needed as usize, Access::READ | Access::WRITE | Access::RELAXED)
             .map_err(|_| SessionError::Inflight("it is too small"))
     }
 }

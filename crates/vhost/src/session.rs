@@ -185,7 +185,10 @@ impl<'a> Session<'a> {
             Request::SetLogFd(_) => {}
             Request::GetInflightFd(wanted) => {
                 self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "GET_INFLIGHT_FD")?;
-                let (inflight, fd) = inflight::make(wanted, self.features.has(feature::RING_PACKED))?;
+                let (inflight, fd) = {
+                    let most = self.device.queue_sizes().iter().copied().max().unwrap_or(0);
+                    inflight::make(wanted, most, self.features.has(feature::RING_PACKED))?
+                };
                 return Ok(Some(Reply::Inflight(inflight, fd)));
             }
             Request::SetInflightFd(inflight, fd) => {

@@ -227,7 +227,9 @@ impl Machine {
         raw.begin(self.features);
         if tracked {
             if self.inflight.is_none() {
-                let wanted = Inflight { queues: 1, queue_size: self.addresses.size, ..Inflight::default() };
+                // The firmware of QEMU 10 makes its queue twice as large as was said here.
+                let size = self.addresses.size / 2;
+                let wanted = Inflight { queues: 1, queue_size: size, ..Inflight::default() };
                 raw.send(request::GET_INFLIGHT_FD, wanted.as_bytes(), &[]).unwrap();
                 let (_, reply, fd) = raw.receive().unwrap();
                 self.inflight = Some((Inflight::read_from_bytes(&reply).unwrap(), fd.unwrap()));
