@@ -178,6 +178,20 @@ impl Batch {
         self.count += 1;
         self.used += segments;
     }
+
+    /// The segments of the chain that was added last, those that the device reads and those that it writes.
+    pub(crate) fn last(&self) -> (&[Segment], &[Segment]) {
+        let Some(chain) = self.chains().last() else { return (&[], &[]) };
+        let (readable, writable) = (chain.readable(), chain.writable());
+        self.segments[self.used - readable - writable..self.used].split_at(readable)
+    }
+
+    /// Takes the chain out that was added last.
+    pub(crate) fn remove_last(&mut self) {
+        let (readable, writable) = self.last();
+        self.used -= readable.len() + writable.len();
+        self.count = self.count.saturating_sub(1);
+    }
 }
 
 impl<'a> IntoIterator for &'a Batch {

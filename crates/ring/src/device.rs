@@ -1,5 +1,6 @@
 //! The device's side of a queue, whatever its layout.
 use crate::packed;
+use crate::reach::Everywhere;
 use crate::split::{self, avail_bytes, used_bytes};
 use crate::tracking::Tracking;
 use crate::{Area, ConfigError, Order, QueueAddresses, QueueError, Smp};
@@ -10,6 +11,7 @@ use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::split::{AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN};
 
 pub use crate::batch::{Batch, Chain, Iter};
+pub use crate::reach::{Fetched, Reach};
 pub use crate::state::{State, StateError};
 pub use crate::tracking::tracking_bytes;
 
@@ -235,9 +237,21 @@ impl<O: Order> Queue<O> {
         fetch: impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<usize, QueueError> {
         if self.tracking.is_some() {
-            return self.pop_tracked(batch, fetch);
+            return self.pop_tracked(batch, &mut Everywhere(fetch));
         }
         ring!(mut self, ring => ring.pop(batch, fetch))
+    }
+
+    /// As [`Queue::pop`], for a device that cannot reach all memory at any time: it ends before the first chain that `reach`
+    /// says no of. That one is not taken, and neither is anything behind it; the next call begins with it.
+    ///
+    /// # Errors
+    /// As [`Queue::pop`].
+    pub fn pop_reachable(&mut self, batch: &mut Batch, reach: &mut impl Reach) -> Result<usize, QueueError> {
+        if self.tracking.is_some() {
+            return self.pop_tracked(batch, reach);
+        }
+        ring!(mut self, ring => ring.pop_by(batch, reach))
     }
 
     /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is the

@@ -145,6 +145,7 @@ mod model_test;
 mod order;
 mod packed;
 mod pieces;
+mod reach;
 mod split;
 mod state;
 mod tracking;

@@ -23,6 +23,7 @@ mod test;
 
 use crate::area::Cells;
 use crate::device::{Batch, Layout, Queue, QueueConfig};
+use crate::reach::Reach;
 use crate::state::{State, StateError};
 use crate::{Area, ConfigError, Order, QueueError};
 use alloc::boxed::Box;
@@ -98,16 +99,16 @@ impl QueueConfig {
 }
 
 impl<O: Order> Queue<O> {
-    /// [`Queue::pop`] with tracking.
+    /// [`Queue::pop`] and [`Queue::pop_reachable`] with tracking.
     #[cold]
     pub(crate) fn pop_tracked(
         &mut self,
         batch: &mut Batch,
-        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
+        reach: &mut impl Reach,
     ) -> Result<usize, QueueError> {
         match (self.tracking.as_deref_mut(), &mut self.layout) {
-            (Some(Tracking::Split(tracker)), Layout::Split(ring)) => tracker.pop(ring, batch, &mut fetch),
-            (Some(Tracking::Packed(tracker)), Layout::Packed(ring)) => tracker.pop(ring, batch, &mut fetch),
+            (Some(Tracking::Split(tracker)), Layout::Split(ring)) => tracker.pop(ring, batch, reach),
+            (Some(Tracking::Packed(tracker)), Layout::Packed(ring)) => tracker.pop(ring, batch, reach),
             // Tracking is made for the queue's layout.
             _ => Ok(0),
         }

@@ -9,12 +9,13 @@
 //! The three positions chase each other around the ring, with no more than its size between the first and the
 //! last. A chain takes as many descriptors as the driver made of it, and its used descriptor stands for all of
 //! them: `next_used` moves on by that many.
-use super::chain::Chains;
+use super::chain::{Chains, Walked};
 use super::cursor::Cursor;
 use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
 use crate::in_order::InOrder;
+use crate::reach::{Fetched, Reach, walk_reachable};
 use crate::state::StateError;
 use crate::tracking::Saved;
 use crate::{Order, QueueError, Segment};
@@ -169,12 +170,32 @@ impl<O: Order> Ring<O> {
                 Stop::Special | Stop::Empty => break,
             }
         }
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    /// See [`crate::device::Queue::pop_reachable`].
+    pub(crate) fn pop_by<R: Reach>(&mut self, batch: &mut Batch, reach: &mut R) -> Result<usize, QueueError> {
+        if !R::CHECKS {
+            return self.pop(batch, |addr, table| reach.fetch(addr, table) == Fetched::Done);
+        }
+        batch.clear();
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        while batch.count() < batch.slots() && self.pop_reachable(batch, reach)? {}
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    /// With IN_ORDER, the order in which they were taken counts.
+    #[inline(always)]
+    fn note_order(&mut self, batch: &Batch) {
         if let Some(order) = &mut self.in_order {
             for chain in batch.chains() {
                 order.popped(chain.head, self.taken[usize::from(chain.head)], chain.writable_len());
             }
         }
-        Ok(batch.count())
     }
 
     /// Takes chains of one direct descriptor until the batch is full, or until something else comes. Nothing is
@@ -249,6 +270,23 @@ impl<O: Order> Ring<O> {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
+        let walked = self.walk_next(batch, fetch);
+        self.take(batch, walked)
+    }
+
+    /// As [`Ring::pop_chain`], of a chain that `reach` may say no of; then, too, it is not taken.
+    fn pop_reachable(&mut self, batch: &mut Batch, reach: &mut impl Reach) -> Result<bool, QueueError> {
+        let walked = walk_reachable(batch, reach, |batch, mut fetch| self.walk_next(batch, &mut fetch));
+        self.take(batch, walked)
+    }
+
+    /// Walks the next chain into the batch. `None`: there is none, or it has no room.
+    #[inline(always)]
+    fn walk_next(
+        &mut self,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<Option<Walked>, QueueError> {
         let (size, room, next) = (self.size, self.room, self.next_avail);
         let index = next.position(size).index(size);
         // SAFETY: the place lies in the ring; see the invariant of `Ring`.
@@ -258,26 +296,34 @@ impl<O: Order> Ring<O> {
         let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
         O::after_acquire();
         if !matches(flags(meta), next.available()) {
-            return Ok(false);
+            return Ok(None);
         }
         // SAFETY: as above.
         let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
+        if room == 0 {
+            return Err(QueueError::Overrun { index, size });
+        }
         let taken = &self.taken;
-        let walked = if room == 0 {
-            Err(QueueError::Overrun { index, size })
-        } else {
-            self.chains.walk(index, first, room, batch, fetch, |id| match taken.get(usize::from(id)) {
-                None => Err(QueueError::BufferId { id, size }),
-                Some(0) => Ok(()),
-                Some(_) => Err(QueueError::IdInFlight { id }),
-            })
-        };
+        self.chains.walk(index, first, room, batch, fetch, |id| match taken.get(usize::from(id)) {
+            None => Err(QueueError::BufferId { id, size }),
+            Some(0) => Ok(()),
+            Some(_) => Err(QueueError::IdInFlight { id }),
+        })
+    }
+
+    /// Takes what was walked; `false` if that is nothing.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        batch: &mut Batch,
+        walked: Result<Option<Walked>, QueueError>,
+    ) -> Result<bool, QueueError> {
         match walked {
             Ok(Some(walked)) => {
                 self.taken[usize::from(walked.id)] = walked.descriptors;
                 self.more += walked.descriptors - 1;
                 self.room -= walked.descriptors;
-                self.next_avail = next.advance(walked.descriptors, size);
+                self.next_avail = self.next_avail.advance(walked.descriptors, self.size);
                 Ok(true)
             }
             Ok(None) => Ok(false),
@@ -561,24 +607,27 @@ impl<O: Order> Ring<O> {
     }
 
     /// Takes a chain that was saved into the batch, where a slot is free, without moving on in the ring. `false`:
-    /// its segments do not fit.
+    /// its segments do not fit, or cannot be reached.
     pub(crate) fn pop_again(
         &mut self,
         saved: &Saved,
         batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+        reach: &mut impl Reach,
     ) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             batch.clear();
             return Err(error);
         }
-        match self.chains.walk_saved(saved.id, &saved.descriptors, batch, fetch) {
-            Ok(taken) => {
-                if taken {
-                    self.taken[usize::from(saved.id)] = saved.descriptors.len() as u16;
-                }
-                Ok(taken)
+        let chains = &mut self.chains;
+        let walked = walk_reachable(batch, reach, |batch, mut fetch| {
+            Ok(chains.walk_saved(saved.id, &saved.descriptors, batch, &mut fetch)?.then_some(()))
+        });
+        match walked {
+            Ok(Some(())) => {
+                self.taken[usize::from(saved.id)] = saved.descriptors.len() as u16;
+                Ok(true)
             }
+            Ok(None) => Ok(false),
             Err(error) => {
                 batch.clear();
                 Err(self.latch(error))

@@ -16,6 +16,7 @@ use crate::batch::{Batch, Chain};
 use crate::event::need_event;
 use crate::in_flight::InFlight;
 use crate::in_order::{Entry, InOrder};
+use crate::reach::{Fetched, Reach, walk_reachable};
 use crate::state::StateError;
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
@@ -104,12 +105,33 @@ impl<O: Order> Ring<O> {
                 break;
             }
         }
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    /// See [`crate::device::Queue::pop_reachable`].
+    pub(crate) fn pop_by<R: Reach>(&mut self, batch: &mut Batch, reach: &mut R) -> Result<usize, QueueError> {
+        if !R::CHECKS {
+            return self.pop(batch, |addr, table| reach.fetch(addr, table) == Fetched::Done);
+        }
+        batch.clear();
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let limit = usize::from(self.available(Acquire)?).min(batch.slots());
+        while batch.count() < limit && self.pop_reachable(batch, reach)? {}
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    /// With IN_ORDER, the order in which they were taken counts.
+    #[inline(always)]
+    fn note_order(&mut self, batch: &Batch) {
         if let Some(order) = &mut self.in_order {
             for chain in batch.chains() {
                 order.popped(chain.head, 1, chain.writable_len());
             }
         }
-        Ok(batch.count())
     }
 
     /// How many entries the available ring has for us. With [`Acquire`] they may be read: it pairs with the
@@ -187,26 +209,52 @@ impl<O: Order> Ring<O> {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
+        let walked = self.walk_next(batch, fetch);
+        self.take(batch, walked)
+    }
+
+    /// As [`Ring::pop_chain`], of a chain that `reach` may say no of; then, too, it is not taken.
+    fn pop_reachable(&mut self, batch: &mut Batch, reach: &mut impl Reach) -> Result<bool, QueueError> {
+        let walked = walk_reachable(batch, reach, |batch, mut fetch| self.walk_next(batch, &mut fetch));
+        self.take(batch, walked)
+    }
+
+    /// Walks the next chain into the batch; its head. `None`: it has no room.
+    #[inline(always)]
+    fn walk_next(
+        &mut self,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<Option<u16>, QueueError> {
         let entry = usize::from(self.next_avail) & self.mask;
         // Relaxed: as in the fast path.
         // SAFETY: the entry is less than the size; see the invariant of `Ring`.
         let head = unsafe { self.avail.load_u16(AVAIL_RING + entry * AVAIL_ENTRY, Relaxed) };
-        let taken = if head >= self.size {
-            Err(QueueError::DescIndex { index: head.into(), size: self.size.into() })
-        } else if self.in_flight.contains(head) {
-            Err(QueueError::HeadInFlight { head })
-        } else {
-            // SAFETY: `head` was just checked.
-            let first = unsafe { self.tables.fetch(head) };
-            self.tables.walk(head, first, batch, fetch)
-        };
-        match taken {
-            Ok(true) => {
+        if head >= self.size {
+            return Err(QueueError::DescIndex { index: head.into(), size: self.size.into() });
+        }
+        if self.in_flight.contains(head) {
+            return Err(QueueError::HeadInFlight { head });
+        }
+        // SAFETY: `head` was just checked.
+        let first = unsafe { self.tables.fetch(head) };
+        Ok(self.tables.walk(head, first, batch, fetch)?.then_some(head))
+    }
+
+    /// Takes what was walked; `false` if that is nothing.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        batch: &mut Batch,
+        walked: Result<Option<u16>, QueueError>,
+    ) -> Result<bool, QueueError> {
+        match walked {
+            Ok(Some(head)) => {
                 self.in_flight.insert(head);
                 self.next_avail = self.next_avail.wrapping_add(1);
                 Ok(true)
             }
-            Ok(false) => Ok(false),
+            Ok(None) => Ok(false),
             Err(error) => {
                 batch.clear();
                 Err(self.latch(error))
@@ -407,26 +455,29 @@ impl<O: Order> Ring<O> {
     }
 
     /// Takes the chain at `head`, which is below the size, into the batch, where a slot is free, without moving
-    /// on in the available ring. `false`: its segments do not fit.
+    /// on in the available ring. `false`: its segments do not fit, or cannot be reached.
     pub(crate) fn pop_again(
         &mut self,
         head: u16,
         batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+        reach: &mut impl Reach,
     ) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             batch.clear();
             return Err(error);
         }
-        // SAFETY: the caller has checked the head.
-        let first = unsafe { self.tables.fetch(head) };
-        match self.tables.walk(head, first, batch, fetch) {
-            Ok(taken) => {
-                if taken {
-                    self.in_flight.insert(head);
-                }
-                Ok(taken)
+        let tables = &mut self.tables;
+        let walked = walk_reachable(batch, reach, |batch, mut fetch| {
+            // SAFETY: the caller has checked the head.
+            let first = unsafe { tables.fetch(head) };
+            Ok(tables.walk(head, first, batch, &mut fetch)?.then_some(()))
+        });
+        match walked {
+            Ok(Some(())) => {
+                self.in_flight.insert(head);
+                Ok(true)
             }
+            Ok(None) => Ok(false),
             Err(error) => {
                 batch.clear();
                 Err(self.latch(error))

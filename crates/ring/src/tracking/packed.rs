@@ -17,6 +17,7 @@ use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
 use crate::packed::device::Ring;
 use crate::packed::{Descriptor, Position, available_flags, matches};
+use crate::reach::Reach;
 use crate::state::StateError;
 use crate::{Order, QueueError};
 use alloc::collections::VecDeque;
@@ -211,17 +212,17 @@ impl Tracker {
         &mut self,
         ring: &mut Ring<O>,
         batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+        reach: &mut impl Reach,
     ) -> Result<usize, QueueError> {
         if self.again.is_empty() {
             let mut from = ring.next_avail();
-            ring.pop(batch, fetch)?;
+            ring.pop_by(batch, reach)?;
             for chain in batch.chains() {
                 from = self.take(ring, from, chain.head);
             }
             return Ok(batch.count());
         }
-        pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, fetch))
+        pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, reach))
     }
 
     /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position after them.

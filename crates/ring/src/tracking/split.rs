@@ -8,6 +8,7 @@
 //! ```
 use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
+use crate::reach::Reach;
 use crate::split::device::Ring;
 use crate::state::StateError;
 use crate::{Order, QueueError};
@@ -110,10 +111,10 @@ impl Tracker {
         &mut self,
         ring: &mut Ring<O>,
         batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+        reach: &mut impl Reach,
     ) -> Result<usize, QueueError> {
         if self.again.is_empty() {
-            ring.pop(batch, fetch)?;
+            ring.pop_by(batch, reach)?;
             for chain in batch.chains() {
                 self.region.set_u64(desc(chain.head) + DESC_COUNTER, self.counter);
                 self.region.set_u16(desc(chain.head) + DESC_INFLIGHT, 1);
@@ -121,7 +122,7 @@ impl Tracker {
             }
             return Ok(batch.count());
         }
-        pop_again(&mut self.again, batch, |&head, batch| ring.pop_again(head, batch, fetch))
+        pop_again(&mut self.again, batch, |&head, batch| ring.pop_again(head, batch, reach))
     }
 
     /// After [`crate::device::Queue::complete`].
