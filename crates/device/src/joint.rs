@@ -6,15 +6,23 @@
 //! LiveQueue --open--> Open { ring, memory, batch }    for one batch
 //!                       '-- drop: what the device may have written of the ring is in the dirty log, door shut
 //!
+//!      pop: chains that the door reaches; the first that it does not reach stays in the ring, and the queue waits
+//!
 //! LiveQueue --park--> ParkedQueue { position, areas } --resume(position)--> LiveQueue      somebody else serves it
 //! ```
 //! A ring writes to its areas by itself, past the door. So whoever wants to write to it must open the queue, and
 //! when the door is shut the areas that the device writes to are marked: once a batch, a page or two, and nothing while
 //! no log is on. A large used ring is marked whole, since the ring does not say where it wrote.
+//!
+//! Where an IOMMU's translations come when they are asked for ([`LiveQueue::behind`]), a chain is taken when all of it is
+//! translated, and not before. So nothing of it is missed while it is served in the same batch, if nobody takes
+//! translations away meanwhile: the [`Gate`] sees to that. What is served longer holds its memory, or asks again
+//! ([`Ring::reaches`]).
 use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, HostSlice, Mapping};
-use paravane_ring::device::{AreaRequest, Batch, Queue, QueueConfig, State, StateError};
-use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError};
+use paravane_ring::device::{AreaRequest, Batch, Fetched, Queue, QueueConfig, Reach, State, StateError};
+use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError, Segment};
 use std::ops::Deref;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 
 /// Most chains that one [`Ring::pop`] takes: enough to pay for a publish and a system call, few enough that
@@ -40,6 +48,49 @@ pub enum StartError {
     State(#[from] StateError),
 }
 
+/// Through it a device's queues go for each batch, and nobody goes through while it is shut: to take translations away.
+/// Who waits for requests in flight must open it first, for they end in batches.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<RwLock<()>>);
+
+impl Gate {
+    /// Waits for the batches that are under way, and shuts the gate until the result is dropped.
+    pub fn shut(&self) -> RwLockWriteGuard<'_, ()> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a door reaches of a chain.
+struct Reaching<'a> {
+    door: &'a Door<'a>,
+    missed: bool,
+}
+
+impl Reach for Reaching<'_> {
+    fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched {
+        if !self.door.reaches(addr, table.len(), Access::READ) {
+            self.missed = true;
+            return Fetched::Later;
+        }
+        if self.door.read(addr, table, Access::READ).is_ok() { Fetched::Done } else { Fetched::Never }
+    }
+
+    fn reaches(&mut self, readable: &[Segment], writable: &[Segment]) -> bool {
+        let of = |segments: &[Segment], access| {
+            // All of them, so that what is missed is told at once.
+            let missed = segments.iter().filter(|s| !self.door.reaches(s.addr, s.len as usize, access));
+            missed.count() == 0
+        };
+        let reached = of(readable, Access::READ) & of(writable, Access::WRITE);
+        self.missed |= !reached;
+        reached
+    }
+}
+
 /// A ring together with the mappings that keep its memory there. The two cannot be parted: whoever moves the
 /// ring moves its memory along.
 #[derive(Debug)]
@@ -51,19 +102,40 @@ pub struct Ring {
     _tracking: Option<Mapping>,
     /// Which of the areas the device writes to.
     writable: [bool; 3],
+    /// A chain is not translated.
+    waits: bool,
 }
 
 impl Ring {
-    /// See [`Queue::pop`].
+    /// See [`Queue::pop`]; with a gate [`Queue::pop_reachable`], and the queue waits if a chain was left.
     ///
     /// # Errors
     /// The queue has latched.
-    pub fn pop(
-        &mut self,
-        batch: &mut Batch,
-        fetch: impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<usize, QueueError> {
-        self.queue.pop(batch, fetch)
+    #[inline]
+    pub fn pop(&mut self, batch: &mut Batch, memory: &QueueDoor<'_>) -> Result<usize, QueueError> {
+        if memory.is_gated() {
+            return self.pop_gated(batch, memory);
+        }
+        self.queue.pop(batch, |addr, table| memory.read(addr, table, Access::READ).is_ok())
+    }
+
+    #[cold]
+    fn pop_gated(&mut self, batch: &mut Batch, memory: &QueueDoor<'_>) -> Result<usize, QueueError> {
+        let mut reaching = Reaching { door: memory, missed: false };
+        let taken = self.queue.pop_reachable(batch, &mut reaching);
+        self.waits = reaching.missed;
+        taken
+    }
+
+    /// Whether a chain that was taken in an earlier batch can be served now. If not, the queue waits.
+    #[must_use]
+    pub fn reaches(&mut self, memory: &QueueDoor<'_>, readable: &[Segment], writable: &[Segment]) -> bool {
+        if !memory.is_gated() {
+            return true;
+        }
+        let mut reaching = Reaching { door: memory, missed: false };
+        self.waits = !reaching.reaches(readable, writable);
+        !self.waits
     }
 
     /// See [`Queue::complete`].
@@ -144,6 +216,7 @@ pub struct LiveQueue {
     config: QueueConfig,
     ring: Ring,
     memory: Handle,
+    gate: Option<Gate>,
     batch: Batch,
 }
 
@@ -154,6 +227,7 @@ pub struct ParkedQueue {
     config: QueueConfig,
     areas: [Mapping; 3],
     memory: Handle,
+    gate: Option<Gate>,
     state: State,
 }
 
@@ -171,8 +245,10 @@ pub struct Open<'a> {
 /// The door to guest memory during one batch of a queue; marks what the ring may have written when it is shut.
 #[derive(Debug)]
 pub struct QueueDoor<'a> {
+    // Shut before the gate is left.
     door: Door<'a>,
     written: [GuestRange; 3],
+    passed: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl<'a> Deref for QueueDoor<'a> {
@@ -180,6 +256,15 @@ impl<'a> Deref for QueueDoor<'a> {
 
     fn deref(&self) -> &Door<'a> {
         &self.door
+    }
+}
+
+impl QueueDoor<'_> {
+    /// Whether translations come and go, so that it is to be asked what there is of them.
+    #[must_use]
+    #[inline]
+    pub fn is_gated(&self) -> bool {
+        self.passed.is_some()
     }
 }
 
@@ -283,7 +368,21 @@ impl LiveQueue {
         };
         let writable = config.areas().map(|request| request.writable);
         let batch = Batch::new(BATCH.min(usize::from(queue.size())));
-        Ok(Self { config, ring: Ring { queue, areas, _tracking: tracking, writable }, memory, batch })
+        let ring = Ring { queue, areas, _tracking: tracking, writable, waits: false };
+        Ok(Self { config, ring, memory, gate: None, batch })
+    }
+
+    /// Translations come and go: from here on each batch goes through `gate`, which whoever takes them away shuts meanwhile,
+    /// and a chain that is not translated waits, instead of breaking the queue.
+    #[must_use]
+    pub fn behind(self, gate: Gate) -> Self {
+        Self { gate: Some(gate), ..self }
+    }
+
+    /// A chain is available that is not translated: the queue is to be served again when translations have come.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.ring.waits
     }
 
     /// Puts the queue to rest.
@@ -292,15 +391,18 @@ impl LiveQueue {
     /// Something is in flight, or the queue has latched.
     pub fn park(self) -> Result<ParkedQueue, StateError> {
         let state = self.ring.queue.state()?;
-        let Self { config, ring: Ring { queue, areas, .. }, memory, .. } = self;
+        let Self { config, ring: Ring { queue, areas, .. }, memory, gate, .. } = self;
         drop(queue);
-        Ok(ParkedQueue { config, areas, memory, state })
+        Ok(ParkedQueue { config, areas, memory, gate, state })
     }
 
     /// Opens the door for one batch: the newest map is seen from here on.
     pub fn open(&mut self) -> Open<'_> {
-        let Self { ring, memory, batch, .. } = self;
-        Open { memory: QueueDoor { door: memory.open(), written: ring.written() }, ring, batch }
+        let Self { ring, memory, gate, batch, .. } = self;
+        // The gate first: who has shut it waits for doors.
+        let passed = gate.as_ref().map(Gate::pass);
+        let memory = QueueDoor { door: memory.open(), written: ring.written(), passed };
+        Open { memory, ring, batch }
     }
 
     /// Asks the driver for no kicks; see [`Queue::disable_kicks`].
@@ -308,18 +410,22 @@ impl LiveQueue {
         self.open().ring.disable_kicks();
     }
 
-    /// Asks the driver for kicks again; `true` if something has come meanwhile. See [`Queue::arm_kicks`].
+    /// Asks the driver for kicks again; `true` if something has come meanwhile. See [`Queue::arm_kicks`]. A queue that waits
+    /// asks for none: no kick helps it.
     ///
     /// # Errors
     /// The queue has latched.
     pub fn arm_kicks(&mut self) -> Result<bool, QueueError> {
+        if self.ring.waits {
+            return Ok(false);
+        }
         self.open().ring.arm_kicks()
     }
 
     /// Whether there seems to be something available; see [`Queue::has_available`]. Opens no door: it only reads the ring.
     #[must_use]
     pub fn has_available(&self) -> bool {
-        self.ring.queue.has_available()
+        !self.ring.waits && self.ring.queue.has_available()
     }
 
     /// The ring, to look at.
@@ -347,7 +453,8 @@ impl ParkedQueue {
     /// # Errors
     /// The position is impossible, or contradicts the ring.
     pub fn resume(self, state: State) -> Result<LiveQueue, StartError> {
-        LiveQueue::activate(self.config, self.areas, self.memory, Some(state), None)
+        let live = LiveQueue::activate(self.config, self.areas, self.memory, Some(state), None)?;
+        Ok(LiveQueue { gate: self.gate, ..live })
     }
 }
 
@@ -381,12 +488,13 @@ mod tests {
     fn a_good_queue_starts_and_outlives_the_machines_memory() {
         let mut queue = start(good()).unwrap();
         // `memory()` has been dropped; the rings are still there.
-        let Open { ring, batch, .. } = queue.open();
+        let Open { ring, batch, memory } = queue.open();
         assert_eq!(ring.size(), 16);
-        assert_eq!(ring.pop(batch, |_, _| false), Ok(0));
+        assert_eq!(ring.pop(batch, &memory), Ok(0));
         assert_eq!(ring.publish(), Ok(false));
         assert_eq!(ring.arm_kicks(), Ok(false));
         assert_eq!(ring.in_flight(), 0);
+        drop(memory);
         assert_eq!(queue.ring().error(), None);
     }
 

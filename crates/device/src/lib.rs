@@ -21,7 +21,7 @@ mod rate;
 mod rig;
 pub mod rng;
 
-pub use joint::{LiveQueue, Open, ParkedQueue, QueueDoor, Ring, StartError};
+pub use joint::{Gate, LiveQueue, Open, ParkedQueue, QueueDoor, Ring, StartError};
 pub use paravane_ring::device::{State, StateError};
 pub use rate::{Limiter, Rate, RateLimit};
 

@@ -31,6 +31,8 @@ pub struct Miss {
     pub addr: u64,
     /// Directions that are missing.
     pub access: Access,
+    /// There is a translation, and it forbids the access.
+    pub denied: bool,
 }
 
 /// A device's address space: which device addresses (IOVA) mean which guest-physical ones, and what is allowed there.

@@ -180,6 +180,37 @@ impl<'a> Door<'a> {
         }
     }
 
+    /// Whether accesses go through a [`Domain`](crate::Domain).
+    #[must_use]
+    #[inline(always)]
+    pub fn is_translated(&self) -> bool {
+        self.handle.is_translated()
+    }
+
+    /// Whether the domain translates all of these bytes, whatever it allows and whether or not there is memory. If not, it
+    /// is told what it misses, the first of it.
+    ///
+    /// No translation comes unnoticed: whoever maps what is missing, and asks then what was missed, either hears of this
+    /// one, or has it found here.
+    #[must_use]
+    pub fn reaches(&self, addr: u64, len: usize, access: Access) -> bool {
+        if len == 0 || !self.is_translated() || addr.checked_add(len as u64 - 1).is_none() {
+            return true;
+        }
+        let mut told = None;
+        loop {
+            let (done, fault) = self.walk(addr, len, access, |_, _| ());
+            if fault != Some(Fault::Untranslated) {
+                return true;
+            }
+            if told == Some(done) {
+                return false;
+            }
+            self.handle.missed(addr + done as u64, access, false);
+            told = Some(done);
+        }
+    }
+
     /// Maps one piece that is contiguous in host memory. Adjoining regions are not; an empty piece is mapped
     /// nowhere in particular.
     ///
@@ -357,7 +388,7 @@ impl<'a> Door<'a> {
         addr: u64,
         len: usize,
         access: Access,
-        mut each: impl FnMut(usize, Piece),
+        each: impl FnMut(usize, Piece),
     ) -> Result<(), DmaError> {
         if len == 0 {
             return Ok(());
@@ -365,6 +396,20 @@ impl<'a> Door<'a> {
         if addr.checked_add(len as u64 - 1).is_none() {
             return Err(DmaError::Wraps { addr, len, done: 0 });
         }
+        let (done, fault) = self.walk(addr, len, access, each);
+        fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
+    }
+
+    /// The part of [`Door::each_piece`] that tells nobody of a fault: the bytes before it, and the fault. There is at least
+    /// one byte, and the last address does not wrap.
+    #[inline(always)]
+    fn walk(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        mut each: impl FnMut(usize, Piece),
+    ) -> (usize, Option<Fault>) {
         let mut near = Near::nowhere();
         let mut last: Option<(usize, Piece)> = None;
         let mut done = 0;
@@ -398,7 +443,7 @@ impl<'a> Door<'a> {
         if let Some((before, piece)) = last {
             each(before, piece);
         }
-        fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
+        (done, fault)
     }
 
     /// The window around `at`, which is `done` bytes into an access with `left` bytes to go. Where one begins, and what
@@ -421,11 +466,11 @@ impl<'a> Door<'a> {
         match fault {
             Fault::Unmapped => DmaError::Unmapped { addr, len, done },
             Fault::Untranslated => {
-                self.handle.missed(addr, access);
+                self.handle.missed(addr, access, false);
                 DmaError::Untranslated { addr, len, done }
             }
             Fault::Denied(forbidden) => {
-                self.handle.missed(addr, access);
+                self.handle.missed(addr, access, true);
                 DmaError::Denied { addr, access: forbidden, len, done }
             }
         }

@@ -216,9 +216,10 @@ impl Handle {
 
     /// An access has failed for want of a translation, or of what it allows.
     #[cold]
-    pub(crate) fn missed(&self, addr: u64, access: Access) {
+    pub(crate) fn missed(&self, addr: u64, access: Access, denied: bool) {
         if let Some(translation) = &self.translation {
-            translation.shared.missed(Miss { addr, access: access & (Access::READ | Access::WRITE) });
+            let access = access & (Access::READ | Access::WRITE);
+            translation.shared.missed(Miss { addr, access, denied });
         }
     }
 

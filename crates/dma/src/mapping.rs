@@ -117,10 +117,10 @@ impl Drop for Hold {
 pub struct Mapping {
     host: NonNull<u8>,
     range: GuestRange,
-    _hold: Hold,
+    hold: Hold,
 }
 
-// SAFETY: the pointer is to process-wide memory that the hold keeps mapped; this type never accesses it.
+// SAFETY: the pointer is to process-wide memory that the hold keeps mapped, and that is accessed as shared memory is.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -128,7 +128,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// From `host` on, the bytes of `range` are inside a region of the snapshot that `hold` keeps (or there are none).
     pub(crate) fn new(host: NonNull<u8>, range: GuestRange, hold: Hold) -> Self {
-        Self { host, range, _hold: hold }
+        Self { host, range, hold }
     }
 
     /// First byte in this process. Only raw atomic or volatile accesses and system calls may touch it.
@@ -141,6 +141,19 @@ impl Mapping {
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len
+    }
+
+    /// Copies `data` to its beginning, in no particular order: dropping the mapping orders it. `false`, and nothing was
+    /// copied: it is shorter, or was not mapped for writing.
+    #[must_use]
+    pub fn write(&self, data: &[u8]) -> bool {
+        if data.len() > self.len() || !self.hold.access.contains(Access::WRITE) {
+            return false;
+        }
+        // SAFETY: the hold keeps that many bytes mapped, and writable, while the mapping lives; `data` does not change while
+        // it is borrowed.
+        unsafe { copy::store(self.host.as_ptr(), data.as_ptr(), data.len()) };
+        true
     }
 
     /// Where it lies in guest-physical memory: for [`Door::mark`](crate::Door::mark), when it is written to and lives on.

@@ -208,10 +208,35 @@ fn misses_are_told() {
     door.read_obj::<u8>(0, BOTH - Access::WRITE).expect("mapped");
     door.write(8, &[1], Access::empty()).expect_err("read only");
     door.read_obj::<u16>(PAGE - 1, Access::READ).expect_err("half of it");
-    assert_eq!(
-        *told.lock().expect("a list"),
-        [Miss { addr: 8, access: Access::WRITE }, Miss { addr: PAGE, access: Access::READ }]
-    );
+    let denied = Miss { addr: 8, access: Access::WRITE, denied: true };
+    let missed = Miss { addr: PAGE, access: Access::READ, denied: false };
+    assert_eq!(*told.lock().expect("a list"), [denied, missed]);
+}
+
+#[test]
+fn it_can_be_asked_what_is_translated_before_anything_is_accessed() {
+    let domain = Domain::new(&memory());
+    domain.map(0, 0, PAGE, Access::READ).expect("free");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&told);
+    // A translation that comes while it is being told that it is missing, of the first page only.
+    let other = domain.clone();
+    domain.on_miss(move |miss| {
+        list.lock().expect("a list").push(miss.addr);
+        if miss.addr == PAGE {
+            other.map(PAGE, 5 * PAGE, PAGE, BOTH).expect("free");
+        }
+    });
+    let mut handle = domain.handle();
+    let door = handle.open();
+    let reaches = |addr, len| door.reaches(addr, len, Access::WRITE);
+    // What is forbidden is translated: the access itself says so.
+    assert!(reaches(8, 100) && reaches(0, PAGE as usize) && reaches(9 * PAGE, 0));
+    assert!(reaches(u64::MAX, 2), "the access itself finds that it wraps");
+    assert!(told.lock().expect("a list").is_empty());
+    assert!(reaches(PAGE - 1, 2), "it came while it was told");
+    assert!(!reaches(PAGE, 2 * PAGE as usize));
+    assert_eq!(*told.lock().expect("a list"), [PAGE, 2 * PAGE]);
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Model {
             let addr = addr + done as u64;
             let Some((page, allows)) = self.device[(addr / PAGE - self.first) as usize] else {
                 let error = DmaError::Untranslated { addr, len, done };
-                return (pieces, Err(error), Some(Miss { addr, access }));
+                return (pieces, Err(error), Some(Miss { addr, access, denied: false }));
             };
             let region = RAM.iter().find(|(first, pages, _)| (*first..first + pages).contains(&page));
             let Some(&(_, _, writable)) = region else {
@@ -50,7 +50,7 @@ impl Model {
             let forbidden = access - if writable { allows } else { allows & Access::READ };
             if !forbidden.is_empty() {
                 let error = DmaError::Denied { addr, access: forbidden, len, done };
-                return (pieces, Err(error), Some(Miss { addr, access }));
+                return (pieces, Err(error), Some(Miss { addr, access, denied: true }));
             }
             let offset = (addr % PAGE) as usize;
             let n = (PAGE as usize - offset).min(len - done);

@@ -139,10 +139,25 @@ impl EventLoop {
                     let seat = self.seats.iter().position(holds);
                     drop(done.send(seat.and_then(|seat| self.take_off(seat))));
                 }
+                Message::LookAgain(device) => self.look_again(device),
                 Message::Quit => return false,
             }
         }
         true
+    }
+
+    fn look_again(&mut self, device: usize) {
+        for (number, seat) in self.seats.iter_mut().enumerate() {
+            let Some(seat) = seat else { continue };
+            if seat.queue.key().device != device || !seat.queue.waits() || seat.state == State::Ready {
+                continue;
+            }
+            if let State::Polled(_) = seat.state {
+                self.polled.retain(|&other| other != number);
+            }
+            seat.state = State::Ready;
+            self.ready.push_back(number);
+        }
     }
 
     fn put_on(&mut self, mut queue: Box<HostQueue>) -> Result<(), NotPutOn> {

@@ -172,6 +172,11 @@ impl HostQueue {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
 
+    /// Whether it has work that waits for translations.
+    pub(super) fn waits(&self) -> bool {
+        self.live.waits()
+    }
+
     /// Whether [`HostQueue::park`] would lose nothing.
     #[must_use]
     pub fn at_rest(&self) -> bool {

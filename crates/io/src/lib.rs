@@ -43,6 +43,7 @@ const STACK: usize = 256 << 10;
 enum Message {
     PutOn(Box<HostQueue>, SyncSender<Result<(), NotPutOn>>),
     TakeOff(QueueKey, SyncSender<Option<Box<HostQueue>>>),
+    LookAgain(usize),
     Quit,
 }
 
@@ -132,6 +133,12 @@ impl IoThread {
         // An error means that the thread has ended, and with it all its queues.
         self.send(Message::TakeOff(key, done)).ok()?;
         wait.recv().ok()?
+    }
+
+    /// The queues of this device that wait for translations ([`paravane_device::LiveQueue::waits`]) are served once more.
+    pub fn look_again(&self, device: usize) {
+        // An error means that the thread has ended, and with it all its queues.
+        let _ = self.send(Message::LookAgain(device));
     }
 
     /// What it has counted so far.

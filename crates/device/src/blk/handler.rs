@@ -14,8 +14,8 @@ use super::image::Image;
 use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
 use crate::rate::{self, Brake};
-use crate::{LiveQueue, Open, QueueHandler, Ring, ServeError, Served, address_error};
-use paravane_dma::{Access, Door};
+use crate::{LiveQueue, Open, QueueDoor, QueueHandler, Ring, ServeError, Served, address_error};
+use paravane_dma::{Access, Door, Mapping};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::blk;
@@ -142,6 +142,17 @@ impl Handler {
                 return Ok(0);
             }
         };
+        if memory.is_translated() {
+            // Its translation may be gone by the time that the status is known; who takes it away waits for this.
+            let room = memory.map(status, 1, Access::WRITE);
+            match room {
+                Ok(room) => slot.keep(room),
+                Err(error) => {
+                    slot.end();
+                    return Err(address_error(error).into());
+                }
+            }
+        }
         self.push(chain.head, job)?;
         Ok(bytes)
     }
@@ -151,13 +162,13 @@ impl Handler {
         &mut self,
         limited: &mut Limited,
         ring: &mut Ring,
-        memory: &Door<'_>,
+        memory: &QueueDoor<'_>,
         served: &mut Served,
     ) -> Result<(), ServeError> {
         let Limited { brake, one } = limited;
         let now = rate::now();
         while served.taken < BATCH && brake.lets_go(now) {
-            if ring.pop(one, |addr, out| memory.read(addr, out, Access::READ).is_ok())? == 0 {
+            if ring.pop(one, memory)? == 0 {
                 break;
             }
             served.taken += 1;
@@ -217,8 +228,12 @@ impl Handler {
                 (blk::S_IOERR, written)
             }
         };
+        let room = slot.room();
         let status = slot.end();
-        answer(ring, memory, head, status, code, written, served)
+        match room {
+            None => answer(ring, memory, head, status, code, written, served),
+            Some(room) => answer_mapped(ring, room, head, code, written, served),
+        }
     }
 
     /// Waits for everything in flight. Unless `finish` completes it, it is forgotten.
@@ -260,6 +275,24 @@ impl Handler {
     }
 }
 
+/// As [`answer`], where the room for the status was kept.
+#[cold]
+fn answer_mapped(
+    ring: &mut Ring,
+    room: Mapping,
+    head: u16,
+    code: u8,
+    written: u32,
+    served: &mut Served,
+) -> Result<(), ServeError> {
+    // It was mapped for this.
+    let _ = room.write(&[code]);
+    drop(room);
+    ring.complete(head, written.saturating_add(1))?;
+    served.completed += 1;
+    Ok(())
+}
+
 /// Writes the status, ordered after the data, and stages the completion.
 fn answer(
     ring: &mut Ring,
@@ -290,7 +323,7 @@ impl QueueHandler for Handler {
             self.engine.quiet();
             self.reap(ring, &memory, &mut served)?;
             if self.limit.is_none() {
-                let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+                let taken = ring.pop(batch, &memory)?;
                 served.taken = taken as u32;
                 for chain in batch.iter() {
                     self.start(ring, &memory, chain, &mut served)?;

@@ -11,7 +11,7 @@
 //! made once and used again.
 use super::engine::{Job, Pieces};
 use super::request::ByteRange;
-use paravane_dma::{Hold, HostSlice};
+use paravane_dma::{Hold, HostSlice, Mapping};
 use std::ptr::NonNull;
 
 /// Zeroes to be written where the file system cannot make them.
@@ -51,6 +51,8 @@ pub(super) struct Slot {
     state: State,
     /// Where the status byte goes.
     status: u64,
+    /// Behind an IOMMU: the same, kept mapped.
+    room: Option<Mapping>,
     /// What is left of the data, from `first` on.
     pieces: Vec<HostSlice>,
     first: usize,
@@ -84,6 +86,16 @@ impl Slot {
     pub(super) fn pieces(&mut self) -> &mut Vec<HostSlice> {
         self.pieces.clear();
         &mut self.pieces
+    }
+
+    /// Keeps the place of the status byte mapped.
+    pub(super) fn keep(&mut self, room: Mapping) {
+        self.room = Some(room);
+    }
+
+    /// What was kept, of a request that is about to end.
+    pub(super) fn room(&mut self) -> Option<Mapping> {
+        self.room.take()
     }
 
     fn begin(&mut self, state: State, status: u64, durable: bool) {
@@ -183,6 +195,7 @@ impl Slot {
     pub(super) fn end(&mut self) -> u64 {
         self.state = State::Idle;
         self.hold = None;
+        self.room = None;
         self.status
     }
 

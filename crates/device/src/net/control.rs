@@ -69,7 +69,7 @@ impl<B: BackEnd> Control<B> {
 impl<B: BackEnd> QueueHandler for Control<B> {
     fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
         let Open { ring, memory, batch } = queue.open();
-        let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+        let taken = ring.pop(batch, &memory)?;
         for (chain, readable, writable) in batch.iter() {
             let answered = self.obey(&memory, (chain, readable, writable)).and_then(|answer| {
                 memory.write_segments(writable, 0, &[answer], Access::WRITE).map_err(address_error)?;

@@ -112,6 +112,18 @@ impl Filling {
         self.complete(ring, finished, served, counts, frame.bytes.len())
     }
 
+    /// Where the header of a frame that has been begun goes, no segment more.
+    fn header_place(&self) -> &[Segment] {
+        let mut left = HEADER;
+        let has_part = |segment: &&Segment| {
+            let has_part = left > 0;
+            left = left.saturating_sub(segment.len as usize);
+            has_part
+        };
+        let count = self.header.iter().take_while(has_part).count();
+        &self.header[..count]
+    }
+
     /// Gives all buffers of the frame back: with it, or empty because the whole queue has no room for it.
     fn complete(
         &mut self,
@@ -145,14 +157,18 @@ impl<R: Receiver> Receive<R> {
         let Open { ring, memory, .. } = open;
         let mut served = Served::default();
         self.waits_for_buffers = false;
+        if !self.filling.heads.is_empty() && !ring.reaches(&memory, &[], self.filling.header_place()) {
+            // The header of a frame that has been begun is written last.
+            self.waits_for_buffers = true;
+            return Ok(served);
+        }
         // Chains, of which each frame takes one at least. The driver may make unusable ones available for as long as we look.
         let mut left = FRAMES + usize::from(ring.size());
         let mut frames = 0;
         while frames < FRAMES && left > 0 && self.receiver.next()?.is_some() {
             // As many buffers as there are frames for, so that all are used.
             self.batch.limit(self.receiver.at_hand().min(FRAMES - frames).min(left));
-            let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
-            let taken = ring.pop(&mut self.batch, fetch)?;
+            let taken = ring.pop(&mut self.batch, &memory)?;
             if taken == 0 {
                 self.waits_for_buffers = true;
                 break;

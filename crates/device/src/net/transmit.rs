@@ -10,7 +10,7 @@
 use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::header::{self, Rules};
-use crate::{LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
+use crate::{LiveQueue, Open, QueueDoor, QueueHandler, Ring, ServeError, Served, address_error};
 use paravane_dma::{Access, Door};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
@@ -64,14 +64,22 @@ impl<S: Sender> Transmit<S> {
         Ok(done)
     }
 
+    /// Whether what is left of an earlier batch can still be read.
+    #[cold]
+    fn reaches_rest(&self, ring: &mut Ring, memory: &QueueDoor<'_>) -> bool {
+        self.batch.iter().skip(self.done).all(|(_, frame, _)| ring.reaches(memory, frame, &[]))
+    }
+
     fn serve_open(&mut self, open: Open<'_>) -> Result<Served, ServeError> {
         let Open { ring, memory, .. } = open;
         let mut served = Served::default();
         if self.done == self.batch.chains().len() {
-            let fetch = |addr, out: &mut [u8]| memory.read(addr, out, Access::READ).is_ok();
             // First: the batch is empty after an error, too.
             self.done = 0;
-            served.taken = ring.pop(&mut self.batch, fetch)? as u32;
+            served.taken = ring.pop(&mut self.batch, &memory)? as u32;
+        } else if memory.is_gated() && !self.reaches_rest(ring, &memory) {
+            self.full = false;
+            return Ok(served);
         }
         let done = self.send_rest(&memory)?;
         let before = std::mem::replace(&mut self.done, done);

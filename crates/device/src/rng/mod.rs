@@ -101,7 +101,7 @@ impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
         let Open { ring, memory, batch } = queue.open();
         let mut served = Served::default();
-        let taken = ring.pop(batch, |addr, out| memory.read(addr, out, Access::READ).is_ok())?;
+        let taken = ring.pop(batch, &memory)?;
         served.taken = taken as u32;
         for (chain, _, writable) in batch.iter() {
             match self.fill(&memory, chain, writable) {

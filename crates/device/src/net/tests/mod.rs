@@ -5,6 +5,7 @@ mod link;
 mod pairs;
 mod rig;
 mod tap;
+mod translated;
 
 use super::*;
 use rig::{Card, MAC};

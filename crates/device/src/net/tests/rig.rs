@@ -2,8 +2,8 @@
 //! thread would call them.
 use crate::net::{BackEnd, Net, NetConfig, Totals};
 use crate::rig::segment;
-use crate::{Device, LiveQueue, QueueHandler, ServeError, Served};
-use paravane_dma::{Access, Backing, Memory, Region, RegionConfig, Segment};
+use crate::{Device, Gate, LiveQueue, QueueHandler, ServeError, Served};
+use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{Layout, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
 use paravane_spec::feature;
@@ -33,6 +33,8 @@ pub(super) struct Card<B> {
     pub(super) memory: Memory,
     pub(super) net: Net<B>,
     pub(super) features: u64,
+    /// What its queues go through to reach memory, if not at once.
+    pub(super) translation: Option<(Domain, Gate)>,
     /// Last, since the driver's side has raw pointers into it.
     region: Arc<Region>,
 }
@@ -52,11 +54,28 @@ impl<B: BackEnd> Card<B> {
     }
 
     pub(super) fn with(net: Net<B>, features: u64) -> Self {
+        Self::behind(net, features, false)
+    }
+
+    /// Behind a domain, in which the queues are where they are, and nothing else is yet.
+    pub(super) fn translated(back_end: B) -> Self {
+        let config = NetConfig { queue_size: 64, ..NetConfig::new(MAC) };
+        let net = Net::new(config, back_end).unwrap();
+        let features = net.features();
+        Self::behind(net, features, true)
+    }
+
+    fn behind(net: Net<B>, features: u64, translated: bool) -> Self {
         let region =
             Region::new(RegionConfig { gpa: BASE, size: SIZE, backing: Backing::Pages, writable: true })
                 .unwrap();
         let memory = Memory::new(vec![region.clone()]).unwrap();
-        let mut card = Self { lanes: Vec::new(), memory, net, features, region };
+        let translation = translated.then(|| {
+            let domain = Domain::new(&memory);
+            domain.map(BASE, BASE, DATA - BASE, Access::READ | Access::WRITE).unwrap();
+            (domain, Gate::default())
+        });
+        let mut card = Self { lanes: Vec::new(), memory, net, features, translation, region };
         card.start();
         card
     }
@@ -80,8 +99,11 @@ impl<B: BackEnd> Card<B> {
         // references to its bytes.
         let area = unsafe { Area::new(self.region.host().add(at as usize), layout.memory()) };
         let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE + at }).unwrap();
-        let handle = self.memory.handle();
-        let live = LiveQueue::start(addresses, size, self.features, handle).unwrap();
+        let start = |handle| LiveQueue::start(addresses, size, self.features, handle).unwrap();
+        let live = match &self.translation {
+            None => start(self.memory.handle()),
+            Some((domain, gate)) => start(domain.handle()).behind(gate.clone()),
+        };
         let handler = self.net.start_queue(index, self.features).unwrap();
         Lane { handler, live, driver, addresses }
     }
