@@ -686,6 +686,12 @@ const VHOST_USER: &[Seed] = {
     const PACKED: &[u8] = &[5, 1, 63, 63, 63, 63, 63, 63, 63, 63, 63];
     const SPLIT: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 63];
     const AGREED: &[u8] = &[63; 35];
+    /// The same with translations, for three messages more; one comes, and all go.
+    const TRANSLATED_PACKED: &[u8] = &[5, 1, 0, 0, 0, 0, 6, 0, 0, 0xff, 63];
+    const TRANSLATED_SPLIT: &[u8] = &[5, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 63];
+    const MORE_AGREED: &[u8] = &[63; 44];
+    const UPDATE: &[u8] = &[6, 21, 0, 1, 0, 4, 0, 3, 63, 63, 63, 63, 63];
+    const INVALIDATE: &[u8] = &[6, 21, 0, 0, 0, 0, 0, 0, 63, 63, 63, 63, 63];
     /// The driver writes: descriptor 0 (16 bytes of the first page, goes on at 1), and that one entry is available.
     const DESC: &[u8] = &[2, 0, 0, 0, 15, 0, 0, 16, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0];
     const AVAIL: &[u8] = &[2, 0, 8, 2, 1, 1, 0];
@@ -706,6 +712,11 @@ const VHOST_USER: &[Seed] = {
         ("set-up-twice", &[SPLIT, AGREED, PACKED, AGREED]),
         ("memory-goes", &[SPLIT, AGREED, DESC, TRUNCATE, AVAIL, LOOK, LOOK]),
         ("stop-and-go", &[SPLIT, AGREED, DISABLE, STOP, RESET, SPLIT, AGREED]),
+        ("translated-packed", &[TRANSLATED_PACKED, MORE_AGREED, DESC, AVAIL, INVALIDATE, LOOK, UPDATE, LOOK]),
+        (
+            "translated-split",
+            &[TRANSLATED_SPLIT, MORE_AGREED, DESC, AVAIL, LOOK, INVALIDATE, UPDATE, STOP, LOOK],
+        ),
         ("anything", &[ANYTHING, ANYTHING, ANYTHING]),
         ("all-requests", &[&[15; 250]]),
         ("all-zero", &[&[0; 250]]),

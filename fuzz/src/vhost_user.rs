@@ -8,8 +8,8 @@ use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
 use paravane_io::IoThread;
 use paravane_spec::feature;
 use paravane_spec::vhost_user::{
-    ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, Inflight, LogArea, MemoryRegion, MemoryTable,
-    SingleRegion, VRING_NO_FD, VringAddr, VringState, flags, request,
+    ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, Inflight, Iotlb, LogArea, MemoryRegion,
+    MemoryTable, SingleRegion, VRING_NO_FD, VringAddr, VringState, flags, iotlb, request,
 };
 use paravane_vhost::Board;
 use paravane_vhost::message::MAX_PAYLOAD;
@@ -80,6 +80,8 @@ struct Client {
     files: [OwnedFd; 2],
     kick: OwnedFd,
     call: OwnedFd,
+    /// The other side's socket for its own requests, and our end of it, from which nobody reads.
+    back: (UnixStream, OwnedFd),
 }
 
 impl Client {
@@ -90,7 +92,9 @@ impl Client {
             file
         };
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
-        Self { socket, files: [file(), file()], kick: event(), call: event() }
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let back = (ours, theirs.into());
+        Self { socket, files: [file(), file()], kick: event(), call: event(), back }
     }
 
     /// A descriptor of some kind.
@@ -205,7 +209,7 @@ fn step(client: &Client, session: &mut Session<'_>, u: &mut Unstructured<'_>) ->
             if u.ratio(1, 8)? {
                 let _ = ftruncate(&client.files[u.choose_index(2)?], u.int_in_range(0..=FILE)?);
             }
-            session.tick();
+            let _ = session.tick();
             session.config_changed();
             let _ = session.check_memory();
             Ok(())
@@ -264,7 +268,30 @@ fn features(u: &mut Unstructured<'_>) -> Result<u64> {
     let some: u64 = u.arbitrary()?;
     let mask =
         feature::RING_PACKED | feature::EVENT_IDX | feature::INDIRECT_DESC | feature::IN_ORDER | F_LOG_ALL;
+    // By a bit that means nothing else here: without translations there is nothing to serve.
+    let mask = if some >> 56 == 0xff { mask | feature::ACCESS_PLATFORM } else { mask };
     Ok(if u.ratio(1, 16)? { some } else { feature::VERSION_1 | F_PROTOCOL_FEATURES | some & mask })
+}
+
+/// Mostly one that comes or goes of pages that are in use.
+fn translation(u: &mut Unstructured<'_>) -> Result<Iotlb> {
+    let near = [USER, GPA][u.choose_index(2)?];
+    let kind = if u.arbitrary()? { iotlb::UPDATE } else { iotlb::INVALIDATE };
+    let mut said = Iotlb {
+        iova: near + u.int_in_range(0..=15_u64)? * 0x1000,
+        size: u.int_in_range(0..=4_u64)? * 0x1000,
+        user: USER + u.int_in_range(0..=15_u64)? * 0x1000,
+        perm: u.int_in_range(0..=3)?,
+        kind,
+        padding: [0; 6],
+    };
+    if u.ratio(1, 8)? {
+        (said.iova, said.size, said.user) = (u.arbitrary()?, u.arbitrary()?, u.arbitrary()?);
+    }
+    if u.ratio(1, 64)? {
+        said.kind = u.arbitrary()?;
+    }
+    Ok(said)
 }
 
 fn index(u: &mut Unstructured<'_>) -> Result<u32> {
@@ -290,8 +317,8 @@ fn set_up(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
     let base = if features & feature::RING_PACKED != 0 { 0x8000_8000 } else { 0 };
     let state = |num| VringState { index, num };
     let protocol: u64 = 0x9b22b;
-    say(u, request::SET_FEATURES, features.as_bytes(), &[])?;
     say(u, request::SET_PROTOCOL_FEATURES, protocol.as_bytes(), &[])?;
+    say(u, request::SET_FEATURES, features.as_bytes(), &[])?;
     if u.arbitrary()? {
         let inflight = Inflight { size: 8192, queues: 2, queue_size: 16, ..Inflight::default() };
         say(u, request::SET_INFLIGHT_FD, inflight.as_bytes(), &[&client.files[1]])?;
@@ -299,6 +326,14 @@ fn set_up(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
     let region = MemoryRegion { gpa: GPA, size: FILE, user: USER, offset: 0 };
     let table = [MemoryTable { regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat();
     say(u, request::SET_MEM_TABLE, &table, &[&client.files[0]])?;
+    if features & feature::ACCESS_PLATFORM != 0 {
+        say(u, request::SET_BACKEND_REQ_FD, &[], &[&client.back.1])?;
+        // Rings are there where the client sees them, buffers where the guest does.
+        for iova in [USER, GPA] {
+            let said = Iotlb { iova, size: FILE, user: USER, perm: 3, kind: iotlb::UPDATE, padding: [0; 6] };
+            say(u, request::IOTLB_MSG, said.as_bytes(), &[])?;
+        }
+    }
     say(u, request::SET_VRING_NUM, state(16).as_bytes(), &[])?;
     say(u, request::SET_VRING_BASE, state(base).as_bytes(), &[])?;
     let addr = VringAddr { index, ..vring_addr(u, index)? };
@@ -313,7 +348,7 @@ fn likely(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
     let state = |u: &mut Unstructured<'_>, num| Ok(VringState { index: index(u)?, num });
     let mut request = u.int_in_range(1..=44)?;
     // Those that nobody serves end a session, which should not be all that is ever seen.
-    if matches!(request, 19 | 20 | 22 | 23 | 26..=30 | 33 | 35 | 41 | 44) && !u.ratio(1, 16)? {
+    if matches!(request, 19 | 20 | 23 | 26..=30 | 33 | 35 | 41 | 44) && !u.ratio(1, 16)? {
         request = request::GET_VRING_BASE;
     }
     let mut fds = Vec::new();
@@ -385,7 +420,7 @@ fn likely(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
             fds.push(client.fd(u)?);
             [u.int_in_range(0..=2_u32)?.as_bytes(), &[0; 4]].concat()
         }
-        request::IOTLB_MSG => u.bytes(32.min(u.len()))?.to_vec(),
+        request::IOTLB_MSG => translation(u)?.as_bytes().to_vec(),
         request::SET_BACKEND_REQ_FD | request::SET_LOG_FD => {
             fds.push(client.fd(u)?);
             Vec::new()

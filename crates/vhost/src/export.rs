@@ -28,8 +28,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
 
-/// How often a queue is looked at whose client gives no kicks.
-const TICK: Duration = Duration::from_micros(500);
 /// How long to wait before the next attempt when the host refuses a connection.
 const REST: Duration = Duration::from_millis(200);
 
@@ -321,14 +319,14 @@ fn converse(session: &mut Session<'_>, connection: &mut Connection, shared: &Sha
                 sent?;
             }
             Received::Nothing => {
-                let ticks = session.wants_ticks().then_some(TICK);
+                let ticks = session.next_tick();
                 let fds = [connection.as_fd(), session.alarm(), shared.control.as_fd()];
                 let [_, alarm, _] = wait_for(&fds, ticks)?[..] else { return Ok(()) };
                 if alarm {
                     session.check_memory()?;
                 }
                 if ticks.is_some() {
-                    session.tick();
+                    session.tick()?;
                 }
             }
         }

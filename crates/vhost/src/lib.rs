@@ -18,6 +18,7 @@ mod bells;
 mod device_state;
 mod export;
 mod inflight;
+mod iotlb;
 pub mod memory;
 pub mod message;
 pub mod session;

@@ -218,6 +218,15 @@ impl Slots {
         })
     }
 
+    /// Guest-physical address of what the client knows at `user`, and the bytes from there to the end of the region, at
+    /// least 1.
+    pub(crate) fn rest(&self, user: u64) -> Option<(u64, u64)> {
+        self.0.iter().find_map(|slot| {
+            let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
+            Some((slot.said.gpa + inside, slot.said.size - inside))
+        })
+    }
+
     fn push(&mut self, new: Slot) -> Result<(), TableError> {
         if self.0.len() >= MAX_SLOTS {
             return Err(TableError::TooMany);

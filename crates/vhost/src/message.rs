@@ -329,6 +329,8 @@ impl Request {
 pub enum Reply {
     /// A number; of an acknowledgement: 0 if it was done.
     Number(u64),
+    /// It was not done, and the session goes on: an acknowledgement, if one was asked for.
+    Refused,
     /// A queue's position.
     Vring(VringState),
     /// Bytes of the configuration space.
@@ -349,6 +351,7 @@ impl Reply {
         let flags = flags::VERSION | flags::REPLY;
         match self {
             Self::Number(number) => (message(request, flags, number.as_bytes()), None),
+            Self::Refused => (message(request, flags, 1_u64.as_bytes()), None),
             Self::Vring(state) => (message(request, flags, state.as_bytes()), None),
             Self::Log(area) => (message(request, flags, area.as_bytes()), None),
             Self::Config(access, bytes) => {

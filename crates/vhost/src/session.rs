@@ -13,6 +13,7 @@ mod error;
 mod features;
 mod migration;
 mod queues;
+mod translation;
 
 pub use error::SessionError;
 pub use features::Offer;
@@ -21,6 +22,7 @@ use crate::back_channel::BackChannel;
 use crate::bells::Signal;
 use crate::device_state::Transfer;
 use crate::inflight::{self, InflightMemory};
+use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
 use crate::message::{Reply, Request};
 use crate::status::Board;
@@ -38,6 +40,12 @@ use paravane_spec::{device_id, feature};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+use translation::Taken;
+
+/// How often a queue is looked at whose client gives no kicks.
+const TICK: Duration = Duration::from_micros(500);
+/// How soon it is tried again to tell a client what is missed that does not read.
+const RETRY: Duration = Duration::from_millis(20);
 
 /// How long a change waits for a batch that is under way.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -64,7 +72,9 @@ pub struct Session<'a> {
     vrings: Vec<Vring>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<InflightMemory>,
-    back_channel: Option<BackChannel>,
+    back_channel: Arc<BackChannel>,
+    /// Where addresses are IOVAs.
+    translations: Option<Translations>,
     transfer: Transfer,
     status: u8,
     /// Kicks of the queues that are to be looked at from time to time.
@@ -92,7 +102,8 @@ impl<'a> Session<'a> {
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
             log: None,
             inflight: None,
-            back_channel: None,
+            back_channel: Arc::default(),
+            translations: None,
             transfer: Transfer::None,
             status: 0,
             ticker: Notifier::new(false).map_err(SessionError::Host)?,
@@ -113,6 +124,7 @@ impl<'a> Session<'a> {
         let acknowledge =
             header.flags & flags::NEED_REPLY != 0 && self.features.has_protocol(protocol_feature::REPLY_ACK);
         let (reply, result) = match done {
+            Ok(Some(Reply::Refused)) => (acknowledge.then_some(Reply::Refused), Ok(())),
             Ok(Some(reply)) => (Some(reply), Ok(())),
             Ok(None) => (acknowledge.then_some(Reply::Number(0)), Ok(())),
             Err(error) => (acknowledge.then_some(Reply::Number(1)), Err(error)),
@@ -167,7 +179,7 @@ impl<'a> Session<'a> {
             }
             Request::SetBackendReqFd(fd) => {
                 self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
-                self.back_channel = Some(BackChannel::new(fd));
+                self.back_channel.connect(fd);
             }
             Request::GetConfig(access) => return Ok(Some(self.get_config(access))),
             Request::SetConfig(access, bytes) => {
@@ -212,8 +224,10 @@ impl<'a> Session<'a> {
                 let queues = self.vrings.len() as u32;
                 return number((!self.transfer.check(self.device.device_id(), queues)).into());
             }
-            Request::IotlbMsg(_) => {
-                return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
+            Request::IotlbMsg(said) => {
+                if self.iotlb(&said)? == Taken::Refused {
+                    return Ok(Some(Reply::Refused));
+                }
             }
         }
         Ok(None)
@@ -228,6 +242,10 @@ impl<'a> Session<'a> {
         }
         self.features.accept(features)?;
         self.board.write().features = features;
+        // A driver begins anew, with other translations. (A client that turns its log on says its features, too.)
+        if changed & !F_LOG_ALL != 0 || self.is_idle() {
+            self.forget_translations();
+        }
         self.log_or_not()
     }
 
@@ -272,6 +290,7 @@ impl<'a> Session<'a> {
             self.board.bells.forget_failure(queue);
         }
         self.vrings.fill_with(Vring::default);
+        self.forget_translations();
         self.status = 0;
         self.device.reset();
         for (queue, vring) in (0..).zip(&self.vrings) {
@@ -281,10 +300,8 @@ impl<'a> Session<'a> {
 
     /// The configuration space has changed: tells the client, if it can hear it.
     pub fn config_changed(&mut self) {
-        if self.features.has_protocol(protocol_feature::CONFIG)
-            && let Some(channel) = &mut self.back_channel
-        {
-            channel.config_changed();
+        if self.features.has_protocol(protocol_feature::CONFIG) {
+            self.back_channel.config_changed();
         }
     }
 
@@ -305,15 +322,23 @@ impl<'a> Session<'a> {
         if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
     }
 
-    /// Whether a queue is to be looked at from time to time: call [`Session::tick`] then.
+    /// When [`Session::tick`] is to be called, if nothing else happens.
     #[must_use]
-    pub fn wants_ticks(&self) -> bool {
-        self.vrings.iter().any(|vring| vring.is_live() && matches!(vring.kick, Some(Kick::Poll)))
+    pub fn next_tick(&self) -> Option<Duration> {
+        let polls = |vring: &Vring| vring.is_live() && matches!(vring.kick, Some(Kick::Poll));
+        if self.vrings.iter().any(polls) {
+            return Some(TICK);
+        }
+        (self.translations.is_some() && self.back_channel.has_untold()).then_some(RETRY)
     }
 
-    /// Kicks the queues that nobody kicks.
-    pub fn tick(&self) {
+    /// Kicks the queues that nobody kicks, and tells again what could not be told.
+    ///
+    /// # Errors
+    /// A queue whose ring is there now cannot be served.
+    pub fn tick(&mut self) -> Result<(), SessionError> {
         self.ticker.signal();
+        self.tell_again()
     }
 
     /// The client is gone: what it had in flight is completed, and nothing of it is left.

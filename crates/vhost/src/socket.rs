@@ -166,8 +166,9 @@ pub(crate) fn send(
     loop {
         match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
             Ok(sent) if sent == bytes.len() => return Ok(()),
-            // A message of ours is smaller than any buffer: what did not fit finds it full.
-            Ok(_) | Err(Errno::AGAIN) => return Err(SocketError::NotReading),
+            Err(Errno::AGAIN) => return Err(SocketError::NotReading),
+            // Half a message is none, and nothing can follow it. One of ours is smaller than any buffer.
+            Ok(_) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }

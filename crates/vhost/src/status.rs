@@ -43,6 +43,8 @@ pub struct ExportStatus {
     pub memory: u64,
     /// By index. What is counted goes on from client to client.
     pub queues: Vec<QueueStatus>,
+    /// Translations that clients have told and that were not taken: not of whole pages of their memory.
+    pub refused_translations: u64,
     /// Sessions that ended with an error.
     pub protocol_errors: u64,
     /// The last of those.

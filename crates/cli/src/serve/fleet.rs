@@ -273,6 +273,7 @@ impl Member {
             features: format!("{:#x}", status.features),
             queues: (0..).zip(&status.queues).map(queue).collect(),
             protocol_errors: status.protocol_errors,
+            refused_translations: status.refused_translations,
             last_error: status.last_error,
             net: self.counters.as_ref().map(|counters| {
                 let totals = counters.totals();

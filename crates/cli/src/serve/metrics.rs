@@ -136,11 +136,14 @@ impl fmt::Debug for Devices {
 /// Of a device: name, help, whether it only grows, value.
 type Figure = (&'static str, &'static str, bool, fn(&Device) -> Option<u64>);
 
-const FIGURES: [Figure; 13] = [
+const FIGURES: [Figure; 14] = [
     ("device_connected", "Whether a VMM is connected", false, |device| Some(device.connected.into())),
     ("device_sessions", "Connections of VMMs", true, |device| Some(device.sessions)),
     ("device_protocol_errors", "Connections that ended with an error", true, |device| {
         Some(device.protocol_errors)
+    }),
+    ("device_translations_refused", "Translations of a VMM's IOMMU that were not taken", true, |device| {
+        Some(device.refused_translations)
     }),
     ("device_queues_enabled", "Queues that the driver uses", false, |device| {
         Some(device.queues.iter().filter(|queue| queue.enabled).count() as u64)

@@ -38,6 +38,8 @@ pub(crate) struct Device {
     pub(crate) queues: Vec<Queue>,
     /// Connections that ended with an error of the VMM.
     pub(crate) protocol_errors: u64,
+    /// Translations that VMMs have told and that were not taken.
+    pub(crate) refused_translations: u64,
     /// The last one's text, or the last queue's.
     pub(crate) last_error: Option<String>,
     pub(crate) net: Option<Net>,

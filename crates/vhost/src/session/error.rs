@@ -95,6 +95,9 @@ pub enum SessionError {
         /// What is wrong with it.
         source: io::Error,
     },
+    /// a translation of kind {0}, which is none for us
+    #[error("a translation of kind {0}, which is none for us")]
+    Iotlb(u8),
     /// the device status is to be {0:#x}
     #[error("the device status is to be {0:#x}")]
     Status(u64),

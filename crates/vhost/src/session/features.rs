@@ -24,6 +24,9 @@ const PROTOCOL: u64 = protocol_feature::MQ
     | protocol_feature::STATUS
     | protocol_feature::DEVICE_STATE;
 
+/// What a client must have accepted of them that is offered ACCESS_PLATFORM.
+const TRANSLATED: u64 = protocol_feature::BACKEND_REQ | protocol_feature::REPLY_ACK;
+
 /// What is offered beside what the device itself does.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
@@ -56,8 +59,10 @@ impl Features {
         Self { offered, accepted: 0, offered_protocol, accepted_protocol: 0 }
     }
 
+    /// ACCESS_PLATFORM among them for a client that can be told what is missed, and that waits for what it takes away.
     pub(super) fn offered(self) -> u64 {
-        self.offered
+        let told = self.accepted_protocol & TRANSLATED == TRANSLATED;
+        self.offered | if told { feature::ACCESS_PLATFORM } else { 0 }
     }
 
     pub(super) fn offered_protocol(self) -> u64 {
@@ -75,7 +80,7 @@ impl Features {
     }
 
     pub(super) fn accept(&mut self, features: u64) -> Result<(), SessionError> {
-        match features & !self.offered {
+        match features & !self.offered() {
             0 => self.accepted = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
         }
@@ -86,6 +91,10 @@ impl Features {
         match features & !self.offered_protocol {
             0 => self.accepted_protocol = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
+        }
+        // It has accepted before what it would not be offered now.
+        if self.has(feature::ACCESS_PLATFORM) && self.offered() & feature::ACCESS_PLATFORM == 0 {
+            return Err(SessionError::NotOffered(feature::ACCESS_PLATFORM));
         }
         Ok(())
     }

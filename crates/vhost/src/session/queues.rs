@@ -3,7 +3,7 @@ use super::{SETTLE, Session, SessionError};
 use crate::memory::Slots;
 use crate::message::Reply;
 use crate::vring::{Kick, Stage, Vring};
-use paravane_device::LiveQueue;
+use paravane_device::{LiveQueue, StartError};
 use paravane_dma::Access;
 use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueKey, Site};
 use paravane_spec::feature;
@@ -91,7 +91,11 @@ impl Session<'_> {
         let vring = self.vring(index)?;
         // It starts when it is given a descriptor for kicks again.
         vring.kick = None;
-        Ok(Some(Reply::Vring(VringState { index, num: vring.base })))
+        let num = vring.base;
+        if self.is_idle() {
+            self.forget_translations();
+        }
+        Ok(Some(Reply::Vring(VringState { index, num })))
     }
 
     /// RESET_OWNER.
@@ -106,23 +110,26 @@ impl Session<'_> {
     }
 
     /// Without protocol features there is nothing to enable a queue with.
-    fn needs_enable(&self) -> bool {
+    pub(super) fn needs_enable(&self) -> bool {
         self.features.has(F_PROTOCOL_FEATURES)
     }
 
     /// Changes the client's memory. Queues whose rings that moves or takes away are stopped before, and started when there
     /// is memory where they lie.
     pub(super) fn change_memory(&mut self, slots: Slots) -> Result<(), SessionError> {
+        let translated = self.translations.is_some();
+        self.keep_translations(&slots);
         for queue in 0..self.vrings.len() as u16 {
             let vring = &self.vrings[usize::from(queue)];
-            if vring.is_live() && places(vring, &slots) != places(vring, self.memory.slots()) {
+            let moves = !translated && places(vring, &slots) != places(vring, self.memory.slots());
+            if vring.is_live() && moves {
                 self.stop(queue);
             }
         }
         self.memory.publish(slots)?;
         for queue in 0..self.vrings.len() as u16 {
             // A queue that lies nowhere waits for more memory.
-            if places(&self.vrings[usize::from(queue)], self.memory.slots()).is_some() {
+            if translated || places(&self.vrings[usize::from(queue)], self.memory.slots()).is_some() {
                 self.start_if_complete(queue)?;
             }
         }
@@ -134,7 +141,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn start_if_complete(&mut self, queue: u16) -> Result<(), SessionError> {
+    pub(super) fn start_if_complete(&mut self, queue: u16) -> Result<(), SessionError> {
         let vring = &self.vrings[usize::from(queue)];
         if vring.is_live()
             || !vring.is_complete(self.needs_enable())
@@ -155,13 +162,21 @@ impl Session<'_> {
         let (Some(addr), Some(kick)) = (vring.addr, &vring.kick) else { return Ok(()) };
         let kicks = self.kicks(kick)?;
         let addresses = self.addresses(index, vring.size, addr)?;
-        let mut handle = self.memory.memory().handle().named(format!("queue {queue}"));
+        let max = self.device.queue_sizes()[usize::from(queue)];
+        if !self.reaches_ring(addresses, max, features) {
+            // It starts when the translations come.
+            return Ok(());
+        }
+        let handle = match &self.translations {
+            Some(translations) => translations.handle(),
+            None => self.memory.memory().handle(),
+        };
+        let mut handle = handle.named(format!("queue {queue}"));
         let last = addresses.desc + (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
         let last_flags = || handle.open().read_obj(last, Access::RELAXED).map_or(0, u16::from_le);
         let state = vring
             .position(features, last_flags)
             .map_err(|source| SessionError::Position { queue: index, source })?;
-        let max = self.device.queue_sizes()[usize::from(queue)];
         let live = match &self.inflight {
             // In order, the ring itself tells what is in flight: all from its used position on.
             Some(inflight) if features & feature::IN_ORDER == 0 => {
@@ -171,7 +186,15 @@ impl Session<'_> {
             }
             _ => LiveQueue::resume(addresses, max, features, handle, state),
         };
-        let live = live.map_err(|source| SessionError::Start { queue: index, source })?;
+        let live = match (live, &self.translations) {
+            (Ok(live), None) => live,
+            (Ok(live), Some(translations)) => live.behind(translations.gate()),
+            (Err(error @ StartError::Memory { .. }), Some(_)) => {
+                self.refuse_ring(queue, &error);
+                return Ok(());
+            }
+            (Err(source), _) => return Err(SessionError::Start { queue: index, source }),
+        };
         let handler = self
             .device
             .start_queue(queue, features)
@@ -189,8 +212,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Where the areas are in guest-physical memory.
+    /// Where the areas are, as the device addresses them.
     fn addresses(&self, queue: u32, size: u16, addr: VringAddr) -> Result<QueueAddresses, SessionError> {
+        if self.translations.is_some() {
+            let VringAddr { desc, driver, device, .. } = addr;
+            return Ok(QueueAddresses { size, desc, driver, device });
+        }
         let find = |user| {
             let (gpa, _) =
                 self.memory.slots().find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
@@ -240,6 +267,8 @@ impl Session<'_> {
 
     /// Stops a queue: what is in flight is completed, and its position is kept.
     pub(super) fn stop(&mut self, queue: u16) {
+        // What it has missed and was not told is missed again when it goes on.
+        self.back_channel.forget();
         if let Some(host_queue) = self.take_off(queue) {
             match host_queue.park() {
                 Ok((parked, _handler)) => {

@@ -1,6 +1,7 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 mod driver;
 mod frontend;
+mod iotlb;
 mod killed;
 mod malformed;
 mod migration;

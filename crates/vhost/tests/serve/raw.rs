@@ -5,8 +5,8 @@ use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_ring::driver::{BufferId, Layout, Queue};
 use paravane_ring::{Area, DmaArea, QueueAddresses, Segment};
 use paravane_spec::vhost_user::{
-    F_PROTOCOL_FEATURES, Header, Inflight, MemoryRegion, MemoryTable, VringAddr, VringState, flags,
-    protocol_feature, request,
+    F_PROTOCOL_FEATURES, Header, Inflight, Iotlb, MemoryRegion, MemoryTable, VringAddr, VringState, flags,
+    iotlb, protocol_feature, request,
 };
 use paravane_spec::{blk, feature};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -27,14 +27,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// Where the memory is, as the device knows it and as the client does.
 pub(crate) const GPA: u64 = 0x4000_0000;
 pub(crate) const USER: u64 = 0x7f12_3456_7000;
+/// The same, where an IOMMU is in between.
+pub(crate) const IOVA: u64 = 0xffff_0000;
+/// From one machine's memory to the next one's, where several are one client.
+const APART: u64 = 1 << 32;
 /// Bytes of it.
 pub(crate) const MEMORY: u64 = 1 << 20;
 /// Where requests begin, and bytes that each has.
 const REQUESTS: u64 = 0x1_0000;
 const REQUEST: u64 = 0x2000;
 /// In a request.
-const STATUS: u64 = 16;
-const DATA: u64 = 512;
+pub(crate) const STATUS: u64 = 16;
+pub(crate) const DATA: u64 = 512;
 /// Most bytes of data in one.
 pub(crate) const MOST: usize = 4096;
 
@@ -134,6 +138,7 @@ impl Raw {
         let protocol = self.ask_number(request::GET_PROTOCOL_FEATURES);
         assert_ne!(protocol & protocol_feature::REPLY_ACK, 0);
         self.say(request::SET_PROTOCOL_FEATURES, &protocol, &[]);
+        let offered = self.ask_number(request::GET_FEATURES);
         self.say(request::SET_FEATURES, &(offered & (features | F_PROTOCOL_FEATURES)), &[]);
         offered
     }
@@ -176,6 +181,10 @@ fn pattern(seed: u8, index: usize) -> u8 {
 
 /// A guest with one queue, to a disk.
 pub(crate) struct Machine {
+    /// Its queue's index.
+    index: u32,
+    /// Where the device sees the memory.
+    base: u64,
     pub(crate) memory: Arc<Region>,
     pub(crate) queue: Queue,
     pub(crate) addresses: QueueAddresses,
@@ -190,35 +199,53 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(features: u64, size: u16, depth: usize) -> Self {
+        Self::with_index(0, features, size, depth)
+    }
+
+    /// With a queue of this index, and memory of its own.
+    pub(crate) fn with_index(index: u32, features: u64, size: u16, depth: usize) -> Self {
+        let translated = features & feature::ACCESS_PLATFORM != 0;
+        let base = if translated { IOVA } else { GPA } + u64::from(index) * APART;
         let features = features | feature::VERSION_1 | blk::F_FLUSH;
         let config = RegionConfig { gpa: 0, size: MEMORY, backing: Backing::Pages, writable: true };
         let memory = Region::new(config).unwrap();
         // SAFETY: the region is kept beside the queue, and is written to as shared memory is.
         let area = unsafe { Area::new(memory.host(), REQUESTS as usize) };
         let layout = Layout::new(size, 0, features).unwrap();
-        let (mut queue, addresses) = Queue::new(layout, DmaArea { area, addr: GPA }).unwrap();
+        let (mut queue, addresses) = Queue::new(layout, DmaArea { area, addr: base }).unwrap();
         queue.ready();
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let (kick, call) = (event(), event());
         let flying = vec![None; depth];
-        Self { memory, queue, addresses, features, kick, call, inflight: None, flying, done: 0 }
+        let inflight = None;
+        Self { index, base, memory, queue, addresses, features, kick, call, inflight, flying, done: 0 }
     }
 
     /// The region, as it is told.
     pub(crate) fn region(&self) -> MemoryRegion {
-        MemoryRegion { gpa: GPA, size: MEMORY, user: USER, offset: 0 }
+        let apart = u64::from(self.index) * APART;
+        MemoryRegion { gpa: GPA + apart, size: MEMORY, user: USER + apart, offset: 0 }
+    }
+
+    /// The page around an IOVA, as an IOMMU translates it.
+    pub(crate) fn translation(&self, iova: u64) -> Option<Iotlb> {
+        let iova = iova & !0xfff;
+        let inside = iova.checked_sub(self.base).filter(|inside| *inside < MEMORY)?;
+        let (user, perm) = (self.region().user + inside, iotlb::READ | iotlb::WRITE);
+        Some(Iotlb { iova, size: 0x1000, user, perm, kind: iotlb::UPDATE, ..Iotlb::default() })
     }
 
     pub(crate) fn vring_addr(&self) -> VringAddr {
         let QueueAddresses { desc, driver, device, .. } = self.addresses;
-        let user = |gpa| gpa - GPA + USER;
+        let translated = self.features & feature::ACCESS_PLATFORM != 0;
+        let place = |at| if translated { at } else { at - self.base + self.region().user };
         VringAddr {
-            index: 0,
+            index: self.index,
             flags: 0,
-            desc: user(desc),
-            driver: user(driver),
-            device: user(device),
-            log: device,
+            desc: place(desc),
+            driver: place(driver),
+            device: place(device),
+            log: device - self.base + self.region().gpa,
         }
     }
 
@@ -243,12 +270,13 @@ impl Machine {
     }
 
     pub(crate) fn start(&self, raw: &Raw, base: u32) {
-        let state = |num| VringState { index: 0, num };
+        let (index, fd_index) = (self.index, u64::from(self.index));
+        let state = |num| VringState { index, num };
         raw.say(request::SET_VRING_NUM, &state(self.addresses.size.into()), &[]);
         raw.say(request::SET_VRING_BASE, &state(base), &[]);
         raw.say(request::SET_VRING_ADDR, &self.vring_addr(), &[]);
-        raw.say(request::SET_VRING_CALL, &0_u64, &[self.call.as_fd()]);
-        raw.say(request::SET_VRING_KICK, &0_u64, &[self.kick.as_fd()]);
+        raw.say(request::SET_VRING_CALL, &fd_index, &[self.call.as_fd()]);
+        raw.say(request::SET_VRING_KICK, &fd_index, &[self.kick.as_fd()]);
         raw.say(request::SET_VRING_ENABLE, &state(1), &[]);
     }
 
@@ -285,7 +313,7 @@ impl Machine {
         let header = [kind.to_le_bytes().as_slice(), &[0; 4], &((at / 512) as u64).to_le_bytes()].concat();
         self.set_bytes(offset, header);
         self.set_bytes(offset + STATUS, [0xff]);
-        let segment = |at, len: usize| Segment { addr: GPA + offset + at, len: len as u32 };
+        let segment = |at, len: usize| Segment { addr: self.base + offset + at, len: len as u32 };
         let (header, data, status) = (segment(0, 16), segment(DATA, len), segment(STATUS, 1));
         let id = match ask {
             Ask::Read => {

@@ -1,0 +1,212 @@
+use super::*;
+use crate::memory::ClientMemory;
+use crate::message::SharedRegion;
+use paravane_dma::{Backing, DmaError, Region, RegionConfig};
+use paravane_spec::vhost_user::MemoryRegion;
+use proptest::prelude::*;
+use std::sync::Mutex;
+
+const BOTH: u8 = iotlb::READ | iotlb::WRITE;
+const USER: u64 = 0x7f00_0000_0000;
+/// Pages of the client's memory: two regions that adjoin in the client and not in the guest.
+const FIRST: u64 = 5;
+const SECOND: u64 = 7;
+/// Where they are in the guest, in pages.
+const AT: [u64; 2] = [0x100, 0x50];
+/// IOVAs are looked at in so many pages, and the whole of the last is the end of the address space.
+const PAGES: u64 = 24;
+const BASE: u64 = u64::MAX - (PAGES * PAGE - 1);
+
+fn shared(gpa: u64, user: u64, pages: u64) -> SharedRegion {
+    let size = pages * PAGE;
+    let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
+    let file = Region::new(config).unwrap().fd().try_clone_to_owned().unwrap();
+    SharedRegion { region: MemoryRegion { gpa, size, user, offset: 0 }, file }
+}
+
+/// Each page begins with its number in the guest.
+fn memory() -> ClientMemory {
+    let mut memory = ClientMemory::new().unwrap();
+    let first = shared(AT[0] * PAGE, USER, FIRST);
+    let second = shared(AT[1] * PAGE, USER + FIRST * PAGE, SECOND);
+    let slots = memory.with_all(vec![first, second]).unwrap();
+    memory.publish(slots).unwrap();
+    let mut handle = memory.memory().handle();
+    let door = handle.open();
+    for page in (AT[0]..AT[0] + FIRST).chain(AT[1]..AT[1] + SECOND) {
+        door.write_obj(page * PAGE, &page, Access::WRITE).unwrap();
+    }
+    drop(door);
+    memory
+}
+
+/// The page in the guest of a page in the client.
+fn guest(user: u64) -> Option<u64> {
+    match user {
+        0..FIRST => Some(AT[0] + user),
+        user if user < FIRST + SECOND => Some(AT[1] + user - FIRST),
+        _ => None,
+    }
+}
+
+fn said(page: u64, pages: u64, user: u64, perm: u8) -> Iotlb {
+    let (iova, size, user) = (BASE + page * PAGE, pages * PAGE, USER.wrapping_add(user * PAGE));
+    Iotlb { iova, size, user, perm, ..Iotlb::default() }
+}
+
+fn translations(memory: &ClientMemory) -> Translations {
+    Translations::new(memory.memory(), Arc::new(|_| ()))
+}
+
+/// Nothing is held.
+fn never(busy: &Busy) {
+    panic!("{busy}");
+}
+
+/// As a session does it.
+fn update(known: &mut Translations, said: &Iotlb, memory: &ClientMemory) -> bool {
+    let Some(piece) = Piece::new(said) else { return false };
+    if known.contradicts(piece) {
+        assert!(known.remove(piece.first, piece.last, &mut never));
+    }
+    known.insert(piece, memory.slots()).is_ok()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Update { page: u64, pages: u64, user: u64, perm: u8 },
+    Invalidate { page: u64, pages: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let range = || (0..PAGES).prop_flat_map(|page| (Just(page), 1..=(PAGES - page).min(9)));
+    let update = (range(), 0..FIRST + SECOND + 2, 1..=BOTH);
+    prop_oneof![
+        // Pages that adjoin in the client's memory, as a guest's mostly do.
+        3 => (range(), any::<bool>(), 1..=BOTH).prop_map(|((page, pages), mirrored, perm)| {
+            let user = if mirrored { page % (FIRST + SECOND) } else { page / 2 };
+            Step::Update { page, pages, user, perm }
+        }),
+        2 => update.prop_map(|((page, pages), user, perm)| Step::Update { page, pages, user, perm }),
+        2 => range().prop_map(|(page, pages)| Step::Invalidate { page, pages }),
+    ]
+}
+
+proptest! {
+    /// Whatever comes in whatever order: each page means what was said of it last, and is allowed what was said.
+    #[test]
+    fn a_page_means_what_was_said_last(steps in prop::collection::vec(step(), 1..60)) {
+        let memory = memory();
+        let mut known = translations(&memory);
+        let mut handle = known.handle();
+        let mut model: Vec<Option<(u64, u8)>> = vec![None; PAGES as usize];
+        for step in steps {
+            match step {
+                Step::Update { page, pages, user, perm } => {
+                    let new: Option<Vec<u64>> = (user..user + pages).map(guest).collect();
+                    let range = page as usize..(page + pages) as usize;
+                    let told = |at: usize| user + (at - page as usize) as u64;
+                    // What contradicts goes, even if what comes in its place is refused.
+                    let contradicts = range.clone().any(|at| {
+                        model[at].is_some_and(|(old, allowed)| allowed != perm || guest(told(at)) != Some(old))
+                    });
+                    if contradicts {
+                        model[range.clone()].fill(None);
+                    }
+                    prop_assert_eq!(update(&mut known, &said(page, pages, user, perm), &memory), new.is_some());
+                    for (at, guest) in range.zip(new.into_iter().flatten()) {
+                        model[at] = Some((guest, perm));
+                    }
+                }
+                Step::Invalidate { page, pages } => {
+                    let (first, last) = touched(&said(page, pages, 0, 0));
+                    prop_assert!(known.remove(first, last, &mut never));
+                    model[page as usize..(page + pages) as usize].fill(None);
+                }
+            }
+            let door = handle.open();
+            for (page, meaning) in (0..).zip(&model) {
+                let at = BASE + page * PAGE;
+                prop_assert_eq!(door.reaches(at, 1, Access::READ), meaning.is_some());
+                let (read, write) = (door.read_obj::<u64>(at, Access::READ), door.write(at + 8, &[1], Access::WRITE));
+                match *meaning {
+                    None => {
+                        let untranslated = |error| matches!(error, Err(DmaError::Untranslated { .. }));
+                        prop_assert!(untranslated(read.map(drop)) && untranslated(write));
+                    }
+                    Some((guest, perm)) => {
+                        prop_assert_eq!(read.ok(), (perm & iotlb::READ != 0).then_some(guest));
+                        prop_assert_eq!(write.is_ok(), perm & iotlb::WRITE != 0);
+                    }
+                }
+            }
+            // What adjoins is one piece, unless it is of several regions.
+            let covered: u64 = known.pieces.values().map(|piece| (piece.last - piece.first) / PAGE + 1).sum();
+            prop_assert_eq!(covered as usize, model.iter().flatten().count());
+        }
+    }
+}
+
+#[test]
+fn what_means_nothing_is_no_translation() {
+    let good = said(0, 1, 0, BOTH);
+    assert!(Piece::new(&good).is_some());
+    for bad in [
+        Iotlb { perm: 0, ..good },
+        Iotlb { perm: 4, ..good },
+        Iotlb { size: 0, ..good },
+        Iotlb { size: 4095, ..good },
+        Iotlb { iova: 8, ..good },
+        Iotlb { size: u64::MAX, ..good },
+        Iotlb { size: PAGES * PAGE + PAGE, ..good },
+        Iotlb { user: u64::MAX - 4094, ..good },
+    ] {
+        assert_eq!(Piece::new(&bad), None, "{bad:?}");
+    }
+    // Such a user address is in no page of the client's memory.
+    let memory = memory();
+    let odd = Iotlb { user: USER + 8, ..good };
+    assert!(!update(&mut translations(&memory), &odd, &memory));
+}
+
+#[test]
+fn an_invalidation_is_of_all_pages_that_it_touches() {
+    let of = |iova, size| touched(&Iotlb { iova, size, ..Iotlb::default() });
+    assert_eq!(of(0x1000, 0x1000), (0x1000, 0x1fff));
+    assert_eq!(of(0x1fff, 2), (0x1000, 0x2fff));
+    assert_eq!(of(0x1000, 0), (0, u64::MAX), "2^64 bytes do not fit in 64 bits");
+    assert_eq!(of(0x1234, u64::MAX), (0x1000, u64::MAX));
+}
+
+#[test]
+fn translations_survive_a_change_of_memory_that_does_not_concern_them() {
+    let memory = memory();
+    let mut known = translations(&memory);
+    assert!(update(&mut known, &said(0, 2, FIRST - 1, BOTH), &memory), "it lies in both regions");
+    let more = memory.with(shared(0x100_0000, 0x1000, 1)).unwrap();
+    assert!(known.survives(memory.slots(), &more));
+    let second =
+        MemoryRegion { gpa: AT[1] * PAGE, size: SECOND * PAGE, user: USER + FIRST * PAGE, offset: 0 };
+    assert!(!known.survives(memory.slots(), &memory.without(second).unwrap()));
+    // The same addresses, in another file.
+    let first = shared(AT[0] * PAGE, USER, FIRST);
+    let second = shared(AT[1] * PAGE, USER + FIRST * PAGE, SECOND);
+    assert!(!known.survives(memory.slots(), &memory.with_all(vec![first, second]).unwrap()));
+}
+
+#[test]
+fn who_holds_a_translation_is_waited_for() {
+    let memory = memory();
+    let mut known = translations(&memory);
+    assert!(update(&mut known, &said(0, 3, 0, BOTH), &memory));
+    let mut handle = known.handle();
+    let held = Mutex::new(Some(handle.open().map(BASE + PAGE, 8, Access::WRITE).unwrap()));
+    let mut waited = 0;
+    let removed = known.remove(BASE, BASE + 2 * PAGE - 1, &mut |_| {
+        waited += 1;
+        *held.lock().unwrap() = None;
+    });
+    assert!(removed && waited == 1);
+    let door = handle.open();
+    assert!(!door.reaches(BASE + PAGE, 1, Access::READ) && door.reaches(BASE + 2 * PAGE, 1, Access::READ));
+}
