@@ -181,7 +181,7 @@ impl Site for Bells {
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {
-        tracing::warn!(export = self.name, queue, "queue stopped until its driver resets it: {error}");
+        tracing::warn!(device = self.name, queue, "queue stopped until its driver resets it: {error}");
         if let Some(bell) = self.bell(queue) {
             *lock(&bell.failure) = Some(error.to_string());
             ring(&bell.err);

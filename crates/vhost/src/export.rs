@@ -224,7 +224,7 @@ impl AtWork {
             match visitor {
                 Ok(socket) => self.session(socket),
                 Err(error) => {
-                    tracing::warn!(export = self.name, "no connection: {error}");
+                    tracing::warn!(device = self.name, "no connection: {error}");
                     if self.pause(REST) {
                         break;
                     }
@@ -276,20 +276,20 @@ impl AtWork {
             (status.features, status.protocol_features) = (0, 0);
             status.sessions
         };
-        tracing::info!(export = self.name, session = number, "a client has come");
+        tracing::info!(device = self.name, session = number, "a client has come");
         let result = self.converse(Connection::new(socket));
         let mut status = self.shared.board.write();
         status.connected = false;
         match result {
             Ok(()) => {
                 drop(status);
-                tracing::info!(export = self.name, session = number, "the client has gone");
+                tracing::info!(device = self.name, session = number, "the client has gone");
             }
             Err(error) => {
                 status.protocol_errors += 1;
                 status.last_error = Some(error.to_string());
                 drop(status);
-                tracing::warn!(export = self.name, session = number, "session ended: {error}");
+                tracing::warn!(device = self.name, session = number, "session ended: {error}");
             }
         }
     }
