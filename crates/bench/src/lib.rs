@@ -17,6 +17,7 @@ mod barrier;
 #[cfg(feature = "peers")]
 mod blk;
 #[cfg(feature = "peers")]
+mod builds;
 mod daemon;
 mod dma;
 mod guest;

@@ -35,8 +35,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
         let reason = "dpdk-testpmd is not installed (Debian: dpdk-dev, librte-net-vhost23, librte-net-virtio23, librte-mempool-ring23)";
         return Err(broken("the client", reason));
     }
-    let failed = |source| BenchError::Os { what: "find this program", source };
-    let subjects = [Subject::Ours(std::env::current_exe().map_err(failed)?), Subject::Dpdk];
+    let subjects = Subject::all()?;
     let amount = if options.quick { case::QUICK } else { case::FULL };
     let mut gathered = Gathered::new(NAME);
     let rounds = options.rounds.max(FEWEST_ROUNDS);
@@ -48,7 +47,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir().map_err(failed)?;
         let mut pairs = Vec::new();
         for subject in &subjects {
-            let socket = folder.path().join(subject.name()).with_extension("sock");
+            let socket = folder.path().join(subject.name().replace('/', "-")).with_extension("sock");
             let device = Device::start(subject, case, &socket, device_cpu)?;
             let mut driver = Testpmd::start(Side::Driver(case), subject.name(), &socket, driver_cpu)?;
             driver.set(Side::Driver(case), case)?;

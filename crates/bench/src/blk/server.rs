@@ -1,24 +1,17 @@
 //! The servers: other programs, one a subject, on one image.
 use crate::BenchError;
+use crate::builds::{Build, OTHER_NAME};
 use crate::daemon::Daemon;
 use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Names another build of ours, to be measured beside this one.
-const OTHER: &str = "PARAVANE_BENCH_OTHER";
-/// More arguments of `paravane serve blk`, separated by spaces, of this build and of the other one.
-const SERVE: &str = "PARAVANE_BENCH_SERVE";
-const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";
-/// What it is called in results.
-const OTHER_NAME: &str = "paravane/other";
-
 /// Who serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// `paravane serve blk`: which program, and what it is told besides.
-    Ours { name: &'static str, program: PathBuf, more: Vec<String> },
+    /// `paravane serve blk`.
+    Ours(Build),
     /// QEMU's.
     StorageDaemon,
 }
@@ -32,15 +25,7 @@ impl Subject {
     /// # Errors
     /// The system does not tell which program this is.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
-        let failed = |source| BenchError::Os { what: "find this program", source };
-        let program = std::env::current_exe().map_err(failed)?;
-        let mut all =
-            vec![Self::Ours { name: crate::ring::OURS, program: program.clone(), more: more(SERVE) }];
-        let (other, other_more) = (std::env::var_os(OTHER), more(OTHER_SERVE));
-        if other.is_some() || !other_more.is_empty() {
-            let program = other.map_or(program, PathBuf::from);
-            all.push(Self::Ours { name: OTHER_NAME, program, more: other_more });
-        }
+        let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Ours).collect();
         if Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
             all.push(Self::StorageDaemon);
         }
@@ -50,7 +35,7 @@ impl Subject {
     /// As the rows have it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Ours { name, .. } => name,
+            Self::Ours(build) => build.name,
             Self::StorageDaemon => PEER,
         }
     }
@@ -58,14 +43,14 @@ impl Subject {
     /// The image that it has. Ours locks it, so that another build of ours has a copy; the peer does not lock.
     pub(super) fn image(&self) -> &'static str {
         match self {
-            Self::Ours { name, .. } if *name == OTHER_NAME => "image-other",
-            Self::Ours { .. } | Self::StorageDaemon => "image",
+            Self::Ours(build) if build.name == OTHER_NAME => "image-other",
+            Self::Ours(_) | Self::StorageDaemon => "image",
         }
     }
 
     /// Whether it offers packed rings.
     pub(super) fn packed(&self) -> bool {
-        matches!(self, Self::Ours { .. })
+        matches!(self, Self::Ours(_))
     }
 
     fn command(&self, image: &Path, socket: &Path) -> Command {
@@ -76,7 +61,7 @@ impl Subject {
             argument
         };
         match self {
-            Self::Ours { program, more, .. } => {
+            Self::Ours(Build { program, more, .. }) => {
                 let mut command = Command::new(program);
                 command
                     .args(["serve", "blk", "--queue-size", "1024", "--format", "raw", "--image"])
@@ -99,12 +84,6 @@ impl Subject {
             }
         }
     }
-}
-
-/// What an environment variable holds, in words.
-fn more(variable: &str) -> Vec<String> {
-    let words = std::env::var(variable).unwrap_or_default();
-    words.split_whitespace().map(str::to_owned).collect()
 }
 
 /// A server at work, until this is dropped.

@@ -1,5 +1,6 @@
 //! Tiny samples of the peer, which needs no program of ours: the tests of the command line have that.
 use super::*;
+use crate::builds::Build;
 use std::io::Write;
 use std::time::Duration;
 
@@ -50,8 +51,8 @@ fn every_kind_of_work_yields_every_row() {
 
 #[test]
 fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
-    let program = "/bin/false".into();
-    let subject = Subject::Ours { name: "paravane", program, more: Vec::new() };
+    let build = Build { name: "paravane", program: "/bin/false".into(), more: Vec::new() };
+    let subject = Subject::Ours(build);
     let cases = Case::select("tmpfs/split/read4k/depth4", true).unwrap();
     let result = measure(&cases, &[subject], &Options::default(), TINY, &mut |_| {});
     let error = result.map(|rows| rows.len()).unwrap_err().to_string();

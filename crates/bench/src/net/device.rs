@@ -2,9 +2,10 @@
 use super::case::{Case, Way};
 use super::testpmd::{Side, Testpmd};
 use crate::BenchError;
+use crate::builds::Build;
 use crate::daemon::Daemon;
 use nix::unistd::Pid;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,17 +15,25 @@ const START: Duration = Duration::from_secs(10);
 /// Who is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// `paravane serve net`, of this program.
-    Ours(PathBuf),
+    /// `paravane serve net`.
+    Ours(Build),
     /// DPDK's vhost driver in its packet generator.
     Dpdk,
 }
 
 impl Subject {
+    /// Ours first, then the other build, if one is named, then the peer.
+    ///
+    /// # Errors
+    /// The system does not tell which program this is.
+    pub(super) fn all() -> Result<Vec<Self>, BenchError> {
+        Ok(Build::all()?.into_iter().map(Self::Ours).chain([Self::Dpdk]).collect())
+    }
+
     /// As the rows have it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Ours(_) => crate::ring::OURS,
+            Self::Ours(build) => build.name,
             Self::Dpdk => "dpdk-vhost",
         }
     }
@@ -48,13 +57,13 @@ impl Device {
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
         let name = subject.name();
-        let program = match subject {
+        let Build { program, more, .. } = match subject {
             Subject::Dpdk => {
                 let mut testpmd = Testpmd::start(Side::Device, name, socket, cpu)?;
                 testpmd.set(Side::Device, case)?;
                 return Ok(Self::Dpdk(Box::new(testpmd)));
             }
-            Subject::Ours(program) => program,
+            Subject::Ours(build) => build,
         };
         let mut command = Command::new(program);
         // DPDK's vhost driver never sleeps; this is as near as ours comes.
@@ -64,6 +73,7 @@ impl Device {
             Way::Receive => command.args(["--source", &case.bytes.to_string()]),
             Way::Forward => command.arg("--echo"),
         };
+        command.args(more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut daemon = Daemon::start(command, name, cpu)?;
         let start = Instant::now();

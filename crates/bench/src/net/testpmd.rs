@@ -93,7 +93,8 @@ impl Testpmd {
             "--log-level=3",
         ]);
         // Two programs with one name are one program to DPDK.
-        command.arg(format!("--file-prefix=paravane-bench-{}-{subject}-{name}", std::process::id()));
+        let pair = subject.replace('/', "-");
+        command.arg(format!("--file-prefix=paravane-bench-{}-{pair}-{name}", std::process::id()));
         command.args([
             "--vdev",
             &device,
