@@ -154,6 +154,11 @@ impl Ring {
         self.queue.complete_all(chains)
     }
 
+    /// See [`Queue::expect_completions`].
+    pub fn expect_completions(&self, chains: usize) {
+        self.queue.expect_completions(chains);
+    }
+
     /// See [`Queue::publish`].
     ///
     /// # Errors

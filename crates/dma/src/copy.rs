@@ -88,6 +88,13 @@ pub(crate) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
             2 if guest.cast::<u16>().is_aligned() => u16::store(guest, own),
             4 if guest.cast::<u32>().is_aligned() => u32::store(guest, own),
             8 if guest.cast::<u64>().is_aligned() => u64::store(guest, own),
+            // As long as the header of a network frame, which is put together in registers: those who wrote it to memory
+            // and read it back in other pieces would wait for all stores before it.
+            12 if guest.cast::<u32>().is_aligned() => {
+                u32::store(guest, own);
+                u32::store(guest.add(4), own.add(4));
+                u32::store(guest.add(8), own.add(8));
+            }
             _ => many::store(guest, own, len),
         }
     }
@@ -113,17 +120,30 @@ pub(crate) unsafe fn fill(guest: *mut u8, byte: u8, len: usize) {
     unsafe { many::set(guest, byte, len) };
 }
 
-/// Has the processor fetch a cache line that will be written. A hint: any pointer will do.
+/// Bytes that a processor fetches at once, on most machines. On others a hint is worth less.
+const LINE: usize = 64;
+
+/// Has the processor fetch the cache lines of `guest .. guest + len`, that will be read, or written. A hint: any pointer
+/// will do.
 #[inline(always)]
-pub(crate) fn expect_write(guest: *mut u8) {
-    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-    {
-        use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
+    let mut at = guest.map_addr(|addr| addr & !(LINE - 1));
+    let end = guest.addr().wrapping_add(len);
+    while at.addr() < end {
+        #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
         // SAFETY: a prefetch accesses nothing and never faults.
-        unsafe { _mm_prefetch(guest.cast(), _MM_HINT_ET0) };
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            if WRITE {
+                // The intrinsic becomes a prefetch for reading unless the compiler is told that every processor has this one;
+                // those that do not take it for no operation.
+                std::arch::asm!("prefetchw [{at}]", at = in(reg) at.addr(), options(nomem, nostack, preserves_flags));
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            }
+        }
+        at = at.wrapping_add(LINE);
     }
-    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
-    let _ = guest;
 }
 
 #[cfg(test)]

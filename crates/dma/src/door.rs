@@ -143,9 +143,12 @@ impl<'a> Door<'a> {
     ) -> Result<(), DmaError> {
         let access = access | Access::READ;
         access.begin();
-        let result = each_segment(segments, skip, out.len() as u64, |addr, done, n| {
-            self.load(addr, &mut out[done..done + n], access)
-        });
+        let result = match inside_one(segments, skip, out.len()) {
+            Some(addr) => self.load(addr, out, access),
+            None => each_segment(segments, skip, out.len() as u64, |addr, done, n| {
+                self.load(addr, &mut out[done..done + n], access)
+            }),
+        };
         access.end();
         result
     }
@@ -163,20 +166,36 @@ impl<'a> Door<'a> {
     ) -> Result<(), DmaError> {
         let access = access | Access::WRITE;
         access.begin();
-        let result = each_segment(segments, skip, data.len() as u64, |addr, done, n| {
-            self.store(addr, &data[done..done + n], access)
-        });
+        let result = match inside_one(segments, skip, data.len()) {
+            Some(addr) => self.store(addr, data, access),
+            None => each_segment(segments, skip, data.len() as u64, |addr, done, n| {
+                self.store(addr, &data[done..done + n], access)
+            }),
+        };
         access.end();
         result
     }
 
-    /// The device will write at `addr` soon: where a look-up has found it before, the processor fetches its cache line for
-    /// that, and nobody waits. Any address will do.
+    /// The device will read `len` bytes at `addr` soon: where a look-up has found them before, the processor fetches their
+    /// cache lines, and nobody waits. Any address will do.
     #[inline]
-    pub fn expect_write(&self, addr: u64) {
+    pub fn expect_read(&self, addr: u64, len: usize) {
+        self.expect::<false>(addr, len);
+    }
+
+    /// As [`Door::expect_read`], for what will be written.
+    #[inline]
+    pub fn expect_write(&self, addr: u64, len: usize) {
+        self.expect::<true>(addr, len);
+    }
+
+    #[inline(always)]
+    fn expect<const WRITE: bool>(&self, addr: u64, len: usize) {
         let window = self.handle.place(addr).window();
         if let Some(offset) = window.offset(addr) {
-            crate::copy::expect_write(window.host(offset));
+            // Not beyond the window: what is there is somebody else's.
+            let len = (len as u64).min(window.left(offset)) as usize;
+            crate::copy::expect::<WRITE>(window.host(offset), len);
         }
     }
 
@@ -480,6 +499,14 @@ impl<'a> Door<'a> {
 /// A mapping without a direction is one for reading.
 fn with_direction(access: Access) -> Access {
     if access.intersects(Access::READ | Access::WRITE) { access } else { access | Access::READ }
+}
+
+/// The address of bytes `skip .. skip + len` of the buffer that `segments` make up, if they lie in its only segment.
+#[inline(always)]
+fn inside_one(segments: &[Segment], skip: u64, len: usize) -> Option<u64> {
+    let [only] = segments else { return None };
+    let end = skip.checked_add(len as u64)?;
+    if end <= only.len.into() { only.addr.checked_add(skip) } else { None }
 }
 
 /// Cuts bytes `skip .. skip + len` of the buffer that `segments` make up into runs of guest addresses, and hands

@@ -280,6 +280,13 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.complete_all(chains))
     }
 
+    /// So many chains will be completed soon: the processor fetches the cache lines for that, and nobody waits. Worth it for a
+    /// device that works on memory meanwhile and whose driver is at work on another processor.
+    #[inline]
+    pub fn expect_completions(&self, chains: usize) {
+        ring!(self, ring => ring.expect_completions(chains));
+    }
+
     /// Publishes all staged completions with one store and says whether the driver wants an interrupt.
     /// Without staged completions it does nothing and says no.
     ///

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   transmit queue --Frame--> Sender    Sent, or Refused (dropped, counted), or Full: again when `fd` says so
-//!   receive queue <--Frame--- Receiver  `next` is the frame at hand, `done` lets go of it
+//!   receive queue <--Frames-- Receiver  `fetch` has some at hand, `done` lets go of them
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
 use crate::ServeError;
@@ -136,20 +136,18 @@ pub struct Incoming<'a> {
 
 /// Gives frames to one receive queue.
 pub trait Receiver: Send {
-    /// The frame at hand, the same until [`Receiver::done`]; `None` if there is none.
+    /// Has frames at hand, `most` (1 at least) of those that are there at most, and says how many. They stay at hand, in their
+    /// order, until [`Receiver::done`].
     ///
     /// # Errors
     /// The host has failed.
-    fn next(&mut self) -> io::Result<Option<Incoming<'_>>>;
+    fn fetch(&mut self, most: usize) -> io::Result<usize>;
 
-    /// The frame at hand was delivered or dropped.
-    fn done(&mut self);
+    /// Number `number` of the frames at hand, from 0 on; `None` if there are not so many.
+    fn frame(&self, number: usize) -> Option<Incoming<'_>>;
 
-    /// While there is a frame at hand: as many as this, it included, [`Receiver::next`] will give one after another, if
-    /// each is let go of.
-    fn at_hand(&self) -> usize {
-        1
-    }
+    /// The first `count` frames at hand were delivered or dropped.
+    fn done(&mut self, count: usize);
 
     /// The batch ends: whoever waits for room is told.
     fn flush(&mut self) {}

@@ -7,7 +7,6 @@ use paravane_spec::net::{
     self, ETH_HEADER, F_CSUM, F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, GSO_ECN, GSO_NONE, GSO_TCPV4,
     GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header,
 };
-use zerocopy::IntoBytes;
 
 /// What the driver has negotiated to say.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +71,18 @@ pub(super) fn decode(bytes: [u8; HEADER]) -> Header {
 
 /// To the bytes in memory.
 pub(super) fn encode(header: Header) -> [u8; HEADER] {
-    let mut bytes = [0; HEADER];
-    bytes.copy_from_slice(swapped(header).as_bytes());
-    bytes
+    zerocopy::transmute!(words(header))
+}
+
+/// To the bytes in memory, as words that are put together in registers.
+#[inline(always)]
+pub(super) fn words(header: Header) -> [u32; HEADER / 4] {
+    let pair = |low: u16, high: u16| (u32::from(low) | u32::from(high) << 16).to_le();
+    [
+        pair(u16::from(header.flags) | u16::from(header.gso_type) << 8, header.hdr_len),
+        pair(header.gso_size, header.csum_start),
+        pair(header.csum_offset, header.num_buffers),
+    ]
 }
 
 /// Between little endian and the machine's byte order.

@@ -11,6 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Where a frame's number lies: 64 bits, little endian.
 const NUMBER_AT: usize = ETH_HEADER;
 
+/// Most frames that a spout has ready, and bytes in them unless they are very long: what the nearest cache holds.
+const MOST: usize = 64;
+const STORAGE: usize = 16 << 10;
+
 /// A back end that swallows and spouts.
 #[derive(Debug)]
 pub struct Hose {
@@ -64,7 +68,12 @@ impl BackEnd for Hose {
 
     fn receiver(&self, _pair: u16) -> io::Result<Spout> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Spout { left: self.frames, number: 0, bytes: (0..self.len).map(|at| at as u8).collect(), idle })
+        let count = (STORAGE / self.len).clamp(2, MOST);
+        let frames: Box<[Box<[u8]>]> =
+            (0..count).map(|_| (0..self.len).map(|at| at as u8).collect()).collect();
+        let mut spout = Spout { left: self.frames, number: 0, frames, at: 0, at_hand: 0, idle };
+        (0..count).for_each(|at| spout.write_number(at, at as u64));
+        Ok(spout)
     }
 }
 
@@ -85,28 +94,54 @@ impl Sender for Drain {
 #[derive(Debug)]
 pub struct Spout {
     left: u64,
+    /// That of the first frame at hand.
     number: u64,
-    bytes: Vec<u8>,
+    /// The frames at hand and those after them, in a circle. Each is written long before it is read: a load that takes more than
+    /// one store has written would wait for that store, and all before it.
+    frames: Box<[Box<[u8]>]>,
+    /// Where the first one at hand is.
+    at: usize,
+    /// How many are at hand.
+    at_hand: usize,
     /// Never readable: a frame is there at once or not at all.
     idle: OwnedFd,
 }
 
+impl Spout {
+    /// Where number `number` of the frames at hand is.
+    #[inline(always)]
+    fn place(&self, number: usize) -> usize {
+        let place = self.at + number;
+        if place < self.frames.len() { place } else { place - self.frames.len() }
+    }
+
+    fn write_number(&mut self, at: usize, number: u64) {
+        self.frames[at][NUMBER_AT..][..8].copy_from_slice(&number.to_le_bytes());
+    }
+}
+
 impl Receiver for Spout {
-    fn next(&mut self) -> io::Result<Option<Incoming<'_>>> {
-        if self.left == 0 {
-            return Ok(None);
+    fn fetch(&mut self, most: usize) -> io::Result<usize> {
+        self.at_hand = usize::try_from(self.left).unwrap_or(usize::MAX).min(most).min(self.frames.len());
+        Ok(self.at_hand)
+    }
+
+    #[inline(always)]
+    fn frame(&self, number: usize) -> Option<Incoming<'_>> {
+        let bytes = self.frames.get(self.place(number)).filter(|_| number < self.at_hand)?;
+        Some(Incoming { header: Header::default(), bytes })
+    }
+
+    fn done(&mut self, count: usize) {
+        let count = count.min(self.at_hand);
+        for number in 0..count {
+            let later = self.number + (number + self.frames.len()) as u64;
+            self.write_number(self.place(number), later);
         }
-        self.bytes[NUMBER_AT..][..8].copy_from_slice(&self.number.to_le_bytes());
-        Ok(Some(Incoming { header: Header::default(), bytes: &self.bytes }))
-    }
-
-    fn done(&mut self) {
-        self.left = self.left.saturating_sub(1);
-        self.number += 1;
-    }
-
-    fn at_hand(&self) -> usize {
-        usize::try_from(self.left).unwrap_or(usize::MAX)
+        self.at = self.place(count);
+        self.at_hand -= count;
+        self.number += count as u64;
+        self.left -= count as u64;
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -121,20 +121,25 @@ pub struct LimitedReceiver<R> {
 }
 
 impl<R: Receiver> Receiver for LimitedReceiver<R> {
-    fn next(&mut self) -> io::Result<Option<Incoming<'_>>> {
-        // A frame that waits for buffers has been let in.
+    fn fetch(&mut self, _most: usize) -> io::Result<usize> {
+        // A frame that waits for buffers has been let in. One at a time: the next one may have to wait.
         if self.at_hand == 0 && !self.brake.lets_go(rate::now()) {
-            return Ok(None);
+            return Ok(0);
         }
-        let frame = self.inner.next()?;
-        self.at_hand = frame.map_or(0, |frame| frame.bytes.len() as u64);
-        Ok(frame)
+        let count = self.inner.fetch(1)?;
+        self.at_hand = self.inner.frame(0).map_or(0, |frame| frame.bytes.len() as u64);
+        Ok(count)
     }
 
-    fn done(&mut self) {
-        self.brake.charge(rate::now(), self.at_hand);
-        self.at_hand = 0;
-        self.inner.done();
+    fn frame(&self, number: usize) -> Option<Incoming<'_>> {
+        self.inner.frame(number)
+    }
+
+    fn done(&mut self, count: usize) {
+        if count > 0 {
+            self.brake.charge(rate::now(), std::mem::take(&mut self.at_hand));
+            self.inner.done(count);
+        }
     }
 
     fn flush(&mut self) {

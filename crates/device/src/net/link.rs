@@ -18,6 +18,7 @@ use super::station::Station;
 use crate::ServeError;
 use crossbeam_queue::ArrayQueue;
 use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -235,7 +236,7 @@ impl BackEnd for LinkEnd {
         }
         // Relaxed: frames that are sent a moment later are lost, as on any cable.
         port.lanes[lane].open.store(true, Ordering::Relaxed);
-        Ok(LinkReceiver { port, lane, at_hand: None, freed: false })
+        Ok(LinkReceiver { port, lane, at_hand: VecDeque::with_capacity(LANE), freed: false })
     }
 }
 
@@ -319,7 +320,8 @@ impl Sender for LinkSender {
 pub struct LinkReceiver {
     port: Arc<Port>,
     lane: usize,
-    at_hand: Option<Buffer>,
+    /// In their order; room for all buffers of the lane.
+    at_hand: VecDeque<Buffer>,
     /// There is room that nobody was told of.
     freed: bool,
 }
@@ -328,27 +330,34 @@ impl LinkReceiver {
     fn lane(&self) -> &Lane {
         &self.port.lanes[self.lane]
     }
+
+    fn has_some(&self) -> bool {
+        !(self.at_hand.is_empty() && self.lane().frames.is_empty())
+    }
 }
 
 impl Receiver for LinkReceiver {
-    fn next(&mut self) -> io::Result<Option<Incoming<'_>>> {
-        if self.at_hand.is_none() {
-            self.at_hand = self.lane().frames.pop();
+    fn fetch(&mut self, most: usize) -> io::Result<usize> {
+        while self.at_hand.len() < most
+            && let Some(buffer) = self.lane().frames.pop()
+        {
+            self.at_hand.push_back(buffer);
         }
-        let buffer = self.at_hand.as_ref();
-        Ok(buffer.map(|buffer| Incoming { header: buffer.header, bytes: &buffer.bytes[..buffer.len] }))
+        Ok(self.at_hand.len())
     }
 
-    fn done(&mut self) {
-        if let Some(buffer) = self.at_hand.take() {
-            let _ = self.lane().free.push(buffer);
+    fn frame(&self, number: usize) -> Option<Incoming<'_>> {
+        let buffer = self.at_hand.get(number)?;
+        Some(Incoming { header: buffer.header, bytes: &buffer.bytes[..buffer.len] })
+    }
+
+    fn done(&mut self, count: usize) {
+        let lane = &self.port.lanes[self.lane];
+        for buffer in self.at_hand.drain(..count.min(self.at_hand.len())) {
+            // There is room for every buffer.
+            let _ = lane.free.push(buffer);
             self.freed = true;
         }
-    }
-
-    fn at_hand(&self) -> usize {
-        // Nobody else takes frames out of this lane.
-        usize::from(self.at_hand.is_some()) + self.lane().frames.len()
     }
 
     fn flush(&mut self) {
@@ -359,11 +368,11 @@ impl Receiver for LinkReceiver {
 
     fn listen(&mut self) -> bool {
         self.lane().arrived.arm();
-        !self.lane().frames.is_empty()
+        self.has_some()
     }
 
     fn has_frame(&self) -> Option<bool> {
-        Some(!self.lane().frames.is_empty())
+        Some(self.has_some())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -373,7 +382,7 @@ impl Receiver for LinkReceiver {
 
 impl Drop for LinkReceiver {
     fn drop(&mut self) {
-        self.done();
+        self.done(self.at_hand.len());
         // Relaxed: ordered by the bell; and see where it is set.
         self.lane().open.store(false, Ordering::Relaxed);
         self.port.ring_for_room();

@@ -7,7 +7,8 @@
 //!     '--- no frame                              '-------------'
 //! ```
 //! Buffers are taken when frames are there for them and not before, so a queue that waits has nothing in flight and wants
-//! no kicks. With MRG_RXBUF a frame fills buffer after buffer; its header, which has their number, is written last.
+//! no kicks. With MRG_RXBUF a frame that is longer than a buffer fills one after another; its header, which has their number, is
+//! written last. Most frames fit into one, and are placed in groups, which are completed together.
 use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::header;
@@ -21,6 +22,11 @@ use std::sync::Arc;
 
 /// Most frames in one serve.
 const FRAMES: usize = 64;
+/// Most buffers that are taken at once. Their cache lines are asked for together, and a processor forgets what it is asked for
+/// beyond some twenty.
+const GROUP: usize = 8;
+/// Bytes of each buffer that are asked for: header and start of the frame. A long copy asks for the rest itself.
+const EXPECTED: usize = 128;
 
 pub(super) struct Receive<R> {
     receiver: R,
@@ -32,11 +38,13 @@ pub(super) struct Receive<R> {
     counts: Totals,
 }
 
-/// The frame at hand, as far as it has been placed.
+/// The frame at hand, as far as it has been placed, and buffers of those before it that are to be completed.
 struct Filling {
     features: u64,
-    /// Chains that have a part of it, and the bytes written to each.
+    /// Chains that are done or have a part of the frame at hand, and the bytes written to each, in order.
     heads: Vec<(u16, u32)>,
+    /// Those of them that are done; the others have a part of the frame at hand.
+    done: usize,
     /// Bytes placed, without the header.
     placed: usize,
     /// Where the header goes. No segment is empty, so this many are enough.
@@ -52,40 +60,49 @@ enum Outcome {
     Unfinished,
 }
 
+// Relaxed: the publication of the used index releases all of it.
+const ACCESS: Access = Access::WRITE.union(Access::RELAXED);
+
 impl Filling {
     fn new(features: u64, size: u16) -> Self {
         Self {
             features,
-            heads: Vec::with_capacity(usize::from(size)),
+            heads: Vec::with_capacity(usize::from(size) + GROUP),
+            done: 0,
             placed: 0,
             header: [Segment::default(); HEADER],
         }
     }
 
+    /// Whether a part of the frame at hand has been placed.
+    fn has_begun(&self) -> bool {
+        self.heads.len() > self.done
+    }
+
     /// Places a frame, or goes on with it, in one more buffer.
     fn fill(
         &mut self,
-        ring: &mut Ring,
+        queue_size: u16,
         memory: &Door<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         frame: Incoming<'_>,
-        served: &mut Served,
         counts: &mut Totals,
     ) -> Result<Outcome, ServeError> {
         let mergeable = self.features & F_MRG_RXBUF != 0;
-        let first = self.heads.is_empty();
+        let first = !self.has_begun();
         let before = if first { HEADER } else { 0 };
         let room = chain.writable_len() as usize;
         if !readable.is_empty() || room < before.max(1) {
-            ring.complete(chain.head, 0)?;
-            served.completed += 1;
+            // Before those of the frame at hand: nobody may come between them.
+            self.heads.insert(self.done, (chain.head, 0));
+            self.done += 1;
             counts.unusable += 1;
             return Ok(Outcome::Unfinished);
         }
         let rest = &frame.bytes[self.placed..];
         if !mergeable && room - before < rest.len() {
-            ring.complete(chain.head, 0)?;
-            served.completed += 1;
+            self.heads.push((chain.head, 0));
+            self.done += 1;
             counts.no_room += 1;
             return Ok(Outcome::Dropped);
         }
@@ -95,21 +112,27 @@ impl Filling {
             }
         }
         let now = &rest[..rest.len().min(room - before)];
-        // Relaxed, here and below: the publication of the used index releases all of it.
-        let access = Access::WRITE | Access::RELAXED;
-        memory.write_segments(writable, before as u64, now, access).map_err(address_error)?;
+        memory.write_segments(writable, before as u64, now, ACCESS).map_err(address_error)?;
         self.placed += now.len();
         self.heads.push((chain.head, (before + now.len()) as u32));
+        let buffers = self.heads.len() - self.done;
         let finished = self.placed == frame.bytes.len();
-        if !finished && self.heads.len() < usize::from(ring.size()) {
+        if !finished && buffers < usize::from(queue_size) {
             return Ok(Outcome::Unfinished);
         }
+        self.placed = 0;
         if finished {
-            let buffers = self.heads.len() as u16;
-            let header = header::encode(header::to_driver(frame.header, self.features, buffers));
-            memory.write_segments(&self.header, 0, &header, access).map_err(address_error)?;
+            let header = header::encode(header::to_driver(frame.header, self.features, buffers as u16));
+            memory.write_segments(&self.header, 0, &header, ACCESS).map_err(address_error)?;
+            counts.received += 1;
+            counts.received_bytes += frame.bytes.len() as u64;
+        } else {
+            // The whole queue has no room for it.
+            self.give_up();
+            counts.no_room += 1;
         }
-        self.complete(ring, finished, served, counts, frame.bytes.len())
+        self.done = self.heads.len();
+        Ok(if finished { Outcome::Delivered } else { Outcome::Dropped })
     }
 
     /// Where the header of a frame that has been begun goes, no segment more.
@@ -124,32 +147,24 @@ impl Filling {
         &self.header[..count]
     }
 
-    /// Gives all buffers of the frame back: with it, or empty because the whole queue has no room for it.
-    fn complete(
-        &mut self,
-        ring: &mut Ring,
-        finished: bool,
-        served: &mut Served,
-        counts: &mut Totals,
-        len: usize,
-    ) -> Result<Outcome, ServeError> {
-        served.completed += self.heads.len() as u32;
+    /// What the frame at hand has of buffers is given back empty.
+    fn give_up(&mut self) {
         self.placed = 0;
-        ring.complete_all(self.heads.drain(..).map(|(head, len)| (head, if finished { len } else { 0 })))?;
-        if finished {
-            counts.received += 1;
-            counts.received_bytes += len as u64;
-            return Ok(Outcome::Delivered);
-        }
-        counts.no_room += 1;
-        Ok(Outcome::Dropped)
+        self.heads[self.done..].iter_mut().for_each(|(_, len)| *len = 0);
+    }
+
+    /// Gives the buffers back that are done.
+    fn complete(&mut self, ring: &mut Ring, served: &mut Served) -> Result<(), ServeError> {
+        served.completed += self.done as u32;
+        ring.complete_all(self.heads.drain(..std::mem::take(&mut self.done)))?;
+        Ok(())
     }
 }
 
 impl<R: Receiver> Receive<R> {
     pub(super) fn new(receiver: R, features: u64, size: u16, counters: Arc<Counters>) -> Self {
         let filling = Filling::new(features, size);
-        let batch = Batch::new(FRAMES);
+        let batch = Batch::new(GROUP);
         Self { receiver, filling, batch, waits_for_buffers: false, counters, counts: Totals::default() }
     }
 
@@ -157,17 +172,22 @@ impl<R: Receiver> Receive<R> {
         let Open { ring, memory, .. } = open;
         let mut served = Served::default();
         self.waits_for_buffers = false;
-        if !self.filling.heads.is_empty() && !ring.reaches(&memory, &[], self.filling.header_place()) {
+        if self.filling.has_begun() && !ring.reaches(&memory, &[], self.filling.header_place()) {
             // The header of a frame that has been begun is written last.
             self.waits_for_buffers = true;
             return Ok(served);
         }
+        let size = ring.size();
         // Chains, of which each frame takes one at least. The driver may make unusable ones available for as long as we look.
-        let mut left = FRAMES + usize::from(ring.size());
+        let mut left = FRAMES + usize::from(size);
         let mut frames = 0;
-        while frames < FRAMES && left > 0 && self.receiver.next()?.is_some() {
+        while frames < FRAMES && left > 0 {
+            let at_hand = self.receiver.fetch(GROUP.min(FRAMES - frames))?;
+            if at_hand == 0 {
+                break;
+            }
             // As many buffers as there are frames for, so that all are used.
-            self.batch.limit(self.receiver.at_hand().min(FRAMES - frames).min(left));
+            self.batch.limit(at_hand.min(left));
             let taken = ring.pop(&mut self.batch, &memory)?;
             if taken == 0 {
                 self.waits_for_buffers = true;
@@ -175,25 +195,66 @@ impl<R: Receiver> Receive<R> {
             }
             served.taken += taken as u32;
             left -= taken;
-            for segment in self.batch.iter().filter_map(|(_, _, writable)| writable.first()) {
-                memory.expect_write(segment.addr);
-            }
-            for chain in self.batch.iter() {
-                let Some(frame) = self.receiver.next()? else {
+            ring.expect_completions(taken);
+            let whole = if self.filling.has_begun() { 0 } else { self.place_whole(&memory)? };
+            self.complete_whole(ring, whole)?;
+            served.completed += whole as u32;
+            frames += whole;
+            for chain in self.batch.iter().skip(whole) {
+                let Some(frame) = self.receiver.frame(0) else {
                     return Err(std::io::Error::other("the network has fewer frames than it said").into());
                 };
-                match self.filling.fill(ring, &memory, chain, frame, &mut served, &mut self.counts)? {
+                match self.filling.fill(size, &memory, chain, frame, &mut self.counts)? {
                     Outcome::Delivered | Outcome::Dropped => {
-                        self.receiver.done();
+                        self.receiver.done(1);
                         frames += 1;
                     }
                     Outcome::Unfinished => {}
                 }
             }
+            self.filling.complete(ring, &mut served)?;
         }
         self.receiver.flush();
         served.interrupt = ring.publish()?;
         Ok(served)
+    }
+
+    /// Places frames at hand in the chains of the batch for as long as each fits into one piece of memory, as nearly all do.
+    /// Returns how many.
+    ///
+    /// Nothing is stored here but headers and frames, and the books are kept afterwards: a store whose cache line is still
+    /// with the driver's processor holds up all stores behind it, and a processor holds back no more than a few dozen.
+    #[inline(never)]
+    fn place_whole(&self, memory: &Door<'_>) -> Result<usize, ServeError> {
+        let expected = self.receiver.frame(0).map_or(0, |frame| (HEADER + frame.bytes.len()).min(EXPECTED));
+        for segment in self.batch.iter().filter_map(|(_, _, writable)| writable.first()) {
+            memory.expect_write(segment.addr, expected.min(segment.len as usize));
+        }
+        let mut placed = 0;
+        for (_, readable, writable) in self.batch.iter() {
+            let ([], [only], Some(frame)) = (readable, writable, self.receiver.frame(placed)) else { break };
+            if (only.len as usize) < HEADER + frame.bytes.len() {
+                break;
+            }
+            let header = header::words(header::to_driver(frame.header, self.filling.features, 1));
+            memory.write_obj(only.addr, &header, ACCESS).map_err(address_error)?;
+            // No segment wraps around.
+            memory.write(only.addr + HEADER as u64, frame.bytes, ACCESS).map_err(address_error)?;
+            placed += 1;
+        }
+        Ok(placed)
+    }
+
+    /// Gives the buffers back to which [`Receive::place_whole`] has written so many frames.
+    fn complete_whole(&mut self, ring: &mut Ring, count: usize) -> Result<(), ServeError> {
+        let receiver = &self.receiver;
+        let len = |number| receiver.frame(number).map_or(0, |frame| frame.bytes.len());
+        let chains = self.batch.chains()[..count].iter();
+        ring.complete_all(chains.enumerate().map(|(at, chain)| (chain.head, (HEADER + len(at)) as u32)))?;
+        self.counts.received += count as u64;
+        self.counts.received_bytes += (0..count).map(|number| len(number) as u64).sum::<u64>();
+        self.receiver.done(count);
+        Ok(())
     }
 }
 
@@ -228,27 +289,29 @@ impl<R: Receiver> QueueHandler for Receive<R> {
     }
 
     fn at_rest(&self) -> bool {
-        self.filling.heads.is_empty()
+        !self.filling.has_begun()
     }
 
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
         let mut served = Served::default();
-        if !self.filling.heads.is_empty() {
+        if self.filling.has_begun() {
             // Half a frame is none.
-            self.receiver.done();
+            self.receiver.done(1);
             self.receiver.flush();
             self.counts.no_room += 1;
         }
-        self.filling.placed = 0;
-        let heads = self.filling.heads.drain(..);
+        let count = self.filling.heads.len();
+        self.filling.give_up();
         if complete {
-            let (ring, count) = (queue.open().ring, heads.len());
+            let ring = queue.open().ring;
             // A queue that has latched has nothing more to say.
-            if ring.complete_all(heads.map(|(head, _)| (head, 0))).is_ok() {
+            if ring.complete_all(self.filling.heads.drain(..)).is_ok() {
                 served.completed = count as u32;
                 served.interrupt = ring.publish().unwrap_or(false);
             }
         }
+        (self.filling.done, self.filling.placed) = (0, 0);
+        self.filling.heads.clear();
         self.counters.add(&mut self.counts);
         served
     }

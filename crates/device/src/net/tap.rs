@@ -314,7 +314,7 @@ pub struct TapReceiver {
 
 impl TapReceiver {
     /// Reads a frame, if there is one.
-    fn fetch(&mut self) -> io::Result<()> {
+    fn read(&mut self) -> io::Result<()> {
         while self.filled < HEADER + ETH_HEADER && self.queue.is_in_use() {
             self.filled = 0;
             match rustix::io::read(&self.queue.fd, &mut self.buffer[..]) {
@@ -331,18 +331,22 @@ impl TapReceiver {
 }
 
 impl Receiver for TapReceiver {
-    fn next(&mut self) -> io::Result<Option<Incoming<'_>>> {
+    fn fetch(&mut self, _most: usize) -> io::Result<usize> {
         if self.filled == 0 {
-            self.fetch()?;
+            self.read()?;
         }
-        let Some((head, bytes)) = self.buffer[..self.filled].split_first_chunk::<HEADER>() else {
-            return Ok(None);
-        };
-        Ok(Some(Incoming { header: header::decode(*head), bytes }))
+        Ok((self.filled > 0).into())
     }
 
-    fn done(&mut self) {
-        self.filled = 0;
+    fn frame(&self, number: usize) -> Option<Incoming<'_>> {
+        let (head, bytes) = self.buffer[..self.filled].split_first_chunk::<HEADER>()?;
+        (number == 0).then(|| Incoming { header: header::decode(*head), bytes })
+    }
+
+    fn done(&mut self, count: usize) {
+        if count > 0 {
+            self.filled = 0;
+        }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

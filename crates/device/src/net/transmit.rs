@@ -20,6 +20,10 @@ use std::sync::Arc;
 
 /// Most chains that are taken at once.
 const BATCH: usize = 64;
+/// Chains whose memory is asked for ahead, and bytes of each: header and start of the frame. A processor forgets what it is asked
+/// for beyond some twenty cache lines, and a long copy asks for the rest itself.
+const AHEAD: usize = 8;
+const EXPECTED: usize = 128;
 
 pub(super) struct Transmit<S> {
     sender: S,
@@ -45,7 +49,16 @@ impl<S: Sender> Transmit<S> {
     fn send_rest(&mut self, memory: &Door<'_>) -> Result<usize, ServeError> {
         self.full = false;
         let mut done = self.done;
+        // The driver's processor has the cache lines: those of some chains are asked for before the first one is waited for.
+        let expect = |chain: Option<(&Chain, &[Segment], &[Segment])>| {
+            if let Some((_, [first, ..], _)) = chain {
+                memory.expect_read(first.addr, EXPECTED.min(first.len as usize));
+            }
+        };
+        let mut ahead = self.batch.iter().skip(self.done);
+        (0..AHEAD).for_each(|_| expect(ahead.next()));
         for chain in self.batch.iter().skip(self.done) {
+            expect(ahead.next());
             match send(&mut self.sender, self.rules, memory, chain)? {
                 Some((Sent::Sent, len)) => {
                     self.counts.transmitted += 1;
@@ -77,6 +90,7 @@ impl<S: Sender> Transmit<S> {
             // First: the batch is empty after an error, too.
             self.done = 0;
             served.taken = ring.pop(&mut self.batch, &memory)? as u32;
+            ring.expect_completions(served.taken as usize);
         } else if memory.is_gated() && !self.reaches_rest(ring, &memory) {
             self.full = false;
             return Ok(served);

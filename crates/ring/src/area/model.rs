@@ -196,6 +196,9 @@ impl Cells {
         Self { start: self.start.strict_add_signed(offset), ..self }
     }
 
+    /// Nothing: a hint orders nothing.
+    pub(crate) fn expect_write(self, _offset: isize, _len: usize) {}
+
     /// # Safety
     /// None is needed.
     pub(crate) unsafe fn load_u16(self, offset: usize, order: Ordering) -> u16 {

@@ -5,6 +5,9 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use core::sync::atomic::fence;
 
+/// Bytes that a processor fetches at once, on most machines. On others a hint is worth less.
+const LINE: usize = 64;
+
 /// A piece of shared memory. Copies name the same memory; every access is an atomic one through a raw
 /// pointer, checked against the length, so that no data race is undefined behaviour.
 #[derive(Clone, Copy, Debug)]
@@ -221,6 +224,24 @@ impl Cells {
     pub(crate) unsafe fn back(self, offset: isize) -> Self {
         // SAFETY: the caller vouches for the place.
         Self { ptr: unsafe { self.ptr.offset(offset) } }
+    }
+
+    /// Has the processor fetch the cache lines of `len` bytes from `offset` on, which will be written, and waits for nothing.
+    /// A hint: any place will do.
+    #[inline(always)]
+    pub(crate) fn expect_write(self, offset: isize, len: usize) {
+        let from = self.ptr.as_ptr().wrapping_offset(offset);
+        let mut at = from.map_addr(|addr| addr & !(LINE - 1));
+        while at.addr() < from.addr() + len {
+            // The intrinsic becomes a prefetch for reading unless the compiler is told that every processor has this one; those
+            // that do not take it for no operation.
+            // SAFETY: a prefetch accesses nothing and never faults.
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            unsafe {
+                core::arch::asm!("prefetchw [{at}]", at = in(reg) at.addr(), options(nomem, nostack, preserves_flags));
+            }
+            at = at.wrapping_add(LINE);
+        }
     }
 
     /// # Safety

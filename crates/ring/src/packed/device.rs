@@ -393,6 +393,14 @@ impl<O: Order> Ring<O> {
         self.next_used = self.next_used.advance_to(run.at, self.size);
     }
 
+    /// See [`crate::device::Queue::expect_completions`].
+    #[inline]
+    pub(crate) fn expect_completions(&self, chains: usize) {
+        // Not around the ring's end: what lies behind it is fetched by waiting.
+        let next = self.next_used;
+        self.end.expect_write(next.at(), chains.min(next.to_end()) * DESC_SIZE);
+    }
+
     /// Completes a chain, whatever it is.
     #[inline(never)]
     fn complete_one(&mut self, id: u16, written: u32) -> Result<(), QueueError> {

@@ -297,6 +297,15 @@ impl<O: Order> Ring<O> {
         result.map_err(|head| self.latch(QueueError::NotInFlight { id: head.into() }))
     }
 
+    /// See [`crate::device::Queue::expect_completions`].
+    #[inline]
+    pub(crate) fn expect_completions(&self, chains: usize) {
+        // Not around the ring's end: what lies behind it is fetched by waiting.
+        let start = usize::from(self.next_used) & self.mask;
+        let entries = chains.min(self.mask + 1 - start);
+        self.used.expect_write((USED_RING + start * USED_ENTRY) as isize, entries * USED_ENTRY);
+    }
+
     /// Completes one in a queue with IN_ORDER.
     #[inline(never)]
     fn complete_in_order(&mut self, head: u16, written: u32) -> Result<(), QueueError> {

@@ -1,7 +1,7 @@
 //! Frames of any size through buffers of any shape, whole and in order.
 use super::rig::{BASE, Card, DATA, HEADER, SIZE, frame, layouts};
 use crate::Device;
-use crate::net::{LinkEnd, Net, NetConfig, Totals};
+use crate::net::{Hose, LinkEnd, Net, NetConfig, Totals};
 use crate::rig::{allocations, segment};
 use paravane_dma::Segment;
 use paravane_ring::driver::Used;
@@ -67,6 +67,34 @@ fn an_answer_has_the_length_that_was_asked_for() {
     }
     for len in [0, 13, MAX_FRAME + 1] {
         assert_eq!(LinkEnd::answering(1, len).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn a_spout_numbers_its_frames_through() {
+    for (layout, len) in layouts().into_iter().flat_map(|layout| [(layout, 64), (layout, 9000)]) {
+        let net = NetConfig { queue_size: 64, ..NetConfig::new(super::MAC) };
+        let net = Net::new(net, Hose::new(1, 500, len).unwrap()).unwrap();
+        let features = net.features() | layout;
+        let mut card = Card::with(net, features);
+        let mut number = 0_u64;
+        for buffers in [1, 8, 9, 20, 3].into_iter().cycle() {
+            for n in 0..buffers {
+                card.add(RX, &[], &[segment(DATA + n * 10_000, HEADER + len)]);
+            }
+            let used = card.settle(RX);
+            let mut expected: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            for n in 0..used.len() as u64 {
+                expected[14..22].copy_from_slice(&number.to_le_bytes());
+                assert_eq!(card.peek(DATA + n * 10_000 + HEADER as u64, len), expected);
+                number += 1;
+            }
+            assert!(used.iter().all(|used| used.len as usize == HEADER + len));
+            if (used.len() as u64) < buffers {
+                break;
+            }
+        }
+        assert_eq!((number, card.totals().received_bytes), (500, 500 * len as u64));
     }
 }
 
