@@ -9,7 +9,10 @@
 //! the format that the operator has named.
 //!
 //! The format's code runs on bytes that a hostile guest has helped to write. If it panics, the image is not used any more: every
-//! request fails.
+//! request fails. **One fault of imago 0.2.6 cannot be caught**: where a block of refcounts is missing around the first free
+//! cluster, it looks for room for that block in the clusters that the block would count, and calls itself until the stack is used
+//! up (`Allocator::ensure_rb`, whose search begins behind the cluster at which it is to end). That takes an image that is broken
+//! in its refcounts and a write to it; guests do not write there.
 use super::engine::{Job, Pieces};
 use super::image::Image;
 use super::{Format, Layer, OpenError};

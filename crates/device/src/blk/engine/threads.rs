@@ -19,8 +19,8 @@ const WORKERS: usize = 8;
 
 /// Stack of a worker: it makes one system call at a time, and may have something to log,
 const STACK: usize = 256 << 10;
-/// or runs the code of a format, which takes much more where nothing is optimized.
-const FORMAT_STACK: usize = 4 << 20;
+/// or runs the code of a format.
+const FORMAT_STACK: usize = 1 << 20;
 
 struct Task {
     slot: u16,
