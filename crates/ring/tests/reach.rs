@@ -90,12 +90,14 @@ const LAYOUTS: [u64; 6] = [
 ];
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 6 } else { 256 }, ..ProptestConfig::default() })]
+
     #[test]
     fn chains_come_once_and_in_order_as_they_can_be_reached(
         layout in prop::sample::select(&LAYOUTS[..]),
         tracked in any::<bool>(),
         room in 1..6_usize,
-        steps in prop::collection::vec((0..5_u8, 1..4_u64), 1..200),
+        steps in prop::collection::vec((0..5_u8, 1..4_u64), 1..if cfg!(miri) { 20 } else { 200 }),
     ) {
         let tracked = tracked && layout & IN_ORDER == 0;
         let mut rig = Rig::new(layout);
