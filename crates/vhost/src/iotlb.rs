@@ -91,9 +91,9 @@ pub(crate) struct Translations {
 
 impl Translations {
     /// None yet, in front of `memory`. Whoever misses one is to say so.
-    pub(crate) fn new(memory: &Memory, on_miss: Arc<dyn Fn(Miss) + Send + Sync>) -> Self {
+    pub(crate) fn new(memory: &Memory, on_miss: impl Fn(Miss) + Send + Sync + 'static) -> Self {
         let domain = Domain::with_limit(memory, TABLES);
-        domain.on_miss(move |miss| on_miss(miss));
+        domain.on_miss(on_miss);
         Self { domain, gate: Gate::default(), pieces: BTreeMap::new() }
     }
 

@@ -212,18 +212,20 @@ impl Slots {
     /// Guest-physical address of what the client knows at `user`, and the region that it is in.
     #[must_use]
     pub fn find(&self, user: u64) -> Option<(u64, &Arc<Region>)> {
-        self.0.iter().find_map(|slot| {
-            let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
-            Some((slot.said.gpa + inside, &slot.region))
-        })
+        self.slot_of(user).map(|(slot, inside)| (slot.said.gpa + inside, &slot.region))
     }
 
     /// Guest-physical address of what the client knows at `user`, and the bytes from there to the end of the region, at
     /// least 1.
     pub(crate) fn rest(&self, user: u64) -> Option<(u64, u64)> {
+        self.slot_of(user).map(|(slot, inside)| (slot.said.gpa + inside, slot.said.size - inside))
+    }
+
+    /// What the client knows at `user` is in, and how far inside.
+    fn slot_of(&self, user: u64) -> Option<(&Slot, u64)> {
         self.0.iter().find_map(|slot| {
             let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
-            Some((slot.said.gpa + inside, slot.said.size - inside))
+            Some((slot, inside))
         })
     }
 

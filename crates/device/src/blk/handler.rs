@@ -288,9 +288,7 @@ fn answer_mapped(
     // It was mapped for this.
     let _ = room.write(&[code]);
     drop(room);
-    ring.complete(head, written.saturating_add(1))?;
-    served.completed += 1;
-    Ok(())
+    complete(ring, head, written, served)
 }
 
 /// Writes the status, ordered after the data, and stages the completion.
@@ -304,6 +302,11 @@ fn answer(
     served: &mut Served,
 ) -> Result<(), ServeError> {
     memory.write(status, &[code], Access::WRITE).map_err(address_error)?;
+    complete(ring, head, written, served)
+}
+
+/// Stages the completion of a request whose status has been written.
+fn complete(ring: &mut Ring, head: u16, written: u32, served: &mut Served) -> Result<(), ServeError> {
     // The status byte counts; it is the last of the writable part.
     ring.complete(head, written.saturating_add(1))?;
     served.completed += 1;

@@ -310,7 +310,7 @@ impl<R: Receiver> QueueHandler for Receive<R> {
                 served.interrupt = ring.publish().unwrap_or(false);
             }
         }
-        (self.filling.done, self.filling.placed) = (0, 0);
+        self.filling.done = 0;
         self.filling.heads.clear();
         self.counters.add(&mut self.counts);
         served

@@ -55,7 +55,7 @@ fn said(page: u64, pages: u64, user: u64, perm: u8) -> Iotlb {
 }
 
 fn translations(memory: &ClientMemory) -> Translations {
-    Translations::new(memory.memory(), Arc::new(|_| ()))
+    Translations::new(memory.memory(), |_| ())
 }
 
 /// Nothing is held.

@@ -11,7 +11,6 @@
 //! Translations are forgotten when a driver begins anew (SET_FEATURES while no queue is in use, or the last GET_VRING_BASE), and
 //! when there are too many of them: whatever is needed is asked for again.
 use super::{Session, SessionError};
-use crate::back_channel::BackChannel;
 use crate::iotlb::{Piece, Refused, Translations, touched};
 use crate::vring::Stage;
 use paravane_device::{ServeError, StartError};
@@ -163,9 +162,8 @@ impl Session<'_> {
     pub(super) fn forget_translations(&mut self) {
         let translated = self.features.has(feature::ACCESS_PLATFORM);
         let channel = Arc::clone(&self.back_channel);
-        self.translations = translated.then(|| {
-            Translations::new(self.memory.memory(), Arc::new(move |miss| BackChannel::miss(&channel, miss)))
-        });
+        self.translations =
+            translated.then(|| Translations::new(self.memory.memory(), move |miss| channel.miss(miss)));
         self.back_channel.forget();
     }
 
