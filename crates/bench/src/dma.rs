@@ -257,7 +257,7 @@ fn measure(
         timed.push((case, of_case?));
     }
     drop(pinned);
-    let mut entries = gang::entries(gangs, &place, shot, progress)?;
+    let mut groups = gang::groups(gangs, &place, shot, progress)?;
     let pinned = Pinned::here();
     let pinned_cpu = pinned.as_ref().map(Pinned::cpu);
     for number in 0..rounds as usize {
@@ -267,19 +267,24 @@ fn measure(
             let countable = counter.is_hardware() || case.work.longest() < PAGE as usize;
             timing::sample(of_case, number, countable.then_some(&mut counter))?;
         }
-        if !entries.is_empty() {
+        if !groups.is_empty() {
             progress(&format!("round {} of {rounds}: making memory for the threads", number + 1));
             let worlds = gang::Worlds::new()?;
-            for entry in entries.iter_mut().flatten() {
-                entry.enter(&worlds, number)?;
+            for group in groups.iter_mut().flatten() {
+                group.enter(&worlds, number)?;
             }
         }
-        for of_case in &mut entries {
-            let subjects = of_case.len();
+        for of_work in &mut groups {
+            let subjects = of_work.len();
             for turn in 0..subjects {
-                let entry = &mut of_case[(turn + number) % subjects];
-                progress(&format!("round {} of {rounds}: {}: {}", number + 1, entry.case, entry.name));
-                entry.sample(&place)?;
+                let group = &mut of_work[(turn + number) % subjects];
+                progress(&format!(
+                    "round {} of {rounds}: threads: {}: {}",
+                    number + 1,
+                    group.work,
+                    group.name
+                ));
+                group.sample(&place)?;
             }
         }
     }
@@ -291,7 +296,7 @@ fn measure(
             rows.extend(subjects.iter().flat_map(|entry| entry.rows(Some(alone), &origin)));
         }
     }
-    rows.extend(entries.iter().flatten().flat_map(|entry| entry.rows(&place, &origin)));
+    rows.extend(groups.iter().flatten().flat_map(|group| group.rows(&place, &origin)));
     if !timed.is_empty() {
         rows.extend(overhead(&origin, rounds));
     }
@@ -367,9 +372,9 @@ mod tests {
     #[test]
     fn a_measurement_has_its_rows() {
         let case = Case { work: Work::Write(64), shape: Shape { regions: 1, mappings: 256 }, random: false };
-        let gangs = [gang::Case::all()[0]];
+        let gangs = &gang::Case::all()[..2];
         let tiny = Duration::from_micros(20);
-        let rows = measure(&[case], &gangs, 2, tiny, tiny, &mut |_| {}).unwrap();
+        let rows = measure(&[case], gangs, 2, tiny, tiny, &mut |_| {}).unwrap();
         let subjects: Vec<&str> = rows
             .iter()
             .filter(|row| row.case == case.to_string() && row.metric == "time")
@@ -377,6 +382,12 @@ mod tests {
             .collect();
         assert_eq!(subjects, case.subjects());
         assert!(rows.iter().any(|row| row.case == gangs[0].to_string() && row.metric == "rate"));
+        for row in rows.iter().filter(|row| row.case == gangs[1].to_string() && row.metric == "rate") {
+            let scaling = rows.iter().find(|other| {
+                (&other.case, &other.subject, &*other.metric) == (&row.case, &row.subject, "scaling")
+            });
+            assert!(scaling.is_some_and(|scaling| scaling.median > 0.0), "{}: {}", row.case, row.subject);
+        }
         assert!(rows.iter().any(|row| row.case == "overhead/timer"));
     }
 }

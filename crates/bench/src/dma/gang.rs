@@ -3,6 +3,9 @@
 //! `threadsT/spacesS/WORK`: each thread has a handle of its own, sixteen ranges of its own, and a CPU. The rate is that of
 //! all threads together; the time is that of one access of one thread. Every round has new memory, and the threads go
 //! to the other half of it: which of the host's pages a thread gets decides whether they meet in its caches.
+//!
+//! Shots of one thread and of two take turns, so that `scaling` (the rate of two as a multiple of the rate of one in the
+//! same round) does not compare the machine of one minute with that of the next.
 use super::ops::{Ops, PAGE, Work};
 use super::subject;
 use super::timing::{BATCH, Origin};
@@ -70,12 +73,21 @@ impl Case {
     }
 }
 
-/// A subject of a case, and what the rounds have found.
-pub(super) struct Entry {
-    pub(super) case: Case,
+/// A subject of one sort of accesses: by one thread, by two, and by two in two address spaces, as far as was asked for.
+pub(super) struct Group {
+    pub(super) work: Work,
     pub(super) name: &'static str,
+    entries: Vec<Entry>,
+}
+
+/// A subject of a case, and what the rounds have found.
+struct Entry {
+    case: Case,
+    name: &'static str,
     members: Vec<Box<dyn Subject + Send>>,
     batches: u32,
+    /// Of this round.
+    shots: Vec<[Duration; 2]>,
     samples: Vec<[f64; 3]>,
 }
 
@@ -88,13 +100,13 @@ impl Worlds {
     }
 }
 
-/// All subjects of `cases`.
-pub(super) fn entries(
+/// All subjects of `cases`: for each sort of accesses, its subjects.
+pub(super) fn groups(
     cases: &[Case],
     place: &Place,
     shot: Duration,
     progress: &mut dyn FnMut(&str),
-) -> Result<Vec<Vec<Entry>>, BenchError> {
+) -> Result<Vec<Vec<Group>>, BenchError> {
     if cases.is_empty() {
         return Ok(Vec::new());
     }
@@ -102,15 +114,60 @@ pub(super) fn entries(
         progress("there is one CPU: cases with two threads are left out");
     }
     let worlds = Worlds::new()?;
-    cases
-        .iter()
-        .filter(|case| case.threads == 1 || place.cpus.is_some())
-        .map(|&case| {
-            progress(&format!("{case}: how many accesses fill a shot"));
-            let entry = |name| Entry::new(case, name, &worlds, place, shot);
-            Case::subjects().into_iter().map(entry).collect()
+    let can = |case: &&Case| case.threads == 1 || place.cpus.is_some();
+    let mut works: Vec<Work> = cases.iter().filter(can).map(|case| case.work).collect();
+    works.dedup();
+    let group = |work: Work, name| {
+        let of_work = cases.iter().filter(can).filter(|case| case.work == work);
+        let entries = of_work.map(|&case| Entry::new(case, name, &worlds, place, shot));
+        Ok(Group { work, name, entries: entries.collect::<Result<_, BenchError>>()? })
+    };
+    works
+        .into_iter()
+        .map(|work| {
+            progress(&format!("{work}: how many accesses fill a shot"));
+            Case::subjects().into_iter().map(|name| group(work, name)).collect()
         })
         .collect()
+}
+
+impl Group {
+    /// Goes over to the memory of round `number`.
+    pub(super) fn enter(&mut self, worlds: &Worlds, number: usize) -> Result<(), BenchError> {
+        self.entries.iter_mut().try_for_each(|entry| entry.enter(worlds, number))
+    }
+
+    /// Measures one round.
+    pub(super) fn sample(&mut self, place: &Place) -> Result<(), BenchError> {
+        for _ in 0..SHOTS {
+            for entry in &mut self.entries {
+                let shot = entry.shoot(place)?;
+                entry.shots.push(shot);
+            }
+        }
+        self.entries.iter_mut().for_each(Entry::end_round);
+        Ok(())
+    }
+
+    /// The rows of all rounds.
+    pub(super) fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+        let one = self.entries.iter().find(|entry| entry.case.threads == 1);
+        let scaling = |entry: &Entry| {
+            let one = one.filter(|_| entry.case.threads > 1)?;
+            let rates: Vec<f64> =
+                entry.samples.iter().zip(&one.samples).map(|(two, one)| two[0] / one[0]).collect();
+            origin.row(
+                &entry.case.to_string(),
+                self.name,
+                ("scaling", "times one thread", place.method()),
+                &rates,
+            )
+        };
+        self.entries
+            .iter()
+            .flat_map(|entry| entry.rows(place, origin).into_iter().chain(scaling(entry)))
+            .collect()
+    }
 }
 
 impl Entry {
@@ -121,7 +178,8 @@ impl Entry {
         place: &Place,
         shot: Duration,
     ) -> Result<Self, BenchError> {
-        let mut entry = Self { case, name, members: Vec::new(), batches: 4, samples: Vec::new() };
+        let mut entry =
+            Self { case, name, members: Vec::new(), batches: 4, shots: Vec::new(), samples: Vec::new() };
         entry.enter(worlds, 0)?;
         loop {
             let [took, _] = entry.shoot(place)?;
@@ -135,7 +193,7 @@ impl Entry {
     }
 
     /// Goes over to the memory of round `number`.
-    pub(super) fn enter(&mut self, worlds: &Worlds, number: usize) -> Result<(), BenchError> {
+    fn enter(&mut self, worlds: &Worlds, number: usize) -> Result<(), BenchError> {
         let case = self.case;
         let members: Result<Vec<_>, _> = (0..case.threads)
             .map(|thread| {
@@ -182,10 +240,9 @@ impl Entry {
         Ok(most)
     }
 
-    /// Measures one round: its median shot.
-    pub(super) fn sample(&mut self, place: &Place) -> Result<(), BenchError> {
-        let shots: Result<Vec<_>, _> = (0..SHOTS).map(|_| self.shoot(place)).collect();
-        let shots = shots?;
+    /// A round is over: its median shot stands for it.
+    fn end_round(&mut self) {
+        let shots = std::mem::take(&mut self.shots);
         let (threads, accesses) = (self.case.threads as f64, f64::from(self.batches) * f64::from(BATCH));
         let middle = |of: &dyn Fn(&[Duration; 2]) -> f64| {
             let values: Vec<f64> = shots.iter().map(of).collect();
@@ -194,11 +251,10 @@ impl Entry {
         let time = middle(&|[took, _]| took.as_nanos() as f64 / accesses);
         let cpu = middle(&|[_, cpu]| cpu.as_nanos() as f64 / (accesses * threads));
         self.samples.push([threads * 1e9 / time, time, cpu]);
-        Ok(())
     }
 
     /// The rows of all rounds. The loop's own time is included: it belongs to a thread.
-    pub(super) fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+    fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
         let case = self.case.to_string();
         let row = |index: usize, metric, unit, method| {
             let values: Vec<f64> = self.samples.iter().map(|sample| sample[index]).collect();
