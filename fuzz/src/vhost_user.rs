@@ -39,6 +39,8 @@ const CLIENTS: usize = 4;
 /// Runs one input.
 pub fn vhost_user(data: &[u8]) {
     let mut u = Unstructured::new(data);
+    // Requests are answered in this thread, which writes to the client's descriptors; the fuzzer's `main` is not Rust's.
+    paravane_io::outlive_pipes();
     let mut server = server();
     let mut steps = STEPS;
     for _ in 0..CLIENTS {

@@ -111,6 +111,9 @@ impl<'a> Session<'a> {
     }
 
     /// Does what a message says. The answer is to be sent even if there is an error, which ends the session.
+    ///
+    /// What the message changes is told to the queues, and through descriptors of the client: in a process that does not ignore
+    /// SIGPIPE, as Rust programs do, the calling thread has called [`paravane_io::outlive_pipes`].
     pub fn answer(
         &mut self,
         header: Header,
