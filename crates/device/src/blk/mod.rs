@@ -1,7 +1,7 @@
 //! Block device (virtio specification, section 5.2): an image, its format said and never guessed.
 //!
 //! ```text
-//! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs, qcow2.rs
+//! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs, qcow2/
 //!    | start_queue
 //!    v
 //! Handler, one a queue                                          handler.rs
@@ -37,6 +37,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
+pub use qcow2::{ClusterRole, RefcountError};
 pub use resizer::Resizer;
 
 /// Which engine does the host I/O.
@@ -173,6 +174,14 @@ pub enum OpenError {
         path: PathBuf,
         /// Why not.
         source: std::io::Error,
+    },
+    /// {path}: cannot be written to: {source}
+    #[error("{}: cannot be written to: {source}", path.display())]
+    Refcounts {
+        /// The image.
+        path: PathBuf,
+        /// Why not.
+        source: RefcountError,
     },
     /// {path}: is based on an image that it calls {name:?}; which one that is must be said
     #[error("{}: is based on an image that it calls {name:?}; which one that is must be said", path.display())]

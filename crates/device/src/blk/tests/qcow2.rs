@@ -1,7 +1,7 @@
 //! Images in the format qcow2, checked by QEMU's own tool.
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
-use crate::blk::{Format, Layer, OpenError};
+use crate::blk::{ClusterRole, Format, Layer, OpenError, RefcountError};
 use crate::rig::skipped;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -110,12 +110,12 @@ proptest! {
         agrees(&folder, "", &ops, blk::F_FLUSH);
     }
 
-    /// Whatever is in the file: an answer, and no panic that anybody sees. Opened for writing, some of these images would end
-    /// the process; see the module.
+    /// Whatever is in the file: an answer, and no panic that anybody sees.
     #[test]
     fn broken_images_fail_requests_and_nothing_else(
         spoils in prop::collection::vec((0..0x5_0000_usize, any::<u8>()), 1..40),
         ops in prop::collection::vec((0..SECTORS, any::<bool>()), 1..20),
+        read_only in any::<bool>(),
     ) {
         let Some(folder) = folder("broken_images_fail_requests_and_nothing_else") else { return Ok(()) };
         let path = create(&folder, "broken.qcow2", DISK as u64, "cluster_size=4k");
@@ -131,7 +131,7 @@ proptest! {
             bytes[(at >> (at % 4 * 3)) % len] = byte;
         }
         std::fs::write(&path, &bytes).unwrap();
-        let Ok(disk) = open(BlkConfig { read_only: true, ..disk(&path) }) else { return Ok(()) };
+        let Ok(disk) = open(BlkConfig { read_only, ..disk(&path) }) else { return Ok(()) };
         let mut rig = Rig::new(disk);
         for (sector, write) in ops {
             let (kind, payload, room) = match write {
@@ -361,4 +361,161 @@ fn what_was_flushed_is_there_after_a_crash() {
     check(&copy);
     let mut after = Rig::new(open(disk(&copy)).unwrap());
     assert_eq!(after.read(64, data.len()), data);
+}
+
+/// The tables of an image, by their offsets; to change what is in them.
+struct Anatomy {
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Anatomy {
+    fn of(path: &Path) -> Self {
+        Self { path: path.to_owned(), bytes: std::fs::read(path).unwrap() }
+    }
+
+    fn long(&self, at: usize) -> u64 {
+        u64::from_be_bytes(self.bytes[at..at + 8].try_into().unwrap())
+    }
+
+    fn l1_table(&self) -> usize {
+        self.long(40) as usize
+    }
+
+    fn refcount_table(&self) -> usize {
+        self.long(48) as usize
+    }
+
+    fn refcount_block(&self) -> usize {
+        self.long(self.refcount_table()) as usize
+    }
+
+    fn l2_table(&self) -> usize {
+        (self.long(self.l1_table()) & 0x00ff_ffff_ffff_fe00) as usize
+    }
+
+    fn put(mut self, at: usize, bytes: &[u8]) -> Self {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        std::fs::write(&self.path, &self.bytes).unwrap();
+        self
+    }
+}
+
+/// An image with clusters of 64 KiB, the first of which is data.
+fn filled(folder: &TempDir) -> PathBuf {
+    let path = create(folder, "disk.qcow2", 1 << 20, "");
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    assert_eq!(rig.status(blk::T_OUT, 0, &[7; 512]), blk::S_OK);
+    path
+}
+
+#[test]
+fn an_image_whose_tables_are_not_counted_is_not_written_to() {
+    let Some(folder) = folder("an_image_whose_tables_are_not_counted_is_not_written_to") else { return };
+    let refused = |broken: &Anatomy| {
+        let error = open(disk(&broken.path)).unwrap_err();
+        assert!(error.to_string().contains("qemu-img check"), "{error}");
+        let mut rig = Rig::new(open(BlkConfig { read_only: true, ..disk(&broken.path) }).unwrap());
+        assert_eq!(rig.read(0, 512), [7; 512]);
+        match error {
+            OpenError::Refcounts { source, .. } => source,
+            other => panic!("{other}"),
+        }
+    };
+    let repaired = |path: &Path| {
+        qemu_img(&["check", "-q", "-r", "all", "-f", "qcow2", text(path)]);
+        let mut rig = Rig::new(open(disk(path)).unwrap());
+        assert_eq!(rig.status(blk::T_OUT, 999, &[8; 512]), blk::S_OK);
+        assert_eq!(rig.read(0, 512), [7; 512]);
+        drop(rig);
+        check(path);
+    };
+    // No block at all: imago would make one over the header, and again.
+    let image = Anatomy::of(&filled(&folder));
+    let table = image.refcount_table();
+    let image = image.put(table, &[0; 8]);
+    let free = |cluster, role| move |error: &RefcountError| matches!(error, RefcountError::Free { cluster: c, role: r } if (*c, *r) == (cluster, role));
+    assert!(free(0, ClusterRole::Header)(&refused(&image)));
+    repaired(&image.path);
+    // One that counts the header as free.
+    let image = Anatomy::of(&filled(&folder));
+    let block = image.refcount_block();
+    let image = image.put(block, &[0; 2]);
+    assert!(free(0, ClusterRole::Header)(&refused(&image)));
+    repaired(&image.path);
+    // One that counts the refcount table as free.
+    let image = Anatomy::of(&filled(&folder));
+    let (block, cluster) = (image.refcount_block(), image.refcount_table() / 0x1_0000);
+    let image = image.put(block + 2 * cluster, &[0; 2]);
+    assert!(free(cluster as u64, ClusterRole::RefcountTable)(&refused(&image)));
+    repaired(&image.path);
+    // A block that is not there.
+    let image = Anatomy::of(&filled(&folder));
+    let table = image.refcount_table();
+    let image = image.put(table, &(1_u64 << 40).to_be_bytes());
+    let error = refused(&image);
+    let (cluster, role) = (1 << 24, ClusterRole::RefcountBlock);
+    assert!(
+        matches!(error, RefcountError::Outside { cluster: c, role: r } if (c, r) == (cluster, role)),
+        "{error}"
+    );
+    repaired(&image.path);
+    // The refcount table is an L2 table, too.
+    let image = Anatomy::of(&filled(&folder));
+    let (l1, table) = (image.l1_table(), image.refcount_table());
+    let image = image.put(l1 + 8, &(1 << 63 | table as u64).to_be_bytes()).put(39, &[2]);
+    let error = refused(&image);
+    assert!(
+        matches!(error, RefcountError::Shared { cluster, .. } if cluster == table as u64 / 0x1_0000),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_image_whose_writer_was_killed_is_written_to_again() {
+    let Some(folder) = folder("an_image_whose_writer_was_killed_is_written_to_again") else { return };
+    for options in
+        ["", "refcount_bits=1", "refcount_bits=4", "refcount_bits=64,cluster_size=512", "compat=0.10"]
+    {
+        let path = create(&folder, "disk.qcow2", 2 << 30, options);
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        for gigabyte in 0..2 {
+            assert_eq!(rig.status(blk::T_OUT, gigabyte << 21, &[7; 512]), blk::S_OK);
+        }
+        // As the file is now: what a flush writes is missing.
+        let copy = folder.path().join("copy.qcow2");
+        std::fs::copy(&path, &copy).unwrap();
+        assert!(!qemu_img(&["check", "-q", "-f", "qcow2", text(&copy)]).status.success(), "{options}");
+        let mut after = Rig::new(open(disk(&copy)).unwrap());
+        for place in 0..64 {
+            assert_eq!(after.status(blk::T_OUT, place << 16, &[place as u8; 512]), blk::S_OK);
+        }
+        drop(after);
+        check(&copy);
+        let mut after = Rig::new(open(disk(&copy)).unwrap());
+        for place in 0..64 {
+            assert_eq!(after.read(place << 16, 512), [place as u8; 512], "{options}");
+        }
+    }
+}
+
+/// Compressed data in the cluster of the header: whoever writes over them gives that cluster back.
+#[test]
+fn an_open_image_does_not_give_its_header_away() {
+    let Some(folder) = folder("an_open_image_does_not_give_its_header_away") else { return };
+    let image = Anatomy::of(&filled(&folder));
+    let l2 = image.l2_table();
+    let image = image.put(l2 + 8, &(1_u64 << 62).to_be_bytes());
+    let header = image.bytes[..0x1_0000].to_vec();
+    let mut rig = Rig::new(open(disk(&image.path)).unwrap());
+    assert_eq!(rig.status(blk::T_OUT, 128, &[8; 0x1_0000]), blk::S_OK);
+    let mut answers = vec![];
+    for cluster in 2..16 {
+        answers.push(rig.status(blk::T_OUT, cluster * 128, &[9; 0x1_0000]));
+        answers.push(rig.status(blk::T_FLUSH, 0, &[]));
+    }
+    assert!(answers.contains(&blk::S_IOERR), "{answers:?}");
+    assert_eq!(rig.read(0, 512), [7; 512]);
+    drop(rig);
+    assert!(std::fs::read(&image.path).unwrap()[..0x1_0000] == header);
 }

@@ -9,14 +9,14 @@
 //! the format that the operator has named.
 //!
 //! The format's code runs on bytes that a hostile guest has helped to write. If it panics, the image is not used any more: every
-//! request fails. **One fault of imago 0.2.6 cannot be caught**: where a block of refcounts is missing around the first free
-//! cluster, it looks for room for that block in the clusters that the block would count, and calls itself until the stack is used
-//! up (`Allocator::ensure_rb`, whose search begins behind the cluster at which it is to end). That takes an image that is broken
-//! in its refcounts and a write to it; guests do not write there.
+//! request fails. One thing cannot be caught, a stack that is used up; how imago 0.2.6 can be brought to that, and how an image is
+//! kept from it, is told in [`refcounts`] and [`storage`].
+mod refcounts;
+mod storage;
+
 use super::engine::{Job, Pieces};
 use super::image::Image;
 use super::{Format, Layer, OpenError};
-use imago::file::File as Storage;
 use imago::format::PreallocateMode;
 use imago::raw::Raw;
 use imago::{FormatAccess, StorageOpenOptions};
@@ -28,7 +28,10 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use storage::Storage;
+
+pub use refcounts::{ClusterRole, RefcountError};
 
 type Access = FormatAccess<Storage>;
 type Driver = imago::qcow2::Qcow2<Storage>;
@@ -55,9 +58,7 @@ impl Qcow2 {
     /// Opens what is in `image`, based on `layers`, the next one first.
     pub(super) fn open(image: &Image, layers: &[Layer]) -> Result<Self, OpenError> {
         let mut files = Vec::with_capacity(layers.len());
-        let opened = catch_unwind(AssertUnwindSafe(|| {
-            open(&image.file, &image.path, !image.read_only, layers, &mut files).map(Access::new)
-        }));
+        let opened = catch_unwind(AssertUnwindSafe(|| open(image, layers, &mut files).map(Access::new)));
         let access = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
         Ok(Self { access: Some(RwLock::new(access)), broken: AtomicBool::new(false), _layers: files })
     }
@@ -201,16 +202,22 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 }
 
 /// Opens one image, and those that it is based on.
-fn open(
-    file: &File,
-    path: &Path,
-    writable: bool,
-    layers: &[Layer],
-    files: &mut Vec<File>,
-) -> Result<Driver, OpenError> {
+fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver, OpenError> {
+    let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
-    let storage = storage(file, path, writable).map_err(failed)?;
+    let first = match writable {
+        true => refcounts::settle(&image.file, image.sectors() * SECTOR)
+            .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?,
+        false => Some(0),
+    };
+    let sealed = Arc::new(AtomicBool::new(false));
+    let storage = storage(image, first.unwrap_or(u64::MAX), sealed.clone()).map_err(failed)?;
     let mut driver = Driver::open_image(storage, writable).map_err(failed)?;
+    if first.is_none() {
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidData, "its header is out of the ordinary")));
+    }
+    // Relaxed: nobody else has the image yet.
+    sealed.store(true, Ordering::Relaxed);
     if driver.requires_external_data_file() {
         return Err(OpenError::DataFile { path: path.to_owned() });
     }
@@ -233,10 +240,10 @@ fn open(
 fn based_on(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
     let image = Image::open(&layer.path, true, layer.format, true)?;
     let access = match layer.format {
-        Format::Qcow2 => Access::new(open(&image.file, &layer.path, false, rest, files)?),
+        Format::Qcow2 => Access::new(open(&image, rest, files)?),
         Format::Raw if rest.is_empty() => {
             let failed = |source| unusable(&layer.path, source);
-            let storage = storage(&image.file, &layer.path, false).map_err(failed)?;
+            let storage = storage(&image, 0, Arc::default()).map_err(failed)?;
             Access::new(Raw::open_image(storage, false).map_err(failed)?)
         }
         Format::Raw => return Err(OpenError::NoBacking { path: layer.path.clone() }),
@@ -245,9 +252,10 @@ fn based_on(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Acce
     Ok(access)
 }
 
-fn storage(file: &File, path: &Path, writable: bool) -> io::Result<Storage> {
-    let options = StorageOpenOptions::new().write(writable).filename(path);
-    Storage::from_open_file(file.try_clone()?, options)
+fn storage(image: &Image, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
+    let options = StorageOpenOptions::new().write(!image.read_only).filename(&image.path);
+    let file = imago::file::File::from_open_file(image.file.try_clone()?, options)?;
+    Ok(Storage::new(file, first, sealed))
 }
 
 fn unusable(path: &Path, source: io::Error) -> OpenError {
