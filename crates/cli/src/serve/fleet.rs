@@ -254,6 +254,7 @@ impl Member {
         let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
             index,
             enabled: queue.enabled,
+            live: queue.live,
             size: queue.size,
             kicks: queue.kicks,
             taken: queue.taken,

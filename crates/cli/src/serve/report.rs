@@ -50,6 +50,8 @@ pub(crate) struct Device {
 pub(crate) struct Queue {
     pub(crate) index: u16,
     pub(crate) enabled: bool,
+    /// It is being served.
+    pub(crate) live: bool,
     pub(crate) size: u16,
     pub(crate) kicks: u64,
     /// Buffers taken from the driver.

@@ -1,5 +1,6 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 mod driver;
+mod entropy;
 mod frontend;
 mod iotlb;
 mod killed;
@@ -7,5 +8,6 @@ mod malformed;
 mod migration;
 mod raw;
 mod rig;
+mod rings;
 mod sessions;
 mod signals;

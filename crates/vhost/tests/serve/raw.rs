@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -165,6 +166,16 @@ pub(crate) enum Ask {
     Write(u8),
 }
 
+/// Writes bytes at `offset` of a machine's memory.
+pub(crate) fn put(memory: &Region, offset: u64, bytes: impl IntoIterator<Item = u8>) {
+    let to = memory.host().as_ptr().wrapping_add(offset as usize);
+    for (at, byte) in bytes.into_iter().enumerate() {
+        assert!(offset + (at as u64) < MEMORY);
+        // SAFETY: inside the region, which others have as shared memory.
+        unsafe { AtomicU8::from_ptr(to.add(at)) }.store(byte, Ordering::Relaxed);
+    }
+}
+
 /// A request that the device has.
 #[derive(Clone, Copy, Debug)]
 struct Flying {
@@ -264,9 +275,14 @@ impl Machine {
             let (inflight, fd) = self.inflight.as_ref().unwrap();
             raw.say(request::SET_INFLIGHT_FD, inflight, &[fd.as_fd()]);
         }
+        self.share(raw);
+        self.start(raw, base);
+    }
+
+    /// Its memory, and no other.
+    pub(crate) fn share(&self, raw: &Raw) {
         let table = [MemoryTable { regions: 1, padding: 0 }.as_bytes(), self.region().as_bytes()].concat();
         raw.say(request::SET_MEM_TABLE, &*table, &[self.memory.fd()]);
-        self.start(raw, base);
     }
 
     pub(crate) fn start(&self, raw: &Raw, base: u32) {
@@ -293,17 +309,12 @@ impl Machine {
     pub(crate) fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
         assert!(offset + len as u64 <= MEMORY);
         let from = self.memory.host().as_ptr().wrapping_add(offset as usize);
-        // SAFETY: inside the region; others write to it only while a request is with them.
-        (0..len).map(|at| unsafe { from.add(at).read_volatile() }).collect()
+        // SAFETY: inside the region, which others have as shared memory.
+        (0..len).map(|at| unsafe { AtomicU8::from_ptr(from.add(at)) }.load(Ordering::Relaxed)).collect()
     }
 
     pub(crate) fn set_bytes(&self, offset: u64, bytes: impl IntoIterator<Item = u8>) {
-        let to = self.memory.host().as_ptr().wrapping_add(offset as usize);
-        for (at, byte) in bytes.into_iter().enumerate() {
-            assert!(offset + (at as u64) < MEMORY);
-            // SAFETY: as above.
-            unsafe { to.add(at).write_volatile(byte) };
-        }
+        put(&self.memory, offset, bytes);
     }
 
     /// Gives the device a request in `slot`, of bytes of the disk from `at` on.

@@ -1,0 +1,63 @@
+//! An entropy device, by its ring.
+use crate::raw::{GPA, Machine, Raw};
+use paravane_device::rng::{MAX_REQUEST, Rng};
+use paravane_ring::Segment;
+use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
+use paravane_spec::vhost_user::{VringState, request};
+use paravane_vhost::{Endpoint, Export, ExportConfig};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+#[test]
+fn buffers_are_filled_with_bytes_that_differ() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rng.sock");
+    let config = ExportConfig::new("rng", Endpoint::Listen(path.clone()));
+    let export = Export::start(config, Box::new(Rng::new())).unwrap();
+    for features in [0, INDIRECT_DESC | EVENT_IDX, RING_PACKED, RING_PACKED | INDIRECT_DESC | EVENT_IDX] {
+        let raw = Raw::connect(&path);
+        let mut machine = Machine::new(features, 64, 1);
+        let base = machine.first_base();
+        machine.attach(&raw, base, false);
+        let most = MAX_REQUEST as usize;
+        let mut seen = Vec::new();
+        for wanted in [1, 7, 64, 4095, most, most + 5000] {
+            let at = Machine::slot(0);
+            machine.set_bytes(at, vec![0; wanted + 1]);
+            // In two pieces where that can be.
+            let first = (wanted / 2).max(1);
+            let pieces = [(at, first), (at + first as u64, wanted - first)]
+                .map(|(at, len)| Segment { addr: GPA + at, len: len as u32 });
+            let pieces = if wanted == first { &pieces[..1] } else { &pieces[..] };
+            let id = machine.queue.add(&[], pieces).unwrap();
+            machine.kick();
+            let used = loop {
+                // There is one at the queue's start, too.
+                assert!(machine.wait(Duration::from_secs(10)), "no interrupt");
+                if let Some(used) = machine.queue.pop_used().unwrap() {
+                    break used;
+                }
+            };
+            let given = wanted.min(most);
+            assert_eq!((used.id, used.len as usize), (id, given));
+            let bytes = machine.bytes(at, wanted + 1);
+            assert!(bytes[given..].iter().all(|&byte| byte == 0), "more than was said");
+            // Of 4000 bytes none is another request's.
+            if given >= 4000 {
+                let other = bytes[..4000].to_vec();
+                assert!(!seen.contains(&other) && other.iter().any(|&byte| byte != 0));
+                seen.push(other);
+            }
+        }
+        assert_eq!(seen.len(), 3);
+        // A buffer that could only be read breaks the queue.
+        machine.queue.add(&[Segment { addr: GPA + Machine::slot(0), len: 16 }], &[]).unwrap();
+        machine.kick();
+        while export.status().queues[0].error.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes());
+        assert_eq!(export.status().queues[0].error, None);
+    }
+    assert_eq!(export.status().protocol_errors, 0);
+}
