@@ -172,8 +172,13 @@ impl Session<'_> {
             None => self.memory.memory().handle(),
         };
         let mut handle = handle.named(format!("queue {queue}"));
-        let last = addresses.desc + (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
-        let last_flags = || handle.open().read_obj(last, Access::RELAXED).map_or(0, u16::from_le);
+        // An IOVA is any number; a ring that wraps is refused below.
+        let last = (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
+        let last = addresses.desc.checked_add(last);
+        let last_flags = || {
+            let read = |last| handle.open().read_obj(last, Access::RELAXED).ok();
+            last.and_then(read).map_or(0, u16::from_le)
+        };
         let state = vring
             .position(features, last_flags)
             .map_err(|source| SessionError::Position { queue: index, source })?;
