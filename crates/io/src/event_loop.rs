@@ -17,12 +17,13 @@
 //! How long a queue is polled is its [`PollWindow`]'s business: not at all unless work has lately come soon after the last
 //! was done. No clock is read where polling is off.
 use super::host_queue::{HostQueue, Turn};
-use super::{Counters, Message, NotPutOn};
+use super::{Counters, Message, NotPutOn, caught};
 use paravane_device::ServeError;
 use paravane_notify::{Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -300,6 +301,21 @@ impl EventLoop {
     fn fail(&mut self, number: usize, error: &ServeError) {
         if let Some(queue) = self.take_off(number) {
             queue.fail(error);
+        }
+    }
+
+    /// After a panic: what is in flight is waited for, and no queue is served any more.
+    pub(super) fn give_up(&mut self) {
+        for seat in self.seats.drain(..).flatten() {
+            // One that panics once more is left where it is: the host may still write to its memory, which it keeps mapped.
+            let mut queue = ManuallyDrop::new(seat.queue);
+            let done = caught(|| {
+                queue.forget();
+                drop(ManuallyDrop::into_inner(queue));
+            });
+            if let Err(words) = done {
+                tracing::error!("a queue cannot be stopped: {words}");
+            }
         }
     }
 

@@ -212,6 +212,11 @@ impl HostQueue {
 
     /// It cannot go on: what is in flight is waited for and forgotten.
     pub fn abandon(mut self) {
+        self.forget();
+    }
+
+    /// See [`HostQueue::abandon`].
+    pub(super) fn forget(&mut self) {
         self.kicks.deassign();
         self.handler.drain(&mut self.live, false);
     }

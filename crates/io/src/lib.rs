@@ -11,11 +11,15 @@
 //!
 //! Whoever puts these together, a machine of ours or a server for other people's, says where kicks arrive ([`Kicks`]) and
 //! is told what the queue's driver has to know ([`Site`]).
+//!
+//! A thread that panics ends, and with it the service of its queues: what is in flight is waited for, and who has asked for it
+//! ([`IoThread::watched`]) is told.
 mod counters;
 mod event_loop;
 mod host_queue;
 mod inline;
 mod kicks;
+mod panic;
 mod site;
 #[cfg(test)]
 mod tests;
@@ -24,6 +28,7 @@ pub use counters::{IoThreadFigures, QueueWork};
 pub use host_queue::{HostQueue, QueueKey};
 pub use inline::Inline;
 pub use kicks::{ForeignKicks, Kicks};
+pub use panic::caught;
 pub use site::Site;
 
 use counters::Counters;
@@ -91,6 +96,19 @@ impl IoThread {
     /// # Errors
     /// The host refuses a thread or descriptors.
     pub fn spawn(name: String, longest_poll: Duration) -> io::Result<Self> {
+        Self::watched(name, longest_poll, |_| ())
+    }
+
+    /// As [`IoThread::spawn`]. If the thread panics, `died` is told with what words, when none of its queues is touched any more
+    /// and none can be put on it.
+    ///
+    /// # Errors
+    /// The host refuses a thread or descriptors.
+    pub fn watched(
+        name: String,
+        longest_poll: Duration,
+        died: impl FnOnce(&str) + Send + 'static,
+    ) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let control = Arc::new(Notifier::new(false).map_err(io::Error::other)?);
         let counters = Arc::new(Counters::default());
@@ -102,7 +120,13 @@ impl IoThread {
         })?;
         let thread = std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
             outlive_pipes();
-            event_loop.run();
+            if let Err(words) = caught(|| event_loop.run()) {
+                tracing::error!("an I/O thread panicked: {words}");
+                event_loop.give_up();
+                // Whoever waits for an answer is told that there is none.
+                drop(event_loop);
+                died(&words);
+            }
         })?;
         Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)) })
     }

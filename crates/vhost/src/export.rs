@@ -3,9 +3,10 @@
 //! ```text
 //!  start --> waiting (listens, or tries to connect) --a client--> session --it goes, or is thrown out--> waiting ...
 //!                     |                                   |
-//!                     '------------- stop ----------------'--> queues drained, socket file removed
+//!                     '--- stop, or a thread panics ------'--> queues drained, socket file removed
 //! ```
-//! One client at a time; the next one waits until this one is gone. Whatever a client does ends its session at most.
+//! One client at a time; the next one waits until this one is gone. Whatever a client does ends its session at most. A mistake
+//! of ours, a panic in one of its threads, ends the export: nobody knows what the device is worth then.
 mod endpoint;
 
 pub use endpoint::Endpoint;
@@ -16,7 +17,7 @@ use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
 use crate::status::{Board, ExportStatus};
 use paravane_device::Device;
-use paravane_io::IoThread;
+use paravane_io::{IoThread, caught};
 use paravane_notify::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -110,6 +111,27 @@ struct Shared {
     control: Notifier,
     stop: AtomicBool,
     config_changed: AtomicBool,
+    failed: AtomicBool,
+}
+
+impl Shared {
+    /// A thread has panicked, with these words.
+    fn fail(&self, words: &str) {
+        let name = {
+            let mut status = self.board.write();
+            status.failed.get_or_insert_with(|| words.to_owned());
+            status.name.clone()
+        };
+        tracing::error!(device = name, "failed, and served no more: {words}");
+        // Relaxed: the signal orders.
+        self.failed.store(true, Ordering::Relaxed);
+        self.control.signal();
+    }
+
+    fn has_failed(&self) -> bool {
+        // Relaxed: as above.
+        self.failed.load(Ordering::Relaxed)
+    }
 }
 
 impl Export {
@@ -126,23 +148,34 @@ impl Export {
         let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order } = config;
         let offer = Offer { packed, in_order };
         let door = Door::open(endpoint)?;
-        let threads = (0..workers.max(1))
-            .map(|number| IoThread::spawn(format!("io{number}-{name}"), longest_poll))
-            .collect::<io::Result<Vec<_>>>()
-            .map_err(ExportError::Thread)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared = Arc::new(Shared {
             board: Board::new(&name, queues),
             control,
             stop: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
         });
+        let thread = |number| {
+            let shared = Arc::clone(&shared);
+            IoThread::watched(format!("io{number}-{name}"), longest_poll, move |words| shared.fail(words))
+        };
+        let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
+        let threads = threads.map_err(ExportError::Thread)?;
         let at_work = AtWork { shared: Arc::clone(&shared), name, device, threads, offer };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", at_work.name))
             .spawn(move || {
                 paravane_io::outlive_pipes();
-                at_work.run(door);
+                let shared = Arc::clone(&at_work.shared);
+                // Queues that are still served are stopped with their threads.
+                if let Err(words) = caught(|| at_work.run(door)) {
+                    let mut status = shared.board.write();
+                    status.connected = false;
+                    status.queues.iter_mut().for_each(|queue| queue.live = false);
+                    drop(status);
+                    shared.fail(&words);
+                }
             })
             .map_err(ExportError::Thread)?;
         Ok(Self { shared, thread: Some(thread) })
@@ -152,6 +185,12 @@ impl Export {
     #[must_use]
     pub fn status(&self) -> ExportStatus {
         self.shared.board.read()
+    }
+
+    /// Whether a thread of it has panicked. Its client has been disconnected then, or soon will be, and it takes no other one.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.shared.has_failed()
     }
 
     /// The device's configuration space has changed: the driver is told, if its VMM can hear it.
@@ -210,6 +249,8 @@ enum Ended {
     Socket(#[from] SocketError),
     #[error("cannot wait: {0}")]
     Poll(#[from] rustix::io::Errno),
+    #[error("the device has failed")]
+    Failed,
 }
 
 impl From<MessageError> for Ended {
@@ -235,7 +276,7 @@ impl AtWork {
 
     fn stopping(&self) -> bool {
         // Relaxed: the signal orders.
-        self.shared.stop.load(Ordering::Relaxed)
+        self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed()
     }
 
     /// Waits so long; `true`: it is to stop.
@@ -285,6 +326,8 @@ impl AtWork {
                 drop(status);
                 tracing::info!(device = self.name, session = number, "the client has gone");
             }
+            // No fault of the client's, and told already.
+            Err(_) if self.shared.has_failed() => {}
             Err(error) => {
                 status.protocol_errors += 1;
                 status.last_error = Some(error.to_string());
@@ -334,6 +377,9 @@ fn converse(session: &mut Session<'_>, connection: &mut Connection, shared: &Sha
         // Relaxed, both: the signal orders.
         if shared.stop.load(Ordering::Relaxed) {
             return Ok(());
+        }
+        if shared.has_failed() {
+            return Err(Ended::Failed);
         }
         if shared.config_changed.swap(false, Ordering::Relaxed) {
             session.config_changed();

@@ -49,6 +49,8 @@ pub struct ExportStatus {
     pub protocol_errors: u64,
     /// The last of those.
     pub last_error: Option<String>,
+    /// A thread of it has panicked, with these words: it is served no more.
+    pub failed: Option<String>,
 }
 
 /// Where a session says what it does.

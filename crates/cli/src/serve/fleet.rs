@@ -6,6 +6,7 @@
 //!    '---- reload: gone or changed --> stopped, sockets removed
 //!                  as they were    --> left alone, whatever else happens
 //!                  new or changed  --> started; those that cannot be are `failed`, until the next reload
+//!                  panicked        --> started anew
 //! ```
 //! The two cards of a link are one thing: if one changes, both are made anew.
 use super::open::{self, FarEnds, Opened};
@@ -200,7 +201,7 @@ fn refused_access(error: &anyhow::Error) -> bool {
 /// Those that stay as they are, and those that go.
 fn divide(members: Vec<Member>, wanted: &[DeviceSpec]) -> (Vec<Member>, Vec<Member>) {
     let (kept, mut gone): (Vec<_>, Vec<_>) =
-        members.into_iter().partition(|member| wanted.contains(&member.spec));
+        members.into_iter().partition(|member| wanted.contains(&member.spec) && !member.export.has_failed());
     // A card whose other end goes, goes too.
     let broken: HashSet<String> =
         gone.iter().filter_map(|member| member.spec.link()).map(str::to_owned).collect();
@@ -276,6 +277,7 @@ impl Member {
             protocol_errors: status.protocol_errors,
             refused_translations: status.refused_translations,
             last_error: status.last_error,
+            failed: status.failed,
             net: self.counters.as_ref().map(|counters| {
                 let totals = counters.totals();
                 report::Net {
@@ -295,5 +297,93 @@ fn endpoint(spec: &DeviceSpec) -> String {
         Endpoint::Listen(path) => format!("listen {}", path.display()),
         Endpoint::Connect(path) => format!("connect {}", path.display()),
         Endpoint::Activated => "activated".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_device::{Device, QueueHandler};
+    use std::io;
+    use std::os::unix::net::UnixStream;
+    use std::path::{Path, PathBuf};
+    use std::time::Duration;
+
+    /// Has a mistake that the first client brings to light.
+    struct Faulty;
+
+    impl Device for Faulty {
+        fn device_id(&self) -> u32 {
+            paravane_spec::device_id::RNG
+        }
+
+        fn features(&self) -> u64 {
+            panic!("a mistake")
+        }
+
+        fn queue_sizes(&self) -> &[u16] {
+            &[16]
+        }
+
+        fn read_config(&self, _offset: u32, _out: &mut [u8]) {}
+
+        fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
+        let socket = folder.join(name);
+        let spec = DeviceSpec {
+            name: name.into(),
+            endpoint: Endpoint::Listen(socket.clone()),
+            workers: 1,
+            longest_poll: Duration::ZERO,
+            packed: true,
+            kind: Kind::Rng,
+        };
+        (spec, socket)
+    }
+
+    fn wait_for(fleet: &Fleet, wanted: impl Fn(&Report) -> bool) -> Report {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let report = fleet.report();
+            if wanted(&report) {
+                return report;
+            }
+            assert!(Instant::now() < end, "still {report:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_device_that_panics_is_told_of_and_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let ((faulty, socket), (good, good_socket)) =
+            (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
+        let device = Box::new(Faulty);
+        let opened = Opened { device, counters: None, resizer: None, back_end: "a mistake".into() };
+        let members = vec![
+            (faulty.clone(), opened),
+            (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap()),
+        ];
+        let sockets = Sockets::new();
+        let fleet = Fleet::start(members, &sockets).unwrap();
+        let _good_client = UnixStream::connect(&good_socket).unwrap();
+        let _client = UnixStream::connect(&socket).unwrap();
+        let report =
+            wait_for(&fleet, |report| report.devices[0].failed.is_some() && report.devices[1].connected);
+        assert_eq!(report.devices[0].failed.as_deref(), Some("a mistake"));
+        assert!(!report.devices[0].connected && report.devices[1].failed.is_none());
+        // The same devices are asked for: what has failed is made anew, and the other one left alone.
+        fleet.reload(vec![faulty, good], &sockets, None);
+        let report = fleet.report();
+        assert_eq!(report.last_reload, "1 devices left alone, 1 removed, 1 added, 0 failed");
+        assert!(report.devices.iter().all(|device| device.failed.is_none()));
+        assert!(report.devices[1].connected);
+        let _client = UnixStream::connect(&socket).unwrap();
+        wait_for(&fleet, |report| report.devices[0].connected);
+        fleet.stop();
     }
 }

@@ -136,8 +136,11 @@ impl fmt::Debug for Devices {
 /// Of a device: name, help, whether it only grows, value.
 type Figure = (&'static str, &'static str, bool, fn(&Device) -> Option<u64>);
 
-const FIGURES: [Figure; 14] = [
+const FIGURES: [Figure; 15] = [
     ("device_connected", "Whether a VMM is connected", false, |device| Some(device.connected.into())),
+    ("device_failed", "Whether it is served no more, for a mistake of the daemon's", false, |device| {
+        Some(device.failed.is_some().into())
+    }),
     ("device_sessions", "Connections of VMMs", true, |device| Some(device.sessions)),
     ("device_protocol_errors", "Connections that ended with an error", true, |device| {
         Some(device.protocol_errors)
@@ -215,7 +218,8 @@ mod tests {
             ..Device::default()
         };
         let net = Some(Net { received_bytes: 7, ..Net::default() });
-        let card = Device { name: "n".into(), kind: "net".into(), net, ..Device::default() };
+        let failed = Some("it panicked".into());
+        let card = Device { name: "n".into(), kind: "net".into(), net, failed, ..Device::default() };
         let report = Report { version: "1".into(), devices: vec![disk, card], ..Report::default() };
         let mut registry = Registry::with_prefix("paravane");
         registry.register_collector(Box::new(Devices(Box::new(move || report.clone()))));
@@ -227,6 +231,8 @@ mod tests {
             "# TYPE paravane_device_kicks counter",
             "paravane_device_kicks_total{device=\"vm0\",kind=\"blk\"} 3",
             "paravane_device_connected{device=\"n\",kind=\"net\"} 0",
+            "paravane_device_failed{device=\"vm0\",kind=\"blk\"} 0",
+            "paravane_device_failed{device=\"n\",kind=\"net\"} 1",
             "paravane_device_queues_enabled{device=\"vm0\",kind=\"blk\"} 2",
             "paravane_net_received_bytes_total{device=\"n\",kind=\"net\"} 7",
             "# EOF",

@@ -42,6 +42,9 @@ pub(crate) struct Device {
     pub(crate) refused_translations: u64,
     /// The last one's text, or the last queue's.
     pub(crate) last_error: Option<String>,
+    /// A thread of it has panicked, with these words: it is served no more.
+    #[serde(default)]
+    pub(crate) failed: Option<String>,
     pub(crate) net: Option<Net>,
 }
 

@@ -135,6 +135,10 @@ fn text(daemons: &[Daemon]) -> String {
             if let Some(error) = &device.last_error {
                 let _ = writeln!(out, "  ! {}: {error}", device.name);
             }
+            if let Some(failed) = &device.failed {
+                let _ =
+                    writeln!(out, "  ! {} is served no more, a thread of it panicked: {failed}", device.name);
+            }
         }
         for failed in failed {
             let _ = writeln!(out, "  ! {} is not served: {}", failed.name, failed.why);
@@ -155,7 +159,12 @@ fn row(device: &Device, rates: Option<&Rates>) -> [String; 10] {
     [
         device.name.clone(),
         device.kind.clone(),
-        if device.connected { "connected" } else { "-" }.to_owned(),
+        match (&device.failed, device.connected) {
+            (Some(_), _) => "failed",
+            (None, true) => "connected",
+            (None, false) => "-",
+        }
+        .to_owned(),
         device.sessions.to_string(),
         format!("{enabled}/{}", device.queues.len()),
         rate(|rates| rates.completed_per_s),
@@ -194,7 +203,9 @@ mod tests {
         let net = Net { received_bytes: completed * 1_000_000, ..Net::default() };
         let card = Device { name: "n".into(), kind: "net".into(), net: Some(net), ..Device::default() };
         let failed = vec![Failed { name: "x".into(), why: "no image".into() }];
-        Report { pid: 5, devices: vec![disk, card], failed, ..Report::default() }
+        let blown = Some("the fuse".into());
+        let rng = Device { name: "r".into(), kind: "rng".into(), failed: blown, ..Device::default() };
+        Report { pid: 5, devices: vec![disk, card, rng], failed, ..Report::default() }
     }
 
     #[test]
@@ -217,7 +228,13 @@ mod tests {
         let cells: Vec<_> = lines[2].split_whitespace().collect();
         assert_eq!(cells, ["vm0", "blk", "connected", "0", "1/2", "8", "0", "0", "-", "1"]);
         assert!(lines[3].contains("0.0 out 4.0 in"), "{text}");
-        assert_eq!(lines[4..], ["  ! vm0 queue 1: it broke", "  ! x is not served: no image"]);
+        assert!(lines[4].starts_with("r ") && lines[4].contains(" failed "), "{text}");
+        let wrong = [
+            "  ! vm0 queue 1: it broke",
+            "  ! r is served no more, a thread of it panicked: the fuse",
+            "  ! x is not served: no image",
+        ];
+        assert_eq!(lines[5..], wrong);
         assert!(super::text(&[]).contains("no daemon"));
     }
 }

@@ -6,6 +6,7 @@ mod iotlb;
 mod killed;
 mod malformed;
 mod migration;
+mod panics;
 mod raw;
 mod rig;
 mod rings;
