@@ -44,8 +44,10 @@ pub enum Side {
 /// What to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long.
+    /// How long at most.
     pub time: Duration,
+    /// Until there were so many hostile writes, if that is earlier.
+    pub writes: Option<u64>,
     /// One side, or both in turn.
     pub side: Option<Side>,
     /// One layout (packed or not), or both in turn.
@@ -94,7 +96,7 @@ pub enum Refused {
     Memory(rustix::io::Errno),
 }
 
-/// Runs until the time is over. A broken promise is a panic; so is a round that does not come to its end.
+/// Runs until the time is over, or enough was written. A broken promise is a panic; so is a round that does not come to its end.
 ///
 /// # Errors
 /// No queue of the wanted layout, or no memory.
@@ -108,7 +110,8 @@ pub fn run(options: Options) -> Result<Report, Refused> {
         scope.spawn(|| watch(&rounds, watched));
         // Dropped at the end, whatever the end is: then the watch is over too.
         let _over = over;
-        while Instant::now() < end {
+        let enough = options.writes.unwrap_or(u64::MAX);
+        while Instant::now() < end && report.writes < enough {
             Round::new(&options, &mut dice).run(&mut report)?;
             rounds.store(report.rounds, Relaxed);
         }
@@ -550,10 +553,11 @@ mod tests {
     use super::{Options, run};
     use std::time::Duration;
 
-    /// A few seconds of what the program does for hours.
+    /// A few seconds of what the program does for hours; more of them where the two threads seldom run at once.
     #[test]
     fn nothing_breaks_in_a_short_while() {
-        let options = Options { time: Duration::from_secs(3), side: None, packed: None, seed: 1 };
+        let (time, writes) = (Duration::from_secs(120), Some(300_000));
+        let options = Options { time, writes, side: None, packed: None, seed: 1 };
         let report = run(options).expect("both layouts and some memory");
         assert!(report.rounds > 0 && report.writes > 0 && report.buffers > 0, "{report}");
         println!("{report}");

@@ -10,7 +10,8 @@ const USAGE: &str =
     "usage: hostile-peer [--seconds N] [--side device|driver] [--layout split|packed] [--seed N]";
 
 fn options() -> Option<Options> {
-    let mut options = Options { time: Duration::from_secs(10), side: None, packed: None, seed: 1 };
+    let mut options =
+        Options { time: Duration::from_secs(10), writes: None, side: None, packed: None, seed: 1 };
     let mut args = std::env::args().skip(1);
     while let Some(name) = args.next() {
         let value = args.next()?;
