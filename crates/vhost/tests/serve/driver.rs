@@ -49,7 +49,10 @@ struct Request {
 enum Kind {
     Read,
     Write(u8),
-    Zero,
+    /// Whether the space may be given up.
+    Zero(bool),
+    /// Counts as two requests: it, and zeroes that are written there when it is done.
+    Discard,
     Flush,
 }
 
@@ -66,6 +69,7 @@ impl Driver {
         let mut features = VirtioFeatureFlags::VERSION_1.bits()
             | VirtioBlkFeatureFlags::MQ.bits()
             | VirtioBlkFeatureFlags::FLUSH.bits()
+            | VirtioBlkFeatureFlags::DISCARD.bits()
             | VirtioBlkFeatureFlags::WRITE_ZEROES.bits();
         if wish.packed {
             features |= VirtioFeatureFlags::RING_PACKED.bits();
@@ -76,6 +80,7 @@ impl Driver {
         let socket = socket.to_str().unwrap();
         let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(socket, features)?);
         let accepted = transport.get_features();
+        assert_ne!(accepted & VirtioBlkFeatureFlags::DISCARD.bits(), 0, "{accepted:#x}");
         assert_eq!(accepted & VirtioFeatureFlags::RING_PACKED.bits() != 0, wish.packed, "{accepted:#x}");
         let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, wish.queues, 128)?;
         queues.iter_mut().for_each(|queue| queue.set_used_notif_enabled(true));
@@ -112,13 +117,14 @@ impl Driver {
                     }
                     let kind = match dice.below(16) {
                         0 => Kind::Flush,
-                        1 => Kind::Zero,
+                        1 => Kind::Zero(dice.below(2) == 0),
+                        2 if left[queue] > 1 => Kind::Discard,
                         2..8 => Kind::Write(dice.below(256) as u8),
                         _ => Kind::Read,
                     };
                     self.send(queue, slot, Request { at, len, kind });
                     flying[queue][slot] = Some(Request { at, len, kind });
-                    left[queue] -= 1;
+                    left[queue] -= if kind == Kind::Discard { 2 } else { 1 };
                 }
                 if self.queues[queue].avail_notif_needed() {
                     self.transport.get_submission_notifier(queue).notify().unwrap();
@@ -130,7 +136,14 @@ impl Driver {
                 for (slot, ret) in done {
                     assert_eq!(ret, 0);
                     let request = flying[slot].take().expect("completed twice");
-                    self.check(queue, slot, request, model);
+                    if request.kind == Kind::Discard {
+                        // It may read as anything now, and as zeroes after these.
+                        let zeroes = Request { kind: Kind::Zero(true), ..request };
+                        self.send(queue, slot, zeroes);
+                        flying[slot] = Some(zeroes);
+                    } else {
+                        self.check(queue, slot, request, model);
+                    }
                 }
             }
         }
@@ -154,7 +167,8 @@ impl Driver {
                 }
                 queue.write_raw(at, buffer, len, slot)
             },
-            Kind::Zero => queue.write_zeroes(at, len as u64, false, slot),
+            Kind::Zero(unmap) => queue.write_zeroes(at, len as u64, unmap, slot),
+            Kind::Discard => queue.discard(at, len as u64, slot),
             Kind::Flush => queue.flush(slot),
         }
         .unwrap();
@@ -174,8 +188,8 @@ impl Driver {
                     *byte = seed.wrapping_add(index as u8);
                 }
             }
-            Kind::Zero => range.fill(0),
-            Kind::Flush => {}
+            Kind::Zero(_) => range.fill(0),
+            Kind::Discard | Kind::Flush => {}
         }
     }
 

@@ -2,11 +2,14 @@
 use crate::driver::Dice;
 use crate::raw::{Ask, DATA, IOVA, MEMORY, MOST, Machine, Raw, STATUS};
 use crate::rig::{DISK, Rig};
+use paravane_device::rng::Rng;
+use paravane_ring::Segment;
 use paravane_spec::feature::{ACCESS_PLATFORM, EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::vhost_user::{
     F_PROTOCOL_FEATURES, Header, Iotlb, SingleRegion, VringState, back_end_request, flags, iotlb,
     protocol_feature, request,
 };
+use paravane_vhost::{Endpoint, Export, ExportConfig};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -426,4 +429,38 @@ fn memory_that_is_taken_away_takes_its_translations_along() {
     machine.kick();
     iommu.finish(&mut machine, &mut model);
     assert!(rig.status().queues[0].live);
+}
+
+#[test]
+fn an_entropy_device_waits_for_translations() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rng.sock");
+    let config = ExportConfig::new("rng", Endpoint::Listen(path.clone()));
+    let export = Export::start(config, Box::new(Rng::new())).unwrap();
+    for layout in [0, INDIRECT_DESC | EVENT_IDX, RING_PACKED | INDIRECT_DESC | EVENT_IDX] {
+        let raw = Raw::connect(&path);
+        let mut machine = Machine::new(layout | ACCESS_PLATFORM, 64, 1);
+        let iommu = begin(&raw, &mut machine, false);
+        for slot in 0..8 {
+            // Over the boundary of two pages.
+            let at = Machine::slot(slot) + PAGE - 300;
+            machine.queue.add(&[], &[Segment { addr: IOVA + at, len: 700 }]).unwrap();
+            machine.kick();
+            let end = Instant::now() + Duration::from_secs(20);
+            let used = loop {
+                assert!(Instant::now() < end, "nothing comes");
+                iommu.answer(&[&machine]);
+                if let Some(used) = machine.queue.pop_used().unwrap() {
+                    break used;
+                }
+            };
+            assert_eq!(used.len, 700);
+            for half in [at, at + 350] {
+                assert!(machine.bytes(half, 350).iter().any(|&byte| byte != 0));
+            }
+            iommu.invalidate(IOVA + Machine::slot(slot), 2 * PAGE);
+        }
+        let status = export.status();
+        assert_eq!((status.protocol_errors, &status.queues[0].error), (0, &None));
+    }
 }
