@@ -26,7 +26,7 @@ mod server;
 pub(crate) const NAME: &str = "blk";
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
-    "Both servers have the same image of 256 MiB open at once, through the host's page cache; tmpfs: in /dev/shm; disk: in the folder that this was started in. Each is pinned to one CPU, the client (the crate virtio-driver, one queue, one thread) to another. What is read is compared: each block begins with its own number.",
+    "Both servers have the same image of 256 MiB open at once, through the host's page cache; tmpfs: in /dev/shm; disk: in the folder that this was started in; qcow2: in /dev/shm, converted by qemu-img, a copy for each. Each is pinned to one CPU, the client (the crate virtio-driver, one queue, one thread) to another. What is read is compared: each block begins with its own number.",
     "read4k, write4k: at random; seq-read128k, seq-write128k: one after another. depth: requests in flight.",
     "latency: from before a request is submitted until the client has taken it back. cpu: that of the server's process, user mode and kernel. instructions: the same, in a window of its own, since counting costs at each switch.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, a request. rescues: how often it had to kick again after 50 ms, which virtio-driver 0.6.1 sometimes must in packed rings.",
@@ -58,7 +58,7 @@ fn measure(
             continue;
         }
         progress(&format!("making an image: {}", storage.name()));
-        let mut names: Vec<&str> = subjects.iter().map(Subject::image).collect();
+        let mut names: Vec<&str> = subjects.iter().map(|subject| subject.image(storage)).collect();
         names.sort_unstable();
         names.dedup();
         let image = Image::new(storage, &names)?;
@@ -66,7 +66,7 @@ fn measure(
         let real_time = client_cpu.and_then(|_| RealTime::enter());
         let mut servers = Vec::new();
         for subject in subjects {
-            servers.push(Server::start(subject, &image.path(subject.image()), image.folder(), server_cpu)?);
+            servers.push(Server::start(subject, storage, &image, server_cpu)?);
         }
         let _pinned = client_cpu.and_then(crate::machine::Pinned::to);
         for round in 0..rounds {

@@ -10,6 +10,8 @@ pub(super) const BLOCK: u64 = 4096;
 pub(super) const SPAN: u64 = 256 << 20;
 /// Requests in flight.
 const DEPTHS: [usize; 4] = [1, 4, 32, 128];
+/// The same for qcow2 images.
+const QCOW2_DEPTHS: [usize; 2] = [1, 32];
 
 /// Where the image lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,16 +20,19 @@ pub(super) enum Storage {
     Tmpfs,
     /// Wherever the benchmark is run.
     Disk,
+    /// In memory, in the format qcow2.
+    Qcow2,
 }
 
 impl Storage {
-    pub(super) const ALL: [Self; 2] = [Self::Tmpfs, Self::Disk];
+    pub(super) const ALL: [Self; 3] = [Self::Tmpfs, Self::Disk, Self::Qcow2];
 
     /// As the rows have it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
             Self::Disk => "disk",
+            Self::Qcow2 => "qcow2",
         }
     }
 }
@@ -75,26 +80,35 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// All of them; in a hurry only those in memory.
+    /// All of them; in a hurry only those of raw images in memory.
     pub(super) fn all(quick: bool) -> Vec<Self> {
         let storages = if quick { &Storage::ALL[..1] } else { &Storage::ALL[..] };
         let mut all = Vec::new();
         for &storage in storages {
-            for packed in [false, true] {
+            // A format has nothing to do with the ring's layout.
+            let (layouts, depths) = match storage {
+                Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
+                Storage::Qcow2 => (&[false][..], &QCOW2_DEPTHS[..]),
+            };
+            for &packed in layouts {
                 for work in Work::ALL {
-                    all.extend(DEPTHS.map(|depth| Self { storage, packed, work, depth }));
+                    all.extend(depths.iter().map(|&depth| Self { storage, packed, work, depth }));
                 }
             }
         }
         all
     }
 
-    /// Those whose path contains `filter`.
+    /// Those whose path contains `filter`, without those that this host cannot have.
     ///
     /// # Errors
     /// There is none.
     pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
-        crate::select(Self::all(quick), filter)
+        let mut all = Self::all(quick);
+        if !super::image::can_convert() {
+            all.retain(|case| case.storage != Storage::Qcow2);
+        }
+        crate::select(all, filter)
     }
 }
 
@@ -118,12 +132,13 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64);
+        assert_eq!(names.len(), 64 + 8);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",
             "disk/split/seq-read128k/depth4",
             "disk/packed/seq-write128k/depth128",
+            "qcow2/split/write4k/depth32",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");
         }

@@ -5,6 +5,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// A folder with the image, and room for sockets. It goes when this does.
@@ -23,18 +24,22 @@ impl Image {
 
     fn make(storage: Storage, names: &[&str]) -> io::Result<Self> {
         let place = match storage {
-            Storage::Tmpfs => PathBuf::from("/dev/shm"),
+            Storage::Tmpfs | Storage::Qcow2 => PathBuf::from("/dev/shm"),
             Storage::Disk => std::env::current_dir()?,
         };
         let in_memory = statfs(&place)?.filesystem_type() == TMPFS_MAGIC;
-        if in_memory != (storage == Storage::Tmpfs) {
+        if in_memory != (storage != Storage::Disk) {
             let what = if in_memory { "is in memory, not on a disk" } else { "is no tmpfs" };
             return Err(io::Error::other(format!("{} {what}", place.display())));
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
         let image = Self { folder };
         for name in names {
-            write(&image.path(name))?;
+            let path = image.path(name);
+            write(&path)?;
+            if storage == Storage::Qcow2 {
+                convert(&path)?;
+            }
         }
         Ok(image)
     }
@@ -48,6 +53,28 @@ impl Image {
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
+}
+
+/// QEMU's program that knows other formats.
+const CONVERTER: &str = "qemu-img";
+
+/// Whether images of other formats can be made.
+pub(super) fn can_convert() -> bool {
+    Command::new(CONVERTER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// Makes a raw image a qcow2 one.
+fn convert(path: &Path) -> io::Result<()> {
+    let made = path.with_extension("made");
+    let status = Command::new(CONVERTER)
+        .args(["convert", "-f", "raw", "-O", "qcow2"])
+        .arg(path)
+        .arg(&made)
+        .status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("{CONVERTER} ended: {status}")));
+    }
+    std::fs::rename(&made, path)
 }
 
 fn write(path: &Path) -> io::Result<()> {

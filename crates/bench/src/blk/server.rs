@@ -1,4 +1,6 @@
 //! The servers: other programs, one a subject, on one image.
+use super::case::Storage;
+use super::image::Image;
 use crate::BenchError;
 use crate::builds::{Build, OTHER_NAME};
 use crate::daemon::Daemon;
@@ -40,9 +42,11 @@ impl Subject {
         }
     }
 
-    /// The image that it has. Ours locks it, so that another build of ours has a copy; the peer does not lock.
-    pub(super) fn image(&self) -> &'static str {
+    /// The image that it has. Ours locks it, so that another build of ours has a copy; the peer does not lock. Of a qcow2 image each has
+    /// a copy, since both keep its tables.
+    pub(super) fn image(&self, storage: Storage) -> &'static str {
         match self {
+            Self::StorageDaemon if storage == Storage::Qcow2 => "image-peer",
             Self::Ours(build) if build.name == OTHER_NAME => "image-other",
             Self::Ours(_) | Self::StorageDaemon => "image",
         }
@@ -53,7 +57,8 @@ impl Subject {
         matches!(self, Self::Ours(_))
     }
 
-    fn command(&self, image: &Path, socket: &Path) -> Command {
+    fn command(&self, storage: Storage, image: &Path, socket: &Path) -> Command {
+        let qcow2 = storage == Storage::Qcow2;
         let with = |before: &str, path: &Path, after: &str| {
             let mut argument = OsString::from(before);
             argument.push(path);
@@ -64,8 +69,9 @@ impl Subject {
             Self::Ours(Build { program, more, .. }) => {
                 let mut command = Command::new(program);
                 command
-                    .args(["serve", "blk", "--queue-size", "1024", "--format", "raw", "--image"])
-                    .arg(image);
+                    .args(["serve", "blk", "--queue-size", "1024", "--image"])
+                    .arg(image)
+                    .args(["--format", if qcow2 { "qcow2" } else { "raw" }]);
                 command.arg("--socket").arg(socket).args(more);
                 // A line for each client would go into the table.
                 if std::env::var_os("RUST_LOG").is_none() {
@@ -76,7 +82,12 @@ impl Subject {
             Self::StorageDaemon => {
                 let mut command = Command::new(PEER);
                 // We have the image as well, which its lock would not allow.
-                let file = with("driver=file,node-name=disk,aio=io_uring,locking=off,filename=", image, "");
+                let file = if qcow2 {
+                    "driver=qcow2,node-name=disk,file.driver=file,file.aio=io_uring,file.locking=off,file.filename="
+                } else {
+                    "driver=file,node-name=disk,aio=io_uring,locking=off,filename="
+                };
+                let file = with(file, image, "");
                 let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
                 command.args(["--object", "iothread,id=thread"]);
                 command.arg("--blockdev").arg(file).arg("--export").arg(with(export, socket, ""));
@@ -100,12 +111,12 @@ impl Server {
     /// It cannot be started.
     pub(super) fn start(
         subject: &Subject,
-        image: &Path,
-        folder: &Path,
+        storage: Storage,
+        image: &Image,
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
-        let socket = folder.join(subject.name().replace('/', "-")).with_extension("sock");
-        let mut command = subject.command(image, &socket);
+        let socket = image.folder().join(subject.name().replace('/', "-")).with_extension("sock");
+        let mut command = subject.command(storage, &image.path(subject.image(storage)), &socket);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let daemon = Daemon::start(command, subject.name(), cpu)?;
         Ok(Self { subject: subject.clone(), socket, daemon })
