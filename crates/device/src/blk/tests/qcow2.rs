@@ -519,3 +519,39 @@ fn an_open_image_does_not_give_its_header_away() {
     drop(rig);
     assert!(std::fs::read(&image.path).unwrap()[..0x1_0000] == header);
 }
+
+/// What QEMU makes in other ways is no broken image.
+#[test]
+fn images_that_qemu_has_worked_on_are_written_to() {
+    let Some(folder) = folder("images_that_qemu_has_worked_on_are_written_to") else { return };
+    let raw = image(&pattern(4 << 20, 9));
+    let convert = |name: &str, options: &[&str]| {
+        let path = folder.path().join(name);
+        let images = [text(raw.path()), text(&path)];
+        done(&[&["convert", "-q", "-f", "raw", "-O", "qcow2"], options, &images].concat());
+        path
+    };
+    let snapshot = |path: &Path, name| done(&["snapshot", "-c", name, text(path)]);
+    let compressed = convert("compressed.qcow2", &["-c"]);
+    let with_snapshots = convert("snapshots.qcow2", &["-o", "cluster_size=4k"]);
+    snapshot(&with_snapshots, "one");
+    snapshot(&with_snapshots, "two");
+    let large = convert("large.qcow2", &["-o", "cluster_size=512,refcount_bits=64"]);
+    done(&["resize", "-q", text(&large), "3G"]);
+    let allocated = create(&folder, "allocated.qcow2", 64 << 20, "preallocation=falloc,cluster_size=2M");
+    let discarded = convert("discarded.qcow2", &[]);
+    let write = ["-f", "qcow2", "-c", "discard 0 2M", "-c", "write -z 3M 512k", text(&discarded)];
+    assert!(Command::new("qemu-io").args(write).output().is_ok_and(|output| output.status.success()));
+    for path in [compressed, with_snapshots, large, allocated, discarded] {
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        for place in 0..16 {
+            assert_eq!(rig.status(blk::T_OUT, place * 511, &[place as u8; 1024]), blk::S_OK, "{path:?}");
+        }
+        drop(rig);
+        check(&path);
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        for place in 0..16 {
+            assert_eq!(rig.read(place * 511, 512), [place as u8; 512], "{path:?}");
+        }
+    }
+}
