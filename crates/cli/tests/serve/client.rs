@@ -1,6 +1,9 @@
 //! A driver of another house on a daemon in its sandbox.
 use crate::daemon::{Daemon, Folder, sandbox_usable, status};
 use crate::driver::{Dice, Driver, Wish};
+use crate::raw::{Ask, MEMORY, Machine, Raw};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// One driver after the other, on everything that a disk can be served by; then the image is what they wrote.
@@ -138,4 +141,44 @@ fn an_overlay_is_served_on_the_base_that_is_named() {
     qemu_img(TEST, &["check", "-q", &overlay]);
     qemu_img(TEST, &["convert", "-O", "raw", &overlay, &folder.text("flat.img")]);
     assert!(std::fs::read(folder.path("flat.img")).unwrap() == model, "the image is not what was written");
+}
+
+/// One VMM's memory goes while it is used; another VMM's disk, of the same daemon, does not notice.
+#[test]
+fn memory_that_is_taken_away_fails_one_device() {
+    let folder = Folder::new();
+    let disk = |name: &str| {
+        folder.image(&format!("{name}.img"));
+        format!("[[blk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nsocket = \"{name}\"\n")
+    };
+    let file = folder.write("d.toml", &(disk("a") + &disk("b")));
+    let control = folder.text("control");
+    let mut daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 4 };
+    let mut driver = Driver::connect(&folder.path("b"), wish).unwrap();
+    let (mut model, mut dice) = (vec![0; 1 << 20], Dice::new(6));
+    for round in 1..=3 {
+        let mut machine = Machine::new(0, 64, 4);
+        let raw = Raw::connect(&folder.path("a"));
+        raw.begin(machine.features);
+        // Its ring is in a file of its own.
+        let memory = std::fs::File::from(memfd_create("taken", MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(MEMORY).unwrap();
+        machine.share_as(&raw, memory.as_fd());
+        machine.start(&raw, 0);
+        driver.exercise(&mut model, 50, &mut dice);
+        memory.set_len(0).unwrap();
+        machine.ask(0, Ask::Read, 0, 512);
+        machine.kick();
+        assert!(raw.is_closed());
+        daemon.wait_for("is gone");
+        driver.exercise(&mut model, 50, &mut dice);
+        let json = status(&control);
+        let errors = |index: usize| json["devices"][index]["protocol_errors"].as_u64();
+        assert_eq!((errors(0), errors(1)), (Some(round), Some(0)), "{json}");
+        assert_eq!(json["devices"][1]["sessions"], 1);
+    }
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    assert!(std::fs::read(folder.path("b.img")).unwrap() == model);
 }

@@ -435,7 +435,7 @@ fn memory_that_is_taken_away_ends_the_session() {
         match part {
             "ring" => {
                 raw.begin(machine.features);
-                raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[file.as_fd()]);
+                machine.share_as(&raw, file.as_fd());
                 machine.start(&raw, 0);
             }
             "inflight" => {

@@ -281,8 +281,13 @@ impl Machine {
 
     /// Its memory, and no other.
     pub(crate) fn share(&self, raw: &Raw) {
+        self.share_as(raw, self.memory.fd());
+    }
+
+    /// The same, in another file.
+    pub(crate) fn share_as(&self, raw: &Raw, file: BorrowedFd<'_>) {
         let table = [MemoryTable { regions: 1, padding: 0 }.as_bytes(), self.region().as_bytes()].concat();
-        raw.say(request::SET_MEM_TABLE, &*table, &[self.memory.fd()]);
+        raw.say(request::SET_MEM_TABLE, &*table, &[file]);
     }
 
     pub(crate) fn start(&self, raw: &Raw, base: u32) {

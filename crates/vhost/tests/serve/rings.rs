@@ -26,7 +26,7 @@
 //! | descriptors in floods | `malformed::descriptors_in_floods_are_let_go` |
 //! | in-flight memory, tables and logs of wrong sizes | `malformed::whoever_breaks_the_protocol_is_thrown_out` |
 //! | in-flight memory with anything in it | `malformed::in_flight_memory_may_hold_anything` |
-//! | memory, in-flight memory and logs whose file is truncated | `malformed::memory_that_is_taken_away_ends_the_session` |
+//! | memory, in-flight memory and logs whose file is truncated | `malformed::memory_that_is_taken_away_ends_the_session`, `client::memory_that_is_taken_away_fails_one_device` |
 //! | a table that takes away the memory of live queues, and regions removed while in use | `malformed::a_queue_rests_while_its_memory_is_away` |
 //! | device state of somebody else | `frontend` |
 //! | translations that mean nothing, of an IOMMU | `iotlb` |
