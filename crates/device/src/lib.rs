@@ -126,6 +126,13 @@ pub trait QueueHandler: Send {
         true
     }
 
+    /// Of how many buffers in a queue of `size` it is good to take so many at once, while they come fast: its owner may wait some
+    /// microseconds for them to come. 0: it is not, since somebody waits for each.
+    fn gathers(&self, size: u16) -> u32 {
+        let _ = size;
+        0
+    }
+
     /// The queue of a TAP device that the frames go to or come from: the kernel's vhost-net can move them in our place.
     fn tap(&self) -> Option<BorrowedFd<'_>> {
         None

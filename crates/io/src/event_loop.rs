@@ -16,10 +16,13 @@
 //!
 //! How long a queue is polled is its [`PollWindow`]'s business: not at all unless work has lately come soon after the last
 //! was done. No clock is read where polling is off.
+//!
+//! A queue that is polled and whose work comes fast may be left alone for some microseconds before it is looked at again, so that
+//! more is taken at once: its [`GatherWindow`] says for how long.
 use super::host_queue::{HostQueue, Turn};
 use super::{Counters, Message, NotPutOn, caught};
 use paravane_device::ServeError;
-use paravane_notify::{Notifier, PollWindow};
+use paravane_notify::{GatherWindow, Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io;
@@ -63,6 +66,9 @@ struct Seat {
     queue: Box<HostQueue>,
     state: State,
     window: PollWindow,
+    gather: GatherWindow,
+    /// Chains taken since its work last ran dry.
+    taken: u32,
     /// When its work ran dry; `None` if that was never, or polling is off.
     dry: Option<Instant>,
     /// How long after that an event woke it.
@@ -75,8 +81,8 @@ enum State {
     Asleep,
     /// In the ready list.
     Ready,
-    /// In the list of those that are polled, until then at the latest.
-    Polled(Instant),
+    /// In the list of those that are polled, from then on, until then at the latest.
+    Polled { from: Instant, until: Instant },
 }
 
 impl EventLoop {
@@ -153,7 +159,7 @@ impl EventLoop {
             if seat.queue.key().device != device || !seat.queue.waits() || seat.state == State::Ready {
                 continue;
             }
-            if let State::Polled(_) = seat.state {
+            if let State::Polled { .. } = seat.state {
                 self.polled.retain(|&other| other != number);
             }
             seat.state = State::Ready;
@@ -173,8 +179,10 @@ impl EventLoop {
             return Err(NotPutOn { queue: Some(queue), source });
         }
         let window = PollWindow::new(self.setting.longest_poll);
+        let gather = GatherWindow::new(queue.gathers());
         // It is served once, whether or not there is anything: what came while it was nobody's may wake nobody.
-        self.seats[number] = Some(Seat { queue, state: State::Ready, window, dry: None, gap: None });
+        self.seats[number] =
+            Some(Seat { queue, state: State::Ready, window, gather, taken: 0, dry: None, gap: None });
         self.ready.push_back(number);
         Ok(())
     }
@@ -184,7 +192,7 @@ impl EventLoop {
         match state {
             State::Asleep => {}
             State::Ready => self.ready.retain(|&other| other != number),
-            State::Polled(_) => self.polled.retain(|&other| other != number),
+            State::Polled { .. } => self.polled.retain(|&other| other != number),
         }
         queue.ignore(&self.epoll);
         Some(queue)
@@ -200,7 +208,7 @@ impl EventLoop {
             State::Ready => return,
             State::Asleep => seat.gap = seat.dry.map(|dry| dry.elapsed()),
             // The other of its two sides has something, or a kick was under way.
-            State::Polled(_) => {
+            State::Polled { .. } => {
                 seat.window.found();
                 self.polled.retain(|&other| other != number);
             }
@@ -219,7 +227,10 @@ impl EventLoop {
             for at in (0..self.polled.len()).rev() {
                 let number = self.polled[at];
                 let Some(Some(seat)) = self.seats.get_mut(number) else { continue };
-                let State::Polled(until) = seat.state else { continue };
+                let State::Polled { from, until } = seat.state else { continue };
+                if now < from {
+                    continue;
+                }
                 if seat.queue.has_work() {
                     fruitful += 1;
                     seat.window.found();
@@ -271,22 +282,29 @@ impl EventLoop {
         seat.state = State::Asleep;
         self.setting.counters.turn();
         let length = seat.window.length();
-        match seat.queue.serve(length.is_zero()) {
-            Ok(Turn::More) => {
+        let enough = if length.is_zero() { 0 } else { seat.gather.enough() };
+        match seat.queue.serve(length.is_zero(), enough) {
+            Ok(Turn::More { taken }) => {
+                seat.taken += taken;
                 seat.state = State::Ready;
                 self.ready.push_back(number);
             }
-            Ok(Turn::Dry { worked }) => {
+            Ok(Turn::Dry { taken, worked }) => {
                 // A kick that brought no work teaches nothing.
                 let gap = seat.gap.take().filter(|_| worked);
                 gap.into_iter().for_each(|gap| seat.window.slept(gap));
+                let taken = std::mem::take(&mut seat.taken) + taken;
+                let mut pause = Duration::ZERO;
                 if seat.window.enabled() && worked {
-                    seat.dry = Some(Instant::now());
+                    let now = Instant::now();
+                    if let Some(before) = seat.dry.replace(now) {
+                        pause = seat.gather.turn(taken, now - before);
+                    }
                 }
                 // What looked like work and was none is not polled for again.
                 match seat.dry.filter(|_| worked && !length.is_zero() && seat.queue.can_poll()) {
                     Some(dry) => {
-                        seat.state = State::Polled(dry + length);
+                        seat.state = State::Polled { from: dry + pause, until: dry + length };
                         self.polled.push(number);
                     }
                     None if length.is_zero() => {}

@@ -28,9 +28,9 @@ const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::E
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// There is more to do, and others have their turn first.
-    More,
-    /// There was nothing left; whether there had been anything.
-    Dry { worked: bool },
+    More { taken: u32 },
+    /// There was nothing left, or it is left alone for a while; whether there had been anything.
+    Dry { taken: u32, worked: bool },
 }
 
 /// Names a queue among all that a program serves.
@@ -130,16 +130,18 @@ impl HostQueue {
     }
 
     /// Serves until nothing is left or the budget is used up. With `arm`, when nothing is left, the next work wakes whoever
-    /// listens, and it is looked once more; without, whoever has the queue goes on looking by [`HostQueue::has_work`].
-    pub(super) fn serve(&mut self, arm: bool) -> Result<Turn, ServeError> {
+    /// listens, and it is looked once more; without, whoever has the queue goes on looking by [`HostQueue::has_work`]. Once `enough`
+    /// chains at a time have not been there any more, what comes next is left alone for a while.
+    pub(super) fn serve(&mut self, arm: bool, enough: u32) -> Result<Turn, ServeError> {
         let mut sum = Served::default();
-        let turn = self.serve_counted(arm, &mut sum);
+        let turn = self.serve_counted(arm, enough, &mut sum);
         self.work.add(&sum);
-        Ok(if turn? { Turn::More } else { Turn::Dry { worked: sum.taken + sum.completed > 0 } })
+        let Served { taken, completed, .. } = sum;
+        Ok(if turn? { Turn::More { taken } } else { Turn::Dry { taken, worked: taken + completed > 0 } })
     }
 
     /// As [`HostQueue::serve`]; whether there is more.
-    fn serve_counted(&mut self, arm: bool, sum: &mut Served) -> Result<bool, ServeError> {
+    fn serve_counted(&mut self, arm: bool, enough: u32, sum: &mut Served) -> Result<bool, ServeError> {
         let Self { key, live, handler, site, work, .. } = self;
         live.disable_kicks();
         for _ in 0..BUDGET {
@@ -150,6 +152,9 @@ impl HostQueue {
             }
             sum.taken += served.taken;
             sum.completed += served.completed;
+            if served.taken < enough && served.taken > 0 && served.completed == served.taken {
+                return Ok(false);
+            }
             if served.taken + served.completed == 0 && !(arm && wake_ups(live, &mut **handler)?) {
                 return Ok(false);
             }
@@ -170,6 +175,11 @@ impl HostQueue {
     /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. No system call, and nothing is asked for.
     pub(super) fn has_work(&mut self) -> bool {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
+    }
+
+    /// Chains that it is good to take at once; see [`QueueHandler::gathers`].
+    pub(super) fn gathers(&self) -> u32 {
+        self.handler.gathers(self.live.ring().size())
     }
 
     /// Whether it has work that waits for translations.
@@ -229,7 +239,7 @@ impl HostQueue {
         if self.kicks.are_ours() {
             self.take_kicks();
         }
-        if complete && let Err(error) = self.serve(true) {
+        if complete && let Err(error) = self.serve(true, 0) {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
         self.drain(complete);

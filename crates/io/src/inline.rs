@@ -118,8 +118,8 @@ impl Shared {
         let Some(slot) = queues.get_mut(number) else { return };
         let Some(queue) = slot else { return };
         loop {
-            match queue.serve(true) {
-                Ok(Turn::More) => {}
+            match queue.serve(true, 0) {
+                Ok(Turn::More { .. }) => {}
                 Ok(Turn::Dry { .. }) => return,
                 Err(error) => {
                     if let Some(queue) = slot.take() {

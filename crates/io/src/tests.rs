@@ -54,6 +54,8 @@ impl QueueHandler for Busy {
 struct Fed {
     fed: Arc<AtomicU64>,
     served: Arc<AtomicU64>,
+    /// It is good to take so many at once.
+    gathers: u32,
 }
 
 impl Fed {
@@ -91,7 +93,11 @@ impl QueueHandler for Fed {
     fn serve(&mut self, _queue: &mut LiveQueue) -> Result<Served, ServeError> {
         let taken = self.fed.swap(0, Ordering::Relaxed);
         self.served.fetch_add(taken, Ordering::Relaxed);
-        Ok(Served { taken: taken as u32, ..Served::default() })
+        Ok(Served { taken: taken as u32, completed: taken as u32, ..Served::default() })
+    }
+
+    fn gathers(&self, _size: u16) -> u32 {
+        self.gathers
     }
 
     fn listen(&mut self) -> bool {
@@ -186,6 +192,38 @@ fn who_polls_finds_work_without_a_kick() {
         fed.serve(&notifier);
         IoThreadFigures { polled_ns, fruitful_polls, .. } = thread.figures();
     }
+}
+
+/// Work that comes in portions, so fast that it is left alone for some microseconds after each turn: all of it is served, the
+/// last of each stream without a kick, since its queue is polled.
+#[test]
+fn what_is_left_alone_for_a_while_is_not_forgotten() {
+    let (thread, site) = thread(LONG);
+    let fed = Fed { gathers: 64, ..Fed::default() };
+    let (queue, notifier) = queue(0, fed.clone(), &site);
+    assert!(thread.put_on(queue).is_ok());
+    let start = Instant::now();
+    let (mut sum, mut by_itself) = (0, 0);
+    while by_itself < 20 {
+        assert!(start.elapsed() < PATIENCE, "streams that ended without a kick: {by_itself}");
+        for _ in 0..2000 {
+            fed.fed.fetch_add(16, Ordering::Relaxed);
+            (0..100).for_each(|_| std::hint::spin_loop());
+        }
+        sum += 2000 * 16;
+        let end = Instant::now() + LONG / 4;
+        while fed.served.load(Ordering::Relaxed) < sum && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        if fed.served.load(Ordering::Relaxed) == sum {
+            by_itself += 1;
+        } else {
+            // Asleep: the next stream finds it awake.
+            notifier.kick();
+            fed.wait(sum);
+        }
+    }
+    assert_eq!(fed.served.load(Ordering::Relaxed), sum);
 }
 
 #[test]

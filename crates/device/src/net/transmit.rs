@@ -150,6 +150,11 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         !self.full
     }
 
+    fn gathers(&self, size: u16) -> u32 {
+        // So few that the driver does not run out of descriptors meanwhile.
+        (BATCH as u32).min(u32::from(size) / 4)
+    }
+
     fn tap(&self) -> Option<BorrowedFd<'_>> {
         self.sender.tap()
     }
