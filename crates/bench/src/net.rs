@@ -3,13 +3,16 @@
 //! All are programs of their own: the device on one CPU, its driver on another.
 //!
 //! ```text
-//! for case { for subject { device -> driver } -> for round { for subject { go -> warm up -> [ clock ] -> [ instructions ] -> halt } } }
+//! for case { for round { for subject { device -> driver } -> for take { for subject { go -> warm up -> [ clock ] -> [ instructions ] -> halt } } } }
 //! ```
+//! Each round starts all programs anew: where their memory lies moves a rate by some percent. Within a round the subjects take turns,
+//! shortly, and the median take stands for the round: how long a cache line takes between two CPUs may change from one second to the next.
+//!
 //! **Cases**: `LAYOUT/BUFFERS/WAY/BYTES`, see [`case`].
 use crate::machine::two_cpus;
 use crate::meter::{Amount, CpuClock, Instructions};
 use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::{Figure, Gathered};
+use crate::series::{Figure, Gathered, Shots, ratio};
 use crate::{BenchError, Options, Row};
 use case::{Case, Way};
 use device::{Device, Subject};
@@ -19,13 +22,16 @@ mod case;
 mod device;
 mod testpmd;
 
+/// Takes of each subject in a round.
+const TAKES: usize = 7;
+
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "net";
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
     "The driver is DPDK's virtio-user in dpdk-testpmd, one pair of queues of 256, memory in ordinary pages; it polls. The device is paravane serve net (--sink, --source or --echo) or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
     "transmit: the driver sends and the device swallows, having copied the packet; receive: the other way round; forward: both send on what they receive (paravane swaps the addresses; testpmd sends it as it is). single: receive buffers hold a whole packet (no MRG_RXBUF).",
-    "rate: packets that the driver has sent or received, of forward those that it received. cpu: CPU time of the device's process a packet, user mode and kernel; a device that polls spends all there is. instructions: the same, in a window of its own.",
+    "rate: packets that the driver has sent or received, of forward those that it received. cpu: CPU time of the device's process a packet, user mode and kernel; a device that polls spends all there is. rate-to-dpdk: the rate as a multiple of that of DPDK's vhost driver in the same round. instructions: the same, in a window of its own.",
 ];
 
 /// Runs the cases that `options` select.
@@ -42,23 +48,32 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     let (device_cpu, driver_cpu) = two_cpus();
     for case in cases {
         let path = case.to_string();
-        progress(&format!("starting {path}"));
         let failed = |source| BenchError::Os { what: "make a folder for sockets", source };
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir().map_err(failed)?;
-        let mut pairs = Vec::new();
-        for subject in &subjects {
-            let socket = folder.path().join(subject.name().replace('/', "-")).with_extension("sock");
-            let device = Device::start(subject, case, &socket, device_cpu)?;
-            let mut driver = Testpmd::start(Side::Driver(case), subject.name(), &socket, driver_cpu)?;
-            driver.set(Side::Driver(case), case)?;
-            pairs.push((subject.name(), device, driver));
-        }
-        for round in 0..rounds {
-            for turn in 0..pairs.len() {
-                let at = (turn + round as usize) % pairs.len();
-                let (name, device, driver) = &mut pairs[at];
+        for round in 0..rounds as usize {
+            let mut pairs = Vec::new();
+            for subject in &subjects {
+                let name = subject.name();
+                progress(&format!("round {} of {rounds}: {path}: starting {name}", round + 1));
+                let socket = format!("{round}-{}.sock", name.replace('/', "-"));
+                let socket = folder.path().join(socket);
+                let device = Device::start(subject, case, &socket, device_cpu)?;
+                let mut driver = Testpmd::start(Side::Driver(case), name, &socket, driver_cpu)?;
+                driver.set(Side::Driver(case), case)?;
+                pairs.push((name, device, driver, Shots::default()));
+            }
+            let subjects = pairs.len();
+            for turn in 0..subjects * TAKES {
+                let (name, device, driver, shots) = &mut pairs[(turn + turn / subjects + round) % subjects];
                 progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                let figures = sample(name, device, driver, case, amount)?;
+                shots.add(sample(name, device, driver, case, amount)?);
+            }
+            let medians = |(name, _, _, shots): (_, _, _, Shots)| (name, shots.medians().collect::<Vec<_>>());
+            let of_round: Vec<(&'static str, Vec<_>)> = pairs.into_iter().map(medians).collect();
+            for (name, mut figures) in of_round.clone() {
+                let peer =
+                    of_round.iter().find(|(other, _)| *other == Subject::Dpdk.name() && *other != name);
+                figures.extend(peer.and_then(|(_, theirs)| ratio(&figures, theirs, "rate-to-dpdk")));
                 gathered.add(&path, name, driver_cpu, figures);
             }
         }
@@ -66,7 +81,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(gathered.rows())
 }
 
-/// One sample of one pair.
+/// One take of one pair.
 fn sample(
     name: &'static str,
     device: &mut Device,

@@ -109,6 +109,20 @@ impl Gathered {
     }
 }
 
+/// The ratio of two rates, as a figure.
+pub(crate) fn ratio(
+    ours: &[(Figure, f64)],
+    theirs: &[(Figure, f64)],
+    metric: &'static str,
+) -> Option<(Figure, f64)> {
+    let rate = |figures: &[(Figure, f64)]| {
+        let (figure, rate) = figures.iter().find(|(figure, _)| figure.metric == "rate")?;
+        Some((figure.method.clone(), *rate))
+    };
+    let ((method, ours), (_, theirs)) = (rate(ours)?, rate(theirs)?);
+    (theirs > 0.0).then(|| (Figure::new(metric, "1", method), ours / theirs))
+}
+
 /// How a figure of a guest came about: `method`, what ran the guest, and whether all of it ran before ordinary threads.
 pub(crate) fn by(method: &str, accel: &str, real_time: bool) -> String {
     let class = if real_time { ", SCHED_FIFO" } else { "" };

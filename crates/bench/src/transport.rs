@@ -15,7 +15,7 @@
 use crate::guest::Image;
 use crate::machine::{Pinned, RealTime, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::{Figure, Gathered, Shots};
+use crate::series::{Gathered, Shots, ratio};
 use crate::{BenchError, Options, Row};
 use paravane_vmm::{AccelChoice, TransportChoice};
 use shot::{Amount, shoot};
@@ -130,16 +130,6 @@ fn measure(
         }
     }
     Ok(gathered.rows())
-}
-
-/// The ratio of two rates, as a figure.
-fn ratio(ours: &[(Figure, f64)], theirs: &[(Figure, f64)], metric: &'static str) -> Option<(Figure, f64)> {
-    let rate = |figures: &[(Figure, f64)]| {
-        let (figure, rate) = figures.iter().find(|(figure, _)| figure.metric == "rate")?;
-        Some((figure.method.clone(), *rate))
-    };
-    let ((method, ours), (_, theirs)) = (rate(ours)?, rate(theirs)?);
-    (theirs > 0.0).then(|| (Figure::new(metric, "1", method), ours / theirs))
 }
 
 #[cfg(test)]

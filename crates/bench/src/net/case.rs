@@ -62,17 +62,17 @@ impl Case {
     }
 }
 
-/// How long a sample takes, for figures.
+/// How long a take is, for figures.
 pub(super) const FULL: Amount = Amount {
-    warm_up: Duration::from_millis(100),
-    timed: Duration::from_millis(500),
-    counted: Duration::from_millis(100),
+    warm_up: Duration::from_millis(30),
+    timed: Duration::from_millis(100),
+    counted: Duration::from_millis(20),
 };
 /// In a hurry.
 pub(super) const QUICK: Amount = Amount {
-    warm_up: Duration::from_millis(50),
-    timed: Duration::from_millis(200),
-    counted: Duration::from_millis(50),
+    warm_up: Duration::from_millis(20),
+    timed: Duration::from_millis(30),
+    counted: Duration::from_millis(10),
 };
 
 #[cfg(test)]

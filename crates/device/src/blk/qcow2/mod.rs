@@ -10,7 +10,7 @@
 //!
 //! The format's code runs on bytes that a hostile guest has helped to write. If it panics, the image is not used any more: every
 //! request fails. One thing cannot be caught, a stack that is used up; how imago 0.2.6 can be brought to that, and how an image is
-//! kept from it, is told in [`refcounts`] and [`storage`].
+//! kept from it, is told in [`refcounts`] and [`storage`](mod@storage).
 mod refcounts;
 mod storage;
 

@@ -9,7 +9,7 @@
 //!
 //! - A **broken image** may say that its own header is free. imago 0.2.6 takes cluster 0 then, for a refcount block perhaps, and
 //!   an entry 0 in the refcount table means that there is no block: it would make the same one again and again, calling itself
-//!   until the stack is used up. Such an image is refused here, and [`Storage`](super::storage) sees to it that none
+//!   until the stack is used up. Such an image is refused here, and [`Storage`](super::storage::Storage) sees to it that none
 //!   becomes one later.
 //! - A process that was **killed** leaves tables that are in use and not counted: imago enters a new L2 table into the L1 table at
 //!   once, and writes the refcount block with the next flush. The next one to write would give the table's cluster away. Tables
