@@ -66,15 +66,14 @@ pub(crate) struct Ring<O> {
     order: PhantomData<O>,
 }
 
-/// Used descriptors of one lap, written one behind the other, of chains that take one each and to which something was
-/// written. All that the loop needs, since every store to shared memory could be one to the [`Ring`], for all the
-/// compiler knows.
+/// Used descriptors of one lap, written one behind the other, of chains that take one each. All that the loop needs, since
+/// every store to shared memory could be one to the [`Ring`], for all the compiler knows.
 #[derive(Clone, Copy)]
 struct Run {
     /// Bytes from the ring's end to the next used descriptor: below 0. At 0 there is none.
     at: isize,
-    /// The second word of the descriptors, without identifier and length.
-    lap: u64,
+    /// The flags that make them used.
+    used: u16,
     /// The ring's `taken`, and how many there are.
     taken: *mut u16,
     ids: usize,
@@ -86,7 +85,7 @@ impl Run {
     #[inline(always)]
     fn next(&mut self, id: u16, written: u32) -> Option<(isize, u64)> {
         let at = self.at;
-        if at == 0 || usize::from(id) >= self.ids || written == 0 {
+        if at == 0 || usize::from(id) >= self.ids {
             return None;
         }
         // SAFETY: `taken` has a place for each identifier below the size, and nobody else looks there meanwhile.
@@ -96,8 +95,14 @@ impl Run {
         }
         *taken = 0;
         self.at = at + DESC_SIZE as isize;
-        Some((at, self.lap | meta(written, id, 0)))
+        Some((at, used_meta(id, written, self.used)))
     }
+}
+
+/// The second word of a used descriptor. Without WRITE the length does not count (section 2.8.5).
+#[inline(always)]
+fn used_meta(id: u16, written: u32, used: u16) -> u64 {
+    meta(written, id, used | if written == 0 { 0 } else { DESC_F_WRITE })
 }
 
 const _: () = assert!(size_of::<Segment>() == DESC_SIZE);
@@ -381,8 +386,7 @@ impl<O: Order> Ring<O> {
     #[inline(always)]
     fn run(&mut self) -> Run {
         let (next, size) = (self.next_used, self.size);
-        let lap = meta(0, 0, next.used() | DESC_F_WRITE);
-        Run { at: next.at(), lap, taken: self.taken.as_mut_ptr(), ids: size.into() }
+        Run { at: next.at(), used: next.used(), taken: self.taken.as_mut_ptr(), ids: size.into() }
     }
 
     /// Takes note of what was written.
@@ -433,8 +437,7 @@ impl<O: Order> Ring<O> {
     /// for `id`, whose chain (or whose batch in order) takes `places` in the ring.
     fn stage(&mut self, id: u16, written: u32, places: u16) {
         let next = self.next_used;
-        // Without WRITE the length does not count (section 2.8.5).
-        let word = meta(written, id, next.used() | if written == 0 { 0 } else { DESC_F_WRITE });
+        let word = used_meta(id, written, next.used());
         if next == self.published {
             self.held = word;
         } else {
