@@ -70,11 +70,11 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
             }
             let medians = |(name, _, _, shots): (_, _, _, Shots)| (name, shots.medians().collect::<Vec<_>>());
             let of_round: Vec<(&'static str, Vec<_>)> = pairs.into_iter().map(medians).collect();
-            for (name, mut figures) in of_round.clone() {
-                let peer =
-                    of_round.iter().find(|(other, _)| *other == Subject::Dpdk.name() && *other != name);
-                figures.extend(peer.and_then(|(_, theirs)| ratio(&figures, theirs, "rate-to-dpdk")));
-                gathered.add(&path, name, driver_cpu, figures);
+            let theirs = of_round.iter().find(|(name, _)| *name == Subject::Dpdk.name());
+            for (name, figures) in &of_round {
+                let theirs = theirs.filter(|(peer, _)| peer != name);
+                let relative = theirs.and_then(|(_, theirs)| ratio(figures, theirs, "rate-to-dpdk"));
+                gathered.add(&path, name, driver_cpu, figures.iter().cloned().chain(relative));
             }
         }
     }

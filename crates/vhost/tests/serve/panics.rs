@@ -1,7 +1,7 @@
 //! A device with a mistake in it, and another one beside it.
 use crate::driver::Dice;
 use crate::raw::{Machine, Raw};
-use crate::rig::{DISK, Rig};
+use crate::rig::{self, DISK, Rig};
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::{Device, LiveQueue, QueueHandler, ServeError, Served};
 use paravane_spec::vhost_user::{ConfigAccess, request};
@@ -121,15 +121,7 @@ fn faulty(folder: &Path) -> (Fuse, Export) {
 }
 
 fn wait_for(export: &Export, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
-    let end = Instant::now() + Duration::from_secs(20);
-    loop {
-        let status = export.status();
-        if wanted(&status) {
-            return status;
-        }
-        assert!(Instant::now() < end, "still {status:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    rig::wait_for(Duration::from_secs(20), || export.status(), wanted)
 }
 
 /// It is served no more: no client, no socket, and the image is anybody's, unless what was in flight could not be waited for.

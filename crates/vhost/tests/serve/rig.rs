@@ -70,14 +70,23 @@ impl Rig {
 
     /// Waits until the status is as `wanted`, for ten seconds at most.
     pub(crate) fn wait_for(&self, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            let status = self.status();
-            if wanted(&status) {
-                return status;
-            }
-            assert!(Instant::now() < end, "still {status:?}");
-            std::thread::sleep(Duration::from_millis(1));
+        wait_for(Duration::from_secs(10), || self.status(), wanted)
+    }
+}
+
+/// Waits until a status is as `wanted`, for so long at most.
+pub(crate) fn wait_for(
+    patience: Duration,
+    status: impl Fn() -> ExportStatus,
+    wanted: impl Fn(&ExportStatus) -> bool,
+) -> ExportStatus {
+    let end = Instant::now() + patience;
+    loop {
+        let status = status();
+        if wanted(&status) {
+            return status;
         }
+        assert!(Instant::now() < end, "still {status:?}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
