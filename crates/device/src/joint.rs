@@ -18,7 +18,7 @@
 //! translated, and not before. So nothing of it is missed while it is served in the same batch, if nobody takes
 //! translations away meanwhile: the [`Gate`] sees to that. What is served longer holds its memory, or asks again
 //! ([`Ring::reaches`]).
-use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, HostSlice, Mapping};
+use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, HostSlice, Mapping, Region};
 use paravane_ring::device::{AreaRequest, Batch, Fetched, Queue, QueueConfig, Reach, State, StateError};
 use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError, Segment};
 use std::ops::Deref;
@@ -408,6 +408,11 @@ impl LiveQueue {
         let passed = gate.as_ref().map(Gate::pass);
         let memory = QueueDoor { door: memory.open(), written: ring.written(), passed };
         Open { memory, ring, batch }
+    }
+
+    /// The regions of the newest map, and its number.
+    pub fn regions(&mut self) -> (u64, &[Arc<Region>]) {
+        self.memory.regions()
     }
 
     /// Asks the driver for no kicks; see [`Queue::disable_kicks`].

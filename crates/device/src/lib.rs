@@ -126,6 +126,12 @@ pub trait QueueHandler: Send {
         true
     }
 
+    /// Whether it keeps guest memory beyond what is in flight: then it is to be served after each change of the memory's map,
+    /// and lets go of what is not there any more.
+    fn keeps_memory(&self) -> bool {
+        false
+    }
+
     /// Of how many buffers in a queue of `size` it is good to take so many at once, while they come fast: its owner may wait some
     /// microseconds for them to come. 0: it is not, since somebody waits for each.
     fn gathers(&self, size: u16) -> u32 {

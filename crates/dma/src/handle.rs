@@ -6,7 +6,7 @@ use crate::seat::Seat;
 use crate::snapshot::Window;
 use crate::table::Near;
 use crate::written::Written;
-use crate::{Access, DirtyLog, Door, Miss};
+use crate::{Access, DirtyLog, Door, Miss, Region};
 use std::sync::Arc;
 
 /// `Handle::shift` when no log is on.
@@ -113,6 +113,13 @@ impl Handle {
             }
         }
         Door::new(self, inside)
+    }
+
+    /// The regions of the newest map, by address, and its number: another map has another one. What a door that is opened later
+    /// finds may be newer.
+    pub fn regions(&mut self) -> (u64, &[Arc<Region>]) {
+        drop(self.open());
+        (self.pin.generation, self.pin.snapshot.regions())
     }
 
     /// Whether the device's addresses are translated.

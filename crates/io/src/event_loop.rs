@@ -156,7 +156,7 @@ impl EventLoop {
     fn look_again(&mut self, device: usize) {
         for (number, seat) in self.seats.iter_mut().enumerate() {
             let Some(seat) = seat else { continue };
-            if seat.queue.key().device != device || !seat.queue.waits() || seat.state == State::Ready {
+            if seat.queue.key().device != device || !seat.queue.minds_memory() || seat.state == State::Ready {
                 continue;
             }
             if let State::Polled { .. } = seat.state {

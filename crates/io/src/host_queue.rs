@@ -182,9 +182,9 @@ impl HostQueue {
         self.handler.gathers(self.live.ring().size())
     }
 
-    /// Whether it has work that waits for translations.
-    pub(super) fn waits(&self) -> bool {
-        self.live.waits()
+    /// Whether it is to be served when there is other memory, or translations: it has work that waits for them, or keeps memory.
+    pub(super) fn minds_memory(&self) -> bool {
+        self.live.waits() || self.handler.keeps_memory()
     }
 
     /// Whether [`HostQueue::park`] would lose nothing.

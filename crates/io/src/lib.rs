@@ -159,7 +159,8 @@ impl IoThread {
         wait.recv().ok()?
     }
 
-    /// The queues of this device that wait for translations ([`paravane_device::LiveQueue::waits`]) are served once more.
+    /// The queues of this device that wait for translations ([`paravane_device::LiveQueue::waits`]), or keep memory that may be
+    /// another by now ([`paravane_device::QueueHandler::keeps_memory`]), are served once more.
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
         let _ = self.send(Message::LookAgain(device));

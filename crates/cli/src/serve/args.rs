@@ -147,6 +147,15 @@ pub(crate) struct BlkArgs {
     /// two machines write to it, the file system on it is destroyed
     #[arg(long)]
     pub(crate) no_lock: bool,
+    /// Go past the host's page cache (O_DIRECT), as with QEMU's cache=none: the guest's data are not kept in the host's memory as well,
+    /// and one guest's work does not push out another's. The guest is told the block size that the file asks for. Raw images only
+    #[arg(long)]
+    pub(crate) direct: bool,
+    /// Register the VMM's memory with io_uring, which saves processor time with --direct. All of that memory is then held in place:
+    /// it must fit in RLIMIT_MEMLOCK, once for each queue, and the VMM must not use a balloon, virtio-mem or postcopy migration,
+    /// or reads come to pages that the guest does not have any more
+    #[arg(long)]
+    pub(crate) registered_buffers: bool,
     /// Serial number, at most 20 bytes of ASCII [default: from the image's file name]
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,

@@ -69,6 +69,8 @@ fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
         backing: blk.backing.iter().map(layer).collect(),
         read_only: blk.read_only,
         lock: blk.lock,
+        direct: blk.direct,
+        registered_buffers: blk.registered_buffers,
         queues: blk.queues,
         queue_size: blk.queue_size,
         engine: match blk.engine {

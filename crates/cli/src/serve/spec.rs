@@ -60,6 +60,8 @@ pub(crate) struct Blk {
     pub(crate) backing: Vec<Backing>,
     pub(crate) read_only: bool,
     pub(crate) lock: bool,
+    pub(crate) direct: bool,
+    pub(crate) registered_buffers: bool,
     pub(crate) serial: Option<String>,
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
@@ -237,16 +239,26 @@ impl Blk {
                     .to_owned(),
             ));
         }
+        if format == Format::Qcow2 && args.direct {
+            return Err(("direct", "only a raw image can be used past the page cache".to_owned()));
+        }
+        let engine = args.engine.unwrap_or(Engine::Auto);
+        let has_rings = format == Format::Raw && matches!(engine, Engine::Auto | Engine::IoUring);
+        if args.registered_buffers && !has_rings {
+            return Err(("registered-buffers", "only what io_uring serves has them: raw images".to_owned()));
+        }
         Ok(Self {
             image: args.image.clone(),
             format,
             backing: args.backing.clone(),
             read_only: args.read_only,
             lock: !args.no_lock,
+            direct: args.direct,
+            registered_buffers: args.registered_buffers,
             serial: args.serial.clone(),
             queues: within("queues", args.queues.unwrap_or(1), MAX_QUEUES)?,
             queue_size: queue_size(args.queue_size)?,
-            engine: args.engine.unwrap_or(Engine::Auto),
+            engine,
             limit: limit(&args.limit)?,
         })
     }

@@ -2,6 +2,7 @@
 use crate::daemon::{Daemon, Folder, sandbox_usable, status};
 use crate::driver::{Dice, Driver, Wish};
 use crate::raw::{Ask, MEMORY, Machine, Raw};
+use paravane_spec::vhost_user::{MemoryRegion, SingleRegion, request};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -59,6 +60,68 @@ fn a_disk_is_served_in_the_sandbox() {
         let arguments = ["blk", "--image", &image, "--socket", &socket, "--queues", "2"];
         exercise(&[&arguments[..], &["--engine", engine, "--workers", "2"]].concat(), &folder, &image);
     }
+}
+
+/// kB of memory that the kernel holds in place for the daemon.
+fn held(daemon: &Daemon) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+    line.trim_end_matches("kB").trim().parse().unwrap()
+}
+
+#[test]
+fn a_disk_is_served_past_the_page_cache_from_registered_buffers() {
+    const TEST: &str = "a_disk_is_served_past_the_page_cache_from_registered_buffers";
+    let folder = Folder::new();
+    let (image, socket) = (folder.image("vm.img"), folder.text("s"));
+    let arguments = ["blk", "--image", &image, "--socket", &socket, "--queues", "2", "--workers", "2"];
+    let arguments = [&arguments[..], &["--engine", "io_uring", "--direct", "--registered-buffers"]].concat();
+    // Whether this host can: no memory is shared here.
+    let config = paravane_device::blk::BlkConfig {
+        direct: true,
+        engine: paravane_device::blk::EngineChoice::IoUring,
+        ..paravane_device::blk::BlkConfig::new(&image)
+    };
+    if let Err(why) = paravane_device::blk::Blk::open(config) {
+        return crate::daemon::skip(TEST, &why.to_string());
+    }
+    sandbox_usable(TEST);
+    exercise(&arguments, &folder, &image);
+
+    let daemon = Daemon::start(&[&arguments[..], &["--control", "off"]].concat());
+    let holds = |wanted: u64| {
+        let start = Instant::now();
+        while held(&daemon) != wanted {
+            assert!(start.elapsed() < crate::daemon::PATIENCE, "{wanted} kB? {}", held(&daemon));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
+    let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
+    let mut model = std::fs::read(&image).unwrap();
+    driver.exercise(&mut model, 100, &mut Dice::new(8));
+    assert!(held(&daemon) > 0);
+    drop(driver);
+    holds(0);
+
+    // It follows the client's memory, whether or not its queue has anything to do.
+    let mut machine = Machine::new(0, 64, 4);
+    let raw = Raw::connect(&folder.path("s"));
+    machine.attach(&raw, 0, false);
+    machine.ask(0, Ask::Read, 0, 512);
+    machine.kick();
+    holds(MEMORY >> 10);
+    let more = std::fs::File::from(memfd_create("more", MemfdFlags::CLOEXEC).unwrap());
+    more.set_len(MEMORY).unwrap();
+    let region = MemoryRegion { gpa: 0x10_0000, size: MEMORY, user: 0x1000, offset: 0 };
+    raw.say(request::ADD_MEM_REG, &SingleRegion { padding: 0, region }, &[more.as_fd()]);
+    holds((2 * MEMORY) >> 10);
+    raw.say(request::REM_MEM_REG, &SingleRegion { padding: 0, region }, &[]);
+    holds(MEMORY >> 10);
+    drop(raw);
+    holds(0);
+    let (ended, log) = daemon.end();
+    assert!(ended.success() && !log.iter().any(|line| line.contains("not registered")), "{log:?}");
 }
 
 #[test]

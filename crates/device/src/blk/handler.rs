@@ -69,6 +69,7 @@ impl Handler {
     ) -> Self {
         let limits = Limits {
             capacity: image.sectors(),
+            block: image.block() / blk::SECTOR,
             read_only: image.read_only,
             discard: features & blk::F_DISCARD != 0,
             write_zeroes: features & blk::F_WRITE_ZEROES != 0,
@@ -110,7 +111,7 @@ impl Handler {
                     .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
                     .map_err(address_error)?;
                 bytes = len.into();
-                slot.begin_read(status, offset, len, hold)
+                slot.begin_read(status, (offset, len), hold, self.image.direct)
             }
             Command::Write { offset, len } => {
                 let skip = request::HEADER.into();
@@ -118,7 +119,7 @@ impl Handler {
                     .map_segments(readable, skip, len.into(), Access::READ, slot.pieces())
                     .map_err(address_error)?;
                 bytes = len.into();
-                slot.begin_write(status, offset, len, hold, self.write_through)
+                slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through)
             }
             Command::Flush => slot.begin_flush(status),
             Command::Discard | Command::WriteZeroes => {
@@ -320,6 +321,7 @@ impl QueueHandler for Handler {
         }
         // Those of one batch are checked against one size.
         self.limits.capacity = self.image.sectors();
+        self.engine.follow(queue);
         let Open { ring, memory, batch } = queue.open();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
@@ -363,6 +365,10 @@ impl QueueHandler for Handler {
     fn wants_kicks(&self) -> bool {
         // What is available waits for the limit, not for a kick.
         !self.limit.as_ref().is_some_and(|limited| limited.brake.holds())
+    }
+
+    fn keeps_memory(&self) -> bool {
+        self.engine.registers()
     }
 
     fn has_news(&mut self) -> Option<bool> {

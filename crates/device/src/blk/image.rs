@@ -1,4 +1,5 @@
 //! The image: opened, checked and locked, without changing a bit of it.
+use super::direct::Alignment;
 use super::qcow2::Qcow2;
 use super::{Format, OpenError};
 use paravane_spec::blk::{ID_LEN, SECTOR};
@@ -31,18 +32,27 @@ pub(super) struct Image {
     pub(super) read_only: bool,
     /// Its data lie in memory (or in swap), and no disk has to be waited for.
     pub(super) in_memory: bool,
-    /// log2 of the number of sectors in a physical block.
-    pub(super) physical_block_exp: u8,
+    /// Bytes of a physical block.
+    pub(super) physical_block: u64,
+    /// Transfers go past the host's page cache, and have to be aligned so.
+    pub(super) direct: Option<Alignment>,
+}
+
+/// How an image is opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    /// What is in it. What a format other than raw says of the disk is still to be asked for.
+    pub(super) format: Format,
+    pub(super) read_only: bool,
+    pub(super) lock: bool,
+    /// Past the host's page cache.
+    pub(super) direct: bool,
 }
 
 impl Image {
-    /// Opens a file of this format. What a format other than raw says of the disk is still to be asked for.
-    pub(super) fn open(
-        path: &Path,
-        read_only: bool,
-        format: Format,
-        locked: bool,
-    ) -> Result<Self, OpenError> {
+    /// Opens a file.
+    pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let read_only = opening.read_only;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         // Looked at before it is opened: opening a device node or a FIFO can itself have an effect.
         let expected = std::fs::metadata(path).map_err(os)?;
@@ -51,7 +61,7 @@ impl Image {
         // O_NONBLOCK: what was a file a moment ago may be a FIFO by now, and must not make us wait.
         let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let is_block_device = expected.file_type().is_block_device();
-        if is_block_device && !read_only && locked {
+        if is_block_device && !read_only && opening.lock {
             // Without O_CREAT this is defined for block devices only: refused while the host has it mounted.
             flags |= libc::O_EXCL;
         }
@@ -64,17 +74,12 @@ impl Image {
                 }
             },
         )?;
-        Self::of(file, path, read_only, format, locked)
+        Self::of(file, path, opening)
     }
 
     /// An image that has been opened already, perhaps by another process, whose lock is then this one's, too.
-    pub(super) fn of(
-        mut file: File,
-        path: &Path,
-        read_only: bool,
-        format: Format,
-        locked: bool,
-    ) -> Result<Self, OpenError> {
+    pub(super) fn of(mut file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let Opening { format, read_only, lock: locked, direct } = opening;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
         check_kind(path, &metadata)?;
@@ -82,6 +87,10 @@ impl Image {
         rustix::fs::fcntl_getfl(&file)
             .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags - rustix::fs::OFlags::NONBLOCK))
             .map_err(|error| os(error.into()))?;
+        // A guest's reads are none of the file's: nothing is gained from a time stamp for each. Only its owner may say so.
+        if let Ok(flags) = rustix::fs::fcntl_getfl(&file) {
+            let _ = rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::NOATIME);
+        }
         if locked {
             lock(&file, read_only).map_err(|source| match source.raw_os_error() {
                 Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
@@ -93,16 +102,23 @@ impl Image {
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }
-        if format == Format::Raw && size % SECTOR != 0 {
-            return Err(OpenError::Size { path: path.to_owned(), size });
+        let direct = match direct {
+            true => Some(
+                Alignment::begin(&file)
+                    .map_err(|source| OpenError::Direct { path: path.to_owned(), source })?,
+            ),
+            false => None,
+        };
+        let block = direct.map_or(SECTOR, |direct| direct.block);
+        if format == Format::Raw && size % block != 0 {
+            return Err(OpenError::Size { path: path.to_owned(), size, block });
         }
-        let physical = metadata.blksize().clamp(SECTOR, MAX_PHYSICAL);
-        let physical_block_exp = (physical / SECTOR).ilog2() as u8;
+        let physical = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
         let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
         let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
         let sectors = AtomicU64::new(size / SECTOR);
         let path = path.to_owned();
-        Ok(Self { qcow2: None, file, path, sectors, read_only, in_memory, physical_block_exp })
+        Ok(Self { qcow2: None, file, path, sectors, read_only, in_memory, physical_block: physical, direct })
     }
 
     /// The disk is what `qcow2` makes of the file.
@@ -121,7 +137,20 @@ impl Image {
     /// the process's requests. Where /proc is not to be had, it is the locked description after all.
     pub(super) fn unlocked(&self) -> io::Result<File> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        OpenOptions::new().read(true).write(!self.read_only).open(path).or_else(|_| self.file.try_clone())
+        // Of the locked one it has the flags, O_DIRECT and such.
+        let flags = rustix::fs::fcntl_getfl(&self.file)?.bits() as libc::c_int;
+        let flags = flags & (libc::O_DIRECT | libc::O_NOATIME);
+        OpenOptions::new()
+            .read(true)
+            .write(!self.read_only)
+            .custom_flags(flags)
+            .open(path)
+            .or_else(|_| self.file.try_clone())
+    }
+
+    /// Bytes of a block: requests are for whole ones.
+    pub(super) fn block(&self) -> u64 {
+        self.direct.map_or(SECTOR, |direct| direct.block)
     }
 
     /// Size in sectors.
@@ -130,11 +159,11 @@ impl Image {
         self.sectors.load(Ordering::Relaxed)
     }
 
-    /// Looks how large the file is by now, and says so, in sectors. What is behind the last whole sector is not the disk's.
+    /// Looks how large the file is by now, and says so, in sectors. What is behind the last whole block is not the disk's.
     pub(super) fn look(&self) -> io::Result<u64> {
         let sectors = match &self.qcow2 {
             Some(qcow2) => qcow2.sectors(),
-            None => end(&mut &self.file)? / SECTOR,
+            None => end(&mut &self.file)? / self.block() * (self.block() / SECTOR),
         };
         // Relaxed: as above.
         self.sectors.store(sectors, Ordering::Relaxed);

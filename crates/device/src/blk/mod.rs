@@ -8,12 +8,16 @@
 //!    parse a chain into a Request                               request.rs
 //!    a Slot leads it through one system call or several         slot.rs
 //!    an Engine does those: io_uring, threads, or at once        engine/
+//!       past the page cache: what the file asks for           direct.rs
+//!       registered buffers: the map of guest memory           engine/registered.rs
 //!
 //! Resizer: the disk's size while it is served                   resizer.rs
 //! ```
+mod direct;
 mod engine;
 mod handler;
 mod image;
+mod pieces;
 mod qcow2;
 mod request;
 mod resizer;
@@ -25,7 +29,7 @@ use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
 use engine::{Engine, EngineKind, Pool};
 use handler::{Handler, Limited};
-use image::Image;
+use image::{Image, Opening};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
@@ -89,6 +93,14 @@ pub struct BlkConfig {
     /// them has a driver at work: a machine that moves between two of them. A qcow2 image is always locked, since who opens it
     /// goes on with what its tables say then.
     pub lock: bool,
+    /// Past the host's page cache (O_DIRECT): what the host has not read is read from the disk each time, and what is written is
+    /// on its way to the disk when it is answered. The block that drivers are told is then what the file asks for. Raw images only.
+    pub direct: bool,
+    /// Register guest memory with io_uring (its registered buffers), which spares the kernel looking up its pages for every
+    /// transfer; of use with `direct`. **All guest memory is then held in place**, once a queue (RLIMIT_MEMLOCK), and
+    /// must not be exchanged while the disk is in use: no balloon, no virtio-mem, no postcopy. Where the host refuses, it is
+    /// logged, and transfers go by addresses.
+    pub registered_buffers: bool,
     /// Number of queues, at least 1.
     pub queues: u16,
     /// Largest size of each; rounded down to a power of two, from 2 to 32768.
@@ -111,6 +123,8 @@ impl BlkConfig {
             backing: Vec::new(),
             read_only: false,
             lock: true,
+            direct: false,
+            registered_buffers: false,
             queues: 1,
             queue_size: 256,
             engine: EngineChoice::Auto,
@@ -119,8 +133,12 @@ impl BlkConfig {
         }
     }
 
-    fn locked(&self) -> bool {
-        self.lock || self.format == Format::Qcow2
+    fn opening(&self) -> Result<Opening, OpenError> {
+        let Self { format, read_only, direct, .. } = *self;
+        if direct && format == Format::Qcow2 {
+            return Err(OpenError::DirectOfFormat);
+        }
+        Ok(Opening { format, read_only, lock: self.lock || format == Format::Qcow2, direct })
     }
 }
 
@@ -147,13 +165,32 @@ pub enum OpenError {
         /// The image.
         path: PathBuf,
     },
-    /// {path}: its size of {size} bytes is not a multiple of 512
-    #[error("{}: its size of {size} bytes is not a multiple of 512", path.display())]
+    /// {path}: its size of {size} bytes is not a multiple of {block}
+    #[error("{}: its size of {size} bytes is not a multiple of {block}", path.display())]
     Size {
         /// The image.
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
+        /// Bytes of a block: 512, or what transfers past the page cache are aligned to.
+        block: u64,
+    },
+    /// {path}: cannot be used past the page cache: {source}
+    #[error("{}: cannot be used past the page cache (O_DIRECT): {source}", path.display())]
+    Direct {
+        /// The image.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// images in the format qcow2 cannot be used past the page cache
+    #[error("images in the format qcow2 cannot be used past the page cache (O_DIRECT)")]
+    DirectOfFormat,
+    /// guest memory can be registered with io_uring only, and the image is served otherwise: {engine}
+    #[error("guest memory can be registered with io_uring only, and the image is served otherwise: {engine}")]
+    BuffersOfEngine {
+        /// How.
+        engine: String,
     },
     /// {path}: is empty
     #[error("{}: is empty", path.display())]
@@ -238,7 +275,7 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::open(&config.path, config.read_only, config.format, config.locked())?, config)
+        Self::on(Image::open(&config.path, config.opening()?)?, config)
     }
 
     /// As [`Blk::open`], of an image that is open already, perhaps by another process, whose lock is shared then. The
@@ -247,7 +284,7 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn of(image: File, config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::of(image, &config.path, config.read_only, config.format, config.locked())?, config)
+        Self::on(Image::of(image, &config.path, config.opening()?)?, config)
     }
 
     fn on(image: Image, config: BlkConfig) -> Result<Self, OpenError> {
@@ -270,7 +307,7 @@ impl Blk {
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None)?,
             (EngineChoice::Auto, _) if image.in_memory => EngineKind::Immediate,
             (_, Ok(())) => match image.unlocked() {
-                Ok(file) => EngineKind::Uring { file },
+                Ok(file) => EngineKind::Uring { file, registers: config.registered_buffers },
                 Err(source) => return Err(OpenError::Os { path: config.path, source }),
             },
             (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { source }),
@@ -279,7 +316,12 @@ impl Blk {
         let id = image.id(config.serial.as_deref());
         let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
-        Ok(Self { image, engine, id, queue_sizes, limiter: config.limiter })
+        let disk = Self { image, engine, id, queue_sizes, limiter: config.limiter };
+        match disk.engine {
+            EngineKind::Uring { .. } => Ok(disk),
+            _ if config.registered_buffers => Err(OpenError::BuffersOfEngine { engine: disk.engine() }),
+            _ => Ok(disk),
+        }
     }
 
     /// Size in bytes. It changes when a [`Resizer`] finds it changed.
@@ -306,20 +348,22 @@ impl Blk {
         self.image.read_only
     }
 
-    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "immediate",
+    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "io_uring, direct", "immediate",
     /// "threads (io_uring: ...)".
     #[must_use]
     pub fn engine(&self) -> String {
-        match &self.engine {
-            EngineKind::Uring { .. } => "io_uring".into(),
+        let engine = match &self.engine {
+            EngineKind::Uring { registers: false, .. } => "io_uring".into(),
+            EngineKind::Uring { registers: true, .. } => "io_uring with registered buffers".into(),
             EngineKind::Immediate => "immediate".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
             EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
-        }
+        };
+        if self.image.direct.is_some() { engine + ", direct" } else { engine }
     }
 
     /// A second descriptor of the open image's file, for the host's own reading (verification); same lock, and same
-    /// file offset, so read at explicit offsets.
+    /// file offset, so read at explicit offsets; and past the page cache, if the disk does.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -329,21 +373,22 @@ impl Blk {
 
     fn config(&self) -> Config {
         let size = self.queue_sizes[0];
-        let block = 1u32 << self.image.physical_block_exp;
+        let (block, physical) = (self.image.block(), self.image.physical_block);
+        let physical_sectors = (physical / blk::SECTOR) as u32;
         let mut config = Config {
             capacity: self.image.sectors().to_le(),
             // What is left of the queue beside header and status; Linux takes at most 254.
             seg_max: u32::from(size.saturating_sub(2).clamp(1, 254)).to_le(),
-            blk_size: (blk::SECTOR as u32).to_le(),
-            physical_block_exp: self.image.physical_block_exp,
-            min_io_size: (block as u16).to_le(),
+            blk_size: (block as u32).to_le(),
+            physical_block_exp: (physical / block).ilog2() as u8,
+            min_io_size: ((physical / block) as u16).to_le(),
             num_queues: (self.queue_sizes.len() as u16).to_le(),
             ..Config::default()
         };
         if !self.image.read_only {
             config.max_discard_sectors = request::MAX_DISCARD_SECTORS.to_le();
             config.max_discard_seg = request::MAX_RANGES.to_le();
-            config.discard_sector_alignment = block.to_le();
+            config.discard_sector_alignment = physical_sectors.to_le();
             config.max_write_zeroes_sectors = request::MAX_WRITE_ZEROES_SECTORS.to_le();
             config.max_write_zeroes_seg = request::MAX_RANGES.to_le();
             config.write_zeroes_may_unmap = 1;

@@ -28,6 +28,8 @@ pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 16;
 pub(super) struct Limits {
     /// Size of the disk in sectors; of the present batch.
     pub(super) capacity: u64,
+    /// Sectors in a block of the disk, a power of two: whoever asks for parts of one is refused.
+    pub(super) block: u64,
     /// Nothing may be written.
     pub(super) read_only: bool,
     /// DISCARD was negotiated.
@@ -144,11 +146,11 @@ fn extent(sector: u64, len: u32, limits: &Limits) -> Option<u64> {
     inside(sector, len / blk::SECTOR, limits)
 }
 
-/// Where on the disk the sectors begin, in bytes, if it has them.
+/// Where on the disk the sectors begin, in bytes, if it has them, and they are whole blocks.
 fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
     let end = sector.checked_add(sectors)?;
     // The capacity in bytes fits in an i64, being the size of a file; so does every sector before it.
-    (end <= limits.capacity).then(|| sector * blk::SECTOR)
+    (end <= limits.capacity && (sector | sectors) & (limits.block - 1) == 0).then(|| sector * blk::SECTOR)
 }
 
 /// Reads the ranges behind the header and checks them all (section 5.2.6.2). The inner result is the status

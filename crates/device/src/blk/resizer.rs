@@ -39,10 +39,11 @@ impl Resizer {
     /// beyond the end is lost.
     ///
     /// # Errors
-    /// No multiple of 512, or 0; the disk is read-only; or the host refuses, as for a block device.
+    /// No multiple of 512 (of the block size that the driver is told, past the page cache), or 0; the disk is read-only; or the host refuses, as for a block device.
     pub fn resize(&mut self, size: u64) -> io::Result<bool> {
-        if size == 0 || !size.is_multiple_of(SECTOR) {
-            let what = format!("{size} bytes are not a number of sectors of 512");
+        let block = self.image.block();
+        if size == 0 || !size.is_multiple_of(block) {
+            let what = format!("{size} bytes are not a number of blocks of {block}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         self.image.resize(size)?;

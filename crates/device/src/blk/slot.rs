@@ -9,13 +9,15 @@
 //! ```
 //! A slot belongs to a descriptor head, so there are as many as the queue has descriptors; their storage is
 //! made once and used again.
+use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Job, Pieces};
 use super::request::ByteRange;
 use paravane_dma::{Hold, HostSlice, Mapping};
 use std::ptr::NonNull;
+use zerocopy::IntoBytes;
 
 /// Zeroes to be written where the file system cannot make them.
-static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+static ZEROES: [Page; 16] = [Page::ZEROES; 16];
 
 /// Most pieces in one system call (IOV_MAX); the rest goes into the next.
 const MAX_PIECES: usize = 1024;
@@ -58,6 +60,8 @@ pub(super) struct Slot {
     first: usize,
     /// Keeps the pieces mapped.
     hold: Option<Hold>,
+    /// What is moved in their place, where the file does not take them as they are.
+    bounce: Option<Box<Bounce>>,
     /// Where on the disk what is left begins, and its length, in bytes.
     offset: u64,
     left: u64,
@@ -109,9 +113,16 @@ impl Slot {
     }
 
     /// Begins to read `len` bytes at `offset` into the pieces.
-    pub(super) fn begin_read(&mut self, status: u64, offset: u64, len: u32, hold: Hold) -> Job {
+    pub(super) fn begin_read(
+        &mut self,
+        status: u64,
+        (offset, len): (u64, u32),
+        hold: Hold,
+        alignment: Option<Alignment>,
+    ) -> Job {
         self.begin(State::Read, status, false);
         (self.offset, self.left, self.hold) = (offset, len.into(), Some(hold));
+        self.bounce = Bounce::for_pieces(&self.pieces, len, alignment);
         self.job()
     }
 
@@ -119,13 +130,14 @@ impl Slot {
     pub(super) fn begin_write(
         &mut self,
         status: u64,
-        offset: u64,
-        len: u32,
+        (offset, len): (u64, u32),
         hold: Hold,
+        alignment: Option<Alignment>,
         durable: bool,
     ) -> Job {
         self.begin(State::Write, status, durable);
         (self.offset, self.left, self.hold) = (offset, len.into(), Some(hold));
+        self.bounce = Bounce::for_pieces(&self.pieces, len, alignment);
         self.job()
     }
 
@@ -174,6 +186,10 @@ impl Slot {
                 self.left -= u64::from(moved);
                 if self.state == State::Read {
                     self.done += moved;
+                    if let Some(bounce) = &mut self.bounce {
+                        // SAFETY: `hold` keeps the pieces mapped, for writing, since it is a read.
+                        unsafe { bounce.hand_on(moved as usize, &self.pieces[self.first..]) };
+                    }
                 }
                 match (self.left, self.state) {
                     (0, State::Zero) => self.next_range(),
@@ -195,6 +211,7 @@ impl Slot {
     pub(super) fn end(&mut self) -> u64 {
         self.state = State::Idle;
         self.hold = None;
+        self.bounce = None;
         self.room = None;
         self.status
     }
@@ -204,6 +221,10 @@ impl Slot {
         match self.state {
             State::Read => Job::Read { pieces: self.rest(), offset: self.offset },
             State::Write | State::Zero => {
+                if let Some(bounce) = &mut self.bounce {
+                    // SAFETY: `hold` keeps the pieces mapped.
+                    unsafe { bounce.fill(&self.pieces[self.first..], self.left) };
+                }
                 Job::Write { pieces: self.rest(), offset: self.offset, durable: self.durable }
             }
             State::Idle | State::Sync => Job::Sync,
@@ -221,6 +242,9 @@ impl Slot {
     }
 
     fn rest(&mut self) -> Pieces {
+        if let Some(bounce) = &mut self.bounce {
+            return Pieces { first: NonNull::from(bounce.part(self.left)), count: 1 };
+        }
         let rest = &mut self.pieces[self.first..];
         let count = rest.len().min(MAX_PIECES) as u32;
         // A slice's pointer is never null.
@@ -265,9 +289,10 @@ impl Slot {
         self.first = 0;
         let mut left = self.left;
         while left > 0 && self.pieces.len() < MAX_PIECES {
-            let len = left.min(ZEROES.len() as u64);
+            let zeroes = ZEROES.as_bytes();
+            let len = left.min(zeroes.len() as u64);
             // Only ever written from, see `Slot::job`.
-            self.pieces.push(HostSlice { ptr: ZEROES.as_ptr().cast_mut(), len: len as usize });
+            self.pieces.push(HostSlice { ptr: zeroes.as_ptr().cast_mut(), len: len as usize });
             left -= len;
         }
     }

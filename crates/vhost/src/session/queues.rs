@@ -133,6 +133,7 @@ impl Session<'_> {
                 self.start_if_complete(queue)?;
             }
         }
+        self.look_again();
         if let Err(busy) = self.memory.memory().settle(SETTLE) {
             tracing::warn!("memory that the client has taken back may still be in use: {busy}");
         }

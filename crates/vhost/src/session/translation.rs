@@ -186,8 +186,8 @@ impl Session<'_> {
         (0..self.vrings.len() as u16).try_for_each(|queue| self.start_if_complete(queue))
     }
 
-    /// Queues that wait for translations are served once more.
-    fn look_again(&self) {
+    /// Queues that wait for translations, or keep memory, are served once more.
+    pub(super) fn look_again(&self) {
         let count = self.vrings.len().min(self.workers.threads.len());
         self.workers.threads[..count].iter().for_each(|thread| thread.look_again(self.workers.device));
     }

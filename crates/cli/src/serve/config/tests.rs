@@ -121,6 +121,12 @@ fn errors_name_the_line() {
         (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/j\"]\n", other], 9, "image: /j is used twice"),
         (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/i\"]\n"], 6, "backing: /i is used twice"),
         (&[disk, "format = \"qcow2\"\nno-lock = true\n"], 6, "no-lock: a qcow2 image is always locked"),
+        (&[disk, "format = \"qcow2\"\ndirect = true\n"], 6, "direct: only a raw image"),
+        (
+            &[disk, "engine = \"threads\"\nregistered-buffers = true\n"],
+            6,
+            "registered-buffers: only what io_uring serves",
+        ),
         (&[disk, "no-lock = true\n", &other.replace("\"/j\"", "\"/i\"")], 8, "image: /i is used twice"),
         (&[disk, "queues = 0\n"], 5, "queues: 0 is not from 1 to 256"),
         (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),

@@ -77,7 +77,7 @@ fn shortened(image: &Image, job: Job, most: Option<usize>) -> i32 {
     let mut left = most.unwrap_or(usize::MAX);
     let mut cut = |pieces: Pieces| -> Vec<HostSlice> {
         // SAFETY: the list is valid until the outcome is reaped (Engine::push).
-        let pieces = unsafe { std::slice::from_raw_parts(pieces.first.as_ptr(), pieces.count as usize) };
+        let pieces = unsafe { pieces.slices() };
         pieces
             .iter()
             .map(|piece| {

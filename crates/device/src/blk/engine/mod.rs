@@ -7,6 +7,7 @@
 #[cfg(test)]
 pub(super) mod held;
 mod immediate;
+mod registered;
 mod threads;
 mod uring;
 
@@ -14,6 +15,7 @@ pub(super) use threads::Pool;
 pub(super) use uring::probe;
 
 use super::image::Image;
+use crate::LiveQueue;
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -36,6 +38,15 @@ impl Pieces {
     /// As the kernel wants them: HostSlice has the layout of `struct iovec`.
     fn iovecs(self) -> *const libc::iovec {
         self.first.as_ptr().cast_const().cast()
+    }
+
+    /// The list.
+    ///
+    /// # Safety
+    /// It is valid for as long as the result is used.
+    pub(super) unsafe fn slices(&self) -> &[HostSlice] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count as usize) }
     }
 
     /// The one piece, where there is only one and its length fits an io_uring entry: cheaper than a list, for system calls as well.
@@ -72,8 +83,8 @@ pub(super) struct Outcome {
 /// Which engine a disk uses; made once, when it is opened.
 #[derive(Debug)]
 pub(super) enum EngineKind {
-    /// A ring for each queue, and what is registered with them: see [`Image::unlocked`].
-    Uring { file: File },
+    /// A ring for each queue, and what is registered with them: the image (see [`Image::unlocked`]), and perhaps guest memory.
+    Uring { file: File, registers: bool },
     /// Nothing beyond the image.
     Immediate,
     /// One pool for all queues, and why it is not io_uring if that was the first choice.
@@ -82,10 +93,7 @@ pub(super) enum EngineKind {
 
 /// One queue's engine.
 #[derive(Debug)]
-#[cfg_attr(
-    not(test),
-    expect(clippy::large_enum_variant, reason = "one a queue, and the larger one is the one to be fast")
-)]
+#[expect(clippy::large_enum_variant, reason = "one a queue, and the larger one is the one to be fast")]
 pub(super) enum Engine {
     Uring(uring::Uring),
     Immediate(immediate::Immediate),
@@ -98,10 +106,22 @@ impl Engine {
     /// For an image, with room for `slots` jobs in flight.
     pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
         Ok(match kind {
-            EngineKind::Uring { file } => Self::Uring(uring::Uring::new(file, slots)?),
+            EngineKind::Uring { file, registers } => Self::Uring(uring::Uring::new(file, *registers, slots)?),
             EngineKind::Immediate => Self::Immediate(immediate::Immediate::new(image.clone(), slots)),
             EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), slots)?),
         })
+    }
+
+    /// Whether it keeps guest memory beyond what jobs name.
+    pub(super) fn registers(&self) -> bool {
+        matches!(self, Self::Uring(uring) if uring.registers())
+    }
+
+    /// Before jobs of this queue are pushed: its memory may be another than before.
+    pub(super) fn follow(&mut self, queue: &mut LiveQueue) {
+        if let Self::Uring(uring) = self {
+            uring.follow(queue);
+        }
     }
 
     /// Readable when there is something to reap while the engine listens. None: nothing ever takes any time.

@@ -6,7 +6,9 @@
 //! ```
 //! The eventfd and the kernel's look at its "disabled" flag are the two sides of a Dekker pattern, see
 //! [`Uring::listen`].
-use super::{Job, Outcome};
+use super::registered::Registered;
+use super::{Job, Outcome, Pieces};
+use crate::LiveQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
@@ -29,10 +31,19 @@ const OPCODES: [u8; 6] = [
     opcode::Fallocate::CODE,
 ];
 
+/// What else, where guest memory is registered.
+const FIXED: [u8; 4] =
+    [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE, opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
+
 /// Whether this process can use io_uring here; asked of the kernel once.
 pub(in crate::blk) fn probe() -> io::Result<()> {
-    static ANSWER: OnceLock<Result<(), i32>> = OnceLock::new();
-    let ask = || -> io::Result<()> {
+    known().map(|_| ())
+}
+
+/// The same, and whether transfers of several pieces may be in registered memory, too (from Linux 6.15 on).
+fn known() -> io::Result<bool> {
+    static ANSWER: OnceLock<Result<bool, i32>> = OnceLock::new();
+    let ask = || -> io::Result<bool> {
         let ring = IoUring::new(2)?;
         let event = event()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
@@ -41,7 +52,7 @@ pub(in crate::blk) fn probe() -> io::Result<()> {
         if !ring.params().is_feature_nodrop() || OPCODES.iter().any(|&code| !probe.is_supported(code)) {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        Ok(())
+        Ok(FIXED.iter().all(|&code| probe.is_supported(code)))
     };
     ANSWER
         .get_or_init(|| ask().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
@@ -56,6 +67,10 @@ fn event() -> io::Result<OwnedFd> {
 pub(in crate::blk) struct Uring {
     ring: IoUring,
     event: OwnedFd,
+    /// Guest memory, if that is to be registered.
+    registered: Option<Registered>,
+    /// Transfers of several pieces may be in it, too.
+    lists: bool,
 }
 
 impl std::fmt::Debug for Uring {
@@ -65,18 +80,38 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    pub(super) fn new(file: &File, slots: u16) -> io::Result<Self> {
+    pub(super) fn new(file: &File, registers: bool, slots: u16) -> io::Result<Self> {
         // Every job in flight has a place in either queue (the kernel makes the completion queue twice as
         // long): neither can overflow.
         let ring = IoUring::new(u32::from(slots).next_power_of_two().max(2))?;
         let event = event()?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        Ok(Self { ring, event })
+        let registered = registers.then(Registered::default);
+        Ok(Self { ring, event, registered, lists: known()? })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+
+    pub(super) fn registers(&self) -> bool {
+        self.registered.is_some()
+    }
+
+    /// Guest memory may have changed.
+    pub(super) fn follow(&mut self, queue: &mut LiveQueue) {
+        if let Some(registered) = &mut self.registered {
+            let (generation, regions) = queue.regions();
+            registered.follow(&self.ring, generation, regions);
+        }
+    }
+
+    /// The registered buffer that a transfer is in.
+    fn index(&self, pieces: &Pieces) -> Option<u16> {
+        let registered = self.registered.as_ref()?;
+        // SAFETY: the list is valid while the job is (Engine::push).
+        registered.index(unsafe { pieces.slices() }).filter(|_| pieces.count == 1 || self.lists)
     }
 
     pub(super) fn quiet(&mut self) {
@@ -105,7 +140,7 @@ impl Uring {
     /// # Safety
     /// See [`super::Engine::push`].
     pub(super) unsafe fn push(&mut self, slot: u16, job: Job) -> io::Result<()> {
-        let entry = entry(job).user_data(u64::from(slot));
+        let entry = self.entry(job).user_data(u64::from(slot));
         // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller promises.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             return Ok(());
@@ -163,6 +198,9 @@ impl Drop for Uring {
         if let Err(error) = self.ring.submitter().unregister_files() {
             tracing::debug!(%error, "the image stays registered until its ring is gone");
         }
+        if let Some(registered) = &mut self.registered {
+            registered.let_go(&self.ring);
+        }
     }
 }
 
@@ -170,27 +208,46 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
 
-fn entry(job: Job) -> squeue::Entry {
-    match job {
-        Job::Read { pieces, offset } => match pieces.single() {
-            Some((ptr, len)) => opcode::Read::new(IMAGE, ptr, len).offset(offset).build(),
-            None => opcode::Readv::new(IMAGE, pieces.iovecs(), pieces.count).offset(offset).build(),
-        },
-        Job::Write { pieces, offset, durable } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            match pieces.single() {
-                Some((ptr, len)) => {
-                    opcode::Write::new(IMAGE, ptr, len).offset(offset).rw_flags(flags).build()
+impl Uring {
+    fn entry(&self, job: Job) -> squeue::Entry {
+        match job {
+            Job::Read { pieces, offset } => match (pieces.single(), self.index(&pieces)) {
+                (Some((ptr, len)), Some(index)) => {
+                    opcode::ReadFixed::new(IMAGE, ptr, len, index).offset(offset).build()
                 }
-                None => opcode::Writev::new(IMAGE, pieces.iovecs(), pieces.count)
+                (Some((ptr, len)), None) => opcode::Read::new(IMAGE, ptr, len).offset(offset).build(),
+                (None, Some(index)) => opcode::ReadvFixed::new(IMAGE, pieces.iovecs(), pieces.count, index)
                     .offset(offset)
-                    .rw_flags(flags)
                     .build(),
+                (None, None) => {
+                    opcode::Readv::new(IMAGE, pieces.iovecs(), pieces.count).offset(offset).build()
+                }
+            },
+            Job::Write { pieces, offset, durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                match (pieces.single(), self.index(&pieces)) {
+                    (Some((ptr, len)), Some(index)) => {
+                        opcode::WriteFixed::new(IMAGE, ptr, len, index).offset(offset).rw_flags(flags).build()
+                    }
+                    (Some((ptr, len)), None) => {
+                        opcode::Write::new(IMAGE, ptr, len).offset(offset).rw_flags(flags).build()
+                    }
+                    (None, Some(index)) => {
+                        opcode::WritevFixed::new(IMAGE, pieces.iovecs(), pieces.count, index)
+                            .offset(offset)
+                            .rw_flags(flags)
+                            .build()
+                    }
+                    (None, None) => opcode::Writev::new(IMAGE, pieces.iovecs(), pieces.count)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build(),
+                }
             }
-        }
-        Job::Sync => opcode::Fsync::new(IMAGE).flags(types::FsyncFlags::DATASYNC).build(),
-        Job::Allocate { mode, offset, len, .. } => {
-            opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()
+            Job::Sync => opcode::Fsync::new(IMAGE).flags(types::FsyncFlags::DATASYNC).build(),
+            Job::Allocate { mode, offset, len, .. } => {
+                opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()
+            }
         }
     }
 }

@@ -14,8 +14,9 @@
 mod refcounts;
 mod storage;
 
-use super::engine::{Job, Pieces};
-use super::image::Image;
+use super::engine::Job;
+use super::image::{Image, Opening};
+use super::pieces::{gather, scatter};
 use super::{Format, Layer, OpenError};
 use imago::format::PreallocateMode;
 use imago::raw::Raw;
@@ -96,29 +97,19 @@ impl Qcow2 {
             Job::Read { pieces, offset } => BUFFER.with_borrow_mut(|buffer| {
                 // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it has
                 // not even been posted.
-                let pieces = unsafe { slices(&pieces) };
+                let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
                 self.read()?.read(&mut *buffer, offset)?;
-                let mut rest = &*buffer;
-                for piece in pieces {
-                    let (now, later) = rest.split_at(piece.len.min(rest.len()));
-                    // SAFETY: as above; they are mapped for writing, since it is a read.
-                    unsafe { piece.write(now) };
-                    rest = later;
-                }
+                // SAFETY: as above; they are mapped for writing, since it is a read.
+                unsafe { scatter(buffer, pieces) };
                 Ok(buffer.len() as i32)
             }),
             Job::Write { pieces, offset, durable } => BUFFER.with_borrow_mut(|buffer| {
                 // SAFETY: as for reading.
-                let pieces = unsafe { slices(&pieces) };
+                let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
-                let mut rest = &mut *buffer;
-                for piece in pieces {
-                    let (now, later) = rest.split_at_mut(piece.len.min(rest.len()));
-                    // SAFETY: as above.
-                    unsafe { piece.read(now) };
-                    rest = later;
-                }
+                // SAFETY: as above.
+                unsafe { gather(pieces, buffer) };
                 self.read()?.write(&*buffer, offset)?;
                 if durable {
                     self.sync()?;
@@ -183,15 +174,6 @@ impl Drop for Qcow2 {
     }
 }
 
-/// The list that pieces stand for.
-///
-/// # Safety
-/// It is valid for as long as the result is used.
-unsafe fn slices(pieces: &Pieces) -> &[HostSlice] {
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(pieces.first.as_ptr(), pieces.count as usize) }
-}
-
 /// Room for the bytes of the pieces, or for the first of them.
 fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
     let len = pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len)).min(AT_ONCE);
@@ -238,7 +220,8 @@ fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver
 
 /// Opens an image that another one is based on.
 fn based_on(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
-    let image = Image::open(&layer.path, true, layer.format, true)?;
+    let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
+    let image = Image::open(&layer.path, opening)?;
     let access = match layer.format {
         Format::Qcow2 => Access::new(open(&image, rest, files)?),
         Format::Raw if rest.is_empty() => {

@@ -39,8 +39,10 @@ impl Drop for Loop {
 #[test]
 fn a_block_device_is_a_disk() {
     let Some(device) = Loop::new("a_block_device_is_a_disk", &pattern(DISK, 50)) else { return };
-    for engine in engines("a_block_device_is_a_disk") {
-        let disk = Blk::open(BlkConfig { engine, ..BlkConfig::new(&device.path) }).unwrap();
+    for way in ways("a_block_device_is_a_disk") {
+        let Way { engine, direct, registered_buffers } = way;
+        let config = BlkConfig { engine, direct, registered_buffers, ..BlkConfig::new(&device.path) };
+        let disk = Blk::open(config).unwrap();
         assert_eq!(disk.size(), DISK as u64);
         let again = Blk::open(BlkConfig::new(&device.path));
         assert!(matches!(again, Err(OpenError::InUse { .. })), "{again:?}");

@@ -1,4 +1,4 @@
-//! Data arrives, in every framing, through both engines.
+//! Data arrives, in every framing, in every way of serving it.
 use super::*;
 use crate::Device;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -7,9 +7,9 @@ const DISK: usize = 1 << 20;
 
 #[test]
 fn what_is_written_is_read_and_is_in_the_file() {
-    for engine in engines("what_is_written_is_read_and_is_in_the_file") {
+    for way in ways("what_is_written_is_read_and_is_in_the_file") {
         let file = image(&pattern(DISK, 3));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let mut expected = pattern(DISK, 3);
         for (sector, sectors) in [(0, 1), (1, 1), (7, 9), (100, 256), (2047, 1), (0, 2048)] {
             let (from, len) = (sector * 512, sectors * 512);
@@ -26,9 +26,9 @@ fn what_is_written_is_read_and_is_in_the_file() {
 
 #[test]
 fn framing_is_the_drivers_choice() {
-    for engine in engines("framing_is_the_drivers_choice") {
+    for way in ways("framing_is_the_drivers_choice") {
         let file = image(&pattern(DISK, 4));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let data = pattern(1024, 5);
         // Write: header over three descriptors, the last of them with the first bytes of the data, the rest
         // over three more; two bytes of room, of which the second is the status.
@@ -63,9 +63,9 @@ fn framing_is_the_drivers_choice() {
 
 #[test]
 fn a_chain_of_many_pieces_is_one_request() {
-    for engine in engines("a_chain_of_many_pieces_is_one_request") {
+    for way in ways("a_chain_of_many_pieces_is_one_request") {
         let file = image(&pattern(DISK, 6));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         rig.poke(HEADER, &header(blk::T_IN, 8));
         // 200 pieces, backwards in memory.
         let pieces: Vec<_> = (0..200)
@@ -84,9 +84,9 @@ fn a_chain_of_many_pieces_is_one_request() {
 
 #[test]
 fn discarded_and_zeroed_ranges_read_as_zeroes() {
-    for engine in engines("discarded_and_zeroed_ranges_read_as_zeroes") {
+    for way in ways("discarded_and_zeroed_ranges_read_as_zeroes") {
         let file = image(&pattern(DISK, 7));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let mut expected = pattern(DISK, 7);
 
         // Several ranges, one of them empty; zeroes are promised, with and without unmapping.
@@ -123,10 +123,10 @@ fn a_discard_frees_space_where_the_file_system_can() {
         crate::rig::skipped("a_discard_frees_space_where_the_file_system_can", &why.to_string());
         return;
     }
-    for engine in engines("a_discard_frees_space_where_the_file_system_can") {
+    for way in ways("a_discard_frees_space_where_the_file_system_can") {
         file.as_file().write_all_at(&pattern(DISK, 8), 0).unwrap();
         file.as_file().sync_all().unwrap();
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         assert_eq!(rig.status(blk::T_DISCARD, 0, &range(0, 2048, 0)), blk::S_OK);
         assert!(file.path().metadata().unwrap().blocks() < before / 2);
         assert!(rig.read(0, DISK).iter().all(|byte| *byte == 0));
@@ -135,9 +135,9 @@ fn a_discard_frees_space_where_the_file_system_can() {
 
 #[test]
 fn many_requests_in_flight_keep_apart() {
-    for engine in engines("many_requests_in_flight_keep_apart") {
+    for way in ways("many_requests_in_flight_keep_apart") {
         let file = image(&pattern(DISK, 9));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         // 240 requests of 4 KiB at once (chains of three in tables of their own), in an odd order, twice.
         for (kind, seed) in [(blk::T_OUT, 10), (blk::T_IN, 10)] {
             for number in 0..240u64 {
@@ -168,9 +168,9 @@ fn many_requests_in_flight_keep_apart() {
 
 #[test]
 fn queues_work_side_by_side() {
-    for engine in engines("queues_work_side_by_side") {
+    for way in ways("queues_work_side_by_side") {
         let file = image(&vec![0; DISK]);
-        let mut disk = Blk::open(BlkConfig { queues: 4, ..config(&file, engine) }).unwrap();
+        let mut disk = Blk::open(BlkConfig { queues: 4, ..config(&file, way) }).unwrap();
         let features = disk.features();
         let handlers: Vec<_> = (0..4).map(|queue| disk.start_queue(queue, features).unwrap()).collect();
         std::thread::scope(|scope| {
@@ -202,9 +202,9 @@ fn queues_work_side_by_side() {
 
 #[test]
 fn an_idle_serve_leaves_nothing_to_wake_for() {
-    for engine in engines("an_idle_serve_leaves_nothing_to_wake_for") {
+    for way in ways("an_idle_serve_leaves_nothing_to_wake_for") {
         let file = image(&vec![0; DISK]);
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         for _ in 0..50 {
             // `run` ends with a serve that found nothing.
             assert_eq!(rig.status(blk::T_OUT, 0, &[1; 65536]), blk::S_OK);
@@ -224,9 +224,9 @@ fn an_idle_serve_leaves_nothing_to_wake_for() {
 
 #[test]
 fn the_host_can_read_the_image_beside_the_guest() {
-    for engine in engines("the_host_can_read_the_image_beside_the_guest") {
+    for way in ways("the_host_can_read_the_image_beside_the_guest") {
         let file = image(&pattern(DISK, 11));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let host = rig.device.image().unwrap();
         assert_eq!(rig.status(blk::T_OUT, 3, &[0x5a; 512]), blk::S_OK);
         let mut out = [0; 512];
@@ -248,9 +248,9 @@ fn serving_at_once_allocates_nothing() {
     allocates_nothing(EngineChoice::Immediate);
 }
 
-fn allocates_nothing(engine: EngineChoice) {
+fn allocates_nothing(way: impl Into<Way>) {
     let file = image(&pattern(DISK, 12));
-    let mut rig = rig(&file, engine);
+    let mut rig = rig(&file, way);
     let round = |number: u64| {
         let kinds =
             [(blk::T_IN, 8), (blk::T_OUT, 16), (blk::T_FLUSH, 0), (blk::T_DISCARD, 0), (blk::T_GET_ID, 0)];

@@ -91,8 +91,8 @@ fn queue_sizes_become_powers_of_two() {
 #[test]
 fn a_disk_has_only_its_queues() {
     let file = image(&[0; 512]);
-    for engine in engines("a_disk_has_only_its_queues") {
-        let mut disk = Blk::open(BlkConfig { queues: 2, ..config(&file, engine) }).unwrap();
+    for way in ways("a_disk_has_only_its_queues") {
+        let mut disk = Blk::open(BlkConfig { queues: 2, ..config(&file, way) }).unwrap();
         assert!(disk.start_queue(1, 0).is_ok());
         assert!(disk.start_queue(2, 0).is_err());
         assert!(disk.start_queue(u16::MAX, 0).is_err());

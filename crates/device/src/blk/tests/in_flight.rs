@@ -271,10 +271,10 @@ fn a_queue_that_is_not_the_handlers_is_refused() {
 
 #[test]
 fn a_reset_mid_io_leaves_memory_alone() {
-    for engine in engines("a_reset_mid_io_leaves_memory_alone") {
+    for way in ways("a_reset_mid_io_leaves_memory_alone") {
         let file = image(&pattern(2 << 20, 40));
         for round in 0..40 {
-            let mut rig = rig(&file, engine);
+            let mut rig = rig(&file, way);
             if round % 2 == 0 {
                 // From the disk, if it lets go of its cache: the requests then really are in flight.
                 let advice = rustix::fs::Advice::DontNeed;
@@ -310,9 +310,9 @@ fn a_reset_mid_io_leaves_memory_alone() {
 
 #[test]
 fn requests_go_on_after_a_stop() {
-    for engine in engines("requests_go_on_after_a_stop") {
+    for way in ways("requests_go_on_after_a_stop") {
         let file = image(&pattern(2 << 20, 41));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         for round in 0..20u64 {
             rig.poke(HEADER, &header(blk::T_IN, round));
             rig.poke(HEADER + 16, &header(blk::T_FLUSH, 0));

@@ -10,9 +10,9 @@ fn rate(per_second: u64, burst: u64) -> Option<Rate> {
     Some(Rate { per_second: NonZeroU64::new(per_second).unwrap(), burst })
 }
 
-fn limited(file: &NamedTempFile, engine: EngineChoice, bytes: Option<Rate>, ops: Option<Rate>) -> Rig<Blk> {
+fn limited(file: &NamedTempFile, way: impl Into<Way>, bytes: Option<Rate>, ops: Option<Rate>) -> Rig<Blk> {
     let limiter = Some(Limiter::new(RateLimit { bytes, ops }));
-    Rig::new(Blk::open(BlkConfig { limiter, ..config(file, engine) }).unwrap())
+    Rig::new(Blk::open(BlkConfig { limiter, ..config(file, way) }).unwrap())
 }
 
 /// Reads of 4 KiB, as many as fit the queue, served as an I/O thread would serve them: how long they took, and how often
@@ -42,10 +42,10 @@ fn read_all(rig: &mut Rig<Blk>, count: u64) -> (Duration, u32) {
 
 #[test]
 fn a_limited_disk_takes_its_time_and_sleeps_meanwhile() {
-    for engine in engines("a_limited_disk_takes_its_time_and_sleeps_meanwhile") {
+    for way in ways("a_limited_disk_takes_its_time_and_sleeps_meanwhile") {
         for (bytes, ops) in [(None, rate(500, 10)), (rate(500 * 4096, 10 * 4096), None)] {
             let file = image(&pattern(64 * 512, 1));
-            let mut rig = limited(&file, engine, bytes, ops);
+            let mut rig = limited(&file, way, bytes, ops);
             let (time, sleeps) = read_all(&mut rig, 40);
             // The burst, and the one that comes after it, begin at once.
             assert!(time >= Duration::from_millis((40 - 11) * 1000 / 500 - 1), "{time:?}");

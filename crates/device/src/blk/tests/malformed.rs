@@ -12,11 +12,11 @@ fn disk() -> NamedTempFile {
     image(&pattern(DISK, 20))
 }
 
-/// Runs `test` on each engine, and then checks that the image has not changed.
+/// Runs `test` in each way, and then checks that the image has not changed.
 fn unchanged(name: &str, read_only: bool, test: impl Fn(&mut Rig<Blk>)) {
     let file = disk();
-    for engine in engines(name) {
-        let blk = Blk::open(BlkConfig { read_only, ..config(&file, engine) }).unwrap();
+    for way in ways(name) {
+        let blk = Blk::open(BlkConfig { read_only, ..config(&file, way) }).unwrap();
         test(&mut Rig::new(blk));
     }
     assert!(content(&file) == pattern(DISK, 20));
@@ -193,8 +193,8 @@ fn writing_to_a_read_only_disk_is_an_error() {
 #[test]
 fn what_was_not_negotiated_is_not_supported() {
     let file = disk();
-    for engine in engines("what_was_not_negotiated_is_not_supported") {
-        let blk = Blk::open(config(&file, engine)).unwrap();
+    for way in ways("what_was_not_negotiated_is_not_supported") {
+        let blk = Blk::open(config(&file, way)).unwrap();
         let mut rig = Rig::with_features(blk, paravane_spec::feature::VERSION_1);
         assert_eq!(rig.status(blk::T_DISCARD, 0, &range(0, 8, 0)), blk::S_UNSUPP);
         assert_eq!(rig.status(blk::T_WRITE_ZEROES, 0, &range(0, 8, 0)), blk::S_UNSUPP);
@@ -256,8 +256,8 @@ fn ranges_larger_than_announced_are_errors() {
     // A sparse disk that has so many sectors.
     let file = NamedTempFile::new().unwrap();
     file.as_file().set_len(4 << 30).unwrap();
-    for engine in engines("ranges_larger_than_announced_are_errors") {
-        let mut rig = rig(&file, engine);
+    for way in ways("ranges_larger_than_announced_are_errors") {
+        let mut rig = rig(&file, way);
         for (kind, max) in [(blk::T_DISCARD, 1 << 22), (blk::T_WRITE_ZEROES, 1 << 16)] {
             assert_eq!(rig.status(kind, 0, &range(0, max + 1, 0)), blk::S_IOERR);
             assert_eq!(rig.status(kind, 0, &range(0, max, 0)), blk::S_OK);
@@ -267,9 +267,9 @@ fn ranges_larger_than_announced_are_errors() {
 
 #[test]
 fn buffers_may_overlap_each_other() {
-    for engine in engines("buffers_may_overlap_each_other") {
+    for way in ways("buffers_may_overlap_each_other") {
         let file = disk();
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         // Two halves of a read into the same bytes, the status on top of them, and all on top of the header.
         rig.poke(ROOM, &header(blk::T_IN, 0));
         let used = rig
@@ -293,8 +293,8 @@ fn buffers_may_overlap_each_other() {
 #[test]
 fn a_read_over_the_used_ring_spoils_only_the_drivers_view() {
     let file = image(&[0xff; DISK]);
-    for engine in engines("a_read_over_the_used_ring_spoils_only_the_drivers_view") {
-        let mut rig = rig(&file, engine);
+    for way in ways("a_read_over_the_used_ring_spoils_only_the_drivers_view") {
+        let mut rig = rig(&file, way);
         rig.poke(HEADER, &header(blk::T_IN, 0));
         let used_ring = rig.addresses.device;
         rig.add(&[segment(HEADER, 16)], &[segment(used_ring, 2048), segment(STATUS, 1)]);
@@ -310,8 +310,8 @@ fn a_read_over_the_used_ring_spoils_only_the_drivers_view() {
 #[test]
 fn a_read_over_the_available_ring_latches() {
     let file = image(&[0xff; DISK]);
-    for engine in engines("a_read_over_the_available_ring_latches") {
-        let mut rig = rig(&file, engine);
+    for way in ways("a_read_over_the_available_ring_latches") {
+        let mut rig = rig(&file, way);
         rig.poke(HEADER, &header(blk::T_IN, 0));
         rig.add(&[segment(HEADER, 16)], &[segment(rig.addresses.driver, 512), segment(STATUS, 1)]);
         let error = loop {
@@ -328,8 +328,8 @@ fn a_read_over_the_available_ring_latches() {
 #[test]
 fn a_read_over_the_descriptors_of_others_is_theirs_to_bear() {
     let file = image(&[0xff; DISK]);
-    for engine in engines("a_read_over_the_descriptors_of_others_is_theirs_to_bear") {
-        let mut rig = rig(&file, engine);
+    for way in ways("a_read_over_the_descriptors_of_others_is_theirs_to_bear") {
+        let mut rig = rig(&file, way);
         rig.poke(HEADER, &header(blk::T_IN, 0));
         rig.one(&[segment(HEADER, 16)], &[segment(rig.addresses.desc, 4096), segment(STATUS, 1)]).unwrap();
         // The driver's side writes a good descriptor over the rubbish: the queue goes on.
@@ -339,9 +339,9 @@ fn a_read_over_the_descriptors_of_others_is_theirs_to_bear() {
 
 #[test]
 fn a_write_reads_the_ring_like_any_memory() {
-    for engine in engines("a_write_reads_the_ring_like_any_memory") {
+    for way in ways("a_write_reads_the_ring_like_any_memory") {
         let file = disk();
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         rig.poke(HEADER, &header(blk::T_OUT, 0));
         rig.one(&[segment(HEADER, 16), segment(rig.addresses.desc, 4096)], &[segment(STATUS, 1)]).unwrap();
         assert_eq!(rig.peek(STATUS, 1), [blk::S_OK]);
@@ -350,9 +350,9 @@ fn a_write_reads_the_ring_like_any_memory() {
 
 #[test]
 fn a_file_that_became_shorter_is_an_error_to_read() {
-    for engine in engines("a_file_that_became_shorter_is_an_error_to_read") {
+    for way in ways("a_file_that_became_shorter_is_an_error_to_read") {
         let file = disk();
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         file.as_file().set_len(1000).unwrap();
         assert_eq!(rig.request(blk::T_IN, 8, &[], 512).status, blk::S_IOERR);
         // What is there is read; the used length says how far.
@@ -368,9 +368,9 @@ fn a_file_that_became_shorter_is_an_error_to_read() {
 
 #[test]
 fn a_file_may_shrink_and_grow_during_io() {
-    for engine in engines("a_file_may_shrink_and_grow_during_io") {
+    for way in ways("a_file_may_shrink_and_grow_during_io") {
         let file = disk();
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

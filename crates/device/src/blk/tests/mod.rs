@@ -1,6 +1,7 @@
 //! Requests as a driver makes them, and what must come back.
 mod block_device;
 mod data;
+mod direct;
 mod disk;
 mod in_flight;
 mod limited;
@@ -19,6 +20,7 @@ use paravane_ring::QueueError;
 use paravane_ring::driver::Used;
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
 use std::io::Write;
+use std::sync::Arc;
 use tempfile::NamedTempFile;
 use zerocopy::IntoBytes;
 
@@ -31,15 +33,48 @@ const ROOM: u64 = DATA + 0x20_0000;
 /// What a status byte is before the device writes it.
 const UNTOUCHED: u8 = 0xee;
 
-/// The engines that this host lets us test.
-fn engines(test: &str) -> Vec<EngineChoice> {
-    match io_uring_available() {
-        Ok(()) => vec![EngineChoice::Immediate, EngineChoice::IoUring, EngineChoice::Threads],
-        Err(why) => {
-            skipped(&format!("{test} with io_uring"), &why.to_string());
-            vec![EngineChoice::Immediate, EngineChoice::Threads]
-        }
+/// How a disk is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    engine: EngineChoice,
+    direct: bool,
+    registered_buffers: bool,
+}
+
+impl From<EngineChoice> for Way {
+    fn from(engine: EngineChoice) -> Self {
+        Self { engine, direct: false, registered_buffers: false }
     }
+}
+
+/// The ways that this host lets us test.
+fn ways(test: &str) -> Vec<Way> {
+    let mut ways = vec![EngineChoice::Immediate.into(), EngineChoice::Threads.into()];
+    let direct = direct_blocks();
+    match &direct {
+        Ok(512) => ways.push(Way { direct: true, ..EngineChoice::Immediate.into() }),
+        Ok(block) => skipped(&format!("{test} past the page cache"), &format!("it takes blocks of {block}")),
+        Err(why) => skipped(&format!("{test} past the page cache"), &why.to_string()),
+    }
+    match io_uring_available() {
+        Ok(()) => {
+            let plain = Way::from(EngineChoice::IoUring);
+            let registered = Way { registered_buffers: true, ..plain };
+            ways.extend([plain, registered]);
+            if let Ok(512) = direct {
+                ways.push(Way { direct: true, ..registered });
+            }
+        }
+        Err(why) => skipped(&format!("{test} with io_uring"), &why.to_string()),
+    }
+    ways
+}
+
+/// Bytes of a block past the page cache, where our files are.
+fn direct_blocks() -> Result<u64, super::OpenError> {
+    let file = image(&[0; 4096]);
+    let disk = Blk::open(BlkConfig { direct: true, ..config(&file, EngineChoice::Immediate) })?;
+    Ok(disk.image.block())
 }
 
 /// Bytes that tell where they are.
@@ -59,12 +94,13 @@ fn content(file: &NamedTempFile) -> Vec<u8> {
     std::fs::read(file.path()).unwrap()
 }
 
-fn config(file: &NamedTempFile, engine: EngineChoice) -> BlkConfig {
-    BlkConfig { engine, ..BlkConfig::new(file.path()) }
+fn config(file: &NamedTempFile, way: impl Into<Way>) -> BlkConfig {
+    let Way { engine, direct, registered_buffers } = way.into();
+    BlkConfig { engine, direct, registered_buffers, ..BlkConfig::new(file.path()) }
 }
 
-fn rig(file: &NamedTempFile, engine: EngineChoice) -> Rig<Blk> {
-    Rig::new(Blk::open(config(file, engine)).unwrap())
+fn rig(file: &NamedTempFile, way: impl Into<Way>) -> Rig<Blk> {
+    Rig::new(Blk::open(config(file, way)).unwrap())
 }
 
 fn header(kind: u32, sector: u64) -> [u8; 16] {

@@ -110,10 +110,10 @@ impl Model {
     }
 }
 
-fn agrees(ops: &[Op], engine: EngineChoice, features: impl Fn(u64) -> u64) {
+fn agrees(ops: &[Op], way: Way, features: impl Fn(u64) -> u64) {
     use crate::Device;
     let file = image(&pattern(DISK, 1));
-    let disk = Blk::open(config(&file, engine)).unwrap();
+    let disk = Blk::open(config(&file, way)).unwrap();
     let features = features(disk.features());
     let mut rig = Rig::with_features(disk, features);
     let mut model = Model { bytes: pattern(DISK, 1), unknown: vec![false; DISK] };
@@ -133,15 +133,15 @@ proptest! {
 
     #[test]
     fn a_disk_is_an_array_of_bytes(ops in prop::collection::vec(op(), 1..40)) {
-        for engine in engines("a_disk_is_an_array_of_bytes") {
-            agrees(&ops, engine, |offered| offered);
+        for way in ways("a_disk_is_an_array_of_bytes") {
+            agrees(&ops, way, |offered| offered);
         }
     }
 
     #[test]
     fn a_write_through_disk_is_an_array_of_bytes(ops in prop::collection::vec(op(), 1..10)) {
-        for engine in engines("a_write_through_disk_is_an_array_of_bytes") {
-            agrees(&ops, engine, |offered| offered & !blk::F_FLUSH);
+        for way in ways("a_write_through_disk_is_an_array_of_bytes") {
+            agrees(&ops, way, |offered| offered & !blk::F_FLUSH);
         }
     }
 }

@@ -177,8 +177,8 @@ fn opening_changes_nothing() {
     let before = pattern(4096, 1);
     let file = image(&before);
     let metadata = file.path().metadata().unwrap();
-    for engine in engines("opening_changes_nothing") {
-        drop(Blk::open(config(&file, engine)).unwrap());
+    for way in ways("opening_changes_nothing") {
+        drop(Blk::open(config(&file, way)).unwrap());
     }
     let after = file.path().metadata().unwrap();
     assert_eq!(content(&file), before);

@@ -12,9 +12,9 @@ fn capacity(disk: &Blk) -> u64 {
 
 #[test]
 fn a_disk_grows_when_its_image_has_and_somebody_looks() {
-    for engine in engines("a_disk_grows_when_its_image_has_and_somebody_looks") {
+    for way in ways("a_disk_grows_when_its_image_has_and_somebody_looks") {
         let file = image(&pattern(8 * 512, 1));
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let mut resizer = rig.device.resizer();
         assert!(!resizer.look().unwrap());
         file.as_file().set_len(16 * 512).unwrap();
@@ -32,10 +32,10 @@ fn a_disk_grows_when_its_image_has_and_somebody_looks() {
 
 #[test]
 fn what_is_beyond_a_new_end_is_an_error() {
-    for engine in engines("what_is_beyond_a_new_end_is_an_error") {
+    for way in ways("what_is_beyond_a_new_end_is_an_error") {
         let before = pattern(16 * 512, 1);
         let file = image(&before);
-        let mut rig = rig(&file, engine);
+        let mut rig = rig(&file, way);
         let mut resizer = rig.device.resizer();
         file.as_file().set_len(8 * 512 + 100).unwrap();
         let unseen = rig.request(blk::T_IN, 9, &[], 512);

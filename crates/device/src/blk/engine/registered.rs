@@ -1,0 +1,159 @@
+//! Guest memory that is registered with a ring: the kernel looks its pages up once, and not for every transfer.
+//!
+//! ```text
+//!   map of guest memory --follow--> areas, at most 1 GiB each --index--> a transfer whose pieces all lie in one of them
+//!                                                            '-- none: by addresses, as ever
+//! ```
+//! The kernel keeps the pages that are there when memory is registered. Whoever gives pages back to the host behind our back and
+//! gets others for them (a balloon, virtio-mem, postcopy) would find nothing there of what is read: that is for the
+//! operator to rule out, and why nothing is registered unless it is asked for.
+//!
+//! The regions are kept for as long as they are registered. So no address in an area can come to mean other memory.
+use io_uring::IoUring;
+use paravane_dma::{HostSlice, Region};
+use std::sync::Arc;
+
+/// Longest buffer that the kernel takes.
+const LONGEST: usize = 1 << 30;
+
+/// One registered buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Area {
+    start: usize,
+    len: usize,
+}
+
+/// What is registered with one ring.
+#[derive(Debug, Default)]
+pub(super) struct Registered {
+    /// The map that was looked at last.
+    generation: Option<u64>,
+    regions: Vec<Arc<Region>>,
+    /// By address; each has the number that it is registered with.
+    areas: Vec<Area>,
+    refused: bool,
+}
+
+impl Registered {
+    /// Registers what the map names, if that is not what is registered.
+    pub(super) fn follow(&mut self, ring: &IoUring, generation: u64, regions: &[Arc<Region>]) {
+        if self.generation.replace(generation) == Some(generation) {
+            return;
+        }
+        let same = self.regions.len() == regions.len()
+            && self.regions.iter().zip(regions).all(|(old, new)| Arc::ptr_eq(old, new));
+        if !same {
+            self.let_go(ring);
+            self.register(ring, regions);
+        }
+    }
+
+    #[cold]
+    fn register(&mut self, ring: &IoUring, regions: &[Arc<Region>]) {
+        // The kernel asks for pages that it may write to.
+        let regions: Vec<_> = regions.iter().filter(|region| region.writable()).cloned().collect();
+        let areas =
+            areas(regions.iter().map(|region| (region.host().as_ptr() as usize, region.size() as usize)));
+        if areas.is_empty() {
+            return;
+        }
+        let iovec = |area: &Area| libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(area.start),
+            iov_len: area.len,
+        };
+        let buffers: Vec<_> = areas.iter().map(iovec).collect();
+        // SAFETY: mapped guest memory, which nobody has references to. The regions are kept until it is not registered any
+        // more (`let_go`), or the ring is gone.
+        match unsafe { ring.submitter().register_buffers(&buffers) } {
+            Ok(()) => {
+                let bytes: usize = areas.iter().map(|area| area.len).sum();
+                tracing::debug!(buffers = areas.len(), bytes, "guest memory is registered");
+                (self.regions, self.areas, self.refused) = (regions, areas, false);
+            }
+            Err(error) if self.refused => tracing::debug!(%error, "guest memory is still not registered"),
+            Err(error) => {
+                self.refused = true;
+                tracing::warn!(
+                    %error,
+                    "guest memory is not registered with io_uring, and requests take a little longer \
+                     (\"Cannot allocate memory\": RLIMIT_MEMLOCK is too low)"
+                );
+            }
+        }
+    }
+
+    /// Registers nothing any more. What is in flight goes on.
+    pub(super) fn let_go(&mut self, ring: &IoUring) {
+        if self.areas.is_empty() {
+            return;
+        }
+        self.areas.clear();
+        match ring.submitter().unregister_buffers() {
+            Ok(()) => self.regions.clear(),
+            Err(error) => {
+                // The pages stay with the ring for as long as it is there. No transfer names them.
+                tracing::warn!(%error, "guest memory stays registered");
+                self.regions.clear();
+            }
+        }
+    }
+
+    /// The number of the buffer that has all these pieces.
+    pub(super) fn index(&self, pieces: &[HostSlice]) -> Option<u16> {
+        let (first, rest) = pieces.split_first()?;
+        let index = self.areas.partition_point(|area| area.start <= first.ptr as usize).checked_sub(1)?;
+        let area = self.areas[index];
+        (area.has(first) && rest.iter().all(|piece| area.has(piece))).then_some(index as u16)
+    }
+}
+
+impl Area {
+    fn has(&self, piece: &HostSlice) -> bool {
+        let offset = (piece.ptr as usize).wrapping_sub(self.start);
+        offset < self.len && piece.len <= self.len - offset
+    }
+}
+
+/// Regions of memory, address and length, in buffers that the kernel takes.
+fn areas(regions: impl Iterator<Item = (usize, usize)>) -> Vec<Area> {
+    let mut areas: Vec<_> = regions
+        .flat_map(|(start, len)| {
+            (0..len)
+                .step_by(LONGEST)
+                .map(move |offset| Area { start: start + offset, len: LONGEST.min(len - offset) })
+        })
+        .collect();
+    areas.sort_unstable_by_key(|area| area.start);
+    areas
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_has_the_buffer_that_all_of_it_is_in() {
+        let registered = Registered {
+            areas: areas([(0x9000_0000, LONGEST + 4096), (0x1000, 0x2000)].into_iter()),
+            ..Registered::default()
+        };
+        assert_eq!(registered.areas.len(), 3);
+        let index = |pieces: &[(usize, usize)]| {
+            let piece = |&(ptr, len)| HostSlice { ptr: std::ptr::without_provenance_mut(ptr), len };
+            registered.index(&pieces.iter().map(piece).collect::<Vec<_>>())
+        };
+        let seam = 0x9000_0000 + LONGEST;
+        assert_eq!(index(&[(0x1000, 0x2000)]), Some(0));
+        assert_eq!(index(&[(0x1000, 0x2001)]), None);
+        assert_eq!(index(&[(0xfff, 1)]), None);
+        assert_eq!(index(&[(0x3000, 1)]), None);
+        assert_eq!(index(&[(0x9000_0000, LONGEST)]), Some(1));
+        assert_eq!(index(&[(seam - 1, 1), (0x9000_0000, 512)]), Some(1));
+        assert_eq!(index(&[(seam - 1, 2)]), None, "it is in two");
+        assert_eq!(index(&[(seam, 4096)]), Some(2));
+        assert_eq!(index(&[(seam, 4096), (0x1000, 1)]), None);
+        assert_eq!(index(&[(seam + 4095, 2)]), None);
+        assert_eq!(index(&[(usize::MAX, 1)]), None);
+        assert_eq!(index(&[]), None);
+    }
+}
