@@ -26,7 +26,7 @@ mod server;
 pub(crate) const NAME: &str = "blk";
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
-    "Both servers have the same image of 256 MiB open at once, through the host's page cache; tmpfs: in /dev/shm; disk: in the folder that this was started in; qcow2: in /dev/shm, converted by qemu-img, a copy for each. Each is pinned to one CPU, the client (the crate virtio-driver, one queue, one thread) to another. What is read is compared: each block begins with its own number.",
+    "Both servers have the same image of 256 MiB open at once, through the host's page cache; tmpfs: in /dev/shm; disk: in the folder that this was started in; direct: the same past the page cache (O_DIRECT); qcow2: in /dev/shm, converted by qemu-img, a copy for each. Each is pinned to one CPU, the client (the crate virtio-driver, one queue, one thread) to another. What is read is compared: each block begins with its own number.",
     "read4k, write4k: at random; seq-read128k, seq-write128k: one after another. depth: requests in flight.",
     "latency: from before a request is submitted until the client has taken it back. cpu: that of the server's process, user mode and kernel. instructions: the same, in a window of its own, since counting costs at each switch.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, a request. rescues: how often it had to kick again after 50 ms, which virtio-driver 0.6.1 sometimes must in packed rings.",

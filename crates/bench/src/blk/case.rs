@@ -10,8 +10,8 @@ pub(super) const BLOCK: u64 = 4096;
 pub(super) const SPAN: u64 = 256 << 20;
 /// Requests in flight.
 const DEPTHS: [usize; 4] = [1, 4, 32, 128];
-/// The same for qcow2 images.
-const QCOW2_DEPTHS: [usize; 2] = [1, 32];
+/// The same for qcow2 images, and past the page cache.
+const FEW_DEPTHS: [usize; 2] = [1, 32];
 
 /// Where the image lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,18 +20,21 @@ pub(super) enum Storage {
     Tmpfs,
     /// Wherever the benchmark is run.
     Disk,
+    /// The same, past the page cache.
+    Direct,
     /// In memory, in the format qcow2.
     Qcow2,
 }
 
 impl Storage {
-    pub(super) const ALL: [Self; 3] = [Self::Tmpfs, Self::Disk, Self::Qcow2];
+    pub(super) const ALL: [Self; 4] = [Self::Tmpfs, Self::Disk, Self::Direct, Self::Qcow2];
 
     /// As the rows have it.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
             Self::Disk => "disk",
+            Self::Direct => "direct",
             Self::Qcow2 => "qcow2",
         }
     }
@@ -85,10 +88,10 @@ impl Case {
         let storages = if quick { &Storage::ALL[..1] } else { &Storage::ALL[..] };
         let mut all = Vec::new();
         for &storage in storages {
-            // A format has nothing to do with the ring's layout.
+            // How a file is used has nothing to do with the ring's layout.
             let (layouts, depths) = match storage {
                 Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
-                Storage::Qcow2 => (&[false][..], &QCOW2_DEPTHS[..]),
+                Storage::Direct | Storage::Qcow2 => (&[false][..], &FEW_DEPTHS[..]),
             };
             for &packed in layouts {
                 for work in Work::ALL {
@@ -132,12 +135,13 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64 + 8);
+        assert_eq!(names.len(), 64 + 8 + 8);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",
             "disk/split/seq-read128k/depth4",
             "disk/packed/seq-write128k/depth128",
+            "direct/split/read4k/depth1",
             "qcow2/split/write4k/depth32",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");

@@ -25,10 +25,10 @@ impl Image {
     fn make(storage: Storage, names: &[&str]) -> io::Result<Self> {
         let place = match storage {
             Storage::Tmpfs | Storage::Qcow2 => PathBuf::from("/dev/shm"),
-            Storage::Disk => std::env::current_dir()?,
+            Storage::Disk | Storage::Direct => std::env::current_dir()?,
         };
         let in_memory = statfs(&place)?.filesystem_type() == TMPFS_MAGIC;
-        if in_memory != (storage != Storage::Disk) {
+        if in_memory != matches!(storage, Storage::Tmpfs | Storage::Qcow2) {
             let what = if in_memory { "is in memory, not on a disk" } else { "is no tmpfs" };
             return Err(io::Error::other(format!("{} {what}", place.display())));
         }

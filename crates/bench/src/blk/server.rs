@@ -43,11 +43,11 @@ impl Subject {
     }
 
     /// The image that it has. Ours locks it, so that another build of ours has a copy; the peer does not lock. Of a qcow2 image each has
-    /// a copy, since both keep its tables.
+    /// a copy, since both keep its tables. Past the page cache all have the same: where on a disk a file lies decides how fast it is.
     pub(super) fn image(&self, storage: Storage) -> &'static str {
         match self {
             Self::StorageDaemon if storage == Storage::Qcow2 => "image-peer",
-            Self::Ours(build) if build.name == OTHER_NAME => "image-other",
+            Self::Ours(build) if build.name == OTHER_NAME && storage != Storage::Direct => "image-other",
             Self::Ours(_) | Self::StorageDaemon => "image",
         }
     }
@@ -58,7 +58,7 @@ impl Subject {
     }
 
     fn command(&self, storage: Storage, image: &Path, socket: &Path) -> Command {
-        let qcow2 = storage == Storage::Qcow2;
+        let (qcow2, direct) = (storage == Storage::Qcow2, storage == Storage::Direct);
         let with = |before: &str, path: &Path, after: &str| {
             let mut argument = OsString::from(before);
             argument.push(path);
@@ -72,6 +72,9 @@ impl Subject {
                     .args(["serve", "blk", "--queue-size", "1024", "--image"])
                     .arg(image)
                     .args(["--format", if qcow2 { "qcow2" } else { "raw" }]);
+                if direct {
+                    command.args(["--direct", "--no-lock"]);
+                }
                 command.arg("--socket").arg(socket).args(more);
                 // A line for each client would go into the table.
                 if std::env::var_os("RUST_LOG").is_none() {
@@ -87,7 +90,7 @@ impl Subject {
                 } else {
                     "driver=file,node-name=disk,aio=io_uring,locking=off,filename="
                 };
-                let file = with(file, image, "");
+                let file = with(file, image, if direct { ",cache.direct=on" } else { "" });
                 let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
                 command.args(["--object", "iothread,id=thread"]);
                 command.arg("--blockdev").arg(file).arg("--export").arg(with(export, socket, ""));
