@@ -8,8 +8,8 @@
 //!    parse a chain into a Request                               request.rs
 //!    a Slot leads it through one system call or several         slot.rs
 //!    an Engine does those: io_uring, threads, or at once        engine/
-//!       past the page cache: what the file asks for           direct.rs
-//!       registered buffers: the map of guest memory           engine/registered.rs
+//!       past the page cache: what the file asks for             direct.rs
+//!       registered buffers: the map of guest memory             engine/registered.rs
 //!
 //! Resizer: the disk's size while it is served                   resizer.rs
 //! ```

@@ -40,18 +40,16 @@ impl Registered {
         if self.generation.replace(generation) == Some(generation) {
             return;
         }
-        let same = self.regions.len() == regions.len()
-            && self.regions.iter().zip(regions).all(|(old, new)| Arc::ptr_eq(old, new));
-        if !same {
+        // The kernel asks for pages that it may write to.
+        let regions = regions.iter().filter(|region| region.writable());
+        if !self.regions.iter().map(Arc::as_ptr).eq(regions.clone().map(Arc::as_ptr)) {
             self.let_go(ring);
-            self.register(ring, regions);
+            self.register(ring, regions.cloned().collect());
         }
     }
 
     #[cold]
-    fn register(&mut self, ring: &IoUring, regions: &[Arc<Region>]) {
-        // The kernel asks for pages that it may write to.
-        let regions: Vec<_> = regions.iter().filter(|region| region.writable()).cloned().collect();
+    fn register(&mut self, ring: &IoUring, regions: Vec<Arc<Region>>) {
         let areas =
             areas(regions.iter().map(|region| (region.host().as_ptr() as usize, region.size() as usize)));
         if areas.is_empty() {
@@ -87,15 +85,12 @@ impl Registered {
         if self.areas.is_empty() {
             return;
         }
-        self.areas.clear();
-        match ring.submitter().unregister_buffers() {
-            Ok(()) => self.regions.clear(),
-            Err(error) => {
-                // The pages stay with the ring for as long as it is there. No transfer names them.
-                tracing::warn!(%error, "guest memory stays registered");
-                self.regions.clear();
-            }
+        if let Err(error) = ring.submitter().unregister_buffers() {
+            // The pages stay with the ring for as long as it is there. No transfer names them.
+            tracing::warn!(%error, "guest memory stays registered");
         }
+        self.areas.clear();
+        self.regions.clear();
     }
 
     /// The number of the buffer that has all these pieces.
