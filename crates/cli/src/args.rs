@@ -164,7 +164,7 @@ pub(crate) struct RunArgs {
     /// guest memory by what the log says and compares it at the end (needs KVM)
     #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
     pub(crate) dirty_log: Option<DirtyLog>,
-    /// What does the I/O on the host; auto makes system calls at once if the image is in memory, else takes io_uring when the host
+    /// What does the I/O on the host; auto copies at once if the image is in memory, else takes io_uring when the host
     /// allows it, else threads
     #[arg(long, value_enum, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,

@@ -110,6 +110,52 @@ pub(crate) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, whol
     unsafe { if len <= 8 { store(guest, own, len) } else { many::store_part(guest, own, len, whole) } }
 }
 
+/// [`store`] into memory that nobody uses soon, where that makes a difference. What is stored later may be seen before it, unless
+/// [`settle`] comes in between.
+///
+/// # Safety
+/// As [`store`].
+#[cfg(not(miri))]
+pub(crate) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
+    // SAFETY: the caller's promise is the one that is asked for.
+    unsafe {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        x86_64::store_far(far, own, len);
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        store(far, own, len);
+    }
+}
+
+/// What [`store_far`] has stored is seen before what is stored later, by whoever sees that by an acquire.
+#[cfg(not(miri))]
+pub(crate) fn settle() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    x86_64::settle();
+}
+
+/// Copies `len` bytes from one memory that others use to another one.
+///
+/// # Safety
+/// Both are mapped for as many bytes, and stay so during the call.
+#[cfg(not(miri))]
+pub(crate) unsafe fn between(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: the caller's promise; two mappings do not overlap.
+    unsafe {
+        x86_64::between(from, to, len);
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    for done in (0..len).step_by(512) {
+        let mut own = [0_u8; 512];
+        let now = own.len().min(len - done);
+        // SAFETY: the caller's promise, and no more than is left.
+        unsafe {
+            load(from.add(done), own.as_mut_ptr(), now);
+            store(to.add(done), own.as_ptr(), now);
+        }
+    }
+}
+
 /// Sets `len` bytes of guest memory to `byte`.
 ///
 /// # Safety
@@ -161,6 +207,28 @@ mod tests {
 
     /// What the crate uses here, and the words that other machines use.
     const WAYS: [(Load, Store, Fill); 2] = [(load, store, fill), (words::load, words::store, words::set)];
+
+    #[cfg(not(miri))]
+    #[test]
+    fn what_is_far_is_copied_exactly() {
+        let mut far = Box::new(Own([0xee; SIZE]));
+        let source: Vec<u8> = (0..8192).map(|i| (i * 7 + i / 256 + 1) as u8).collect();
+        for len in [0, 1, 100, 127, 128, 384, 4096, 4097, 8192] {
+            for shift in [0, 1, 32, 64, 100, 512] {
+                far.0.fill(0xee);
+                // SAFETY: `shift + len` is below the size of `far`, and nothing else uses it.
+                unsafe { store_far(far.0.as_mut_ptr().add(shift), source.as_ptr(), len) };
+                settle();
+                assert!(far.0[shift..shift + len] == source[..len], "{len} bytes at {shift}");
+                assert!(far.0[..shift].iter().all(|&b| b == 0xee), "before {len} bytes at {shift}");
+                assert!(far.0[shift + len..].iter().all(|&b| b == 0xee), "after {len} bytes at {shift}");
+                far.0.fill(0x11);
+                // SAFETY: as above; `source` is longer.
+                unsafe { between(source.as_ptr(), far.0.as_mut_ptr().add(shift), len) };
+                assert!(far.0[shift..shift + len] == source[..len], "{len} bytes at {shift}");
+            }
+        }
+    }
 
     #[test]
     fn every_length_and_alignment_copies_exactly() {

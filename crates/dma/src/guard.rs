@@ -20,6 +20,7 @@
 //! version, odd while it is changed, and what was read is thrown away unless the version was even and still is.
 //!
 //! A thread that blocks SIGBUS is killed by a fault: do not block it in threads that touch guest memory.
+use crate::HostSlice;
 use rustix::event::EventfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::io;
@@ -63,6 +64,9 @@ impl AsFd for Alarm {
 const MOST: usize = 4096;
 
 static SLOTS: [Slot; MOST] = [const { Slot::new() }; MOST];
+
+/// Of those, how many are lost.
+static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Held by those who change the table. Besides, it orders them: who finds that an address has been mapped anew has taken it
 /// after the one who gave that address up.
@@ -116,7 +120,9 @@ impl Slot {
         self.len.store(found.len, Ordering::Relaxed);
         self.page.store(found.page, Ordering::Relaxed);
         self.alarm.store(found.alarm, Ordering::Relaxed);
-        self.lost.store(false, Ordering::Relaxed);
+        if self.lost.swap(false, Ordering::Relaxed) {
+            LOST.fetch_sub(1, Ordering::Relaxed);
+        }
         // Pairs with the first load in `get`.
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
@@ -159,9 +165,11 @@ impl Guard {
         Ok(Self { slot, _alarm: Arc::clone(alarm) })
     }
 
-    /// Whether zeroes have taken the mapping's place.
+    /// Whether zeroes have taken the mapping's place, or are about to.
     pub(crate) fn lost(&self) -> bool {
-        // Acquire: pairs with the handler's store; who sees it sees zeroes.
+        // What was copied before is not copied after the load below.
+        fence(Ordering::Acquire);
+        // Acquire: pairs with the handler's store.
         self.slot.lost.load(Ordering::Acquire)
     }
 }
@@ -171,6 +179,27 @@ impl Drop for Guard {
         let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
         self.slot.set(Found { start: 0, len: 0, page: 0, alarm: -1 });
     }
+}
+
+/// Whether zeroes may be in the place of one of these pieces, because their owner has taken them away. Who has copied from them,
+/// and is told that it is not so, has copied what was there. Cheap while nothing is lost in this process.
+#[must_use]
+pub fn is_lost(pieces: &[HostSlice]) -> bool {
+    // What was copied before is not copied after the load below. Pairs with the handler's stores.
+    fence(Ordering::Acquire);
+    LOST.load(Ordering::Relaxed) != 0 && is_any_lost(pieces)
+}
+
+#[cold]
+fn is_any_lost(pieces: &[HostSlice]) -> bool {
+    let lost = SLOTS.iter().filter(|slot| slot.lost.load(Ordering::Relaxed)).filter_map(Slot::get);
+    let mut lost = lost.map(|found| found.start..found.start.saturating_add(found.len));
+    lost.any(|range| {
+        pieces.iter().any(|piece| {
+            let start = piece.ptr.addr();
+            start < range.end && range.start < start.saturating_add(piece.len)
+        })
+    })
 }
 
 /// What SIGBUS did before.
@@ -221,6 +250,11 @@ fn replace(addr: usize) -> bool {
     let inside = |found: &Found| addr.wrapping_sub(found.start) < found.len;
     let found = SLOTS.iter().find_map(|slot| Some((slot, slot.get().filter(inside)?)));
     let Some((slot, found)) = found else { return false };
+    // Before the zeroes are there: who has met one of them has taken a fault behind the change of the mapping, and finds it
+    // lost. Release: pairs with the fences in `Guard::lost` and `is_lost`, which come after such an access.
+    if !slot.lost.swap(true, Ordering::Release) {
+        LOST.fetch_add(1, Ordering::Release);
+    }
     let map = |start: usize, len: usize| {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: the addresses are those of a mapping of ours that stays mapped while its guard lives, which the
@@ -231,8 +265,6 @@ fn replace(addr: usize) -> bool {
     if !map(found.start, found.len) && !map(addr - (addr - found.start) % found.page, found.page) {
         return false;
     }
-    // Release: pairs with the load in `Guard::lost`.
-    slot.lost.store(true, Ordering::Release);
     // SAFETY: the guard keeps the alarm, and with it the descriptor, open.
     let alarm = unsafe { BorrowedFd::borrow_raw(found.alarm) };
     // It fails only if the count is at its end: then it has rung.

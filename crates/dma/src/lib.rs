@@ -47,6 +47,8 @@ mod seat;
 mod snapshot;
 mod sync;
 mod table;
+#[cfg(not(miri))]
+mod view;
 mod words;
 mod written;
 
@@ -55,7 +57,7 @@ pub use domain::{Domain, Miss};
 pub use door::Door;
 pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError};
 #[cfg(not(miri))]
-pub use guard::Alarm;
+pub use guard::{Alarm, is_lost};
 pub use handle::Handle;
 pub use log::DirtyLog;
 pub use mapping::{GuestRange, Hold, HostSlice, Mapping};
@@ -63,3 +65,5 @@ pub use memory::{Lent, Memory};
 pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;
 pub use region::{Backing, FileRange, Region, RegionConfig};
+#[cfg(not(miri))]
+pub use view::{FileView, NotWritten};

@@ -92,11 +92,12 @@ mod mapped {
         }
 
         /// `size` bytes of the file of another process, from `offset` on; both are whole pages of 4096 bytes. The file may
-        /// shrink, and the alarm rings when we notice.
+        /// shrink, and the alarm rings when we notice. Huge pages are asked for where they are wanted.
         pub(crate) fn guarded(
             file: OwnedFd,
             (offset, size): (u64, u64),
             writable: bool,
+            wants_huge: bool,
             alarm: &Arc<Alarm>,
         ) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
@@ -126,7 +127,7 @@ mod mapped {
                 return Err(refused("address", invalid("too large")));
             };
             let mapping = Mapped::new(&file, offset - skip, len, writable).map_err(|e| refused("map", e))?;
-            if page < HUGE && size >= HUGE {
+            if wants_huge && page < HUGE && size >= HUGE {
                 // SAFETY: advice about the mapping that was just made. Refused where it does not apply.
                 let _ = unsafe { madvise(mapping.start.as_ptr().cast(), len, Advice::LinuxHugepage) };
             }

@@ -109,7 +109,7 @@ impl Region {
         if !offset.is_multiple_of(Backing::Pages.page_size()) {
             return Err(MemoryError::Unaligned { gpa: offset, size, align: Backing::Pages.page_size() });
         }
-        let ram = Ram::guarded(file, (offset, size), writable, alarm)?;
+        let ram = Ram::guarded(file, (offset, size), writable, true, alarm)?;
         Ok(Arc::new(Self { gpa, size, writable, ram }))
     }
 

@@ -165,7 +165,7 @@ pub(crate) struct BlkArgs {
     /// Most descriptors of a queue, a power of two; the VMM chooses how many it has [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
-    /// What does the I/O; auto makes system calls at once if the image is in memory, else takes io_uring when the host allows
+    /// What does the I/O; auto copies at once if the image is in memory, else takes io_uring when the host allows
     /// it, else threads [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<Engine>,

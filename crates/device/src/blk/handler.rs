@@ -118,6 +118,11 @@ impl Handler {
                 let hold = memory
                     .map_segments(readable, skip, len.into(), Access::READ, slot.pieces())
                     .map_err(address_error)?;
+                // Zeroes are in the place of what its owner has taken away: they are not what the driver has written.
+                if paravane_dma::is_lost(slot.next_pieces()) {
+                    answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
+                    return Ok(0);
+                }
                 bytes = len.into();
                 slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through)
             }

@@ -27,7 +27,7 @@ mod tests;
 
 use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
-use engine::{Engine, EngineKind, Pool};
+use engine::{Engine, EngineKind, Mapped, Pool};
 use handler::{Handler, Limited};
 use image::{Image, Opening};
 use paravane_ring::device::QueueConfig;
@@ -47,7 +47,7 @@ pub use resizer::Resizer;
 /// Which engine does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// At once if the image lies in memory; else io_uring if the host lets us, else threads.
+    /// At once, and without system calls as far as that goes, if the image lies in memory; else io_uring if the host lets us, else threads.
     #[default]
     Auto,
     /// io_uring or an error.
@@ -269,6 +269,16 @@ pub fn io_uring_available() -> io::Result<()> {
     engine::probe()
 }
 
+/// An image that lies in memory is mapped, if that can be.
+fn immediate(image: &Image) -> EngineKind {
+    let mapped =
+        (image.in_memory && image.qcow2.is_none() && image.direct.is_none()).then(|| Mapped::new(image));
+    let mapped = mapped.and_then(|mapped| {
+        mapped.inspect_err(|error| tracing::debug!(path = %image.path.display(), %error, "not mapped")).ok()
+    });
+    EngineKind::Immediate { mapped: mapped.map(Arc::new) }
+}
+
 impl Blk {
     /// Opens the image and locks it, unless told otherwise (an open-file-description lock: exclusive, shared when read-only).
     ///
@@ -302,10 +312,10 @@ impl Blk {
         };
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None)?,
-            (EngineChoice::Immediate, _) => EngineKind::Immediate,
+            (EngineChoice::Immediate, _) => immediate(&image),
             (EngineChoice::IoUring, _) if image.qcow2.is_some() => return Err(OpenError::EngineOfFormat),
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None)?,
-            (EngineChoice::Auto, _) if image.in_memory => EngineKind::Immediate,
+            (EngineChoice::Auto, _) if image.in_memory => immediate(&image),
             (_, Ok(())) => match image.unlocked() {
                 Ok(file) => EngineKind::Uring { file, registers: config.registered_buffers },
                 Err(source) => return Err(OpenError::Os { path: config.path, source }),
@@ -348,14 +358,15 @@ impl Blk {
         self.image.read_only
     }
 
-    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "io_uring, direct", "immediate",
+    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "io_uring, direct", "immediate, mapped",
     /// "threads (io_uring: ...)".
     #[must_use]
     pub fn engine(&self) -> String {
         let engine = match &self.engine {
             EngineKind::Uring { registers: false, .. } => "io_uring".into(),
             EngineKind::Uring { registers: true, .. } => "io_uring with registered buffers".into(),
-            EngineKind::Immediate => "immediate".into(),
+            EngineKind::Immediate { mapped: None } => "immediate".into(),
+            EngineKind::Immediate { mapped: Some(_) } => "immediate, mapped".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
             EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
         };

@@ -92,6 +92,11 @@ impl Slot {
         &mut self.pieces
     }
 
+    /// The pieces of the next request, as they are.
+    pub(super) fn next_pieces(&self) -> &[HostSlice] {
+        &self.pieces
+    }
+
     /// Keeps the place of the status byte mapped.
     pub(super) fn keep(&mut self, room: Mapping) {
         self.room = Some(room);

@@ -126,6 +126,57 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     unsafe { copy::<STRING_STORE_MIN>(guest, own, len) };
 }
 
+/// Copies `len` bytes of our own past the caches, into memory that nobody uses soon. What is stored later may be seen before it,
+/// unless [`settle`] comes in between.
+///
+/// # Safety
+/// As [`super::store`].
+pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
+    if !Has::detect().avx || len == 0 || !len.is_multiple_of(AVX_BLOCK) || !far.addr().is_multiple_of(32) {
+        // SAFETY: the caller's promise.
+        return unsafe { store(far, own, len) };
+    }
+    // SAFETY: the caller's promise; whole blocks, to where the instructions want them. Clobbers as in `copy_long`.
+    unsafe {
+        asm!(
+            "2:",
+            "vmovdqu ymm0, [rsi]",
+            "vmovdqu ymm1, [rsi + 32]",
+            "vmovdqu ymm2, [rsi + 64]",
+            "vmovdqu ymm3, [rsi + 96]",
+            "vmovntdq [rdi], ymm0",
+            "vmovntdq [rdi + 32], ymm1",
+            "vmovntdq [rdi + 64], ymm2",
+            "vmovntdq [rdi + 96], ymm3",
+            "sub rsi, -128",
+            "sub rdi, -128",
+            "add rcx, -128",
+            "jnz 2b",
+            "vzeroupper",
+            inout("rsi") own => _,
+            inout("rdi") far => _,
+            inout("rcx") len => _,
+            clobber_abi("sysv64"),
+            options(nostack),
+        );
+    }
+}
+
+/// What [`store_far`] has stored is seen before what is stored later.
+pub(super) fn settle() {
+    // SAFETY: orders stores, and does nothing else.
+    unsafe { std::arch::x86_64::_mm_sfence() };
+}
+
+/// Copies `len` bytes from one memory that others use to another one.
+///
+/// # Safety
+/// As [`copy`].
+pub(super) unsafe fn between(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy::<STRING_STORE_MIN>(to, from, len) };
+}
+
 /// [`store`], for a part of an access of `whole` bytes.
 ///
 /// # Safety

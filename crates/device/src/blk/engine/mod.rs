@@ -7,10 +7,12 @@
 #[cfg(test)]
 pub(super) mod held;
 mod immediate;
+mod mapped;
 mod registered;
 mod threads;
 mod uring;
 
+pub(super) use mapped::Mapped;
 pub(super) use threads::Pool;
 pub(super) use uring::probe;
 
@@ -85,8 +87,8 @@ pub(super) struct Outcome {
 pub(super) enum EngineKind {
     /// A ring for each queue, and what is registered with them: the image (see [`Image::unlocked`]), and perhaps guest memory.
     Uring { file: File, registers: bool },
-    /// Nothing beyond the image.
-    Immediate,
+    /// Nothing beyond the image, which may be mapped.
+    Immediate { mapped: Option<Arc<Mapped>> },
     /// One pool for all queues, and why it is not io_uring if that was the first choice.
     Threads { pool: Arc<Pool>, why: Option<String> },
 }
@@ -107,7 +109,9 @@ impl Engine {
     pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
         Ok(match kind {
             EngineKind::Uring { file, registers } => Self::Uring(uring::Uring::new(file, *registers, slots)?),
-            EngineKind::Immediate => Self::Immediate(immediate::Immediate::new(image.clone(), slots)),
+            EngineKind::Immediate { mapped } => {
+                Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone(), slots))
+            }
             EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), slots)?),
         })
     }

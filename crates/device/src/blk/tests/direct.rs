@@ -147,7 +147,7 @@ fn what_cannot_be_is_refused_when_it_is_opened() {
     assert!(matches!(refused, Err(OpenError::DirectOfFormat)), "{refused:?}");
     for (engine, name) in [(EngineChoice::Threads, "threads"), (EngineChoice::Immediate, "immediate")] {
         match asked(false, true, engine, crate::blk::Format::Raw) {
-            Err(OpenError::BuffersOfEngine { engine }) => assert_eq!(engine, name),
+            Err(OpenError::BuffersOfEngine { engine }) => assert!(engine.starts_with(name), "{engine}"),
             other => panic!("{other:?}"),
         }
     }

@@ -103,10 +103,12 @@ fn a_disk_has_only_its_queues() {
 fn the_engine_says_what_it_is() {
     let file = image(&[0; 512]);
     assert_eq!(Blk::open(config(&file, EngineChoice::Threads)).unwrap().engine(), "threads");
-    assert_eq!(Blk::open(config(&file, EngineChoice::Immediate)).unwrap().engine(), "immediate");
+    let immediate = Blk::open(config(&file, EngineChoice::Immediate)).unwrap();
+    assert_eq!(immediate.engine(), if immediate.image.in_memory { "immediate, mapped" } else { "immediate" });
+    drop(immediate);
     let auto = Blk::open(config(&file, EngineChoice::Auto)).unwrap();
     match (auto.image.in_memory, io_uring_available()) {
-        (true, _) => assert_eq!(auto.engine(), "immediate"),
+        (true, _) => assert_eq!(auto.engine(), "immediate, mapped"),
         (false, Ok(())) => assert_eq!(auto.engine(), "io_uring"),
         (false, Err(_)) => assert!(auto.engine().starts_with("threads (io_uring: ")),
     }
@@ -117,7 +119,7 @@ fn nobody_waits_for_an_image_in_memory() {
     let memory = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
     let disk = Blk::of(memory.into(), BlkConfig::new("image")).unwrap();
-    assert_eq!(disk.engine(), "immediate");
+    assert_eq!(disk.engine(), "immediate, mapped");
 }
 
 #[test]

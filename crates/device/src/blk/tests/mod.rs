@@ -7,6 +7,7 @@ mod in_flight;
 mod limited;
 mod lost;
 mod malformed;
+mod mapped;
 mod model;
 mod open;
 mod qcow2;
@@ -68,6 +69,11 @@ fn ways(test: &str) -> Vec<Way> {
         Err(why) => skipped(&format!("{test} with io_uring"), &why.to_string()),
     }
     ways
+}
+
+/// Whether its image is in memory, and copied from and to directly.
+fn is_mapped(disk: &Blk) -> bool {
+    disk.engine() == "immediate, mapped"
 }
 
 /// Bytes of a block past the page cache, where our files are.

@@ -1,0 +1,145 @@
+//! Images in memory, which are copied from and to without system calls as far as that goes.
+use super::*;
+use crate::rig::{BASE, SIZE};
+use paravane_dma::{Alarm, FileRange, Region};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+const DISK: usize = 4 << 20;
+
+/// An image of memory, all of which is a hole, and a disk of it.
+fn disk() -> (File, Rig<Blk>) {
+    let memory = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).unwrap());
+    memory.set_len(DISK as u64).unwrap();
+    let rig = of(&memory);
+    (memory, rig)
+}
+
+fn of(memory: &File) -> Rig<Blk> {
+    // A description of its own, which is not locked yet.
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(memory));
+    let rig = Rig::new(Blk::open(BlkConfig::new(path)).unwrap());
+    assert!(is_mapped(&rig.device));
+    rig
+}
+
+/// kB that the image takes.
+fn taken(memory: &File) -> u64 {
+    memory.metadata().unwrap().blocks() / 2
+}
+
+#[test]
+fn what_is_not_there_is_not_made_by_reading_it() {
+    let (memory, mut rig) = disk();
+    for sector in (0..DISK / 512).step_by(128) {
+        assert!(rig.read(sector as u64, 65536).iter().all(|byte| *byte == 0));
+    }
+    assert_eq!(taken(&memory), 0);
+    // A part of a page makes the page, and what is around it is not there still.
+    assert_eq!(rig.status(blk::T_OUT, 17, &pattern(512, 70)), blk::S_OK);
+    assert_eq!(rig.read(17, 512), pattern(512, 70));
+    let mut around = vec![0; 65536];
+    around[17 * 512..18 * 512].copy_from_slice(&pattern(512, 70));
+    assert!(rig.read(0, 65536) == around);
+    assert_eq!(taken(&memory), 4);
+    // What is discarded is gone, and is not made again by whoever reads it.
+    let whole = pattern(65536, 71);
+    assert_eq!(rig.status(blk::T_OUT, 0, &whole), blk::S_OK);
+    assert_eq!((taken(&memory), rig.read(0, 65536) == whole), (64, true));
+    assert_eq!(rig.status(blk::T_DISCARD, 0, &range(16, 64, 0)), blk::S_OK);
+    let zeroes = range(96, 8, blk::WRITE_ZEROES_F_UNMAP);
+    assert_eq!(rig.status(blk::T_WRITE_ZEROES, 0, &zeroes), blk::S_OK);
+    let mut expected = whole;
+    expected[16 * 512..80 * 512].fill(0);
+    expected[96 * 512..104 * 512].fill(0);
+    assert!(rig.read(0, 65536) == expected);
+    assert_eq!(taken(&memory), 64 - 32 - 4);
+}
+
+#[test]
+fn data_that_was_there_before_is_known() {
+    let (memory, rig) = disk();
+    drop(rig);
+    for at in [0, 8192, DISK as u64 - 512] {
+        memory.write_all_at(&pattern(512, at), at).unwrap();
+    }
+    let before = taken(&memory);
+    let mut rig = of(&memory);
+    for at in [0, 8192, DISK as u64 - 512] {
+        assert_eq!(rig.read(at / 512, 512), pattern(512, at));
+    }
+    // Writes through the mapping are the file's, and others' writes are seen through it.
+    let data = pattern(200 * 1024, 72);
+    for _ in 0..2 {
+        assert_eq!(rig.status(blk::T_OUT, 8, &data), blk::S_OK);
+        let mut found = vec![0; data.len()];
+        memory.read_exact_at(&mut found, 4096).unwrap();
+        assert!(found == data);
+        memory.write_all_at(&[9; 512], 8192).unwrap();
+        assert_eq!(rig.read(16, 512), [9; 512]);
+    }
+    assert!(taken(&memory) > before);
+}
+
+#[test]
+fn a_file_that_becomes_shorter_is_used_by_system_calls_from_then_on() {
+    let (memory, mut rig) = disk();
+    let data = pattern(65536, 73);
+    for sector in [0, 2048] {
+        assert_eq!(rig.status(blk::T_OUT, sector, &data), blk::S_OK);
+        assert!(rig.read(sector, 65536) == data);
+    }
+    memory.set_len(1 << 20).unwrap();
+    let answer = rig.request(blk::T_IN, 2048, &[], 4096);
+    assert_eq!((answer.status, answer.used), (blk::S_IOERR, 1));
+    assert!(rig.read(0, 65536) == data, "the rest is as it was");
+    // A write makes the file longer again, as it does with other disks.
+    let other = pattern(65536, 74);
+    assert_eq!(rig.status(blk::T_OUT, 2048, &other), blk::S_OK);
+    assert!(rig.read(2048, 65536) == other);
+    let mut found = vec![0; 65536];
+    memory.read_exact_at(&mut found, 1 << 20).unwrap();
+    assert!(found == other);
+}
+
+#[test]
+fn an_image_that_is_only_read_is_mapped_so() {
+    let (memory, rig) = disk();
+    drop(rig);
+    memory.write_all_at(&pattern(4096, 75), 0).unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
+    let mut rig = Rig::new(Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(path) }).unwrap());
+    assert!(is_mapped(&rig.device));
+    assert_eq!(rig.read(0, 4096), pattern(4096, 75));
+    assert_eq!(rig.status(blk::T_OUT, 0, &[1; 512]), blk::S_IOERR);
+    assert_eq!(rig.read(0, 4096), pattern(4096, 75));
+}
+
+#[test]
+fn memory_that_is_gone_is_not_written_to_the_disk() {
+    let (_memory, mut rig) = disk();
+    let before = pattern(65536, 76);
+    assert_eq!(rig.status(blk::T_OUT, 0, &before), blk::S_OK);
+    let theirs = memfd_create(c"a-client", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&theirs, 1 << 20).unwrap();
+    let range = FileRange { gpa: BASE + SIZE, size: 1 << 20, offset: 0, writable: true };
+    let alarm = Alarm::new().unwrap();
+    let region = Region::guarded(range, theirs.try_clone().unwrap(), &alarm).unwrap();
+    rig.memory.replace(vec![rig.region.clone(), region.clone()]).unwrap();
+    let write = |rig: &mut Rig<Blk>, len| {
+        rig.poke(HEADER, &header(blk::T_OUT, 0));
+        rig.one(&[segment(HEADER, 16), segment(BASE + SIZE + 512, len)], &[segment(STATUS, 1)]).unwrap();
+        rig.peek(STATUS, 1)[0]
+    };
+    rig.poke(BASE + SIZE + 512, &before[..8192]);
+    assert_eq!(write(&mut rig, 8192), blk::S_OK);
+    ftruncate(&theirs, 4096).unwrap();
+    // First it is found out in the middle of the copy, then it is known.
+    for lost in [false, true] {
+        assert_eq!(region.lost(), lost);
+        assert_eq!(write(&mut rig, 65536), blk::S_IOERR);
+        assert!(alarm.take() != lost);
+    }
+    assert!(rig.read(0, 65536) == before);
+}
