@@ -140,9 +140,9 @@ pub(crate) fn settle() {
 #[cfg(not(miri))]
 pub(crate) unsafe fn between(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: the caller's promise; two mappings do not overlap.
+    // SAFETY: the caller's promise; assembly reads either memory as it does ours, and two mappings do not overlap.
     unsafe {
-        x86_64::between(from, to, len);
+        x86_64::store(to, from, len);
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     for done in (0..len).step_by(512) {

@@ -149,7 +149,7 @@ impl Region {
         self.ram.offset()
     }
 
-    /// Whether its file has been taken away, and private zeroes are in its place. Only regions that are guarded
+    /// Whether its file has been taken away, and private zeroes are in its place, or are about to be. Only regions that are guarded
     /// ([`Region::guarded`]) can be lost.
     #[must_use]
     pub fn lost(&self) -> bool {

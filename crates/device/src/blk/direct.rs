@@ -81,7 +81,7 @@ fn tried(file: &File) -> io::Result<Option<Alignment>> {
     let mut room = [Page::ZEROES; 2];
     for align in [512, 4096] {
         // Aligned to this and to no more.
-        let buffer = room.as_mut_bytes().get_mut(align..2 * align).unwrap_or_default();
+        let buffer = &mut room.as_mut_bytes()[align..2 * align];
         match file.read_at(buffer, align as u64) {
             Ok(_) => return Ok(Some(Alignment { memory: align as u64, block: align as u64 })),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}

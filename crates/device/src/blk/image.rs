@@ -3,6 +3,7 @@ use super::direct::Alignment;
 use super::qcow2::Qcow2;
 use super::{Format, OpenError};
 use paravane_spec::blk::{ID_LEN, SECTOR};
+use rustix::fs::OFlags;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
@@ -79,19 +80,16 @@ impl Image {
 
     /// An image that has been opened already, perhaps by another process, whose lock is then this one's, too.
     pub(super) fn of(mut file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let Opening { format, read_only, lock: locked, direct } = opening;
+        let Opening { format, read_only, direct, .. } = opening;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
         check_kind(path, &metadata)?;
         // io_uring would answer EAGAIN instead of waiting for the disk.
-        rustix::fs::fcntl_getfl(&file)
-            .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags - rustix::fs::OFlags::NONBLOCK))
-            .map_err(|error| os(error.into()))?;
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| os(error.into()))? - OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&file, flags).map_err(|error| os(error.into()))?;
         // A guest's reads are none of the file's: nothing is gained from a time stamp for each. Only its owner may say so.
-        if let Ok(flags) = rustix::fs::fcntl_getfl(&file) {
-            let _ = rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::NOATIME);
-        }
-        if locked {
+        let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
+        if opening.lock {
             lock(&file, read_only).map_err(|source| match source.raw_os_error() {
                 Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
                 _ => os(source),

@@ -271,12 +271,12 @@ pub fn io_uring_available() -> io::Result<()> {
 
 /// An image that lies in memory is mapped, if that can be.
 fn immediate(image: &Image) -> EngineKind {
-    let mapped =
-        (image.in_memory && image.qcow2.is_none() && image.direct.is_none()).then(|| Mapped::new(image));
-    let mapped = mapped.and_then(|mapped| {
-        mapped.inspect_err(|error| tracing::debug!(path = %image.path.display(), %error, "not mapped")).ok()
-    });
-    EngineKind::Immediate { mapped: mapped.map(Arc::new) }
+    if !image.in_memory || image.qcow2.is_some() || image.direct.is_some() {
+        return EngineKind::Immediate { mapped: None };
+    }
+    let mapped = Mapped::new(image).map(Arc::new);
+    let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "not mapped");
+    EngineKind::Immediate { mapped: mapped.inspect_err(say).ok() }
 }
 
 impl Blk {
@@ -327,11 +327,10 @@ impl Blk {
         let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let disk = Self { image, engine, id, queue_sizes, limiter: config.limiter };
-        match disk.engine {
-            EngineKind::Uring { .. } => Ok(disk),
-            _ if config.registered_buffers => Err(OpenError::BuffersOfEngine { engine: disk.engine() }),
-            _ => Ok(disk),
+        if config.registered_buffers && !matches!(disk.engine, EngineKind::Uring { .. }) {
+            return Err(OpenError::BuffersOfEngine { engine: disk.engine() });
         }
+        Ok(disk)
     }
 
     /// Size in bytes. It changes when a [`Resizer`] finds it changed.

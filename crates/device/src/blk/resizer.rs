@@ -39,7 +39,8 @@ impl Resizer {
     /// beyond the end is lost.
     ///
     /// # Errors
-    /// No multiple of 512 (of the block size that the driver is told, past the page cache), or 0; the disk is read-only; or the host refuses, as for a block device.
+    /// No multiple of 512 (past the page cache, of the block that the driver is told), or 0; the disk is read-only; or the host
+    /// refuses, as for a block device.
     pub fn resize(&mut self, size: u64) -> io::Result<bool> {
         let block = self.image.block();
         if size == 0 || !size.is_multiple_of(block) {

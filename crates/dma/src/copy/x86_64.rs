@@ -97,6 +97,36 @@ macro_rules! piece {
     };
 }
 
+/// Copies blocks of [`AVX_BLOCK`] bytes while `$left` has one, of which there is one at least. `$store` says what alignment it wants.
+macro_rules! avx_blocks {
+    ($store:literal, $to:ident, $from:ident, $left:ident) => {
+        // The upper halves of all sixteen registers are cleared in the end, which is more than the four in use:
+        // hence the clobbers of a whole call.
+        asm!(
+            "2:",
+            "vmovdqu ymm0, [rsi]",
+            "vmovdqu ymm1, [rsi + 32]",
+            "vmovdqu ymm2, [rsi + 64]",
+            "vmovdqu ymm3, [rsi + 96]",
+            concat!($store, " [rdi], ymm0"),
+            concat!($store, " [rdi + 32], ymm1"),
+            concat!($store, " [rdi + 64], ymm2"),
+            concat!($store, " [rdi + 96], ymm3"),
+            "sub rsi, -128",
+            "sub rdi, -128",
+            "add rcx, -128",
+            "cmp rcx, 128",
+            "jae 2b",
+            "vzeroupper",
+            inout("rsi") $from => _,
+            inout("rdi") $to => _,
+            inout("rcx") $left,
+            clobber_abi("sysv64"),
+            options(nostack),
+        );
+    };
+}
+
 /// Copies `len` bytes out of guest memory.
 ///
 /// # Safety
@@ -132,33 +162,16 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
 /// # Safety
 /// As [`super::store`].
 pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
-    if !Has::detect().avx || len == 0 || !len.is_multiple_of(AVX_BLOCK) || !far.addr().is_multiple_of(32) {
+    if !Has::detect().avx || len < AVX_BLOCK || !far.addr().is_multiple_of(32) {
         // SAFETY: the caller's promise.
         return unsafe { store(far, own, len) };
     }
-    // SAFETY: the caller's promise; whole blocks, to where the instructions want them. Clobbers as in `copy_long`.
+    let mut left = len;
+    // SAFETY: the caller's promise; at least a block, to where the instructions want it, and then what is left.
     unsafe {
-        asm!(
-            "2:",
-            "vmovdqu ymm0, [rsi]",
-            "vmovdqu ymm1, [rsi + 32]",
-            "vmovdqu ymm2, [rsi + 64]",
-            "vmovdqu ymm3, [rsi + 96]",
-            "vmovntdq [rdi], ymm0",
-            "vmovntdq [rdi + 32], ymm1",
-            "vmovntdq [rdi + 64], ymm2",
-            "vmovntdq [rdi + 96], ymm3",
-            "sub rsi, -128",
-            "sub rdi, -128",
-            "add rcx, -128",
-            "jnz 2b",
-            "vzeroupper",
-            inout("rsi") own => _,
-            inout("rdi") far => _,
-            inout("rcx") len => _,
-            clobber_abi("sysv64"),
-            options(nostack),
-        );
+        avx_blocks!("vmovntdq", far, own, left);
+        let done = len - left;
+        copy_short(far.wrapping_add(done), own.wrapping_add(done), left);
     }
 }
 
@@ -166,15 +179,6 @@ pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
 pub(super) fn settle() {
     // SAFETY: orders stores, and does nothing else.
     unsafe { std::arch::x86_64::_mm_sfence() };
-}
-
-/// Copies `len` bytes from one memory that others use to another one.
-///
-/// # Safety
-/// As [`copy`].
-pub(super) unsafe fn between(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { copy::<STRING_STORE_MIN>(to, from, len) };
 }
 
 /// [`store`], for a part of an access of `whole` bytes.
@@ -354,30 +358,7 @@ unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, string: bo
             );
             return len - left;
         }
-        // The upper halves of all sixteen registers are cleared in the end, which is more than the four in use:
-        // hence the clobbers of a whole call.
-        asm!(
-            "2:",
-            "vmovdqu ymm0, [rsi]",
-            "vmovdqu ymm1, [rsi + 32]",
-            "vmovdqu ymm2, [rsi + 64]",
-            "vmovdqu ymm3, [rsi + 96]",
-            "vmovdqa [rdi], ymm0",
-            "vmovdqa [rdi + 32], ymm1",
-            "vmovdqa [rdi + 64], ymm2",
-            "vmovdqa [rdi + 96], ymm3",
-            "sub rsi, -128",
-            "sub rdi, -128",
-            "add rcx, -128",
-            "cmp rcx, 128",
-            "jae 2b",
-            "vzeroupper",
-            inout("rsi") from => _,
-            inout("rdi") to => _,
-            inout("rcx") left,
-            clobber_abi("sysv64"),
-            options(nostack),
-        );
+        avx_blocks!("vmovdqa", to, from, left);
     }
     len - left
 }

@@ -40,9 +40,7 @@ impl Drop for Loop {
 fn a_block_device_is_a_disk() {
     let Some(device) = Loop::new("a_block_device_is_a_disk", &pattern(DISK, 50)) else { return };
     for way in ways("a_block_device_is_a_disk") {
-        let Way { engine, direct, registered_buffers } = way;
-        let config = BlkConfig { engine, direct, registered_buffers, ..BlkConfig::new(&device.path) };
-        let disk = Blk::open(config).unwrap();
+        let disk = Blk::open(config_at(&device.path, way)).unwrap();
         assert_eq!(disk.size(), DISK as u64);
         let again = Blk::open(BlkConfig::new(&device.path));
         assert!(matches!(again, Err(OpenError::InUse { .. })), "{again:?}");

@@ -120,9 +120,9 @@ fn parts_of_a_block_are_refused() {
 #[test]
 fn the_driver_is_told_the_block() {
     let file = image(&vec![0; DISK]);
-    let block = match direct_blocks() {
-        Ok(block) => block,
-        Err(why) => return skipped("the_driver_is_told_the_block", &why.to_string()),
+    let block = match &*DIRECT_BLOCK {
+        Ok(block) => *block,
+        Err(why) => return skipped("the_driver_is_told_the_block", why),
     };
     let disk = Blk::open(BlkConfig { direct: true, ..config(&file, EngineChoice::Threads) }).unwrap();
     assert_eq!(disk.engine(), "threads, direct");

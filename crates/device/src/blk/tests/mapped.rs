@@ -4,6 +4,7 @@ use crate::rig::{BASE, SIZE};
 use paravane_dma::{Alarm, FileRange, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 const DISK: usize = 4 << 20;
@@ -16,10 +17,13 @@ fn disk() -> (File, Rig<Blk>) {
     (memory, rig)
 }
 
+/// By which it is opened anew, and not locked yet.
+fn path(memory: &File) -> String {
+    format!("/proc/self/fd/{}", memory.as_raw_fd())
+}
+
 fn of(memory: &File) -> Rig<Blk> {
-    // A description of its own, which is not locked yet.
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(memory));
-    let rig = Rig::new(Blk::open(BlkConfig::new(path)).unwrap());
+    let rig = Rig::new(Blk::open(BlkConfig::new(path(memory))).unwrap());
     assert!(is_mapped(&rig.device));
     rig
 }
@@ -108,8 +112,8 @@ fn an_image_that_is_only_read_is_mapped_so() {
     let (memory, rig) = disk();
     drop(rig);
     memory.write_all_at(&pattern(4096, 75), 0).unwrap();
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
-    let mut rig = Rig::new(Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(path) }).unwrap());
+    let config = BlkConfig { read_only: true, ..BlkConfig::new(path(&memory)) };
+    let mut rig = Rig::new(Blk::open(config).unwrap());
     assert!(is_mapped(&rig.device));
     assert_eq!(rig.read(0, 4096), pattern(4096, 75));
     assert_eq!(rig.status(blk::T_OUT, 0, &[1; 512]), blk::S_IOERR);

@@ -21,7 +21,8 @@ use paravane_ring::QueueError;
 use paravane_ring::driver::Used;
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
 use std::io::Write;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
 use tempfile::NamedTempFile;
 use zerocopy::IntoBytes;
 
@@ -51,11 +52,11 @@ impl From<EngineChoice> for Way {
 /// The ways that this host lets us test.
 fn ways(test: &str) -> Vec<Way> {
     let mut ways = vec![EngineChoice::Immediate.into(), EngineChoice::Threads.into()];
-    let direct = direct_blocks();
-    match &direct {
+    let direct = &*DIRECT_BLOCK;
+    match direct {
         Ok(512) => ways.push(Way { direct: true, ..EngineChoice::Immediate.into() }),
         Ok(block) => skipped(&format!("{test} past the page cache"), &format!("it takes blocks of {block}")),
-        Err(why) => skipped(&format!("{test} past the page cache"), &why.to_string()),
+        Err(why) => skipped(&format!("{test} past the page cache"), why),
     }
     match io_uring_available() {
         Ok(()) => {
@@ -77,11 +78,11 @@ fn is_mapped(disk: &Blk) -> bool {
 }
 
 /// Bytes of a block past the page cache, where our files are.
-fn direct_blocks() -> Result<u64, super::OpenError> {
+static DIRECT_BLOCK: LazyLock<Result<u64, String>> = LazyLock::new(|| {
     let file = image(&[0; 4096]);
-    let disk = Blk::open(BlkConfig { direct: true, ..config(&file, EngineChoice::Immediate) })?;
-    Ok(disk.image.block())
-}
+    let disk = Blk::open(BlkConfig { direct: true, ..config(&file, EngineChoice::Immediate) });
+    disk.map(|disk| disk.image.block()).map_err(|why| why.to_string())
+});
 
 /// Bytes that tell where they are.
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
@@ -101,8 +102,12 @@ fn content(file: &NamedTempFile) -> Vec<u8> {
 }
 
 fn config(file: &NamedTempFile, way: impl Into<Way>) -> BlkConfig {
+    config_at(file.path(), way)
+}
+
+fn config_at(path: &Path, way: impl Into<Way>) -> BlkConfig {
     let Way { engine, direct, registered_buffers } = way.into();
-    BlkConfig { engine, direct, registered_buffers, ..BlkConfig::new(file.path()) }
+    BlkConfig { engine, direct, registered_buffers, ..BlkConfig::new(path) }
 }
 
 fn rig(file: &NamedTempFile, way: impl Into<Way>) -> Rig<Blk> {
