@@ -457,18 +457,21 @@ mod tests {
 
     #[test]
     fn the_whole_address_space_can_be_mapped_and_unmapped() {
+        // 128 subtrees below the root, each with 512 leaves. Miri takes minutes for all of them, and gets the last two.
+        let first = if cfg!(miri) { ALL - ((2 << 45) - 1) } else { 0 };
         let table = Table::new();
-        let made = table.insert(0, ALL, 0, Access::all());
-        assert!(made <= Table::nodes_to_insert(0, ALL));
-        for addr in [0, 1 << 20, 1 << 47, 1 << 48, u64::MAX] {
+        let made = table.insert(first, ALL, first << PAGE_SHIFT, Access::all());
+        assert!(made <= Table::nodes_to_insert(first, ALL));
+        let start = first << PAGE_SHIFT;
+        for addr in [start, start + (1 << 20), start + (1 << 47), start + (1 << 48), u64::MAX] {
             let block = find(&table, addr).expect("mapped");
             assert_eq!(block.gpa, block.start, "{addr:#x}");
             assert_eq!(block.size, 1 << 48);
             assert_eq!(block.allows, Access::READ | Access::WRITE);
         }
         let mut unlinked = Vec::new();
-        let (pages, cut) = table.remove(0, ALL, &mut unlinked);
-        assert_eq!((pages, cut), (ALL + 1, 0));
+        let (pages, cut) = table.remove(first, ALL, &mut unlinked);
+        assert_eq!((pages, cut), (ALL - first + 1, 0));
         assert_eq!(free_all(unlinked), made - 1, "all but the root");
     }
 

@@ -100,6 +100,7 @@ mod tests {
     use crate::packed::available_flags;
 
     #[test]
+    #[cfg_attr(miri, ignore = "arithmetic without unsafe code; takes the interpreter too long")]
     fn it_goes_where_a_position_goes() {
         for size in [1, 2, 3, 7, 256, 32_768] {
             for step in [1, 2, size / 2, size].into_iter().filter(|&step| (1..=size).contains(&step)) {
