@@ -1,0 +1,78 @@
+//! README's commands and the packages that `scripts/test` installs before its first step.
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn workspace() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Standard output of a script that succeeds.
+fn output(script: &str, arguments: &[&str]) -> String {
+    let output = Command::new(workspace().join(script)).args(arguments).output().expect("the script starts");
+    assert!(
+        output.status.success(),
+        "{script} {arguments:?}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Packages that `scripts/test` installs for a step.
+fn packages(step: &str) -> Vec<String> {
+    output("scripts/test", &["--packages", step])
+        .lines()
+        .map(|line| line.split_once(':').expect("PROGRAM:PACKAGE").1.to_string())
+        .collect()
+}
+
+#[test]
+fn readme_opens_with_the_two_commands_of_scripts_fresh() {
+    let readme = fs::read_to_string(workspace().join("README.md")).expect("README.md");
+    let block = readme.lines().skip_while(|line| !line.starts_with("    "));
+    let commands: Vec<_> = block
+        .take_while(|line| line.starts_with("    "))
+        .map(|line| line.split('#').next().unwrap_or_default().trim())
+        .collect();
+    assert_eq!(output("scripts/fresh", &["commands"]).lines().collect::<Vec<_>>(), commands);
+    assert_eq!(commands.len(), 2);
+    for command in commands {
+        let program = workspace().join(command.split(' ').next().expect("a program"));
+        let mode = fs::metadata(&program).expect("a script of the project").permissions().mode();
+        assert!(mode & 0o111 == 0o111, "{command} is not executable");
+    }
+}
+
+/// A bare system has none of these, and Debian's cloud kernel is compressed by LZ4.
+#[test]
+fn every_program_that_unpacks_or_packs_a_kernel_is_installed() {
+    for step in ["guest", "clients"] {
+        let packages = packages(step);
+        for package in
+            ["lz4", "xz-utils", "zstd", "gzip", "kmod", "cpio", "busybox-static", "qemu-system-x86"]
+        {
+            assert!(packages.iter().any(|listed| listed == package), "{step} lacks {package}: {packages:?}");
+        }
+    }
+}
+
+#[test]
+fn every_step_that_builds_lists_a_linker() {
+    for step in ["clippy", "docs", "linux", "module", "test", "loom", "miri", "run", "guest", "package"] {
+        let packages = packages(step);
+        for package in ["gcc", "libc6-dev"] {
+            assert!(packages.iter().any(|listed| listed == package), "{step} lacks {package}: {packages:?}");
+        }
+    }
+    assert_eq!(output("scripts/run", &["--packages"]), "cc:gcc\n/usr/include/stdlib.h:libc6-dev\n");
+}
+
+#[test]
+fn every_client_is_installed() {
+    let packages = packages("clients");
+    for package in ["user-mode-linux", "dpdk-dev", "iproute2"] {
+        assert!(packages.iter().any(|listed| listed == package), "{package} is not in {packages:?}");
+    }
+}
