@@ -15,6 +15,7 @@ pub mod blk;
 #[cfg(test)]
 mod dirty_tests;
 mod joint;
+mod log_device;
 pub mod net;
 mod rate;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod rig;
 pub mod rng;
 
 pub use joint::{Gate, LiveQueue, Open, ParkedQueue, QueueDoor, Ring, StartError};
+pub use log_device::LogDevice;
 pub use paravane_ring::device::{State, StateError};
 pub use rate::{Limiter, Rate, RateLimit};
 

@@ -215,7 +215,6 @@ impl HostQueue {
     /// It has failed, and is out of order until its driver resets it.
     pub(super) fn fail(self, error: &ServeError) {
         let (queue, site) = (self.key.queue, Arc::clone(&self.site));
-        tracing::warn!(device = self.key.device, queue, "queue stopped: {error}");
         self.abandon();
         site.failed(queue, error);
     }

@@ -34,6 +34,7 @@ pub use site::Site;
 use counters::Counters;
 use event_loop::{EventLoop, Setting};
 use nix::sys::signal::{SigSet, Signal};
+use paravane_device::LogDevice;
 use paravane_notify::Notifier;
 use std::io;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
@@ -90,7 +91,7 @@ pub struct IoThread {
 }
 
 impl IoThread {
-    /// Starts a thread that has no queues yet. It polls a queue for `longest_poll` at most before it waits for a kick.
+    /// Starts a thread that has no queues yet. Its log lines name the device that the calling thread's do. It polls a queue for `longest_poll` at most before it waits for a kick.
     /// `name` is seen in lists of threads (15 bytes of it).
     ///
     /// # Errors
@@ -118,7 +119,9 @@ impl IoThread {
             longest_poll,
             counters: Arc::clone(&counters),
         })?;
+        let device = LogDevice::current();
         let thread = std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
+            let _named = LogDevice::enter(device);
             outlive_pipes();
             if let Err(words) = caught(|| event_loop.run()) {
                 tracing::error!("an I/O thread panicked: {words}");

@@ -16,7 +16,7 @@ use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
 use crate::status::{Board, ExportStatus};
-use paravane_device::Device;
+use paravane_device::{Device, LogDevice};
 use paravane_io::{IoThread, caught};
 use paravane_notify::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -147,6 +147,9 @@ impl Export {
         }
         let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order } = config;
         let offer = Offer { packed, in_order };
+        let log_name: Arc<str> = name.as_str().into();
+        // The threads inherit it.
+        let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
         let door = Door::open(endpoint)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared = Arc::new(Shared {
@@ -166,6 +169,7 @@ impl Export {
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", at_work.name))
             .spawn(move || {
+                let _named = LogDevice::enter(Some(log_name));
                 paravane_io::outlive_pipes();
                 let shared = Arc::clone(&at_work.shared);
                 // Queues that are still served are stopped with their threads.

@@ -32,7 +32,8 @@ impl Site for MachineSite {
         self.tally.kicked(count);
     }
 
-    fn failed(&self, _queue: u16, error: &ServeError) {
+    fn failed(&self, queue: u16, error: &ServeError) {
+        tracing::warn!(device = self.number, queue, "queue stopped: {error}");
         self.fault(error.to_string());
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer};
 use paravane_device::net::{self, BackEnd, Counters, Hose, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
-use paravane_device::{Device, Limiter, RateLimit};
+use paravane_device::{Device, Limiter, LogDevice, RateLimit};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -30,6 +30,8 @@ pub(crate) struct FarEnds(HashMap<String, LinkEnd>);
 /// # Errors
 /// It cannot be had.
 pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, anyhow::Error> {
+    // Also in the threads that the device makes.
+    let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
         Kind::Blk(blk) => disk(blk),
         Kind::Net(net) => match &net.network {

@@ -6,6 +6,7 @@
 //!                             '----------------------------------------'
 //! ```
 use super::link::{Buffer, Lane, Port};
+use crate::LogDevice;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,8 +41,12 @@ impl Station {
         }
         let ports = [Arc::clone(&here), Arc::clone(&there)];
         let work = Work { here, there, len, stop: Arc::clone(&stop) };
-        let thread =
-            std::thread::Builder::new().name("station".into()).stack_size(STACK).spawn(move || work.run())?;
+        let device = LogDevice::current();
+        let run = move || {
+            let _named = LogDevice::enter(device);
+            work.run();
+        };
+        let thread = std::thread::Builder::new().name("station".into()).stack_size(STACK).spawn(run)?;
         Ok(Self { stop, ports, thread: Some(thread) })
     }
 }

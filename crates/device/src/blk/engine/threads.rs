@@ -7,6 +7,7 @@
 //! One pool serves all queues of a disk. This engine takes locks, once a batch on the queue's side and once
 //! a job on the worker's.
 use super::{Image, Job, Outcome};
+use crate::LogDevice;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -62,12 +63,14 @@ impl Pool {
         let mut pool = Self { board: Arc::default(), workers: Vec::with_capacity(WORKERS) };
         let stack = if image.qcow2.is_some() { FORMAT_STACK } else { STACK };
         for number in 0..WORKERS {
-            let (board, image) = (pool.board.clone(), image.clone());
+            let (board, image, device) = (pool.board.clone(), image.clone(), LogDevice::current());
             pool.workers.push(
-                std::thread::Builder::new()
-                    .name(format!("blk-io-{number}"))
-                    .stack_size(stack)
-                    .spawn(move || work(&board, &image))?,
+                std::thread::Builder::new().name(format!("blk-io-{number}")).stack_size(stack).spawn(
+                    move || {
+                        let _named = LogDevice::enter(device);
+                        work(&board, &image);
+                    },
+                )?,
             );
         }
         Ok(pool)
