@@ -7,6 +7,7 @@
 //! ```
 //! One client at a time; the next one waits until this one is gone. Whatever a client does ends its session at most. A mistake
 //! of ours, a panic in one of its threads, ends the export: nobody knows what the device is worth then.
+mod backoff;
 mod endpoint;
 
 pub use endpoint::Endpoint;
@@ -26,10 +27,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long to wait before the next attempt when the host refuses a connection.
+/// How long to wait before the next attempt when the host refuses to wait for events.
 const REST: Duration = Duration::from_millis(200);
 
 /// What to export.
@@ -265,17 +266,16 @@ impl From<MessageError> for Ended {
 
 impl AtWork {
     fn run(mut self, mut door: Door) {
-        while let Some(visitor) = self.wait(&mut door) {
-            match visitor {
-                Ok(socket) => self.session(socket),
-                Err(error) => {
-                    tracing::warn!(device = self.name, "no connection: {error}");
-                    if self.pause(REST) {
-                        break;
-                    }
-                }
-            }
+        while let Some(socket) = self.wait(&mut door) {
+            let (start, before) = (Instant::now(), self.completed());
+            self.session(socket);
+            door.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
         }
+    }
+
+    /// Buffers that clients were given back so far.
+    fn completed(&self) -> u64 {
+        self.shared.board.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
     }
 
     fn stopping(&self) -> bool {
@@ -283,33 +283,24 @@ impl AtWork {
         self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed()
     }
 
-    /// Waits so long; `true`: it is to stop.
-    fn pause(&self, time: Duration) -> bool {
-        if let Err(error) = wait_for(&[self.shared.control.as_fd()], Some(time)) {
-            tracing::error!("poll: {error}");
-        }
-        let _ = self.shared.control.take();
-        self.stopping()
-    }
-
     /// The next client; `None`: the export is to stop.
-    fn wait(&self, door: &mut Door) -> Option<io::Result<OwnedFd>> {
+    fn wait(&self, door: &mut Door) -> Option<OwnedFd> {
         loop {
             if self.stopping() {
                 return None;
             }
-            match door.visitor() {
-                Visitor::Here(socket) => return Some(Ok(socket)),
-                Visitor::Failed(error) => return Some(Err(error)),
-                Visitor::Later(time) => {
-                    let fds = [Some(self.shared.control.as_fd()), door.fd()];
-                    let fds: Vec<_> = fds.into_iter().flatten().collect();
-                    if let Err(error) = wait_for(&fds, time) {
-                        return Some(Err(error.into()));
-                    }
-                    let _ = self.shared.control.take();
-                }
+            let control = self.shared.control.as_fd();
+            let waited = match (door.visitor(), door.fd()) {
+                (Visitor::Here(socket), _) => return Some(socket),
+                (Visitor::Wait, Some(fd)) => wait_for(&[control, fd], None),
+                (Visitor::Wait, None) => wait_for(&[control], None),
+                (Visitor::Pause(time), _) => wait_for(&[control], Some(time)),
+            };
+            if let Err(error) = waited {
+                tracing::error!("poll: {error}");
+                std::thread::sleep(REST);
             }
+            let _ = self.shared.control.take();
         }
     }
 

@@ -1,17 +1,16 @@
 //! Where clients come from.
 use super::ExportError;
+use super::backoff::Backoff;
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-/// Between attempts to connect.
-const RETRY: Duration = Duration::from_millis(250);
 /// Clients that wait for their turn.
 const BACKLOG: i32 = 16;
 
@@ -22,23 +21,44 @@ pub enum Endpoint {
     Listen(PathBuf),
     /// Listen on a socket that is there already (socket activation).
     Listener(UnixListener),
-    /// Connect to the socket of this path, and try again for ever.
+    /// Connect to the socket of this path, and try again for ever, with pauses of up to 5 seconds.
     Connect(PathBuf),
 }
 
 /// An endpoint in use.
+///
+/// ```text
+///  listens:  accept --a client--> session, and accept again at once
+///               '----error------> pause
+///  connects: connect --a VMM----> session --it did something--> connect again at once
+///               |                    '----it did nothing------> pause
+///               '-----error------> pause
+/// ```
+/// Pauses grow ([`Backoff`]). An error is logged once, and again when it is another.
 #[derive(Debug)]
-pub(super) enum Door {
+pub(super) struct Door {
+    way: Way,
+    backoff: Backoff,
+    /// No attempt before.
+    due: Option<Instant>,
+    /// The error that was logged last, if nobody has come since.
+    told: Option<String>,
+}
+
+#[derive(Debug)]
+enum Way {
     Listens { listener: UnixListener, _file: Option<SocketFile> },
     Connects { path: PathBuf },
 }
 
 /// What came of a look out of the door.
+#[derive(Debug)]
 pub(super) enum Visitor {
     Here(OwnedFd),
-    /// Nobody yet: look again when [`Door::fd`] is readable, or after that time.
-    Later(Option<Duration>),
-    Failed(io::Error),
+    /// Nobody yet: look again when [`Door::fd`] is readable.
+    Wait,
+    /// Look again after that time.
+    Pause(Duration),
 }
 
 /// The socket's file, removed when this is dropped, if it still is ours.
@@ -54,7 +74,7 @@ impl Drop for SocketFile {
         if lstat(&self.path).is_ok_and(|found| (found.st_dev, found.st_ino) == self.id)
             && let Err(error) = unlink(&self.path)
         {
-            tracing::warn!("{}: {error}", self.path.display());
+            tracing::warn!("cannot remove {}: {error}", self.path.display());
         }
     }
 }
@@ -62,14 +82,14 @@ impl Drop for SocketFile {
 impl Door {
     pub(super) fn open(endpoint: Endpoint) -> Result<Self, ExportError> {
         match endpoint {
-            Endpoint::Connect(path) => Ok(Self::Connects { path }),
+            Endpoint::Connect(path) => Ok(Self::new(Way::Connects { path })),
             Endpoint::Listener(listener) => {
                 // A client that goes away before we look must not make us wait for the next one.
                 listener.set_nonblocking(true).map_err(|source| {
                     let path = listener.local_addr().ok().and_then(|addr| Some(addr.as_pathname()?.into()));
                     ExportError::Socket { path: path.unwrap_or_default(), source }
                 })?;
-                Ok(Self::Listens { listener, _file: None })
+                Ok(Self::new(Way::Listens { listener, _file: None }))
             }
             Endpoint::Listen(path) => {
                 let refused = |source: rustix::io::Errno| ExportError::Socket {
@@ -92,37 +112,86 @@ impl Door {
                 let found = lstat(&path).map_err(refused)?;
                 let file = SocketFile { path: path.clone(), id: (found.st_dev, found.st_ino) };
                 listen(&socket, BACKLOG).map_err(refused)?;
-                Ok(Self::Listens { listener: socket.into(), _file: Some(file) })
+                Ok(Self::new(Way::Listens { listener: socket.into(), _file: Some(file) }))
             }
         }
     }
 
+    fn new(way: Way) -> Self {
+        Self { way, backoff: Backoff::default(), due: None, told: None }
+    }
+
     pub(super) fn visitor(&mut self) -> Visitor {
-        let result = match self {
-            Self::Listens { listener, .. } => listener.accept().map(|(stream, _)| stream),
-            Self::Connects { path } => match UnixStream::connect(&*path) {
-                Err(error) => {
-                    tracing::debug!("{}: {error}", path.display());
-                    return Visitor::Later(Some(RETRY));
-                }
-                stream => stream,
-            },
+        if let Some(rest) = self.due.map(|due| due.saturating_duration_since(Instant::now()))
+            && !rest.is_zero()
+        {
+            return Visitor::Pause(rest);
+        }
+        let attempt = match &self.way {
+            Way::Listens { listener, .. } => listener.accept().map(|(stream, _)| stream.into()),
+            Way::Connects { path } => connect_to(path),
         };
-        match result {
-            Ok(stream) => Visitor::Here(stream.into()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Visitor::Later(None),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Visitor::Later(Some(Duration::ZERO)),
-            Err(error) => Visitor::Failed(error),
+        match attempt {
+            Ok(socket) => {
+                if matches!(self.way, Way::Listens { .. }) {
+                    self.backoff.reset();
+                }
+                (self.due, self.told) = (None, None);
+                Visitor::Here(socket)
+            }
+            Err(error) => match (error.kind(), &self.way) {
+                (io::ErrorKind::WouldBlock, Way::Listens { .. }) => Visitor::Wait,
+                (io::ErrorKind::Interrupted, _) => Visitor::Pause(Duration::ZERO),
+                _ => Visitor::Pause(self.failed(&error)),
+            },
+        }
+    }
+
+    fn failed(&mut self, error: &io::Error) -> Duration {
+        let words = match &self.way {
+            Way::Listens { .. } => format!("cannot accept a client: {error}; trying again"),
+            Way::Connects { path } => format!("cannot connect to {}: {error}; trying again", path.display()),
+        };
+        if self.told.as_ref() == Some(&words) {
+            tracing::debug!("{words}");
+        } else {
+            tracing::warn!("{words}");
+            self.told = Some(words);
+        }
+        self.pause()
+    }
+
+    fn pause(&mut self) -> Duration {
+        let pause = self.backoff.pause();
+        tracing::debug!(?pause, "next attempt");
+        self.due = Some(Instant::now() + pause);
+        pause
+    }
+
+    /// The client is gone. `served`: its session did something.
+    pub(super) fn closed(&mut self, served: bool) {
+        match self.way {
+            Way::Listens { .. } => {}
+            Way::Connects { .. } if served => self.backoff.reset(),
+            Way::Connects { .. } => drop(self.pause()),
         }
     }
 
     /// Readable when somebody is there.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::Listens { listener, .. } => Some(listener.as_fd()),
-            Self::Connects { .. } => None,
+        match &self.way {
+            Way::Listens { listener, .. } => Some(listener.as_fd()),
+            Way::Connects { .. } => None,
         }
     }
+}
+
+/// Connects without a wait: a VMM whose queue of connections is full is tried again later.
+fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
 }
 
 /// Removes a socket that nobody listens on.
@@ -139,5 +208,52 @@ fn remove_stale(path: &PathBuf) -> Result<(), ExportError> {
         Err(rustix::io::Errno::CONNREFUSED) => unlink(path).map_err(refused),
         // Also if it has no time for us now (AGAIN), or is of another kind (PROTOTYPE).
         _ => Err(ExportError::InUse { path: path.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pause before the next attempt, which then is due.
+    fn pause(door: &mut Door) -> Duration {
+        let Visitor::Pause(pause) = door.visitor() else { panic!("somebody is there") };
+        let Visitor::Pause(_) = door.visitor() else { panic!("it did not pause") };
+        door.due = None;
+        pause
+    }
+
+    #[test]
+    fn a_vmm_that_does_nothing_is_asked_less_and_less_often() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut door = Door::open(Endpoint::Connect(path.clone())).unwrap();
+        let (first, second, third) = (pause(&mut door), pause(&mut door), pause(&mut door));
+        assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
+        assert!(door.told.as_ref().unwrap().contains("No such file"), "{door:?}");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let Visitor::Here(_) = door.visitor() else { panic!("it does not connect") };
+        assert_eq!(door.told, None);
+        door.closed(false);
+        let Visitor::Pause(fourth) = door.visitor() else { panic!("it flaps") };
+        assert!(fourth > third, "{third:?} {fourth:?}");
+        door.due = None;
+        let Visitor::Here(_) = door.visitor() else { panic!("it does not connect") };
+        door.closed(true);
+        let Visitor::Here(_) = door.visitor() else { panic!("it paused") };
+    }
+
+    #[test]
+    fn a_vmm_whose_queue_of_connections_is_full_keeps_nobody_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let mut door = Door::open(Endpoint::Connect(path)).unwrap();
+        let mut sockets = Vec::new();
+        // Nobody accepts. Its end is reached, or this test never ends.
+        while let Visitor::Here(socket) = door.visitor() {
+            sockets.push(socket);
+        }
+        assert!(door.told.as_ref().unwrap().contains("temporarily unavailable"), "{door:?}");
     }
 }
