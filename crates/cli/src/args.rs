@@ -20,7 +20,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     Status(StatusArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),

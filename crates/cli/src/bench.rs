@@ -2,8 +2,8 @@
 use crate::args::{BenchArgs, Client};
 use crate::{Failure, output};
 use paravane_bench::{BenchError, Options};
-use std::fmt::Write;
-use std::io::IsTerminal;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
 
 pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
@@ -23,7 +23,8 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
     let show = std::io::stderr().is_terminal();
     let mut progress = |what: &str| {
         if show {
-            eprint!("\r\x1b[K{what}");
+            // Progress that nobody sees is no error.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{what}");
         }
     };
     let result = paravane_bench::run(&args.name, &options, &mut progress);

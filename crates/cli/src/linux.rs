@@ -1,6 +1,6 @@
 //! `paravane run --kernel`.
-use crate::Failure;
 use crate::run::stop_on_signal;
+use crate::{Failure, output};
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) fn main(config: &LinuxConfig, started: Instant) -> Result<ExitCode, F
     let report = paravane_vmm::run_linux(config, Box::new(std::io::stdout()), &progress, started)
         .map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     for line in lines(&report) {
-        eprintln!("{line}");
+        output::complain(&line);
     }
     Ok(ExitCode::from(match report.end {
         LinuxEnd::Power(_) => 0,

@@ -7,6 +7,7 @@ mod bench;
 mod disk;
 mod doctor;
 mod linux;
+mod log;
 mod manuals;
 mod net;
 mod output;
@@ -18,7 +19,6 @@ mod serve;
 mod size;
 
 use clap::Parser;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -31,9 +31,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return answer(&error),
     };
-    // A daemon says what it does, as it is told to.
+    // The daemon's file says how it logs, and its sandbox comes before the log's thread.
     if !matches!(cli.command, args::Command::Serve(_)) {
-        log_to_stderr(cli.verbose, Level::Warn, false);
+        let settings =
+            log::Settings { base: log::Level::Warn, verbose: cli.verbose, json: false, rate: None };
+        log::set_up(settings);
+        log::start_writing();
     }
     let result = match cli.command {
         args::Command::Run(args) => run::main(&args, started),
@@ -43,10 +46,12 @@ fn main() -> ExitCode {
         args::Command::Doctor(args) => doctor::main(&args),
         args::Command::Bench(args) => bench::main(&args),
     };
-    result.unwrap_or_else(|failure| {
-        eprintln!("paravane: {}", one_line(&failure.error));
+    let code = result.unwrap_or_else(|failure| {
+        log::last_words(&one_line(&failure.error));
         ExitCode::from(failure.status)
-    })
+    });
+    log::finish();
+    code
 }
 
 /// Prints the help or version that was asked for, or what is wrong with the command line, on one line.
@@ -61,7 +66,8 @@ fn answer(error: &clap::Error) -> ExitCode {
     let first = first.strip_prefix("error: ").unwrap_or(first);
     let listed = text.lines().skip(1).map(str::trim).take_while(|line| !line.is_empty());
     let line = listed.fold(first.to_owned(), |line, more| format!("{line} {more}"));
-    eprintln!("paravane: {line} (try --help)");
+    log::last_words(&format!("{line} (try --help)"));
+    log::finish();
     ExitCode::from(2)
 }
 
@@ -96,32 +102,6 @@ impl Failure {
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self { status: 1, error: error.into() }
-    }
-}
-
-/// What is logged if nobody asks for more.
-#[derive(Clone, Copy)]
-enum Level {
-    Warn,
-    Info,
-}
-
-/// Logs go to stderr; RUST_LOG overrides the level.
-fn log_to_stderr(verbose: u8, base: Level, json: bool) {
-    let level = match (base, verbose) {
-        (Level::Warn, 0) => "warn",
-        (Level::Warn, 1) | (Level::Info, 0) => "info",
-        (Level::Warn, 2) | (Level::Info, 1) => "debug",
-        _ => "trace",
-    };
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    if json {
-        log.json().flatten_event(true).init();
-    } else {
-        log.with_ansi(std::io::stderr().is_terminal()).init();
     }
 }
 

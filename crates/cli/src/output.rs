@@ -1,4 +1,4 @@
-//! Printing results.
+//! Prints results. No call here panics, whatever stdout and stderr are.
 use std::io::{ErrorKind, Write};
 
 /// Writes `text` to stdout. A reader that has gone away (`| head`) is no error.
@@ -15,4 +15,9 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), anyhow::Er
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
     Ok(print(&text)?)
+}
+
+/// Writes a line to stderr. If that fails nobody is left to be told.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

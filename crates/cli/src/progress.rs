@@ -20,8 +20,10 @@ impl Bar {
         let show = !quiet && std::io::stderr().is_terminal();
         let thread = show.then(|| {
             let (progress, stop) = (progress.clone(), stop.clone());
-            std::thread::spawn(move || draw(&progress, &stop))
+            // Without a thread there is no bar, and no harm.
+            std::thread::Builder::new().name("progress".into()).spawn(move || draw(&progress, &stop)).ok()
         });
+        let thread = thread.flatten();
         Self { stop, thread }
     }
 }

@@ -150,6 +150,7 @@ pub(crate) fn stop_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
         let since = first.get_or_insert_with(Instant::now).elapsed();
         // Relaxed: the flag carries no data with it.
         if progress.cancel.swap(true, Ordering::Relaxed) && since > SAME_SIGNAL {
+            crate::log::finish();
             std::process::exit(130);
         }
     })

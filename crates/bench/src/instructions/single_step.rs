@@ -25,7 +25,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::hint::black_box;
-use std::io;
+use std::io::{self, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 /// Tells the child its job: case, subject, batches to the first mark, batches from there to the second.
@@ -126,7 +126,7 @@ pub fn child_main() -> Option<ExitCode> {
     Some(match work(&job) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("{STEP_ENV}: {reason}");
+            let _ = writeln!(io::stderr(), "{STEP_ENV}: {reason}");
             ExitCode::from(2)
         }
     })

@@ -70,6 +70,9 @@ pub(crate) struct DaemonArgs {
     /// How the log is written
     #[arg(long, value_enum, value_name = "FORMAT", global = true)]
     pub(crate) log_format: Option<LogFormat>,
+    /// Log lines per second and device, after a burst of 20 times as many; 0: no limit [default: 1; with -v: 0]
+    #[arg(long, value_name = "LINES", global = true)]
+    pub(crate) log_rate: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

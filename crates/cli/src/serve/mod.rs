@@ -20,7 +20,7 @@ mod spec;
 pub(crate) mod status;
 mod systemd;
 
-use crate::{Failure, output};
+use crate::{Failure, log, output};
 use anyhow::{Context, anyhow};
 use args::{DaemonArgs, LogFormat, ServeArgs};
 use config::Config;
@@ -33,13 +33,22 @@ use sandbox::user::Target;
 use sd_notify::NotifyState;
 use signals::{Asked, Signals};
 use spec::{DeviceSpec, Endpoint, Kind};
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Log lines per second and device.
+const LOG_RATE: u32 = 1;
+
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     let Config { daemon, devices } = request(args).map_err(Failure::request)?;
-    let json = daemon.log_format == Some(LogFormat::Json);
-    crate::log_to_stderr(verbose, crate::Level::Info, json);
+    log::set_up(log::Settings {
+        base: log::Level::Info,
+        verbose,
+        json: daemon.log_format == Some(LogFormat::Json),
+        // -v lifts the limit.
+        rate: NonZeroU32::new(daemon.log_rate.unwrap_or(if verbose == 0 { LOG_RATE } else { 0 })),
+    });
     if args.check {
         check(&daemon, &devices).map_err(Failure::request)?;
         output::print(&format!("{} devices are in order\n", devices.len()))?;
@@ -77,6 +86,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         allow: [file.allow, line.allow].concat(),
         no_sandbox: line.no_sandbox || file.no_sandbox,
         log_format: line.log_format.or(file.log_format),
+        log_rate: line.log_rate.or(file.log_rate),
     }
 }
 
@@ -136,6 +146,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     if let Some(user) = &user {
         user.become_it()?;
     }
+    // From here on nobody waits for stderr.
+    log::start_writing();
     let connects = opened.iter().any(|(spec, _)| matches!(spec.endpoint, Endpoint::Connect(_)));
     let fleet = Fleet::start(opened, &sockets)?;
     // From here on the sockets are there, and must be removed whatever happens.

@@ -6,6 +6,7 @@ mod client;
 mod daemon;
 #[path = "../../../vhost/tests/serve/driver.rs"]
 mod driver;
+mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
 mod malformed;
 mod manuals;

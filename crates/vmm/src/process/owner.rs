@@ -12,7 +12,7 @@ use paravane_io::{HostQueue, QueueKey, Site};
 use paravane_notify::{HostNotifier, Notifier};
 use paravane_spec::queue::QueueAddresses;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -32,10 +32,15 @@ pub fn owner_main() -> Option<ExitCode> {
     Some(match own(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("the queues' owner: {error}");
+            complain(&error);
             ExitCode::FAILURE
         }
     })
+}
+
+/// Writes a line to stderr, which may be closed.
+fn complain(what: &dyn std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "the queues' owner: {what}");
 }
 
 /// A device, and what counts a card's frames.
@@ -65,7 +70,7 @@ impl Site for ParentSite {
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {
-        eprintln!("the queues' owner: queue {queue} stopped: {error}");
+        complain(&format!("queue {queue} stopped: {error}"));
     }
 }
 
@@ -135,7 +140,7 @@ impl Owner {
                     self.start(request, call)
                 });
                 if let Err(error) = &started {
-                    eprintln!("the queues' owner: {error}");
+                    complain(error);
                 }
                 Answer { refused: started.is_err().into(), ..Answer::default() }
             }

@@ -10,6 +10,7 @@ metrics = "127.0.0.1:9810"
 user = "paravane"
 allow = ["images", "/srv"]
 log-format = "json"
+log-rate = 5
 
 [[blk]]
 name = "vm0-disk"
@@ -58,7 +59,7 @@ fn a_file_says_what_the_command_line_says() {
     let config = parse(GOOD).unwrap();
     assert_eq!(config.daemon.metrics, Some("127.0.0.1:9810".parse().unwrap()));
     assert_eq!(config.daemon.allow, [PathBuf::from("/etc/p/images"), "/srv".into()]);
-    assert_eq!(config.daemon.log_format, Some(LogFormat::Json));
+    assert_eq!((config.daemon.log_format, config.daemon.log_rate), (Some(LogFormat::Json), Some(5)));
     let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["vm0-disk", "vm0-rng", "cd", "a", "b"], "in the order of the file");
     let [disk, rng, cd, a, b] = config.devices.as_slice() else { panic!("{names:?}") };

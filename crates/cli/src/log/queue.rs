@@ -1,0 +1,143 @@
+//! Lines on their way to stderr.
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most bytes that wait. The writer has as many again in its hands.
+const CAPACITY: usize = 256 << 10;
+
+/// A bounded queue of lines. No call waits for stderr.
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    lines: Vec<u8>,
+    /// Lines that found no room, after those that are in the queue.
+    lost: u64,
+    /// The writer has taken lines, and not come back yet.
+    writing: bool,
+    /// The writer is to come back now.
+    woken: bool,
+}
+
+/// What is taken from the queue at once.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// Whole lines.
+    pub(super) lines: Vec<u8>,
+    /// Lines that were lost after these.
+    pub(super) lost: u64,
+}
+
+impl Queue {
+    pub(super) const fn new() -> Self {
+        let state = State { lines: Vec::new(), lost: 0, writing: false, woken: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change leaves it in order.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends a line. One that finds no room is lost and counted.
+    pub(super) fn push(&self, line: &str) {
+        let mut state = self.lock();
+        // Once a line is lost, so are the next ones, until those before are taken: the order stays.
+        let room = CAPACITY - state.lines.len();
+        if state.lost > 0 || line.len() > room || state.lines.try_reserve(line.len()).is_err() {
+            state.lost += 1;
+        } else {
+            state.lines.extend_from_slice(line.as_bytes());
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits for lines, for so long at most, and takes all. What was taken before counts as written.
+    pub(super) fn take(&self, batch: &mut Batch, time: Option<Duration>) {
+        batch.lines.clear();
+        batch.lost = 0;
+        self.written();
+        let mut state = self.lock();
+        let nothing = |state: &mut State| state.lines.is_empty() && state.lost == 0 && !state.woken;
+        state = match time {
+            None => self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner),
+            Some(time) => {
+                let waited = self.changed.wait_timeout_while(state, time, nothing);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        std::mem::swap(&mut state.lines, &mut batch.lines);
+        batch.lost = std::mem::take(&mut state.lost);
+        state.woken = false;
+        state.writing = !batch.lines.is_empty() || batch.lost > 0;
+    }
+
+    /// Makes the writer come back from [`Queue::take`] without lines.
+    pub(super) fn wake(&self) {
+        self.lock().woken = true;
+        self.changed.notify_all();
+    }
+
+    /// What was taken is written.
+    pub(super) fn written(&self) {
+        self.lock().writing = false;
+        self.changed.notify_all();
+    }
+
+    /// Whether nothing waits, nor is being written.
+    pub(super) fn is_written(&self) -> bool {
+        self.lock().is_written()
+    }
+
+    /// Waits until all is written, or `deadline`.
+    pub(super) fn wait_written(&self, deadline: Instant) {
+        let state = self.lock();
+        let time = deadline.saturating_duration_since(Instant::now());
+        let unwritten = |state: &mut State| !state.is_written();
+        drop(self.changed.wait_timeout_while(state, time, unwritten));
+    }
+}
+
+impl State {
+    fn is_written(&self) -> bool {
+        self.lines.is_empty() && self.lost == 0 && !self.writing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+
+    #[test]
+    fn lines_come_out_in_order_and_what_finds_no_room_is_counted() {
+        let queue = Queue::new();
+        let line = format!("{}\n", "x".repeat(1023));
+        for _ in 0..300 {
+            queue.push(&line);
+        }
+        queue.push("short\n");
+        let mut batch = Batch::default();
+        queue.take(&mut batch, AT_ONCE);
+        assert_eq!((batch.lines.len(), batch.lost), (CAPACITY, 300 - 256 + 1));
+        assert!(!queue.is_written(), "it is being written");
+        queue.push("next\n");
+        queue.take(&mut batch, AT_ONCE);
+        assert_eq!((&batch.lines[..], batch.lost), (&b"next\n"[..], 0));
+        queue.take(&mut batch, AT_ONCE);
+        assert!(batch.lines.is_empty() && queue.is_written());
+    }
+
+    #[test]
+    fn who_waits_for_a_writer_that_is_stuck_gives_up() {
+        let queue = Queue::new();
+        queue.push("a\n");
+        queue.take(&mut Batch::default(), AT_ONCE);
+        queue.wait_written(Instant::now());
+        assert!(!queue.is_written());
+    }
+}

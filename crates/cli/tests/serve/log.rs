@@ -1,0 +1,277 @@
+//! The log: no client fills it, and nothing waits for whoever reads it, or does not.
+use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, sandbox_usable, status, without_sandbox};
+use crate::driver::{Dice, Driver, Wish};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Disks a and b, and more.
+fn config(folder: &Folder, more: &str) -> String {
+    let disk = |name| {
+        if !folder.path(&format!("{name}.img")).exists() {
+            folder.image(&format!("{name}.img"));
+        }
+        format!("[[blk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nsocket = \"{name}.sock\"\n")
+    };
+    folder.write("d.toml", &(disk("a") + &disk("b") + more))
+}
+
+/// A daemon of which only its control socket tells. It is killed if a test fails.
+struct Quiet {
+    child: Child,
+    control: String,
+}
+
+impl Quiet {
+    fn start(folder: &Folder, stderr: impl Into<Stdio>, more: &[&str]) -> Self {
+        let (file, control) = (config(folder, ""), folder.text("control"));
+        let mut command = paravane();
+        command.args(["serve", "--config", &file, "--control", &control]).args(more).args(without_sandbox());
+        let child = command.stderr(stderr).spawn().expect("the daemon starts");
+        let mut quiet = Self { child, control };
+        quiet.wait("it is not ready", |_| folder.path("b.sock").exists());
+        quiet
+    }
+
+    fn wait(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < end, "{what}");
+            assert_eq!(self.child.try_wait().unwrap(), None, "{what}: it has ended");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn end(mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// So many clients, one after the other, each thrown out for a request that there is not.
+fn flap(socket: &Path, sessions: usize) {
+    for _ in 0..sessions {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let header = [99_u32, 1, 0].map(u32::to_ne_bytes).concat();
+        stream.write_all(&header).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was not thrown out");
+    }
+}
+
+/// A neighbour's disk, signals and status are as ever while nothing that is logged arrives.
+fn assert_serves(folder: &Folder, mut daemon: Quiet, sessions: usize) {
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
+    let mut driver = Driver::connect(&folder.path("b.sock"), wish).unwrap();
+    let mut model = std::fs::read(folder.path("b.img")).unwrap();
+    let mut dice = Dice::new(3);
+    driver.exercise(&mut model, 20, &mut dice);
+    flap(&folder.path("a.sock"), sessions);
+    driver.exercise(&mut model, 20, &mut dice);
+    let json = status(&daemon.control);
+    assert_eq!(names(&json), ["a", "b"]);
+    for device in json["devices"].as_array().unwrap() {
+        assert!(device["failed"].is_null(), "{device}");
+    }
+    assert_eq!(json["devices"][0]["sessions"], sessions);
+
+    config(folder, "[[rng]]\nname = \"c\"\nsocket = \"c.sock\"\n");
+    daemon.signal(Signal::HUP);
+    daemon.wait("SIGHUP is not obeyed", |daemon| names(&status(&daemon.control)) == ["a", "b", "c"]);
+    driver.exercise(&mut model, 20, &mut dice);
+    let ended = daemon.end();
+    assert_eq!(ended.code(), Some(0), "{ended}");
+    assert!(!folder.path("b.sock").exists());
+}
+
+/// A pipe with no room: its ends.
+fn full_pipe() -> (OwnedFd, OwnedFd) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let flags = fcntl_getfl(&write).unwrap();
+    fcntl_setfl(&write, flags | OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&write, b"............................................................x\n")
+        .is_ok()
+    {}
+    while rustix::io::write(&write, b"\n").is_ok() {}
+    fcntl_setfl(&write, flags).unwrap();
+    (read, write)
+}
+
+#[test]
+fn a_full_disk_under_the_log_stops_nothing() {
+    sandbox_usable("a_full_disk_under_the_log_stops_nothing");
+    let folder = Folder::new();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let daemon = Quiet::start(&folder, full, &["-v"]);
+    assert_serves(&folder, daemon, 300);
+}
+
+#[test]
+fn a_log_whose_reader_is_gone_stops_nothing() {
+    sandbox_usable("a_log_whose_reader_is_gone_stops_nothing");
+    let folder = Folder::new();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    drop(read);
+    let daemon = Quiet::start(&folder, write, &["-v"]);
+    assert_serves(&folder, daemon, 300);
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    sandbox_usable("a_log_that_nobody_reads_stops_nothing");
+    let folder = Folder::new();
+    let (_read, write) = full_pipe();
+    let daemon = Quiet::start(&folder, write, &["-v"]);
+    assert_serves(&folder, daemon, 1000);
+}
+
+#[test]
+fn who_reads_the_log_again_is_told_how_much_is_lost() {
+    sandbox_usable("who_reads_the_log_again_is_told_how_much_is_lost");
+    let folder = Folder::new();
+    let (read, write) = full_pipe();
+    let daemon = Quiet::start(&folder, write, &["--log-rate", "0"]);
+    // More than pipe, writer and queue hold.
+    flap(&folder.path("a.sock"), 5000);
+    let mut reader = BufReader::new(File::from(read));
+    let mut sessions = Vec::new();
+    let lost = loop {
+        let mut line = String::new();
+        assert_ne!(reader.read_line(&mut line).unwrap(), 0, "the log ends");
+        if line.contains("log lines lost") {
+            break line;
+        }
+        if let Some(session) = line.split("session=").nth(1) {
+            sessions.push(session.split_whitespace().next().unwrap().parse::<usize>().unwrap());
+        }
+    };
+    let words: Vec<_> = lost.split_whitespace().collect();
+    let lost: usize = words[2].parse().unwrap_or_else(|_| panic!("{lost}"));
+    assert!(lost > 0 && lost < 10_000, "{lost}");
+    assert!(sessions.len() > 100 && sessions.is_sorted(), "{sessions:?}");
+    drop(std::thread::spawn(move || reader.lines().for_each(drop)));
+    assert!(daemon.end().success());
+}
+
+#[test]
+fn clients_that_come_and_go_leave_a_bounded_log() {
+    const SESSIONS: usize = 1500;
+    sandbox_usable("clients_that_come_and_go_leave_a_bounded_log");
+    let folder = Folder::new();
+    let (file, control) = (config(&folder, ""), folder.text("control"));
+    let start = Instant::now();
+    let daemon = Daemon::start(&["--config", &file, "--control", &control, "--log-format", "json"]);
+    flap(&folder.path("a.sock"), SESSIONS);
+    flap(&folder.path("b.sock"), 1);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    let seconds = start.elapsed().as_secs() as usize;
+    let log: Vec<serde_json::Value> = log.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &'static str| log.iter().filter(move |line| line["device"] == name);
+    // Served, two a session, one or two at the end; and those that only tell what was left out.
+    let told = of("a").filter(|line| line["message"] == "messages left out").count();
+    let (written, left_out) =
+        of("a").fold((0, 0), |(lines, sum), line| (lines + 1, sum + line["left_out"].as_u64().unwrap_or(0)));
+    let all = written - told + left_out as usize;
+    assert!(all > 2 * SESSIONS && all <= 2 * SESSIONS + 5, "{all}: {written} written, {left_out} left out");
+    // The limit goes by the clock: a burst, and a line a second, however long all this takes. The last lines are not limited.
+    assert!(written <= 20 + seconds + 5, "{written} lines in {seconds} s");
+    assert!(of("b").any(|line| line["message"].as_str().unwrap().starts_with("session ended")), "{log:?}");
+    assert!(of("b").all(|line| line["left_out"].is_null()), "{log:?}");
+}
+
+#[test]
+fn what_was_left_out_is_told_when_the_flood_is_over() {
+    sandbox_usable("what_was_left_out_is_told_when_the_flood_is_over");
+    let folder = Folder::new();
+    let (file, control) = (config(&folder, ""), folder.text("control"));
+    let mut daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    flap(&folder.path("a.sock"), 300);
+    let line = daemon.wait_for("messages left out device=\"a\" left_out=");
+    assert!(line.contains("WARN"), "{line}");
+}
+
+#[test]
+fn a_vmm_that_hangs_up_at_once_is_asked_less_and_less_often() {
+    sandbox_usable("a_vmm_that_hangs_up_at_once_is_asked_less_and_less_often");
+    let folder = Folder::new();
+    let listener = UnixListener::bind(folder.path("s")).unwrap();
+    let mut daemon = Daemon::start(&["rng", "--connect", &folder.text("s"), "--control", "off", "-v"]);
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        drop(listener.accept().unwrap());
+        let line = daemon.wait_for("next attempt");
+        let pause = line.split("pause=").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+        let (number, factor) = match pause.strip_suffix("ms") {
+            Some(number) => (number, 1.0),
+            None => (pause.trim_end_matches('s'), 1000.0),
+        };
+        pauses.push(number.parse::<f64>().unwrap() * factor);
+    }
+    assert!(pauses.is_sorted_by(|one, next| one < next), "{pauses:?}");
+    // Nobody listens any more: that is told once.
+    drop(listener);
+    daemon.wait_for("cannot connect to ");
+    for _ in 0..2 {
+        let line = daemon.wait_for("cannot connect to ");
+        assert!(line.contains("DEBUG"), "{line}");
+    }
+    assert!(daemon.end().0.success());
+}
+
+#[test]
+fn lines_of_queues_name_their_device() {
+    sandbox_usable("lines_of_queues_name_their_device");
+    let folder = Folder::new();
+    let (file, control) = (config(&folder, ""), folder.text("control"));
+    let mut daemon = Daemon::start(&["--config", &file, "--control", &control, "-v"]);
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
+    let _driver = Driver::connect(&folder.path("b.sock"), wish).unwrap();
+    let line = daemon.wait_for("queue started");
+    assert!(line.contains(" device=\"b\""), "{line}");
+}
+
+#[test]
+fn a_request_at_fault_has_its_status_though_nobody_reads_why() {
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let closed = || rustix::pipe::pipe().unwrap().1;
+    for arguments in [&["serve", "--config", "/nonexistent.toml"][..], &["nonsense"], &["serve", "rng"]] {
+        for stderr in [Stdio::from(full()), Stdio::from(closed())] {
+            let status = paravane().args(arguments).stderr(stderr).status().unwrap();
+            assert_eq!(status.code(), Some(2), "{arguments:?}");
+        }
+    }
+    // Help and reports may be cut short.
+    for arguments in [&["--help"][..], &["status"], &["doctor"], &["bench", "list"]] {
+        let output = paravane().args(arguments).stdout(closed()).stderr(Stdio::piped()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.is_empty(), "{arguments:?}: {stderr}");
+    }
+    let full = paravane().arg("status").stdout(full()).output().unwrap();
+    assert_eq!(full.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&full.stderr).lines().count(), 1);
+}
