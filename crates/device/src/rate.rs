@@ -45,6 +45,7 @@ pub struct RateLimit {
 pub struct Limiter {
     bytes: Option<Bucket>,
     ops: Option<Bucket>,
+    held: AtomicU64,
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC.
@@ -98,7 +99,11 @@ impl Limiter {
     /// Nothing has been used yet.
     #[must_use]
     pub fn new(limit: RateLimit) -> Arc<Self> {
-        Arc::new(Self { bytes: limit.bytes.map(Bucket::new), ops: limit.ops.map(Bucket::new) })
+        Arc::new(Self {
+            bytes: limit.bytes.map(Bucket::new),
+            ops: limit.ops.map(Bucket::new),
+            held: AtomicU64::new(0),
+        })
     }
 
     /// The limit.
@@ -106,6 +111,13 @@ impl Limiter {
     pub fn limit(&self) -> RateLimit {
         let rate = |bucket: &Option<Bucket>| bucket.as_ref().map(|bucket| bucket.rate);
         RateLimit { bytes: rate(&self.bytes), ops: rate(&self.ops) }
+    }
+
+    /// How often it has held a queue.
+    #[must_use]
+    pub fn times_held(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.held.load(Ordering::Relaxed)
     }
 
     fn buckets(&self) -> impl Iterator<Item = &Bucket> {
@@ -166,6 +178,10 @@ impl Brake {
         // Others may have used what it was waiting for.
         let free_at = self.limiter.free_at();
         self.held = (free_at > now).then(|| free_at.saturating_add(self.limiter.doze()));
+        if self.held.is_some() {
+            // Relaxed: a statistic.
+            self.limiter.held.fetch_add(1, Ordering::Relaxed);
+        }
         self.held.is_none()
     }
 

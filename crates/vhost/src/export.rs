@@ -295,6 +295,14 @@ impl AtWork {
                 (Visitor::Wait, Some(fd)) => wait_for(&[control, fd], None),
                 (Visitor::Wait, None) => wait_for(&[control], None),
                 (Visitor::Pause(time), _) => wait_for(&[control], Some(time)),
+                (Visitor::Failed { error, pause }, fd) => {
+                    let mut status = self.shared.board.write();
+                    // Only a listener has a descriptor.
+                    status.refused_connections += u64::from(fd.is_some());
+                    status.last_error = Some(error);
+                    drop(status);
+                    wait_for(&[control], Some(pause))
+                }
             };
             if let Err(error) = waited {
                 tracing::error!("poll: {error}");

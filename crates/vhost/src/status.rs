@@ -45,6 +45,8 @@ pub struct ExportStatus {
     pub queues: Vec<QueueStatus>,
     /// Translations that clients have told and that were not taken: not of whole pages of their memory.
     pub refused_translations: u64,
+    /// Connections that could not be accepted.
+    pub refused_connections: u64,
     /// Sessions that ended with an error.
     pub protocol_errors: u64,
     /// The last of those.

@@ -10,6 +10,7 @@
 //! While a request is in flight the kernel reads or writes guest memory. The slot keeps that memory mapped,
 //! and a handler that is dropped first waits for its requests.
 use super::engine::{Engine, Job, Outcome};
+use super::errors::{Cause, StorageErrors};
 use super::image::Image;
 use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
@@ -38,8 +39,10 @@ pub(super) struct Handler {
     in_flight: usize,
     /// Reaped and not yet looked at.
     outcomes: VecDeque<Outcome>,
-    /// The host's errors so far; the first is logged.
-    host_errors: u64,
+    /// Those of the disk.
+    errors: Arc<StorageErrors>,
+    /// Index of the queue.
+    queue: u16,
 }
 
 /// What a limited queue has besides.
@@ -59,13 +62,14 @@ impl Limited {
 }
 
 impl Handler {
-    /// For a queue of so many descriptors, with these features.
+    /// For queue `queue` of so many descriptors, with these features.
     pub(super) fn new(
         image: Arc<Image>,
         id: [u8; blk::ID_LEN],
         engine: Engine,
         limit: Option<Limited>,
         (slots, features): (u16, u64),
+        (queue, errors): (u16, Arc<StorageErrors>),
     ) -> Self {
         let limits = Limits {
             capacity: image.sectors(),
@@ -85,7 +89,8 @@ impl Handler {
             slots: std::iter::repeat_with(Slot::default).take(slots).collect(),
             in_flight: 0,
             outcomes: VecDeque::with_capacity(slots),
-            host_errors: 0,
+            errors,
+            queue,
         }
     }
 
@@ -144,6 +149,9 @@ impl Handler {
                 return Ok(0);
             }
             Command::Answer(code) => {
+                if code != blk::S_OK {
+                    self.errors.reject();
+                }
                 answer(ring, memory, chain.head, status, code, 0, served)?;
                 return Ok(0);
             }
@@ -225,12 +233,8 @@ impl Handler {
         let (code, written) = match slot.next(result) {
             Next::Again(job) => return self.push(head, job),
             Next::Done(written) => (blk::S_OK, written),
-            Next::Failed(error, written) => {
-                self.host_errors += 1;
-                if self.host_errors == 1 {
-                    let error = io::Error::from_raw_os_error(error);
-                    tracing::warn!(path = %self.image.path.display(), %error, "the disk image failed a request");
-                }
+            Next::Failed(cause, written) => {
+                self.errors.add(self.queue, slot.missed(), cause, reason(&self.image, cause));
                 (blk::S_IOERR, written)
             }
         };
@@ -278,6 +282,15 @@ impl Handler {
             }
             self.engine.reap(&mut self.outcomes);
         }
+    }
+}
+
+/// What a qcow2 image said of an error that has no number.
+#[cold]
+fn reason(image: &Image, cause: Cause) -> Option<String> {
+    match cause {
+        Cause::Os(libc::EIO) => image.qcow2.as_ref()?.reason(),
+        _ => None,
     }
 }
 

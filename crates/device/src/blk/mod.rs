@@ -11,10 +11,12 @@
 //!       past the page cache: what the file asks for             direct.rs
 //!       registered buffers: the map of guest memory             engine/registered.rs
 //!
+//! StorageErrors: failed requests, for people                    errors.rs
 //! Resizer: the disk's size while it is served                   resizer.rs
 //! ```
 mod direct;
 mod engine;
+mod errors;
 mod handler;
 mod image;
 mod pieces;
@@ -41,6 +43,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
+pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
 pub use qcow2::{ClusterRole, RefcountError};
 pub use resizer::Resizer;
 
@@ -80,6 +83,8 @@ pub struct Layer {
 /// How a disk is to be opened.
 #[derive(Clone, Debug)]
 pub struct BlkConfig {
+    /// Name in the log; the path if `None`.
+    pub name: Option<String>,
     /// The image.
     pub path: PathBuf,
     /// Its format. A raw image is never taken for anything else, whatever its driver writes there.
@@ -118,6 +123,7 @@ impl BlkConfig {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
+            name: None,
             path: path.into(),
             format: Format::Raw,
             backing: Vec::new(),
@@ -259,6 +265,7 @@ pub struct Blk {
     id: [u8; blk::ID_LEN],
     queue_sizes: Vec<u16>,
     limiter: Option<Arc<Limiter>>,
+    errors: Arc<StorageErrors>,
 }
 
 /// Whether this process can use io_uring on this host.
@@ -326,7 +333,9 @@ impl Blk {
         let id = image.id(config.serial.as_deref());
         let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
-        let disk = Self { image, engine, id, queue_sizes, limiter: config.limiter };
+        let name = config.name.unwrap_or_else(|| image.path.display().to_string());
+        let errors = Arc::new(StorageErrors::new(name, queue_sizes.len()));
+        let disk = Self { image, engine, id, queue_sizes, limiter: config.limiter, errors };
         if config.registered_buffers && !matches!(disk.engine, EngineKind::Uring { .. }) {
             return Err(OpenError::BuffersOfEngine { engine: disk.engine() });
         }
@@ -343,6 +352,12 @@ impl Blk {
     #[must_use]
     pub fn resizer(&self) -> Resizer {
         Resizer::new(self.image.clone())
+    }
+
+    /// Counts of failed requests.
+    #[must_use]
+    pub fn errors(&self) -> Arc<StorageErrors> {
+        self.errors.clone()
     }
 
     /// The image's path.
@@ -450,6 +465,7 @@ impl Device for Blk {
             Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), engine.fd())?)),
             None => None,
         };
-        Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, limit, (size, features))))
+        let errors = (index, self.errors.clone());
+        Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, limit, (size, features), errors)))
     }
 }

@@ -18,11 +18,13 @@ pub struct Resizer {
     image: Arc<Image>,
     /// What it has said last, in sectors.
     seen: u64,
+    /// Why the last look failed.
+    error: Option<String>,
 }
 
 impl Resizer {
     pub(super) fn new(image: Arc<Image>) -> Self {
-        Self { seen: image.sectors(), image }
+        Self { seen: image.sectors(), error: None, image }
     }
 
     /// Looks at the image, after somebody may have changed its size. `true`: the disk's size is another than when this was last
@@ -31,7 +33,9 @@ impl Resizer {
     /// # Errors
     /// The host does not say; all is as before.
     pub fn look(&mut self) -> io::Result<bool> {
-        let sectors = self.image.look()?;
+        let looked = self.image.look();
+        self.error = looked.as_ref().err().map(ToString::to_string);
+        let sectors = looked?;
         Ok(std::mem::replace(&mut self.seen, sectors) != sectors)
     }
 
@@ -49,6 +53,12 @@ impl Resizer {
         }
         self.image.resize(size)?;
         self.look()
+    }
+
+    /// Why the image could not be looked at the last time.
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
     }
 
     /// Bytes of the disk, when it was last looked at.

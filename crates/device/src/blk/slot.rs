@@ -11,6 +11,7 @@
 //! made once and used again.
 use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Job, Pieces};
+use super::errors::{Cause, Missed, Operation};
 use super::request::ByteRange;
 use paravane_dma::{Hold, HostSlice, Mapping};
 use std::ptr::NonNull;
@@ -43,8 +44,8 @@ pub(super) enum Next {
     Again(Job),
     /// All done; the number of data bytes that were put into guest memory.
     Done(u32),
-    /// The host has failed with this error number, after that many data bytes.
-    Failed(i32, u32),
+    /// The host failed it, after this many data bytes.
+    Failed(Cause, u32),
 }
 
 /// A request in flight.
@@ -174,18 +175,19 @@ impl Slot {
                 // A discard is a hint (section 5.2.6.2: the device may do nothing); zeroes are not.
                 return if self.discard { self.next_range() } else { self.zero_by_hand() };
             }
-            return Next::Failed(error, self.done);
+            return Next::Failed(Cause::Os(error), self.done);
         }
         self.retries = 0;
         match self.state {
-            State::Idle => Next::Failed(libc::EINVAL, 0),
+            State::Idle => Next::Failed(Cause::Os(libc::EINVAL), 0),
             State::Sync => Next::Done(0),
             State::Allocate => self.next_range(),
             State::Read | State::Write | State::Zero => {
                 // 0: the file has become shorter than the disk. More than was asked for cannot be.
                 let moved = result.unsigned_abs();
                 if moved == 0 || u64::from(moved) > self.left {
-                    return Next::Failed(libc::EIO, self.done);
+                    let cause = if moved == 0 { Cause::End } else { Cause::Os(libc::EIO) };
+                    return Next::Failed(cause, self.done);
                 }
                 self.offset += u64::from(moved);
                 self.left -= u64::from(moved);
@@ -209,6 +211,22 @@ impl Slot {
                     }
                 }
             }
+        }
+    }
+
+    /// What the present step leaves undone if it fails.
+    pub(super) fn missed(&self) -> Missed {
+        match self.state {
+            State::Read => Missed::at(Operation::Read, self.offset, self.left),
+            State::Write => Missed::at(Operation::Write, self.offset, self.left),
+            State::Zero => Missed::at(Operation::WriteZeroes, self.offset, self.left),
+            State::Allocate if self.discard => Missed::range(Operation::Discard, self.ranges.get(self.range)),
+            State::Allocate => Missed::range(Operation::WriteZeroes, self.ranges.get(self.range)),
+            // After ranges of zeroes that go through to the disk, or a flush; a flush has no ranges.
+            State::Sync if !self.ranges.is_empty() => {
+                Missed::range(Operation::WriteZeroes, self.ranges.last())
+            }
+            State::Sync | State::Idle => Missed::range(Operation::Flush, None),
         }
     }
 

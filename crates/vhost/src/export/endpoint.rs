@@ -59,6 +59,8 @@ pub(super) enum Visitor {
     Wait,
     /// Look again after that time.
     Pause(Duration),
+    /// The attempt failed: look again after `pause`.
+    Failed { error: String, pause: Duration },
 }
 
 /// The socket's file, removed when this is dropped, if it still is ours.
@@ -142,12 +144,12 @@ impl Door {
             Err(error) => match (error.kind(), &self.way) {
                 (io::ErrorKind::WouldBlock, Way::Listens { .. }) => Visitor::Wait,
                 (io::ErrorKind::Interrupted, _) => Visitor::Pause(Duration::ZERO),
-                _ => Visitor::Pause(self.failed(&error)),
+                _ => self.failed(&error),
             },
         }
     }
 
-    fn failed(&mut self, error: &io::Error) -> Duration {
+    fn failed(&mut self, error: &io::Error) -> Visitor {
         let words = match &self.way {
             Way::Listens { .. } => format!("cannot accept a client: {error}; trying again"),
             Way::Connects { path } => format!("cannot connect to {}: {error}; trying again", path.display()),
@@ -156,9 +158,9 @@ impl Door {
             tracing::debug!("{words}");
         } else {
             tracing::warn!("{words}");
-            self.told = Some(words);
+            self.told = Some(words.clone());
         }
-        self.pause()
+        Visitor::Failed { error: words, pause: self.pause() }
     }
 
     fn pause(&mut self) -> Duration {
@@ -217,7 +219,7 @@ mod tests {
 
     /// The pause before the next attempt, which then is due.
     fn pause(door: &mut Door) -> Duration {
-        let Visitor::Pause(pause) = door.visitor() else { panic!("somebody is there") };
+        let Visitor::Failed { pause, .. } = door.visitor() else { panic!("somebody is there") };
         let Visitor::Pause(_) = door.visitor() else { panic!("it did not pause") };
         door.due = None;
         pause

@@ -29,7 +29,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use storage::Storage;
 
 pub use refcounts::{ClusterRole, RefcountError};
@@ -51,6 +51,8 @@ pub(super) struct Qcow2 {
     access: Option<RwLock<Access>>,
     /// imago has panicked.
     broken: AtomicBool,
+    /// Words of the last error, if it has no number.
+    reason: Mutex<Option<String>>,
     /// The images that it is based on, for their locks.
     _layers: Vec<File>,
 }
@@ -61,7 +63,12 @@ impl Qcow2 {
         let mut files = Vec::with_capacity(layers.len());
         let opened = catch_unwind(AssertUnwindSafe(|| open(image, layers, &mut files).map(Access::new)));
         let access = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
-        Ok(Self { access: Some(RwLock::new(access)), broken: AtomicBool::new(false), _layers: files })
+        Ok(Self {
+            access: Some(RwLock::new(access)),
+            broken: AtomicBool::new(false),
+            reason: Mutex::default(),
+            _layers: files,
+        })
     }
 
     /// Sectors of the disk.
@@ -82,14 +89,20 @@ impl Qcow2 {
     /// Does a job and answers as io_uring would.
     pub(super) fn perform(&self, job: Job) -> i32 {
         let done = self.guarded(|| self.try_perform(job));
-        done.unwrap_or_else(|error| match (error.kind(), error.raw_os_error()) {
-            (_, Some(number)) => -number,
-            (io::ErrorKind::Unsupported, None) => -libc::EOPNOTSUPP,
-            (_, None) => {
-                tracing::debug!(%error, "a qcow2 image fails a request");
-                -libc::EIO
-            }
+        done.unwrap_or_else(|error| {
+            let (number, reason) = match (error.kind(), error.raw_os_error()) {
+                (_, Some(number)) => (number, None),
+                (io::ErrorKind::Unsupported, None) => (libc::EOPNOTSUPP, None),
+                (_, None) => (libc::EIO, Some(error.to_string())),
+            };
+            *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+            -number
         })
+    }
+
+    /// What the last failed job said, if its error has no number.
+    pub(super) fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn try_perform(&self, job: Job) -> io::Result<i32> {

@@ -1,11 +1,12 @@
 //! What happens while the host is at work: short transfers, errors, resets, memory that goes away.
-use super::super::Handler;
 use super::super::engine::held::{Held, Orders};
 use super::super::engine::{Engine, Job};
+use super::super::{Handler, Operation};
 use super::*;
 use crate::rig::{BASE, SIZE};
 use crate::{Device, LiveQueue, Served};
 use paravane_dma::{Backing, Region, RegionConfig};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const DISK: usize = 256 * 1024;
@@ -22,7 +23,8 @@ impl HeldRig {
         let features = disk.features() & !refused_features;
         let orders = Arc::new(Mutex::new(orders));
         let engine = Engine::Held(Held::new(disk.image.clone(), orders.clone()));
-        let handler = Handler::new(disk.image.clone(), disk.id, engine, None, (256, features));
+        let handler =
+            Handler::new(disk.image.clone(), disk.id, engine, None, (256, features), (0, disk.errors()));
         Self { rig: Rig::with_handler(disk, features, Box::new(handler)), orders }
     }
 
@@ -104,6 +106,37 @@ fn host_errors_become_statuses() {
         // The queue has not latched, and the next request is served.
         assert_eq!(held.rig.read(0, 512), pattern(DISK, 30)[..512]);
     }
+}
+
+#[test]
+fn storage_errors_are_counted_and_the_last_one_is_kept() {
+    let file = disk();
+    let results = [-libc::EIO, 1024, -libc::ENOSPC, -libc::EIO, -libc::EROFS, -libc::ENOSPC, 0].into();
+    let mut held = HeldRig::new(&file, Orders { results, ..prompt() }, 0);
+    let errors = held.rig.device.errors();
+    let last = || {
+        let last = errors.totals().last.unwrap();
+        (last.operation, last.sector, last.bytes, last.error)
+    };
+    let os = |number| io::Error::from_raw_os_error(number).to_string();
+    assert_eq!(held.rig.request(blk::T_IN, 3, &[], 512).status, blk::S_IOERR);
+    assert_eq!(last(), (Operation::Read, Some(3), 512, os(libc::EIO)));
+    // Two sectors are written, and the third one is not.
+    assert_eq!(held.rig.status(blk::T_OUT, 8, &[1; 2048]), blk::S_IOERR);
+    assert_eq!(last(), (Operation::Write, Some(10), 1024, os(libc::ENOSPC)));
+    assert_eq!(held.rig.status(blk::T_FLUSH, 0, &[]), blk::S_IOERR);
+    assert_eq!(last(), (Operation::Flush, None, 0, os(libc::EIO)));
+    assert_eq!(held.rig.status(blk::T_DISCARD, 0, &range(16, 8, 0)), blk::S_IOERR);
+    assert_eq!(last(), (Operation::Discard, Some(16), 4096, os(libc::EROFS)));
+    assert_eq!(held.rig.status(blk::T_WRITE_ZEROES, 0, &range(24, 1, 0)), blk::S_IOERR);
+    assert_eq!(last(), (Operation::WriteZeroes, Some(24), 512, os(libc::ENOSPC)));
+    assert_eq!(held.rig.request(blk::T_IN, 32, &[], 512).status, blk::S_IOERR);
+    assert_eq!(last(), (Operation::Read, Some(32), 512, "the image ends before this sector".to_owned()));
+    // What the driver gets wrong is no storage error.
+    assert_eq!(held.rig.request(blk::T_IN, u64::MAX, &[], 512).status, blk::S_IOERR);
+    assert_eq!(held.rig.status(99, 0, &[]), blk::S_UNSUPP);
+    let totals = errors.totals();
+    assert_eq!((totals.operations, totals.queues, totals.rejected), ([2, 1, 1, 1, 1], vec![6], 2));
 }
 
 #[test]

@@ -55,6 +55,9 @@ fn what_is_beyond_a_new_end_is_an_error() {
         for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES] {
             assert_eq!(rig.status(kind, 0, &range(7, 2, 0)), blk::S_IOERR);
         }
+        // Only what failed before anybody looked is an error of the storage.
+        let totals = rig.device.errors().totals();
+        assert_eq!((totals.operations[0], totals.rejected), (u64::from(unseen_yet.0), 8));
         assert_eq!(rig.read(0, 8 * 512), before[..8 * 512]);
         assert_eq!(content(&file), before[..8 * 512 + 100]);
     }
