@@ -270,20 +270,70 @@ impl std::str::FromStr for Mac {
     }
 }
 
-/// Show the devices that daemons of this user serve, their clients, queues, rates and errors
+/// Show the devices that daemons of this user serve: clients, queues, rates, errors
 ///
-/// Asks every daemon in /run/paravane (root) or in paravane in XDG_RUNTIME_DIR, twice, and shows what happened in between.
+/// Asks every daemon in /run/paravane (root) or in paravane in XDG_RUNTIME_DIR, twice, and shows what happened in between: a
+/// summary of each daemon, a table of its devices, and a line for each problem.
 ///
-/// Exit status: 0 they have answered, if there are any; 1 one has not.
-#[derive(Debug, Args)]
+/// Exit status: 0 all daemons have answered, if there are any; 1 one has not, or there is no device DEVICE.
+#[derive(Debug, Default, Args)]
+#[command(after_long_help = AFTER_STATUS)]
 pub(crate) struct StatusArgs {
+    /// Show these devices only; * and ? in a name match any characters and any one [default: all]
+    #[arg(value_name = "DEVICE")]
+    pub(crate) devices: Vec<String>,
     /// Ask the daemon with this control socket only
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
     /// Time between the two questions; 0: ask once, and show no rates
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 1.0)]
     pub(crate) seconds: f64,
+    /// Show devices with TEXT in their name, kind, endpoint or back end, in upper or lower case
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Show devices with errors, and failed ones
+    #[arg(long)]
+    pub(crate) problems: bool,
+    /// Sort by KEY: names in their order, numbers with the largest first [default: name; with --json the file's order]
+    #[arg(long, value_enum, value_name = "KEY")]
+    pub(crate) sort: Option<SortKey>,
+    /// Sort the other way round
+    #[arg(long)]
+    pub(crate) reverse: bool,
+    /// Show the first N devices of each daemon
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+    /// Show summaries without devices
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) summary: bool,
     /// Print the reports as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// What devices are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortKey {
+    /// vm2 before vm10.
+    Name,
+    /// blk, net, rng.
+    Kind,
+    /// Buffers given back a second.
+    Done,
+    /// Notifications from the driver a second.
+    Kicks,
+    /// Interrupts to the driver a second.
+    Irqs,
+    /// Bytes a second, of network cards.
+    Mb,
+    /// Connections so far.
+    Sessions,
+    /// The column ERRORS.
+    Errors,
+}
+
+const AFTER_STATUS: &str = "Examples:
+  paravane status --summary
+  paravane status --problems
+  paravane status --sort done --limit 20
+  paravane status 'vm17-*' --json";

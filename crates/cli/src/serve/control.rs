@@ -1,18 +1,28 @@
-//! The control socket: whoever connects is sent a report, and that is all there is.
+//! The control socket: sends a report to each client, and takes no commands.
 //!
 //! A daemon that is not told where has it in a directory of all daemons of its user, as PID.sock; `paravane status` asks
 //! all that are there.
+use super::connections::{Client, Connections, Place};
 use super::report::Report;
+use super::reporter::Reporter;
 use anyhow::{Context, bail};
+use hyper::body::Bytes;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsStr;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 
-/// For how long either side waits for the other one.
+/// How long either side waits for the other one.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections at a time.
+const CONNECTIONS: usize = 16;
+/// Daemons that are asked at a time.
+const ASKED_AT_ONCE: usize = 32;
 /// Longest report that is read.
 const MAX_LEN: u64 = 64 << 20;
 
@@ -65,28 +75,47 @@ impl Control {
     /// Answers in a thread of its own, for as long as the process lives.
     ///
     /// # Errors
-    /// There can be no thread.
+    /// There can be no thread, or it lacks descriptors.
     pub(crate) fn serve(&self, report: impl Fn() -> Report + Send + 'static) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;
-        let answer = move |mut stream: UnixStream| {
-            stream.set_write_timeout(Some(PATIENCE))?;
-            stream.write_all(&serde_json::to_vec(&report())?)
-        };
-        let serve = move || {
-            loop {
-                let answered = listener.accept().and_then(|(stream, _)| answer(stream));
-                match answered {
-                    Ok(()) => {}
-                    // Out of descriptors, perhaps: not to be asked again at once.
-                    Err(error) => {
-                        tracing::debug!(%error, "the control socket");
-                        std::thread::sleep(Duration::from_millis(100));
-                    }
-                }
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        // A report without JSON is none; whoever asked finds nothing.
+        let make = move || Bytes::from(serde_json::to_vec(&report()).unwrap_or_default());
+        let serve = move || runtime.block_on(answer(listener, make));
+        std::thread::Builder::new().name("control".into()).spawn(move || {
+            if let Err(error) = serve() {
+                tracing::error!(%error, "control socket closed");
+            }
+        })?;
+        Ok(())
+    }
+}
+
+async fn answer(listener: UnixListener, make: impl Fn() -> Bytes + Send + 'static) -> io::Result<()> {
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    let connections = Connections::new(CONNECTIONS);
+    let reporter = Reporter::start(CONNECTIONS, make);
+    loop {
+        let mut stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // Out of descriptors, perhaps: not to be asked again at once.
+            Err(error) => {
+                tracing::debug!(%error, "control socket");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
             }
         };
-        std::thread::Builder::new().name("control".into()).spawn(serve)?;
-        Ok(())
+        let reporter = reporter.clone();
+        let serve = |place: Place| async move {
+            place.waits();
+            let Some(text) = reporter.report().await else { return };
+            place.reads();
+            if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, stream.write_all(&text)).await {
+                tracing::debug!(%error, "control socket");
+            }
+        };
+        connections.serve(Client::LOCAL, serve).await;
     }
 }
 
@@ -115,12 +144,21 @@ fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
     Ok(listener)
 }
 
+/// Connects, and does not wait for ever for a daemon that is stopped.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 /// Asks the daemon at `path`.
 ///
 /// # Errors
 /// Nobody answers, or not with a report.
 pub(crate) fn ask(path: &Path) -> io::Result<Report> {
-    let stream = UnixStream::connect(path)?;
+    let stream = connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = Vec::new();
     stream.take(MAX_LEN).read_to_end(&mut text)?;
@@ -142,12 +180,19 @@ pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<R
     });
     paths.sort();
     let mut reports = Vec::new();
-    for path in paths {
-        match ask(&path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                let _ = std::fs::remove_file(&path);
+    for some in paths.chunks(ASKED_AT_ONCE) {
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let asked: Vec<_> = some.iter().map(|path| scope.spawn(|| ask(path))).collect();
+            let panicked = |_| Err(io::Error::other("its report is not understood"));
+            asked.into_iter().map(|answer| answer.join().unwrap_or_else(panicked)).collect()
+        });
+        for (path, answer) in some.iter().zip(answers) {
+            match answer {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                    let _ = std::fs::remove_file(path);
+                }
+                answer => reports.push((path.clone(), answer)),
             }
-            answer => reports.push((path, answer)),
         }
     }
     Ok(reports)

@@ -9,13 +9,12 @@
 //!                  panicked        --> started anew
 //! ```
 //! The two cards of a link are one thing: if one changes, both are made anew.
-use super::open::{self, FarEnds, Opened};
+use super::open::{self, FarEnds, Figures, Opened};
 use super::report::{self, Report};
 use super::sandbox::Reach;
 use super::spec::{DeviceSpec, Endpoint, Kind};
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
-use paravane_device::net::Counters;
 use paravane_vhost::{Export, ExportConfig, ExportStatus};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::net::UnixListener;
@@ -29,7 +28,7 @@ pub(crate) type Sockets = HashMap<String, UnixListener>;
 struct Member {
     spec: DeviceSpec,
     export: Export,
-    counters: Option<Arc<Counters>>,
+    figures: Figures,
     resizer: Option<Resizer>,
     back_end: String,
 }
@@ -38,6 +37,7 @@ struct Inner {
     members: Vec<Member>,
     failed: Vec<report::Failed>,
     last_reload: String,
+    reload: Option<report::Reload>,
 }
 
 /// All of them. Those who look on share it.
@@ -63,7 +63,7 @@ impl Fleet {
                 }
             }
         }
-        let inner = Inner { members, failed: Vec::new(), last_reload: String::new() };
+        let inner = Inner { members, failed: Vec::new(), last_reload: String::new(), reload: None };
         Ok(Self { inner: Arc::new(Mutex::new(inner)), started: Instant::now() })
     }
 
@@ -115,6 +115,7 @@ impl Fleet {
         let outcome = format!("{left} devices left alone, {removed} removed, {added} added, {failed} failed");
         tracing::info!("{outcome}");
         inner.last_reload = outcome;
+        inner.reload = Some(report::Reload::now(failed == 0));
     }
 
     /// Stops cards whose other end could not be started, and says how many.
@@ -139,7 +140,9 @@ impl Fleet {
     /// A new list could not be read; all stays as it is.
     pub(crate) fn refused(&self, why: String) {
         tracing::error!("nothing was changed: {why}");
-        self.inner().last_reload = format!("nothing was changed: {why}");
+        let mut inner = self.inner();
+        inner.last_reload = format!("nothing was changed: {why}");
+        inner.reload = Some(report::Reload::now(false));
     }
 
     /// Looks at the sizes of images, and tells the drivers of disks whose size is another by now.
@@ -166,8 +169,10 @@ impl Fleet {
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             last_reload: inner.last_reload.clone(),
+            reload: inner.reload.clone(),
             devices: inner.members.iter().map(Member::report).collect(),
             failed: inner.failed.clone(),
+            ..Report::default()
         }
     }
 
@@ -213,7 +218,7 @@ fn divide(members: Vec<Member>, wanted: &[DeviceSpec]) -> (Vec<Member>, Vec<Memb
 
 impl Member {
     fn start(spec: DeviceSpec, opened: Opened, sockets: &Sockets) -> Result<Self, anyhow::Error> {
-        let Opened { device, counters, resizer, back_end } = opened;
+        let Opened { device, figures, resizer, back_end } = opened;
         let name = spec.name.clone();
         let started = || {
             let endpoint = match &spec.endpoint {
@@ -242,7 +247,7 @@ impl Member {
             back_end,
             "served"
         );
-        Ok(Self { spec, export, counters, resizer, back_end })
+        Ok(Self { spec, export, figures, resizer, back_end })
     }
 
     fn stop(self) {
@@ -252,6 +257,8 @@ impl Member {
 
     fn report(&self) -> report::Device {
         let status: ExportStatus = self.export.status();
+        let storage = self.figures.storage.as_ref().map(|errors| errors.totals());
+        let failures = |index: u16| storage.as_ref()?.queues.get(usize::from(index)).copied();
         let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
             index,
             enabled: queue.enabled,
@@ -261,6 +268,7 @@ impl Member {
             taken: queue.taken,
             completed: queue.completed,
             interrupts: queue.interrupts,
+            storage_errors: failures(index).unwrap_or(0),
             error: queue.error.clone(),
         };
         report::Device {
@@ -274,11 +282,16 @@ impl Member {
             sessions: status.sessions,
             features: format!("{:#x}", status.features),
             queues: (0..).zip(&status.queues).map(queue).collect(),
+            refused_connections: status.refused_connections,
             protocol_errors: status.protocol_errors,
             refused_translations: status.refused_translations,
             last_error: status.last_error,
             failed: status.failed,
-            net: self.counters.as_ref().map(|counters| {
+            throttled: self.figures.limiters.iter().map(|limiter| limiter.times_held()).sum(),
+            storage_errors: storage.as_ref().map(report::StorageErrors::new),
+            rejected_requests: storage.as_ref().map(|totals| totals.rejected),
+            size_error: self.resizer.as_ref().and_then(Resizer::error).map(str::to_owned),
+            net: self.figures.net.as_ref().map(|counters| {
                 let totals = counters.totals();
                 report::Net {
                     transmitted_frames: totals.transmitted,
@@ -286,6 +299,10 @@ impl Member {
                     received_frames: totals.received,
                     received_bytes: totals.received_bytes,
                     dropped_frames: totals.malformed + totals.refused + totals.no_room,
+                    malformed_frames: totals.malformed,
+                    refused_frames: totals.refused,
+                    no_room_frames: totals.no_room,
+                    unusable_buffers: totals.unusable,
                 }
             }),
         }
@@ -363,7 +380,8 @@ mod tests {
         let ((faulty, socket), (good, good_socket)) =
             (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
         let device = Box::new(Faulty);
-        let opened = Opened { device, counters: None, resizer: None, back_end: "a mistake".into() };
+        let opened =
+            Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
         let members = vec![
             (faulty.clone(), opened),
             (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap()),

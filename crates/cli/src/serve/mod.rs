@@ -5,15 +5,18 @@
 //!                         >-- spec: what is to be served --> open: devices --> fleet: exports, one a device
 //!  config (file) --------'                                                       |        |
 //!  sandbox: what is given up on the way           signals: SIGHUP, SIGTERM ------'        '--> report
-//!                                                                                 control (status), metrics
+//!                                                             reporter, connections: control (status), metrics
 //! ```
 pub(crate) mod args;
 mod config;
+mod connections;
 mod control;
 mod fleet;
 mod metrics;
 mod open;
+mod process;
 mod report;
+mod reporter;
 mod sandbox;
 mod signals;
 mod spec;
@@ -28,6 +31,8 @@ use control::Control;
 use fleet::Fleet;
 use metrics::Metrics;
 use open::FarEnds;
+use process::Descriptors;
+use report::Report;
 use sandbox::Reach;
 use sandbox::user::Target;
 use sd_notify::NotifyState;
@@ -36,6 +41,7 @@ use spec::{DeviceSpec, Endpoint, Kind};
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Log lines per second and device.
 const LOG_RATE: u32 = 1;
@@ -123,6 +129,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let user = daemon.user.as_deref().map(Target::find).transpose().map_err(Failure::request)?;
     let metrics = daemon.metrics.map(Metrics::bind).transpose()?;
     let control = Control::open(daemon.control.as_deref())?;
+    let descriptors = Arc::new(Descriptors::open());
 
     let reach = if daemon.no_sandbox {
         tracing::warn!(
@@ -151,8 +158,18 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let connects = opened.iter().any(|(spec, _)| matches!(spec.endpoint, Endpoint::Connect(_)));
     let fleet = Fleet::start(opened, &sockets)?;
     // From here on the sockets are there, and must be removed whatever happens.
-    let result =
-        run(args, &fleet, &signals, &manager, &sockets, reach.as_ref(), connects, control.as_ref(), metrics);
+    let result = run(
+        args,
+        &fleet,
+        &signals,
+        &manager,
+        &sockets,
+        reach.as_ref(),
+        connects,
+        control.as_ref(),
+        metrics,
+        &descriptors,
+    );
     manager.tell(&[NotifyState::Stopping]);
     fleet.stop();
     Ok(result?)
@@ -180,14 +197,17 @@ fn run(
     connects: bool,
     control: Option<&Control>,
     metrics: Option<Metrics>,
+    descriptors: &Arc<Descriptors>,
 ) -> Result<(), anyhow::Error> {
+    let report = || {
+        let (fleet, descriptors) = (fleet.clone(), descriptors.clone());
+        move || Report { open_files: descriptors.count(), max_open_files: process::limit(), ..fleet.report() }
+    };
     if let Some(control) = control {
-        let fleet = fleet.clone();
-        control.serve(move || fleet.report())?;
+        control.serve(report())?;
     }
     if let Some(metrics) = metrics {
-        let fleet = fleet.clone();
-        metrics.serve(move || fleet.report())?;
+        metrics.serve(report())?;
     }
     if reach.is_some() && args.config.is_none() {
         sandbox::calls::seal(connects)?;

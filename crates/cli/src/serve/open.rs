@@ -3,7 +3,7 @@ use super::args::{Backing, Format};
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::args::Engine;
 use anyhow::Context;
-use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer};
+use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer, StorageErrors};
 use paravane_device::net::{self, BackEnd, Counters, Hose, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
@@ -13,12 +13,23 @@ use std::sync::Arc;
 /// A device that is ready to be served.
 pub(crate) struct Opened {
     pub(crate) device: Box<dyn Device>,
-    /// What a network card counts.
-    pub(crate) counters: Option<Arc<Counters>>,
+    /// What it counts.
+    pub(crate) figures: Figures,
     /// Finds out that a disk's size has changed.
     pub(crate) resizer: Option<Resizer>,
     /// What is behind it, for people.
     pub(crate) back_end: String,
+}
+
+/// What a device counts besides what its export does.
+#[derive(Default)]
+pub(crate) struct Figures {
+    /// Of a network card.
+    pub(crate) net: Option<Arc<Counters>>,
+    /// Of a disk.
+    pub(crate) storage: Option<Arc<StorageErrors>>,
+    /// What it may use.
+    pub(crate) limiters: Vec<Arc<Limiter>>,
 }
 
 /// Ends of links whose other end was taken, by the links' names.
@@ -33,7 +44,7 @@ pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, 
     // Also in the threads that the device makes.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
-        Kind::Blk(blk) => disk(blk),
+        Kind::Blk(blk) => disk(&spec.name, blk),
         Kind::Net(net) => match &net.network {
             Network::Tap(name) => card(net, Tap::open(name, net.queues)?, format!("tap {name}")),
             Network::Link(name) => {
@@ -57,16 +68,18 @@ pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, 
         },
         Kind::Rng => Ok(Opened {
             device: Box::new(Rng::new()),
-            counters: None,
+            figures: Figures::default(),
             resizer: None,
             back_end: "getrandom".to_owned(),
         }),
     }
 }
 
-fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
+fn disk(name: &str, blk: &Blk) -> Result<Opened, anyhow::Error> {
     let layer = |layer: &Backing| Layer { path: layer.path.clone(), format: format(layer.format) };
+    let limiter = limiter(blk.limit);
     let config = BlkConfig {
+        name: Some(name.to_owned()),
         format: format(blk.format),
         backing: blk.backing.iter().map(layer).collect(),
         read_only: blk.read_only,
@@ -82,13 +95,15 @@ fn disk(blk: &Blk) -> Result<Opened, anyhow::Error> {
             Engine::Immediate => EngineChoice::Immediate,
         },
         serial: blk.serial.clone(),
-        limiter: limiter(blk.limit),
+        limiter: limiter.clone(),
         ..BlkConfig::new(&blk.image)
     };
     let device = blk::Blk::open(config)?;
     let back_end = format!("{} ({})", device.path().display(), device.engine());
     let resizer = Some(device.resizer());
-    Ok(Opened { device: Box::new(device), counters: None, resizer, back_end })
+    let figures =
+        Figures { storage: Some(device.errors()), limiters: Vec::from_iter(limiter), ..Figures::default() };
+    Ok(Opened { device: Box::new(device), figures, resizer, back_end })
 }
 
 fn format(format: Format) -> blk::Format {
@@ -105,12 +120,20 @@ fn limiter(limit: RateLimit) -> Option<Arc<Limiter>> {
 
 fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyhow::Error> {
     match (limiter(net.limit), limiter(net.limit)) {
-        (Some(transmit), Some(receive)) => connect(net, Limited::new(end, transmit, receive), back_end),
-        _ => connect(net, end, back_end),
+        (Some(transmit), Some(receive)) => {
+            let limiters = vec![transmit.clone(), receive.clone()];
+            connect(net, Limited::new(end, transmit, receive), limiters, back_end)
+        }
+        _ => connect(net, end, Vec::new(), back_end),
     }
 }
 
-fn connect<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyhow::Error> {
+fn connect<B: BackEnd>(
+    net: &Net,
+    end: B,
+    limiters: Vec<Arc<Limiter>>,
+    back_end: String,
+) -> Result<Opened, anyhow::Error> {
     let config = net::NetConfig {
         mtu: net.mtu,
         offloads: net.offloads,
@@ -119,6 +142,6 @@ fn connect<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, an
         ..net::NetConfig::new(net.mac)
     };
     let card = net::Net::new(config, end)?;
-    let counters = Some(card.counters());
-    Ok(Opened { device: Box::new(card), counters, resizer: None, back_end })
+    let figures = Figures { net: Some(card.counters()), limiters, ..Figures::default() };
+    Ok(Opened { device: Box::new(card), figures, resizer: None, back_end })
 }

@@ -1,7 +1,9 @@
 //! What the daemon says of its devices: the JSON of the control socket and of `paravane status --json`.
 //!
 //! Names stay as they are once released; more may come.
+use paravane_device::blk::{ErrorTotals, Operation};
 use serde::{Deserialize, Serialize};
+use std::time::SystemTime;
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -12,9 +14,37 @@ pub(crate) struct Report {
     pub(crate) uptime_s: f64,
     /// The last time that the file was read again: what came of it. Empty if it never was.
     pub(crate) last_reload: String,
+    /// The same, if there was one.
+    #[serde(default)]
+    pub(crate) reload: Option<Reload>,
+    /// Open file descriptors, where the kernel counts them (Linux 6.2).
+    #[serde(default)]
+    pub(crate) open_files: Option<u64>,
+    /// RLIMIT_NOFILE; `None`: no limit.
+    #[serde(default)]
+    pub(crate) max_open_files: Option<u64>,
     pub(crate) devices: Vec<Device>,
     /// Devices of the file that could not be started when it was read again.
     pub(crate) failed: Vec<Failed>,
+}
+
+/// What came of a SIGHUP.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Reload {
+    /// RFC 3339, UTC.
+    pub(crate) time: String,
+    /// Seconds since 1970.
+    pub(crate) unix_time_s: f64,
+    /// The file was read, and all of its devices are served.
+    pub(crate) ok: bool,
+}
+
+impl Reload {
+    /// One that has just ended.
+    pub(crate) fn now(ok: bool) -> Self {
+        let now = SystemTime::now();
+        Self { time: rfc3339(now), unix_time_s: seconds(now), ok }
+    }
 }
 
 /// One device that is served. All counts are since it was started.
@@ -36,6 +66,9 @@ pub(crate) struct Device {
     /// Feature bits that the driver has accepted, in hexadecimal.
     pub(crate) features: String,
     pub(crate) queues: Vec<Queue>,
+    /// Connections that could not be accepted, for want of descriptors say.
+    #[serde(default)]
+    pub(crate) refused_connections: u64,
     /// Connections that ended with an error of the VMM.
     pub(crate) protocol_errors: u64,
     /// Translations that VMMs have told and that were not taken.
@@ -45,6 +78,18 @@ pub(crate) struct Device {
     /// A thread of it has panicked, with these words: it is served no more.
     #[serde(default)]
     pub(crate) failed: Option<String>,
+    /// How often a rate limit has held a queue.
+    #[serde(default)]
+    pub(crate) throttled: u64,
+    /// Of a disk: requests that the storage failed.
+    #[serde(default)]
+    pub(crate) storage_errors: Option<StorageErrors>,
+    /// Of a disk: requests that were refused, such as for a sector beyond the end.
+    #[serde(default)]
+    pub(crate) rejected_requests: Option<u64>,
+    /// Of a disk: why its size could not be found out when it was last looked at.
+    #[serde(default)]
+    pub(crate) size_error: Option<String>,
     pub(crate) net: Option<Net>,
 }
 
@@ -62,6 +107,9 @@ pub(crate) struct Queue {
     /// Buffers given back.
     pub(crate) completed: u64,
     pub(crate) interrupts: u64,
+    /// Of a disk: requests that the storage failed.
+    #[serde(default)]
+    pub(crate) storage_errors: u64,
     /// Why the queue has stopped for good.
     pub(crate) error: Option<String>,
 }
@@ -75,8 +123,85 @@ pub(crate) struct Net {
     /// To the guest.
     pub(crate) received_frames: u64,
     pub(crate) received_bytes: u64,
-    /// Frames that were dropped, for whatever reason.
+    /// Frames that were dropped, for whatever reason: the sum of the next three.
     pub(crate) dropped_frames: u64,
+    /// From the guest: no frame, or a header that lies.
+    #[serde(default)]
+    pub(crate) malformed_frames: u64,
+    /// From the guest: not taken by the host.
+    #[serde(default)]
+    pub(crate) refused_frames: u64,
+    /// To the guest: longer than its buffers.
+    #[serde(default)]
+    pub(crate) no_room_frames: u64,
+    /// Buffers of the guest that are too short for any frame.
+    #[serde(default)]
+    pub(crate) unusable_buffers: u64,
+}
+
+/// Requests that the storage failed, by what the guest asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StorageErrors {
+    pub(crate) read: u64,
+    pub(crate) write: u64,
+    pub(crate) flush: u64,
+    pub(crate) discard: u64,
+    pub(crate) write_zeroes: u64,
+    pub(crate) last: Option<StorageError>,
+}
+
+/// One failed request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StorageError {
+    /// RFC 3339, UTC.
+    pub(crate) time: String,
+    /// Seconds since 1970.
+    pub(crate) unix_time_s: f64,
+    /// "read", "write", "flush", "discard" or "write_zeroes".
+    pub(crate) operation: String,
+    pub(crate) queue: u16,
+    /// First sector (512 bytes) that was not transferred; none for a flush.
+    pub(crate) sector: Option<u64>,
+    /// Bytes that were not transferred.
+    pub(crate) bytes: u64,
+    pub(crate) error: String,
+}
+
+impl StorageErrors {
+    pub(crate) fn new(totals: &ErrorTotals) -> Self {
+        let [read, write, flush, discard, write_zeroes] = totals.operations;
+        let last = totals.last.as_ref().map(|last| StorageError {
+            time: rfc3339(last.time),
+            unix_time_s: seconds(last.time),
+            operation: last.operation.name().to_owned(),
+            queue: last.queue,
+            sector: last.sector,
+            bytes: last.bytes,
+            error: last.error.clone(),
+        });
+        Self { read, write, flush, discard, write_zeroes, last }
+    }
+
+    /// Name and count of each operation.
+    pub(crate) fn operations(&self) -> [(&'static str, u64); 5] {
+        let counts = [self.read, self.write, self.flush, self.discard, self.write_zeroes];
+        let mut named = Operation::ALL.map(|operation| (operation.name(), 0));
+        named.iter_mut().zip(counts).for_each(|(named, count)| named.1 = count);
+        named
+    }
+
+    /// Of all operations.
+    pub(crate) fn total(&self) -> u64 {
+        self.operations().iter().map(|(_, count)| count).sum()
+    }
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// A device that is not there.
@@ -97,6 +222,21 @@ impl Device {
                 interrupts + queue.interrupts,
             ]
         })
+    }
+
+    /// Requests that the storage failed.
+    pub(crate) fn storage_errors(&self) -> u64 {
+        self.storage_errors.as_ref().map_or(0, StorageErrors::total)
+    }
+
+    /// All that the column ERRORS counts.
+    pub(crate) fn errors(&self) -> u64 {
+        self.protocol_errors + self.refused_connections + self.latched() as u64 + self.storage_errors()
+    }
+
+    /// Whether somebody should look at it.
+    pub(crate) fn has_problem(&self) -> bool {
+        self.failed.is_some() || self.size_error.is_some() || self.errors() > 0
     }
 
     /// How many queues have stopped for good.

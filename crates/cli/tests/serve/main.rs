@@ -20,3 +20,4 @@ mod rig;
 #[path = "../../../vhost/tests/serve/rings.rs"]
 mod rings;
 mod sandbox;
+mod watching;

@@ -33,7 +33,7 @@ fn it_is_ready_when_it_says_so_and_leaves_nothing_behind() {
     assert!(device["back_end"].as_str().unwrap().contains("vm.img"), "{device}");
     let table = paravane().args(["status", "--seconds", "0.1", "--control", &control]).output().unwrap();
     let table = String::from_utf8(table.stdout).unwrap();
-    let row = table.lines().nth(2).unwrap();
+    let row = table.lines().nth(3).unwrap();
     assert_eq!(
         row.split_whitespace().take(5).collect::<Vec<_>>(),
         ["vm0", "blk", "-", "0", "0/1"],

@@ -1,0 +1,190 @@
+//! A bounded number of connections, of which no client can keep another one out.
+//!
+//! ```text
+//!   accept --> silent --whole request--> waiting for the report --> reading the response --> closed
+//!                 '--------------------- evicted, oldest first -----------'
+//! ```
+//! When the table is full, the client with the most connections loses its oldest one: a silent one first, then one that has
+//! been reading for longer than [`GRACE`]. Who waits for the report is never evicted: that wait is ours, and short.
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
+
+/// How long a client may read before it can be evicted.
+const GRACE: Duration = Duration::from_secs(1);
+/// Time between two attempts to find a connection to evict.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Who shares a fate: an IPv4 address, an IPv6 network of 64 bits, or all that use the control socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client(u64);
+
+impl Client {
+    /// Of the control socket.
+    pub(crate) const LOCAL: Self = Self(0);
+
+    pub(crate) fn at(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self(address.to_bits().into()),
+            // One host may have a network of this size, and changes its address at will.
+            IpAddr::V6(address) => Self((address.to_bits() >> 64) as u64),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Silent,
+    Waiting,
+    Reading { since: Instant },
+}
+
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    client: Client,
+    state: State,
+    task: AbortHandle,
+}
+
+/// The connections of one listener.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    most: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Oldest first.
+    open: Vec<Open>,
+    count: u64,
+}
+
+/// A connection's place in the table, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Connections {
+    /// At most `most` at a time.
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, table: Mutex::default() })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Each change leaves it whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves a connection in a task of its own, once there is room for it.
+    pub(crate) async fn serve<F>(self: &Arc<Self>, client: Client, serve: impl FnOnce(Place) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        while !self.make_room() {
+            tokio::time::sleep(RETRY).await;
+        }
+        {
+            // Held until it is in the table, so that it cannot leave before.
+            let mut table = self.table();
+            let number = table.count;
+            table.count += 1;
+            let place = Place { connections: self.clone(), number };
+            let task = tokio::spawn(serve(place)).abort_handle();
+            table.open.push(Open { number, client, state: State::Silent, task });
+        }
+        // A request that is here already is read before anybody is evicted for the next connection.
+        tokio::task::yield_now().await;
+    }
+
+    fn make_room(&self) -> bool {
+        let mut table = self.table();
+        if table.open.len() < self.most {
+            return true;
+        }
+        let now = Instant::now();
+        let states: Vec<_> = table.open.iter().map(|open| (open.client, open.state)).collect();
+        let Some(victim) = victim(&states, now) else { return false };
+        let victim = table.open.remove(victim);
+        tracing::debug!("a connection is closed: there are {} others", self.most);
+        victim.task.abort();
+        true
+    }
+
+    fn set(&self, number: u64, state: State) {
+        if let Some(open) = self.table().open.iter_mut().find(|open| open.number == number) {
+            open.state = state;
+        }
+    }
+}
+
+impl Place {
+    /// The request is here.
+    pub(crate) fn waits(&self) {
+        self.connections.set(self.number, State::Waiting);
+    }
+
+    /// The response is on its way.
+    pub(crate) fn reads(&self) {
+        self.connections.set(self.number, State::Reading { since: Instant::now() });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.connections.table().open.retain(|open| open.number != number);
+    }
+}
+
+/// Which connection goes for a new one, oldest first.
+fn victim(open: &[(Client, State)], now: Instant) -> Option<usize> {
+    let silent = |state| state == State::Silent;
+    let slow = |state| match state {
+        State::Reading { since } => now.saturating_duration_since(since) >= GRACE,
+        _ => false,
+    };
+    oldest_of_most(open, silent).or_else(|| oldest_of_most(open, slow))
+}
+
+/// Of the client with the most connections among `those`, the oldest of them.
+fn oldest_of_most(open: &[(Client, State)], those: impl Fn(State) -> bool) -> Option<usize> {
+    let candidates = || open.iter().enumerate().filter(|(_, (_, state))| those(*state));
+    let count = |client: Client| open.iter().filter(|(other, _)| *other == client).count();
+    let most = candidates().map(|(_, (client, _))| count(*client)).max()?;
+    candidates().find(|(_, (client, _))| count(*client) == most).map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_with_the_most_connections_loses_its_oldest() {
+        let now = Instant::now();
+        let (a, b) = (Client(1), Client(2));
+        let late = State::Reading { since: now };
+        let slow = State::Reading { since: now.checked_sub(GRACE).unwrap() };
+        let silent = State::Silent;
+        assert_eq!(victim(&[(b, silent), (a, silent), (a, silent)], now), Some(1));
+        assert_eq!(victim(&[(a, silent), (b, silent)], now), Some(0));
+        // Who has asked stays while there are others.
+        assert_eq!(victim(&[(a, slow), (a, State::Waiting), (b, silent)], now), Some(2));
+        assert_eq!(victim(&[(b, slow), (a, late), (a, slow), (a, State::Waiting)], now), Some(2));
+        assert_eq!(victim(&[(a, State::Waiting), (a, late)], now), None);
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_client() {
+        let client = |text: &str| Client::at(text.parse().unwrap());
+        assert_eq!(client("2001:db8::1"), client("2001:db8::ffff:2"));
+        assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
+        assert_ne!(client("192.0.2.1"), client("192.0.2.2"));
+        assert_eq!(client("192.0.2.1"), client("::ffff:192.0.2.1"));
+    }
+}

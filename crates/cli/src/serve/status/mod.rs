@@ -1,0 +1,403 @@
+//! `paravane status`: asks twice, and shows what happened in between.
+//!
+//! ```text
+//!   reports, rates --selection: which devices, in what order--> JSON, or text: summary, table, problems
+//! ```
+mod order;
+mod selection;
+mod summary;
+mod table;
+
+use super::args::StatusArgs;
+use super::control;
+use super::report::{Device, Report, StorageErrors};
+use crate::{Failure, output};
+use anyhow::Context;
+use selection::Selection;
+use serde::Serialize;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use summary::Summary;
+
+/// A daemon and what it does a second.
+#[derive(Debug, Default, Serialize)]
+struct Daemon {
+    control: PathBuf,
+    summary: Summary,
+    #[serde(flatten)]
+    report: Report,
+    /// One for each device of the report, in its order; empty if no time went by.
+    rates: Vec<Rates>,
+    /// Devices before any was left out.
+    #[serde(skip)]
+    all: usize,
+}
+
+/// A second, over all queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Rates {
+    /// Buffers given back to the driver.
+    completed_per_s: f64,
+    kicks_per_s: f64,
+    interrupts_per_s: f64,
+    /// From the guest, and to it: network cards only.
+    transmitted_mb_per_s: f64,
+    received_mb_per_s: f64,
+}
+
+impl Rates {
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            completed_per_s: self.completed_per_s + other.completed_per_s,
+            kicks_per_s: self.kicks_per_s + other.kicks_per_s,
+            interrupts_per_s: self.interrupts_per_s + other.interrupts_per_s,
+            transmitted_mb_per_s: self.transmitted_mb_per_s + other.transmitted_mb_per_s,
+            received_mb_per_s: self.received_mb_per_s + other.received_mb_per_s,
+        }
+    }
+}
+
+/// How the text is to look.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// Some devices were left out.
+    filtered: bool,
+    /// Only summaries.
+    summary: bool,
+    /// Most devices of a daemon.
+    limit: Option<usize>,
+    /// Characters of a line, if they are shown on a terminal.
+    width: Option<usize>,
+}
+
+pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
+    let seconds = Duration::try_from_secs_f64(args.seconds).context("--seconds").map_err(Failure::request)?;
+    let before = reports(args)?;
+    let asked = Instant::now();
+    let mut daemons = Vec::new();
+    let Answers { reports: after, silent } = if seconds.is_zero() {
+        before.clone()
+    } else {
+        std::thread::sleep(seconds);
+        reports(args)?
+    };
+    let elapsed = asked.elapsed();
+    for (control, report) in after {
+        // One that was started since has no rates yet.
+        let is_it = |(path, before): &&(PathBuf, Report)| *path == control && before.pid == report.pid;
+        let rates = match before.reports.iter().find(is_it).filter(|_| !seconds.is_zero()) {
+            Some((_, earlier)) => rates(earlier, &report, elapsed),
+            None => Vec::new(),
+        };
+        let all = report.devices.len();
+        daemons.push(Daemon { control, report, rates, all, summary: Summary::default() });
+    }
+    let selection = Selection::new(args);
+    for daemon in &mut daemons {
+        selection.apply(daemon);
+        daemon.summary = Summary::new(&daemon.report, &daemon.rates);
+    }
+    let look =
+        Look { filtered: selection.filters(), summary: args.summary, limit: selection.limit, width: width() };
+    if args.json {
+        daemons.iter_mut().for_each(|daemon| daemon.truncate(selection.limit));
+        output::print_json(&daemons)?;
+    } else {
+        output::print(&text(&daemons, look))?;
+    }
+    let mut missing: Vec<_> = silent;
+    let has_name = |name: &String| {
+        let pattern = wildmatch::WildMatch::new(name);
+        daemons.iter().any(|daemon| daemon.names().any(|name| pattern.matches(name)))
+    };
+    // With --problems a device that is fine is left out, and is there all the same.
+    if !args.problems && args.filter.is_none() {
+        missing.extend(
+            args.devices.iter().filter(|&name| !has_name(name)).map(|name| format!("no device {name}")),
+        );
+    }
+    if missing.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(anyhow::anyhow!("{}", missing.join("; ")).into())
+}
+
+/// Columns of the terminal, if there is one.
+fn width() -> Option<usize> {
+    let stdout = std::io::stdout();
+    if !stdout.is_terminal() {
+        return None;
+    }
+    let columns = rustix::termios::tcgetwinsize(&stdout).ok()?.ws_col;
+    (columns > 0).then_some(columns.into())
+}
+
+/// What the daemons have answered.
+#[derive(Clone, Debug, Default)]
+struct Answers {
+    reports: Vec<(PathBuf, Report)>,
+    /// Those that have not, and why.
+    silent: Vec<String>,
+}
+
+fn reports(args: &StatusArgs) -> Result<Answers, anyhow::Error> {
+    if let Some(path) = &args.control {
+        let report = control::ask(path).with_context(|| path.display().to_string())?;
+        return Ok(Answers { reports: vec![(path.clone(), report)], silent: Vec::new() });
+    }
+    let directory = control::directory();
+    let directory =
+        directory.context("XDG_RUNTIME_DIR names no directory; --control PATH names a daemon's socket")?;
+    let found = control::ask_all(&directory).with_context(|| directory.display().to_string())?;
+    let mut answers = Answers::default();
+    for (path, report) in found {
+        match report {
+            Ok(report) => answers.reports.push((path, report)),
+            Err(error) => answers.silent.push(format!("{}: {error}", path.display())),
+        }
+    }
+    Ok(answers)
+}
+
+impl Daemon {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let devices = self.report.devices.iter().map(|device| device.name.as_str());
+        devices.chain(self.report.failed.iter().map(|failed| failed.name.as_str()))
+    }
+
+    fn truncate(&mut self, limit: Option<usize>) {
+        let limit = limit.unwrap_or(usize::MAX);
+        self.report.devices.truncate(limit);
+        self.rates.truncate(limit);
+    }
+}
+
+fn rates(before: &Report, after: &Report, elapsed: Duration) -> Vec<Rates> {
+    let of = |device: &Device| {
+        let Some(earlier) = before.devices.iter().find(|earlier| earlier.name == device.name) else {
+            return Rates::default();
+        };
+        // A device that was made anew in between counts from 0.
+        let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / elapsed.as_secs_f64();
+        let ([kicks, _, completed, interrupts], [kicks0, _, completed0, interrupts0]) =
+            (device.totals(), earlier.totals());
+        let (net, net0) = (device.net.clone().unwrap_or_default(), earlier.net.clone().unwrap_or_default());
+        Rates {
+            completed_per_s: per_s(completed, completed0),
+            kicks_per_s: per_s(kicks, kicks0),
+            interrupts_per_s: per_s(interrupts, interrupts0),
+            transmitted_mb_per_s: per_s(net.transmitted_bytes, net0.transmitted_bytes) * 1e-6,
+            received_mb_per_s: per_s(net.received_bytes, net0.received_bytes) * 1e-6,
+        }
+    };
+    after.devices.iter().map(of).collect()
+}
+
+fn text(daemons: &[Daemon], look: Look) -> String {
+    if daemons.is_empty() {
+        return "no daemon of this user is there\n".to_owned();
+    }
+    let mut out = String::new();
+    for daemon in daemons {
+        let Report { pid, version, uptime_s, last_reload, reload, devices, failed, .. } = &daemon.report;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "paravane {version}, process {pid}, up {uptime_s:.0} s, {}",
+            daemon.control.display()
+        );
+        if !last_reload.is_empty() {
+            let time = reload.as_ref().map_or(String::new(), |reload| format!(" at {}", reload.time));
+            line(&mut out, &format!("last reload{time}: {last_reload}"));
+        }
+        if let (Some(open), Some(most)) = (daemon.report.open_files, daemon.report.max_open_files)
+            && open.saturating_mul(10) >= most.saturating_mul(9)
+        {
+            let _ = writeln!(out, "  ! {open} of {most} file descriptors are open: raise LimitNOFILE=");
+        }
+        let _ = writeln!(out, "{}", daemon.summary.line(look.filtered.then_some(daemon.all)));
+        if look.summary {
+            continue;
+        }
+        let shown = devices.len().min(look.limit.unwrap_or(usize::MAX));
+        let rows = devices.iter().enumerate().map(|(index, device)| (device, daemon.rates.get(index)));
+        if shown > 0 {
+            out += &table::table(rows.take(shown), look.width);
+        }
+        if shown < devices.len() {
+            let _ = writeln!(out, "({} more)", devices.len() - shown);
+        }
+        for device in &devices[..shown] {
+            problems(device, &mut out);
+        }
+        for failed in failed {
+            line(&mut out, &format!("  ! {} is not served: {}", failed.name, failed.why));
+        }
+    }
+    if let [first, others @ ..] = daemons
+        && !others.is_empty()
+    {
+        let sum = others.iter().fold(first.summary.clone(), |sum, other| sum.plus(&other.summary));
+        let all = daemons.iter().map(|daemon| daemon.all).sum();
+        let _ = writeln!(out, "{} daemons: {}", daemons.len(), sum.line(look.filtered.then_some(all)));
+    }
+    out
+}
+
+/// What somebody should look at, a line each.
+fn problems(device: &Device, out: &mut String) {
+    let name = &device.name;
+    for queue in &device.queues {
+        if let Some(error) = &queue.error {
+            line(out, &format!("  ! {name} queue {}: {error}", queue.index));
+        }
+    }
+    if let Some(error) = &device.last_error {
+        line(out, &format!("  ! {name}: {error}"));
+    }
+    if let Some(errors) = device.storage_errors.as_ref().filter(|errors| errors.total() > 0) {
+        line(out, &format!("  ! {name}: {}", storage(errors)));
+    }
+    if let Some(error) = &device.size_error {
+        line(out, &format!("  ! {name}: cannot find out the size of the image: {error}"));
+    }
+    if let Some(failed) = &device.failed {
+        line(out, &format!("  ! {name} is served no more, a thread of it panicked: {failed}"));
+    }
+}
+
+/// "storage errors: 3 write, 1 flush; last 2026-11-23T05:57:20.123Z: write, sector 8, 4096 bytes, queue 0: No space left".
+fn storage(errors: &StorageErrors) -> String {
+    let counts = errors.operations().into_iter().filter(|(_, count)| *count > 0);
+    let counts: Vec<_> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+    let mut text = format!("storage errors: {}", counts.join(", "));
+    if let Some(last) = &errors.last {
+        let sector = match last.sector {
+            Some(sector) => format!(", sector {sector}, {} bytes", last.bytes),
+            None => String::new(),
+        };
+        let _ = write!(
+            text,
+            "; last {}: {}{sector}, queue {}: {}",
+            last.time, last.operation, last.queue, last.error
+        );
+    }
+    text
+}
+
+/// One line, whatever is in `text`: some of it others have said.
+fn line(out: &mut String, text: &str) {
+    for c in text.chars() {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::report::{Failed, Net, Queue, Reload, StorageError};
+    use table::HEAD;
+
+    fn report(completed: u64) -> Report {
+        let queue = |index| Queue { index, enabled: index == 0, completed, ..Queue::default() };
+        let disk = Device {
+            name: "vm0".into(),
+            kind: "blk".into(),
+            queues: vec![queue(0), Queue { error: Some("it broke".into()), ..queue(1) }],
+            connected: true,
+            ..Device::default()
+        };
+        let net = Net { received_bytes: completed * 1_000_000, ..Net::default() };
+        let card = Device { name: "n".into(), kind: "net".into(), net: Some(net), ..Device::default() };
+        let failed = vec![Failed { name: "x".into(), why: "no image".into() }];
+        let blown = Some("the fuse".into());
+        let rng = Device { name: "r".into(), kind: "rng".into(), failed: blown, ..Device::default() };
+        Report { pid: 5, devices: vec![disk, card, rng], failed, ..Report::default() }
+    }
+
+    #[test]
+    fn rates_are_what_came_in_between() {
+        let rates = rates(&report(10), &report(30), Duration::from_secs(2));
+        assert_eq!((rates[0].completed_per_s, rates[0].kicks_per_s), (20.0, 0.0));
+        assert_eq!((rates[1].received_mb_per_s, rates[1].transmitted_mb_per_s), (10.0, 0.0));
+        // It was made anew, and counts from the beginning.
+        assert_eq!(super::rates(&report(30), &report(10), Duration::from_secs(1))[0].completed_per_s, 0.0);
+        assert_eq!(super::rates(&Report::default(), &report(9), Duration::from_secs(1))[0], Rates::default());
+    }
+
+    fn daemon() -> Daemon {
+        let (report, rates) = (report(4), rates(&report(0), &report(4), Duration::from_secs(1)));
+        let summary = Summary::new(&report, &rates);
+        Daemon { control: "/c.sock".into(), all: report.devices.len(), report, rates, summary }
+    }
+
+    #[test]
+    fn the_table_names_devices_and_what_is_wrong() {
+        let text = text(&[daemon()], Look::default());
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "paravane , process 5, up 0 s, /c.sock");
+        let summary =
+            "3 devices, 1 connected, 1 failed, 1 not served, 2 with problems, 1 errors, 8 done/s, 4.0 MB/s";
+        assert_eq!(lines[1], summary);
+        assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), HEAD);
+        let cells: Vec<_> = lines[3].split_whitespace().collect();
+        assert_eq!(cells, ["vm0", "blk", "connected", "0", "1/2", "8", "0", "0", "-", "1"]);
+        assert!(lines[4].contains("0.0/4.0"), "{text}");
+        assert!(lines[5].starts_with("r ") && lines[5].contains(" failed "), "{text}");
+        let wrong = [
+            "  ! vm0 queue 1: it broke",
+            "  ! r is served no more, a thread of it panicked: the fuse",
+            "  ! x is not served: no image",
+        ];
+        assert_eq!(lines[6..], wrong);
+        assert!(super::text(&[], Look::default()).contains("no daemon"));
+    }
+
+    #[test]
+    fn storage_errors_are_a_line_with_the_last_one() {
+        let mut daemon = daemon();
+        let last = StorageError {
+            time: "2026-11-23T05:57:20.123Z".into(),
+            operation: "write".into(),
+            sector: Some(8),
+            bytes: 4096,
+            error: "No space left\n\u{1b}[31m".into(),
+            ..StorageError::default()
+        };
+        let errors = StorageErrors { write: 3, flush: 1, last: Some(last), ..StorageErrors::default() };
+        daemon.report.devices[0].storage_errors = Some(errors);
+        let text = text(&[daemon], Look::default());
+        let line = "  ! vm0: storage errors: 3 write, 1 flush; last 2026-11-23T05:57:20.123Z: write, sector 8, 4096 bytes, \
+                    queue 0: No space left\\n\\u{1b}[31m";
+        assert!(text.lines().any(|there| there == line), "{text}");
+        let row = text.lines().find(|line| line.starts_with("vm0 ")).unwrap();
+        assert!(row.ends_with(" 5"), "{text}");
+    }
+
+    #[test]
+    fn summaries_and_limits_make_it_short() {
+        let summary = Look { summary: true, ..Look::default() };
+        let text = super::text(&[daemon(), daemon()], summary);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert!(lines[4].starts_with("2 daemons: 6 devices, 2 connected"), "{text}");
+        let limit = Look { limit: Some(1), filtered: true, ..Look::default() };
+        let text = super::text(&[daemon()], limit);
+        assert!(text.contains("\n3 of 3 devices, ") && text.contains("\n(2 more)\n"), "{text}");
+        assert!(text.contains("\nvm0 ") && !text.contains("\nn ") && !text.contains("the fuse"), "{text}");
+        let mut daemon = daemon();
+        daemon.report.last_reload = "2 devices left alone".into();
+        daemon.report.reload = Some(Reload { time: "T".into(), ..Reload::default() });
+        (daemon.report.open_files, daemon.report.max_open_files) = (Some(1000), Some(1024));
+        let text = super::text(&[daemon], Look::default());
+        assert!(text.contains("\nlast reload at T: 2 devices left alone\n"), "{text}");
+        assert!(text.contains("1000 of 1024 file descriptors"), "{text}");
+    }
+}

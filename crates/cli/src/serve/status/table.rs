@@ -1,0 +1,133 @@
+//! The devices of a daemon as a table that fits the terminal.
+use super::Rates;
+use crate::serve::report::Device;
+
+const COLUMNS: usize = 10;
+/// One line of cells.
+type Row = [String; COLUMNS];
+
+pub(super) const HEAD: [&str; COLUMNS] =
+    ["DEVICE", "KIND", "CLIENT", "SESSIONS", "QUEUES", "DONE/s", "KICKS/s", "IRQS/s", "MB/s", "ERRORS"];
+/// Columns of words; the others hold numbers, and are aligned to the right.
+const WORDS: [usize; 3] = [0, 1, 2];
+/// Columns that a narrow terminal goes without, the first one first.
+const SPARE: [usize; 4] = [7, 3, 6, 1];
+/// Shortest room for a long name before columns are left out; and after.
+const NAME: usize = 24;
+const SHORTEST_NAME: usize = 8;
+
+/// All devices, at most `width` characters a line if a width is known.
+pub(super) fn table<'a>(
+    devices: impl Iterator<Item = (&'a Device, Option<&'a Rates>)>,
+    width: Option<usize>,
+) -> String {
+    let mut rows = vec![HEAD.map(str::to_owned)];
+    rows.extend(devices.map(|(device, rates)| row(device, rates)));
+    let widths: Vec<_> = (0..COLUMNS).map(|column| widest(&rows, column)).collect();
+    let mut columns: Vec<_> = (0..COLUMNS).collect();
+    // Two blanks are between columns.
+    let others = |columns: &[usize]| columns[1..].iter().map(|&column| widths[column] + 2).sum::<usize>();
+    let mut name = widths[0];
+    if let Some(width) = width {
+        let mut spare = SPARE.iter();
+        while others(&columns) + name.min(NAME) > width
+            && let Some(least) = spare.next()
+        {
+            columns.retain(|column| column != least);
+        }
+        name = name.min(width.saturating_sub(others(&columns)).max(SHORTEST_NAME));
+    }
+    let line = |row: &Row| {
+        let cell = |&column: &usize| match column {
+            0 => format!("{:name$}", shortened(&row[0], name)),
+            _ if WORDS.contains(&column) => format!("{:1$}", row[column], widths[column]),
+            _ => format!("{:>1$}", row[column], widths[column]),
+        };
+        let cells: Vec<_> = columns.iter().map(cell).collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+fn widest(rows: &[Row], column: usize) -> usize {
+    rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+}
+
+/// A name that is too long without its middle: the ends tell names apart.
+fn shortened(name: &str, width: usize) -> String {
+    let count = name.chars().count();
+    if count <= width || width < 3 {
+        return name.to_owned();
+    }
+    let (head, tail) = (width / 2, width - 1 - width / 2);
+    name.chars().take(head).chain(['…']).chain(name.chars().skip(count - tail)).collect()
+}
+
+fn row(device: &Device, rates: Option<&Rates>) -> Row {
+    let rate = |of: fn(&Rates) -> f64| rates.map_or("-".to_owned(), |rates| format!("{:.0}", of(rates)));
+    let enabled = device.queues.iter().filter(|queue| queue.enabled).count();
+    let megabytes = match (rates, &device.net) {
+        (Some(rates), Some(_)) => {
+            format!("{:.1}/{:.1}", rates.transmitted_mb_per_s, rates.received_mb_per_s)
+        }
+        _ => "-".to_owned(),
+    };
+    [
+        device.name.clone(),
+        device.kind.clone(),
+        match (&device.failed, device.connected) {
+            (Some(_), _) => "failed",
+            (None, true) => "connected",
+            (None, false) => "-",
+        }
+        .to_owned(),
+        device.sessions.to_string(),
+        format!("{enabled}/{}", device.queues.len()),
+        rate(|rates| rates.completed_per_s),
+        rate(|rates| rates.kicks_per_s),
+        rate(|rates| rates.interrupts_per_s),
+        megabytes,
+        device.errors().to_string(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::report::Net;
+
+    fn devices() -> Vec<Device> {
+        let disk = |name: &str| Device { name: name.into(), kind: "blk".into(), ..Device::default() };
+        let net = Some(Net::default());
+        let card =
+            Device { name: "card".into(), kind: "net".into(), net, connected: true, ..Device::default() };
+        vec![disk("vm1"), disk("a-cluster-with-a-long-name-and-a-disk-17"), card]
+    }
+
+    fn shown(width: Option<usize>) -> Vec<String> {
+        let devices = devices();
+        let rates = Rates { transmitted_mb_per_s: 123.4, completed_per_s: 1_234_567.0, ..Rates::default() };
+        let text = table(devices.iter().map(|device| (device, Some(&rates))), width);
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_table_fits_the_terminal() {
+        for width in [60, 80, 100, 200] {
+            let lines = shown(Some(width));
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}:\n{}", lines.join("\n"));
+            for head in ["DEVICE", "CLIENT", "QUEUES", "DONE/s", "MB/s", "ERRORS"] {
+                assert!(lines[0].contains(head), "{width}: {}", lines[0]);
+            }
+            // Both ends of a long name are there.
+            assert!(lines[2].starts_with("a-c") && lines[2].contains("-17"), "{width}: {}", lines[2]);
+        }
+        assert!(shown(Some(60))[2].contains('…'));
+        // Nothing is cut where nobody has to look at it.
+        let lines = shown(None);
+        assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), HEAD);
+        assert!(lines[2].starts_with("a-cluster-with-a-long-name-and-a-disk-17  blk"), "{}", lines[2]);
+        let cells: Vec<_> = lines[3].split_whitespace().collect();
+        assert_eq!(cells, ["card", "net", "connected", "0", "0/0", "1234567", "0", "0", "123.4/0.0", "0"]);
+    }
+}
