@@ -291,6 +291,7 @@ impl Member {
             storage_errors: storage.as_ref().map(report::StorageErrors::new),
             rejected_requests: storage.as_ref().map(|totals| totals.rejected),
             size_error: self.resizer.as_ref().and_then(Resizer::error).map(str::to_owned),
+            image_deleted: self.resizer.as_ref().is_some_and(Resizer::is_deleted),
             net: self.figures.net.as_ref().map(|counters| {
                 let totals = counters.totals();
                 report::Net {

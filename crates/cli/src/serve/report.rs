@@ -90,6 +90,9 @@ pub(crate) struct Device {
     /// Of a disk: why its size could not be found out when it was last looked at.
     #[serde(default)]
     pub(crate) size_error: Option<String>,
+    /// Of a disk: the image has no name any more, and its data go when the device is stopped.
+    #[serde(default)]
+    pub(crate) image_deleted: bool,
     pub(crate) net: Option<Net>,
 }
 
@@ -236,7 +239,7 @@ impl Device {
 
     /// Whether somebody should look at it.
     pub(crate) fn has_problem(&self) -> bool {
-        self.failed.is_some() || self.size_error.is_some() || self.errors() > 0
+        self.failed.is_some() || self.size_error.is_some() || self.image_deleted || self.errors() > 0
     }
 
     /// How many queues have stopped for good.

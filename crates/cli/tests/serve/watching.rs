@@ -200,6 +200,23 @@ fn a_full_file_system_shows_for_raw_and_qcow2() {
 }
 
 #[test]
+fn an_image_that_is_deleted_shows() {
+    let folder = Folder::new();
+    let image = folder.image("vm.img");
+    let (_daemon, control, address) = serve(&folder, &image, &[]);
+    let line = |count: u32| format!("\nparavane_blk_image_deleted{{device=\"vm0\",kind=\"blk\"}} {count}\n");
+    assert!(get(&address).contains(&line(0)));
+    std::fs::remove_file(&image).unwrap();
+    assert_eq!(status(&control)["devices"][0]["image_deleted"], true);
+    assert!(get(&address).contains(&line(1)));
+    let mut command = paravane();
+    let table =
+        command.args(["status", "--seconds", "0", "--problems", "--control", &control]).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("! vm0: the image was deleted"), "{table}");
+}
+
+#[test]
 fn slow_clients_keep_no_scrape_out() {
     let folder = Folder::new();
     let image = folder.image("vm.img");

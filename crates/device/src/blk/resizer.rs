@@ -9,6 +9,7 @@
 //! less before the file is made shorter.
 use super::image::Image;
 use paravane_spec::blk::SECTOR;
+use rustix::fs::{AtFlags, StatxFlags};
 use std::io;
 use std::sync::Arc;
 
@@ -59,6 +60,14 @@ impl Resizer {
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()
+    }
+
+    /// Whether the image has no name any more: its data go when it is closed. Waits for no file server.
+    #[must_use]
+    pub fn is_deleted(&self) -> bool {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        rustix::fs::statx(&self.image.file, c"", flags, StatxFlags::NLINK)
+            .is_ok_and(|found| found.stx_nlink == 0)
     }
 
     /// Bytes of the disk, when it was last looked at.

@@ -41,7 +41,7 @@ const DAEMON: [DaemonFigure; 7] = [
 /// Of a device: name, help, whether it only grows, value.
 type Figure = (&'static str, &'static str, bool, fn(&Device) -> Option<u64>);
 
-const FIGURES: [Figure; 21] = [
+const FIGURES: [Figure; 22] = [
     ("device_connected", "Whether a VMM is connected", false, |device| Some(device.connected.into())),
     ("device_failed", "Whether the device has failed by a mistake of the daemon's", false, |device| {
         Some(device.failed.is_some().into())
@@ -73,6 +73,9 @@ const FIGURES: [Figure; 21] = [
     }),
     ("blk_size_unknown", "Whether the last look at the image's size failed", false, |device| {
         device.size.map(|_| device.size_error.is_some().into())
+    }),
+    ("blk_image_deleted", "Whether the image has no name any more", false, |device| {
+        device.size.map(|_| device.image_deleted.into())
     }),
     ("net_transmitted_frames", "Frames from the driver", true, |device| {
         Some(device.net.as_ref()?.transmitted_frames)

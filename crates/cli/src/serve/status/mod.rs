@@ -264,6 +264,9 @@ fn problems(device: &Device, out: &mut String) {
     if let Some(error) = &device.size_error {
         line(out, &format!("  ! {name}: cannot find out the size of the image: {error}"));
     }
+    if device.image_deleted {
+        line(out, &format!("  ! {name}: the image was deleted: its data are lost when the device stops"));
+    }
     if let Some(failed) = &device.failed {
         line(out, &format!("  ! {name} is served no more, a thread of it panicked: {failed}"));
     }
@@ -344,7 +347,7 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "paravane , process 5, up 0 s, /c.sock");
         let summary =
-            "3 devices, 1 connected, 1 failed, 1 not served, 2 with problems, 1 errors, 8 done/s, 4.0 MB/s";
+            "3 devices, 1 connected, 1 failed, 1 not served, 2 with problems, 1 error, 8 done/s, 4.0 MB/s";
         assert_eq!(lines[1], summary);
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), HEAD);
         let cells: Vec<_> = lines[3].split_whitespace().collect();

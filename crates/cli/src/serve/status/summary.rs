@@ -62,7 +62,8 @@ impl Summary {
     pub(super) fn line(&self, of: Option<usize>) -> String {
         let Self { devices, connected, failed, with_problems, not_served, errors, storage_errors, .. } = self;
         let of = of.map_or(String::new(), |all| format!(" of {all}"));
-        let mut parts = vec![format!("{devices}{of} devices"), format!("{connected} connected")];
+        let noun = if *devices == 1 && of.is_empty() { "device" } else { "devices" };
+        let mut parts = vec![format!("{devices}{of} {noun}"), format!("{connected} connected")];
         for (count, what) in
             [(failed, "failed"), (not_served, "not served"), (with_problems, "with problems")]
         {
@@ -70,11 +71,11 @@ impl Summary {
                 parts.push(format!("{count} {what}"));
             }
         }
-        if *storage_errors > 0 {
-            parts.push(format!("{errors} errors ({storage_errors} of storage)"));
-        } else {
-            parts.push(format!("{errors} errors"));
-        }
+        let noun = if *errors == 1 { "error" } else { "errors" };
+        parts.push(match storage_errors {
+            0 => format!("{errors} {noun}"),
+            _ => format!("{errors} {noun} ({storage_errors} of storage)"),
+        });
         if let Some(rates) = &self.rates {
             parts.push(format!("{:.0} done/s", rates.completed_per_s));
             let megabytes = rates.transmitted_mb_per_s + rates.received_mb_per_s;

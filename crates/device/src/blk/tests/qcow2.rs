@@ -515,6 +515,11 @@ fn an_open_image_does_not_give_its_header_away() {
         answers.push(rig.status(blk::T_FLUSH, 0, &[]));
     }
     assert!(answers.contains(&blk::S_IOERR), "{answers:?}");
+    let errors = rig.device.errors().totals();
+    let failed = answers.iter().filter(|&&answer| answer == blk::S_IOERR).count() as u64;
+    assert_eq!(errors.operations.iter().sum::<u64>(), failed);
+    let last = errors.last.unwrap();
+    assert!(last.error.contains("its header is free"), "the format's words are kept: {last:?}");
     assert_eq!(rig.read(0, 512), [7; 512]);
     drop(rig);
     assert!(std::fs::read(&image.path).unwrap()[..0x1_0000] == header);
