@@ -20,7 +20,7 @@ use tokio::io::AsyncWriteExt;
 /// How long either side waits for the other one.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections at a time.
-const CONNECTIONS: usize = 16;
+const CONNECTIONS: usize = 64;
 /// Daemons that are asked at a time.
 const ASKED_AT_ONCE: usize = 32;
 /// Longest report that is read.
