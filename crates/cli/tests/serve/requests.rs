@@ -41,3 +41,13 @@ fn what_is_wrong_is_named() {
     assert_refused(&check(&["--config", &file]), "devices.toml:5: socket: ");
     assert_refused(&check(&["--config", &file, "rng", "--socket", &socket]), "one is named as well");
 }
+
+#[test]
+fn an_argument_that_is_no_text_is_a_request_at_fault() {
+    use std::os::unix::ffi::OsStrExt;
+    let no_text = std::ffi::OsStr::from_bytes(b"\xff");
+    for arguments in [&[no_text][..], &["serve".as_ref(), "--log-rate".as_ref(), no_text]] {
+        let output = paravane().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

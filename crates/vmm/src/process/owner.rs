@@ -24,11 +24,12 @@ use std::time::Duration;
 /// thing in `main`.
 #[must_use]
 pub fn owner_main() -> Option<ExitCode> {
-    let mut arguments = std::env::args().skip(1);
+    // Those of other processes may be no text.
+    let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != GUARD {
         return None;
     }
-    let arguments: Vec<String> = arguments.collect();
+    let arguments: Vec<_> = arguments.map(|argument| argument.to_string_lossy().into_owned()).collect();
     Some(match own(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
