@@ -6,6 +6,9 @@
 //!    ^  none is free: Full, asleep on `room`          | nothing there: asleep on `arrived`      |
 //!    '------------------------------------------------------------------------------------------'
 //! ```
+//! A lane makes a buffer when a frame finds none free, up to `LANE`, and frees all when its receiver goes. So a card that nobody uses
+//! has none, and one in use allocates nothing once it has as many as its traffic needs.
+//!
 //! A lane is one pair's, bounded, and without a lock. When it is full the transmit queue stands still: nothing is lost
 //! between two drivers that both have their queues running. Where nobody receives, frames are dropped.
 //!
@@ -18,24 +21,44 @@ use super::station::Station;
 use crate::ServeError;
 use crossbeam_queue::ArrayQueue;
 use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
 /// Frames in flight in a lane.
 const LANE: usize = 128;
 
-/// Storage for one frame, made once. Pages of it that no frame needs are never touched.
+/// Least size of a buffer: what an Ethernet frame without segmentation fits in.
+const SMALL: usize = 2048;
+
+/// Storage for one frame.
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) header: Header,
     pub(super) len: usize,
-    pub(super) bytes: Box<[u8]>,
+    /// At least `len` bytes, rounded up, so that frames of about the same length need no other storage.
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Buffer {
+    /// Storage without room for a frame.
+    fn empty() -> Self {
+        Self { header: Header::default(), len: 0, bytes: Vec::new() }
+    }
+
+    /// Makes room for a frame of `len` bytes, at most [`MAX_FRAME`].
+    fn fit(&mut self, len: usize) -> Result<(), TryReserveError> {
+        if self.bytes.len() < len {
+            let size = len.next_power_of_two().clamp(SMALL, MAX_FRAME.max(len));
+            self.bytes = Vec::new();
+            self.bytes.try_reserve_exact(size)?;
+            self.bytes.resize(size, 0);
+        }
+        Ok(())
+    }
+
     /// Makes the frame its own answer, of `len` bytes: addresses swapped, cut off or filled up with 0.
     pub(super) fn answer(&mut self, len: usize) {
         finish_checksum(&mut self.header, &mut self.bytes[..self.len]);
@@ -60,6 +83,59 @@ pub(super) struct Lane {
     pub(super) arrived: Bell,
     /// Somebody receives.
     pub(super) open: AtomicBool,
+    /// Buffers that there are: free, with a frame in them, or in the hands of a sender or the receiver. At most `LANE`.
+    made: AtomicUsize,
+}
+
+impl Lane {
+    /// Without buffers, and nobody receives.
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            frames: ArrayQueue::new(LANE),
+            free: ArrayQueue::new(LANE),
+            arrived: Bell::new()?,
+            open: AtomicBool::new(false),
+            made: AtomicUsize::new(0),
+        })
+    }
+
+    /// A buffer for a frame of `len` bytes; `None`: the lane is full.
+    ///
+    /// # Errors
+    /// The host has no memory.
+    pub(super) fn buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
+        let Some(mut buffer) = self.free.pop().or_else(|| self.make()) else { return Ok(None) };
+        match buffer.fit(len) {
+            Ok(()) => Ok(Some(buffer)),
+            Err(error) => {
+                // There is room for every buffer.
+                let _ = self.free.push(buffer);
+                Err(error)
+            }
+        }
+    }
+
+    #[cold]
+    fn make(&self) -> Option<Buffer> {
+        // Relaxed: a count, which nothing else is ordered by.
+        let count = |made| (made < LANE).then_some(made + 1);
+        self.made.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).ok()?;
+        Some(Buffer::empty())
+    }
+
+    /// Whether a sender gets a buffer.
+    pub(super) fn has_room(&self) -> bool {
+        // Relaxed: as above; and what has been made is given back through `free`.
+        !self.free.is_empty() || self.made.load(Ordering::Relaxed) < LANE
+    }
+
+    /// Frees all buffers but those in somebody's hands, and what is in them.
+    fn clear(&self) {
+        while self.frames.pop().or_else(|| self.free.pop()).is_some() {
+            // Relaxed: as above.
+            self.made.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What comes to one end.
@@ -76,23 +152,8 @@ pub(super) struct Port {
 
 impl Port {
     pub(super) fn new(pairs: u16) -> io::Result<Arc<Self>> {
-        let buffer =
-            |_| Buffer { header: Header::default(), len: 0, bytes: vec![0; MAX_FRAME].into_boxed_slice() };
-        let lane = |_| {
-            let free = ArrayQueue::new(LANE);
-            for buffer in (0..LANE).map(buffer) {
-                // As many as there is room for.
-                let _ = free.push(buffer);
-            }
-            Ok(Lane {
-                frames: ArrayQueue::new(LANE),
-                free,
-                arrived: Bell::new()?,
-                open: AtomicBool::new(false),
-            })
-        };
         Ok(Arc::new(Self {
-            lanes: (0..pairs).map(lane).collect::<io::Result<_>>()?,
+            lanes: (0..pairs).map(|_| Lane::new()).collect::<io::Result<_>>()?,
             room: (0..pairs).map(|_| Bell::new()).collect::<io::Result<_>>()?,
             pairs: AtomicU16::new(1),
             features: AtomicU64::new(0),
@@ -168,6 +229,14 @@ impl LinkEnd {
         Ok(Self { near, far, echo: None, _station: Some(station) })
     }
 
+    /// Counts the buffers of what is sent from here.
+    #[cfg(test)]
+    pub(super) fn buffers(&self) -> impl Fn() -> usize + 'static {
+        let far = Arc::clone(&self.far);
+        // Relaxed: one thread.
+        move || far.lanes.iter().map(|lane| lane.made.load(Ordering::Relaxed)).sum()
+    }
+
     fn echoing(pairs: u16, echo: Echo) -> io::Result<Self> {
         let port = Port::new(pairs)?;
         Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), _station: None })
@@ -213,7 +282,7 @@ impl BackEnd for LinkEnd {
         // Relaxed: see where it is set.
         if self.echo.is_none()
             && lane.open.load(Ordering::Relaxed)
-            && let Some(mut buffer) = lane.free.pop()
+            && let Ok(Some(mut buffer)) = lane.buffer(frame.len())
         {
             (buffer.header, buffer.len) = (Header::default(), frame.len());
             buffer.bytes[..frame.len()].copy_from_slice(frame);
@@ -231,9 +300,7 @@ impl BackEnd for LinkEnd {
     fn receiver(&self, pair: u16) -> io::Result<LinkReceiver> {
         let (port, lane) = (Arc::clone(&self.near), usize::from(pair));
         // What came for the driver's former life.
-        while let Some(buffer) = port.lanes[lane].frames.pop() {
-            let _ = port.lanes[lane].free.push(buffer);
-        }
+        port.lanes[lane].clear();
         // Relaxed: frames that are sent a moment later are lost, as on any cable.
         port.lanes[lane].open.store(true, Ordering::Relaxed);
         Ok(LinkReceiver { port, lane, at_hand: VecDeque::with_capacity(LANE), freed: false })
@@ -255,7 +322,7 @@ impl LinkSender {
     fn room(&self) -> bool {
         let lane = &self.far.lanes[self.far.lane(self.pair)];
         // Relaxed: before a sleep it is ordered by the bell, else it only says that sending is worth trying.
-        !lane.free.is_empty() || !lane.open.load(Ordering::Relaxed)
+        lane.has_room() || !lane.open.load(Ordering::Relaxed)
     }
 }
 
@@ -270,7 +337,13 @@ impl Sender for LinkSender {
         if !lane.open.load(Ordering::Relaxed) {
             return Ok(Sent::Refused);
         }
-        let Some(mut buffer) = lane.free.pop() else { return Ok(Sent::Full) };
+        // An answer may be longer.
+        let most = self.echo.and_then(|echo| echo.len).map_or(frame.len, |len| len.max(frame.len));
+        let mut buffer = match lane.buffer(most) {
+            Ok(Some(buffer)) => buffer,
+            Ok(None) => return Ok(Sent::Full),
+            Err(_) => return Ok(Sent::Refused),
+        };
         buffer.header = frame.header;
         buffer.len = frame.len;
         let bytes = &mut buffer.bytes[..frame.len];
@@ -385,6 +458,8 @@ impl Drop for LinkReceiver {
         self.done(self.at_hand.len());
         // Relaxed: ordered by the bell; and see where it is set.
         self.lane().open.store(false, Ordering::Relaxed);
+        // What a sender puts there a moment later stays until somebody receives again: a buffer for each sender at most.
+        self.lane().clear();
         self.port.ring_for_room();
     }
 }

@@ -100,8 +100,8 @@ impl Work {
 
     fn answer(&self, frame: &Buffer, pair: u16) {
         let lane = &self.there.lanes[self.there.lane(pair)];
-        let Some(mut buffer) = self.room(lane, pair) else { return };
         let len = frame.len;
+        let Some(mut buffer) = self.room(lane, pair, len.max(self.len)) else { return };
         (buffer.header, buffer.len) = (frame.header, len);
         buffer.bytes[..len].copy_from_slice(&frame.bytes[..len]);
         buffer.answer(self.len);
@@ -110,16 +110,16 @@ impl Work {
         lane.arrived.ring();
     }
 
-    /// A free buffer; `None` if nobody is there to receive any more.
-    fn room(&self, lane: &Lane, pair: u16) -> Option<Buffer> {
+    /// A buffer for `len` bytes; `None` if nobody is there to receive any more, or the host has no memory.
+    fn room(&self, lane: &Lane, pair: u16, len: usize) -> Option<Buffer> {
         let room = &self.there.room[usize::from(pair)];
         // Relaxed: ordered by the bell.
         while lane.open.load(Ordering::Relaxed) && !self.stopping() {
-            if let Some(buffer) = lane.free.pop() {
+            if let Some(buffer) = lane.buffer(len).ok()? {
                 return Some(buffer);
             }
             room.arm();
-            if lane.free.is_empty() && lane.open.load(Ordering::Relaxed) && !self.stopping() {
+            if !lane.has_room() && lane.open.load(Ordering::Relaxed) && !self.stopping() {
                 sleep(&[room.as_fd()]);
             }
         }

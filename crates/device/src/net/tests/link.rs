@@ -2,7 +2,7 @@
 use super::rig::{Card, DATA, HEADER, frame};
 use crate::Device;
 use crate::net::LinkEnd;
-use crate::rig::{readable, segment};
+use crate::rig::{allocations, readable, segment};
 use paravane_spec::net::F_GUEST_CSUM;
 
 const RX: usize = 0;
@@ -202,4 +202,48 @@ fn where_a_card_is_now_is_told_to_the_far_side() {
     }
     drop(b);
     a.net.announce(mac);
+}
+
+#[test]
+fn a_card_has_buffers_while_somebody_receives_and_no_more_than_its_frames_need() {
+    let (a, b) = LinkEnd::pair(1).unwrap();
+    let held = a.buffers();
+    assert_eq!(held(), 0, "nobody is there yet");
+    let (mut a, mut b) = (Card::new(a), Card::new(b));
+    assert_eq!(held(), 0, "nothing was sent yet");
+    for round in 0..20 {
+        send(&mut a, round * 10, 10);
+        assert_eq!(receive(&mut b, round * 10), 10);
+    }
+    // `receive` starts the card anew each time, which gives them back.
+    assert_eq!(held(), 0);
+    send(&mut a, 0, 10);
+    assert_eq!(held(), 10);
+    for _ in 0..5 {
+        send(&mut a, 0, 32);
+    }
+    assert_eq!(held(), LANE, "which is full");
+    b.lanes.clear();
+    assert_eq!(held(), 0);
+    a.settle(TX);
+    assert_eq!(held(), 0, "nobody receives");
+}
+
+#[test]
+fn a_lane_allocates_nothing_once_it_has_its_buffers() {
+    let (mut a, mut b) = cards();
+    for round in 0..3 {
+        let before = allocations::count();
+        for n in 0..64 {
+            b.add(RX, &[], &[segment(DATA + 0x20_0000 + n * 4096, 2000)]);
+            a.send_at(TX, DATA + n * 4096, [0; HEADER], &frame(60, n as u8));
+        }
+        let ours = allocations::count() - before;
+        let served = [a.serve(TX).unwrap().completed, b.serve(RX).unwrap().completed];
+        let all = allocations::count() - before;
+        assert_eq!(served, [64, 64]);
+        assert!(round == 0 || all == ours, "{} allocations", all - ours);
+        a.settle(TX);
+        b.settle(RX);
+    }
 }
