@@ -9,6 +9,7 @@ use super::pieces::{gather, scatter};
 use paravane_dma::HostSlice;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
+use std::collections::TryReserveError;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -106,18 +107,23 @@ impl std::fmt::Debug for Bounce {
 
 impl Bounce {
     /// For a request of `len` bytes; `None` if the file takes its pieces as they are.
+    ///
+    /// # Errors
+    /// The host has no memory.
     pub(super) fn for_pieces(
         pieces: &[HostSlice],
         len: u32,
         alignment: Option<Alignment>,
-    ) -> Option<Box<Self>> {
+    ) -> Result<Option<Box<Self>>, TryReserveError> {
         if alignment.is_none_or(|alignment| alignment.suits(pieces)) {
-            return None;
+            return Ok(None);
         }
-        let pages = u64::from(len).min(AT_ONCE).div_ceil(size_of::<Page>() as u64);
-        let mut pages = vec![Page::ZEROES; pages as usize];
+        let count = u64::from(len).min(AT_ONCE).div_ceil(size_of::<Page>() as u64) as usize;
+        let mut pages = Vec::new();
+        pages.try_reserve_exact(count)?;
+        pages.resize(count, Page::ZEROES);
         let part = HostSlice { ptr: pages.as_mut_bytes().as_mut_ptr(), len: 0 };
-        Some(Box::new(Self { pages, part }))
+        Ok(Some(Box::new(Self { pages, part })))
     }
 
     /// What is moved next, of `left` bytes. It stays where it is until it is asked for again.
@@ -160,7 +166,8 @@ mod tests {
     #[test]
     fn what_is_aligned_needs_no_buffer() {
         let alignment = Some(Alignment { memory: 4, block: 512 });
-        let needs = |pieces: &[HostSlice], alignment| Bounce::for_pieces(pieces, 512, alignment).is_some();
+        let needs =
+            |pieces: &[HostSlice], alignment| Bounce::for_pieces(pieces, 512, alignment).unwrap().is_some();
         assert!(!needs(&[piece(0x1004, 512), piece(0x9ffc, 4096)], alignment));
         assert!(needs(&[piece(0x1002, 512)], alignment));
         assert!(needs(&[piece(0x1000, 512), piece(0x2001, 512)], alignment));

@@ -116,7 +116,13 @@ impl Handler {
                     .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
                     .map_err(address_error)?;
                 bytes = len.into();
-                slot.begin_read(status, (offset, len), hold, self.image.direct)
+                match slot.begin_read(status, (offset, len), hold, self.image.direct) {
+                    Ok(job) => job,
+                    Err(_) => {
+                        answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
+                        return Ok(0);
+                    }
+                }
             }
             Command::Write { offset, len } => {
                 let skip = request::HEADER.into();
@@ -129,7 +135,13 @@ impl Handler {
                     return Ok(0);
                 }
                 bytes = len.into();
-                slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through)
+                match slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through) {
+                    Ok(job) => job,
+                    Err(_) => {
+                        answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
+                        return Ok(0);
+                    }
+                }
             }
             Command::Flush => slot.begin_flush(status),
             Command::Discard | Command::WriteZeroes => {

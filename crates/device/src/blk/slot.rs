@@ -14,6 +14,7 @@ use super::engine::{Job, Pieces};
 use super::errors::{Cause, Missed, Operation};
 use super::request::ByteRange;
 use paravane_dma::{Hold, HostSlice, Mapping};
+use std::collections::TryReserveError;
 use std::ptr::NonNull;
 use zerocopy::IntoBytes;
 
@@ -119,20 +120,26 @@ impl Slot {
     }
 
     /// Begins to read `len` bytes at `offset` into the pieces.
+    ///
+    /// # Errors
+    /// The host has no memory for a buffer; nothing has begun.
     pub(super) fn begin_read(
         &mut self,
         status: u64,
         (offset, len): (u64, u32),
         hold: Hold,
         alignment: Option<Alignment>,
-    ) -> Job {
+    ) -> Result<Job, TryReserveError> {
+        self.bounce = Bounce::for_pieces(&self.pieces, len, alignment)?;
         self.begin(State::Read, status, false);
         (self.offset, self.left, self.hold) = (offset, len.into(), Some(hold));
-        self.bounce = Bounce::for_pieces(&self.pieces, len, alignment);
-        self.job()
+        Ok(self.job())
     }
 
     /// Begins to write the pieces at `offset`.
+    ///
+    /// # Errors
+    /// The host has no memory for a buffer; nothing has begun.
     pub(super) fn begin_write(
         &mut self,
         status: u64,
@@ -140,11 +147,11 @@ impl Slot {
         hold: Hold,
         alignment: Option<Alignment>,
         durable: bool,
-    ) -> Job {
+    ) -> Result<Job, TryReserveError> {
+        self.bounce = Bounce::for_pieces(&self.pieces, len, alignment)?;
         self.begin(State::Write, status, durable);
         (self.offset, self.left, self.hold) = (offset, len.into(), Some(hold));
-        self.bounce = Bounce::for_pieces(&self.pieces, len, alignment);
-        self.job()
+        Ok(self.job())
     }
 
     /// Begins to flush.
