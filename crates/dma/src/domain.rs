@@ -69,6 +69,18 @@ struct Changing {
     limbo: Vec<Unlinked>,
 }
 
+impl Changing {
+    /// Keeps what could not be freed, and its room.
+    fn keep(&mut self, mut unlinked: Vec<Unlinked>) {
+        if self.limbo.is_empty() {
+            self.limbo = unlinked;
+        } else if self.limbo.try_reserve(unlinked.len()).is_ok() {
+            self.limbo.append(&mut unlinked);
+        }
+        // Else another removal has left some there meanwhile, and there is no memory: these are never freed.
+    }
+}
+
 impl Domain {
     /// An empty address space in front of `memory`. Its tables may take 256 MiB.
     #[must_use]
@@ -106,7 +118,7 @@ impl Domain {
     ///
     /// # Errors
     /// Not whole pages, beyond the end of either address space, a page that is mapped already, or the tables have
-    /// reached their limit. Nothing was changed.
+    /// reached their limit, or the host has no memory for them. Nothing was changed.
     pub fn map(&self, addr: u64, gpa: u64, size: u64, access: Access) -> Result<(), DomainError> {
         let (first, last) = pages(addr, size)?;
         pages(gpa, size)?;
@@ -118,7 +130,9 @@ impl Domain {
         if changing.nodes + Table::nodes_to_insert(first, last) > changing.most {
             return Err(DomainError::Full { limit: changing.most * NODE });
         }
-        changing.nodes += shared.table.insert(first, last, gpa, access);
+        let inserted = shared.table.insert(first, last, gpa, access);
+        changing.nodes += inserted.unwrap_or_else(|made| made);
+        inserted.map_err(|_| DomainError::NoMemory)?;
         changing.pages += last - first + 1;
         Ok(())
     }
@@ -131,7 +145,8 @@ impl Domain {
     /// Not whole pages, or beyond the end of the address space. Or a batch or a mapping lasts longer than `timeout`:
     /// then nobody finds the translation any more who comes, but the holder that the error names may still use it;
     /// the call may be repeated to go on waiting, and the memory behind must not be given to others before it
-    /// has succeeded. Or cutting larger mappings takes more tables than twice the limit: nothing was changed.
+    /// has succeeded. Or cutting larger mappings takes more tables than twice the limit, or than the host has memory for: nothing
+    /// was changed.
     pub fn unmap(&self, addr: u64, size: u64, timeout: Duration) -> Result<u64, DomainError> {
         let (first, last) = pages(addr, size)?;
         let shared = &*self.shared;
@@ -140,9 +155,18 @@ impl Domain {
             return Err(DomainError::Full { limit: changing.most * NODE });
         }
         // What earlier ones could not free has been out of the tree for as long as what is unlinked now.
-        let mut unlinked = std::mem::take(&mut changing.limbo);
+        // Room for all nodes is kept from one removal to the next.
+        let room = changing.nodes + Table::NODES_TO_REMOVE;
+        let limbo = &mut changing.limbo;
+        if limbo.try_reserve(room as usize).is_err() {
+            return Err(DomainError::NoMemory);
+        }
+        let mut unlinked = std::mem::take(limbo);
         let known = unlinked.len() as u64;
-        let (removed, made) = shared.table.remove(first, last, &mut unlinked);
+        let Some((removed, made)) = shared.table.remove(first, last, &mut unlinked) else {
+            changing.limbo = unlinked;
+            return Err(DomainError::NoMemory);
+        };
         changing.nodes = changing.nodes + made + known - unlinked.len() as u64;
         changing.pages -= removed;
         // Release: the cleared leaves come before it; pairs with the Acquire load in `change`.
@@ -150,15 +174,16 @@ impl Domain {
         drop(changing);
         let addrs = u128::from(addr)..u128::from(addr) + u128::from(size);
         if let Err(busy) = shared.seats.settle(timeout, Some((addrs, change))) {
-            shared.lock().limbo.append(&mut unlinked);
+            shared.lock().keep(unlinked);
             return Err(busy.into());
         }
-        for node in unlinked {
+        for node in unlinked.drain(..) {
             // SAFETY: it was unlinked before `change` grew. Walks happen inside open doors; `settle` has seen each
             // door of this domain shut since, and one that opens later starts at the root, where the node is no
             // more to be found.
             unsafe { node.free() };
         }
+        shared.lock().keep(unlinked);
         Ok(removed << PAGE_SHIFT)
     }
 
@@ -199,7 +224,7 @@ impl Domain {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Changing> {
-        // Nothing under the lock panics but for want of memory, which ends the process.
+        // Nothing under the lock panics.
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

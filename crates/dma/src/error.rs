@@ -252,6 +252,9 @@ pub enum DomainError {
         /// Bytes.
         limit: u64,
     },
+    /// Nothing was changed.
+    #[error("the host has no memory for the domain's tables")]
+    NoMemory,
     /// unmapped for all who come, but {0}
     #[error("unmapped for all who come, but {0}")]
     Busy(#[from] Busy),

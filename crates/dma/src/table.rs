@@ -15,7 +15,7 @@
 //! in it any more.
 use crate::Access;
 use crate::sync::AtomicPtr;
-use std::ptr::{null_mut, without_provenance_mut};
+use std::ptr::{NonNull, null_mut, without_provenance_mut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// The smallest page, as a power of two.
@@ -48,19 +48,47 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    fn new() -> *mut Self {
+    /// `None`: the host has no memory.
+    fn new() -> Option<Box<Self>> {
         #[cfg(not(loom))]
         {
-            // SAFETY: a node is an array of pointers, and null is all zeroes.
-            Box::into_raw(unsafe { Box::<Self>::new_zeroed().assume_init() })
+            // SAFETY: a node has a size, and is an array of pointers, for which zeroes are null.
+            let node = unsafe { std::alloc::alloc_zeroed(std::alloc::Layout::new::<Self>()) }.cast::<Self>();
+            // SAFETY: if it is not null, it was allocated by the global allocator with the layout of a node, and is valid.
+            (!node.is_null()).then(|| unsafe { Box::from_raw(node) })
         }
         #[cfg(loom)]
-        Box::into_raw(Box::new(Self { entries: std::array::from_fn(|_| AtomicPtr::new(null_mut())) }))
+        Some(Box::new(Self { entries: std::array::from_fn(|_| AtomicPtr::new(null_mut())) }))
     }
 
     fn is_empty(&self) -> bool {
         // Relaxed: for the one who holds the domain's lock, under which all stores are made.
         self.entries.iter().all(|entry| entry.load(Relaxed).is_null())
+    }
+}
+
+/// Nodes that a change will put into the tree: all are made before it begins, so that it cannot fail half-way.
+#[derive(Debug, Default)]
+pub(crate) struct Spares(Vec<Box<Node>>);
+
+impl Spares {
+    /// So many; `None`: the host has no memory.
+    pub(crate) fn new(count: usize) -> Option<Self> {
+        let mut nodes = Vec::new();
+        nodes.try_reserve_exact(count).ok()?;
+        for _ in 0..count {
+            nodes.push(Node::new()?);
+        }
+        Some(Self(nodes))
+    }
+
+    fn take(&mut self) -> *mut Node {
+        Box::into_raw(self.0.pop().expect("as many as the change was counted to need"))
+    }
+
+    /// Nodes that were not taken.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -166,6 +194,29 @@ fn split(root: *mut Node) -> (*mut Node, u32) {
     (root.map_addr(|addr| addr & !63), height)
 }
 
+/// Height of a tree that resolves `last`.
+fn height_for(last: u64) -> u32 {
+    (1..MAX_HEIGHT).find(|high| last >> (BITS * high) == 0).unwrap_or(MAX_HEIGHT)
+}
+
+/// Whether the part `first..=last` of what an entry covers, from `start` on, is all of it and can be one leaf.
+fn is_whole(level: u32, start: u64, first: u64, last: u64) -> bool {
+    level <= MAX_LEAF && first == start && last - start == span(level) - 1
+}
+
+/// The entries of a node that covers pages from `start` on, as far as they meet `first..=last`: the number of each, the first page
+/// that it covers, and the part of the range that it covers.
+fn spans(level: u32, start: u64, first: u64, last: u64) -> impl Iterator<Item = (usize, u64, u64, u64)> {
+    // A page number has 52 bits, so nothing overflows; a root of full height has entries for more.
+    let below = |page: u64| page.checked_sub(start).map(|at| at >> (BITS * level));
+    let from = below(first).unwrap_or(0) as usize;
+    let to = below(last).map_or(0, |to| (to as usize + 1).min(ENTRIES));
+    (from..to).map(move |index| {
+        let start = start + index as u64 * span(level);
+        (index, start, first.max(start), last.min(start + (span(level) - 1)))
+    })
+}
+
 impl Table {
     pub(crate) fn new() -> Self {
         Self { root: AtomicPtr::new(null_mut()) }
@@ -249,17 +300,11 @@ impl Table {
         first: u64,
         last: u64,
     ) -> impl Iterator<Item = (&'a Entry, u64, u64, u64)> {
-        // A page number has 52 bits, so nothing overflows; a root of full height has entries for more.
-        let below = |page: u64| page.checked_sub(start).map(|at| at >> (BITS * level));
-        let from = below(first).unwrap_or(0) as usize;
-        let to = below(last).map_or(0, |to| (to as usize + 1).min(ENTRIES));
         // SAFETY: nodes in the tree live until they are unlinked, and only the caller, who changes the tree, does
         // that; it does not use an entry of a node that it has unlinked.
         let entries = unsafe { &(*node).entries };
-        entries.iter().enumerate().take(to).skip(from).map(move |(index, entry)| {
-            let start = start + index as u64 * span(level);
-            (entry, start, first.max(start), last.min(start + (span(level) - 1)))
-        })
+        let each = move |(index, start, first, last)| (&entries[index], start, first, last);
+        spans(level, start, first, last).map(each)
     }
 
     /// Most nodes that [`Table::insert`] makes: only the paths to the two ends need any, and every page of the
@@ -273,30 +318,55 @@ impl Table {
 
     /// Translates pages `first..=last`, none of which is mapped, to guest memory from `gpa` on. Returns how many nodes
     /// were made.
-    pub(crate) fn insert(&self, first: u64, last: u64, gpa: u64, allows: Access) -> u64 {
+    ///
+    /// # Errors
+    /// The host has no memory: no page is translated. The nodes that were made all the same stay in the tree.
+    pub(crate) fn insert(&self, first: u64, last: u64, gpa: u64, allows: Access) -> Result<u64, u64> {
         let leaf = gpa as usize | (allows.bits() as usize & ALLOWS) << ALLOWS_SHIFT | LEAF;
-        let mut made = self.raise(last);
+        let above = self.nodes_to_raise(last);
+        let mut spares = Spares::new(above).ok_or(0_u64)?;
+        self.raise(last, &mut spares);
         let (root, height) = split(self.root.load(Relaxed));
-        Self::insert_below(root, height - 1, 0, Change { first, leaf }, (first, last), &mut made);
-        made
+        let below = Self::nodes_below(root, height - 1, 0, first, last);
+        let mut spares = Spares::new(below).ok_or(above as u64)?;
+        Self::insert_below(root, height - 1, 0, Change { first, leaf }, (first, last), &mut spares);
+        Ok((above + below - spares.len()) as u64)
+    }
+
+    /// Nodes that [`Table::raise`] makes.
+    fn nodes_to_raise(&self, last: u64) -> usize {
+        let height = split(self.root.load(Relaxed)).1;
+        match (height, height_for(last)) {
+            (0, _) => 1,
+            (height, wanted) => wanted.saturating_sub(height) as usize,
+        }
+    }
+
+    /// Nodes that [`Table::insert_below`] makes; `node` is null where there is none yet.
+    fn nodes_below(node: *mut Node, level: u32, start: u64, first: u64, last: u64) -> usize {
+        let below = |(index, start, first, last): (usize, u64, u64, u64)| {
+            let child = match NonNull::new(node) {
+                None => null_mut(),
+                // SAFETY: as in `entries`. Relaxed: see `Node::is_empty`.
+                Some(node) => unsafe { &node.as_ref().entries[index] }.load(Relaxed),
+            };
+            if child.is_null() && is_whole(level, start, first, last) {
+                return 0;
+            }
+            usize::from(child.is_null()) + Self::nodes_below(child, level - 1, start, first, last)
+        };
+        spans(level, start, first, last).map(below).sum()
     }
 
     /// Puts nodes above the root until `last` is below it.
-    fn raise(&self, last: u64) -> u64 {
-        let mut made = 0;
-        loop {
-            let old = self.root.load(Relaxed);
-            let (root, height) = split(old);
-            if height == MAX_HEIGHT || (height > 0 && last >> (BITS * height) == 0) {
-                return made;
-            }
-            let new = Node::new();
-            made += 1;
+    fn raise(&self, last: u64, spares: &mut Spares) {
+        for _ in 0..self.nodes_to_raise(last) {
+            let (root, height) = split(self.root.load(Relaxed));
+            let new = spares.take();
             // SAFETY: just made, and nobody else's yet.
             unsafe { &(*new).entries[0] }.store(root, Relaxed);
             // The first root has the height that is wanted: nodes between it and nothing would only be in the way.
-            let high = (1..MAX_HEIGHT).find(|high| last >> (BITS * high) == 0).unwrap_or(MAX_HEIGHT);
-            let height = if height == 0 { high } else { height + 1 };
+            let height = if height == 0 { height_for(last) } else { height + 1 };
             // Release: pairs with the Acquire load in `find`, which then sees the node's entries.
             self.root.store(new.map_addr(|addr| addr | (BITS * (height - 1)) as usize), Release);
         }
@@ -308,36 +378,64 @@ impl Table {
         start: u64,
         change: Change,
         (first, last): (u64, u64),
-        made: &mut u64,
+        spares: &mut Spares,
     ) {
         for (entry, start, first, last) in Self::entries(node, level, start, first, last) {
-            let whole = first == start && last - start == span(level) - 1;
-            if whole && level <= MAX_LEAF && entry.load(Relaxed).is_null() {
+            let mut child = entry.load(Relaxed);
+            if child.is_null() && is_whole(level, start, first, last) {
                 // Release: pairs with the Acquire load in `find`.
                 entry.store(change.at(start), Release);
                 continue;
             }
-            let mut child = entry.load(Relaxed);
             if child.is_null() {
-                child = Node::new();
-                *made += 1;
+                child = spares.take();
                 // Release: as above, for a child without entries.
                 entry.store(child, Release);
             }
-            Self::insert_below(child, level - 1, start, change, (first, last), made);
+            Self::insert_below(child, level - 1, start, change, (first, last), spares);
         }
     }
 
-    /// Removes what translates pages `first..=last`, in whatever pieces it was mapped; a leaf that reaches beyond them
-    /// is cut. Nodes that are left empty are appended to `unlinked`. Returns the pages that were mapped, and how many
-    /// nodes were made.
-    pub(crate) fn remove(&self, first: u64, last: u64, unlinked: &mut Vec<Unlinked>) -> (u64, u64) {
-        let (root, height) = split(self.root.load(Relaxed));
-        let (mut pages, mut made) = (0, 0);
-        if height > 0 {
-            Self::remove_below(root, height - 1, 0, (first, last), &mut pages, &mut made, unlinked);
+    /// Nodes that cutting a leaf at `page`, an end of `first..=last`, takes: none if the range has all of the leaf.
+    fn nodes_to_cut(&self, page: u64, first: u64, last: u64) -> usize {
+        let (mut node, height) = split(self.root.load(Relaxed));
+        let mut leaf = false;
+        let mut count = 0;
+        for level in (0..height).rev() {
+            let start = page & !(span(level) - 1);
+            if !leaf {
+                if level + 1 == height && page >> (BITS * level) >= ENTRIES as u64 {
+                    return 0;
+                }
+                // SAFETY: as in `entries`. Relaxed: see `Node::is_empty`.
+                let entry = unsafe { &(*node).entries[index(page, level)] }.load(Relaxed);
+                if entry.is_null() {
+                    return 0;
+                }
+                (node, leaf) = (entry, is_leaf(entry));
+            }
+            if leaf {
+                if start >= first && start + (span(level) - 1) <= last {
+                    return count;
+                }
+                count += 1;
+            }
         }
-        (pages, made)
+        count
+    }
+
+    /// Removes what translates pages `first..=last`, in whatever pieces it was mapped; a leaf that reaches beyond them
+    /// is cut. Nodes that are left empty are appended to `unlinked`, which has room for all nodes. Returns the pages that were
+    /// mapped, and how many nodes were made; `None`: the host has no memory to cut leaves, and nothing was changed.
+    pub(crate) fn remove(&self, first: u64, last: u64, unlinked: &mut Vec<Unlinked>) -> Option<(u64, u64)> {
+        let (root, height) = split(self.root.load(Relaxed));
+        let cuts = self.nodes_to_cut(first, first, last) + self.nodes_to_cut(last, first, last);
+        let mut spares = Spares::new(cuts)?;
+        let mut pages = 0;
+        if height > 0 {
+            Self::remove_below(root, height - 1, 0, (first, last), &mut pages, &mut spares, unlinked);
+        }
+        Some((pages, (cuts - spares.len()) as u64))
     }
 
     fn remove_below(
@@ -346,7 +444,7 @@ impl Table {
         start: u64,
         (first, last): (u64, u64),
         pages: &mut u64,
-        made: &mut u64,
+        spares: &mut Spares,
         unlinked: &mut Vec<Unlinked>,
     ) {
         for (entry, start, first, last) in Self::entries(node, level, start, first, last) {
@@ -364,8 +462,7 @@ impl Table {
                 // Cut: the same translations, one level lower. A walker finds either.
                 let below = span(level - 1);
                 let whole = Change { first: start, leaf: child.addr() };
-                child = Node::new();
-                *made += 1;
+                child = spares.take();
                 for index in 0..ENTRIES {
                     // SAFETY: just made, and nobody else's yet.
                     let entry = unsafe { &(*child).entries[index] };
@@ -374,7 +471,7 @@ impl Table {
                 // Release: pairs with the Acquire load in `find`, which then sees the leaves.
                 entry.store(child, Release);
             }
-            Self::remove_below(child, level - 1, start, (first, last), pages, made, unlinked);
+            Self::remove_below(child, level - 1, start, (first, last), pages, spares, unlinked);
             // SAFETY: nodes in the tree live, and this one was in the tree.
             if unsafe { &*child }.is_empty() {
                 // Relaxed: as above.
@@ -438,7 +535,7 @@ mod tests {
         assert_eq!(find(&table, u64::MAX), None);
         assert_eq!(table.first_mapped(0, ALL), None);
         let mut unlinked = Vec::new();
-        assert_eq!(table.remove(0, ALL, &mut unlinked), (0, 0));
+        assert_eq!(table.remove(0, ALL, &mut unlinked), Some((0, 0)));
         assert!(unlinked.is_empty());
     }
 
@@ -446,7 +543,7 @@ mod tests {
     fn aligned_ranges_become_large_leaves() {
         let table = Table::new();
         // 4 KiB, then 2 MiB minus one page, then 2 MiB: from page 511 to page 1535.
-        table.insert(511, 1535, 0x5000, Access::READ);
+        table.insert(511, 1535, 0x5000, Access::READ).unwrap();
         let first = find(&table, 511 << 12).expect("mapped");
         assert_eq!(first, Block { start: 511 << 12, size: 4096, gpa: 0x5000, allows: Access::READ });
         let second = find(&table, (512 << 12) + 0x1234).expect("mapped");
@@ -460,7 +557,7 @@ mod tests {
         // 128 subtrees below the root, each with 512 leaves. Miri takes minutes for all of them, and gets the last two.
         let first = if cfg!(miri) { ALL - ((2 << 45) - 1) } else { 0 };
         let table = Table::new();
-        let made = table.insert(first, ALL, first << PAGE_SHIFT, Access::all());
+        let made = table.insert(first, ALL, first << PAGE_SHIFT, Access::all()).unwrap();
         assert!(made <= Table::nodes_to_insert(first, ALL));
         let start = first << PAGE_SHIFT;
         for addr in [start, start + (1 << 20), start + (1 << 47), start + (1 << 48), u64::MAX] {
@@ -470,7 +567,7 @@ mod tests {
             assert_eq!(block.allows, Access::READ | Access::WRITE);
         }
         let mut unlinked = Vec::new();
-        let (pages, cut) = table.remove(first, ALL, &mut unlinked);
+        let (pages, cut) = table.remove(first, ALL, &mut unlinked).unwrap();
         assert_eq!((pages, cut), (ALL - first + 1, 0));
         assert_eq!(free_all(unlinked), made - 1, "all but the root");
     }
@@ -479,10 +576,10 @@ mod tests {
     fn a_page_in_the_middle_of_a_large_leaf_is_cut_out() {
         let table = Table::new();
         let pages = 1 << 20;
-        table.insert(0, pages - 1, 1 << 40, Access::WRITE);
+        table.insert(0, pages - 1, 1 << 40, Access::WRITE).unwrap();
         assert_eq!(find(&table, 0).map(|block| block.size), Some(1 << 30));
         let mut unlinked = Vec::new();
-        assert_eq!(table.remove(1000, 1000, &mut unlinked), (1, 2));
+        assert_eq!(table.remove(1000, 1000, &mut unlinked), Some((1, 2)));
         assert!(unlinked.is_empty());
         assert_eq!(find(&table, 1000 << 12), None);
         for (page, size) in [(999, 4096), (1001, 4096), (0, 2 << 20), (1024, 2 << 20)] {
@@ -492,7 +589,7 @@ mod tests {
         }
         assert_eq!(table.first_mapped(1000, 1000), None);
         assert_eq!(table.first_mapped(1000, ALL), Some(1001));
-        assert_eq!(table.remove(0, ALL, &mut unlinked), (pages - 1, 0));
+        assert_eq!(table.remove(0, ALL, &mut unlinked), Some((pages - 1, 0)));
         free_all(unlinked);
         assert_eq!(table.first_mapped(0, ALL), None);
     }
@@ -500,14 +597,46 @@ mod tests {
     #[test]
     fn a_tree_grows_above_what_is_there() {
         let table = Table::new();
-        let mut made = table.insert(3, 3, 0x3000, Access::READ);
+        let mut made = table.insert(3, 3, 0x3000, Access::READ).unwrap();
         assert_eq!(made, 1);
-        made += table.insert(ALL, ALL, 0x8000, Access::READ);
+        made += table.insert(ALL, ALL, 0x8000, Access::READ).unwrap();
         assert_eq!(find(&table, 3 << 12).map(|block| block.gpa), Some(0x3000));
         assert_eq!(find(&table, u64::MAX).map(|block| block.gpa), Some(0x8000));
         let mut unlinked = Vec::new();
-        assert_eq!(table.remove(0, ALL - 1, &mut unlinked).0, 1);
-        assert_eq!(table.remove(ALL, ALL, &mut unlinked).0, 1);
+        assert_eq!(table.remove(0, ALL - 1, &mut unlinked).unwrap().0, 1);
+        assert_eq!(table.remove(ALL, ALL, &mut unlinked).unwrap().0, 1);
         assert_eq!(free_all(unlinked), made - 1);
+    }
+
+    /// Nodes are counted before they are made, and none is left over.
+    #[test]
+    fn a_change_makes_the_nodes_that_it_was_counted_to_need() {
+        let table = Table::new();
+        let mut random = 1_u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut nodes = 0;
+        for _ in 0..5000 {
+            let (wide, shift, long) = (9 * (1 + next(4)), next(14), 9 * next(4));
+            let first = next(1 << wide) << shift;
+            let last = (first + next(1 << long)).min(ALL);
+            let above = table.nodes_to_raise(last);
+            if table.first_mapped(first, last).is_none() {
+                let made = table.insert(first, last, first << PAGE_SHIFT, Access::READ).unwrap();
+                assert!(made >= above as u64 && made <= Table::nodes_to_insert(first, last));
+                nodes += made;
+            } else {
+                let cuts = table.nodes_to_cut(first, first, last) + table.nodes_to_cut(last, first, last);
+                let mut unlinked = Vec::new();
+                let (pages, made) = table.remove(first, last, &mut unlinked).unwrap();
+                assert!(pages > 0 && made <= cuts as u64 && made <= Table::NODES_TO_REMOVE);
+                nodes = nodes + made - free_all(unlinked);
+            }
+        }
+        let mut unlinked = Vec::new();
+        table.remove(0, ALL, &mut unlinked).unwrap();
+        assert_eq!(nodes - free_all(unlinked), 1, "all but the root");
     }
 }
