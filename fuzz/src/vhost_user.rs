@@ -5,6 +5,7 @@
 use arbitrary::{Result, Unstructured};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
+use paravane_dma::MappingQuota;
 use paravane_io::IoThread;
 use paravane_spec::feature;
 use paravane_spec::vhost_user::{
@@ -70,7 +71,7 @@ fn server() -> MutexGuard<'static, Server> {
         };
         let disk = Blk::open(config).expect("a disk");
         let threads = vec![IoThread::spawn("fuzz-io".into(), Duration::ZERO).expect("a thread")];
-        Mutex::new(Server { threads, disk, board: Board::new("fuzz", 2) })
+        Mutex::new(Server { threads, disk, board: Board::new("fuzz", 2, MappingQuota::default()) })
     });
     // A panic is the end of a fuzzer; in a test, the next input finds the server in order all the same.
     server.lock().unwrap_or_else(PoisonError::into_inner)

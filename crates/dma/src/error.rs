@@ -122,9 +122,76 @@ impl DmaError {
     }
 }
 
+/// Why no more can be mapped for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum QuotaError {
+    /// One client has too much.
+    #[error(
+        "{} more for this client, which has {} mapped, limit {}: raise max-client-memory",
+        Bytes(*wanted), Bytes(*mapped), Bytes(*limit)
+    )]
+    ClientMemory {
+        /// Bytes to be mapped.
+        wanted: u64,
+        /// Bytes that this client has mapped.
+        mapped: u64,
+        /// Bytes that it may have.
+        limit: u64,
+    },
+    /// All clients together have too much.
+    #[error(
+        "{} more for this client, which has {} mapped, do not fit beside what the others have or are guaranteed, \
+         limit for all {}: raise max-memory",
+        Bytes(*wanted), Bytes(*mapped), Bytes(*limit)
+    )]
+    Memory {
+        /// Bytes to be mapped.
+        wanted: u64,
+        /// Bytes that this client has mapped.
+        mapped: u64,
+        /// Bytes that all clients may have.
+        limit: u64,
+    },
+    /// One client has too many mappings.
+    #[error("this client has {limit} mappings, the most that one client may have")]
+    ClientMappings {
+        /// Mappings.
+        limit: u64,
+    },
+    /// All clients together have too many mappings.
+    #[error(
+        "one more mapping for this client, which has {mapped}, does not fit beside what the others have or are \
+         guaranteed, limit for all {limit}: raise max-mappings"
+    )]
+    Mappings {
+        /// Mappings that this client has.
+        mapped: u64,
+        /// Mappings that all clients may have.
+        limit: u64,
+    },
+}
+
+/// A number of bytes for people: the largest binary unit that has one decimal.
+struct Bytes(u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let unit = (self.0.max(1).ilog2() / 10) as usize;
+        let name = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][unit];
+        let tenths = (u128::from(self.0) * 10) >> (10 * unit);
+        match tenths % 10 {
+            0 => write!(f, "{} {name}", tenths / 10),
+            tenth => write!(f, "{}.{tenth} {name}", tenths / 10),
+        }
+    }
+}
+
 /// Why guest memory could not be made or arranged.
 #[derive(Debug, Error)]
 pub enum MemoryError {
+    /// The limits on what clients may have mapped.
+    #[error("cannot map {0}")]
+    Quota(#[from] QuotaError),
     /// a region of {size} bytes at {gpa:#x}: size and address must be multiples of {align}, and the size not 0
     #[error(
         "a region of {size} bytes at {gpa:#x}: size and address must be multiples of {align}, and the size not 0"
@@ -263,6 +330,9 @@ pub enum DomainError {
 /// Why a dirty log cannot be made or used so.
 #[derive(Debug, Error)]
 pub enum LogError {
+    /// The limits on what clients may have mapped.
+    #[error("cannot map {0}")]
+    Quota(#[from] QuotaError),
     /// pages of {0} bytes: a power of two from 4096 on is needed
     #[error("pages of {0} bytes: a power of two from 4096 on is needed")]
     PageSize(u64),

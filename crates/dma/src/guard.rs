@@ -27,7 +27,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Rings when guarded memory is lost. One a device, say: all that it guards fails the same owner.
@@ -60,17 +60,25 @@ impl AsFd for Alarm {
     }
 }
 
-/// Most mappings that are guarded at a time. A client has up to a few hundred, most have two.
-const MOST: usize = 4096;
+/// Most mappings that are guarded at a time: as many as the kernel's default allows a process in all (`vm.max_map_count`). The
+/// table is static and all zeroes, so what is never used takes no memory.
+pub(crate) const MOST: usize = 1 << 16;
+const WORD: usize = u64::BITS as usize;
 
 static SLOTS: [Slot; MOST] = [const { Slot::new() }; MOST];
 
-/// Of those, how many are lost.
-static LOST: AtomicUsize = AtomicUsize::new(0);
+/// Slots that have ever been used: those below.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// A bit for each slot: its mapping is lost.
+static LOST: [AtomicU64; MOST / WORD] = [const { AtomicU64::new(0) }; MOST / WORD];
+
+/// How many are lost.
+static LOST_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Held by those who change the table. Besides, it orders them: who finds that an address has been mapped anew has taken it
-/// after the one who gave that address up.
-static CHANGE: Mutex<()> = Mutex::new(());
+/// after the one who gave that address up. No slot below its number is free.
+static CHANGE: Mutex<usize> = Mutex::new(0);
 
 /// One guarded mapping.
 #[derive(Debug)]
@@ -85,7 +93,6 @@ struct Slot {
     page: AtomicUsize,
     /// The alarm's descriptor.
     alarm: AtomicI32,
-    lost: AtomicBool,
 }
 
 /// What the handler found in a slot.
@@ -104,8 +111,7 @@ impl Slot {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
-            alarm: AtomicI32::new(-1),
-            lost: AtomicBool::new(false),
+            alarm: AtomicI32::new(0),
         }
     }
 
@@ -120,9 +126,6 @@ impl Slot {
         self.len.store(found.len, Ordering::Relaxed);
         self.page.store(found.page, Ordering::Relaxed);
         self.alarm.store(found.alarm, Ordering::Relaxed);
-        if self.lost.swap(false, Ordering::Relaxed) {
-            LOST.fetch_sub(1, Ordering::Relaxed);
-        }
         // Pairs with the first load in `get`.
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
@@ -143,10 +146,16 @@ impl Slot {
     }
 }
 
+/// The word and the bit that tell whether the mapping in a slot is lost.
+fn lost_bit(index: usize) -> (&'static AtomicU64, u64) {
+    (&LOST[index / WORD], 1 << (index % WORD))
+}
+
 /// Keeps one mapping guarded. To be dropped before that is unmapped.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    slot: &'static Slot,
+    /// Number of the slot.
+    index: usize,
     /// Its descriptor is in the slot.
     _alarm: Arc<Alarm>,
 }
@@ -155,29 +164,38 @@ impl Guard {
     /// Guards the `len` bytes mapped at `start`, in pages of `page` bytes.
     pub(crate) fn new(start: NonNull<u8>, len: usize, page: usize, alarm: &Arc<Alarm>) -> io::Result<Self> {
         install()?;
-        let change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = SLOTS
-            .iter()
-            .find(|slot| slot.start.load(Ordering::Relaxed) == 0)
-            .ok_or_else(|| io::Error::other(format!("{MOST} mappings are guarded already")))?;
-        slot.set(Found { start: start.as_ptr() as usize, len, page, alarm: alarm.as_fd().as_raw_fd() });
-        drop(change);
-        Ok(Self { slot, _alarm: Arc::clone(alarm) })
+        let mut first_free = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = SLOTS.iter().skip(*first_free).position(|slot| slot.start.load(Ordering::Relaxed) == 0);
+        let index = *first_free
+            + free.ok_or_else(|| io::Error::other(format!("this process guards {MOST} mappings already")))?;
+        // Relaxed: who accesses the mapping has it from the caller, and with it this number.
+        USED.fetch_max(index + 1, Ordering::Relaxed);
+        let alarm_fd = alarm.as_fd().as_raw_fd();
+        SLOTS[index].set(Found { start: start.as_ptr() as usize, len, page, alarm: alarm_fd });
+        *first_free = index + 1;
+        Ok(Self { index, _alarm: Arc::clone(alarm) })
     }
 
     /// Whether zeroes have taken the mapping's place, or are about to.
     pub(crate) fn lost(&self) -> bool {
+        let (word, bit) = lost_bit(self.index);
         // What was copied before is not copied after the load below.
         fence(Ordering::Acquire);
         // Acquire: pairs with the handler's store.
-        self.slot.lost.load(Ordering::Acquire)
+        word.load(Ordering::Acquire) & bit != 0
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-        self.slot.set(Found { start: 0, len: 0, page: 0, alarm: -1 });
+        let mut first_free = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+        SLOTS[self.index].set(Found { start: 0, len: 0, page: 0, alarm: -1 });
+        let (word, bit) = lost_bit(self.index);
+        // Relaxed, both: nobody accesses the mapping any more, and the lock orders this before the slot's next use.
+        if word.fetch_and(!bit, Ordering::Relaxed) & bit != 0 {
+            LOST_COUNT.fetch_sub(1, Ordering::Relaxed);
+        }
+        *first_free = self.index.min(*first_free);
     }
 }
 
@@ -187,17 +205,22 @@ impl Drop for Guard {
 pub fn is_lost(pieces: &[HostSlice]) -> bool {
     // What was copied before is not copied after the load below. Pairs with the handler's stores.
     fence(Ordering::Acquire);
-    LOST.load(Ordering::Relaxed) != 0 && is_any_lost(pieces)
+    LOST_COUNT.load(Ordering::Relaxed) != 0 && is_any_lost(pieces)
 }
 
 #[cold]
 fn is_any_lost(pieces: &[HostSlice]) -> bool {
-    let lost = SLOTS.iter().filter(|slot| slot.lost.load(Ordering::Relaxed)).filter_map(Slot::get);
-    let mut lost = lost.map(|found| found.start..found.start.saturating_add(found.len));
-    lost.any(|range| {
-        pieces.iter().any(|piece| {
-            let start = piece.ptr.addr();
-            start < range.end && range.start < start.saturating_add(piece.len)
+    // Relaxed, all: as in `is_lost`, and in `Guard::new`.
+    let words = LOST.iter().take(USED.load(Ordering::Relaxed).div_ceil(WORD)).enumerate();
+    words.filter(|(_, word)| word.load(Ordering::Relaxed) != 0).any(|(number, word)| {
+        (0..WORD).filter(|at| word.load(Ordering::Relaxed) >> at & 1 != 0).any(|at| {
+            let Some(Found { start, len, .. }) = SLOTS[number * WORD + at].get() else { return false };
+            let end = start.saturating_add(len);
+            let touches = |piece: &HostSlice| {
+                piece.ptr.addr() < end && start < piece.ptr.addr().saturating_add(piece.len)
+            };
+            // Looked at again, since the slot may have become another mapping's. `get` has acquired what came before that.
+            pieces.iter().any(touches) && word.load(Ordering::Relaxed) >> at & 1 != 0
         })
     })
 }
@@ -248,12 +271,15 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
 /// Replaces the guarded mapping around `addr`. `false`: there is none, or the host refuses.
 fn replace(addr: usize) -> bool {
     let inside = |found: &Found| addr.wrapping_sub(found.start) < found.len;
-    let found = SLOTS.iter().find_map(|slot| Some((slot, slot.get().filter(inside)?)));
-    let Some((slot, found)) = found else { return false };
+    // Relaxed: see `Guard::new`.
+    let mut slots = SLOTS.iter().take(USED.load(Ordering::Relaxed)).enumerate();
+    let found = slots.find_map(|(index, slot)| Some((index, slot.get().filter(inside)?)));
+    let Some((index, found)) = found else { return false };
+    let (word, bit) = lost_bit(index);
     // Before the zeroes are there: who has met one of them has taken a fault behind the change of the mapping, and finds it
     // lost. Release: pairs with the fences in `Guard::lost` and `is_lost`, which come after such an access.
-    if !slot.lost.swap(true, Ordering::Release) {
-        LOST.fetch_add(1, Ordering::Release);
+    if word.fetch_or(bit, Ordering::Release) & bit == 0 {
+        LOST_COUNT.fetch_add(1, Ordering::Release);
     }
     let map = |start: usize, len: usize| {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;

@@ -41,6 +41,8 @@ mod mapping;
 mod memory;
 mod pages;
 mod places;
+#[cfg(not(miri))]
+mod quota;
 mod ram;
 mod region;
 mod seat;
@@ -55,7 +57,7 @@ mod written;
 pub use access::Access;
 pub use domain::{Domain, Miss};
 pub use door::Door;
-pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError};
+pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError, QuotaError};
 #[cfg(not(miri))]
 pub use guard::{Alarm, is_lost};
 pub use handle::Handle;
@@ -64,6 +66,8 @@ pub use mapping::{GuestRange, Hold, HostSlice, Mapping};
 pub use memory::{Lent, Memory};
 pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;
+#[cfg(not(miri))]
+pub use quota::{HEADROOM, MAX_CLIENT_MAPPINGS, MappingLimits, MappingPool, MappingQuota, headroom};
 pub use region::{Backing, FileRange, Region, RegionConfig};
 #[cfg(not(miri))]
 pub use view::{FileView, NotWritten};

@@ -18,10 +18,10 @@
 //! it has written ([`Written`](crate::written::Written)) and marks that together, at the latest when it is
 //! closed. A harvest never waits for anyone; after the last door was closed, one more harvest has everything. The
 //! same holds when the one who harvests is another process (vhost's log): it needs the same exchange and fence.
-#[cfg(not(any(loom, miri)))]
-use crate::Alarm;
 use crate::sync::{AtomicU64, fence};
 use crate::words::{WORD_BITS, Words};
+#[cfg(not(any(loom, miri)))]
+use crate::{Alarm, MappingQuota};
 use crate::{DirtyPages, LogError};
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -67,14 +67,20 @@ impl DirtyLog {
     }
 
     /// As [`DirtyLog::attach`], of a file that need not be sealed. If it shrinks, a mark that finds that out is not the end of
-    /// this process: the log is [`lost`](DirtyLog::lost), and `alarm` rings.
+    /// this process: the log is [`lost`](DirtyLog::lost), and `alarm` rings. What is mapped is counted in `quota`.
     ///
     /// # Errors
-    /// The file is shorter, or as many mappings are guarded as can be.
+    /// The file is shorter, the quota is used up, or the process has no room for one more guarded mapping.
     #[cfg(not(any(loom, miri)))]
-    pub fn guarded(file: OwnedFd, offset: u64, size: u64, alarm: &Arc<Alarm>) -> Result<Arc<Self>, LogError> {
+    pub fn guarded(
+        file: OwnedFd,
+        offset: u64,
+        size: u64,
+        alarm: &Arc<Alarm>,
+        quota: &MappingQuota,
+    ) -> Result<Arc<Self>, LogError> {
         let count = usize::try_from(size / 8).unwrap_or(usize::MAX);
-        let words = Words::guarded(file, offset, count, alarm)?;
+        let words = Words::guarded(file, offset, count, alarm, quota)?;
         Ok(Arc::new(Self { words, shift: LOG_PAGE.trailing_zeros() }))
     }
 

@@ -7,6 +7,7 @@ pub(crate) use mapped::Ram;
 #[cfg(not(miri))]
 mod mapped {
     use crate::guard::{Alarm, Guard};
+    use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
     use crate::{Backing, MemoryError};
     use rustix::fs::{
         FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
@@ -30,6 +31,8 @@ mod mapped {
         /// Where in the file `host` is, in bytes.
         offset: u64,
         guard: Option<Guard>,
+        /// Ends after the mapping, which stands before it.
+        _lease: Option<MappingLease>,
     }
 
     /// Whole pages that are mapped.
@@ -88,17 +91,19 @@ mod mapped {
             refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
         ) -> Result<Self, MemoryError> {
             let mapping = Mapped::new(&file, 0, len, true).map_err(|error| refused("map", error))?;
-            Ok(Self { host: mapping.start, _mapping: mapping, file, offset: 0, guard: None })
+            Ok(Self { host: mapping.start, _mapping: mapping, file, offset: 0, guard: None, _lease: None })
         }
 
         /// `size` bytes of the file of another process, from `offset` on; both are whole pages of 4096 bytes. The file may
-        /// shrink, and the alarm rings when we notice. Huge pages are asked for where they are wanted.
+        /// shrink, and the alarm rings when we notice. Huge pages are asked for where they are wanted. What is mapped is counted in
+        /// the quota, if there is one, and then some address space must be left.
         pub(crate) fn guarded(
             file: OwnedFd,
             (offset, size): (u64, u64),
             writable: bool,
             wants_huge: bool,
             alarm: &Arc<Alarm>,
+            quota: Option<&MappingQuota>,
         ) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
             let found = fstat(&file).map_err(|e| refused("look at", e.into()))?;
@@ -126,7 +131,11 @@ mod mapped {
             else {
                 return Err(refused("address", invalid("too large")));
             };
+            let lease = quota.map(|quota| quota.lease(len as u64)).transpose()?;
             let mapping = Mapped::new(&file, offset - skip, len, writable).map_err(|e| refused("map", e))?;
+            if quota.is_some() {
+                headroom(HEADROOM).map_err(|error| refused("map", error))?;
+            }
             if wants_huge && page < HUGE && size >= HUGE {
                 // SAFETY: advice about the mapping that was just made. Refused where it does not apply.
                 let _ = unsafe { madvise(mapping.start.as_ptr().cast(), len, Advice::LinuxHugepage) };
@@ -135,7 +144,7 @@ mod mapped {
                 Guard::new(mapping.start, len, page_len, alarm).map_err(|error| refused("guard", error))?;
             // SAFETY: `size` bytes, not none, are mapped from there on.
             let host = unsafe { mapping.start.add(skipped) };
-            Ok(Self { host, _mapping: mapping, file, offset, guard: Some(guard) })
+            Ok(Self { host, _mapping: mapping, file, offset, guard: Some(guard), _lease: lease })
         }
 
         pub(crate) fn host(&self) -> NonNull<u8> {

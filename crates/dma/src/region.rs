@@ -1,8 +1,8 @@
 //! One piece of guest RAM: a memfd, or a client's file, mapped.
-#[cfg(not(miri))]
-use crate::Alarm;
 use crate::MemoryError;
 use crate::ram::Ram;
+#[cfg(not(miri))]
+use crate::{Alarm, MappingQuota};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -95,21 +95,24 @@ impl Region {
     /// Files of hugetlbfs are mapped in their pages; a range may begin and end inside one. For others huge pages are asked for. What
     /// devices may not write, this process cannot either.
     ///
+    /// What is mapped is counted in `quota` until it is unmapped.
+    ///
     /// # Errors
     /// Misaligned, or the file has no such bytes; it is no regular file, or one of FUSE, where accesses may hang; the host
-    /// refuses the mapping, or has 4096 that are guarded.
+    /// refuses the mapping; the quota is used up, or the process has no room for one more guarded mapping.
     #[cfg(not(miri))]
     pub fn guarded(
         range: FileRange,
         file: std::os::fd::OwnedFd,
         alarm: &Arc<Alarm>,
+        quota: &MappingQuota,
     ) -> Result<Arc<Self>, MemoryError> {
         let FileRange { gpa, size, offset, writable } = range;
         check(gpa, size, Backing::Pages)?;
         if !offset.is_multiple_of(Backing::Pages.page_size()) {
             return Err(MemoryError::Unaligned { gpa: offset, size, align: Backing::Pages.page_size() });
         }
-        let ram = Ram::guarded(file, (offset, size), writable, true, alarm)?;
+        let ram = Ram::guarded(file, (offset, size), writable, true, alarm, Some(quota))?;
         Ok(Arc::new(Self { gpa, size, writable, ram }))
     }
 

@@ -33,7 +33,7 @@ impl FileView {
     /// # Errors
     /// As [`Region::guarded`](crate::Region::guarded).
     pub fn new(file: OwnedFd, len: u64, writable: bool, alarm: &Arc<Alarm>) -> Result<Self, MemoryError> {
-        let ram = Ram::guarded(file, (0, len), writable, false, alarm)?;
+        let ram = Ram::guarded(file, (0, len), writable, false, alarm, None)?;
         // It has been mapped.
         Ok(Self { ram, len: len as usize })
     }

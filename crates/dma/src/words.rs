@@ -14,6 +14,7 @@ mod mapped {
     use super::AtomicU64;
     use crate::LogError;
     use crate::guard::{Alarm, Guard};
+    use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
     use rustix::fs::{
         MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
     };
@@ -31,6 +32,8 @@ mod mapped {
         mapping: (NonNull<u8>, usize),
         file: OwnedFd,
         guard: Option<Guard>,
+        /// Ends after the memory is unmapped, in `drop`.
+        _lease: Option<MappingLease>,
     }
 
     // SAFETY: the mapping belongs to the process, and is used as atomics only.
@@ -73,10 +76,15 @@ mod mapped {
             offset: u64,
             count: usize,
             alarm: &Arc<Alarm>,
+            quota: &MappingQuota,
         ) -> Result<Self, LogError> {
-            let mut words = Self::part(file, offset, count)?;
-            let (start, len) = words.mapping;
             let page = rustix::param::page_size();
+            let bytes = (count as u64).saturating_mul(8).saturating_add(offset % page as u64);
+            let lease = quota.lease(bytes.checked_next_multiple_of(page as u64).unwrap_or(u64::MAX))?;
+            let mut words = Self::part(file, offset, count)?;
+            words._lease = Some(lease);
+            headroom(HEADROOM).map_err(|source| LogError::Os { what: "map", source })?;
+            let (start, len) = words.mapping;
             let guard = Guard::new(start, len.next_multiple_of(page), page, alarm);
             words.guard = Some(guard.map_err(|source| LogError::Os { what: "guard", source })?);
             Ok(words)
@@ -112,7 +120,7 @@ mod mapped {
                 .ok_or(LogError::Os { what: "map", source: std::io::ErrorKind::AddrNotAvailable.into() })?;
             // SAFETY: `skip` is inside the mapping, or at its end with no words.
             let first = unsafe { start.add(skip) }.cast();
-            Ok(Self { first, count, mapping: (start, len), file, guard: None })
+            Ok(Self { first, count, mapping: (start, len), file, guard: None, _lease: None })
         }
 
         #[inline(always)]

@@ -3,8 +3,8 @@
 mod skipped;
 
 use paravane_dma::{
-    Access, Alarm, Backing, DirtyLog, FileRange, HostSlice, LogError, Memory, MemoryError, Region,
-    RegionConfig, Segment,
+    Access, Alarm, Backing, DirtyLog, FileRange, HostSlice, LogError, MappingLimits, MappingPool,
+    MappingQuota, Memory, MemoryError, Region, RegionConfig, Segment, is_lost,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -35,7 +35,7 @@ fn range(gpa: u64, size: u64, offset: u64) -> FileRange {
 
 fn guarded(range: FileRange, file: &OwnedFd) -> (Arc<Region>, Arc<Alarm>) {
     let alarm = Alarm::new().unwrap();
-    let region = Region::guarded(range, file.try_clone().unwrap(), &alarm).unwrap();
+    let region = Region::guarded(range, file.try_clone().unwrap(), &alarm, &MappingQuota::default()).unwrap();
     (region, alarm)
 }
 
@@ -69,7 +69,7 @@ fn a_region_is_the_part_of_the_file_that_was_named() {
 #[test]
 fn a_file_that_has_no_such_bytes_is_refused() {
     let alarm = Alarm::new().unwrap();
-    let open = |range| Region::guarded(range, file(4 * PAGE), &alarm);
+    let open = |range| Region::guarded(range, file(4 * PAGE), &alarm, &MappingQuota::default());
     assert!(open(range(0, 4 * PAGE, 0)).is_ok());
     for (size, offset) in [(5, 0), (4, 1), (1, 4), (1, u64::MAX / PAGE), (u64::MAX / PAGE, 0)] {
         let error = open(range(0, size * PAGE, offset * PAGE)).unwrap_err();
@@ -80,8 +80,16 @@ fn a_file_that_has_no_such_bytes_is_refused() {
     }
     assert!(matches!(open(range(u64::MAX - PAGE + 1, 2 * PAGE, 0)), Err(MemoryError::Wraps { .. })));
     let (pipe, _other) = std::io::pipe().unwrap();
-    assert!(Region::guarded(range(0, PAGE, 0), pipe.into(), &alarm).is_err());
-    assert!(Region::guarded(range(0, PAGE, 0), File::open("/dev/zero").unwrap().into(), &alarm).is_err());
+    assert!(Region::guarded(range(0, PAGE, 0), pipe.into(), &alarm, &MappingQuota::default()).is_err());
+    assert!(
+        Region::guarded(
+            range(0, PAGE, 0),
+            File::open("/dev/zero").unwrap().into(),
+            &alarm,
+            &MappingQuota::default()
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -90,8 +98,13 @@ fn a_file_that_was_opened_to_be_read_makes_a_region_that_is() {
     let path = format!("/proc/self/fd/{}", made.as_raw_fd());
     let alarm = Alarm::new().unwrap();
     let read_only = || OwnedFd::from(File::open(&path).unwrap());
-    assert!(Region::guarded(range(0, PAGE, 0), read_only(), &alarm).is_err());
-    let region = Region::guarded(FileRange { writable: false, ..range(0, PAGE, 0) }, read_only(), &alarm);
+    assert!(Region::guarded(range(0, PAGE, 0), read_only(), &alarm, &MappingQuota::default()).is_err());
+    let region = Region::guarded(
+        FileRange { writable: false, ..range(0, PAGE, 0) },
+        read_only(),
+        &alarm,
+        &MappingQuota::default(),
+    );
     let memory = Memory::new(vec![region.unwrap()]).unwrap();
     let mut handle = memory.handle();
     assert!(handle.open().write(0, b"no", Access::WRITE).is_err());
@@ -198,7 +211,7 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     let alarm = Alarm::new().unwrap();
     // As QEMU has it around the hole below 1 MiB: the range begins inside the first page, and ends inside the second.
     let part = range(0xc_0000, 2 * HUGE - 0xc_0000 - PAGE, 0xc_0000);
-    let region = match Region::guarded(part, file.try_clone().unwrap(), &alarm) {
+    let region = match Region::guarded(part, file.try_clone().unwrap(), &alarm, &MappingQuota::default()) {
         Ok(region) => region,
         Err(error) => return skipped("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
     };
@@ -211,7 +224,15 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     let mut bytes = [0; 5];
     view.handle().open().read(0xc_0000, &mut bytes, Access::READ).unwrap();
     assert_eq!(&bytes, b"first");
-    assert!(Region::guarded(range(0, 2 * HUGE + PAGE, 0), file.try_clone().unwrap(), &alarm).is_err());
+    assert!(
+        Region::guarded(
+            range(0, 2 * HUGE + PAGE, 0),
+            file.try_clone().unwrap(),
+            &alarm,
+            &MappingQuota::default()
+        )
+        .is_err()
+    );
     ftruncate(&file, HUGE).unwrap();
     assert_eq!(handle.open().read_obj::<u8>(0xc_0000, Access::READ), Ok(b'f'));
     assert!(!region.lost());
@@ -224,9 +245,10 @@ fn a_log_may_shrink_if_it_is_guarded() {
     let file = file(2 * PAGE);
     assert!(matches!(DirtyLog::attach(file.try_clone().unwrap(), 0, PAGE), Err(LogError::MayShrink)));
     let alarm = Alarm::new().unwrap();
-    let log = DirtyLog::guarded(file.try_clone().unwrap(), PAGE, 64, &alarm).unwrap();
+    let log =
+        DirtyLog::guarded(file.try_clone().unwrap(), PAGE, 64, &alarm, &MappingQuota::default()).unwrap();
     assert!(matches!(
-        DirtyLog::guarded(file.try_clone().unwrap(), 2 * PAGE, 8, &alarm),
+        DirtyLog::guarded(file.try_clone().unwrap(), 2 * PAGE, 8, &alarm, &MappingQuota::default()),
         Err(LogError::Extent { .. })
     ));
     assert_eq!((log.end(), log.size()), (512 * PAGE, 64));
@@ -360,4 +382,73 @@ fn an_alarm_has_a_descriptor_and_is_silent_at_first() {
     assert!(!rings(&alarm, Duration::ZERO) && !alarm.take());
     rustix::io::write(alarm.as_fd(), &1_u64.to_ne_bytes()).unwrap();
     assert!(rings(&alarm, Duration::ZERO) && alarm.take() && !alarm.take());
+}
+
+#[test]
+fn what_is_mapped_counts_until_it_is_unmapped() {
+    let alarm = Alarm::new().unwrap();
+    let limits = MappingLimits { max_client_memory: 4 * PAGE, ..MappingLimits::of_host() };
+    let quota = MappingPool::new(limits).quota();
+    let first = Region::guarded(range(0, 3 * PAGE, 0), file(4 * PAGE), &alarm, &quota).unwrap();
+    assert_eq!((quota.mapped(), quota.mappings()), (3 * PAGE, 1));
+    let error = Region::guarded(range(0, 2 * PAGE, 0), file(2 * PAGE), &alarm, &quota).unwrap_err();
+    let said = "cannot map 8 KiB more for this client, which has 12 KiB mapped, limit 16 KiB: raise max-client-memory";
+    assert_eq!(error.to_string(), said);
+    // What a log maps is whole pages.
+    let log = DirtyLog::guarded(file(PAGE), 8, 64, &alarm, &quota).unwrap();
+    assert_eq!((quota.mapped(), quota.mappings()), (4 * PAGE, 2));
+    assert!(matches!(DirtyLog::guarded(file(PAGE), 0, 8, &alarm, &quota), Err(LogError::Quota(_))));
+    drop(first);
+    assert_eq!((quota.mapped(), quota.mappings()), (PAGE, 1));
+    // What is refused for another reason is not counted.
+    assert!(Region::guarded(range(0, 3 * PAGE, 0), file(PAGE), &alarm, &quota).is_err());
+    assert!(DirtyLog::guarded(file(PAGE), 0, 2 * PAGE, &alarm, &quota).is_err());
+    drop(log);
+    assert_eq!((quota.mapped(), quota.mappings()), (0, 0));
+}
+
+#[test]
+fn thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found() {
+    // More than the process could guard once; `vm.max_map_count` is 65530 by default.
+    const MANY: usize = 5000;
+    let (alarm, silent) = (Alarm::new().unwrap(), Alarm::new().unwrap());
+    // So that neighbours do not become one mapping of the kernel's: each is the same page. One descriptor for each 250.
+    let files: Vec<_> = (0..MANY.div_ceil(250)).map(|_| file(PAGE)).collect();
+    let quotas: Vec<_> = {
+        let pool = MappingPool::new(MappingLimits { max_mappings: 1 << 20, ..MappingLimits::of_host() });
+        files.iter().map(|_| pool.quota()).collect()
+    };
+    if let Some(why) = too_few_descriptors(MANY) {
+        return skipped("thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found", &why);
+    }
+    let mut regions: Vec<_> = (0..MANY)
+        .map(|number| {
+            let (file, quota) = (&files[number / 250], &quotas[number / 250]);
+            Region::guarded(range(0, PAGE, 0), file.try_clone().unwrap(), &silent, quota).unwrap()
+        })
+        .collect();
+    let taken = file(PAGE);
+    let last =
+        Region::guarded(range(0, PAGE, 0), taken.try_clone().unwrap(), &alarm, &MappingQuota::default())
+            .unwrap();
+    ftruncate(&taken, 0).unwrap();
+    let memory = Memory::new(vec![last.clone()]).unwrap();
+    memory.handle().open().write(0, b"gone", Access::WRITE).unwrap();
+    assert!(last.lost() && alarm.take() && !silent.take());
+    let piece = |region: &Region| HostSlice { ptr: region.host().as_ptr(), len: PAGE as usize };
+    assert!(is_lost(&[piece(&last)]) && !is_lost(&[piece(&regions[0]), piece(&regions[MANY - 1])]));
+    // A slot that is free again is taken again, and is not lost.
+    regions.drain(..10);
+    drop((last, memory));
+    let again = Region::guarded(range(0, PAGE, 0), file(PAGE), &silent, &MappingQuota::default()).unwrap();
+    assert!(!again.lost() && !is_lost(&[piece(&again)]));
+}
+
+/// Raises the limit on descriptors; why not if that cannot be.
+fn too_few_descriptors(wanted: usize) -> Option<String> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let enough = maximum.is_none_or(|most| most > wanted as u64 + 500);
+    (!enough).then(|| format!("a process may have {maximum:?} descriptors only"))
 }

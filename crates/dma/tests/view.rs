@@ -1,7 +1,7 @@
 //! Files that are copied from and to without system calls, and what their owners do to them meanwhile.
 #![cfg(not(any(miri, loom)))]
 use paravane_dma::{
-    Alarm, Backing, FileRange, FileView, HostSlice, NotWritten, Region, RegionConfig, is_lost,
+    Alarm, Backing, FileRange, FileView, HostSlice, MappingQuota, NotWritten, Region, RegionConfig, is_lost,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -134,7 +134,8 @@ fn zeroes_in_the_place_of_what_is_gone_are_not_written() {
         let view = view(&file, true);
         let alarm = Alarm::new().unwrap();
         let range = FileRange { gpa: 0, size: LEN as u64, offset: 0, writable: true };
-        let region = Region::guarded(range, theirs.try_clone().unwrap(), &alarm).unwrap();
+        let region =
+            Region::guarded(range, theirs.try_clone().unwrap(), &alarm, &MappingQuota::default()).unwrap();
         let all = HostSlice { ptr: region.host().as_ptr(), len: LEN };
         assert!(!is_lost(&[all]));
         std::thread::scope(|scope| {

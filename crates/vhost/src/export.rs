@@ -18,6 +18,7 @@ use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
 use crate::status::{Board, ExportStatus};
 use paravane_device::{Device, LogDevice};
+use paravane_dma::MappingQuota;
 use paravane_io::{IoThread, caught};
 use paravane_notify::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,10 +50,13 @@ pub struct ExportConfig {
     /// Offer to use buffers in the order in which they were made available. Good for network cards; a disk's requests wait
     /// for one another then, if the driver accepts it.
     pub in_order: bool,
+    /// What its clients may have mapped. Give all exports of a process quotas of one pool.
+    pub quota: MappingQuota,
 }
 
 impl ExportConfig {
-    /// One worker, polls of up to 50 microseconds where that pays, packed queues offered.
+    /// One worker, polls of up to 50 microseconds where that pays, packed queues offered, a quota alone in a pool with the limits
+    /// of the host.
     #[must_use]
     pub fn new(name: impl Into<String>, endpoint: Endpoint) -> Self {
         Self {
@@ -62,6 +66,7 @@ impl ExportConfig {
             longest_poll: Duration::from_micros(50),
             packed: true,
             in_order: false,
+            quota: MappingQuota::default(),
         }
     }
 }
@@ -146,7 +151,7 @@ impl Export {
         if queues > 256 {
             return Err(ExportError::Queues(queues));
         }
-        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order } = config;
+        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order, quota } = config;
         let offer = Offer { packed, in_order };
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
@@ -154,7 +159,7 @@ impl Export {
         let door = Door::open(endpoint)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared = Arc::new(Shared {
-            board: Board::new(&name, queues),
+            board: Board::new(&name, queues, quota),
             control,
             stop: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),

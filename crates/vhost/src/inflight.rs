@@ -5,13 +5,13 @@
 //!   SET_INFLIGHT_FD: it comes back, after a crash as it was -----> a region for each queue, for the ring to track in
 //! ```
 //! What is in it is as hostile as everything else of the client's; the ring checks it (`paravane_ring`'s tracking).
+use crate::memory::ClientMemory;
 use crate::session::SessionError;
-use paravane_dma::{Access, Alarm, Backing, FileRange, Mapping, Memory, Region, RegionConfig};
+use paravane_dma::{Access, Backing, FileRange, Mapping, Memory, Region, RegionConfig};
 use paravane_ring::device::tracking_bytes;
 use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::vhost_user::Inflight;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 /// The region of each queue is on a multiple of this.
 const ALIGN: u64 = 64;
@@ -55,11 +55,11 @@ pub(crate) fn make(
 
 impl InflightMemory {
     /// The client gives memory back.
-    pub(crate) fn new(said: Inflight, file: OwnedFd, alarm: &Arc<Alarm>) -> Result<Self, SessionError> {
+    pub(crate) fn new(said: Inflight, file: OwnedFd, client: &ClientMemory) -> Result<Self, SessionError> {
         let size = said.size.checked_next_multiple_of(PAGE).unwrap_or(0);
         let range = FileRange { gpa: 0, size, offset: said.offset, writable: true };
         let refused = crate::memory::TableError::Memory;
-        let region = Region::guarded(range, file, alarm).map_err(refused)?;
+        let region = Region::guarded(range, file, client.alarm(), client.quota()).map_err(refused)?;
         Ok(Self { said, memory: Memory::new(vec![region]).map_err(refused)? })
     }
 

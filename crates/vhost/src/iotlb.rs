@@ -8,7 +8,7 @@
 //! guest-physical terms, for which the client's memory must stay as it is ([`Translations::survives`]).
 use crate::memory::Slots;
 use paravane_device::Gate;
-use paravane_dma::{Access, Busy, Domain, DomainError, Handle, Memory, Miss};
+use paravane_dma::{Access, Busy, Domain, DomainError, Handle, Memory, Miss, headroom};
 use paravane_spec::vhost_user::{Iotlb, iotlb};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +17,10 @@ use std::time::Duration;
 const PAGE: u64 = 4096;
 /// Most pieces, of pages that do not adjoin.
 const MOST: usize = 1 << 16;
-/// What the tables of the domain may take, in bytes.
-const TABLES: u64 = 64 << 20;
+/// Insertions from one look at what memory the process can still have to the next.
+const LOOK: u32 = 64;
+/// What they may take, in bytes: tables above all.
+const HEADROOM: usize = 32 << 20;
 /// How often somebody looks after those who are waited for.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -76,7 +78,7 @@ pub(crate) fn touched(said: &Iotlb) -> (u64, u64) {
 pub(crate) enum Refused {
     /// The client's memory is not there, or not in whole pages.
     NoMemory,
-    /// There are too many.
+    /// There are too many, or the host has no memory for more.
     Full,
 }
 
@@ -87,14 +89,20 @@ pub(crate) struct Translations {
     gate: Gate,
     /// By their first IOVA. They do not overlap.
     pieces: BTreeMap<u64, Piece>,
+    /// Insertions so far.
+    inserted: u32,
 }
 
 impl Translations {
-    /// None yet, in front of `memory`. Whoever misses one is to say so.
-    pub(crate) fn new(memory: &Memory, on_miss: impl Fn(Miss) + Send + Sync + 'static) -> Self {
-        let domain = Domain::with_limit(memory, TABLES);
+    /// None yet, in front of `memory`; the tables may take `max_tables` bytes. `on_miss` hears of accesses without a translation.
+    pub(crate) fn new(
+        memory: &Memory,
+        max_tables: u64,
+        on_miss: impl Fn(Miss) + Send + Sync + 'static,
+    ) -> Self {
+        let domain = Domain::with_limit(memory, max_tables);
         domain.on_miss(on_miss);
-        Self { domain, gate: Gate::default(), pieces: BTreeMap::new() }
+        Self { domain, gate: Gate::default(), pieces: BTreeMap::new(), inserted: 0 }
     }
 
     /// For a queue.
@@ -124,9 +132,12 @@ impl Translations {
     /// Nothing was taken. [`Refused::Full`]: it would be, if nothing else were known.
     pub(crate) fn insert(&mut self, new: Piece, slots: &Slots) -> Result<(), Refused> {
         let runs = runs(new, slots).ok_or(Refused::NoMemory)?;
-        if self.pieces.len() >= MOST {
+        // Pieces take little each, and cannot fail singly.
+        let is_short = self.inserted.is_multiple_of(LOOK) && headroom(HEADROOM).is_err();
+        if self.pieces.len() >= MOST || is_short {
             return Err(Refused::Full);
         }
+        self.inserted = self.inserted.wrapping_add(1);
         let known: Vec<Piece> = self.overlapping(new.first, new.last).collect();
         let mut mapped: Vec<(u64, u64)> = Vec::new();
         for (run, gpa) in runs {

@@ -27,4 +27,5 @@ mod status;
 mod vring;
 
 pub use export::{Endpoint, Export, ExportConfig, ExportError};
+pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
 pub use status::{Board, ExportStatus, QueueStatus};

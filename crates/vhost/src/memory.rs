@@ -6,7 +6,9 @@
 //! ```
 //! A region that is named again as it was, file and all, keeps its mapping, so that queues whose rings lie there need not
 //! be stopped. A client may take its file away at any time: the region is lost then, and [`ClientMemory::lost`] tells.
-use paravane_dma::{Alarm, FileRange, Memory, MemoryError, Region};
+//!
+//! The client's quota bounds what is mapped. A new table is mapped before the old one is unmapped, so both count for a moment.
+use paravane_dma::{Alarm, FileRange, MappingQuota, Memory, MemoryError, Region};
 use paravane_spec::vhost_user::MemoryRegion;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -85,16 +87,23 @@ pub struct ClientMemory {
     slots: Slots,
     memory: Memory,
     alarm: Arc<Alarm>,
+    quota: MappingQuota,
 }
 
 impl ClientMemory {
-    /// No memory yet.
+    /// No memory yet; all that will be mapped counts in `quota`.
     ///
     /// # Errors
     /// The process has no descriptors left.
-    pub fn new() -> Result<Self, TableError> {
+    pub fn new(quota: MappingQuota) -> Result<Self, TableError> {
         let alarm = Alarm::new().map_err(TableError::File)?;
-        Ok(Self { slots: Slots::default(), memory: Memory::new(Vec::new())?, alarm })
+        Ok(Self { slots: Slots::default(), memory: Memory::new(Vec::new())?, alarm, quota })
+    }
+
+    /// What the client may have mapped.
+    #[must_use]
+    pub fn quota(&self) -> &MappingQuota {
+        &self.quota
     }
 
     /// What devices see.
@@ -197,7 +206,7 @@ impl ClientMemory {
             .checked_next_multiple_of(PAGE)
             .ok_or(TableError::Extent { addr: said.gpa, size: said.size })?;
         let range = FileRange { gpa: said.gpa, size, offset: said.offset, writable: true };
-        Ok(Region::guarded(range, file, &self.alarm)?)
+        Ok(Region::guarded(range, file, &self.alarm, &self.quota)?)
     }
 }
 

@@ -29,7 +29,7 @@ use crate::status::Board;
 use crate::vring::{Kick, Vring};
 use features::Features;
 use paravane_device::Device;
-use paravane_dma::DirtyLog;
+use paravane_dma::{DirtyLog, headroom};
 use paravane_io::IoThread;
 use paravane_notify::Notifier;
 use paravane_spec::net;
@@ -46,6 +46,10 @@ use translation::Taken;
 const TICK: Duration = Duration::from_micros(500);
 /// How soon it is tried again to tell a client what is missed that does not read.
 const RETRY: Duration = Duration::from_millis(20);
+
+/// Address space that must be left when a session or a queue begins, in bytes: what they allocate cannot all fail singly. The
+/// largest queue takes a quarter of it.
+const HEADROOM: usize = 32 << 20;
 
 /// How long a change waits for a batch that is under way.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -85,20 +89,22 @@ impl<'a> Session<'a> {
     /// A client has come.
     ///
     /// # Errors
-    /// The process has no descriptors left.
+    /// The process has no descriptors or no memory left.
     pub fn new(
         device: &'a mut dyn Device,
         workers: Workers<'a>,
         board: &'a Board,
         offer: Offer,
     ) -> Result<Self, SessionError> {
+        headroom(HEADROOM)
+            .map_err(|source| SessionError::OutOfMemory { what: "a session".into(), source })?;
         let queues = device.queue_sizes().len();
         Ok(Self {
             features: Features::new(device.features(), offer, device.device_id() == device_id::NET),
             device,
             workers,
             board,
-            memory: ClientMemory::new()?,
+            memory: ClientMemory::new(board.quota.clone())?,
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
             log: None,
             inflight: None,
@@ -211,7 +217,7 @@ impl<'a> Session<'a> {
                 if let Some(queue) = self.live_queue() {
                     return Err(SessionError::Live { queue, request: "SET_INFLIGHT_FD" });
                 }
-                self.inflight = Some(InflightMemory::new(inflight, fd, self.memory.alarm())?);
+                self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
             }
             Request::SetDeviceStateFd(said, pipe) => {
                 self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
@@ -352,9 +358,7 @@ impl<'a> Session<'a> {
         }
         self.board.bells.clear();
         self.device.reset();
-        let mut status = self.board.write();
-        status.connected = false;
-        status.memory = 0;
+        self.board.write().connected = false;
     }
 }
 

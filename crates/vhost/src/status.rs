@@ -1,5 +1,6 @@
 //! What an export is doing, for those who look on.
 use crate::bells::Bells;
+use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,8 +40,10 @@ pub struct ExportStatus {
     pub features: u64,
     /// Protocol features that it has accepted.
     pub protocol_features: u64,
-    /// Bytes of its memory that are mapped.
+    /// Bytes mapped for the client: its memory, in-flight memory and dirty log.
     pub memory: u64,
+    /// Most bytes that may be mapped for a client.
+    pub max_memory: u64,
     /// By index. What is counted goes on from client to client.
     pub queues: Vec<QueueStatus>,
     /// Translations that clients have told and that were not taken: not of whole pages of their memory.
@@ -61,19 +64,21 @@ pub struct Board {
     status: Mutex<ExportStatus>,
     pub(crate) bells: Arc<Bells>,
     pub(crate) work: Vec<Arc<QueueWork>>,
+    /// What clients may have mapped.
+    pub(crate) quota: MappingQuota,
 }
 
 impl Board {
-    /// Of a device with so many queues.
+    /// Of a device with so many queues, whose clients may have `quota` mapped.
     #[must_use]
-    pub fn new(name: &str, queues: usize) -> Self {
+    pub fn new(name: &str, queues: usize, quota: MappingQuota) -> Self {
         let status = ExportStatus {
             name: name.to_owned(),
             queues: vec![QueueStatus::default(); queues],
             ..ExportStatus::default()
         };
         let work = std::iter::repeat_with(Arc::default).take(queues).collect();
-        Self { status: Mutex::new(status), bells: Arc::new(Bells::new(name, queues)), work }
+        Self { status: Mutex::new(status), bells: Arc::new(Bells::new(name, queues)), work, quota }
     }
 
     /// To write on. Not held while anything else is done.
@@ -85,6 +90,8 @@ impl Board {
     #[must_use]
     pub fn read(&self) -> ExportStatus {
         let mut status = self.write().clone();
+        status.memory = self.quota.mapped();
+        status.max_memory = self.quota.limits().max_client_memory;
         for ((index, queue), work) in (0..).zip(&mut status.queues).zip(&self.work) {
             queue.kicks = self.bells.kicks(index);
             queue.taken = work.taken();

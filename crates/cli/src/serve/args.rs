@@ -73,6 +73,18 @@ pub(crate) struct DaemonArgs {
     /// Log lines per second and device, after a burst of 20 times as many; 0: no limit [default: 1; with -v: 0]
     #[arg(long, value_name = "LINES", global = true)]
     pub(crate) log_rate: Option<u32>,
+    /// Most memory that one VMM may share. Allow twice its guest's: a VMM that replaces its memory has both mapped for a moment
+    /// [default: 8 times RAM and swap, at least 1T, at most half of --max-memory]
+    #[arg(long, value_name = "SIZE", global = true)]
+    pub(crate) max_client_memory: Option<Size>,
+    /// Most memory that all VMMs together may share. Half of it is divided evenly among the devices and kept for them [default:
+    /// half of the address space, 64T, or half of RLIMIT_AS]
+    #[arg(long, value_name = "SIZE", global = true)]
+    pub(crate) max_memory: Option<Size>,
+    /// Most memory regions of all VMMs together, divided as --max-memory; one VMM has at most 256 [default: three quarters of
+    /// vm.max_map_count, at most half of RLIMIT_NOFILE]
+    #[arg(long, value_name = "N", global = true)]
+    pub(crate) max_mappings: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -15,7 +15,7 @@ use super::sandbox::Reach;
 use super::spec::{DeviceSpec, Endpoint, Kind};
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
-use paravane_vhost::{Export, ExportConfig, ExportStatus};
+use paravane_vhost::{Export, ExportConfig, ExportStatus, MappingPool, MappingQuota};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +44,8 @@ struct Inner {
 #[derive(Clone)]
 pub(crate) struct Fleet {
     inner: Arc<Mutex<Inner>>,
+    /// What VMMs may have mapped.
+    pool: Arc<MappingPool>,
     started: Instant,
 }
 
@@ -52,10 +54,16 @@ impl Fleet {
     ///
     /// # Errors
     /// One cannot be served; then none is.
-    pub(crate) fn start(opened: Vec<(DeviceSpec, Opened)>, sockets: &Sockets) -> Result<Self, anyhow::Error> {
+    pub(crate) fn start(
+        opened: Vec<(DeviceSpec, Opened)>,
+        sockets: &Sockets,
+        pool: Arc<MappingPool>,
+    ) -> Result<Self, anyhow::Error> {
+        // Each has its share before the first VMM can take any.
+        let quotas: Vec<_> = opened.iter().map(|_| pool.quota()).collect();
         let mut members: Vec<Member> = Vec::new();
-        for (spec, device) in opened {
-            match Member::start(spec, device, sockets) {
+        for ((spec, device), quota) in opened.into_iter().zip(quotas) {
+            match Member::start(spec, device, sockets, quota) {
                 Ok(member) => members.push(member),
                 Err(error) => {
                     members.into_iter().for_each(Member::stop);
@@ -64,7 +72,7 @@ impl Fleet {
             }
         }
         let inner = Inner { members, failed: Vec::new(), last_reload: String::new(), reload: None };
-        Ok(Self { inner: Arc::new(Mutex::new(inner)), started: Instant::now() })
+        Ok(Self { inner: Arc::new(Mutex::new(inner)), pool, started: Instant::now() })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -86,10 +94,11 @@ impl Fleet {
         let new: Vec<_> = wanted.iter().filter(|spec| !kept_names.contains(&spec.name)).cloned().collect();
         let mut far_ends = FarEnds::default();
         let (mut added, mut failed) = (0, 0_usize);
-        for spec in new {
+        let quotas: Vec<_> = new.iter().map(|_| self.pool.quota()).collect();
+        for (spec, quota) in new.into_iter().zip(quotas) {
             let name = spec.name.clone();
-            let started =
-                open_one(&spec, &mut far_ends, reach).and_then(|device| Member::start(spec, device, sockets));
+            let started = open_one(&spec, &mut far_ends, reach)
+                .and_then(|device| Member::start(spec, device, sockets, quota));
             let mut inner = self.inner();
             match started {
                 Ok(member) => {
@@ -217,7 +226,12 @@ fn divide(members: Vec<Member>, wanted: &[DeviceSpec]) -> (Vec<Member>, Vec<Memb
 }
 
 impl Member {
-    fn start(spec: DeviceSpec, opened: Opened, sockets: &Sockets) -> Result<Self, anyhow::Error> {
+    fn start(
+        spec: DeviceSpec,
+        opened: Opened,
+        sockets: &Sockets,
+        quota: MappingQuota,
+    ) -> Result<Self, anyhow::Error> {
         let Opened { device, figures, resizer, back_end } = opened;
         let name = spec.name.clone();
         let started = || {
@@ -235,6 +249,7 @@ impl Member {
                 longest_poll: spec.longest_poll,
                 packed: spec.packed,
                 in_order: matches!(spec.kind, Kind::Net(_)),
+                quota,
                 ..ExportConfig::new(name.clone(), endpoint)
             };
             Ok::<_, anyhow::Error>(Export::start(config, device)?)
@@ -281,6 +296,8 @@ impl Member {
             connected: status.connected,
             sessions: status.sessions,
             features: format!("{:#x}", status.features),
+            memory: status.memory,
+            max_memory: status.max_memory,
             queues: (0..).zip(&status.queues).map(queue).collect(),
             refused_connections: status.refused_connections,
             protocol_errors: status.protocol_errors,
@@ -322,6 +339,7 @@ fn endpoint(spec: &DeviceSpec) -> String {
 mod tests {
     use super::*;
     use paravane_device::{Device, QueueHandler};
+    use paravane_vhost::MappingLimits;
     use std::io;
     use std::os::unix::net::UnixStream;
     use std::path::{Path, PathBuf};
@@ -388,7 +406,7 @@ mod tests {
             (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap()),
         ];
         let sockets = Sockets::new();
-        let fleet = Fleet::start(members, &sockets).unwrap();
+        let fleet = Fleet::start(members, &sockets, MappingPool::new(MappingLimits::of_host())).unwrap();
         let _good_client = UnixStream::connect(&good_socket).unwrap();
         let _client = UnixStream::connect(&socket).unwrap();
         let report =

@@ -12,6 +12,7 @@ mod config;
 mod connections;
 mod control;
 mod fleet;
+mod limits;
 mod metrics;
 mod open;
 mod process;
@@ -33,6 +34,7 @@ use metrics::Metrics;
 use open::FarEnds;
 use process::Descriptors;
 use report::Report;
+use paravane_vhost::MappingPool;
 use sandbox::Reach;
 use sandbox::user::Target;
 use sd_notify::NotifyState;
@@ -93,6 +95,9 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         no_sandbox: line.no_sandbox || file.no_sandbox,
         log_format: line.log_format.or(file.log_format),
         log_rate: line.log_rate.or(file.log_rate),
+        max_client_memory: line.max_client_memory.or(file.max_client_memory),
+        max_memory: line.max_memory.or(file.max_memory),
+        max_mappings: line.max_mappings.or(file.max_mappings),
     }
 }
 
@@ -101,6 +106,7 @@ fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Erro
     if let Some(user) = &daemon.user {
         Target::find(user)?;
     }
+    limits::mapping(daemon)?;
     for device in devices {
         let named = || format!("device {}", device.name);
         for image in device.images() {
@@ -124,6 +130,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     check(daemon, &devices).map_err(Failure::request)?;
     let signals = Signals::take().context("cannot catch signals")?;
     take_all_descriptors();
+    // Before the sandbox, which hides what the host says of itself.
+    let pool = MappingPool::new(limits::mapping(daemon).map_err(Failure::request)?);
     let manager = systemd::Manager::from_environment()?;
     let sockets = systemd::sockets()?;
     let user = daemon.user.as_deref().map(Target::find).transpose().map_err(Failure::request)?;
@@ -156,7 +164,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     // From here on nobody waits for stderr.
     log::start_writing();
     let connects = opened.iter().any(|(spec, _)| matches!(spec.endpoint, Endpoint::Connect(_)));
-    let fleet = Fleet::start(opened, &sockets)?;
+    let fleet = Fleet::start(opened, &sockets, pool)?;
     // From here on the sockets are there, and must be removed whatever happens.
     let result = run(
         args,

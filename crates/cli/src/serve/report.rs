@@ -65,6 +65,12 @@ pub(crate) struct Device {
     pub(crate) sessions: u64,
     /// Feature bits that the driver has accepted, in hexadecimal.
     pub(crate) features: String,
+    /// Bytes mapped for the VMM.
+    #[serde(default)]
+    pub(crate) memory: u64,
+    /// Most bytes that may be mapped for it.
+    #[serde(default)]
+    pub(crate) max_memory: u64,
     pub(crate) queues: Vec<Queue>,
     /// Connections that could not be accepted, for want of descriptors say.
     #[serde(default)]

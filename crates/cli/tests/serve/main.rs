@@ -16,6 +16,7 @@ mod operation;
 mod raw;
 mod reload;
 mod requests;
+mod resources;
 mod rig;
 #[path = "../../../vhost/tests/serve/rings.rs"]
 mod rings;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::memory::ClientMemory;
 use crate::message::SharedRegion;
-use paravane_dma::{Backing, DmaError, Region, RegionConfig};
+use paravane_dma::{Backing, DmaError, MappingQuota, Region, RegionConfig};
 use paravane_spec::vhost_user::MemoryRegion;
 use proptest::prelude::*;
 use std::sync::Mutex;
@@ -26,7 +26,7 @@ fn shared(gpa: u64, user: u64, pages: u64) -> SharedRegion {
 
 /// Each page begins with its number in the guest.
 fn memory() -> ClientMemory {
-    let mut memory = ClientMemory::new().unwrap();
+    let mut memory = ClientMemory::new(MappingQuota::default()).unwrap();
     let first = shared(AT[0] * PAGE, USER, FIRST);
     let second = shared(AT[1] * PAGE, USER + FIRST * PAGE, SECOND);
     let slots = memory.with_all(vec![first, second]).unwrap();
@@ -55,7 +55,7 @@ fn said(page: u64, pages: u64, user: u64, perm: u8) -> Iotlb {
 }
 
 fn translations(memory: &ClientMemory) -> Translations {
-    Translations::new(memory.memory(), |_| ())
+    Translations::new(memory.memory(), 64 << 20, |_| ())
 }
 
 /// Nothing is held.
@@ -209,4 +209,22 @@ fn who_holds_a_translation_is_waited_for() {
     assert!(removed && waited == 1);
     let door = handle.open();
     assert!(!door.reaches(BASE + PAGE, 1, Access::READ) && door.reaches(BASE + 2 * PAGE, 1, Access::READ));
+}
+
+#[test]
+fn the_number_of_pieces_has_a_limit() {
+    let memory = memory();
+    let mut known = translations(&memory);
+    // Every other page, so that none adjoins.
+    let piece = |number: usize| {
+        let iova = number as u64 * 2 * PAGE;
+        Piece::new(&Iotlb { iova, size: PAGE, user: USER, perm: BOTH, ..Iotlb::default() }).unwrap()
+    };
+    for number in 0..MOST {
+        assert_eq!(known.insert(piece(number), memory.slots()), Ok(()));
+    }
+    let one_more = piece(MOST);
+    assert_eq!(known.insert(one_more, memory.slots()), Err(Refused::Full));
+    assert!(known.remove(0, PAGE - 1, &mut never));
+    assert_eq!(known.insert(one_more, memory.slots()), Ok(()));
 }

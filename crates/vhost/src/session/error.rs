@@ -118,6 +118,14 @@ pub enum SessionError {
     /// memory that the client has shared is gone: its file was made shorter
     #[error("memory that the client has shared is gone: its file was made shorter")]
     MemoryLost,
+    /// The host has no memory for what the client asks for.
+    #[error("no memory for {what}: {source}")]
+    OutOfMemory {
+        /// A session or a queue.
+        what: String,
+        /// Why not.
+        source: io::Error,
+    },
     /// {0}
     #[error(transparent)]
     Host(#[from] NotifyError),

@@ -15,7 +15,8 @@ use std::sync::Arc;
 impl Session<'_> {
     pub(super) fn set_log_base(&mut self, area: LogArea, file: OwnedFd) -> Result<(), SessionError> {
         self.features.need_protocol(protocol_feature::LOG_SHMFD, "SET_LOG_BASE")?;
-        let log = DirtyLog::guarded(file, area.offset, area.size, self.memory.alarm())?;
+        let (alarm, quota) = (self.memory.alarm(), self.memory.quota());
+        let log = DirtyLog::guarded(file, area.offset, area.size, alarm, quota)?;
         self.log = Some(Arc::clone(&log));
         if self.features.has(F_LOG_ALL) {
             self.memory.memory().start_log(log, SETTLE)?;

@@ -1,10 +1,10 @@
 //! The queues of a session: what is set of them, and when they start and stop.
-use super::{SETTLE, Session, SessionError};
+use super::{HEADROOM, SETTLE, Session, SessionError};
 use crate::memory::Slots;
 use crate::message::Reply;
 use crate::vring::{Kick, Stage, Vring};
 use paravane_device::{LiveQueue, StartError};
-use paravane_dma::Access;
+use paravane_dma::{Access, headroom};
 use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueKey, Site};
 use paravane_spec::feature;
 use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
@@ -137,8 +137,6 @@ impl Session<'_> {
         if let Err(busy) = self.memory.memory().settle(SETTLE) {
             tracing::warn!("memory that the client has taken back may still be in use: {busy}");
         }
-        let regions = self.memory.memory().regions();
-        self.board.write().memory = regions.iter().map(|region| region.size()).sum();
         Ok(())
     }
 
@@ -161,6 +159,8 @@ impl Session<'_> {
         }
         let vring = &self.vrings[usize::from(queue)];
         let (Some(addr), Some(kick)) = (vring.addr, &vring.kick) else { return Ok(()) };
+        headroom(HEADROOM)
+            .map_err(|source| SessionError::OutOfMemory { what: format!("queue {queue}"), source })?;
         let kicks = self.kicks(kick)?;
         let addresses = self.addresses(index, vring.size, addr)?;
         let max = self.device.queue_sizes()[usize::from(queue)];

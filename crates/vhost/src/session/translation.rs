@@ -162,8 +162,9 @@ impl Session<'_> {
     pub(super) fn forget_translations(&mut self) {
         let translated = self.features.has(feature::ACCESS_PLATFORM);
         let channel = Arc::clone(&self.back_channel);
-        self.translations =
-            translated.then(|| Translations::new(self.memory.memory(), move |miss| channel.miss(miss)));
+        let max_tables = self.memory.quota().max_tables();
+        self.translations = translated
+            .then(|| Translations::new(self.memory.memory(), max_tables, move |miss| channel.miss(miss)));
         self.back_channel.forget();
     }
 

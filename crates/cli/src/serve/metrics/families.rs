@@ -41,7 +41,7 @@ const DAEMON: [DaemonFigure; 7] = [
 /// Of a device: name, help, whether it only grows, value.
 type Figure = (&'static str, &'static str, bool, fn(&Device) -> Option<u64>);
 
-const FIGURES: [Figure; 22] = [
+const FIGURES: [Figure; 24] = [
     ("device_connected", "Whether a VMM is connected", false, |device| Some(device.connected.into())),
     ("device_failed", "Whether the device has failed by a mistake of the daemon's", false, |device| {
         Some(device.failed.is_some().into())
@@ -62,6 +62,10 @@ const FIGURES: [Figure; 22] = [
     }),
     ("device_queues_failed", "Queues that have stopped for good", false, |device| {
         Some(device.latched() as u64)
+    }),
+    ("device_memory_bytes", "Bytes mapped for the VMM", false, |device| Some(device.memory)),
+    ("device_memory_limit_bytes", "Most bytes that may be mapped for the VMM", false, |device| {
+        Some(device.max_memory)
     }),
     ("device_kicks", "Notifications from the driver", true, |device| Some(device.totals()[0])),
     ("device_buffers_taken", "Buffers taken from the driver", true, |device| Some(device.totals()[1])),

@@ -1,7 +1,7 @@
 //! A client takes memory away that requests use.
 use super::*;
 use crate::rig::{BASE, SIZE};
-use paravane_dma::{Access, Alarm, FileRange, Region};
+use paravane_dma::{Access, Alarm, FileRange, MappingQuota, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ fn rig_with_theirs(
     ftruncate(&theirs, LEN).unwrap();
     let alarm = Alarm::new().unwrap();
     let range = FileRange { gpa: THEIRS, size: LEN, offset: 0, writable: true };
-    let region = Region::guarded(range, theirs.try_clone().unwrap(), &alarm).unwrap();
+    let region =
+        Region::guarded(range, theirs.try_clone().unwrap(), &alarm, &MappingQuota::default()).unwrap();
     rig.memory.replace(vec![rig.region.clone(), region.clone()]).unwrap();
     (rig, theirs, region, alarm)
 }

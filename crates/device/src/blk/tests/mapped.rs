@@ -1,7 +1,7 @@
 //! Images in memory, which are copied from and to without system calls as far as that goes.
 use super::*;
 use crate::rig::{BASE, SIZE};
-use paravane_dma::{Alarm, FileRange, Region};
+use paravane_dma::{Alarm, FileRange, MappingQuota, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -129,7 +129,8 @@ fn memory_that_is_gone_is_not_written_to_the_disk() {
     ftruncate(&theirs, 1 << 20).unwrap();
     let range = FileRange { gpa: BASE + SIZE, size: 1 << 20, offset: 0, writable: true };
     let alarm = Alarm::new().unwrap();
-    let region = Region::guarded(range, theirs.try_clone().unwrap(), &alarm).unwrap();
+    let region =
+        Region::guarded(range, theirs.try_clone().unwrap(), &alarm, &MappingQuota::default()).unwrap();
     rig.memory.replace(vec![rig.region.clone(), region.clone()]).unwrap();
     let write = |rig: &mut Rig<Blk>, len| {
         rig.poke(HEADER, &header(blk::T_OUT, 0));
