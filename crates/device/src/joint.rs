@@ -99,7 +99,7 @@ pub struct Ring {
     queue: Queue,
     areas: [Mapping; 3],
     /// Where it is written down what is in flight, if it is. Dropped after `queue`, too.
-    _tracking: Option<Mapping>,
+    tracking: Option<Mapping>,
     /// Which of the areas the device writes to.
     writable: [bool; 3],
     /// A chain is not translated.
@@ -107,6 +107,11 @@ pub struct Ring {
 }
 
 impl Ring {
+    /// Whether a successor is told what is in flight; see [`LiveQueue::resume_tracked`].
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.tracking.is_some()
+    }
+
     /// See [`Queue::pop`]; with a gate [`Queue::pop_reachable`], and the queue waits if a chain was left.
     ///
     /// # Errors
@@ -373,7 +378,7 @@ impl LiveQueue {
         };
         let writable = config.areas().map(|request| request.writable);
         let batch = Batch::new(BATCH.min(usize::from(queue.size())));
-        let ring = Ring { queue, areas, _tracking: tracking, writable, waits: false };
+        let ring = Ring { queue, areas, tracking, writable, waits: false };
         Ok(Self { config, ring, memory, gate: None, batch })
     }
 

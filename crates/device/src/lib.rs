@@ -30,6 +30,7 @@ pub use rate::{Limiter, Rate, RateLimit};
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
 use thiserror::Error;
 
 /// What one [`QueueHandler::serve`] did.
@@ -92,6 +93,14 @@ pub trait Device: Send {
 
     /// The device was reset; all handlers are drained and dropped.
     fn reset(&mut self) {}
+
+    /// Looks at the host's side again, which may wait for the host's storage. `true`: the configuration space has changed.
+    ///
+    /// # Errors
+    /// The host does not say; all is as before.
+    fn refresh(&mut self) -> std::io::Result<bool> {
+        Ok(false)
+    }
 }
 
 /// Serves one queue, in one I/O thread.
@@ -156,6 +165,14 @@ pub trait QueueHandler: Send {
     /// in flight is completed and published if `complete` is set (a stop: the driver may be owed an interrupt,
     /// see [`Served::interrupt`]), else forgotten (a reset: the driver has forgotten it too).
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served;
+
+    /// As [`QueueHandler::drain`]. Once `cut` is set, a request that takes several steps in the host is not continued: it fails, or
+    /// stays in flight where the queue's in-flight memory tells a successor of it. A step that the host has begun is waited for
+    /// all the same.
+    fn drain_until(&mut self, queue: &mut LiveQueue, complete: bool, cut: &AtomicBool) -> Served {
+        let _ = cut;
+        self.drain(queue, complete)
+    }
 }
 
 /// Reads a configuration space; bytes beyond its end are 0.

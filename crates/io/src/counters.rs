@@ -61,9 +61,25 @@ pub struct QueueWork {
     taken: AtomicU64,
     completed: AtomicU64,
     interrupts: AtomicU64,
+    /// Chains taken that will not be completed: forgotten in a reset, or in flight when the queue was cut short.
+    forgotten: AtomicU64,
 }
 
 impl QueueWork {
+    /// Chains taken and neither completed nor forgotten.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        // Relaxed: a statistic. The three are not read at one time, so a look at a busy queue may be off by a batch.
+        let done = self.completed().wrapping_add(self.forgotten.load(Ordering::Relaxed));
+        self.taken().saturating_sub(done)
+    }
+
+    /// Nothing is in flight any more. As [`QueueWork::add`].
+    pub(super) fn settle(&self) {
+        let forgotten = self.taken().saturating_sub(self.completed());
+        self.forgotten.store(forgotten, Ordering::Relaxed);
+    }
+
     /// Chains taken and chains completed.
     #[must_use]
     pub fn total(&self) -> u64 {

@@ -147,6 +147,7 @@ impl EventLoop {
                     drop(done.send(seat.and_then(|seat| self.take_off(seat))));
                 }
                 Message::LookAgain(device) => self.look_again(device),
+                Message::Run(task) => task(),
                 Message::Quit => return false,
             }
         }

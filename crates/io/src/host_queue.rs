@@ -17,6 +17,7 @@ use paravane_notify::NotifyError;
 use rustix::event::epoll;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Serves of one queue in a row, before the others get their turn.
 const BUDGET: usize = 16;
@@ -54,6 +55,8 @@ pub struct HostQueue {
     own_signals: u64,
     /// What all that served this queue have done.
     work: Arc<QueueWork>,
+    /// Ends what is in flight early.
+    cut: Option<Arc<AtomicBool>>,
 }
 
 impl HostQueue {
@@ -69,7 +72,7 @@ impl HostQueue {
     ) -> Self {
         // A notifier of ours is born signalled, and signalled when it is given back.
         let own_signals = kicks.are_ours().into();
-        Self { key, live, handler, kicks, site, own_signals, work }
+        Self { key, live, handler, kicks, site, own_signals, work, cut: None }
     }
 
     /// Whose it is.
@@ -187,6 +190,16 @@ impl HostQueue {
         self.live.waits() || self.handler.keeps_memory()
     }
 
+    /// `site` is told what the queue's driver has to know, from now on.
+    pub fn tell(&mut self, site: Arc<dyn Site>) {
+        self.site = site;
+    }
+
+    /// Once `cut` is set, what drains the queue ends requests before they are done; see [`QueueHandler::drain_until`].
+    pub fn cut_by(&mut self, cut: Arc<AtomicBool>) {
+        self.cut = Some(cut);
+    }
+
     /// Whether [`HostQueue::park`] would lose nothing.
     #[must_use]
     pub fn at_rest(&self) -> bool {
@@ -194,8 +207,12 @@ impl HostQueue {
     }
 
     fn drain(&mut self, complete: bool) {
-        let served = self.handler.drain(&mut self.live, complete);
+        let served = match &self.cut {
+            Some(cut) => self.handler.drain_until(&mut self.live, complete, cut),
+            None => self.handler.drain(&mut self.live, complete),
+        };
         self.work.add(&served);
+        self.work.settle();
         if served.interrupt {
             self.work.interrupted();
             self.site.used_buffer(self.key.queue);
@@ -228,6 +245,7 @@ impl HostQueue {
     pub(super) fn forget(&mut self) {
         self.kicks.deassign();
         self.handler.drain(&mut self.live, false);
+        self.work.settle();
     }
 
     /// Ends it. When this returns, nothing of it is in flight and its memory is not touched any more. What was in flight

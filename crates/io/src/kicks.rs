@@ -4,7 +4,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::fs::FileType;
 use rustix::io::{IoSliceMut, ReadWriteFlags};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Where the kicks of a queue arrive.
@@ -87,15 +87,10 @@ impl ForeignKicks {
     /// Takes the descriptor.
     ///
     /// # Errors
-    /// It cannot be looked at, or cannot be waited on (a regular file).
+    /// It is neither an eventfd nor a pipe.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-        match kind {
-            FileType::RegularFile | FileType::Directory | FileType::BlockDevice => {
-                Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor for kicks is a file"))
-            }
-            _ => Ok(Self { fd, is_pipe: kind == FileType::Fifo }),
-        }
+        let is_pipe = !is_eventfd(&fd)?;
+        Ok(Self { fd, is_pipe })
     }
 
     fn take(&self) -> u64 {
@@ -127,5 +122,25 @@ impl ForeignKicks {
                 return;
             }
         }
+    }
+}
+
+/// Whether a descriptor of another process is an eventfd; if not, it is a pipe.
+///
+/// No other kind will do. A socket can hold its owner's end of any connection, and so keep that open for as long as we keep the
+/// socket; most others block, or mean something else when they are read or written.
+///
+/// # Errors
+/// It is neither, or cannot be looked at.
+pub fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
+    let refused = || io::Error::new(io::ErrorKind::InvalidInput, "neither an eventfd nor a pipe");
+    match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
+        FileType::Fifo => Ok(false),
+        // What has no file has no type. Its name tells what it is; where there is no /proc, it counts as an eventfd.
+        FileType::Unknown => match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
+            Ok(name) if name.as_os_str() != "anon_inode:[eventfd]" => Err(refused()),
+            _ => Ok(true),
+        },
+        _ => Err(refused()),
     }
 }

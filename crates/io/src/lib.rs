@@ -14,6 +14,9 @@
 //!
 //! A thread that panics ends, and with it the service of its queues: what is in flight is waited for, and who has asked for it
 //! ([`IoThread::watched`]) is told.
+//!
+//! An I/O thread may block in a [`Site`] that signals another process. Every wait for the thread frees it then
+//! ([`IoThread::freed_by`]).
 mod counters;
 mod event_loop;
 mod host_queue;
@@ -27,7 +30,7 @@ mod tests;
 pub use counters::{IoThreadFigures, QueueWork};
 pub use host_queue::{HostQueue, QueueKey};
 pub use inline::Inline;
-pub use kicks::{ForeignKicks, Kicks};
+pub use kicks::{ForeignKicks, Kicks, is_eventfd};
 pub use panic::caught;
 pub use site::Site;
 
@@ -37,7 +40,7 @@ use nix::sys::signal::{SigSet, Signal};
 use paravane_device::LogDevice;
 use paravane_notify::Notifier;
 use std::io;
-use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -45,12 +48,49 @@ use std::time::Duration;
 /// Stack of an I/O thread: no buffers live there.
 const STACK: usize = 256 << 10;
 
-#[derive(Debug)]
+/// How long a wait for a thread lasts before the thread is freed, and between one time and the next.
+const PATIENCE: Duration = Duration::from_millis(10);
+
 enum Message {
     PutOn(Box<HostQueue>, SyncSender<Result<(), NotPutOn>>),
     TakeOff(QueueKey, SyncSender<Option<Box<HostQueue>>>),
     LookAgain(usize),
+    Run(Task),
     Quit,
+}
+
+/// What a thread is to do once.
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Runs tasks on an I/O thread, in the order in which they come.
+#[derive(Clone)]
+pub struct Tasks {
+    sender: Sender<Message>,
+    control: Arc<Notifier>,
+}
+
+impl Tasks {
+    /// Returns at once. A task for a thread that has ended is dropped.
+    pub fn run(&self, task: impl FnOnce() + Send + 'static) {
+        // An error means that the thread has ended.
+        let _ = self.sender.send(Message::Run(Box::new(task)));
+        self.control.signal();
+    }
+}
+
+impl std::fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tasks").finish_non_exhaustive()
+    }
+}
+
+/// Frees a thread that is blocked.
+struct Free(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Free {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Free")
+    }
 }
 
 /// A thread does not take a queue.
@@ -88,6 +128,7 @@ pub struct IoThread {
     control: Arc<Notifier>,
     counters: Arc<Counters>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    free: Free,
 }
 
 impl IoThread {
@@ -131,7 +172,41 @@ impl IoThread {
                 died(&words);
             }
         })?;
-        Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)) })
+        let free = Free(Box::new(|| ()));
+        Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)), free })
+    }
+
+    /// Whoever waits for the thread calls `free` again and again until the thread answers. It ends what the thread is blocked in
+    /// ([`Site`]), and does nothing if the thread is not blocked.
+    #[must_use]
+    pub fn freed_by(mut self, free: impl Fn() + Send + Sync + 'static) -> Self {
+        self.free = Free(Box::new(free));
+        self
+    }
+
+    /// A way to run tasks on the thread.
+    #[must_use]
+    pub fn tasks(&self) -> Tasks {
+        Tasks { sender: lock(&self.sender).clone(), control: Arc::clone(&self.control) }
+    }
+
+    /// Returns when the thread has run all tasks that it was given before, or has ended.
+    pub fn finish_tasks(&self) {
+        let (done, wait) = sync_channel(1);
+        // Who asks waits for the answer.
+        self.tasks().run(move || done.send(()).unwrap_or_default());
+        self.answer(&wait);
+    }
+
+    /// The thread's answer; `None` if the thread has ended.
+    fn answer<T>(&self, wait: &Receiver<T>) -> Option<T> {
+        loop {
+            match wait.recv_timeout(PATIENCE) {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Timeout) => (self.free.0)(),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
     }
 
     fn send(&self, message: Message) -> Result<(), Message> {
@@ -147,7 +222,7 @@ impl IoThread {
     pub fn put_on(&self, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
         let (done, wait) = sync_channel(1);
         match self.send(Message::PutOn(queue, done)) {
-            Ok(()) => wait.recv().unwrap_or_else(|_| Err(NotPutOn::ended(None))),
+            Ok(()) => self.answer(&wait).unwrap_or_else(|| Err(NotPutOn::ended(None))),
             Err(Message::PutOn(queue, _)) => Err(NotPutOn::ended(Some(queue))),
             Err(_) => Err(NotPutOn::ended(None)),
         }
@@ -159,7 +234,7 @@ impl IoThread {
         let (done, wait) = sync_channel(1);
         // An error means that the thread has ended, and with it all its queues.
         self.send(Message::TakeOff(key, done)).ok()?;
-        wait.recv().ok()?
+        self.answer(&wait)?
     }
 
     /// The queues of this device that wait for translations ([`paravane_device::LiveQueue::waits`]), or keep memory that may be
@@ -179,9 +254,16 @@ impl IoThread {
     pub fn quit(&self) {
         // An error means that it has ended by itself.
         let _ = self.send(Message::Quit);
-        if let Some(thread) = lock(&self.thread).take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = lock(&self.thread).take() else { return };
+        let mut rest = Duration::from_micros(50);
+        while !thread.is_finished() {
+            std::thread::sleep(rest);
+            rest = (rest * 2).min(PATIENCE);
+            if rest == PATIENCE {
+                (self.free.0)();
+            }
+        }
+        if thread.join().is_err() {
             tracing::error!("an I/O thread panicked");
         }
     }

@@ -11,9 +11,13 @@ use crate::message::message;
 use crate::socket::{SocketError, send};
 use paravane_dma::{Access, Miss};
 use paravane_spec::vhost_user::{Iotlb, back_end_request, flags, iotlb};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketType, recv, sockopt};
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -21,6 +25,8 @@ use zerocopy::IntoBytes;
 const MOST: usize = 64;
 /// A miss that was not answered for so long is told again, when it is met again.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Most reads of what nobody has asked for, before the socket is given up.
+const DISCARDS: usize = 64;
 /// Misses are of pages of so many bytes.
 const PAGE: u64 = 4096;
 
@@ -30,7 +36,7 @@ pub(crate) struct BackChannel(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    socket: Option<OwnedFd>,
+    socket: Option<Arc<OwnedFd>>,
     told: VecDeque<Told>,
     /// A miss could not be told.
     untold: bool,
@@ -45,6 +51,26 @@ struct Told {
     when: Instant,
 }
 
+/// Whether a descriptor of the client's will do: one end of a pair of stream sockets.
+///
+/// An end of a connection to us, or to another server, has a name on one side. With the client's own end in our hands its
+/// connection would never be closed. A socket that listens could hold any descriptor in what it has not accepted.
+///
+/// # Errors
+/// It will not.
+pub(crate) fn check(fd: &OwnedFd) -> io::Result<()> {
+    let refused = || io::Error::new(io::ErrorKind::InvalidInput, "not an end of a pair of stream sockets");
+    // Names can be had of any kind of socket; these calls fail if it is of another family, or not connected.
+    let stream = UnixStream::from(fd.try_clone()?);
+    let unnamed = |name: io::Result<SocketAddr>| name.is_ok_and(|name| name.is_unnamed());
+    let is_stream = sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM);
+    if is_stream && unnamed(stream.local_addr()) && unnamed(stream.peer_addr()) {
+        Ok(())
+    } else {
+        Err(refused())
+    }
+}
+
 impl BackChannel {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Each change leaves it in order.
@@ -54,9 +80,33 @@ impl BackChannel {
     /// The client's socket has come. What was missed before is to be told.
     pub(crate) fn connect(&self, socket: OwnedFd) {
         let mut inner = self.lock();
-        inner.socket = Some(socket);
+        inner.socket = Some(Arc::new(socket));
         inner.forget();
         inner.untold = true;
+    }
+
+    /// The client's socket. When it is readable or broken, [`BackChannel::discard`].
+    pub(crate) fn socket(&self) -> Option<Arc<OwnedFd>> {
+        self.lock().socket.clone()
+    }
+
+    /// Throws away what has come: no request of ours asks for an answer. Descriptors in it would be held open for as long as it
+    /// lies there, the client's end of our connection perhaps. Gives up a socket that is closed.
+    pub(crate) fn discard(&self) {
+        let mut inner = self.lock();
+        let Some(socket) = &inner.socket else { return };
+        let mut bytes = [0; 4096];
+        // What is more waits for the next time.
+        for _ in 0..DISCARDS {
+            match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => break,
+                Ok(_) | Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return,
+                Err(_) => break,
+            }
+        }
+        tracing::debug!("the client's socket for our requests is closed, or flooded");
+        inner.socket = None;
     }
 
     /// The configuration space has changed.

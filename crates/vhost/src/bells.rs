@@ -1,18 +1,18 @@
 //! What the I/O threads tell a client: interrupts, and failures of queues.
 //!
 //! A client's descriptors share their file descriptions with it, so their flags are not ours to change. An eventfd is
-//! written to as it is: that waits only if the client has made its counter overflow, and [`Bells::unblock`] ends that. A pipe
-//! (User Mode Linux) fills up when its reader sleeps, and is written to only if that does not wait: a full one rings
-//! already.
+//! written to as it is, by one system call. That blocks only if the client has filled its counter, and only an I/O thread may be
+//! blocked so: other threads have it signal the client ([`Relay`]), and whoever waits for an I/O thread calls
+//! [`Bells::unblock`] meanwhile. A pipe (User Mode Linux) fills up when its reader sleeps, and is written to only if that does
+//! not block: a full one signals already.
 use paravane_device::ServeError;
-use paravane_io::Site;
+use paravane_io::{Site, Tasks, is_eventfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FileType;
 use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
@@ -27,13 +27,8 @@ pub(crate) struct Signal {
 impl Signal {
     /// Takes the descriptor.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
-        let mode = rustix::fs::fstat(&fd)?.st_mode;
-        match FileType::from_raw_mode(mode) {
-            // What has no file, an eventfd above all, has no type either.
-            FileType::Unknown => Ok(Self { fd, counts: true }),
-            FileType::Fifo | FileType::Socket => Ok(Self { fd, counts: false }),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is neither an eventfd nor a pipe")),
-        }
+        let counts = is_eventfd(&fd)?;
+        Ok(Self { fd, counts })
     }
 
     fn ring(&self) {
@@ -84,6 +79,32 @@ struct Bell {
 pub(crate) struct Bells {
     name: String,
     queues: Box<[Bell]>,
+    /// Descriptors that others have taken the place of. An I/O thread may still be blocked in one.
+    replaced: Mutex<Vec<Weak<Signal>>>,
+}
+
+/// Has an I/O thread signal the client, for a queue that is on no thread.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    pub(crate) bells: Arc<Bells>,
+    pub(crate) tasks: Tasks,
+}
+
+impl Site for Relay {
+    fn used_buffer(&self, queue: u16) {
+        let bells = Arc::clone(&self.bells);
+        self.tasks.run(move || bells.interrupt(queue));
+    }
+
+    fn kicked(&self, queue: u16, count: u64) {
+        self.bells.kicked(queue, count);
+    }
+
+    fn failed(&self, queue: u16, error: &ServeError) {
+        self.bells.remember(queue, error);
+        let bells = Arc::clone(&self.bells);
+        self.tasks.run(move || bells.signal_error(queue));
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -100,7 +121,19 @@ fn ring(signal: &Mutex<Option<Arc<Signal>>>) {
 
 impl Bells {
     pub(crate) fn new(name: &str, queues: usize) -> Self {
-        Self { name: name.to_owned(), queues: std::iter::repeat_with(Bell::default).take(queues).collect() }
+        let bells = std::iter::repeat_with(Bell::default).take(queues).collect();
+        Self { name: name.to_owned(), queues: bells, replaced: Mutex::default() }
+    }
+
+    /// Puts a descriptor, or none, in the place of another.
+    fn replace(&self, place: &Mutex<Option<Arc<Signal>>>, signal: Option<Signal>) {
+        let old = std::mem::replace(&mut *lock(place), signal.map(Arc::new));
+        if let Some(old) = old {
+            let mut replaced = lock(&self.replaced);
+            // Those in use, one a thread at most.
+            replaced.retain(|other| other.strong_count() > 0);
+            replaced.push(Arc::downgrade(&old));
+        }
     }
 
     fn bell(&self, queue: u16) -> Option<&Bell> {
@@ -110,14 +143,14 @@ impl Bells {
     /// Interrupts go there from now on. What the old one, or none, was told meanwhile may have been heard by nobody.
     pub(crate) fn set_call(&self, queue: u16, call: Option<Signal>) {
         if let Some(bell) = self.bell(queue) {
-            *lock(&bell.call) = call.map(Arc::new);
+            self.replace(&bell.call, call);
         }
     }
 
     /// Failures are told there from now on.
     pub(crate) fn set_err(&self, queue: u16, err: Option<Signal>) {
         if let Some(bell) = self.bell(queue) {
-            *lock(&bell.err) = err.map(Arc::new);
+            self.replace(&bell.err, err);
         }
     }
 
@@ -149,13 +182,13 @@ impl Bells {
     /// The client is gone: its descriptors go, and nothing is remembered of its queues but what was counted.
     pub(crate) fn clear(&self) {
         for bell in &self.queues {
-            *lock(&bell.call) = None;
-            *lock(&bell.err) = None;
+            self.replace(&bell.call, None);
+            self.replace(&bell.err, None);
             *lock(&bell.failure) = None;
         }
     }
 
-    /// Frees those who wait for a client that does not read; it misses signals.
+    /// Frees an I/O thread that is blocked since the client has filled an eventfd; the client loses what was in it.
     pub(crate) fn unblock(&self) {
         for bell in &self.queues {
             for signal in [&bell.call, &bell.err] {
@@ -164,6 +197,21 @@ impl Bells {
                     signal.unblock();
                 }
             }
+        }
+        let replaced: Vec<_> = lock(&self.replaced).iter().filter_map(Weak::upgrade).collect();
+        replaced.iter().for_each(|signal| signal.unblock());
+    }
+
+    fn remember(&self, queue: u16, error: &ServeError) {
+        tracing::warn!(device = self.name, queue, "queue stopped until its driver resets it: {error}");
+        if let Some(bell) = self.bell(queue) {
+            *lock(&bell.failure) = Some(error.to_string());
+        }
+    }
+
+    fn signal_error(&self, queue: u16) {
+        if let Some(bell) = self.bell(queue) {
+            ring(&bell.err);
         }
     }
 }
@@ -181,10 +229,7 @@ impl Site for Bells {
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {
-        tracing::warn!(device = self.name, queue, "queue stopped until its driver resets it: {error}");
-        if let Some(bell) = self.bell(queue) {
-            *lock(&bell.failure) = Some(error.to_string());
-            ring(&bell.err);
-        }
+        self.remember(queue, error);
+        self.signal_error(queue);
     }
 }

@@ -10,7 +10,9 @@
 use crate::session::SessionError;
 use paravane_spec::vhost_user::StateTransfer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
+use std::io;
 use std::os::fd::OwnedFd;
 
 /// What it begins with: whose format it is, and its version.
@@ -46,6 +48,13 @@ impl Transfer {
         device_id: u32,
         queues: u32,
     ) -> Result<Self, SessionError> {
+        let request = "SET_DEVICE_STATE_FD";
+        let refused = |source| SessionError::Fd { request, source };
+        let mode = rustix::fs::fstat(&pipe).map_err(|error| refused(error.into()))?.st_mode;
+        // A socket could keep its owner's connection open while we keep it, and a file could block us.
+        if FileType::from_raw_mode(mode) != FileType::Fifo {
+            return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "not a pipe")));
+        }
         match said {
             StateTransfer { direction: 0, phase: 0 } => {
                 Ok(Self::Done(write(&pipe, &state(device_id, queues)) == Some(SIZE)))

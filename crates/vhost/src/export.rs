@@ -3,15 +3,21 @@
 //! ```text
 //!  start --> waiting (listens, or tries to connect) --a client--> session --it goes, or is thrown out--> waiting ...
 //!                     |                                   |
-//!                     '--- stop, or a thread panics ------'--> queues drained, socket file removed
+//!                     '--- stop, or a thread panics ------'--> stopping: socket file removed, queues drained --> ended
 //! ```
 //! One client at a time; the next one waits until this one is gone. Whatever a client does ends its session at most. A mistake
 //! of ours, a panic in one of its threads, ends the export: nobody knows what the device is worth then.
+//!
+//! Draining waits for the host's storage, which may take any time. [`Export::begin_stop`] does not wait for it; an owner that
+//! has others to look after asks [`Export::has_ended`].
+//!
+//! The export's thread is never blocked by its client. It signals the client by its I/O threads only (`bells`), and frees those
+//! whenever it waits for them.
 mod backoff;
 mod endpoint;
 
 pub use endpoint::Endpoint;
-use endpoint::{Door, Visitor};
+use endpoint::{Door, SocketFile, Visitor};
 
 use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
@@ -25,8 +31,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -52,6 +58,8 @@ pub struct ExportConfig {
     pub in_order: bool,
     /// What its clients may have mapped. Give all exports of a process quotas of one pool.
     pub quota: MappingQuota,
+    /// Signalled when the export has ended: stopped, or failed.
+    pub ended: Option<Arc<Notifier>>,
 }
 
 impl ExportConfig {
@@ -67,6 +75,7 @@ impl ExportConfig {
             packed: true,
             in_order: false,
             quota: MappingQuota::default(),
+            ended: None,
         }
     }
 }
@@ -116,8 +125,13 @@ struct Shared {
     /// Wakes the thread.
     control: Notifier,
     stop: AtomicBool,
+    refresh: AtomicBool,
     config_changed: AtomicBool,
     failed: AtomicBool,
+    /// Set last, when the device is gone.
+    ended: AtomicBool,
+    /// The socket's file, until the export stops.
+    file: Mutex<Option<SocketFile>>,
 }
 
 impl Shared {
@@ -138,6 +152,11 @@ impl Shared {
         // Relaxed: as above.
         self.failed.load(Ordering::Relaxed)
     }
+
+    /// Nobody is to come any more.
+    fn remove_file(&self) {
+        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 impl Export {
@@ -151,23 +170,28 @@ impl Export {
         if queues > 256 {
             return Err(ExportError::Queues(queues));
         }
-        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order, quota } = config;
+        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order, quota, ended } = config;
         let offer = Offer { packed, in_order };
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
-        let door = Door::open(endpoint)?;
+        let (door, file) = Door::open(endpoint)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared = Arc::new(Shared {
             board: Board::new(&name, queues, quota),
             control,
             stop: AtomicBool::new(false),
+            refresh: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            file: Mutex::new(file),
         });
         let thread = |number| {
-            let shared = Arc::clone(&shared);
-            IoThread::watched(format!("io{number}-{name}"), longest_poll, move |words| shared.fail(words))
+            let (shared, bells) = (Arc::clone(&shared), Arc::clone(&shared.board.bells));
+            let name = format!("io{number}-{name}");
+            let thread = IoThread::watched(name, longest_poll, move |words| shared.fail(words))?;
+            Ok(thread.freed_by(move || bells.unblock()))
         };
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
@@ -185,6 +209,12 @@ impl Export {
                     status.queues.iter_mut().for_each(|queue| queue.live = false);
                     drop(status);
                     shared.fail(&words);
+                }
+                shared.remove_file();
+                // Release: who sees it sees that the device is gone.
+                shared.ended.store(true, Ordering::Release);
+                if let Some(ended) = ended {
+                    ended.signal();
                 }
             })
             .map_err(ExportError::Thread)?;
@@ -210,25 +240,45 @@ impl Export {
         self.shared.control.signal();
     }
 
-    /// Completes what is in flight, closes the connection, and removes the socket's file.
+    /// Has the device look at the host's side again ([`Device::refresh`]), in the export's own thread. If its configuration
+    /// space has changed, the driver is told, if its VMM can hear it.
+    pub fn refresh(&self) {
+        // Relaxed: the signal orders.
+        self.shared.refresh.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
+    }
+
+    /// Has it stop, and returns at once: the socket's file is removed, requests in flight are completed, the connection is
+    /// closed, and the device is dropped. [`Export::has_ended`] says when.
+    pub fn begin_stop(&self) {
+        // Relaxed: the signal orders.
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
+        self.shared.remove_file();
+    }
+
+    /// After [`Export::begin_stop`]: a request that takes several steps in the host is not continued; see
+    /// [`paravane_device::QueueHandler::drain_until`].
+    pub fn cut_short(&self) {
+        // Relaxed: a request that does not see it yet goes one step further.
+        self.shared.board.cut.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the device is gone: the export was stopped, or has failed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Acquire)
+    }
+
+    /// Completes what is in flight, closes the connection, and removes the socket's file. Waits as long as the host takes for
+    /// what is in flight.
     pub fn stop(mut self) {
         self.quit();
     }
 
     fn quit(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Relaxed: the signal orders.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
-        let mut rest = Duration::from_micros(100);
-        while !thread.is_finished() {
-            std::thread::sleep(rest);
-            // A client could make us wait for it; those who wait are freed, again and again.
-            rest = (rest * 2).min(Duration::from_millis(10));
-            if rest == Duration::from_millis(10) {
-                self.shared.board.bells.unblock();
-            }
-        }
+        self.begin_stop();
         if thread.join().is_err() {
             tracing::error!("the thread of an export panicked");
         }
@@ -270,6 +320,14 @@ impl From<MessageError> for Ended {
 }
 
 impl AtWork {
+    /// Looks at the host's side again, if that was asked for. There is no session.
+    fn refresh(&mut self) {
+        // Relaxed: the signal orders.
+        if self.shared.refresh.swap(false, Ordering::Relaxed) {
+            refreshed(&self.name, self.device.refresh());
+        }
+    }
+
     fn run(mut self, mut door: Door) {
         while let Some(socket) = self.wait(&mut door) {
             let (start, before) = (Instant::now(), self.completed());
@@ -289,11 +347,12 @@ impl AtWork {
     }
 
     /// The next client; `None`: the export is to stop.
-    fn wait(&self, door: &mut Door) -> Option<OwnedFd> {
+    fn wait(&mut self, door: &mut Door) -> Option<OwnedFd> {
         loop {
             if self.stopping() {
                 return None;
             }
+            self.refresh();
             let control = self.shared.control.as_fd();
             let waited = match (door.visitor(), door.fd()) {
                 (Visitor::Here(socket), _) => return Some(socket),
@@ -346,17 +405,31 @@ impl AtWork {
     }
 
     fn converse(&mut self, mut connection: Connection) -> Result<(), Ended> {
-        let Self { shared, device, threads, offer, .. } = self;
+        let Self { shared, device, threads, offer, name } = self;
         let workers = Workers { threads, device: 0 };
         let mut session = Session::new(&mut **device, workers, &shared.board, *offer)?;
-        let result = converse(&mut session, &mut connection, shared);
+        let result = converse(&mut session, &mut connection, shared, name);
         session.end();
         result
     }
 }
 
+/// Says what came of a look at the host's side.
+fn refreshed(device: &str, changed: io::Result<bool>) {
+    match changed {
+        Ok(true) => tracing::info!(device, "the device's configuration has changed"),
+        Ok(false) => {}
+        Err(error) => tracing::error!(device, %error, "cannot look at the device's configuration"),
+    }
+}
+
 /// Until the client goes, or has to go, or the export stops.
-fn converse(session: &mut Session<'_>, connection: &mut Connection, shared: &Shared) -> Result<(), Ended> {
+fn converse(
+    session: &mut Session<'_>,
+    connection: &mut Connection,
+    shared: &Shared,
+    device: &str,
+) -> Result<(), Ended> {
     loop {
         match connection.receive()? {
             Received::Closed => return Ok(()),
@@ -371,10 +444,16 @@ fn converse(session: &mut Session<'_>, connection: &mut Connection, shared: &Sha
             }
             Received::Nothing => {
                 let ticks = session.next_tick();
-                let fds = [connection.as_fd(), session.alarm(), shared.control.as_fd()];
-                let [_, alarm, _] = wait_for(&fds, ticks)?[..] else { return Ok(()) };
-                if alarm {
+                let time = [ticks, connection.rest()].into_iter().flatten().min();
+                let back_channel = session.back_channel();
+                let mut fds = vec![connection.as_fd(), session.alarm(), shared.control.as_fd()];
+                fds.extend(back_channel.as_ref().map(AsFd::as_fd));
+                let ready = wait_for(&fds, time)?;
+                if ready[1] {
                     session.check_memory()?;
+                }
+                if ready.get(3) == Some(&true) {
+                    session.hear();
                 }
                 if ticks.is_some() {
                     session.tick()?;
@@ -389,6 +468,10 @@ fn converse(session: &mut Session<'_>, connection: &mut Connection, shared: &Sha
         if shared.has_failed() {
             return Err(Ended::Failed);
         }
+        if shared.refresh.swap(false, Ordering::Relaxed) {
+            refreshed(device, session.refresh());
+        }
+        // Relaxed: as above.
         if shared.config_changed.swap(false, Ordering::Relaxed) {
             session.config_changed();
         }

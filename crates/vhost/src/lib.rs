@@ -28,4 +28,6 @@ mod vring;
 
 pub use export::{Endpoint, Export, ExportConfig, ExportError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
+pub use paravane_io::caught;
+pub use paravane_notify::Notifier;
 pub use status::{Board, ExportStatus, QueueStatus};

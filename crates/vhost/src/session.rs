@@ -18,7 +18,7 @@ mod translation;
 pub use error::SessionError;
 pub use features::Offer;
 
-use crate::back_channel::BackChannel;
+use crate::back_channel::{self, BackChannel};
 use crate::bells::Signal;
 use crate::device_state::Transfer;
 use crate::inflight::{self, InflightMemory};
@@ -37,6 +37,7 @@ use paravane_spec::vhost_user::{
     ConfigAccess, F_LOG_ALL, Header, MAX_CONFIG, VRING_NO_FD, VringState, flags, protocol_feature,
 };
 use paravane_spec::{device_id, feature};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,7 +175,7 @@ impl<'a> Session<'a> {
                 self.board.bells.set_call(queue, call);
                 // What was interrupted by the old one may have been missed.
                 if self.vrings[usize::from(queue)].is_live() {
-                    self.board.bells.interrupt(queue);
+                    self.interrupt(queue);
                 }
             }
             Request::SetVringErr(index, fd) => {
@@ -188,6 +189,8 @@ impl<'a> Session<'a> {
             }
             Request::SetBackendReqFd(fd) => {
                 self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
+                let request = "SET_BACKEND_REQ_FD";
+                back_channel::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
                 self.back_channel.connect(fd);
             }
             Request::GetConfig(access) => return Ok(Some(self.get_config(access))),
@@ -218,6 +221,8 @@ impl<'a> Session<'a> {
                     return Err(SessionError::Live { queue, request: "SET_INFLIGHT_FD" });
                 }
                 self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
+                self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
+                self.board.write().tracked = true;
             }
             Request::SetDeviceStateFd(said, pipe) => {
                 self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
@@ -307,11 +312,35 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Has the device look at the host's side again, and tells the client if the configuration space has changed. Says
+    /// whether it has.
+    ///
+    /// # Errors
+    /// The host does not say.
+    pub fn refresh(&mut self) -> io::Result<bool> {
+        let changed = self.device.refresh()?;
+        if changed {
+            self.config_changed();
+        }
+        Ok(changed)
+    }
+
     /// The configuration space has changed: tells the client, if it can hear it.
     pub fn config_changed(&mut self) {
         if self.features.has_protocol(protocol_feature::CONFIG) {
             self.back_channel.config_changed();
         }
+    }
+
+    /// The socket for requests of ours, if the client has given one. When it is readable or broken, [`Session::hear`].
+    #[must_use]
+    pub fn back_channel(&self) -> Option<Arc<OwnedFd>> {
+        self.back_channel.socket()
+    }
+
+    /// Throws away what has come on [`Session::back_channel`].
+    pub fn hear(&self) {
+        self.back_channel.discard();
     }
 
     /// Readable when memory may have been lost.
@@ -352,13 +381,14 @@ impl<'a> Session<'a> {
 
     /// The client is gone: what it had in flight is completed, and nothing of it is left.
     pub fn end(mut self) {
-        self.board.bells.unblock();
         for queue in 0..self.vrings.len() as u16 {
             self.stop(queue);
         }
         self.board.bells.clear();
         self.device.reset();
-        self.board.write().connected = false;
+        let mut status = self.board.write();
+        status.connected = false;
+        status.tracked = false;
     }
 }
 

@@ -5,8 +5,9 @@
 //!     |                    |                        |
 //!     closed: the end      closed: cut off          closed: cut off
 //! ```
-//! A client may send its bytes one by one, or stop in the middle: who waits for it, waits by `poll`. What it must not do is
-//! let our replies fill its socket.
+//! A client may send its bytes one by one: who waits for it, waits by `poll`. What it must not do is stop in the middle, since
+//! the descriptors that have come may be its own end of the connection, which is not closed then while we wait; nor let our
+//! replies fill its socket.
 use crate::message::{self, HEADER, MAX_FDS, MAX_PAYLOAD, MessageError};
 use paravane_spec::vhost_user::Header;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -17,8 +18,12 @@ use rustix::net::{
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use zerocopy::FromBytes;
+
+/// Longest time from the first byte of a message to the last.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a connection cannot go on.
 #[derive(Debug, Error)]
@@ -32,6 +37,9 @@ pub enum SocketError {
     /// more than {MAX_FDS} descriptors came with a message
     #[error("more than {MAX_FDS} descriptors came with a message")]
     TooManyFds,
+    /// a message was not whole after {PATIENCE:?}
+    #[error("a message was not whole after {PATIENCE:?}")]
+    Slow,
     /// the client does not read what it is sent
     #[error("the client does not read what it is sent")]
     NotReading,
@@ -60,6 +68,8 @@ pub struct Connection {
     have: usize,
     /// Bytes of the message, as far as is known.
     need: usize,
+    /// When its first byte came.
+    begun: Option<Instant>,
     fds: Vec<OwnedFd>,
 }
 
@@ -68,7 +78,7 @@ impl Connection {
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         let bytes = Box::new([0; HEADER + MAX_PAYLOAD]);
-        Self { socket, bytes, have: 0, need: HEADER, fds: Vec::new() }
+        Self { socket, bytes, have: 0, need: HEADER, begun: None, fds: Vec::new() }
     }
 
     /// Takes what has come, up to the end of a message.
@@ -82,10 +92,14 @@ impl Connection {
         }
         loop {
             match self.receive_some()? {
+                None if self.rest() == Some(Duration::ZERO) => return Err(SocketError::Slow),
                 None => return Ok(Received::Nothing),
                 Some(0) if self.have == 0 => return Ok(Received::Closed),
                 Some(0) => return Err(SocketError::CutOff),
-                Some(bytes) => self.have += bytes,
+                Some(bytes) => {
+                    self.have += bytes;
+                    self.begun.get_or_insert_with(Instant::now);
+                }
             }
             if self.have < self.need {
                 continue;
@@ -96,9 +110,16 @@ impl Connection {
                 self.need = HEADER + message::payload_len(header)?;
             }
             if self.have == self.need {
+                self.begun = None;
                 return Ok(Received::Message(header, std::mem::take(&mut self.fds)));
             }
         }
+    }
+
+    /// How long the message that has begun to come may take still; `None`: none has.
+    #[must_use]
+    pub fn rest(&self) -> Option<Duration> {
+        Some(PATIENCE.saturating_sub(self.begun?.elapsed()))
     }
 
     /// What came after the header of the last message.

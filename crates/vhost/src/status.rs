@@ -2,6 +2,7 @@
 use crate::bells::Bells;
 use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One queue.
@@ -21,6 +22,8 @@ pub struct QueueStatus {
     pub taken: u64,
     /// Chains completed.
     pub completed: u64,
+    /// Chains taken that are neither completed nor forgotten.
+    pub in_flight: u64,
     /// Interrupts that the driver wanted.
     pub interrupts: u64,
     /// Why it was stopped, if its driver or the host broke it.
@@ -56,6 +59,8 @@ pub struct ExportStatus {
     pub last_error: Option<String>,
     /// A thread of it has panicked, with these words: it is served no more.
     pub failed: Option<String>,
+    /// The client has memory in which it is written down what is in flight.
+    pub tracked: bool,
 }
 
 /// Where a session says what it does.
@@ -66,6 +71,8 @@ pub struct Board {
     pub(crate) work: Vec<Arc<QueueWork>>,
     /// What clients may have mapped.
     pub(crate) quota: MappingQuota,
+    /// Queues are to end what is in flight early.
+    pub(crate) cut: Arc<AtomicBool>,
 }
 
 impl Board {
@@ -78,7 +85,8 @@ impl Board {
             ..ExportStatus::default()
         };
         let work = std::iter::repeat_with(Arc::default).take(queues).collect();
-        Self { status: Mutex::new(status), bells: Arc::new(Bells::new(name, queues)), work, quota }
+        let bells = Arc::new(Bells::new(name, queues));
+        Self { status: Mutex::new(status), bells, work, quota, cut: Arc::default() }
     }
 
     /// To write on. Not held while anything else is done.
@@ -96,6 +104,7 @@ impl Board {
             queue.kicks = self.bells.kicks(index);
             queue.taken = work.taken();
             queue.completed = work.completed();
+            queue.in_flight = work.in_flight();
             queue.interrupts = work.interrupts();
             queue.error = self.bells.failure(index);
             queue.live &= queue.error.is_none();

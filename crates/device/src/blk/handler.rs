@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   serve:  reap -> pop -> start each -> submit -> reap -> publish
-//!   drain:  wait and reap until nothing is in flight
+//!   drain:  wait and reap until nothing is in flight; when cut short, without another job for what is not done
 //! ```
 //! With a rate limit, `pop` takes one chain at a time, for as long as the limit lets one begin. A queue that it holds wants
 //! no kicks; it sleeps on the engine and a timer.
@@ -24,6 +24,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) struct Handler {
     image: Arc<Image>,
@@ -250,6 +251,41 @@ impl Handler {
                 (blk::S_IOERR, written)
             }
         };
+        self.finish(ring, memory, (head, code, written), served)
+    }
+
+    /// As [`Handler::step`], but a request that is not done goes no further: it stays in flight where a successor is told of it,
+    /// and fails elsewhere.
+    fn last_step(
+        &mut self,
+        outcome: Outcome,
+        ring: &mut Ring,
+        memory: &Door<'_>,
+        served: &mut Served,
+    ) -> Result<(), ServeError> {
+        let Outcome { slot: head, result } = outcome;
+        let slot = &mut self.slots[usize::from(head)];
+        let (code, written) = match slot.next(result) {
+            Next::Again(_) if ring.is_tracked() => {
+                slot.end();
+                return Ok(());
+            }
+            Next::Done(written) => (blk::S_OK, written),
+            Next::Again(_) => (blk::S_IOERR, 0),
+            Next::Failed(_, written) => (blk::S_IOERR, written),
+        };
+        self.finish(ring, memory, (head, code, written), served)
+    }
+
+    /// Answers a request whose job is done, and frees its slot.
+    fn finish(
+        &mut self,
+        ring: &mut Ring,
+        memory: &Door<'_>,
+        (head, code, written): (u16, u8, u32),
+        served: &mut Served,
+    ) -> Result<(), ServeError> {
+        let slot = &mut self.slots[usize::from(head)];
         let room = slot.room();
         let status = slot.end();
         match room {
@@ -258,8 +294,9 @@ impl Handler {
         }
     }
 
-    /// Waits for everything in flight. Unless `finish` completes it, it is forgotten.
-    fn settle(&mut self, mut finish: Option<(&mut LiveQueue, &mut Served)>) {
+    /// Waits for everything in flight. Unless `finish` completes it, it is forgotten. With `cut`, from the moment that it is set, no
+    /// request goes on with another job.
+    fn settle(&mut self, mut finish: Option<(&mut LiveQueue, &mut Served)>, cut: Option<&AtomicBool>) {
         loop {
             // An earlier error may have left some that were reaped already.
             while let Some(outcome) = self.outcomes.pop_front() {
@@ -268,7 +305,11 @@ impl Handler {
                     Some((queue, served)) => {
                         // Shut again before the next wait, which may be long.
                         let Open { ring, memory, .. } = queue.open();
-                        self.step(outcome, ring, &memory, served)
+                        // Relaxed: a request that does not see it yet goes one job further.
+                        match cut.is_some_and(|cut| cut.load(Ordering::Relaxed)) {
+                            false => self.step(outcome, ring, &memory, served),
+                            true => self.last_step(outcome, ring, &memory, served),
+                        }
                     }
                     None => {
                         self.slots[usize::from(outcome.slot)].end();
@@ -407,8 +448,19 @@ impl QueueHandler for Handler {
     }
 
     fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+        self.empty(queue, complete, None)
+    }
+
+    fn drain_until(&mut self, queue: &mut LiveQueue, complete: bool, cut: &AtomicBool) -> Served {
+        self.empty(queue, complete, Some(cut))
+    }
+}
+
+impl Handler {
+    /// See [`QueueHandler::drain_until`].
+    fn empty(&mut self, queue: &mut LiveQueue, complete: bool, cut: Option<&AtomicBool>) -> Served {
         let mut served = Served::default();
-        self.settle(complete.then_some((&mut *queue, &mut served)));
+        self.settle(complete.then_some((&mut *queue, &mut served)), cut);
         if complete {
             // A queue that has latched has nothing more to say.
             served.interrupt = queue.open().ring.publish().unwrap_or(false);
@@ -419,6 +471,6 @@ impl QueueHandler for Handler {
 
 impl Drop for Handler {
     fn drop(&mut self) {
-        self.settle(None);
+        self.settle(None, None);
     }
 }

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Largest physical block that is announced. `st_blksize` is the preferred size of an I/O; on local file
@@ -30,6 +31,8 @@ pub(super) struct Image {
     /// Sectors that the disk has, for whom requests are checked against it. Changes when somebody looks ([`Image::look`]):
     /// until then what happens to the file shows as I/O errors.
     sectors: AtomicU64,
+    /// Why the last look failed.
+    look_error: Mutex<Option<String>>,
     pub(super) read_only: bool,
     /// Its data lie in memory (or in swap), and no disk has to be waited for.
     pub(super) in_memory: bool,
@@ -116,7 +119,17 @@ impl Image {
         let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
         let sectors = AtomicU64::new(size / SECTOR);
         let path = path.to_owned();
-        Ok(Self { qcow2: None, file, path, sectors, read_only, in_memory, physical_block: physical, direct })
+        Ok(Self {
+            qcow2: None,
+            file,
+            path,
+            sectors,
+            look_error: Mutex::new(None),
+            read_only,
+            in_memory,
+            physical_block: physical,
+            direct,
+        })
     }
 
     /// The disk is what `qcow2` makes of the file.
@@ -159,13 +172,20 @@ impl Image {
 
     /// Looks how large the file is by now, and says so, in sectors. What is behind the last whole block is not the disk's.
     pub(super) fn look(&self) -> io::Result<u64> {
-        let sectors = match &self.qcow2 {
-            Some(qcow2) => qcow2.sectors(),
-            None => end(&mut &self.file)? / self.block() * (self.block() / SECTOR),
+        let found = match &self.qcow2 {
+            Some(qcow2) => Ok(qcow2.sectors()),
+            None => end(&mut &self.file).map(|end| end / self.block() * (self.block() / SECTOR)),
         };
+        *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) = found.as_ref().err().map(ToString::to_string);
+        let sectors = found?;
         // Relaxed: as above.
         self.sectors.store(sectors, Ordering::Relaxed);
         Ok(sectors)
+    }
+
+    /// Why the last look failed.
+    pub(super) fn look_error(&self) -> Option<String> {
+        self.look_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes the disk so many bytes large.

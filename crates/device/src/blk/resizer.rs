@@ -19,13 +19,11 @@ pub struct Resizer {
     image: Arc<Image>,
     /// What it has said last, in sectors.
     seen: u64,
-    /// Why the last look failed.
-    error: Option<String>,
 }
 
 impl Resizer {
     pub(super) fn new(image: Arc<Image>) -> Self {
-        Self { seen: image.sectors(), error: None, image }
+        Self { seen: image.sectors(), image }
     }
 
     /// Looks at the image, after somebody may have changed its size. `true`: the disk's size is another than when this was last
@@ -34,9 +32,7 @@ impl Resizer {
     /// # Errors
     /// The host does not say; all is as before.
     pub fn look(&mut self) -> io::Result<bool> {
-        let looked = self.image.look();
-        self.error = looked.as_ref().err().map(ToString::to_string);
-        let sectors = looked?;
+        let sectors = self.image.look()?;
         Ok(std::mem::replace(&mut self.seen, sectors) != sectors)
     }
 
@@ -56,10 +52,10 @@ impl Resizer {
         self.look()
     }
 
-    /// Why the image could not be looked at the last time.
+    /// Why the last look at the image failed, whoever looked.
     #[must_use]
-    pub fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+    pub fn error(&self) -> Option<String> {
+        self.image.look_error()
     }
 
     /// Whether the image has no name any more: its data go when it is closed. Waits for no file server.
@@ -70,9 +66,9 @@ impl Resizer {
             .is_ok_and(|found| found.stx_nlink == 0)
     }
 
-    /// Bytes of the disk, when it was last looked at.
+    /// Size of the disk in bytes, when somebody last looked at the image. Never waits.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.seen * SECTOR
+        self.image.sectors() * SECTOR
     }
 }

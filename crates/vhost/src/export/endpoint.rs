@@ -47,7 +47,7 @@ pub(super) struct Door {
 
 #[derive(Debug)]
 enum Way {
-    Listens { listener: UnixListener, _file: Option<SocketFile> },
+    Listens { listener: UnixListener },
     Connects { path: PathBuf },
 }
 
@@ -82,16 +82,17 @@ impl Drop for SocketFile {
 }
 
 impl Door {
-    pub(super) fn open(endpoint: Endpoint) -> Result<Self, ExportError> {
+    /// Opens it; with the socket's file, if that is ours.
+    pub(super) fn open(endpoint: Endpoint) -> Result<(Self, Option<SocketFile>), ExportError> {
         match endpoint {
-            Endpoint::Connect(path) => Ok(Self::new(Way::Connects { path })),
+            Endpoint::Connect(path) => Ok((Self::new(Way::Connects { path }), None)),
             Endpoint::Listener(listener) => {
                 // A client that goes away before we look must not make us wait for the next one.
                 listener.set_nonblocking(true).map_err(|source| {
                     let path = listener.local_addr().ok().and_then(|addr| Some(addr.as_pathname()?.into()));
                     ExportError::Socket { path: path.unwrap_or_default(), source }
                 })?;
-                Ok(Self::new(Way::Listens { listener, _file: None }))
+                Ok((Self::new(Way::Listens { listener }), None))
             }
             Endpoint::Listen(path) => {
                 let refused = |source: rustix::io::Errno| ExportError::Socket {
@@ -114,7 +115,7 @@ impl Door {
                 let found = lstat(&path).map_err(refused)?;
                 let file = SocketFile { path: path.clone(), id: (found.st_dev, found.st_ino) };
                 listen(&socket, BACKLOG).map_err(refused)?;
-                Ok(Self::new(Way::Listens { listener: socket.into(), _file: Some(file) }))
+                Ok((Self::new(Way::Listens { listener: socket.into() }), Some(file)))
             }
         }
     }
@@ -130,7 +131,7 @@ impl Door {
             return Visitor::Pause(rest);
         }
         let attempt = match &self.way {
-            Way::Listens { listener, .. } => listener.accept().map(|(stream, _)| stream.into()),
+            Way::Listens { listener } => listener.accept().map(|(stream, _)| stream.into()),
             Way::Connects { path } => connect_to(path),
         };
         match attempt {
@@ -182,7 +183,7 @@ impl Door {
     /// Readable when somebody is there.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.way {
-            Way::Listens { listener, .. } => Some(listener.as_fd()),
+            Way::Listens { listener } => Some(listener.as_fd()),
             Way::Connects { .. } => None,
         }
     }
@@ -229,7 +230,7 @@ mod tests {
     fn a_vmm_that_does_nothing_is_asked_less_and_less_often() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let mut door = Door::open(Endpoint::Connect(path.clone())).unwrap();
+        let (mut door, _) = Door::open(Endpoint::Connect(path.clone())).unwrap();
         let (first, second, third) = (pause(&mut door), pause(&mut door), pause(&mut door));
         assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
         assert!(door.told.as_ref().unwrap().contains("No such file"), "{door:?}");
@@ -250,7 +251,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let _listener = UnixListener::bind(&path).unwrap();
-        let mut door = Door::open(Endpoint::Connect(path)).unwrap();
+        let (mut door, _) = Door::open(Endpoint::Connect(path)).unwrap();
         let mut sockets = Vec::new();
         // Nobody accepts. Its end is reached, or this test never ends.
         while let Visitor::Here(socket) = door.visitor() {

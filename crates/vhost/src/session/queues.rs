@@ -1,5 +1,6 @@
 //! The queues of a session: what is set of them, and when they start and stop.
 use super::{HEADROOM, SETTLE, Session, SessionError};
+use crate::bells::Relay;
 use crate::memory::Slots;
 use crate::message::Reply;
 use crate::vring::{Kick, Stage, Vring};
@@ -207,12 +208,13 @@ impl Session<'_> {
             .map_err(|source| SessionError::Handler { queue: index, source })?;
         let site: Arc<dyn Site> = Arc::<crate::bells::Bells>::clone(&self.board.bells);
         let work = Arc::clone(&self.board.work[usize::from(queue)]);
-        let host_queue = HostQueue::new(self.key(queue), live, handler, kicks, site, work);
+        let mut host_queue = HostQueue::new(self.key(queue), live, handler, kicks, site, work);
+        host_queue.cut_by(Arc::clone(&self.board.cut));
         self.put_on(queue, Box::new(host_queue))?;
         self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
         // What was used before we came may have brought no interrupt: whoever served the queue then may have died between
         // the two.
-        self.board.bells.interrupt(queue);
+        self.interrupt(queue);
         tracing::debug!(queue, ?addresses, ?state, "queue started");
         self.show(queue, &self.vrings[usize::from(queue)]);
         Ok(())
@@ -244,6 +246,17 @@ impl Session<'_> {
         Ok(Kicks::Foreign(ForeignKicks::new(fd).map_err(refused)?))
     }
 
+    /// Signals the client from another thread than this one, which must never be blocked by the client.
+    pub(super) fn relay(&self, queue: u16) -> Arc<dyn Site> {
+        Arc::new(Relay { bells: Arc::clone(&self.board.bells), tasks: self.thread(queue).tasks() })
+    }
+
+    /// An interrupt, perhaps one too many.
+    pub(super) fn interrupt(&self, queue: u16) {
+        self.relay(queue).used_buffer(queue);
+        self.thread(queue).finish_tasks();
+    }
+
     fn key(&self, queue: u16) -> QueueKey {
         QueueKey { device: self.workers.device, queue }
     }
@@ -256,7 +269,8 @@ impl Session<'_> {
     fn put_on(&self, queue: u16, host_queue: Box<HostQueue>) -> Result<(), SessionError> {
         self.thread(queue).put_on(host_queue).map_err(|NotPutOn { queue: unserved, source }| {
             // Nothing of it is in flight yet, or all of that is completed.
-            if let Some(unserved) = unserved {
+            if let Some(mut unserved) = unserved {
+                unserved.tell(self.relay(queue));
                 unserved.stop(true);
             }
             SessionError::Handler { queue: queue.into(), source }
@@ -275,13 +289,15 @@ impl Session<'_> {
     pub(super) fn stop(&mut self, queue: u16) {
         // What it has missed and was not told is missed again when it goes on.
         self.back_channel.forget();
-        if let Some(host_queue) = self.take_off(queue) {
+        if let Some(mut host_queue) = self.take_off(queue) {
+            host_queue.tell(self.relay(queue));
             match host_queue.park() {
                 Ok((parked, _handler)) => {
                     self.vrings[usize::from(queue)].base = parked.state().vring_base();
                 }
                 Err(error) => tracing::warn!(queue, "a queue keeps no position: {error}"),
             }
+            self.thread(queue).finish_tasks();
         }
         self.rest(queue);
     }

@@ -15,7 +15,6 @@ use crate::iotlb::{Piece, Refused, Translations, touched};
 use crate::vring::Stage;
 use paravane_device::{ServeError, StartError};
 use paravane_dma::{Access, Busy};
-use paravane_io::Site;
 use paravane_ring::QueueAddresses;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::feature;
@@ -147,7 +146,7 @@ impl Session<'_> {
 
     /// A ring whose memory is translated and cannot be used all the same: the guest's doing, which ends its queue alone.
     pub(super) fn refuse_ring(&self, queue: u16, error: &StartError) {
-        self.board.bells.failed(queue, &ServeError::Host(std::io::Error::other(error.to_string())));
+        self.relay(queue).failed(queue, &ServeError::Host(std::io::Error::other(error.to_string())));
     }
 
     /// Before the client's memory changes: what is known is given up if it would mean something else.

@@ -2,6 +2,7 @@
 mod driver;
 mod entropy;
 mod frontend;
+mod held;
 mod iotlb;
 mod killed;
 mod malformed;

@@ -249,6 +249,7 @@ fn others() -> Vec<Case> {
     let get = |wanted: Inflight| {
         say(Agreed, request::GET_INFLIGHT_FD, wanted.as_bytes(), vec![], "there are no such queues")
     };
+    let pipe = || OwnedFd::from(std::io::pipe().unwrap().1);
     vec![
         say(Fresh, request::SET_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_FEATURES, (1_u64 << 63).as_bytes(), vec![], "not offered"),
@@ -256,7 +257,10 @@ fn others() -> Vec<Case> {
         say(Fresh, request::SET_PROTOCOL_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_PROTOCOL_FEATURES, (1_u64 << 14).as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "was not accepted"),
-        say(Agreed, request::SET_DEVICE_STATE_FD, 2_u64.as_bytes(), events(1), "direction 2"),
+        say(Agreed, request::SET_DEVICE_STATE_FD, 2_u64.as_bytes(), vec![pipe()], "direction 2"),
+        say(Agreed, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "not a pipe"),
+        say(Agreed, request::SET_BACKEND_REQ_FD, &[], events(1), "not an end of a pair"),
+        say(Agreed, request::SET_VRING_CALL, &[0; 8], vec![memfd(8)], "neither an eventfd nor a pipe"),
         say(Live, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "while queue 0 is live"),
         say(Fresh, request::IOTLB_MSG, &[0; 32], vec![], "was not accepted"),
         say(Fresh, request::RESET_DEVICE, &[], vec![], "was not accepted"),
@@ -555,16 +559,18 @@ fn descriptors_in_floods_are_let_go() {
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
     let (reader, writer) = std::io::pipe().unwrap();
-    let inode = format!("pipe:[{}]", rustix::fs::fstat(&reader).unwrap().st_ino);
+    let (_ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let inode = |fd: BorrowedFd<'_>| format!(":[{}]", rustix::fs::fstat(fd).unwrap().st_ino);
+    let inodes = [inode(reader.as_fd()), inode(theirs.as_fd())];
     for _ in 0..FLOOD {
         raw.say(request::SET_VRING_KICK, &0_u64, &[reader.as_fd()]);
         raw.say(request::SET_VRING_CALL, &0_u64, &[writer.as_fd()]);
         raw.say(request::SET_VRING_ERR, &0_u64, &[writer.as_fd()]);
         raw.say(request::SET_LOG_FD, &[0_u8; 0], &[writer.as_fd()]);
-        raw.say(request::SET_BACKEND_REQ_FD, &[0_u8; 0], &[writer.as_fd()]);
+        raw.say(request::SET_BACKEND_REQ_FD, &[0_u8; 0], &[theirs.as_fd()]);
     }
-    drop((reader, writer));
-    let open = rig.open_files(&inode);
+    drop((reader, writer, theirs));
+    let open: usize = inodes.iter().map(|inode| rig.open_files(inode)).sum();
     assert!(open <= 8, "{open} of {FLOOD} are left");
     raw.say(request::SET_VRING_ENABLE, &VringState::default(), &[]);
     for _ in 0..FLOOD / 3 {

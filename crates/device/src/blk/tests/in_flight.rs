@@ -4,9 +4,10 @@ use super::super::engine::{Engine, Job};
 use super::super::{Handler, Operation};
 use super::*;
 use crate::rig::{BASE, SIZE};
-use crate::{Device, LiveQueue, Served};
-use paravane_dma::{Backing, Region, RegionConfig};
+use crate::{Device, LiveQueue, Served, State};
+use paravane_dma::{Access, Backing, Region, RegionConfig};
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const DISK: usize = 256 * 1024;
@@ -213,6 +214,40 @@ fn a_stop_completes_what_is_in_flight() {
     // The handler goes on afterwards.
     held.orders().prompt = true;
     assert_eq!(held.rig.read(0, 512), pattern(DISK, 30)[..512]);
+}
+
+/// A request of many steps does not keep a queue that is to stop now; where a successor is told of it, it is not answered.
+#[test]
+fn a_stop_that_is_cut_short_continues_nothing() {
+    for tracked in [false, true] {
+        let file = disk();
+        let mut held = HeldRig::new(&file, Orders { most: Some(1000), ..Orders::default() }, 0);
+        if tracked {
+            let Rig { live, memory, device, addresses, .. } = &mut held.rig;
+            let features = device.features();
+            let mut handle = memory.handle();
+            let bytes = paravane_ring::device::tracking_bytes(addresses.size, false);
+            let tracking = handle.open().map(BASE + SIZE - 65536, bytes, Access::WRITE).unwrap();
+            let state = State::from_vring_base(0, features).unwrap();
+            *live = LiveQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
+        }
+        held.begin_reads(8);
+        let cut = AtomicBool::new(true);
+        let drained = held.rig.handler.drain_until(&mut held.rig.live, true, &cut);
+        // Each step was waited for.
+        assert_eq!(held.orders().log.iter().map(|(_, result)| *result).collect::<Vec<_>>(), [1000; 8]);
+        let (completed, status) = if tracked { (0, UNTOUCHED) } else { (8, blk::S_IOERR) };
+        assert_eq!(drained.completed, completed);
+        assert_eq!(held.rig.live.ring().in_flight(), if tracked { 8 } else { 0 });
+        assert_eq!(held.rig.peek(STATUS, 8), [status; 8]);
+        let used = std::iter::from_fn(|| held.rig.driver.pop_used().unwrap()).count();
+        assert_eq!(used, completed as usize);
+        // What is done with one step is done.
+        let mut held = HeldRig::new(&file, Orders::default(), 0);
+        held.begin_reads(8);
+        assert_eq!(held.rig.handler.drain_until(&mut held.rig.live, true, &cut).completed, 8);
+        assert_eq!(held.rig.peek(STATUS, 8), [blk::S_OK; 8]);
+    }
 }
 
 #[test]
