@@ -69,15 +69,12 @@ impl Image {
             // Without O_CREAT this is defined for block devices only: refused while the host has it mounted.
             flags |= libc::O_EXCL;
         }
-        let file = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).map_err(
-            |source| {
-                if is_block_device && source.raw_os_error() == Some(libc::EBUSY) {
-                    OpenError::InUse { path: path.to_owned() }
-                } else {
-                    os(source)
-                }
-            },
-        )?;
+        let is_held = |error: &io::Error| is_block_device && error.raw_os_error() == Some(libc::EBUSY);
+        let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path);
+        let file = patiently(open, is_held).map_err(|source| match is_held(&source) {
+            true => OpenError::InUse { path: path.to_owned() },
+            false => os(source),
+        })?;
         Self::of(file, path, opening)
     }
 
@@ -140,23 +137,6 @@ impl Image {
             0 => Err(OpenError::Empty { path: self.path }),
             _ => Ok(self),
         }
-    }
-
-    /// The same file once more, without the lock. The kernel takes a ring apart some time after its process
-    /// has ended, and a file that is registered with it is closed only then (tens of milliseconds were seen):
-    /// the lock must not be held for so long. By the time that the lock does go, the kernel has waited for
-    /// the process's requests. Where /proc is not to be had, it is the locked description after all.
-    pub(super) fn unlocked(&self) -> io::Result<File> {
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        // Of the locked one it has the flags, O_DIRECT and such.
-        let flags = rustix::fs::fcntl_getfl(&self.file)?.bits() as libc::c_int;
-        let flags = flags & (libc::O_DIRECT | libc::O_NOATIME);
-        OpenOptions::new()
-            .read(true)
-            .write(!self.read_only)
-            .custom_flags(flags)
-            .open(path)
-            .or_else(|_| self.file.try_clone())
     }
 
     /// Bytes of a block: requests are for whole ones.
@@ -226,8 +206,9 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
     }
 }
 
-/// For how long a lock may be somebody's who is about to let go.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// For how long a lock may be somebody's who is about to let go. The kernel takes the rings of a process that was killed apart some
+/// time after its end: tens of milliseconds, more on a busy host.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Locks the whole file for this open file description: exclusively, or shared to read. The lock goes with the last
 /// descriptor of this description; unlike a process's lock it is not lost when somebody in this process opens and
@@ -241,16 +222,26 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;
-    let start = Instant::now();
     // l_start and l_len stay 0: from the first byte to wherever the end will be.
-    // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives the call.
-    while unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == -1 {
-        let error = io::Error::last_os_error();
-        let held = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
-        if !held || start.elapsed() >= PATIENCE {
-            return Err(error);
+    let lock = || {
+        // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives the call.
+        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
         }
-        std::thread::sleep(Duration::from_millis(5));
+    };
+    patiently(lock, |error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
+}
+
+/// Tries again for a while what somebody else holds.
+fn patiently<T>(attempt: impl Fn() -> io::Result<T>, is_held: impl Fn(&io::Error) -> bool) -> io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if is_held(&error) && start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
     }
-    Ok(())
 }

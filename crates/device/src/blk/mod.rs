@@ -323,10 +323,7 @@ impl Blk {
             (EngineChoice::IoUring, _) if image.qcow2.is_some() => return Err(OpenError::EngineOfFormat),
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None)?,
             (EngineChoice::Auto, _) if image.in_memory => immediate(&image),
-            (_, Ok(())) => match image.unlocked() {
-                Ok(file) => EngineKind::Uring { file, registers: config.registered_buffers },
-                Err(source) => return Err(OpenError::Os { path: config.path, source }),
-            },
+            (_, Ok(())) => EngineKind::Uring { registers: config.registered_buffers },
             (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { source }),
             (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string()))?,
         };
@@ -377,8 +374,8 @@ impl Blk {
     #[must_use]
     pub fn engine(&self) -> String {
         let engine = match &self.engine {
-            EngineKind::Uring { registers: false, .. } => "io_uring".into(),
-            EngineKind::Uring { registers: true, .. } => "io_uring with registered buffers".into(),
+            EngineKind::Uring { registers: false } => "io_uring".into(),
+            EngineKind::Uring { registers: true } => "io_uring with registered buffers".into(),
             EngineKind::Immediate { mapped: None } => "immediate".into(),
             EngineKind::Immediate { mapped: Some(_) } => "immediate, mapped".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
@@ -451,6 +448,11 @@ impl Device for Blk {
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
         crate::read_config(self.config().as_bytes(), offset, out);
+    }
+
+    fn refresh(&mut self) -> io::Result<bool> {
+        let before = self.image.sectors();
+        Ok(self.image.look()? != before)
     }
 
     fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {

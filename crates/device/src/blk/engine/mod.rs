@@ -20,7 +20,6 @@ use super::image::Image;
 use crate::LiveQueue;
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -85,8 +84,9 @@ pub(super) struct Outcome {
 /// Which engine a disk uses; made once, when it is opened.
 #[derive(Debug)]
 pub(super) enum EngineKind {
-    /// A ring for each queue, and what is registered with them: the image (see [`Image::unlocked`]), and perhaps guest memory.
-    Uring { file: File, registers: bool },
+    /// A ring for each queue, and what is registered with them: the image, and perhaps guest memory. The rings hold the image's
+    /// lock, too: requests outlive a process that is killed, and nobody else may write to the image before they are done.
+    Uring { registers: bool },
     /// Nothing beyond the image, which may be mapped.
     Immediate { mapped: Option<Arc<Mapped>> },
     /// One pool for all queues, and why it is not io_uring if that was the first choice.
@@ -108,7 +108,9 @@ impl Engine {
     /// For an image, with room for `slots` jobs in flight.
     pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
         Ok(match kind {
-            EngineKind::Uring { file, registers } => Self::Uring(uring::Uring::new(file, *registers, slots)?),
+            EngineKind::Uring { registers } => {
+                Self::Uring(uring::Uring::new(&image.file, *registers, slots)?)
+            }
             EngineKind::Immediate { mapped } => {
                 Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone(), slots))
             }
