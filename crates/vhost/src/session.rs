@@ -221,7 +221,6 @@ impl<'a> Session<'a> {
                     return Err(SessionError::Live { queue, request: "SET_INFLIGHT_FD" });
                 }
                 self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
-                self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
                 self.board.write().tracked = true;
             }
             Request::SetDeviceStateFd(said, pipe) => {

@@ -85,6 +85,10 @@ pub(crate) struct DaemonArgs {
     /// vm.max_map_count, at most half of RLIMIT_NOFILE]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) max_mappings: Option<u64>,
+    /// Seconds that SIGTERM waits for requests in flight; then the daemon exits with status 1. A second SIGTERM or SIGINT exits
+    /// at once [default: 10]
+    #[arg(long, value_name = "SECONDS", global = true)]
+    pub(crate) stop_timeout: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

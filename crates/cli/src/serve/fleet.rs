@@ -1,53 +1,94 @@
-//! The devices that are served.
+//! The devices that are served, and what becomes of them.
+//!
+//! What starts and stops as one is a unit: a device, or the two cards of a link.
 //!
 //! ```text
-//!             start: all or none
-//!  file ---------------------------> members
-//!    '---- reload: gone or changed --> stopped, sockets removed
-//!                  as they were    --> left alone, whatever else happens
-//!                  new or changed  --> started; those that cannot be are `failed`, until the next reload
-//!                  panicked        --> started anew
+//!   wanted:   Waiting --nothing it needs is held--> Opening --> Served        its devices are there
+//!                ^     by one that is leaving       (a thread)    |
+//!                |                                     '------> Failed        until the next reload
+//!   a reload:    '-- the file has it, new or changed; or it has failed, or panicked
+//!                    the file has it as it was: left alone, whatever else happens
+//!                    the file has it not, or changed: -------------.
+//!                                                                  v
+//!   leaving:                                    Opening --> Stopping --> gone
+//!                                            (stopped as    (sockets removed at once; requests in
+//!                                             soon as open)  flight are finished, however long it takes)
 //! ```
-//! The two cards of a link are one thing: if one changes, both are made anew.
-use super::open::{self, FarEnds, Figures, Opened};
+//! Nothing here waits: images are opened by a thread a unit, since storage may hang, and devices stop by themselves. One thread
+//! calls [`Fleet::advance`] whenever [`Fleet::changed`] is signalled, which takes each unit one step further; so all changes of
+//! state are made by one thread, and the lock is held for no longer than a look. A device that stops is given half of the stop
+//! timeout; then requests of many parts are not continued.
+mod member;
+mod unit;
+
+pub(crate) use member::open_one;
+
+use super::open::{FarEnds, Opened};
 use super::report::{self, Report};
 use super::sandbox::Reach;
-use super::spec::{DeviceSpec, Endpoint, Kind};
-use anyhow::{Context, anyhow};
-use paravane_device::blk::Resizer;
-use paravane_vhost::{Export, ExportConfig, ExportStatus, MappingPool, MappingQuota};
+use super::spec::DeviceSpec;
+use member::Member;
+use paravane_vhost::{MappingPool, Notifier, caught};
 use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use unit::{Leaving, State, Unit, units};
 
 /// Sockets that systemd has passed, by name. They are copied, so that a device can come back to its own.
 pub(crate) type Sockets = HashMap<String, UnixListener>;
 
-/// One device that is served.
-struct Member {
-    spec: DeviceSpec,
-    export: Export,
-    figures: Figures,
-    resizer: Option<Resizer>,
-    back_end: String,
+/// How long the outcome of a reload waits for devices to start and to stop.
+const RELOAD: Duration = Duration::from_secs(1);
+
+/// What devices are started with.
+pub(crate) struct Surroundings {
+    pub(crate) sockets: Sockets,
+    /// `None`: there is no sandbox.
+    pub(crate) reach: Option<Arc<Reach>>,
+    /// How long a device may take to stop.
+    pub(crate) stop_timeout: Duration,
+    /// What VMMs may have mapped.
+    pub(crate) pool: Arc<MappingPool>,
 }
 
+/// Members that were opened, or why they could not be.
+type Start = Result<Vec<Member>, Vec<report::Failed>>;
+
 struct Inner {
-    members: Vec<Member>,
-    failed: Vec<report::Failed>,
+    /// In the order of the file.
+    units: Vec<Unit>,
+    leaving: Vec<Leaving>,
+    /// What threads have opened since the last step.
+    opened: Vec<(u64, Start)>,
+    reload: Option<Reload>,
     last_reload: String,
-    reload: Option<report::Reload>,
+    /// The same, with its time.
+    outcome: Option<report::Reload>,
+    next_id: u64,
+}
+
+/// A reload whose outcome is not known yet.
+struct Reload {
+    left_alone: usize,
+    removed: usize,
+    /// The units that it has added, or found on their way.
+    added: HashSet<u64>,
+    /// When its outcome is told at the latest.
+    until: Instant,
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    surroundings: Surroundings,
+    changed: Arc<Notifier>,
+    started: Instant,
 }
 
 /// All of them. Those who look on share it.
 #[derive(Clone)]
-pub(crate) struct Fleet {
-    inner: Arc<Mutex<Inner>>,
-    /// What VMMs may have mapped.
-    pool: Arc<MappingPool>,
-    started: Instant,
-}
+pub(crate) struct Fleet(Arc<Shared>);
 
 impl Fleet {
     /// Serves devices that are open.
@@ -56,371 +97,347 @@ impl Fleet {
     /// One cannot be served; then none is.
     pub(crate) fn start(
         opened: Vec<(DeviceSpec, Opened)>,
-        sockets: &Sockets,
-        pool: Arc<MappingPool>,
+        surroundings: Surroundings,
     ) -> Result<Self, anyhow::Error> {
+        let changed = Arc::new(Notifier::new(false)?);
+        let specs: Vec<DeviceSpec> = opened.iter().map(|(spec, _)| spec.clone()).collect();
+        let mut members: HashMap<String, Member> = HashMap::new();
         // Each has its share before the first VMM can take any.
-        let quotas: Vec<_> = opened.iter().map(|_| pool.quota()).collect();
-        let mut members: Vec<Member> = Vec::new();
+        let quotas: Vec<_> = opened.iter().map(|_| surroundings.pool.quota()).collect();
         for ((spec, device), quota) in opened.into_iter().zip(quotas) {
-            match Member::start(spec, device, sockets, quota) {
-                Ok(member) => members.push(member),
+            match Member::start(spec, device, quota, &surroundings.sockets, &changed) {
+                Ok(member) => drop(members.insert(member.spec.name.clone(), member)),
                 Err(error) => {
-                    members.into_iter().for_each(Member::stop);
+                    members.into_values().for_each(Member::stop);
                     return Err(error);
                 }
             }
         }
-        let inner = Inner { members, failed: Vec::new(), last_reload: String::new(), reload: None };
-        Ok(Self { inner: Arc::new(Mutex::new(inner)), pool, started: Instant::now() })
+        let mut inner = Inner {
+            units: Vec::new(),
+            leaving: Vec::new(),
+            opened: Vec::new(),
+            reload: None,
+            last_reload: String::new(),
+            outcome: None,
+            next_id: 0,
+        };
+        for specs in units(specs) {
+            let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
+            let mut unit = Unit::new(inner.id(), specs);
+            unit.enter(State::Served(served));
+            inner.units.push(unit);
+        }
+        let inner = Mutex::new(inner);
+        Ok(Self(Arc::new(Shared { inner, surroundings, changed, started: Instant::now() })))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the devices those of a new list.
-    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>, sockets: &Sockets, reach: Option<&Reach>) {
-        let mut inner = self.inner();
-        let (kept, gone) = divide(std::mem::take(&mut inner.members), &wanted);
-        let kept_names: HashSet<_> = kept.iter().map(|member| member.spec.name.clone()).collect();
-        inner.members = kept;
-        inner.failed.clear();
-        // Not under the lock: a device may take its time to finish what is in flight.
-        drop(inner);
-        let removed = gone.len();
-        gone.into_iter().for_each(Member::stop);
-
-        let new: Vec<_> = wanted.iter().filter(|spec| !kept_names.contains(&spec.name)).cloned().collect();
-        let mut far_ends = FarEnds::default();
-        let (mut added, mut failed) = (0, 0_usize);
-        let quotas: Vec<_> = new.iter().map(|_| self.pool.quota()).collect();
-        for (spec, quota) in new.into_iter().zip(quotas) {
-            let name = spec.name.clone();
-            let started = open_one(&spec, &mut far_ends, reach)
-                .and_then(|device| Member::start(spec, device, sockets, quota));
-            let mut inner = self.inner();
-            match started {
-                Ok(member) => {
-                    added += 1;
-                    inner.members.push(member);
-                }
-                Err(error) => {
-                    failed += 1;
-                    let why = crate::one_line(&error);
-                    tracing::error!(device = name, "not served: {why}");
-                    inner.failed.push(report::Failed { name, why });
-                }
-            }
-        }
-        failed += self.drop_loose_ends(&wanted);
-        let mut inner = self.inner();
-        // In the order of the file.
-        let position: HashMap<_, _> = wanted.iter().map(|spec| spec.name.as_str()).zip(0..).collect();
-        inner
-            .members
-            .sort_by_key(|member| position.get(member.spec.name.as_str()).copied().unwrap_or(usize::MAX));
-        let left = kept_names.len();
-        let outcome = format!("{left} devices left alone, {removed} removed, {added} added, {failed} failed");
-        tracing::info!("{outcome}");
-        inner.last_reload = outcome;
-        inner.reload = Some(report::Reload::now(failed == 0));
+    /// Readable when [`Fleet::advance`] has something to do.
+    pub(crate) fn changed(&self) -> BorrowedFd<'_> {
+        self.0.changed.as_fd()
     }
 
-    /// Stops cards whose other end could not be started, and says how many.
-    fn drop_loose_ends(&self, wanted: &[DeviceSpec]) -> usize {
+    /// What makes [`Fleet::changed`] readable.
+    pub(crate) fn notifier(&self) -> Arc<Notifier> {
+        Arc::clone(&self.0.changed)
+    }
+
+    /// Makes the devices those of a new list. [`Fleet::advance`] carries it out, and tells the outcome.
+    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) {
         let mut inner = self.inner();
-        let is_there: HashSet<_> = inner.members.iter().map(|member| member.spec.name.clone()).collect();
-        let missing = wanted.iter().filter(|spec| !is_there.contains(&spec.name));
-        let cut: HashSet<_> = missing.filter_map(DeviceSpec::link).collect();
-        let is_loose = |member: &Member| member.spec.link().is_some_and(|link| cut.contains(link));
-        let (loose, kept): (Vec<_>, _) = std::mem::take(&mut inner.members).into_iter().partition(is_loose);
-        inner.members = kept;
-        for member in &loose {
-            let why = "the other end of its link is not served".to_owned();
-            inner.failed.push(report::Failed { name: member.spec.name.clone(), why });
+        inner.tell_outcome();
+        let mut old = std::mem::take(&mut inner.units);
+        let mut reload =
+            Reload { left_alone: 0, removed: 0, added: HashSet::new(), until: Instant::now() + RELOAD };
+        for specs in units(wanted) {
+            let is_same = |unit: &Unit| unit.is_good() && unit.specs == specs;
+            let unit = match old.iter().position(is_same) {
+                Some(at) => {
+                    let unit = old.remove(at);
+                    match unit.state {
+                        State::Served(_) => reload.left_alone += specs.len(),
+                        _ => drop(reload.added.insert(unit.id)),
+                    }
+                    unit
+                }
+                None => {
+                    let id = inner.id();
+                    reload.added.insert(id);
+                    Unit::new(id, specs)
+                }
+            };
+            inner.units.push(unit);
         }
-        drop(inner);
-        let count = loose.len();
-        loose.into_iter().for_each(Member::stop);
-        count
+        reload.removed = old.into_iter().map(|unit| inner.leave(unit)).sum();
+        inner.reload = Some(reload);
     }
 
     /// A new list could not be read; all stays as it is.
-    pub(crate) fn refused(&self, why: String) {
+    pub(crate) fn refused(&self, why: &str) {
         tracing::error!("nothing was changed: {why}");
         let mut inner = self.inner();
         inner.last_reload = format!("nothing was changed: {why}");
-        inner.reload = Some(report::Reload::now(false));
+        inner.outcome = Some(report::Reload::now(false));
     }
 
-    /// Looks at the sizes of images, and tells the drivers of disks whose size is another by now.
-    pub(crate) fn look_at_sizes(&self) {
-        for member in &mut self.inner().members {
-            let Some(resizer) = &mut member.resizer else { continue };
-            let device = &member.spec.name;
-            match resizer.look() {
-                Ok(false) => {}
-                Ok(true) => {
-                    tracing::info!(device, bytes = resizer.size(), "the disk has another size");
-                    member.export.config_changed();
+    /// Has all devices look at the host's side again, by their own threads: the drivers of disks whose images have another size
+    /// are told.
+    pub(crate) fn refresh(&self) {
+        for member in self.inner().served() {
+            member.export.refresh();
+        }
+    }
+
+    /// Takes all units a step further, if they can go one. Returns for how long nothing is to be done unless [`Fleet::changed`]
+    /// is readable, and whether the outcome of a reload was told.
+    pub(crate) fn advance(&self) -> (Option<Duration>, bool) {
+        let _ = self.0.changed.take();
+        let mut inner = self.inner();
+        inner.take_opened();
+        inner.forget_ended();
+        self.open_those_that_wait(&mut inner);
+        let told =
+            inner.reload.as_ref().is_some_and(|reload| inner.is_settled() || Instant::now() >= reload.until)
+                && inner.tell_outcome();
+        let patience = self.0.surroundings.stop_timeout / 2;
+        let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        let hurry = stopping.filter_map(|member| member.hurry(patience));
+        let reload =
+            inner.reload.as_ref().map(|reload| reload.until.saturating_duration_since(Instant::now()));
+        (hurry.chain(reload).min(), told)
+    }
+
+    /// Starts threads that open what is held up by nobody any more.
+    fn open_those_that_wait(&self, inner: &mut Inner) {
+        let Inner { units, leaving, .. } = inner;
+        for unit in units.iter_mut().filter(|unit| matches!(unit.state, State::Waiting)) {
+            if leaving.iter().any(|leaving| leaving.holds_up(&unit.specs).is_some()) {
+                continue;
+            }
+            let (fleet, id, specs) = (self.clone(), unit.id, unit.specs.clone());
+            let open = move || {
+                let start = caught(|| fleet.open(&specs));
+                let start = start.unwrap_or_else(|words| {
+                    Err(all_failed(&specs, &format!("a thread of it panicked: {words}")))
+                });
+                fleet.inner().opened.push((id, start));
+                fleet.0.changed.signal();
+            };
+            let name = format!("open-{}", unit.specs[0].name);
+            unit.enter(match std::thread::Builder::new().name(name).spawn(open) {
+                Ok(_) => State::Opening,
+                Err(error) => {
+                    State::Failed(all_failed(&unit.specs, &format!("no thread to open it: {error}")))
                 }
-                Err(error) => tracing::error!(device, %error, "the image's size is not known"),
+            });
+        }
+    }
+
+    /// Opens all devices of a unit, and serves them: all or none.
+    fn open(&self, specs: &[DeviceSpec]) -> Start {
+        let Surroundings { sockets, reach, pool, .. } = &self.0.surroundings;
+        let quotas: Vec<_> = specs.iter().map(|_| pool.quota()).collect();
+        let mut far_ends = FarEnds::default();
+        let mut members = Vec::new();
+        for (spec, quota) in specs.iter().zip(quotas) {
+            let opened = open_one(spec, &mut far_ends, reach.as_deref());
+            let member = opened
+                .and_then(|device| Member::start(spec.clone(), device, quota, sockets, &self.0.changed));
+            match member {
+                Ok(member) => members.push(member),
+                Err(error) => {
+                    members.into_iter().for_each(Member::stop);
+                    let why = |other: &DeviceSpec| match other.name == spec.name {
+                        true => crate::one_line(&error),
+                        false => "the other end of its link is not served".to_owned(),
+                    };
+                    let failed =
+                        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec) };
+                    return Err(specs.iter().map(failed).collect());
+                }
             }
         }
+        Ok(members)
     }
 
     /// How all are.
     pub(crate) fn report(&self) -> Report {
         let inner = self.inner();
+        let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        let failed = inner.units.iter().filter_map(|unit| match &unit.state {
+            State::Failed(failed) => Some(failed),
+            _ => None,
+        });
         Report {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs_f64(),
+            uptime_s: self.0.started.elapsed().as_secs_f64(),
             last_reload: inner.last_reload.clone(),
-            reload: inner.reload.clone(),
-            devices: inner.members.iter().map(Member::report).collect(),
-            failed: inner.failed.clone(),
+            reload: inner.outcome.clone(),
+            devices: inner.served().chain(stopping).map(Member::report).collect(),
+            failed: failed.flatten().cloned().collect(),
+            waiting: inner.units.iter().flat_map(|unit| inner.waiting(unit)).collect(),
             ..Report::default()
         }
     }
 
-    /// Finishes what is in flight, and removes the sockets.
-    pub(crate) fn stop(&self) {
-        let members = std::mem::take(&mut self.inner().members);
-        members.into_iter().for_each(Member::stop);
-    }
-}
-
-/// Opens one device, and says if it may have been the sandbox that did not let it.
-///
-/// # Errors
-/// It cannot be had.
-pub(crate) fn open_one(
-    spec: &DeviceSpec,
-    far_ends: &mut FarEnds,
-    reach: Option<&Reach>,
-) -> Result<Opened, anyhow::Error> {
-    open::open(spec, far_ends).map_err(|error| match (refused_access(&error), reach) {
-        (true, Some(reach)) => anyhow!("{} ({})", crate::one_line(&error), reach.remark()),
-        _ => error,
-    })
-}
-
-fn refused_access(error: &anyhow::Error) -> bool {
-    let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
-    error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
-}
-
-/// Those that stay as they are, and those that go.
-fn divide(members: Vec<Member>, wanted: &[DeviceSpec]) -> (Vec<Member>, Vec<Member>) {
-    let (kept, mut gone): (Vec<_>, Vec<_>) =
-        members.into_iter().partition(|member| wanted.contains(&member.spec) && !member.export.has_failed());
-    // A card whose other end goes, goes too.
-    let broken: HashSet<String> =
-        gone.iter().filter_map(|member| member.spec.link()).map(str::to_owned).collect();
-    let is_broken = |member: &Member| member.spec.link().is_some_and(|link| broken.contains(link));
-    let (torn, kept) = kept.into_iter().partition(is_broken);
-    gone.extend::<Vec<_>>(torn);
-    (kept, gone)
-}
-
-impl Member {
-    fn start(
-        spec: DeviceSpec,
-        opened: Opened,
-        sockets: &Sockets,
-        quota: MappingQuota,
-    ) -> Result<Self, anyhow::Error> {
-        let Opened { device, figures, resizer, back_end } = opened;
-        let name = spec.name.clone();
-        let started = || {
-            let endpoint = match &spec.endpoint {
-                Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
-                Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
-                Endpoint::Activated => {
-                    let listener =
-                        sockets.get(&name).context("systemd has passed no socket with this name")?;
-                    paravane_vhost::Endpoint::Listener(listener.try_clone()?)
-                }
-            };
-            let config = ExportConfig {
-                workers: spec.workers.into(),
-                longest_poll: spec.longest_poll,
-                packed: spec.packed,
-                in_order: matches!(spec.kind, Kind::Net(_)),
-                quota,
-                ..ExportConfig::new(name.clone(), endpoint)
-            };
-            Ok::<_, anyhow::Error>(Export::start(config, device)?)
-        };
-        let export = started().with_context(|| format!("device {name}"))?;
-        tracing::info!(
-            device = name,
-            kind = spec.kind.name(),
-            endpoint = endpoint(&spec),
-            back_end,
-            "served"
-        );
-        Ok(Self { spec, export, figures, resizer, back_end })
-    }
-
-    fn stop(self) {
-        tracing::info!(device = self.spec.name, "stopping");
-        self.export.stop();
-    }
-
-    fn report(&self) -> report::Device {
-        let status: ExportStatus = self.export.status();
-        let storage = self.figures.storage.as_ref().map(|errors| errors.totals());
-        let failures = |index: u16| storage.as_ref()?.queues.get(usize::from(index)).copied();
-        let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
-            index,
-            enabled: queue.enabled,
-            live: queue.live,
-            size: queue.size,
-            kicks: queue.kicks,
-            taken: queue.taken,
-            completed: queue.completed,
-            interrupts: queue.interrupts,
-            storage_errors: failures(index).unwrap_or(0),
-            error: queue.error.clone(),
-        };
-        report::Device {
-            name: self.spec.name.clone(),
-            kind: self.spec.kind.name().to_owned(),
-            endpoint: endpoint(&self.spec),
-            back_end: self.back_end.clone(),
-            size: self.resizer.as_ref().map(Resizer::size),
-            workers: self.spec.workers,
-            connected: status.connected,
-            sessions: status.sessions,
-            features: format!("{:#x}", status.features),
-            memory: status.memory,
-            max_memory: status.max_memory,
-            queues: (0..).zip(&status.queues).map(queue).collect(),
-            refused_connections: status.refused_connections,
-            protocol_errors: status.protocol_errors,
-            refused_translations: status.refused_translations,
-            last_error: status.last_error,
-            failed: status.failed,
-            throttled: self.figures.limiters.iter().map(|limiter| limiter.times_held()).sum(),
-            storage_errors: storage.as_ref().map(report::StorageErrors::new),
-            rejected_requests: storage.as_ref().map(|totals| totals.rejected),
-            size_error: self.resizer.as_ref().and_then(Resizer::error).map(str::to_owned),
-            image_deleted: self.resizer.as_ref().is_some_and(Resizer::is_deleted),
-            net: self.figures.net.as_ref().map(|counters| {
-                let totals = counters.totals();
-                report::Net {
-                    transmitted_frames: totals.transmitted,
-                    transmitted_bytes: totals.transmitted_bytes,
-                    received_frames: totals.received,
-                    received_bytes: totals.received_bytes,
-                    dropped_frames: totals.malformed + totals.refused + totals.no_room,
-                    malformed_frames: totals.malformed,
-                    refused_frames: totals.refused,
-                    no_room_frames: totals.no_room,
-                    unusable_buffers: totals.unusable,
-                }
-            }),
+    /// Tells all devices to stop. [`Fleet::is_gone`] says when they have.
+    pub(crate) fn begin_stop(&self) {
+        let mut inner = self.inner();
+        inner.reload = None;
+        let units = std::mem::take(&mut inner.units);
+        for unit in units {
+            inner.leave(unit);
         }
     }
+
+    /// Whether nothing is served any more. What a thread still opens does not count: no request is in flight there.
+    pub(crate) fn is_gone(&self) -> bool {
+        let inner = self.inner();
+        inner.units.is_empty() && inner.leaving.iter().all(|leaving| leaving.members.is_none())
+    }
+
+    /// Logs what is not done when the daemon ends without waiting for it.
+    pub(crate) fn log_what_is_left(&self) {
+        let inner = self.inner();
+        let members = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        members.filter(|member| !member.export.has_ended()).for_each(Member::log_what_is_left);
+    }
 }
 
-fn endpoint(spec: &DeviceSpec) -> String {
-    match &spec.endpoint {
-        Endpoint::Listen(path) => format!("listen {}", path.display()),
-        Endpoint::Connect(path) => format!("connect {}", path.display()),
-        Endpoint::Activated => "activated".to_owned(),
+impl Inner {
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
     }
+
+    fn served(&self) -> impl Iterator<Item = &Member> {
+        let members = self.units.iter().filter_map(|unit| match &unit.state {
+            State::Served(members) => Some(members),
+            _ => None,
+        });
+        members.flatten()
+    }
+
+    /// A unit is not wanted any more. Says how many devices are to stop for that.
+    fn leave(&mut self, unit: Unit) -> usize {
+        let Unit { id, specs, state, .. } = unit;
+        let members = match state {
+            State::Waiting | State::Failed(_) => return 0,
+            State::Opening => None,
+            State::Served(mut members) => {
+                members.iter_mut().for_each(Member::begin_stop);
+                Some(members)
+            }
+        };
+        let count = specs.len();
+        self.leaving.push(Leaving { id, specs, since: Instant::now(), members });
+        count
+    }
+
+    fn take_opened(&mut self) {
+        for (id, start) in std::mem::take(&mut self.opened) {
+            if let Some(unit) = self.units.iter_mut().find(|unit| unit.id == id) {
+                unit.enter(match start {
+                    Ok(members) => State::Served(members),
+                    Err(failed) => {
+                        for report::Failed { name, why } in &failed {
+                            tracing::error!(device = name, "not served: {why}");
+                        }
+                        State::Failed(failed)
+                    }
+                });
+            } else if let Some(at) = self.leaving.iter().position(|leaving| leaving.id == id) {
+                // Nobody wants it any more.
+                match start {
+                    Ok(mut members) => {
+                        members.iter_mut().for_each(Member::begin_stop);
+                        self.leaving[at].members = Some(members);
+                    }
+                    Err(_) => drop(self.leaving.remove(at)),
+                }
+            }
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        let (ended, leaving): (Vec<_>, _) =
+            std::mem::take(&mut self.leaving).into_iter().partition(Leaving::has_ended);
+        self.leaving = leaving;
+        for spec in ended.iter().flat_map(|leaving| &leaving.specs) {
+            tracing::info!(device = spec.name, "stopped");
+        }
+    }
+
+    /// Whether nothing is on its way.
+    fn is_settled(&self) -> bool {
+        let rests = |unit: &Unit| matches!(unit.state, State::Served(_) | State::Failed(_));
+        self.leaving.is_empty() && self.units.iter().all(rests)
+    }
+
+    /// What came of a reload, if there is one: it was told.
+    fn tell_outcome(&mut self) -> bool {
+        let Some(Reload { left_alone, removed, added, .. }) = self.reload.take() else { return false };
+        let count = |wanted: fn(&State) -> bool| -> usize {
+            let units = self.units.iter().filter(|unit| added.contains(&unit.id) && wanted(&unit.state));
+            units.map(|unit| unit.specs.len()).sum()
+        };
+        let there = count(|state| matches!(state, State::Served(_)));
+        let failed = count(|state| matches!(state, State::Failed(_)));
+        let mut outcome =
+            format!("{left_alone} devices left alone, {removed} removed, {there} added, {failed} failed");
+        let waiting = count(|state| matches!(state, State::Waiting | State::Opening));
+        let stopping: usize = self.leaving.iter().map(|leaving| leaving.specs.len()).sum();
+        for (count, what) in [(stopping, "still stopping"), (waiting, "not started yet")] {
+            if count > 0 {
+                outcome += &format!(", {count} {what}");
+            }
+        }
+        tracing::info!("{outcome}");
+        self.last_reload = outcome;
+        self.outcome = Some(report::Reload::now(failed == 0));
+        true
+    }
+
+    /// What the devices of a unit wait for, if they do.
+    fn waiting(&self, unit: &Unit) -> Vec<report::Waiting> {
+        let why = match unit.state {
+            State::Waiting => {
+                let holder = self
+                    .leaving
+                    .iter()
+                    .find_map(|leaving| leaving.holds_up(&unit.specs).map(|device| (device, leaving)));
+                match holder {
+                    Some((device, Leaving { members: Some(members), since, .. })) => {
+                        let in_flight: u64 = members.iter().map(Member::in_flight).sum();
+                        let seconds = since.elapsed().as_secs();
+                        format!(
+                            "device {} to stop, for {seconds} s ({in_flight} requests in flight)",
+                            device.name
+                        )
+                    }
+                    Some((device, _)) => format!("device {} to be opened, and to stop", device.name),
+                    None => "its turn".to_owned(),
+                }
+            }
+            State::Opening => "the host, to open what it needs".to_owned(),
+            State::Served(_) | State::Failed(_) => return Vec::new(),
+        };
+        let seconds = unit.since.elapsed().as_secs_f64();
+        let waiting =
+            |spec: &DeviceSpec| report::Waiting { name: spec.name.clone(), why: why.clone(), seconds };
+        unit.specs.iter().map(waiting).collect()
+    }
+}
+
+fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {
+    let failed = |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why.to_owned() };
+    specs.iter().map(failed).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use paravane_device::{Device, QueueHandler};
-    use paravane_vhost::MappingLimits;
-    use std::io;
-    use std::os::unix::net::UnixStream;
-    use std::path::{Path, PathBuf};
-    use std::time::Duration;
-
-    /// Has a mistake that the first client brings to light.
-    struct Faulty;
-
-    impl Device for Faulty {
-        fn device_id(&self) -> u32 {
-            paravane_spec::device_id::RNG
-        }
-
-        fn features(&self) -> u64 {
-            panic!("a mistake")
-        }
-
-        fn queue_sizes(&self) -> &[u16] {
-            &[16]
-        }
-
-        fn read_config(&self, _offset: u32, _out: &mut [u8]) {}
-
-        fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-    }
-
-    fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
-        let socket = folder.join(name);
-        let spec = DeviceSpec {
-            name: name.into(),
-            endpoint: Endpoint::Listen(socket.clone()),
-            workers: 1,
-            longest_poll: Duration::ZERO,
-            packed: true,
-            kind: Kind::Rng,
-        };
-        (spec, socket)
-    }
-
-    fn wait_for(fleet: &Fleet, wanted: impl Fn(&Report) -> bool) -> Report {
-        let end = Instant::now() + Duration::from_secs(20);
-        loop {
-            let report = fleet.report();
-            if wanted(&report) {
-                return report;
-            }
-            assert!(Instant::now() < end, "still {report:?}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn a_device_that_panics_is_told_of_and_made_anew() {
-        let folder = tempfile::tempdir().unwrap();
-        let ((faulty, socket), (good, good_socket)) =
-            (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
-        let device = Box::new(Faulty);
-        let opened =
-            Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
-        let members = vec![
-            (faulty.clone(), opened),
-            (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap()),
-        ];
-        let sockets = Sockets::new();
-        let fleet = Fleet::start(members, &sockets, MappingPool::new(MappingLimits::of_host())).unwrap();
-        let _good_client = UnixStream::connect(&good_socket).unwrap();
-        let _client = UnixStream::connect(&socket).unwrap();
-        let report =
-            wait_for(&fleet, |report| report.devices[0].failed.is_some() && report.devices[1].connected);
-        assert_eq!(report.devices[0].failed.as_deref(), Some("a mistake"));
-        assert!(!report.devices[0].connected && report.devices[1].failed.is_none());
-        // The same devices are asked for: what has failed is made anew, and the other one left alone.
-        fleet.reload(vec![faulty, good], &sockets, None);
-        let report = fleet.report();
-        assert_eq!(report.last_reload, "1 devices left alone, 1 removed, 1 added, 0 failed");
-        assert!(report.devices.iter().all(|device| device.failed.is_none()));
-        assert!(report.devices[1].connected);
-        let _client = UnixStream::connect(&socket).unwrap();
-        wait_for(&fleet, |report| report.devices[0].connected);
-        fleet.stop();
-    }
-}
+mod tests;

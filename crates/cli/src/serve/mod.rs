@@ -29,24 +29,30 @@ use anyhow::{Context, anyhow};
 use args::{DaemonArgs, LogFormat, ServeArgs};
 use config::Config;
 use control::Control;
-use fleet::Fleet;
+use fleet::{Fleet, Surroundings};
 use metrics::Metrics;
-use open::FarEnds;
+use open::{FarEnds, Opened};
+use paravane_vhost::{MappingPool, Notifier, caught};
 use process::Descriptors;
 use report::Report;
-use paravane_vhost::MappingPool;
 use sandbox::Reach;
 use sandbox::user::Target;
 use sd_notify::NotifyState;
 use signals::{Asked, Signals};
 use spec::{DeviceSpec, Endpoint, Kind};
+use std::io;
 use std::num::NonZeroU32;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 /// Log lines per second and device.
 const LOG_RATE: u32 = 1;
+/// How long SIGTERM waits for requests in flight, unless told otherwise.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     let Config { daemon, devices } = request(args).map_err(Failure::request)?;
@@ -98,6 +104,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         max_client_memory: line.max_client_memory.or(file.max_client_memory),
         max_memory: line.max_memory.or(file.max_memory),
         max_mappings: line.max_mappings.or(file.max_mappings),
+        stop_timeout: line.stop_timeout.or(file.stop_timeout),
     }
 }
 
@@ -151,36 +158,117 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         Some(reach)
     };
 
-    let mut far_ends = FarEnds::default();
-    let mut opened = Vec::new();
-    for spec in devices {
-        let device = fleet::open_one(&spec, &mut far_ends, reach.as_ref());
-        let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
-        opened.push((spec, device));
-    }
+    let reach = reach.map(Arc::new);
+    let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
+    let Some(opened) = open_all(devices, reach.clone(), &signals)? else {
+        tracing::info!("asked to end before all devices were open");
+        return Ok(());
+    };
     if let Some(user) = &user {
         user.become_it()?;
     }
     // From here on nobody waits for stderr.
     log::start_writing();
-    let connects = opened.iter().any(|(spec, _)| matches!(spec.endpoint, Endpoint::Connect(_)));
-    let fleet = Fleet::start(opened, &sockets, pool)?;
+    let stop_timeout =
+        daemon.stop_timeout.map_or(STOP_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
+    let surroundings = Surroundings { sockets, reach, stop_timeout, pool };
+    let sealed = surroundings.reach.is_some() && args.config.is_none();
+    let fleet = Fleet::start(opened, surroundings)?;
     // From here on the sockets are there, and must be removed whatever happens.
-    let result = run(
-        args,
-        &fleet,
-        &signals,
-        &manager,
-        &sockets,
-        reach.as_ref(),
-        connects,
-        control.as_ref(),
-        metrics,
-        &descriptors,
-    );
-    manager.tell(&[NotifyState::Stopping]);
-    fleet.stop();
-    Ok(result?)
+    let seal = sealed.then_some(connects);
+    let watchers = Watchers { control: control.as_ref(), metrics, descriptors };
+    let result = run(args, &fleet, &signals, &manager, seal, watchers);
+    manager.stopping(stop_timeout);
+    match end(&fleet, &signals, stop_timeout) {
+        End::Finished => Ok(result?),
+        unfinished => {
+            tracing::error!(
+                "{}",
+                match unfinished {
+                    End::Interrupted =>
+                        "asked to end a second time: not waiting for requests in flight".to_owned(),
+                    _ => format!("requests in flight were not finished in {} s", stop_timeout.as_secs()),
+                }
+            );
+            fleet.log_what_is_left();
+            // Its file goes.
+            drop(control);
+            crate::exit(if unfinished == End::Interrupted { 130 } else { 1 })
+        }
+    }
+}
+
+/// Opens all devices, in a thread of its own: storage may hang. `None`: a signal has asked to end meanwhile.
+fn open_all(
+    devices: Vec<DeviceSpec>,
+    reach: Option<Arc<Reach>>,
+    signals: &Signals,
+) -> Result<Option<Vec<(DeviceSpec, Opened)>>, Failure> {
+    let (sender, receiver) = channel();
+    let done = Arc::new(Notifier::new(false).context("no descriptors are left")?);
+    let signal = Arc::clone(&done);
+    let open = move || {
+        let mut far_ends = FarEnds::default();
+        let open = |spec: DeviceSpec| {
+            let device = fleet::open_one(&spec, &mut far_ends, reach.as_deref());
+            let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
+            Ok((spec, device))
+        };
+        let opened = devices.into_iter().map(open).collect::<Result<Vec<_>, Failure>>();
+        // Nobody waits for it any more if a signal came.
+        drop(sender.send(opened));
+        signal.signal();
+    };
+    let thread = std::thread::Builder::new().name("open".into()).spawn(open)?;
+    loop {
+        match receiver.try_recv() {
+            Ok(opened) => return opened.map(Some),
+            // It panicked.
+            Err(TryRecvError::Disconnected) => {
+                let panic = thread.join().err();
+                return Err(anyhow!("cannot open the devices: {}", panic.map_or("", |_| "panic")).into());
+            }
+            Err(TryRecvError::Empty) => {}
+        }
+        if signals.wait(done.as_fd(), None)? == Some(Asked::End) {
+            return Ok(None);
+        }
+    }
+}
+
+/// How the devices have stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// All requests in flight are finished.
+    Finished,
+    /// Some are not, and the time is over.
+    Late,
+    /// A second signal has asked to end.
+    Interrupted,
+}
+
+/// Stops all devices.
+fn end(fleet: &Fleet, signals: &Signals, timeout: Duration) -> End {
+    fleet.begin_stop();
+    let deadline = Instant::now() + timeout;
+    loop {
+        let (time, _) = fleet.advance();
+        if fleet.is_gone() {
+            return End::Finished;
+        }
+        let rest = deadline.saturating_duration_since(Instant::now());
+        if rest.is_zero() {
+            return End::Late;
+        }
+        match signals.wait(fleet.changed(), time.map_or(Some(rest), |time| Some(time.min(rest)))) {
+            Ok(Some(Asked::End)) => return End::Interrupted,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "cannot wait");
+                return End::Late;
+            }
+        }
+    }
 }
 
 /// A queue takes four descriptors or five, and a shell gives a process 1024.
@@ -194,19 +282,23 @@ fn take_all_descriptors() {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "all that there is by now")]
+/// Who is shown how the daemon is, and what of it.
+struct Watchers<'a> {
+    control: Option<&'a Control>,
+    metrics: Option<Metrics>,
+    descriptors: Arc<Descriptors>,
+}
+
+/// Serves until a signal asks to end. With `seal`, the sandbox is closed to files, and if that is false to connections.
 fn run(
     args: &ServeArgs,
     fleet: &Fleet,
     signals: &Signals,
     manager: &systemd::Manager,
-    sockets: &fleet::Sockets,
-    reach: Option<&Reach>,
-    connects: bool,
-    control: Option<&Control>,
-    metrics: Option<Metrics>,
-    descriptors: &Arc<Descriptors>,
+    seal: Option<bool>,
+    watchers: Watchers<'_>,
 ) -> Result<(), anyhow::Error> {
+    let Watchers { control, metrics, descriptors } = watchers;
     let report = || {
         let (fleet, descriptors) = (fleet.clone(), descriptors.clone());
         move || Report { open_files: descriptors.count(), max_open_files: process::limit(), ..fleet.report() }
@@ -217,7 +309,7 @@ fn run(
     if let Some(metrics) = metrics {
         metrics.serve(report())?;
     }
-    if reach.is_some() && args.config.is_none() {
+    if let Some(connects) = seal {
         sandbox::calls::seal(connects)?;
     }
     if let Some(file) = &args.try_sandbox {
@@ -225,20 +317,68 @@ fn run(
     }
     tracing::info!("ready");
     manager.tell(&[NotifyState::Ready]);
+    let mut reading: Option<Reading> = None;
+    // SIGHUP came while the file was read.
+    let mut again = false;
     loop {
-        match signals.next()? {
-            Asked::End => return Ok(()),
-            Asked::Reload => {
-                manager.reloading();
-                fleet.look_at_sizes();
-                match args.config.as_deref().map(Config::read) {
-                    None => {}
-                    Some(Ok(config)) => fleet.reload(config.devices, sockets, reach),
-                    Some(Err(error)) => fleet.refused(error.to_string()),
+        if let Some(read) = reading.as_ref().and_then(Reading::result) {
+            reading = None;
+            match read {
+                Ok(config) => fleet.reload(config.devices),
+                Err(why) => {
+                    fleet.refused(&why);
+                    manager.tell(&[NotifyState::Ready]);
                 }
-                manager.tell(&[NotifyState::Ready]);
+            }
+            if let (true, Some(file)) = (std::mem::take(&mut again), &args.config) {
+                reading = Some(Reading::begin(file, fleet.notifier())?);
             }
         }
+        let (time, told) = fleet.advance();
+        if told {
+            manager.tell(&[NotifyState::Ready]);
+        }
+        match (signals.wait(fleet.changed(), time)?, &args.config) {
+            (None, _) => {}
+            (Some(Asked::End), _) => return Ok(()),
+            (Some(Asked::Reload), None) => {
+                manager.reloading();
+                fleet.refresh();
+                manager.tell(&[NotifyState::Ready]);
+            }
+            (Some(Asked::Reload), Some(_)) if reading.is_some() => again = true,
+            (Some(Asked::Reload), Some(file)) => {
+                manager.reloading();
+                fleet.refresh();
+                reading = Some(Reading::begin(file, fleet.notifier())?);
+            }
+        }
+    }
+}
+
+/// A file of devices that is being read, by a thread: its storage may hang.
+struct Reading {
+    result: Receiver<Result<Config, String>>,
+}
+
+impl Reading {
+    /// `done` is signalled when it has been read.
+    fn begin(file: &Path, done: Arc<Notifier>) -> io::Result<Self> {
+        let file = file.to_owned();
+        let (sender, result) = channel();
+        let read = move || {
+            let read = caught(|| Config::read(&file).map_err(|error| error.to_string())).flatten();
+            // Nobody wants it any more when the daemon ends.
+            drop(sender.send(read));
+            done.signal();
+        };
+        std::thread::Builder::new().name("reload".into()).spawn(read)?;
+        Ok(Self { result })
+    }
+
+    /// What came of it, once; `None`: nothing yet.
+    fn result(&self) -> Option<Result<Config, String>> {
+        self.result.try_recv().ok()
     }
 }
 

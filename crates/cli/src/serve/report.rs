@@ -26,6 +26,9 @@ pub(crate) struct Report {
     pub(crate) devices: Vec<Device>,
     /// Devices of the file that could not be started when it was read again.
     pub(crate) failed: Vec<Failed>,
+    /// Devices of the file that are not there yet.
+    #[serde(default)]
+    pub(crate) waiting: Vec<Waiting>,
 }
 
 /// What came of a SIGHUP.
@@ -35,7 +38,7 @@ pub(crate) struct Reload {
     pub(crate) time: String,
     /// Seconds since 1970.
     pub(crate) unix_time_s: f64,
-    /// The file was read, and all of its devices are served.
+    /// The file was read, and none of its devices failed. Some may still be `waiting`.
     pub(crate) ok: bool,
 }
 
@@ -99,6 +102,9 @@ pub(crate) struct Device {
     /// Of a disk: the image has no name any more, and its data go when the device is stopped.
     #[serde(default)]
     pub(crate) image_deleted: bool,
+    /// It stops, and is not in the file any more as it was.
+    #[serde(default)]
+    pub(crate) stopping: Option<Stopping>,
     pub(crate) net: Option<Net>,
 }
 
@@ -115,6 +121,9 @@ pub(crate) struct Queue {
     pub(crate) taken: u64,
     /// Buffers given back.
     pub(crate) completed: u64,
+    /// Buffers taken and not given back yet.
+    #[serde(default)]
+    pub(crate) in_flight: u64,
     pub(crate) interrupts: u64,
     /// Of a disk: requests that the storage failed.
     #[serde(default)]
@@ -220,6 +229,24 @@ pub(crate) struct Failed {
     pub(crate) why: String,
 }
 
+/// A device on its way out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Stopping {
+    /// Since it was told to stop.
+    pub(crate) seconds: f64,
+    /// Requests that it waits for.
+    pub(crate) in_flight: u64,
+}
+
+/// A device that starts as soon as it can.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Waiting {
+    pub(crate) name: String,
+    /// What it waits for.
+    pub(crate) why: String,
+    pub(crate) seconds: f64,
+}
+
 impl Device {
     /// Sums over the queues: kicks, buffers taken, given back, interrupts.
     pub(crate) fn totals(&self) -> [u64; 4] {
@@ -245,7 +272,11 @@ impl Device {
 
     /// Whether somebody should look at it.
     pub(crate) fn has_problem(&self) -> bool {
-        self.failed.is_some() || self.size_error.is_some() || self.image_deleted || self.errors() > 0
+        self.failed.is_some()
+            || self.stopping.is_some()
+            || self.size_error.is_some()
+            || self.image_deleted
+            || self.errors() > 0
     }
 
     /// How many queues have stopped for good.

@@ -9,6 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::time::Duration;
 
 /// The way to the service manager, if there is one.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ impl Manager {
             };
             let socket = UnixDatagram::unbound()?;
             socket.connect_addr(&address)?;
+            // A manager that does not read must not keep the daemon from its signals.
+            socket.set_nonblocking(true)?;
             Ok::<_, io::Error>(socket)
         };
         let socket = open().with_context(|| format!("NOTIFY_SOCKET {name:?}"))?;
@@ -45,6 +48,14 @@ impl Manager {
         if let Err(error) = socket.send(message.as_bytes()) {
             tracing::warn!(%error, "the service manager does not listen");
         }
+    }
+
+    /// The service ends, and may take so long for that; what the unit file allows is no less.
+    pub(crate) fn stopping(&self, time: Duration) {
+        // Somewhat more: the deadline is the daemon's own.
+        let time = (time + Duration::from_secs(5)).as_micros();
+        let time = NotifyState::ExtendTimeoutUsec(u32::try_from(time).unwrap_or(u32::MAX));
+        self.tell(&[NotifyState::Stopping, time]);
     }
 
     /// The configuration is read again from now on until [`NotifyState::Ready`].

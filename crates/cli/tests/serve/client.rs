@@ -152,7 +152,7 @@ fn a_disk_grows_when_the_daemon_is_told_to_look() {
     std::fs::File::options().write(true).open(&image).unwrap().set_len(2 << 20).unwrap();
     assert_eq!((size(), capacity(&driver)), (Some(1 << 20), 2048), "nobody has looked");
     daemon.signal(rustix::process::Signal::HUP);
-    daemon.wait_for("the disk has another size");
+    daemon.wait_for("configuration has changed");
     assert_eq!((size(), capacity(&driver)), (Some(2 << 20), 4096));
     driver.exercise(&mut model, 300, &mut Dice::new(4));
     assert!(std::fs::read(&image).unwrap() == model, "the image is not what was written");

@@ -6,6 +6,8 @@ mod client;
 mod daemon;
 #[path = "../../../vhost/tests/serve/driver.rs"]
 mod driver;
+#[path = "../../../vhost/tests/serve/held.rs"]
+mod held;
 mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
 mod malformed;
@@ -21,4 +23,5 @@ mod rig;
 #[path = "../../../vhost/tests/serve/rings.rs"]
 mod rings;
 mod sandbox;
+mod stop;
 mod watching;

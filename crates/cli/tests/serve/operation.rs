@@ -137,7 +137,7 @@ fn the_service_manager_is_told() {
     assert_eq!(next(), "READY=1\n");
     let (status, log) = daemon.end();
     assert!(status.success(), "{log:?}");
-    assert_eq!(next(), "STOPPING=1\n");
+    assert_eq!(next(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=15000000\n");
 
     let file = folder.write("d.toml", "[[rng]]\nname = \"r\"\nsocket = \"s\"\n");
     let arguments = ["serve", "--config", &file, "--control", "off"];

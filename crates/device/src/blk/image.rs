@@ -156,7 +156,8 @@ impl Image {
             Some(qcow2) => Ok(qcow2.sectors()),
             None => end(&mut &self.file).map(|end| end / self.block() * (self.block() / SECTOR)),
         };
-        *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) = found.as_ref().err().map(ToString::to_string);
+        *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =
+            found.as_ref().err().map(ToString::to_string);
         let sectors = found?;
         // Relaxed: as above.
         self.sectors.store(sectors, Ordering::Relaxed);

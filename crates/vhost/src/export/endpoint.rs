@@ -60,7 +60,10 @@ pub(super) enum Visitor {
     /// Look again after that time.
     Pause(Duration),
     /// The attempt failed: look again after `pause`.
-    Failed { error: String, pause: Duration },
+    Failed {
+        error: String,
+        pause: Duration,
+    },
 }
 
 /// The socket's file, removed when this is dropped, if it still is ours.

@@ -41,11 +41,17 @@ const DAEMON: [DaemonFigure; 7] = [
 /// Of a device: name, help, whether it only grows, value.
 type Figure = (&'static str, &'static str, bool, fn(&Device) -> Option<u64>);
 
-const FIGURES: [Figure; 24] = [
+const FIGURES: [Figure; 25] = [
     ("device_connected", "Whether a VMM is connected", false, |device| Some(device.connected.into())),
     ("device_failed", "Whether the device has failed by a mistake of the daemon's", false, |device| {
         Some(device.failed.is_some().into())
     }),
+    (
+        "device_stopping",
+        "Whether it has been told to stop, and waits for requests in flight",
+        false,
+        |device| Some(device.stopping.is_some().into()),
+    ),
     ("device_sessions", "Connections of VMMs", true, |device| Some(device.sessions)),
     ("device_refused_connections", "Connections that could not be accepted", true, |device| {
         Some(device.refused_connections)

@@ -10,7 +10,7 @@ mod table;
 
 use super::args::StatusArgs;
 use super::control;
-use super::report::{Device, Report, StorageErrors};
+use super::report::{Device, Report, Stopping, StorageErrors, Waiting};
 use crate::{Failure, output};
 use anyhow::Context;
 use selection::Selection;
@@ -165,7 +165,8 @@ fn reports(args: &StatusArgs) -> Result<Answers, anyhow::Error> {
 impl Daemon {
     fn names(&self) -> impl Iterator<Item = &str> {
         let devices = self.report.devices.iter().map(|device| device.name.as_str());
-        devices.chain(self.report.failed.iter().map(|failed| failed.name.as_str()))
+        let waiting = self.report.waiting.iter().map(|waiting| waiting.name.as_str());
+        devices.chain(self.report.failed.iter().map(|failed| failed.name.as_str())).chain(waiting)
     }
 
     fn truncate(&mut self, limit: Option<usize>) {
@@ -202,7 +203,8 @@ fn text(daemons: &[Daemon], look: Look) -> String {
     }
     let mut out = String::new();
     for daemon in daemons {
-        let Report { pid, version, uptime_s, last_reload, reload, devices, failed, .. } = &daemon.report;
+        let Report { pid, version, uptime_s, last_reload, reload, devices, failed, waiting, .. } =
+            &daemon.report;
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
@@ -232,6 +234,9 @@ fn text(daemons: &[Daemon], look: Look) -> String {
         }
         for device in &devices[..shown] {
             problems(device, &mut out);
+        }
+        for Waiting { name, why, seconds } in waiting {
+            line(&mut out, &format!("  ! {name} has been waiting for {seconds:.0} s: for {why}"));
         }
         for failed in failed {
             line(&mut out, &format!("  ! {} is not served: {}", failed.name, failed.why));
@@ -266,6 +271,12 @@ fn problems(device: &Device, out: &mut String) {
     }
     if device.image_deleted {
         line(out, &format!("  ! {name}: the image was deleted: its data are lost when the device stops"));
+    }
+    if let Some(Stopping { seconds, in_flight }) = &device.stopping {
+        line(
+            out,
+            &format!("  ! {name} has been stopping for {seconds:.0} s: {in_flight} requests in flight"),
+        );
     }
     if let Some(failed) = &device.failed {
         line(out, &format!("  ! {name} is served no more, a thread of it panicked: {failed}"));
@@ -322,7 +333,11 @@ mod tests {
         let failed = vec![Failed { name: "x".into(), why: "no image".into() }];
         let blown = Some("the fuse".into());
         let rng = Device { name: "r".into(), kind: "rng".into(), failed: blown, ..Device::default() };
-        Report { pid: 5, devices: vec![disk, card, rng], failed, ..Report::default() }
+        let stopping = Some(Stopping { seconds: 4.0, in_flight: 7 });
+        let old = Device { name: "o".into(), kind: "blk".into(), stopping, ..Device::default() };
+        let why = "device o to stop".into();
+        let waiting = vec![Waiting { name: "n2".into(), why, seconds: 3.0 }];
+        Report { pid: 5, devices: vec![disk, card, rng, old], failed, waiting, ..Report::default() }
     }
 
     #[test]
@@ -346,20 +361,22 @@ mod tests {
         let text = text(&[daemon()], Look::default());
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "paravane , process 5, up 0 s, /c.sock");
-        let summary =
-            "3 devices, 1 connected, 1 failed, 1 not served, 2 with problems, 1 error, 8 done/s, 4.0 MB/s";
+        let summary = "4 devices, 1 connected, 1 failed, 1 stopping, 1 waiting, 1 not served, 3 with problems, 1 error, 8 done/s, 4.0 MB/s";
         assert_eq!(lines[1], summary);
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), HEAD);
         let cells: Vec<_> = lines[3].split_whitespace().collect();
         assert_eq!(cells, ["vm0", "blk", "connected", "0", "1/2", "8", "0", "0", "-", "1"]);
         assert!(lines[4].contains("0.0/4.0"), "{text}");
         assert!(lines[5].starts_with("r ") && lines[5].contains(" failed "), "{text}");
+        assert!(lines[6].starts_with("o ") && lines[6].contains(" stopping "), "{text}");
         let wrong = [
             "  ! vm0 queue 1: it broke",
             "  ! r is served no more, a thread of it panicked: the fuse",
+            "  ! o has been stopping for 4 s: 7 requests in flight",
+            "  ! n2 has been waiting for 3 s: for device o to stop",
             "  ! x is not served: no image",
         ];
-        assert_eq!(lines[6..], wrong);
+        assert_eq!(lines[7..], wrong);
         assert!(super::text(&[], Look::default()).contains("no daemon"));
     }
 
@@ -390,10 +407,10 @@ mod tests {
         let text = super::text(&[daemon(), daemon()], summary);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 5, "{text}");
-        assert!(lines[4].starts_with("2 daemons: 6 devices, 2 connected"), "{text}");
+        assert!(lines[4].starts_with("2 daemons: 8 devices, 2 connected"), "{text}");
         let limit = Look { limit: Some(1), filtered: true, ..Look::default() };
         let text = super::text(&[daemon()], limit);
-        assert!(text.contains("\n3 of 3 devices, ") && text.contains("\n(2 more)\n"), "{text}");
+        assert!(text.contains("\n4 of 4 devices, ") && text.contains("\n(3 more)\n"), "{text}");
         assert!(text.contains("\nvm0 ") && !text.contains("\nn ") && !text.contains("the fuse"), "{text}");
         let mut daemon = daemon();
         daemon.report.last_reload = "2 devices left alone".into();

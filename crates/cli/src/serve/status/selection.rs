@@ -66,6 +66,10 @@ impl Selection {
             daemon.rates.extend(rates.filter(|_| has_rates));
         }
         daemon.report.failed.retain(|failed| self.has_name(&failed.name) && self.has_text(&[&failed.name]));
+        daemon
+            .report
+            .waiting
+            .retain(|waiting| self.has_name(&waiting.name) && self.has_text(&[&waiting.name]));
         daemon.report.failed.sort_by(|one, other| natural(&one.name, &other.name));
     }
 

@@ -11,10 +11,13 @@ pub(super) struct Summary {
     pub(super) connected: usize,
     /// A thread of theirs has panicked.
     pub(super) failed: usize,
+    pub(super) stopping: usize,
     /// With anything that somebody should look at.
     pub(super) with_problems: usize,
     /// Devices of the file that could not be started.
     pub(super) not_served: usize,
+    /// Devices of the file that are not there yet.
+    pub(super) waiting: usize,
     /// As the column ERRORS counts; of which the storage's.
     pub(super) errors: u64,
     pub(super) storage_errors: u64,
@@ -24,7 +27,7 @@ pub(super) struct Summary {
 
 impl Summary {
     pub(super) fn new(report: &Report, rates: &[Rates]) -> Self {
-        let Report { devices, failed, .. } = report;
+        let Report { devices, failed, waiting, .. } = report;
         let count = |is: fn(&crate::serve::report::Device) -> bool| {
             devices.iter().filter(|device| is(device)).count()
         };
@@ -32,8 +35,10 @@ impl Summary {
             devices: devices.len(),
             connected: count(|device| device.connected),
             failed: count(|device| device.failed.is_some()),
+            stopping: count(|device| device.stopping.is_some()),
             with_problems: count(|device| device.has_problem()),
             not_served: failed.len(),
+            waiting: waiting.len(),
             errors: devices.iter().map(|device| device.errors()).sum(),
             storage_errors: devices.iter().map(|device| device.storage_errors()).sum(),
             rates: (!rates.is_empty()).then(|| rates.iter().fold(Rates::default(), |sum, one| sum.plus(one))),
@@ -50,8 +55,10 @@ impl Summary {
             devices: self.devices + other.devices,
             connected: self.connected + other.connected,
             failed: self.failed + other.failed,
+            stopping: self.stopping + other.stopping,
             with_problems: self.with_problems + other.with_problems,
             not_served: self.not_served + other.not_served,
+            waiting: self.waiting + other.waiting,
             errors: self.errors + other.errors,
             storage_errors: self.storage_errors + other.storage_errors,
             rates,
@@ -60,13 +67,17 @@ impl Summary {
 
     /// One line. `of`: how many devices there are, if only some were asked for.
     pub(super) fn line(&self, of: Option<usize>) -> String {
-        let Self { devices, connected, failed, with_problems, not_served, errors, storage_errors, .. } = self;
+        let Self { devices, connected, failed, errors, storage_errors, .. } = self;
         let of = of.map_or(String::new(), |all| format!(" of {all}"));
         let noun = if *devices == 1 && of.is_empty() { "device" } else { "devices" };
         let mut parts = vec![format!("{devices}{of} {noun}"), format!("{connected} connected")];
-        for (count, what) in
-            [(failed, "failed"), (not_served, "not served"), (with_problems, "with problems")]
-        {
+        for (count, what) in [
+            (failed, "failed"),
+            (&self.stopping, "stopping"),
+            (&self.waiting, "waiting"),
+            (&self.not_served, "not served"),
+            (&self.with_problems, "with problems"),
+        ] {
             if *count > 0 {
                 parts.push(format!("{count} {what}"));
             }

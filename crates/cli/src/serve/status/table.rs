@@ -75,10 +75,11 @@ fn row(device: &Device, rates: Option<&Rates>) -> Row {
     [
         device.name.clone(),
         device.kind.clone(),
-        match (&device.failed, device.connected) {
-            (Some(_), _) => "failed",
-            (None, true) => "connected",
-            (None, false) => "-",
+        match (&device.failed, &device.stopping, device.connected) {
+            (Some(_), _, _) => "failed",
+            (None, Some(_), _) => "stopping",
+            (None, None, true) => "connected",
+            (None, None, false) => "-",
         }
         .to_owned(),
         device.sessions.to_string(),

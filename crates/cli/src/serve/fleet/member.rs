@@ -1,0 +1,203 @@
+//! One device that is served, and how it is opened.
+use super::super::open::{self, FarEnds, Figures, Opened};
+use super::super::report;
+use super::super::sandbox::Reach;
+use super::super::spec::{DeviceSpec, Endpoint, Kind};
+use super::Sockets;
+use anyhow::{Context, anyhow};
+use paravane_device::blk::Resizer;
+use paravane_vhost::{Export, ExportConfig, ExportStatus, MappingQuota, Notifier};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One device that is served, or stops.
+pub(super) struct Member {
+    pub(super) spec: DeviceSpec,
+    pub(super) export: Export,
+    figures: Figures,
+    /// Tells the size of a disk. It keeps the image open, so it goes when the device stops.
+    resizer: Option<Resizer>,
+    back_end: String,
+    /// When it was told to stop.
+    stopping: Option<Instant>,
+}
+
+/// Opens one device, and says if it may have been the sandbox that did not let it.
+///
+/// # Errors
+/// It cannot be had.
+pub(crate) fn open_one(
+    spec: &DeviceSpec,
+    far_ends: &mut FarEnds,
+    reach: Option<&Reach>,
+) -> Result<Opened, anyhow::Error> {
+    open::open(spec, far_ends).map_err(|error| match (refused_access(&error), reach) {
+        (true, Some(reach)) => anyhow!("{} ({})", crate::one_line(&error), reach.remark()),
+        _ => error,
+    })
+}
+
+fn refused_access(error: &anyhow::Error) -> bool {
+    let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
+}
+
+impl Member {
+    /// Serves a device that is open. `ended` is signalled when it has ended.
+    pub(super) fn start(
+        spec: DeviceSpec,
+        opened: Opened,
+        quota: MappingQuota,
+        sockets: &Sockets,
+        ended: &Arc<Notifier>,
+    ) -> Result<Self, anyhow::Error> {
+        let Opened { device, figures, resizer, back_end } = opened;
+        let name = spec.name.clone();
+        let started = || {
+            let endpoint = match &spec.endpoint {
+                Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
+                Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
+                Endpoint::Activated => {
+                    let listener =
+                        sockets.get(&name).context("systemd has passed no socket with this name")?;
+                    paravane_vhost::Endpoint::Listener(listener.try_clone()?)
+                }
+            };
+            let config = ExportConfig {
+                workers: spec.workers.into(),
+                longest_poll: spec.longest_poll,
+                packed: spec.packed,
+                in_order: matches!(spec.kind, Kind::Net(_)),
+                quota,
+                ended: Some(Arc::clone(ended)),
+                ..ExportConfig::new(name.clone(), endpoint)
+            };
+            Ok::<_, anyhow::Error>(Export::start(config, device)?)
+        };
+        let export = started().with_context(|| format!("device {name}"))?;
+        tracing::info!(
+            device = name,
+            kind = spec.kind.name(),
+            endpoint = endpoint(&spec),
+            back_end,
+            "served"
+        );
+        Ok(Self { spec, export, figures, resizer, back_end, stopping: None })
+    }
+
+    /// Tells it to stop, and returns at once.
+    pub(super) fn begin_stop(&mut self) {
+        tracing::info!(device = self.spec.name, "stopping");
+        self.stopping = Some(Instant::now());
+        self.resizer = None;
+        self.export.begin_stop();
+    }
+
+    /// Stops it, and waits for that.
+    pub(super) fn stop(mut self) {
+        self.begin_stop();
+        self.export.stop();
+    }
+
+    /// Once it has been stopping for `patience`, large requests are not continued. Says for how long it is to be left alone.
+    pub(super) fn hurry(&self, patience: Duration) -> Option<Duration> {
+        let rest = patience.saturating_sub(self.stopping?.elapsed());
+        if rest.is_zero() {
+            self.export.cut_short();
+            return None;
+        }
+        Some(rest)
+    }
+
+    /// Requests in flight.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.export.status().queues.iter().map(|queue| queue.in_flight).sum()
+    }
+
+    /// Logs what is not done when the daemon ends without waiting for it.
+    pub(super) fn log_what_is_left(&self) {
+        let (device, status) = (&self.spec.name, self.export.status());
+        let fate = if status.tracked {
+            "the VMM has them written down for the next daemon"
+        } else {
+            "lost to the guest: its VMM does not track requests in flight"
+        };
+        let mut idle = true;
+        for (queue, status) in status.queues.iter().enumerate().filter(|(_, queue)| queue.in_flight > 0) {
+            idle = false;
+            tracing::error!(device, queue, requests = status.in_flight, "requests not finished; {fate}");
+        }
+        if idle {
+            tracing::error!(device, "not stopped: the host does not answer");
+        }
+    }
+
+    pub(super) fn report(&self) -> report::Device {
+        let status: ExportStatus = self.export.status();
+        let storage = self.figures.storage.as_ref().map(|errors| errors.totals());
+        let failures = |index: u16| storage.as_ref()?.queues.get(usize::from(index)).copied();
+        let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
+            index,
+            enabled: queue.enabled,
+            live: queue.live,
+            size: queue.size,
+            kicks: queue.kicks,
+            taken: queue.taken,
+            completed: queue.completed,
+            in_flight: queue.in_flight,
+            interrupts: queue.interrupts,
+            storage_errors: failures(index).unwrap_or(0),
+            error: queue.error.clone(),
+        };
+        report::Device {
+            name: self.spec.name.clone(),
+            kind: self.spec.kind.name().to_owned(),
+            endpoint: endpoint(&self.spec),
+            back_end: self.back_end.clone(),
+            size: self.resizer.as_ref().map(Resizer::size),
+            workers: self.spec.workers,
+            connected: status.connected,
+            sessions: status.sessions,
+            features: format!("{:#x}", status.features),
+            memory: status.memory,
+            max_memory: status.max_memory,
+            queues: (0..).zip(&status.queues).map(queue).collect(),
+            refused_connections: status.refused_connections,
+            protocol_errors: status.protocol_errors,
+            refused_translations: status.refused_translations,
+            last_error: status.last_error,
+            failed: status.failed,
+            stopping: self.stopping.map(|since| report::Stopping {
+                seconds: since.elapsed().as_secs_f64(),
+                in_flight: status.queues.iter().map(|queue| queue.in_flight).sum(),
+            }),
+            throttled: self.figures.limiters.iter().map(|limiter| limiter.times_held()).sum(),
+            storage_errors: storage.as_ref().map(report::StorageErrors::new),
+            rejected_requests: storage.as_ref().map(|totals| totals.rejected),
+            size_error: self.resizer.as_ref().and_then(Resizer::error),
+            image_deleted: self.resizer.as_ref().is_some_and(Resizer::is_deleted),
+            net: self.figures.net.as_ref().map(|counters| {
+                let totals = counters.totals();
+                report::Net {
+                    transmitted_frames: totals.transmitted,
+                    transmitted_bytes: totals.transmitted_bytes,
+                    received_frames: totals.received,
+                    received_bytes: totals.received_bytes,
+                    dropped_frames: totals.malformed + totals.refused + totals.no_room,
+                    malformed_frames: totals.malformed,
+                    refused_frames: totals.refused,
+                    no_room_frames: totals.no_room,
+                    unusable_buffers: totals.unusable,
+                }
+            }),
+        }
+    }
+}
+
+fn endpoint(spec: &DeviceSpec) -> String {
+    match &spec.endpoint {
+        Endpoint::Listen(path) => format!("listen {}", path.display()),
+        Endpoint::Connect(path) => format!("connect {}", path.display()),
+        Endpoint::Activated => "activated".to_owned(),
+    }
+}

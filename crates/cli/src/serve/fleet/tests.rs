@@ -1,0 +1,208 @@
+use super::super::open::Figures;
+use super::super::spec::{Endpoint, Kind};
+use super::*;
+use paravane_device::{Device, QueueHandler};
+use paravane_vhost::MappingLimits;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Has a mistake that the first client brings to light.
+struct Faulty;
+
+impl Device for Faulty {
+    fn device_id(&self) -> u32 {
+        paravane_spec::device_id::RNG
+    }
+
+    fn features(&self) -> u64 {
+        panic!("a mistake")
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[16]
+    }
+
+    fn read_config(&self, _offset: u32, _out: &mut [u8]) {}
+
+    fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
+    let socket = folder.join(name);
+    let spec = DeviceSpec {
+        name: name.into(),
+        endpoint: Endpoint::Listen(socket.clone()),
+        workers: 1,
+        longest_poll: Duration::ZERO,
+        packed: true,
+        kind: Kind::Rng,
+    };
+    (spec, socket)
+}
+
+fn surroundings() -> Surroundings {
+    Surroundings {
+        sockets: Sockets::new(),
+        reach: None,
+        stop_timeout: Duration::from_secs(10),
+        pool: MappingPool::new(MappingLimits::of_host()),
+    }
+}
+
+fn stop(fleet: &Fleet) {
+    fleet.begin_stop();
+    wait_for(fleet, |report| report.devices.is_empty());
+    assert!(fleet.is_gone());
+}
+
+fn wait_for(fleet: &Fleet, wanted: impl Fn(&Report) -> bool) -> Report {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        fleet.advance();
+        let report = fleet.report();
+        if wanted(&report) {
+            return report;
+        }
+        assert!(Instant::now() < end, "still {report:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_device_that_panics_is_told_of_and_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let ((faulty, socket), (good, good_socket)) =
+        (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
+    let device = Box::new(Faulty);
+    let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
+    let members = vec![
+        (faulty.clone(), opened),
+        (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap()),
+    ];
+    let fleet = Fleet::start(members, surroundings()).unwrap();
+    let _good_client = UnixStream::connect(&good_socket).unwrap();
+    let _client = UnixStream::connect(&socket).unwrap();
+    let report = wait_for(&fleet, |report| report.devices[0].failed.is_some() && report.devices[1].connected);
+    assert_eq!(report.devices[0].failed.as_deref(), Some("a mistake"));
+    assert!(!report.devices[0].connected && report.devices[1].failed.is_none());
+    // The same devices are asked for: what has failed is made anew, and the other one left alone.
+    fleet.reload(vec![faulty, good]);
+    let report = wait_for(&fleet, |report| !report.last_reload.is_empty());
+    assert_eq!(report.last_reload, "1 devices left alone, 1 removed, 1 added, 0 failed");
+    assert!(report.devices.iter().all(|device| device.failed.is_none()));
+    assert!(report.devices[1].connected);
+    let _client = UnixStream::connect(&socket).unwrap();
+    wait_for(&fleet, |report| report.devices[0].connected);
+    stop(&fleet);
+}
+
+/// Storage that answers when it is let, as a device sees it: a session ends no sooner.
+#[derive(Clone, Default)]
+struct Storage(Arc<(Mutex<bool>, std::sync::Condvar)>);
+
+impl Storage {
+    fn answer(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+
+    fn wait(&self) {
+        drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |answers| !*answers).unwrap());
+    }
+}
+
+struct Slow(Storage);
+
+impl Device for Slow {
+    fn device_id(&self) -> u32 {
+        paravane_spec::device_id::RNG
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[16]
+    }
+
+    fn read_config(&self, _offset: u32, _out: &mut [u8]) {}
+
+    fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn reset(&mut self) {
+        self.0.wait();
+    }
+
+    fn refresh(&mut self) -> io::Result<bool> {
+        self.0.wait();
+        Ok(false)
+    }
+}
+
+/// A device whose storage hangs, and another one, each with a client.
+fn slow_and_good(folder: &Path) -> (Fleet, Storage, [DeviceSpec; 2], [UnixStream; 2]) {
+    let ((slow, slow_socket), (good, good_socket)) = (spec(folder, "slow"), spec(folder, "good"));
+    let storage = Storage::default();
+    let device = Box::new(Slow(storage.clone()));
+    let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "slow".into() };
+    let members =
+        vec![(slow.clone(), opened), (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap())];
+    let fleet = Fleet::start(members, surroundings()).unwrap();
+    let clients = [&slow_socket, &good_socket].map(|socket| UnixStream::connect(socket).unwrap());
+    wait_for(&fleet, |report| report.devices.iter().all(|device| device.connected));
+    (fleet, storage, [slow, good], clients)
+}
+
+#[test]
+fn a_device_that_does_not_stop_delays_no_other_and_its_successor_starts_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fleet, storage, [slow, good], _clients) = slow_and_good(folder.path());
+    // It is changed, and another one is added.
+    let changed = DeviceSpec { workers: 2, ..slow.clone() };
+    let (new, new_socket) = spec(folder.path(), "new");
+    fleet.reload(vec![changed.clone(), good.clone(), new.clone()]);
+    let report = wait_for(&fleet, |report| report.devices.iter().any(|device| device.name == "new"));
+    assert!(new_socket.exists() && !folder.path().join("slow").exists());
+    let stopping = report.devices.iter().find(|device| device.name == "slow").unwrap();
+    assert!(stopping.stopping.is_some() && stopping.workers == 1, "{report:?}");
+    assert_eq!(report.waiting.len(), 1, "{report:?}");
+    assert!(report.waiting[0].name == "slow" && report.waiting[0].why.contains("device slow to stop"));
+    // The outcome is told all the same, and what is not done yet.
+    let report = wait_for(&fleet, |report| !report.last_reload.is_empty());
+    let outcome = "1 devices left alone, 1 removed, 1 added, 0 failed, 1 still stopping, 1 not started yet";
+    assert_eq!(report.last_reload, outcome);
+    // The same file once more changes nothing of that.
+    fleet.reload(vec![changed.clone(), good.clone(), new.clone()]);
+    let report = wait_for(&fleet, |report| report.last_reload.starts_with("2 devices"));
+    assert_eq!((report.devices.len(), report.waiting.len()), (3, 1), "{report:?}");
+    storage.answer();
+    let report = wait_for(&fleet, |report| report.waiting.is_empty() && report.devices.len() == 3);
+    assert!(report.devices.iter().all(|device| device.stopping.is_none()), "{report:?}");
+    assert_eq!(report.devices[0].workers, 2);
+    assert!(report.devices[1].connected, "it was left alone");
+    stop(&fleet);
+}
+
+#[test]
+fn storage_that_hangs_delays_no_look_at_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fleet, storage, [slow, good], _clients) = slow_and_good(folder.path());
+    fleet.refresh();
+    // It is taken out while its thread waits.
+    fleet.reload(vec![good]);
+    let report = wait_for(&fleet, |report| !report.last_reload.is_empty());
+    assert!(report.devices.iter().any(|device| device.name == slow.name && device.stopping.is_some()));
+    fleet.begin_stop();
+    wait_for(&fleet, |report| report.devices.len() == 1);
+    assert!(!fleet.is_gone());
+    storage.answer();
+    wait_for(&fleet, |report| report.devices.is_empty());
+    assert!(fleet.is_gone());
+}
