@@ -44,7 +44,7 @@ use thiserror::Error;
 use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
-pub use qcow2::{ClusterRole, RefcountError};
+pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
 pub use resizer::Resizer;
 
 /// Which engine does the host I/O.
@@ -218,6 +218,14 @@ pub enum OpenError {
         /// Why not.
         source: std::io::Error,
     },
+    /// The header of a qcow2 image asks for something that is not supported.
+    #[error("{}: {source}", path.display())]
+    Header {
+        /// The image, or one that it is based on.
+        path: PathBuf,
+        /// What it asks for.
+        source: Box<HeaderError>,
+    },
     /// {path}: cannot be written to: {source}
     #[error("{}: cannot be written to: {source}", path.display())]
     Refcounts {
@@ -313,19 +321,16 @@ impl Blk {
             Format::Raw if config.backing.is_empty() => image,
             Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
         });
-        let threads = |why| match Pool::new(&image) {
-            Ok(pool) => Ok(EngineKind::Threads { pool: Arc::new(pool), why }),
-            Err(source) => Err(OpenError::Os { path: config.path.clone(), source }),
-        };
+        let threads = |why| EngineKind::Threads { pool: Arc::new(Pool::new(&image)), why };
         let engine = match (config.engine, engine::probe()) {
-            (EngineChoice::Threads, _) => threads(None)?,
+            (EngineChoice::Threads, _) => threads(None),
             (EngineChoice::Immediate, _) => immediate(&image),
             (EngineChoice::IoUring, _) if image.qcow2.is_some() => return Err(OpenError::EngineOfFormat),
-            (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None)?,
+            (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
             (EngineChoice::Auto, _) if image.in_memory => immediate(&image),
             (_, Ok(())) => EngineKind::Uring { registers: config.registered_buffers },
             (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { source }),
-            (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string()))?,
+            (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string())),
         };
         let id = image.id(config.serial.as_deref());
         let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();

@@ -4,7 +4,8 @@
 //!   push -> pushed --submit--> the pool's jobs -> worker -> the queue's outcomes -> reap
 //!                                                            | first of a batch: eventfd
 //! ```
-//! One pool serves all queues of a disk. This engine takes locks, once a batch on the queue's side and once
+//! One pool serves all queues of a disk. Its threads start with the first queue, not when the disk is opened: whoever opens
+//! it may still give up rights that each thread inherits. This engine takes locks, once a batch on the queue's side and once
 //! a job on the worker's.
 use super::{Image, Job, Outcome};
 use crate::LogDevice;
@@ -41,15 +42,16 @@ struct Board {
     more: Condvar,
 }
 
-/// The threads. They end when the disk and the last of its queues are gone.
+/// The threads. They start with the first queue, and end when the disk and the last of its queues are gone.
 pub(in crate::blk) struct Pool {
+    image: Arc<Image>,
     board: Arc<Board>,
-    workers: Vec<JoinHandle<()>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("workers", &self.workers.len()).finish_non_exhaustive()
+        f.debug_struct("Pool").field("workers", &lock(&self.workers).len()).finish_non_exhaustive()
     }
 }
 
@@ -59,21 +61,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    pub(in crate::blk) fn new(image: &Arc<Image>) -> io::Result<Self> {
-        let mut pool = Self { board: Arc::default(), workers: Vec::with_capacity(WORKERS) };
-        let stack = if image.qcow2.is_some() { FORMAT_STACK } else { STACK };
-        for number in 0..WORKERS {
-            let (board, image, device) = (pool.board.clone(), image.clone(), LogDevice::current());
-            pool.workers.push(
-                std::thread::Builder::new().name(format!("blk-io-{number}")).stack_size(stack).spawn(
-                    move || {
-                        let _named = LogDevice::enter(device);
-                        work(&board, &image);
-                    },
-                )?,
-            );
+    /// A pool without threads.
+    pub(in crate::blk) fn new(image: &Arc<Image>) -> Self {
+        Self { image: image.clone(), board: Arc::default(), workers: Mutex::default() }
+    }
+
+    /// Starts the threads that are missing.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    fn start(&self) -> io::Result<()> {
+        let stack = if self.image.qcow2.is_some() { FORMAT_STACK } else { STACK };
+        let mut workers = lock(&self.workers);
+        while workers.len() < WORKERS {
+            let (board, image, device) = (self.board.clone(), self.image.clone(), LogDevice::current());
+            let thread = std::thread::Builder::new().name(format!("blk-io-{}", workers.len()));
+            workers.push(thread.stack_size(stack).spawn(move || {
+                let _named = LogDevice::enter(device);
+                work(&board, &image);
+            })?);
         }
-        Ok(pool)
+        Ok(())
     }
 }
 
@@ -82,7 +90,7 @@ impl Drop for Pool {
         // Every queue has a reference to the pool and waits for its jobs before it lets go: none is left.
         lock(&self.board.jobs).stop = true;
         self.board.more.notify_all();
-        for worker in self.workers.drain(..) {
+        for worker in lock(&self.workers).drain(..) {
             if worker.join().is_err() {
                 tracing::error!("a block I/O thread has panicked");
             }
@@ -189,6 +197,7 @@ impl std::fmt::Debug for Threads {
 
 impl Threads {
     pub(super) fn new(pool: Arc<Pool>, slots: u16) -> io::Result<Self> {
+        pool.start()?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let outcomes = Mutex::new(Vec::with_capacity(slots.into()));
         let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event });

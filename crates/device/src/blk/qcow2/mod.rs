@@ -8,9 +8,13 @@
 //! the image can write anything there (CVE-2026-27211 is about a guest that did). What is opened is what the operator has named, in
 //! the format that the operator has named.
 //!
+//! **What is complete outlives the process.** The tables that a request has changed are written before it completes, so that a
+//! process that is killed loses nothing of what its driver has seen done. Until a flush only the host's memory has it.
+//!
 //! The format's code runs on bytes that a hostile guest has helped to write. If it panics, the image is not used any more: every
 //! request fails. One thing cannot be caught, a stack that is used up; how imago 0.2.6 can be brought to that, and how an image is
 //! kept from it, is told in [`refcounts`] and [`storage`](mod@storage).
+mod header;
 mod refcounts;
 mod storage;
 
@@ -18,9 +22,10 @@ use super::engine::Job;
 use super::image::{Image, Opening};
 use super::pieces::{gather, scatter};
 use super::{Format, Layer, OpenError};
+use header::Header;
 use imago::format::PreallocateMode;
 use imago::raw::Raw;
-use imago::{FormatAccess, StorageOpenOptions};
+use imago::{FormatAccess, Mapping, StorageOpenOptions};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
 use std::cell::RefCell;
@@ -32,6 +37,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use storage::Storage;
 
+pub use header::{Features, HeaderError};
 pub use refcounts::{ClusterRole, RefcountError};
 
 type Access = FormatAccess<Storage>;
@@ -49,6 +55,10 @@ thread_local! {
 pub(super) struct Qcow2 {
     /// Written when clusters are given up: nobody may be using them. There until it is dropped.
     access: Option<RwLock<Access>>,
+    /// Held to read while data are written to where the tables say, and to write while tables are changed and written to the
+    /// file. imago writes refcounts before what they count; but if other requests change both in between, a process that is
+    /// killed leaves clusters that are in use and counted as free.
+    tables: RwLock<()>,
     /// imago has panicked.
     broken: AtomicBool,
     /// Words of the last error, if it has no number.
@@ -65,6 +75,7 @@ impl Qcow2 {
         let access = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
         Ok(Self {
             access: Some(RwLock::new(access)),
+            tables: RwLock::default(),
             broken: AtomicBool::new(false),
             reason: Mutex::default(),
             _layers: files,
@@ -123,7 +134,7 @@ impl Qcow2 {
                 let buffer = room(buffer, pieces);
                 // SAFETY: as above.
                 unsafe { gather(pieces, buffer) };
-                self.read()?.write(&*buffer, offset)?;
+                self.write_data(buffer, offset)?;
                 if durable {
                     self.sync()?;
                 }
@@ -132,21 +143,43 @@ impl Qcow2 {
             Job::Sync => self.sync(),
             Job::Allocate { mode, offset, len, discard } => {
                 if discard {
-                    self.write()?.discard_to_any(offset, len)?;
+                    let mut access = self.write()?;
+                    access.discard_to_any(offset, len)?;
+                    access.flush()?;
                 } else if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
-                    self.write()?.discard_to_zero(offset, len)?;
+                    let mut access = self.write()?;
+                    access.discard_to_zero(offset, len)?;
+                    access.flush()?;
                 } else {
-                    self.read()?.write_zeroes(offset, len)?;
+                    self.change_tables(|access| access.write_zeroes(offset, len))?;
                 }
                 Ok(0)
             }
         }
     }
 
-    fn sync(&self) -> io::Result<i32> {
+    fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
         let access = self.read()?;
-        access.flush()?;
-        access.sync()?;
+        let unchanged = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        if is_allocated(&access, offset, data.len() as u64)? {
+            return access.write(data, offset);
+        }
+        drop((unchanged, access));
+        self.change_tables(|access| access.write(data, offset))
+    }
+
+    /// Runs what changes tables, and writes them to the file, without waiting for the disk. imago keeps them in memory until a
+    /// flush; if the process is killed before that, a write that the driver has seen complete would be lost.
+    fn change_tables(&self, run: impl FnOnce(&Access) -> io::Result<()>) -> io::Result<()> {
+        let access = self.read()?;
+        let _alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        run(&access)?;
+        access.flush()
+    }
+
+    fn sync(&self) -> io::Result<i32> {
+        self.change_tables(|_| Ok(()))?;
+        self.read()?.sync()?;
         Ok(0)
     }
 
@@ -187,6 +220,20 @@ impl Drop for Qcow2 {
     }
 }
 
+/// Whether data can be written to the whole range without changing a table.
+fn is_allocated(access: &Access, mut offset: u64, mut len: u64) -> io::Result<bool> {
+    while len > 0 {
+        match access.get_mapping(offset, len)? {
+            (Mapping::Raw { writable: true, .. }, found @ 1..) => {
+                offset += found;
+                len = len.saturating_sub(found);
+            }
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
 /// Room for the bytes of the pieces, or for the first of them.
 fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
     let len = pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len)).min(AT_ONCE);
@@ -200,22 +247,30 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver, OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
-    let first = match writable {
-        true => refcounts::settle(&image.file, image.sectors() * SECTOR)
-            .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?,
-        false => Some(0),
-    };
+    let header = Header::read(&image.file)
+        .map_err(|source| OpenError::Header { path: path.clone(), source: Box::new(source) })?;
+    if header.data_file {
+        return Err(OpenError::DataFile { path: path.to_owned() });
+    }
+    if writable {
+        refcounts::settle(&image.file, image.sectors() * SECTOR, &header)
+            .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?;
+    }
     let sealed = Arc::new(AtomicBool::new(false));
-    let storage = storage(image, first.unwrap_or(u64::MAX), sealed.clone()).map_err(failed)?;
+    let storage = storage(image, header.cluster(), sealed.clone()).map_err(failed)?;
     let mut driver = Driver::open_image(storage, writable).map_err(failed)?;
-    if first.is_none() {
-        return Err(failed(io::Error::new(io::ErrorKind::InvalidData, "its header is out of the ordinary")));
+    if writable && header.autoclear != 0 {
+        // Opening it has cleared them. That must be on disk before the first write is.
+        image.file.sync_data().map_err(failed)?;
+        if header.has_bitmaps() {
+            tracing::warn!(
+                path = %path.display(),
+                "the image has dirty bitmaps, which are not kept up to date; QEMU will call them inconsistent"
+            );
+        }
     }
     // Relaxed: nobody else has the image yet.
     sealed.store(true, Ordering::Relaxed);
-    if driver.requires_external_data_file() {
-        return Err(OpenError::DataFile { path: path.to_owned() });
-    }
     driver.set_data_file(None);
     match (driver.implicit_backing_file(), layers.split_first()) {
         (None, None) => driver.set_backing(None),

@@ -19,6 +19,7 @@
 //! table are read, and a count for each cluster that they name. An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks
 //! and 2,048 L2 tables: 24 KiB of tables, and a read of two bytes for each of them. Both tables are at most 32 MiB, as with
 //! imago.
+use super::header::{Header, read};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -85,18 +86,9 @@ impl std::fmt::Display for ClusterRole {
     }
 }
 
-/// The bytes of the header that are read here, up to and with refcount_order (docs/interop/qcow2 of QEMU).
-const HEADER: usize = 100;
-const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
-/// An incompatible feature that imago leaves to who opens an image.
-const DATA_FILE: u64 = 1 << 2;
 /// Where the offset is in an entry of the refcount table, and of the L1 table.
 const BLOCK_OFFSET: u64 = 0xffff_ffff_ffff_fe00;
 const L2_OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// Most entries of a table, where one ends at the latest, and how large clusters are.
-const MAX_ENTRIES: u64 = 4 << 20;
-const MAX_OFFSET: u64 = 1 << 56;
-const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 
 /// Where the tables are.
 struct Tables<'a> {
@@ -109,33 +101,15 @@ struct Tables<'a> {
     blocks: Vec<u64>,
 }
 
-/// Looks whether the tables of an image that has `size` bytes are counted, and counts those that a process that was killed has left. The bytes of
-/// a cluster, or `None` if it is no image, which who opens it will say in more words.
+/// Checks that the tables of an image of `size` bytes are counted, and counts those that a killed process left uncounted.
 ///
 /// # Errors
 /// See [`RefcountError`].
-pub(super) fn settle(file: &File, size: u64) -> Result<Option<u64>, RefcountError> {
-    let mut header = [0; HEADER];
-    if read(file, &mut header, 0)? < 72 {
-        return Ok(None);
-    }
-    let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| header[at + n]));
-    let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
-    let (version, cluster_bits) = (word(4), word(20));
-    let (count_bits, incompatible) = if version == 2 { (4, 0) } else { (word(96), long(72)) };
-    let (l1_offset, l1_entries) = (long(40), u64::from(word(36)));
-    let (table_offset, table_clusters) = (long(48), u64::from(word(56)));
-    let valid = word(0) == MAGIC && matches!(version, 2 | 3) && CLUSTER_BITS.contains(&cluster_bits);
-    // Dirty, corrupt, or in a way that nobody here knows: it will not be opened.
-    if !valid || count_bits > 6 || incompatible & !DATA_FILE != 0 {
-        return Ok(None);
-    }
-    let cluster = 1_u64 << cluster_bits;
-    let table_entries = table_clusters << cluster_bits >> 3;
-    let whole = (l1_offset | table_offset) % cluster == 0 && (l1_offset | table_offset) < MAX_OFFSET;
-    if table_entries > MAX_ENTRIES || l1_entries > MAX_ENTRIES || !whole {
-        return Ok(None);
-    }
+pub(super) fn settle(file: &File, size: u64, header: &Header) -> Result<(), RefcountError> {
+    let &Header { cluster_bits, refcount_order: count_bits, .. } = header;
+    let (l1_offset, l1_entries) = header.l1_table;
+    let (table_offset, table_entries) = header.refcount_table;
+    let cluster = header.cluster();
     let blocks = table(file, table_offset, table_entries, BLOCK_OFFSET)?;
     let l2_tables = table(file, l1_offset, l1_entries, L2_OFFSET)?;
     if blocks.iter().chain(&l2_tables).any(|offset| offset % cluster != 0) {
@@ -180,7 +154,7 @@ pub(super) fn settle(file: &File, size: u64) -> Result<Option<u64>, RefcountErro
             "a qcow2 image was left without counts for some of its tables: counted"
         );
     }
-    Ok(Some(cluster))
+    Ok(())
 }
 
 impl Tables<'_> {
@@ -223,20 +197,4 @@ fn table(file: &File, offset: u64, entries: u64, mask: u64) -> io::Result<Vec<u6
     read(file, &mut bytes, offset)?;
     let (entries, _) = bytes.as_chunks();
     Ok(entries.iter().map(|entry| u64::from_be_bytes(*entry) & mask).collect())
-}
-
-/// Reads what there is; the rest stays as it is. How much that was.
-fn read(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < into.len() {
-        // No offset that a file can have is that large; behind the end of a file is nothing.
-        let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else { break };
-        match file.read_at(&mut into[done..], at) {
-            Ok(0) => break,
-            Ok(len) => done += len,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }

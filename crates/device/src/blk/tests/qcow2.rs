@@ -1,7 +1,7 @@
 //! Images in the format qcow2, checked by QEMU's own tool.
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
-use crate::blk::{ClusterRole, Format, Layer, OpenError, RefcountError};
+use crate::blk::{ClusterRole, Features, Format, HeaderError, Layer, OpenError, RefcountError};
 use crate::rig::skipped;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -284,7 +284,7 @@ fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
         matches!(refused(vec![raw.clone(), raw.clone()]), OpenError::NoBacking { path } if path == bottom)
     );
     assert!(
-        matches!(refused(vec![layer(&bottom, Format::Qcow2)]), OpenError::Qcow2 { path, .. } if path == bottom)
+        matches!(refused(vec![layer(&bottom, Format::Qcow2)]), OpenError::Header { path, .. } if path == bottom)
     );
     assert!(matches!(refused(vec![layer(&top, Format::Qcow2)]), OpenError::InUse { .. }));
     let alone = create(&folder, "alone.qcow2", 1 << 20, "");
@@ -304,7 +304,7 @@ fn what_is_no_qcow2_image_is_refused() {
         assert!(open(disk(&path)).is_err(), "{len} bytes of one");
     }
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-    assert!(matches!(open(disk(&path)), Err(OpenError::Qcow2 { .. })));
+    assert!(matches!(header_error(disk(&path)), HeaderError::NotQcow2));
     std::fs::write(&path, []).unwrap();
     assert!(matches!(open(disk(&path)), Err(OpenError::Empty { .. })));
     let config = BlkConfig { engine: EngineChoice::IoUring, ..disk(&folder.path().join("good.qcow2")) };
@@ -478,13 +478,29 @@ fn an_image_whose_writer_was_killed_is_written_to_again() {
         ["", "refcount_bits=1", "refcount_bits=4", "refcount_bits=64,cluster_size=512", "compat=0.10"]
     {
         let path = create(&folder, "disk.qcow2", 2 << 30, options);
+        let before = Anatomy::of(&path);
         let mut rig = Rig::new(open(disk(&path)).unwrap());
         for gigabyte in 0..2 {
             assert_eq!(rig.status(blk::T_OUT, gigabyte << 21, &[7; 512]), blk::S_OK);
         }
-        // As the file is now: what a flush writes is missing.
+        // As the file would be if the process had been killed when it had entered the new L2 tables, and before it wrote
+        // what counts them and what is in them.
         let copy = folder.path().join("copy.qcow2");
         std::fs::copy(&path, &copy).unwrap();
+        let mut after = Anatomy::of(&copy);
+        let cluster = 1 << after.bytes[23];
+        for entry in (before.refcount_table()..).step_by(8).take(cluster / 8) {
+            let block = before.long(entry) as usize;
+            if block != 0 && block as u64 == after.long(entry) {
+                after = after.put(block, &before.bytes[block..block + cluster]);
+            }
+        }
+        for entry in (after.l1_table()..).step_by(8).take(after.long(32) as usize) {
+            let l2_table = (after.long(entry) & 0x00ff_ffff_ffff_fe00) as usize;
+            if l2_table != 0 {
+                after = after.put(l2_table, &vec![0; cluster]);
+            }
+        }
         assert!(!qemu_img(&["check", "-q", "-f", "qcow2", text(&copy)]).status.success(), "{options}");
         let mut after = Rig::new(open(disk(&copy)).unwrap());
         for place in 0..64 {
@@ -559,4 +575,163 @@ fn images_that_qemu_has_worked_on_are_written_to() {
             assert_eq!(rig.read(place * 511, 512), [place as u8; 512], "{path:?}");
         }
     }
+}
+
+/// Why the header of an image is refused.
+fn header_error(config: BlkConfig) -> HeaderError {
+    match open(config) {
+        Err(OpenError::Header { source, .. }) => *source,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Refuses an image whose header was changed, alone and as a backing file, to write and to read; nothing is written to it.
+fn refuses(folder: &TempDir, image: &Anatomy, wanted: impl Fn(&HeaderError) -> bool) {
+    let overlay = create_on(folder, "overlay.qcow2", Path::new("nowhere"), "qcow2", 1 << 20);
+    let backing = vec![layer(&image.path, Format::Qcow2)];
+    for config in [
+        disk(&image.path),
+        BlkConfig { read_only: true, ..disk(&image.path) },
+        BlkConfig { backing, ..disk(&overlay) },
+    ] {
+        let error = header_error(config);
+        assert!(wanted(&error), "{error}");
+    }
+    assert!(std::fs::read(&image.path).unwrap() == image.bytes);
+}
+
+#[test]
+fn an_encrypted_image_is_refused() {
+    let Some(folder) = folder("an_encrypted_image_is_refused") else { return };
+    for (method, number) in [("aes", 1), ("luks", 2)] {
+        let path = folder.path().join("encrypted.qcow2");
+        let format = format!("encrypt.format={method},encrypt.key-secret=key");
+        let secret = ["--object", "secret,id=key,data=secret", "-o", &format];
+        done(&[&["create", "-q", "-f", "qcow2"], &secret[..], &[text(&path), "1M"]].concat());
+        let encrypted = |error: &HeaderError| matches!(error, HeaderError::Encrypted(n) if *n == number);
+        refuses(&folder, &Anatomy::of(&path), encrypted);
+    }
+    // A method that nobody knows, also in version 2; and the header of an encryption without a method.
+    for options in ["", "compat=0.10"] {
+        let image = Anatomy::of(&create(&folder, "disk.qcow2", 1 << 20, options)).put(32, &[0, 0, 0, 9]);
+        refuses(&folder, &image, |error| matches!(error, HeaderError::Encrypted(9)));
+    }
+    let image = Anatomy::of(&create(&folder, "disk.qcow2", 1 << 20, "")).put(104 + 8, &[5, 0x37, 0xbe, 0x77]);
+    refuses(&folder, &image, |error| matches!(error, HeaderError::CryptoHeader));
+}
+
+#[test]
+fn what_is_not_understood_of_a_header_is_refused() {
+    let Some(folder) = folder("what_is_not_understood_of_a_header_is_refused") else { return };
+    let fresh = || Anatomy::of(&create(&folder, "disk.qcow2", 1 << 20, ""));
+    // Features that writing must clear are set, too: the header would be written if it were opened.
+    let incompatible = |bits: u64| fresh().put(72, &bits.to_be_bytes()).put(88, &3_u64.to_be_bytes());
+    refuses(&folder, &incompatible(1), |error| matches!(error, HeaderError::Dirty));
+    refuses(&folder, &incompatible(3), |error| matches!(error, HeaderError::Corrupt));
+    for (bits, words) in [
+        (1 << 3, "a compression type other than zlib,"),
+        (1 << 4, "extended L2 entries,"),
+        (1 << 5 | 1 << 63, "the unknown incompatible feature 5 and the unknown incompatible feature 63,"),
+    ] {
+        let named = |error: &HeaderError| {
+            matches!(error, HeaderError::Features(Features(found)) if *found == bits)
+                && error.to_string().contains(words)
+        };
+        refuses(&folder, &incompatible(bits), named);
+    }
+    let zstd = create(&folder, "zstd.qcow2", 1 << 20, "compression_type=zstd");
+    refuses(&folder, &Anatomy::of(&zstd), |error| matches!(error, HeaderError::Features(_)));
+    let extended = create(&folder, "extended.qcow2", 1 << 20, "extended_l2=on");
+    refuses(&folder, &Anatomy::of(&extended), |error| matches!(error, HeaderError::Features(_)));
+
+    let word = |at: usize, value: u32| fresh().put(at, &value.to_be_bytes());
+    for version in [0, 1, 4, u32::MAX] {
+        refuses(&folder, &word(4, version), |error| matches!(error, HeaderError::Version(_)));
+    }
+    for bits in [0, 8, 22, 32, u32::MAX] {
+        refuses(&folder, &word(20, bits), |error| matches!(error, HeaderError::ClusterBits(_)));
+    }
+    for order in [7, u32::MAX] {
+        refuses(&folder, &word(96, order), |error| matches!(error, HeaderError::RefcountOrder(_)));
+    }
+    for len in [0, 72, 103, 105, 0x1_0008, u32::MAX] {
+        refuses(&folder, &word(100, len), |error| matches!(error, HeaderError::HeaderLength(_)));
+    }
+    refuses(&folder, &fresh().put(104, &[1]), |error| matches!(error, HeaderError::CompressionType(1)));
+    refuses(&folder, &fresh().put(24, &[0xff; 8]), |error| matches!(error, HeaderError::Size(u64::MAX)));
+    for (at, value) in [(44, 0x1_0200), (52, 0x1_0200), (36, u32::MAX), (56, u32::MAX)] {
+        refuses(&folder, &word(at, value), |error| matches!(error, HeaderError::Table(_)));
+    }
+    // An extension that nobody knows may be ignored, one that does not end may not.
+    let image = fresh().put(104 + 8, &[0x12, 0x34, 0x56, 0x78]);
+    drop(open(disk(&image.path)).unwrap());
+    let image = fresh().put(104 + 8, &[0x12, 0x34, 0x56, 0x78, 0, 1, 0, 0]);
+    refuses(&folder, &image, |error| matches!(error, HeaderError::Extension));
+}
+
+/// Whoever writes without keeping dirty bitmaps has to say that they are inconsistent, or a backup would miss what was written.
+#[test]
+fn bitmaps_are_inconsistent_once_the_image_is_open_for_writing() {
+    let Some(folder) = folder("bitmaps_are_inconsistent_once_the_image_is_open_for_writing") else { return };
+    let path = create(&folder, "disk.qcow2", 1 << 20, "");
+    done(&["bitmap", "--add", text(&path), "backup"]);
+    let autoclear = || Anatomy::of(&path).long(88);
+    assert_eq!(autoclear(), 1);
+    drop(open(BlkConfig { read_only: true, ..disk(&path) }).unwrap());
+    assert_eq!(autoclear(), 1);
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    assert_eq!(autoclear(), 0);
+    assert_eq!(rig.status(blk::T_OUT, 0, &[7; 512]), blk::S_OK);
+    drop(rig);
+    // 3: it has leaked clusters, those of the bitmap, and no errors.
+    let output = qemu_img(&["check", "-q", "-f", "qcow2", text(&path)]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+}
+
+/// An internal snapshot keeps what it had: clusters that are shared with it are copied before they are written.
+#[test]
+fn snapshots_keep_what_they_had() {
+    let Some(folder) = folder("snapshots_keep_what_they_had") else { return };
+    for options in ["", "cluster_size=4k", "compat=0.10"] {
+        let path = create(&folder, "disk.qcow2", 4 << 20, options);
+        let data = pattern(64 * 512, 3);
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        assert_eq!(rig.status(blk::T_OUT, 100, &data), blk::S_OK);
+        drop(rig);
+        done(&["snapshot", "-c", "before", text(&path)]);
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        assert_eq!(rig.status(blk::T_OUT, 110, &[9; 1024]), blk::S_OK);
+        assert_eq!(rig.status(blk::T_DISCARD, 0, &range(128, 128, 0)), blk::S_OK);
+        drop(rig);
+        check(&path);
+        done(&["snapshot", "-a", "before", text(&path)]);
+        let mut rig = Rig::new(open(disk(&path)).unwrap());
+        assert_eq!(rig.read(100, data.len()), data, "{options}");
+        drop(rig);
+        check(&path);
+    }
+}
+
+/// The file has all that a process needs that comes after one that was killed, without a flush.
+#[test]
+fn what_is_complete_is_there_after_a_kill() {
+    let Some(folder) = folder("what_is_complete_is_there_after_a_kill") else { return };
+    let path = create(&folder, "disk.qcow2", 8 << 20, "");
+    let mut rig = Rig::new(open(disk(&path)).unwrap());
+    let killed = |mut expected: Vec<(u64, Vec<u8>)>| {
+        // As the file is now, and not as it is left behind.
+        let copy = folder.path().join("copy.qcow2");
+        std::fs::copy(&path, &copy).unwrap();
+        check(&copy);
+        let mut after = Rig::new(open(disk(&copy)).unwrap());
+        for (sector, data) in expected.drain(..) {
+            assert!(after.read(sector, data.len()) == data, "sector {sector}");
+        }
+    };
+    let data = pattern(64 * 512, 3);
+    assert_eq!(rig.status(blk::T_OUT, 64, &data), blk::S_OK);
+    killed(vec![(64, data.clone())]);
+    assert_eq!(rig.status(blk::T_WRITE_ZEROES, 0, &range(0, 128, 1)), blk::S_OK);
+    assert_eq!(rig.status(blk::T_OUT, 8000, &data), blk::S_OK);
+    killed(vec![(0, vec![0; 128 * 512]), (8000, data)]);
 }

@@ -1,0 +1,247 @@
+//! The header of a qcow2 image: where its tables are, and whether all that it asks for is supported.
+//!
+//! The crate imago opens images whose header it does not fully understand: it ignores the encryption method, so that an
+//! encrypted image would be served, and written, as plain. It also rewrites the header of a writable image before it looks
+//! at the incompatible features. So every header is checked here first, that of each backing file too, and an image that is
+//! refused is left as it was. Fields are those of docs/interop/qcow2.rst of QEMU.
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use thiserror::Error;
+
+/// Why the header of an image is refused. Nothing was written.
+#[derive(Debug, Error)]
+pub enum HeaderError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The magic number is missing, or the file ends before it.
+    #[error("is not a qcow2 image")]
+    NotQcow2,
+    /// `version` is neither 2 nor 3.
+    #[error("is qcow2 version {0}; versions 2 and 3 are supported")]
+    Version(u32),
+    /// `crypt_method`: 1 is AES, 2 is LUKS.
+    #[error("is encrypted ({}), which is not supported; `qemu-img convert` makes a plain copy", CryptMethod(*.0))]
+    Encrypted(u32),
+    /// There is a header of an encryption that the image does not use.
+    #[error("has a header extension for LUKS, but is not marked as encrypted")]
+    CryptoHeader,
+    /// Incompatible feature bit 0: refcounts may be wrong.
+    #[error("is marked dirty: its last writer did not close it; `qemu-img check -r all` repairs it")]
+    Dirty,
+    /// Incompatible feature bit 1.
+    #[error("is marked corrupt; `qemu-img check -r all` repairs it")]
+    Corrupt,
+    /// Other incompatible feature bits.
+    #[error("needs {0}, which is not supported; `qemu-img convert -O qcow2` makes a copy without")]
+    Features(Features),
+    /// `compression_type` without its feature bit.
+    #[error("has compression type {0}, but not the feature bit of it")]
+    CompressionType(u8),
+    /// `cluster_bits` is not from 9 to 21.
+    #[error("has clusters of 2^{0} bytes; 2^9 to 2^21 are supported")]
+    ClusterBits(u32),
+    /// `refcount_order` is more than 6.
+    #[error("has refcounts of 2^{0} bits; up to 2^6 are supported")]
+    RefcountOrder(u32),
+    /// `header_length` is less than 104, no multiple of 8, or more than a cluster.
+    #[error("has a header of {0} bytes, which is less than 104, not a multiple of 8, or more than a cluster")]
+    HeaderLength(u32),
+    /// A header extension ends outside of the first cluster.
+    #[error("has a header extension that does not fit into the first cluster")]
+    Extension,
+    /// `size` is more than tables of a supported size can map.
+    #[error("has a size of {0} bytes, more than an L1 table of 32 MiB can map")]
+    Size(u64),
+    /// A table is not aligned to clusters, larger than 32 MiB, or too far away.
+    #[error("has {0} that is not aligned to clusters, larger than 32 MiB or beyond 2^56 bytes")]
+    Table(&'static str),
+}
+
+/// Shows an encryption method by its name.
+struct CryptMethod(u32);
+
+impl fmt::Display for CryptMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("AES"),
+            2 => f.write_str("LUKS"),
+            other => write!(f, "method {other}"),
+        }
+    }
+}
+
+/// Incompatible feature bits that are not supported. Shown by their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, bit) in (0..u64::BITS).filter(|bit| self.0 >> bit & 1 != 0).enumerate() {
+            if number > 0 {
+                f.write_str(" and ")?;
+            }
+            match 1 << bit {
+                COMPRESSION_TYPE => f.write_str("a compression type other than zlib")?,
+                EXTENDED_L2 => f.write_str("extended L2 entries")?,
+                _ => write!(f, "the unknown incompatible feature {bit}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
+/// Bytes of the header of version 2, of the fields that version 3 always has, and of all fields that are known.
+const V2_LEN: u32 = 72;
+const V3_LEN: u32 = 104;
+const KNOWN_LEN: usize = 112;
+/// Incompatible features.
+const DIRTY: u64 = 1 << 0;
+const CORRUPT: u64 = 1 << 1;
+const DATA_FILE: u64 = 1 << 2;
+const COMPRESSION_TYPE: u64 = 1 << 3;
+const EXTENDED_L2: u64 = 1 << 4;
+/// Autoclear features.
+const BITMAPS: u64 = 1 << 0;
+/// Header extensions.
+const END: u32 = 0;
+const CRYPTO_HEADER: u32 = 0x0537_be77;
+/// Most entries of the L1 table and of the refcount table, as in imago and QEMU, and where a table begins at the latest.
+const MAX_ENTRIES: u64 = 4 << 20;
+const MAX_OFFSET: u64 = 1 << 56;
+const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
+
+/// A header that is supported.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    /// log2 of the bytes of a cluster.
+    pub(super) cluster_bits: u32,
+    /// log2 of the bits of a refcount.
+    pub(super) refcount_order: u32,
+    /// Offset and entries of the active L1 table.
+    pub(super) l1_table: (u64, u64),
+    /// Offset and entries of the refcount table.
+    pub(super) refcount_table: (u64, u64),
+    /// The data are in another file.
+    pub(super) data_file: bool,
+    /// Features that whoever writes without knowing them has to clear.
+    pub(super) autoclear: u64,
+}
+
+impl Header {
+    /// Reads and checks the header of an image.
+    ///
+    /// # Errors
+    /// See [`HeaderError`].
+    pub(super) fn read(file: &File) -> Result<Self, HeaderError> {
+        let mut fixed = [0; KNOWN_LEN];
+        let len = read(file, &mut fixed, 0)?;
+        let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| fixed[at + n]));
+        let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        if len < V2_LEN as usize || word(0) != MAGIC {
+            return Err(HeaderError::NotQcow2);
+        }
+        let (cluster_bits, crypt_method) = (word(20), word(32));
+        let (incompatible, autoclear, refcount_order, length, min_length) = match word(4) {
+            2 => (0, 0, 4, V2_LEN, V2_LEN),
+            3 => (long(72), long(88), word(96), word(100), V3_LEN),
+            other => return Err(HeaderError::Version(other)),
+        };
+        if crypt_method != 0 {
+            return Err(HeaderError::Encrypted(crypt_method));
+        }
+        if incompatible & CORRUPT != 0 {
+            return Err(HeaderError::Corrupt);
+        }
+        if incompatible & DIRTY != 0 {
+            return Err(HeaderError::Dirty);
+        }
+        if incompatible & !DATA_FILE != 0 {
+            return Err(HeaderError::Features(Features(incompatible & !DATA_FILE)));
+        }
+        if !CLUSTER_BITS.contains(&cluster_bits) {
+            return Err(HeaderError::ClusterBits(cluster_bits));
+        }
+        if refcount_order > 6 {
+            return Err(HeaderError::RefcountOrder(refcount_order));
+        }
+        let cluster = 1_u64 << cluster_bits;
+        if length < min_length || length % 8 != 0 || u64::from(length) > cluster {
+            return Err(HeaderError::HeaderLength(length));
+        }
+        if length > V3_LEN && fixed[V3_LEN as usize] != 0 {
+            return Err(HeaderError::CompressionType(fixed[V3_LEN as usize]));
+        }
+        let size = long(24);
+        // An L2 table fills a cluster with entries of 8 bytes, each of which maps a cluster.
+        if size.div_ceil(cluster * cluster / 8) > MAX_ENTRIES {
+            return Err(HeaderError::Size(size));
+        }
+        let table = |name, offset, entries| match offset {
+            offset if offset % cluster == 0 && offset < MAX_OFFSET && entries <= MAX_ENTRIES => {
+                Ok((offset, entries))
+            }
+            _ => Err(HeaderError::Table(name)),
+        };
+        let l1_table = table("an L1 table", long(40), word(36).into())?;
+        let refcount_table = table("a refcount table", long(48), u64::from(word(56)) << cluster_bits >> 3)?;
+        check_extensions(file, length.into(), long(8), cluster)?;
+        let data_file = incompatible & DATA_FILE != 0;
+        Ok(Self { cluster_bits, refcount_order, l1_table, refcount_table, data_file, autoclear })
+    }
+
+    /// Bytes of a cluster.
+    pub(super) fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Whether the image has dirty bitmaps that say what was written so far.
+    pub(super) fn has_bitmaps(&self) -> bool {
+        self.autoclear & BITMAPS != 0
+    }
+}
+
+/// Looks for header extensions that must not be ignored, from `start` up to the backing file's name or the cluster's end.
+/// Those that are not known may be ignored, as the format has it.
+fn check_extensions(file: &File, start: u64, backing_name: u64, cluster: u64) -> Result<(), HeaderError> {
+    // At most 2 MiB. What is behind the end of the file reads as zeroes, which is the end mark.
+    let mut first = vec![0; cluster as usize];
+    read(file, &mut first, 0)?;
+    let end = if backing_name == 0 { cluster } else { backing_name.min(cluster) } as usize;
+    let mut at = start as usize;
+    while let Some((head, _)) = first.get(at..end).and_then(<[u8]>::split_first_chunk::<8>) {
+        let [kind, len] =
+            [&head[..4], &head[4..]].map(|word| word.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
+        match kind {
+            END => break,
+            CRYPTO_HEADER => return Err(HeaderError::CryptoHeader),
+            _ => {}
+        }
+        // At most 2^32 + 7 beyond what lies in the first cluster.
+        let next = (at + 8).saturating_add((len as usize).saturating_add(7) & !7);
+        if (at + 8).saturating_add(len as usize) > cluster as usize {
+            return Err(HeaderError::Extension);
+        }
+        at = next;
+    }
+    Ok(())
+}
+
+/// Reads what there is; the rest stays as it is. How much that was.
+pub(super) fn read(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        // No offset that a file can have is that large; behind the end of a file is nothing.
+        let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else { break };
+        match file.read_at(&mut into[done..], at) {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
