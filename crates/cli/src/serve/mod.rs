@@ -26,7 +26,7 @@ mod systemd;
 
 use crate::{Failure, log, output};
 use anyhow::{Context, anyhow};
-use args::{DaemonArgs, LogFormat, ServeArgs};
+use args::{DaemonArgs, Format, LogFormat, ServeArgs};
 use config::Config;
 use control::Control;
 use fleet::{Fleet, Surroundings};
@@ -35,8 +35,8 @@ use open::{FarEnds, Opened};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::Descriptors;
 use report::Report;
-use sandbox::Reach;
 use sandbox::user::Target;
+use sandbox::{ImageAccess, Reach};
 use sd_notify::NotifyState;
 use signals::{Asked, Signals};
 use spec::{DeviceSpec, Endpoint, Kind};
@@ -158,14 +158,18 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         Some(reach)
     };
 
+    let sandboxed = reach.is_some();
+    let kept = sandbox::capabilities::needed(&devices, args.config.is_some());
     let reach = reach.map(Arc::new);
     let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
     let Some(opened) = open_all(devices, reach.clone(), &signals)? else {
         tracing::info!("asked to end before all devices were open");
         return Ok(());
     };
-    if let Some(user) = &user {
-        user.become_it()?;
+    match &user {
+        user if sandboxed => sandbox::leave(user.as_ref(), kept)?,
+        Some(user) => user.become_it()?,
+        None => {}
     }
     // From here on nobody waits for stderr.
     log::start_writing();
@@ -222,7 +226,11 @@ fn open_all(
     let thread = std::thread::Builder::new().name("open".into()).spawn(open)?;
     loop {
         match receiver.try_recv() {
-            Ok(opened) => return opened.map(Some),
+            Ok(opened) => {
+                // Rights are given up by the threads that are there.
+                let _ = thread.join();
+                return opened.map(Some);
+            }
             // It panicked.
             Err(TryRecvError::Disconnected) => {
                 let panic = thread.join().err();
@@ -400,8 +408,13 @@ fn reach(args: &ServeArgs, daemon: &DaemonArgs, devices: &[DeviceSpec], control:
         }
         match &device.kind {
             Kind::Blk(blk) => {
-                reach.image(&blk.image, blk.read_only, more);
-                blk.backing.iter().for_each(|layer| reach.image(&layer.path, true, more));
+                let access = match (blk.read_only, blk.format) {
+                    (true, _) => ImageAccess::Read,
+                    (false, Format::Raw) => ImageAccess::Write,
+                    (false, Format::Qcow2) => ImageAccess::Grow,
+                };
+                reach.image(&blk.image, access, more);
+                blk.backing.iter().for_each(|layer| reach.image(&layer.path, ImageAccess::Read, more));
             }
             Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => reach.taps(),
             _ => {}

@@ -171,6 +171,14 @@ impl DeviceSpec {
         }
     }
 
+    /// The name of the card's TAP device.
+    pub(crate) fn tap(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Net(Net { network: Network::Tap(name), .. }) => Some(name),
+            _ => None,
+        }
+    }
+
     /// The name of the link that the card is on.
     pub(crate) fn link(&self) -> Option<&str> {
         match &self.kind {

@@ -32,6 +32,10 @@ pub(crate) fn open_one(
     reach: Option<&Reach>,
 ) -> Result<Opened, anyhow::Error> {
     open::open(spec, far_ends).map_err(|error| match (refused_access(&error), reach) {
+        (true, Some(_)) if spec.tap().is_some() => anyhow!(
+            "{} (a daemon keeps CAP_NET_ADMIN if its file names a TAP device at the start; restart it)",
+            crate::one_line(&error)
+        ),
         (true, Some(reach)) => anyhow!("{} ({})", crate::one_line(&error), reach.remark()),
         _ => error,
     })

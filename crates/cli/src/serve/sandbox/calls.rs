@@ -128,7 +128,9 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_getcpu,
-    // To give up more: a user, and system calls.
+    // To give up more: capabilities, a user, and system calls.
+    libc::SYS_capget,
+    libc::SYS_capset,
     libc::SYS_setgroups,
     libc::SYS_setgid,
     libc::SYS_setuid,
@@ -184,6 +186,7 @@ const PRCTLS: &[i32] = &[
     libc::PR_SET_VMA,
     libc::PR_SET_NO_NEW_PRIVS,
     libc::PR_SET_DUMPABLE,
+    libc::PR_CAPBSET_DROP,
 ];
 
 /// What a daemon that takes no more devices needs no longer, on x86-64 by two numbers each.

@@ -16,6 +16,28 @@ const KNOWN: ABI = ABI::V7;
 /// Where TAP devices come from.
 const TUN: &str = "/dev/net/tun";
 
+/// What a disk does with its image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ImageAccess {
+    /// Reads it.
+    Read,
+    /// Writes it, and leaves its length as it is.
+    Write,
+    /// Writes it, and changes its length: a qcow2 image grows by ftruncate(2).
+    Grow,
+}
+
+impl ImageAccess {
+    fn rights(self) -> BitFlags<AccessFs> {
+        let read = AccessFs::ReadFile | AccessFs::IoctlDev;
+        match self {
+            Self::Read => read,
+            Self::Write => read | AccessFs::WriteFile,
+            Self::Grow => read | AccessFs::WriteFile | AccessFs::Truncate,
+        }
+    }
+}
+
 /// The files that are reached.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reach {
@@ -23,12 +45,9 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// A disk's image, and with `beside` all files in its directory.
-    pub(crate) fn image(&mut self, path: &Path, read_only: bool, beside: bool) {
-        let mut access = AccessFs::ReadFile | AccessFs::IoctlDev;
-        if !read_only || beside {
-            access |= AccessFs::WriteFile;
-        }
+    /// A disk's image; with `beside` all files in its directory, as images of either format.
+    pub(crate) fn image(&mut self, path: &Path, access: ImageAccess, beside: bool) {
+        let access = access.rights() | if beside { ImageAccess::Grow.rights() } else { BitFlags::EMPTY };
         self.allow(path, access);
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if beside
@@ -46,8 +65,7 @@ impl Reach {
 
     /// A directory in which there may be images and sockets.
     pub(crate) fn directory(&mut self, path: &Path) {
-        let files = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
-        self.allow(path, files | AccessFs::MakeSock | AccessFs::RemoveFile);
+        self.allow(path, ImageAccess::Grow.rights() | AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
     /// The file of devices, which an editor may replace.

@@ -5,23 +5,27 @@
 //!     | enter                  Landlock (files.rs), no new privileges, seccomp (calls.rs): every later thread has them, too
 //!     v
 //!  images, TAP devices opened  with the user's rights that the daemon was started with
-//!     | user::become           (user.rs)
+//!     | leave                  another user (user.rs), capabilities (capabilities.rs)
 //!     v
 //!  sockets bound, threads
 //!     | seal                   only where no device will be added: all threads lose what opens files and makes sockets
 //!     v
 //!  guests are served
 //! ```
-//! A thread has what its maker had, and Landlock can only be entered by one thread at a time; so it comes before the second.
+//! A thread has what its maker had. Landlock and capabilities can only be given up by one thread at a time, so both come
+//! before the second: opening a device starts no thread.
 pub(crate) mod calls;
+pub(crate) mod capabilities;
 pub(crate) mod files;
 mod trial;
 pub(crate) mod user;
 
-pub(crate) use files::Reach;
+pub(crate) use files::{ImageAccess, Reach};
 pub(crate) use trial::try_out;
 
+use rustix::thread::CapabilitySet;
 use thiserror::Error;
+use user::Target;
 
 /// Why there is no sandbox.
 #[derive(Debug, Error)]
@@ -47,6 +51,9 @@ pub(crate) enum SandboxError {
     /// seccomp: {0}
     #[error("seccomp: {0}")]
     Seccomp(String),
+    /// The kernel refuses to drop capabilities.
+    #[error("cannot drop capabilities: {0}")]
+    Capabilities(std::io::Error),
     /// there is no user {0}
     #[error("there is no user {0}")]
     NoUser(String),
@@ -69,4 +76,16 @@ pub(crate) fn enter(reach: &Reach) -> Result<(), SandboxError> {
     let _ = rustix::param::page_size();
     files::restrict(reach)?;
     calls::restrict()
+}
+
+/// Drops all capabilities of the calling thread but those `kept`, and becomes another user, who has none, if there is one.
+///
+/// # Errors
+/// This process may not become that user, or the kernel refuses. The process is not to go on then.
+pub(crate) fn leave(user: Option<&Target>, kept: CapabilitySet) -> Result<(), SandboxError> {
+    capabilities::empty_bounding_set()?;
+    if let Some(user) = user {
+        user.become_it()?;
+    }
+    capabilities::keep(if user.is_some() { CapabilitySet::empty() } else { kept })
 }

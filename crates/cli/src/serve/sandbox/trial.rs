@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Tries to open `file`, to write it, to execute it, and to make sockets, in a thread made now, and logs what came of each.
+/// Then a thread panics, which looks for the program's symbols if RUST_BACKTRACE is set, and ends nothing else.
 pub(crate) fn try_out(file: &Path) {
     let path = file.to_owned();
     let tried = move || {
@@ -29,4 +30,6 @@ pub(crate) fn try_out(file: &Path) {
     if std::thread::spawn(tried).join().is_err() {
         tracing::error!("sandbox: the trial panicked");
     }
+    let panicked = std::thread::spawn(|| panic!("a panic in the sandbox")).join().is_err();
+    tracing::warn!(panicked, "sandbox: a thread has ended");
 }
