@@ -68,9 +68,12 @@ impl Reach {
         self.allow(path, ImageAccess::Grow.rights() | AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
-    /// The file of devices, which an editor may replace.
+    /// The file of devices, which an editor may replace; and if it is a symbolic link, the file that it leads to.
     pub(crate) fn config(&mut self, path: &Path) {
         self.allow(directory_of(path), AccessFs::ReadFile.into());
+        if let Ok(real) = path.canonicalize() {
+            self.allow(directory_of(&real), AccessFs::ReadFile.into());
+        }
     }
 
     /// New TAP devices.
