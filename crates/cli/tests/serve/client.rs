@@ -1,6 +1,7 @@
 //! A driver of another house on a daemon in its sandbox.
 use crate::daemon::{Daemon, Folder, sandbox_usable, status};
 use crate::driver::{Dice, Driver, Wish};
+use crate::images::{has_qemu_img, qemu_img};
 use crate::raw::{Ask, MEMORY, Machine, Raw};
 use paravane_spec::vhost_user::{MemoryRegion, SingleRegion, request};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -158,32 +159,18 @@ fn a_disk_grows_when_the_daemon_is_told_to_look() {
     assert!(std::fs::read(&image).unwrap() == model, "the image is not what was written");
 }
 
-/// qemu-img, or `None` and a loud word about it.
-fn qemu_img(test: &str, arguments: &[&str]) -> Option<()> {
-    match std::process::Command::new("qemu-img").args(arguments).output() {
-        Ok(output) => {
-            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-            Some(())
-        }
-        Err(error) => {
-            crate::daemon::skip(test, &format!("qemu-img: {error}"));
-            None
-        }
-    }
-}
-
 #[test]
 fn an_overlay_is_served_on_the_base_that_is_named() {
-    const TEST: &str = "an_overlay_is_served_on_the_base_that_is_named";
+    if !has_qemu_img("an_overlay_is_served_on_the_base_that_is_named") {
+        return;
+    }
     let folder = Folder::new();
     let (base, overlay) = (folder.path("base.img"), folder.text("vm.qcow2"));
     let mut model: Vec<u8> = (0..1 << 20).map(|index: u32| (index >> 9) as u8).collect();
     std::fs::write(&base, &model).unwrap();
     let backing = format!("raw:{}", base.display());
     let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.img", &overlay];
-    if qemu_img(TEST, &create).is_none() {
-        return;
-    }
+    qemu_img(&create);
     let socket = folder.text("s");
     let arguments =
         ["blk", "--image", &overlay, "--format", "qcow2", "--socket", &socket, "--control", "off"];
@@ -201,8 +188,8 @@ fn an_overlay_is_served_on_the_base_that_is_named() {
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
     assert!(std::fs::read(&base).unwrap() == before, "the base was written");
-    qemu_img(TEST, &["check", "-q", &overlay]);
-    qemu_img(TEST, &["convert", "-O", "raw", &overlay, &folder.text("flat.img")]);
+    qemu_img(&["check", "-q", &overlay]);
+    qemu_img(&["convert", "-O", "raw", &overlay, &folder.text("flat.img")]);
     assert!(std::fs::read(folder.path("flat.img")).unwrap() == model, "the image is not what was written");
 }
 

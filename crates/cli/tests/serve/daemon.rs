@@ -39,6 +39,11 @@ impl Folder {
         Self(tempfile::tempdir().expect("a folder is made"))
     }
 
+    /// In this directory.
+    pub(crate) fn within(directory: &Path) -> Self {
+        Self(tempfile::tempdir_in(directory).expect("a folder is made"))
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -175,7 +180,7 @@ pub(crate) fn sandbox_usable(test: &str) -> bool {
     has_sandbox()
 }
 
-/// The same, found out once.
+/// The same, found out once; that there is none is said once for all tests.
 fn has_sandbox() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -190,13 +195,19 @@ fn has_sandbox() -> bool {
         ]));
         match daemon.find("ready") {
             Ok(_) => true,
-            Err(_) if daemon.seen().iter().any(|line| line.contains("this kernel has no Landlock")) => false,
+            Err(_) if daemon.seen().iter().any(|line| line.contains("this kernel has no Landlock")) => {
+                skip(
+                    "the sandbox, in every test of `paravane serve`",
+                    "this kernel has no Landlock: --no-sandbox",
+                );
+                false
+            }
             Err(why) => panic!("{why}: {:?}", daemon.seen()),
         }
     })
 }
 
-/// What a daemon of any other test is told on a host where it cannot have its sandbox.
+/// What a daemon is told on a host where it cannot have its sandbox: nothing works there without this option.
 pub(crate) fn without_sandbox() -> Option<&'static str> {
     (!has_sandbox()).then_some("--no-sandbox")
 }

@@ -1,19 +1,29 @@
-//! `paravane serve` and `paravane status`, end to end: the real program, real sockets, real signals.
+//! `paravane serve` and `paravane status`, end to end: the real program in its sandbox, real sockets, real signals.
 //!
-//! Hostile clients are those of the crate vhost; `rig` gives them a disk of the program in its sandbox.
+//! Clients are those of the crate vhost's tests; `rig` gives them devices of the program. Those of the crate vhost's
+//! front end, of devices with a mistake in them and of disks that offer IN_ORDER stay there: the program has no such devices.
 mod activation;
 mod client;
 mod daemon;
+mod disks;
 #[path = "../../../vhost/tests/serve/driver.rs"]
 mod driver;
+#[path = "../../../vhost/tests/serve/entropy.rs"]
+mod entropy;
 #[path = "../../../vhost/tests/serve/held.rs"]
 mod held;
+mod images;
+#[path = "../../../vhost/tests/serve/iotlb.rs"]
+mod iotlb;
+#[path = "../../../vhost/tests/serve/killed.rs"]
+mod killed;
 mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
 mod malformed;
 mod manuals;
+#[path = "../../../vhost/tests/serve/migration.rs"]
+mod migration;
 mod operation;
-#[expect(dead_code, reason = "some of it is for tests that are not here")]
 #[path = "../../../vhost/tests/serve/raw.rs"]
 mod raw;
 mod reload;
@@ -23,5 +33,9 @@ mod rig;
 #[path = "../../../vhost/tests/serve/rings.rs"]
 mod rings;
 mod sandbox;
+#[path = "../../../vhost/tests/serve/sessions.rs"]
+mod sessions;
+#[path = "../../../vhost/tests/serve/signals.rs"]
+mod signals;
 mod stop;
 mod watching;

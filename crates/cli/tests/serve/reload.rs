@@ -79,6 +79,21 @@ fn devices_come_and_go_and_the_others_stay() {
 }
 
 #[test]
+fn a_file_behind_a_symbolic_link_is_read_again() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    for name in ["a", "b"] {
+        folder.image(&format!("{name}.img"));
+    }
+    elsewhere.write("real.toml", &disk("a"));
+    std::os::unix::fs::symlink(elsewhere.path("real.toml"), folder.path("d.toml")).unwrap();
+    let mut daemon = Daemon::start(&["--config", &folder.text("d.toml"), "--control", "off"]);
+    elsewhere.write("new", &(disk("a") + &disk("b")));
+    std::fs::rename(elsewhere.path("new"), elsewhere.path("real.toml")).unwrap();
+    let line = reload(&mut daemon);
+    assert!(line.contains("1 devices left alone, 0 removed, 1 added, 0 failed"), "{line}");
+}
+
+#[test]
 fn a_card_whose_cable_is_cut_is_made_anew() {
     let folder = Folder::new();
     let card = |name: &str, more: &str| {

@@ -1,5 +1,6 @@
-//! A disk that the program serves, for clients that know it as the crate vhost's tests do.
+//! A device that the program serves in its sandbox, with the functions of the rig of the crate vhost's tests.
 use crate::daemon::{Daemon, Folder, PATIENCE};
+use crate::images::{Format, Image};
 use paravane_vhost::{ExportStatus, QueueStatus};
 use serde_json::Value;
 use std::io::Read;
@@ -10,29 +11,64 @@ use std::time::{Duration, Instant};
 /// Bytes of the disk.
 pub(crate) const DISK: usize = 4 << 20;
 
+/// Whether disks offer IN_ORDER.
+pub(crate) const IN_ORDER: bool = false;
+
 pub(crate) struct Rig {
-    daemon: Daemon,
+    daemon: Option<Daemon>,
     folder: Folder,
 }
 
 impl Rig {
     /// A disk of zeroes with so many queues, served by two workers.
     pub(crate) fn new(queues: u16) -> Self {
-        Self::start(&["--queues", &queues.to_string(), "--workers", "2"])
+        let mut rig = Self::empty();
+        rig.start(queues);
+        rig
     }
 
     /// The same with one queue, for reading only.
     pub(crate) fn read_only() -> Self {
-        Self::start(&["--read-only"])
+        let mut rig = Self::empty();
+        rig.serve("blk", &["--image", &rig.folder.text("disk.img"), "--queue-size", "256", "--read-only"]);
+        rig
     }
 
-    fn start(more: &[&str]) -> Self {
+    /// An entropy device.
+    pub(crate) fn entropy() -> Self {
+        let mut rig = Self::empty();
+        rig.serve("rng", &[]);
+        rig
+    }
+
+    /// A network card with two pairs of queues, whose frames come back.
+    pub(crate) fn card() -> Self {
+        let mut rig = Self::empty();
+        rig.serve("net", &["--echo", "--queues", "2"]);
+        rig
+    }
+
+    fn empty() -> Self {
         let folder = Folder::new();
         std::fs::write(folder.path("disk.img"), vec![0; DISK]).unwrap();
-        let (image, socket, control) = (folder.text("disk.img"), folder.text("s"), folder.text("control"));
-        let arguments =
-            ["blk", "--image", &image, "--socket", &socket, "--control", &control, "--queue-size", "256"];
-        Self { daemon: Daemon::start(&[&arguments[..], more].concat()), folder }
+        Self { daemon: None, folder }
+    }
+
+    pub(crate) fn start(&mut self, queues: u16) {
+        let (image, queues) = (self.folder.text("disk.img"), queues.to_string());
+        self.serve("blk", &["--image", &image, "--queue-size", "256", "--queues", &queues, "--workers", "2"]);
+    }
+
+    fn serve(&mut self, kind: &str, more: &[&str]) {
+        let (socket, control) = (self.folder.text("s"), self.folder.text("control"));
+        let arguments = [kind, "--socket", &socket, "--control", &control];
+        self.daemon = Some(Daemon::start(&[&arguments[..], more].concat()));
+    }
+
+    /// Ends the daemon as its operator does.
+    pub(crate) fn stop(&mut self) {
+        let (status, log) = self.daemon.take().unwrap().end();
+        assert!(status.success(), "{log:?}");
     }
 
     pub(crate) fn image(&self) -> PathBuf {
@@ -54,8 +90,11 @@ impl Rig {
         let queue = |queue: &Value| QueueStatus {
             live: queue["live"].as_bool().unwrap(),
             enabled: queue["enabled"].as_bool().unwrap(),
+            size: number(&queue["size"]) as u16,
+            kicks: number(&queue["kicks"]),
             taken: number(&queue["taken"]),
             completed: number(&queue["completed"]),
+            interrupts: number(&queue["interrupts"]),
             error: text(&queue["error"]),
             ..QueueStatus::default()
         };
@@ -63,6 +102,7 @@ impl Rig {
             connected: device["connected"].as_bool().unwrap(),
             sessions: number(&device["sessions"]),
             queues: device["queues"].as_array().unwrap().iter().map(queue).collect(),
+            refused_translations: number(&device["refused_translations"]),
             protocol_errors: number(&device["protocol_errors"]),
             last_error: text(&device["last_error"]),
             ..ExportStatus::default()
@@ -82,10 +122,60 @@ impl Rig {
         }
     }
 
+    /// The serving process.
+    pub(crate) fn process(&self) -> u32 {
+        self.daemon.as_ref().unwrap().pid()
+    }
+
     /// Descriptors of the daemon whose file has `text` in its name.
     pub(crate) fn open_files(&self, text: &str) -> usize {
-        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.daemon.pid())).unwrap();
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.process())).unwrap();
         let links = fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
         links.filter(|link| link.to_string_lossy().contains(text)).count()
+    }
+}
+
+/// A disk of zeroes that one daemon after the other serves.
+pub(crate) struct Disk {
+    image: Image,
+    options: &'static [&'static str],
+}
+
+impl Disk {
+    pub(crate) fn new() -> Self {
+        Self::of(Image::new(Format::Raw, false, DISK), &[])
+    }
+
+    /// One with this image, served with more options.
+    pub(crate) fn of(image: Image, options: &'static [&'static str]) -> Self {
+        Self { image, options }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.image.folder().path("s")
+    }
+
+    pub(crate) fn serve(&self) -> Server {
+        let socket = self.image.folder().text("s");
+        let more = ["--socket", &socket, "--control", "off"];
+        let image = self.image.options();
+        let image: Vec<&str> = image.iter().map(String::as_str).collect();
+        Server(Daemon::start(&[&["blk"], &image[..], &more, self.options].concat()))
+    }
+
+    /// What the disk holds; nobody serves it.
+    pub(crate) fn content(&self) -> Vec<u8> {
+        self.image.content()
+    }
+}
+
+/// A daemon that serves a [`Disk`]. Dropped, it is killed.
+pub(crate) struct Server(Daemon);
+
+impl Server {
+    /// Ends it as its operator does.
+    pub(crate) fn end(self) {
+        let (status, log) = self.0.end();
+        assert!(status.success(), "{log:?}");
     }
 }

@@ -1,6 +1,10 @@
 //! That what the sandbox is to refuse is refused, as seen from inside.
-use crate::daemon::{Daemon, Folder, sandbox_usable};
+use crate::daemon::{Daemon, Folder, is_root, paravane, sandbox_usable, skip, status};
+use crate::driver::{Driver, Wish};
+use crate::images::{Format, Image, has_qemu_img};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
 
 /// A program that could be read, written and executed.
 fn forbidden(folder: &Folder) -> String {
@@ -111,5 +115,145 @@ fn a_daemon_without_says_what_is_lost() {
     let outcomes = outcomes(&daemon);
     for attempt in ["open", "write", "exec", "tcp-listen", "udp", "unix"] {
         assert!(outcomes.contains(&(attempt.into(), "allowed".into())), "{attempt}: {outcomes:?}");
+    }
+}
+
+#[test]
+fn a_thread_that_panics_in_the_sandbox_ends_alone() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    let (control, file) = (folder.text("control"), forbidden(&elsewhere));
+    let arguments =
+        ["serve", "rng", "--socket", &folder.text("s"), "--control", &control, "--try-sandbox", &file];
+    // Who writes a backtrace opens the program and its libraries, which the sandbox refuses.
+    let mut command = paravane();
+    command.args(arguments).args(crate::daemon::without_sandbox()).env("RUST_BACKTRACE", "full");
+    let mut daemon = Daemon::spawn(&mut command);
+    daemon.wait_for("a panic in the sandbox");
+    daemon.wait_for("panicked=true");
+    daemon.wait_for("ready");
+    assert_eq!(status(&control)["devices"][0]["name"], "rng");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+/// The lines of capabilities(7) of /proc/PID/status, in this order.
+const SETS: [&str; 5] = ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"];
+const DAC_OVERRIDE: u64 = 1 << 1;
+const NET_ADMIN: u64 = 1 << 12;
+const IPC_LOCK: u64 = 1 << 14;
+
+/// The capabilities of each thread, one set after the other.
+fn capabilities(daemon: &Daemon) -> Vec<[u64; 5]> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let of = |thread: &Path| {
+        let text = std::fs::read_to_string(thread.join("status")).unwrap();
+        SETS.map(|name| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            u64::from_str_radix(line.trim(), 16).unwrap()
+        })
+    };
+    threads.map(|thread| of(&thread.unwrap().path())).collect()
+}
+
+/// Each of several threads has these capabilities and no others, and cannot get any.
+fn assert_capabilities(daemon: Daemon, kept: u64) {
+    let threads = capabilities(&daemon);
+    assert!(threads.len() > 2, "{threads:x?}");
+    for thread in threads {
+        assert_eq!(thread, [0, kept, kept, 0, 0], "of {SETS:?}");
+    }
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+#[test]
+fn root_keeps_the_capabilities_that_its_devices_need() {
+    const TEST: &str = "root_keeps_the_capabilities_that_its_devices_need";
+    if !is_root() {
+        return skip(TEST, "only root has capabilities");
+    }
+    if !sandbox_usable(TEST) {
+        return;
+    }
+    let folder = Folder::new();
+    let (image, socket) = (folder.image("vm.img"), folder.text("s"));
+    let disk = ["blk", "--image", &image, "--socket", &socket, "--control", "off"];
+    assert_capabilities(Daemon::start(&disk), DAC_OVERRIDE);
+    if paravane_device::blk::io_uring_available().is_ok() {
+        let registered = [&disk[..], &["--engine", "io_uring", "--registered-buffers"]].concat();
+        assert_capabilities(Daemon::start(&registered), DAC_OVERRIDE | IPC_LOCK);
+    }
+    let file = folder.write("d.toml", "[[blk]]\nname = \"a\"\nimage = \"vm.img\"\nsocket = \"s\"\n");
+    assert_capabilities(Daemon::start(&["--config", &file, "--control", "off"]), DAC_OVERRIDE);
+    if Path::new("/dev/net/tun").exists() {
+        let tap = format!("pvtest{}", std::process::id());
+        let tap = ["net", "--tap", &tap, "--socket", &socket, "--control", "off"];
+        assert_capabilities(Daemon::start(&tap), DAC_OVERRIDE);
+        let file =
+            folder.write("n.toml", &format!("[[net]]\nname = \"n\"\ntap = \"{}\"\nsocket = \"s\"\n", tap[2]));
+        assert_capabilities(
+            Daemon::start(&["--config", &file, "--control", "off"]),
+            DAC_OVERRIDE | NET_ADMIN,
+        );
+    } else {
+        skip(&format!("{TEST} for TAP devices"), "there is no /dev/net/tun");
+    }
+    let another = [&disk[..], &["--user", "nobody"]].concat();
+    std::fs::set_permissions(folder.root(), PermissionsExt::from_mode(0o777)).unwrap();
+    assert_capabilities(Daemon::start(&another), 0);
+}
+
+/// Threads that do the I/O of an image are there once a driver is.
+#[test]
+fn threads_of_an_image_have_no_more_capabilities_than_others() {
+    const TEST: &str = "threads_of_an_image_have_no_more_capabilities_than_others";
+    if !is_root() {
+        return skip(TEST, "only root has capabilities");
+    }
+    if !sandbox_usable(TEST) || !has_qemu_img(TEST) {
+        return;
+    }
+    let image = Image::new(Format::Qcow2, false, 1 << 20);
+    let (path, socket) = (image.folder().text("disk.img"), image.folder().text("s"));
+    let arguments = ["blk", "--image", &path, "--format", "qcow2", "--socket", &socket, "--control", "off"];
+    let daemon = Daemon::start(&arguments);
+    let before = capabilities(&daemon).len();
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 1 };
+    let mut driver = Driver::connect(Path::new(&socket), wish).unwrap();
+    driver.exercise(&mut vec![0; 1 << 20], 10, &mut crate::driver::Dice::new(1));
+    assert!(capabilities(&daemon).len() > before, "its threads are not there");
+    assert_capabilities(daemon, DAC_OVERRIDE);
+}
+
+#[test]
+fn capabilities_that_another_user_was_given_are_dropped() {
+    const TEST: &str = "capabilities_that_another_user_was_given_are_dropped";
+    if !is_root() {
+        return skip(TEST, "only root can give capabilities");
+    }
+    if !sandbox_usable(TEST) {
+        return;
+    }
+    let folder = Folder::new();
+    std::fs::set_permissions(folder.root(), PermissionsExt::from_mode(0o777)).unwrap();
+    // Where the user may execute it.
+    std::fs::copy(env!("CARGO_BIN_EXE_paravane"), folder.path("paravane")).unwrap();
+    let caps = "+net_admin,+dac_override,+sys_admin";
+    let given = [format!("--inh-caps={caps}"), format!("--ambient-caps={caps}")];
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args(given)
+        .arg(folder.path("paravane"));
+    command.args(["serve", "rng", "--socket", &folder.text("s"), "--control", "off"]);
+    if let Err(error) = Command::new("setpriv").arg("--version").output() {
+        return skip(TEST, &format!("setpriv: {error}"));
+    }
+    let mut daemon = Daemon::spawn(&mut command);
+    daemon.wait_for("ready");
+    for thread in capabilities(&daemon) {
+        let [inheritable, permitted, effective, _, ambient] = thread;
+        let found = [inheritable, permitted, effective, ambient];
+        assert_eq!(found, [0, DAC_OVERRIDE, DAC_OVERRIDE, 0], "{thread:x?}");
     }
 }

@@ -1,21 +1,18 @@
 //! An entropy device, by its ring.
 use crate::raw::{GPA, Machine, Raw};
-use paravane_device::rng::{MAX_REQUEST, Rng};
+use crate::rig::Rig;
+use paravane_device::rng::MAX_REQUEST;
 use paravane_ring::Segment;
 use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::vhost_user::{VringState, request};
-use paravane_vhost::{Endpoint, Export, ExportConfig};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
 #[test]
 fn buffers_are_filled_with_bytes_that_differ() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rng.sock");
-    let config = ExportConfig::new("rng", Endpoint::Listen(path.clone()));
-    let export = Export::start(config, Box::new(Rng::new())).unwrap();
+    let rig = Rig::entropy();
     for features in [0, INDIRECT_DESC | EVENT_IDX, RING_PACKED, RING_PACKED | INDIRECT_DESC | EVENT_IDX] {
-        let raw = Raw::connect(&path);
+        let raw = Raw::connect(&rig.socket());
         let mut machine = Machine::new(features, 64, 1);
         let base = machine.first_base();
         machine.attach(&raw, base, false);
@@ -53,11 +50,11 @@ fn buffers_are_filled_with_bytes_that_differ() {
         // A buffer that could only be read breaks the queue.
         machine.queue.add(&[Segment { addr: GPA + Machine::slot(0), len: 16 }], &[]).unwrap();
         machine.kick();
-        while export.status().queues[0].error.is_none() {
+        while rig.status().queues[0].error.is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
         raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes());
-        assert_eq!(export.status().queues[0].error, None);
+        assert_eq!(rig.status().queues[0].error, None);
     }
-    assert_eq!(export.status().protocol_errors, 0);
+    assert_eq!(rig.status().protocol_errors, 0);
 }

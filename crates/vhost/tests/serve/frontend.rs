@@ -122,7 +122,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     work(&mut machine);
 
     // The disk tells that it has changed.
-    rig.export.as_ref().unwrap().config_changed();
+    rig.change();
     ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut said = [0; 12];
     (&ours).read_exact(&mut said).unwrap();

@@ -1,15 +1,13 @@
 //! A client with an IOMMU: what the device may reach comes and goes, page by page.
 use crate::driver::Dice;
 use crate::raw::{Ask, DATA, IOVA, MEMORY, MOST, Machine, Raw, STATUS};
-use crate::rig::{DISK, Rig};
-use paravane_device::rng::Rng;
+use crate::rig::{self, DISK, Rig};
 use paravane_ring::Segment;
 use paravane_spec::feature::{ACCESS_PLATFORM, EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::vhost_user::{
     F_PROTOCOL_FEATURES, Header, Iotlb, SingleRegion, VringState, back_end_request, flags, iotlb,
     protocol_feature, request,
 };
-use paravane_vhost::{Endpoint, Export, ExportConfig};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -19,14 +17,17 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE: u64 = 0x1000;
-/// Every layout.
-const LAYOUTS: [u64; 5] = [
-    0,
-    INDIRECT_DESC | EVENT_IDX,
-    RING_PACKED,
-    RING_PACKED | INDIRECT_DESC | EVENT_IDX,
-    RING_PACKED | IN_ORDER | INDIRECT_DESC,
-];
+/// Every layout that the server offers.
+fn layouts() -> impl Iterator<Item = u64> {
+    let all = [
+        0,
+        INDIRECT_DESC | EVENT_IDX,
+        RING_PACKED,
+        RING_PACKED | INDIRECT_DESC | EVENT_IDX,
+        RING_PACKED | IN_ORDER | INDIRECT_DESC,
+    ];
+    all.into_iter().filter(|layout| rig::IN_ORDER || layout & IN_ORDER == 0)
+}
 
 /// The IOMMU's side of a session.
 struct Iommu<'a> {
@@ -151,7 +152,7 @@ fn it_is_offered_to_clients_that_can_hear_what_is_missed() {
 fn requests_are_served_as_translations_come() {
     let rig = Rig::new(1);
     let mut model = std::fs::read(rig.image()).unwrap();
-    for (number, layout) in LAYOUTS.into_iter().enumerate() {
+    for (number, layout) in layouts().enumerate() {
         for tracked in [false, layout & IN_ORDER == 0] {
             let (raw, mut machine) = connected(&rig, layout);
             let iommu = begin(&raw, &mut machine, tracked);
@@ -181,7 +182,7 @@ fn requests_are_served_as_translations_come() {
 fn translations_go_while_requests_are_under_way() {
     let rig = Rig::new(1);
     let mut model = std::fs::read(rig.image()).unwrap();
-    for (number, layout) in LAYOUTS.into_iter().enumerate() {
+    for (number, layout) in layouts().enumerate() {
         let (raw, mut machine) = connected(&rig, layout);
         let iommu = begin(&raw, &mut machine, false);
         let mut dice = Dice::new(number as u64 + 5);
@@ -224,7 +225,7 @@ fn translations_go_while_requests_are_under_way() {
 
 #[test]
 fn a_chain_is_taken_when_all_of_it_is_translated() {
-    for layout in LAYOUTS {
+    for layout in layouts() {
         let rig = Rig::new(1);
         let mut model = vec![0; DISK];
         let (raw, mut machine) = connected(&rig, layout);
@@ -316,7 +317,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
 
 #[test]
 fn what_is_forbidden_is_said_to_be_and_stops_its_queue() {
-    for layout in LAYOUTS {
+    for layout in layouts() {
         let rig = Rig::new(1);
         let mut model = vec![0; DISK];
         let (raw, mut machine) = connected(&rig, layout);
@@ -433,12 +434,9 @@ fn memory_that_is_taken_away_takes_its_translations_along() {
 
 #[test]
 fn an_entropy_device_waits_for_translations() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rng.sock");
-    let config = ExportConfig::new("rng", Endpoint::Listen(path.clone()));
-    let export = Export::start(config, Box::new(Rng::new())).unwrap();
+    let rig = Rig::entropy();
     for layout in [0, INDIRECT_DESC | EVENT_IDX, RING_PACKED | INDIRECT_DESC | EVENT_IDX] {
-        let raw = Raw::connect(&path);
+        let raw = Raw::connect(&rig.socket());
         let mut machine = Machine::new(layout | ACCESS_PLATFORM, 64, 1);
         let iommu = begin(&raw, &mut machine, false);
         for slot in 0..8 {
@@ -460,7 +458,7 @@ fn an_entropy_device_waits_for_translations() {
             }
             iommu.invalidate(IOVA + Machine::slot(slot), 2 * PAGE);
         }
-        let status = export.status();
+        let status = rig.status();
         assert_eq!((status.protocol_errors, &status.queues[0].error), (0, &None));
     }
 }

@@ -1,8 +1,11 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
+//!
+//! All but `frontend`, `in_order`, `panics` and `sockets` are also run against the program in its sandbox (crates/cli/tests/serve).
 mod driver;
 mod entropy;
 mod frontend;
 mod held;
+mod in_order;
 mod iotlb;
 mod killed;
 mod malformed;
@@ -13,3 +16,4 @@ mod rig;
 mod rings;
 mod sessions;
 mod signals;
+mod sockets;

@@ -1,16 +1,23 @@
-//! A disk that is exported, in a folder of its own.
+//! A device that is exported by the library, in a folder of its own. The program's rig offers the same functions.
+use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
+use paravane_device::net::{LinkEnd, Net, NetConfig};
+use paravane_device::rng::Rng;
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Bytes of the disk.
 pub(crate) const DISK: usize = 4 << 20;
 
+/// Whether disks offer IN_ORDER.
+pub(crate) const IN_ORDER: bool = true;
+
 pub(crate) struct Rig {
-    pub(crate) export: Option<Export>,
-    pub(crate) folder: TempDir,
+    export: Option<Export>,
+    folder: TempDir,
 }
 
 impl Rig {
@@ -32,7 +39,22 @@ impl Rig {
     /// The same, for reading only.
     pub(crate) fn read_only() -> Self {
         let mut rig = Self::empty();
-        rig.serve(BlkConfig { read_only: true, ..BlkConfig::new(rig.image()) });
+        rig.serve(Box::new(Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(rig.image()) }).unwrap()));
+        rig
+    }
+
+    /// An entropy device.
+    pub(crate) fn entropy() -> Self {
+        let mut rig = Self::empty();
+        rig.serve(Box::new(Rng::new()));
+        rig
+    }
+
+    /// A network card with two pairs of queues, whose frames come back.
+    pub(crate) fn card() -> Self {
+        let mut rig = Self::empty();
+        let config = NetConfig { announce: true, ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
+        rig.serve(Box::new(Net::new(config, LinkEnd::echo(2).unwrap()).unwrap()));
         rig
     }
 
@@ -43,20 +65,33 @@ impl Rig {
     }
 
     pub(crate) fn start(&mut self, queues: u16) {
-        self.serve(BlkConfig { queues, ..BlkConfig::new(self.image()) });
+        self.serve(Box::new(Blk::open(BlkConfig { queues, ..BlkConfig::new(self.image()) }).unwrap()));
     }
 
-    fn serve(&mut self, disk: BlkConfig) {
-        let endpoint = Endpoint::Listen(self.socket());
-        let mut config = ExportConfig::new("disk", endpoint);
+    fn serve(&mut self, device: Box<dyn Device>) {
+        let mut config = ExportConfig::new("device", Endpoint::Listen(self.socket()));
         config.workers = 2;
         config.in_order = true;
-        let disk = Blk::open(disk).unwrap();
-        self.export = Some(Export::start(config, Box::new(disk)).unwrap());
+        self.export = Some(Export::start(config, device).unwrap());
+    }
+
+    /// Ends the server as its operator does.
+    pub(crate) fn stop(&mut self) {
+        self.export.take().unwrap().stop();
+    }
+
+    /// Has the driver told that the configuration has changed.
+    pub(crate) fn change(&self) {
+        self.export.as_ref().unwrap().config_changed();
     }
 
     pub(crate) fn status(&self) -> ExportStatus {
         self.export.as_ref().unwrap().status()
+    }
+
+    /// The serving process.
+    pub(crate) fn process(&self) -> u32 {
+        std::process::id()
     }
 
     /// Descriptors of the serving process whose file has `text` in its name.
@@ -88,5 +123,68 @@ pub(crate) fn wait_for(
         }
         assert!(Instant::now() < end, "still {status:?}");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+const FOLDER: &str = "PARAVANE_TEST_SERVE_FOLDER";
+
+/// Not a test: what [`Disk::serve`] starts.
+#[test]
+#[ignore = "runs until it is killed"]
+fn server() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    let mut config = ExportConfig::new("killed", Endpoint::Listen(folder.join("vhost.sock")));
+    config.in_order = true;
+    let disk = Blk::open(BlkConfig::new(folder.join("disk.img"))).unwrap();
+    let _export = Export::start(config, Box::new(disk)).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A disk of zeroes that one process after the other serves.
+pub(crate) struct Disk(TempDir);
+
+impl Disk {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("disk.img"), vec![0; DISK]).unwrap();
+        Self(folder)
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.0.path().join("vhost.sock")
+    }
+
+    pub(crate) fn serve(&self) -> Server {
+        Server::start(self.0.path())
+    }
+
+    /// What the disk holds; nobody serves it.
+    pub(crate) fn content(&self) -> Vec<u8> {
+        std::fs::read(self.0.path().join("disk.img")).unwrap()
+    }
+}
+
+/// A process that serves a [`Disk`]. Dropped, it is killed.
+pub(crate) struct Server(Child);
+
+impl Server {
+    fn start(folder: &Path) -> Self {
+        let this = std::env::current_exe().unwrap();
+        let mut command = Command::new(this);
+        command.args(["--exact", "rig::server", "--ignored", "--nocapture"]).env(FOLDER, folder);
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Ends it in good order, if it knows how.
+    pub(crate) fn end(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // SIGKILL.
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
     }
 }

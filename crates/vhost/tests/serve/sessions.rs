@@ -2,15 +2,11 @@
 use crate::driver::{Dice, Driver, Wish};
 use crate::raw::Raw;
 use crate::rig::{DISK, Rig};
-use paravane_device::net::{LinkEnd, Net, NetConfig};
 use paravane_spec::vhost_user::{VringState, protocol_feature, request};
-use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
 
 #[test]
 fn a_disk_serves_one_driver_after_the_other() {
-    let rig = Rig::new(2);
+    let mut rig = Rig::new(2);
     let mut model = vec![0; DISK];
     let mut dice = Dice::new(1);
     let mut sessions = 0;
@@ -37,33 +33,8 @@ fn a_disk_serves_one_driver_after_the_other() {
     }
     let (one, two) = (status.queues[0].taken, status.queues[1].taken);
     assert_eq!((one, two), (300 * sessions, 300 * 8));
-    drop(rig.export);
-    assert!(std::fs::read(rig.folder.path().join("disk.img")).unwrap() == model);
-}
-
-#[test]
-fn a_socket_is_private_and_goes_with_its_export() {
-    let mut rig = Rig::new(1);
-    let path = rig.socket();
-    let found = std::fs::symlink_metadata(&path).unwrap();
-    assert!(found.file_type().is_socket());
-    assert_eq!(found.permissions().mode() & 0o777, 0o600);
-    // A second server finds it taken.
-    let config = ExportConfig::new("second", Endpoint::Listen(path.clone()));
-    let disk = || Box::new(paravane_device::rng::Rng::new());
-    assert!(matches!(Export::start(config, disk()), Err(ExportError::InUse { .. })));
-    rig.export.take().unwrap().stop();
-    assert!(!path.exists());
-    // One that a dead server has left behind is replaced.
-    drop(UnixListener::bind(&path).unwrap());
-    rig.start(1);
-    rig.export.take().unwrap().stop();
-    assert!(!path.exists());
-    // A file that is no socket stays.
-    std::fs::write(&path, "precious").unwrap();
-    let config = ExportConfig::new("third", Endpoint::Listen(path.clone()));
-    assert!(matches!(Export::start(config, disk()), Err(ExportError::NotASocket { .. })));
-    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    rig.stop();
+    assert!(std::fs::read(rig.image()).unwrap() == model);
 }
 
 #[test]
@@ -73,12 +44,8 @@ fn a_network_card_tells_the_network_that_a_machine_has_moved_and_a_disk_does_not
         Raw::connect(&rig.socket()).ask_number(request::GET_PROTOCOL_FEATURES) & protocol_feature::RARP,
         0
     );
-    let path = rig.folder.path().join("card.sock");
-    let config = NetConfig { announce: true, ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
-    let card = Net::new(config, LinkEnd::echo(2).unwrap()).unwrap();
-    let config = ExportConfig::new("card", Endpoint::Listen(path.clone()));
-    let export = Export::start(config, Box::new(card)).unwrap();
-    let raw = Raw::connect(&path);
+    let rig = Rig::card();
+    let raw = Raw::connect(&rig.socket());
     raw.begin(u64::MAX);
     assert_ne!(raw.ask_number(request::GET_PROTOCOL_FEATURES) & protocol_feature::RARP, 0);
     assert_eq!(raw.ask_number(request::GET_QUEUE_NUM), 2);
@@ -86,7 +53,7 @@ fn a_network_card_tells_the_network_that_a_machine_has_moved_and_a_disk_does_not
     for index in 0..5 {
         raw.say(request::SET_VRING_ENABLE, &VringState { index, num: 1 }, &[]);
     }
-    assert_eq!(export.status().protocol_errors, 0);
+    assert_eq!(rig.status().protocol_errors, 0);
     // A length that it cannot have.
     raw.send(request::SEND_RARP, &[2, 0, 0, 0, 0, 1], &[]).unwrap();
     let (_, reply, _) = raw.receive().unwrap();

@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Until all is done, without a look at interrupts.
 fn finish(machine: &mut Machine, model: &mut [u8]) {
@@ -93,7 +93,7 @@ fn a_pipe_that_nobody_reads_ends_no_process() {
     }
     // SIGPIPE is number 13.
     let (mut threads, pipe) = (0, 1_u64 << 12);
-    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+    for task in std::fs::read_dir(format!("/proc/{}/task", rig.process())).unwrap() {
         // A thread of another test may have ended.
         let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -118,7 +118,7 @@ fn an_eventfd_that_is_full_does_not_keep_an_export_from_stopping() {
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     raw.send(request::SET_VRING_CALL, 0_u64.as_bytes(), &[full.as_fd()]).unwrap();
     let start = Instant::now();
-    rig.export.take().unwrap().stop();
+    rig.stop();
     assert!(start.elapsed() < Duration::from_secs(8));
 }
 
@@ -138,7 +138,11 @@ fn a_device_that_is_reset_begins_anew() {
             0 => raw.say(request::SET_STATUS, &0_u64, &[]),
             1 => raw.say(request::RESET_DEVICE, &[0_u8; 0], &[]),
             // A queue that is reset alone (RING_RESET) is stopped, and begins with another ring.
-            _ => drop(raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes())),
+            _ => {
+                let reply = raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes());
+                let base = VringState::read_from_bytes(&reply).unwrap().num;
+                assert_ne!(base, 0, "a machine that moves is asked for it");
+            }
         }
         let status = rig.status();
         assert!(!status.queues[0].live && status.connected);
@@ -147,8 +151,6 @@ fn a_device_that_is_reset_begins_anew() {
         }
         if round % 3 == 1 {
             assert_eq!(status.queues[0].size, 0);
-        } else {
-            assert_ne!(status.queues[0].position, 0, "a machine that moves is asked for it");
         }
     }
 }

@@ -1,0 +1,30 @@
+//! The socket that an export listens on.
+use crate::rig::Rig;
+use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+
+#[test]
+fn a_socket_is_private_and_goes_with_its_export() {
+    let mut rig = Rig::new(1);
+    let path = rig.socket();
+    let found = std::fs::symlink_metadata(&path).unwrap();
+    assert!(found.file_type().is_socket());
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    // A second server finds it taken.
+    let config = ExportConfig::new("second", Endpoint::Listen(path.clone()));
+    let disk = || Box::new(paravane_device::rng::Rng::new());
+    assert!(matches!(Export::start(config, disk()), Err(ExportError::InUse { .. })));
+    rig.stop();
+    assert!(!path.exists());
+    // One that a dead server has left behind is replaced.
+    drop(UnixListener::bind(&path).unwrap());
+    rig.start(1);
+    rig.stop();
+    assert!(!path.exists());
+    // A file that is no socket stays.
+    std::fs::write(&path, "precious").unwrap();
+    let config = ExportConfig::new("third", Endpoint::Listen(path.clone()));
+    assert!(matches!(Export::start(config, disk()), Err(ExportError::NotASocket { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
