@@ -14,8 +14,8 @@ pub(crate) struct Card {
     pub(crate) counters: Arc<Counters>,
 }
 
-/// Ends of links whose far end was taken, by the links' names.
-type FarEnds<'a> = HashMap<&'a str, (LinkEnd, u16)>;
+/// Far ends of links with one card so far, and that card's configuration, by the links' names.
+type FarEnds<'a> = HashMap<&'a str, (LinkEnd, &'a NetConfig)>;
 
 /// Makes all cards, in order.
 ///
@@ -47,16 +47,24 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
         Network::TapFds(numbers) => card(config, Tap::inherited(numbers)?),
         Network::Link(name) => {
             let end = match far_ends.remove(name.as_str()) {
-                Some((end, queues)) if queues == config.queues => end,
-                Some((_, queues)) => {
-                    return Err(RunError::Config(format!(
-                        "the link {name:?} joins cards with {queues} and {} pairs of queues",
-                        config.queues
-                    )));
+                Some((end, other)) => {
+                    let refuse = |one, other, what| {
+                        let error = format!("the link {name:?} joins cards with {one} and {other} {what}");
+                        Err(RunError::Config(error))
+                    };
+                    if other.queues != config.queues {
+                        return refuse(other.queues, config.queues, "pairs of queues");
+                    }
+                    // A card without an MTU has Ethernet's.
+                    let [one, two] = [other, config].map(|card| card.mtu.unwrap_or(1500));
+                    if one != two {
+                        return refuse(one, two, "bytes of MTU");
+                    }
+                    end
                 }
                 None => {
                     let (near, far) = LinkEnd::pair(config.queues).map_err(no_link)?;
-                    far_ends.insert(name, (far, config.queues));
+                    far_ends.insert(name, (far, config));
                     near
                 }
             };
@@ -104,6 +112,8 @@ mod tests {
         assert!(refused(&[link("a", 1)]).contains("there is one"));
         assert!(refused(&[link("a", 1), link("a", 1), link("a", 1)]).contains("there is one"));
         assert!(refused(&[link("a", 1), link("a", 2)]).contains("1 and 2 pairs"));
+        let large = NetConfig { mtu: Some(9000), ..link("a", 1) };
+        assert!(refused(&[large, link("a", 1)]).contains("9000 and 1500 bytes of MTU"));
     }
 
     #[test]

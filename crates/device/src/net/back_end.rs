@@ -27,6 +27,11 @@ pub trait BackEnd: Send + Sync + 'static {
     /// What it can do of checksums and segmentation, as feature bits of section 5.1.3.
     fn offloads(&self) -> u64;
 
+    /// Largest packet in bytes that it takes, without the Ethernet header; `None` if it takes any or does not tell.
+    fn mtu(&self) -> Option<u32> {
+        None
+    }
+
     /// The driver has accepted these features; none after a reset. What it did not accept must not reach it.
     ///
     /// # Errors

@@ -39,6 +39,10 @@ impl<B: BackEnd> BackEnd for Limited<B> {
         self.inner.offloads()
     }
 
+    fn mtu(&self) -> Option<u32> {
+        self.inner.mtu()
+    }
+
     fn accept(&self, features: u64) -> io::Result<()> {
         self.inner.accept(features)
     }

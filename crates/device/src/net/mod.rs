@@ -47,7 +47,8 @@ use thiserror::Error;
 use transmit::Transmit;
 use zerocopy::IntoBytes;
 
-/// Size of the control queue.
+/// The control queue is no smaller than this, and else as large as the others: some VMMs make all queues of one size (User Mode
+/// Linux 256, crosvm 1024).
 const CONTROL_SIZE: u16 = 64;
 
 /// How a card is to look to its driver.
@@ -62,7 +63,7 @@ pub struct NetConfig {
     /// Offer to the driver that it announces itself where its machine has moved, and for that a control queue. Who moves the
     /// machine asks it to (QEMU, which keeps that queue for itself).
     pub announce: bool,
-    /// Largest size of each receive and transmit queue; rounded down to a power of two, from 2 to 32768.
+    /// Largest size of each queue; rounded down to a power of two, from 2 to 32768.
     pub queue_size: u16,
 }
 
@@ -115,6 +116,11 @@ impl<B: BackEnd> Net<B> {
         {
             return Err(NetError::Mtu(mtu));
         }
+        if let (Some(mtu), Some(network)) = (config.mtu, back_end.mtu())
+            && u32::from(mtu) > network
+        {
+            tracing::warn!(mtu, network, "the network's MTU is below the card's: larger packets are lost");
+        }
         let pairs = back_end.pairs();
         if pairs == 0 || pairs > net::MAX_PAIRS - 1 {
             return Err(NetError::Pairs(pairs));
@@ -122,7 +128,7 @@ impl<B: BackEnd> Net<B> {
         let size = 1 << config.queue_size.clamp(2, queue::MAX_SIZE).ilog2();
         let mut queue_sizes = vec![size; usize::from(pairs * net::PAIR)];
         if pairs > 1 || config.announce {
-            queue_sizes.push(CONTROL_SIZE);
+            queue_sizes.push(CONTROL_SIZE.max(size));
         }
         Ok(Self {
             config,

@@ -20,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
@@ -203,6 +204,16 @@ impl BackEnd for Tap {
         let guest = F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_GUEST_ECN;
         let uso = if self.uso { F_HOST_USO | F_GUEST_USO4 | F_GUEST_USO6 } else { 0 };
         host | guest | uso
+    }
+
+    fn mtu(&self) -> Option<u32> {
+        // Any socket answers for the interfaces of its network name space.
+        let socket = UnixDatagram::unbound().ok()?;
+        let mut request = request(Some(self.name()), 0);
+        // SAFETY: SIOCGIFMTU reads and writes a struct ifreq, which outlives the call.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &mut request) } as isize).ok()?;
+        // SAFETY: the call has written this field of the union.
+        u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
     }
 
     fn accept(&self, features: u64) -> io::Result<()> {

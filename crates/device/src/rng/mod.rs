@@ -17,8 +17,9 @@ pub const MAX_REQUEST: u32 = 64 * 1024;
 /// Bytes fetched from the host's generator at a time.
 const CHUNK: usize = 4096;
 
-/// Largest size of the queue. Drivers keep one or a few buffers in flight.
-const QUEUE_SIZE: u16 = 64;
+/// Largest size of the queue. Drivers keep one or a few buffers in flight, but some VMMs make all queues of one size (User Mode
+/// Linux and crosvm 256), and QEMU makes none larger than this.
+const QUEUE_SIZE: u16 = 1024;
 
 /// An entropy source fed by getrandom(2).
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ fn refused(rig: &mut Rig<Rng>) -> QueueError {
 fn the_device_describes_itself() {
     let mut rng = Rng::new();
     assert_eq!(rng.device_id(), 4);
-    assert_eq!(rng.queue_sizes(), [64]);
+    assert_eq!(rng.queue_sizes(), [1024]);
     assert_eq!(rng.features() & feature::VERSION_1, feature::VERSION_1);
     let mut config = [7; 8];
     rng.read_config(0, &mut config);

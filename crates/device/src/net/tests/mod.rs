@@ -29,6 +29,16 @@ fn the_card_describes_itself() {
     assert_eq!(single.features() & (F_MTU | F_CTRL_VQ | F_MQ), 0);
 }
 
+/// User Mode Linux and crosvm make the control queue as large as the others.
+#[test]
+fn the_control_queue_is_no_smaller_than_the_others() {
+    for (queue_size, all, control) in [(1024, 1024, 1024), (256, 256, 256), (2, 2, 64)] {
+        let config = NetConfig { queue_size, announce: true, ..NetConfig::new(MAC) };
+        let net = Net::new(config, LinkEnd::echo(1).unwrap()).unwrap();
+        assert_eq!(net.queue_sizes(), [all, all, control]);
+    }
+}
+
 #[test]
 fn cards_that_cannot_be_are_refused() {
     let make = |config| Net::new(config, LinkEnd::echo(1).unwrap()).map(drop);

@@ -53,6 +53,19 @@ fn up(queues: u16) -> Tap {
     tap
 }
 
+#[test]
+fn the_mtu_is_that_of_the_interface() {
+    in_own_network("the_mtu_is_that_of_the_interface", || {
+        let tap = Tap::open("pv0", 1).unwrap();
+        assert_eq!(tap.mtu(), Some(1500));
+        ip("link set pv0 mtu 9000");
+        assert_eq!(tap.mtu(), Some(9000));
+        // One that is gone from here tells nothing.
+        ip("link set pv0 name pv1");
+        assert_eq!(tap.mtu(), None);
+    });
+}
+
 /// An ARP question for 10.77.0.1 by 10.77.0.2, of `mac`.
 fn who_is_the_host(mac: [u8; 6]) -> Vec<u8> {
     let ethernet = [&[0xff; 6], mac.as_slice(), &[8, 6]].concat();
