@@ -66,6 +66,12 @@ pub trait Device: Send {
     /// Largest size of each queue; the length is the number of queues.
     fn queue_sizes(&self) -> &[u16];
 
+    /// Most descriptors of a chain that the configuration space allows; 0 if it says nothing of them. A smaller queue without
+    /// INDIRECT_DESC has no room for it, and its driver may wait for ever.
+    fn longest_chain(&self) -> u16 {
+        0
+    }
+
     /// Reads the configuration space; bytes beyond its end are 0.
     fn read_config(&self, offset: u32, out: &mut [u8]);
 

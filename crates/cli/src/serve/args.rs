@@ -181,7 +181,8 @@ pub(crate) struct BlkArgs {
     /// Queues to offer [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Most descriptors of a queue, a power of two; the VMM chooses how many it has [default: 1024]
+    /// Most descriptors of a queue, a power of two from 4 on. The VMM chooses how many, up to this. With less than 128, requests
+    /// have fewer segments [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
     /// What does the I/O; auto copies at once if the image is in memory, else takes io_uring when the host allows
@@ -252,7 +253,7 @@ pub(crate) struct NetArgs {
     /// Pairs of queues to offer [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Most descriptors of a receive or transmit queue, a power of two; the VMM chooses how many it has [default: 1024]
+    /// Most descriptors of a queue, a power of two. The VMM chooses how many, up to this [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
     /// Largest packet that the guest is told of [default: none is named]

@@ -204,10 +204,10 @@ fn within(option: &'static str, number: u16, most: u16) -> Result<u16, Wrong> {
     }
 }
 
-fn queue_size(size: Option<u16>) -> Result<u16, Wrong> {
+fn queue_size(size: Option<u16>, least: u16) -> Result<u16, Wrong> {
     match size.unwrap_or(QUEUE_SIZE) {
-        size if size.is_power_of_two() && (2..=32768).contains(&size) => Ok(size),
-        size => Err(("queue-size", format!("{size} is not a power of two from 2 to 32768"))),
+        size if size.is_power_of_two() && (least..=32768).contains(&size) => Ok(size),
+        size => Err(("queue-size", format!("{size} is not a power of two from {least} to 32768"))),
     }
 }
 
@@ -265,7 +265,8 @@ impl Blk {
             registered_buffers: args.registered_buffers,
             serial: args.serial.clone(),
             queues: within("queues", args.queues.unwrap_or(1), MAX_QUEUES)?,
-            queue_size: queue_size(args.queue_size)?,
+            // A read or write takes three descriptors.
+            queue_size: queue_size(args.queue_size, 4)?,
             engine,
             limit: limit(&args.limit)?,
         })
@@ -299,7 +300,7 @@ impl Net {
             mac,
             // Two queues a pair, and one for control.
             queues: within("queues", args.queues.unwrap_or(1), (MAX_QUEUES - 1) / 2)?,
-            queue_size: queue_size(args.queue_size)?,
+            queue_size: queue_size(args.queue_size, 2)?,
             mtu: args.mtu,
             offloads: !args.no_offloads,
             limit: limit(&args.limit)?,
@@ -331,7 +332,7 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
     // Whether all that use it only read, or have it without a lock.
     let mut images: HashMap<PathBuf, bool> = HashMap::new();
     let mut taps = HashMap::new();
-    let mut links: HashMap<&str, Vec<(usize, u16)>> = HashMap::new();
+    let mut links: HashMap<&str, Vec<(usize, &Net)>> = HashMap::new();
     for (device, spec) in devices.iter().enumerate() {
         let fault = |option, what| Err(Fault { device, option, what });
         let of = |other: usize| format!("{:?} has it, too", devices[other].name);
@@ -363,8 +364,8 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
                     return fault("tap", format!("{name}: {}", of(other)));
                 }
             }
-            Kind::Net(Net { network: Network::Link(name), queues, .. }) => {
-                links.entry(name).or_default().push((device, *queues));
+            Kind::Net(net @ Net { network: Network::Link(name), .. }) => {
+                links.entry(name).or_default().push((device, net));
             }
             _ => {}
         }
@@ -372,12 +373,17 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
     for (name, ends) in links {
         let last = ends[ends.len() - 1].0;
         let fault = |what| Err(Fault { device: last, option: "link", what });
-        match ends.as_slice() {
-            [(_, one), (_, other)] if one == other => {}
-            [(_, one), (_, other)] => {
-                return fault(format!("{name:?} joins cards with {one} and {other} pairs of queues"));
-            }
-            ends => return fault(format!("{name:?} joins two cards, and there are {}", ends.len())),
+        let [(_, one), (_, other)] = ends.as_slice() else {
+            return fault(format!("{name:?} joins two cards, and there are {}", ends.len()));
+        };
+        if one.queues != other.queues {
+            let (one, other) = (one.queues, other.queues);
+            return fault(format!("{name:?} joins cards with {one} and {other} pairs of queues"));
+        }
+        // A card without `mtu` has Ethernet's.
+        let [one, other] = [one, other].map(|net| net.mtu.unwrap_or(1500));
+        if one != other {
+            return fault(format!("{name:?} joins cards with MTUs of {one} and {other} bytes"));
         }
     }
     Ok(())

@@ -47,6 +47,17 @@ pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
 pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
 pub use resizer::Resizer;
 
+/// Descriptors of a request beside its data.
+const HEADER_AND_STATUS: u16 = 2;
+
+/// Most descriptors of a request that drivers are told of, in queues of any size.
+///
+/// A driver that does without INDIRECT_DESC never submits a request that is longer than its queue, and waits for ever. It reads
+/// `seg_max` before it makes a queue, and QEMU reads it for the driver before features are accepted, so the value has to fit
+/// the queues that drivers make: of 128 descriptors by default in QEMU and Cloud Hypervisor, and never of less by Linux's own choice,
+/// whose rings shrink to a page where memory is scarce. QEMU's own disks, qemu-storage-daemon and SPDK say 126 segments, too.
+const LONGEST_CHAIN: u16 = 128;
+
 /// Which engine does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
@@ -108,7 +119,7 @@ pub struct BlkConfig {
     pub registered_buffers: bool,
     /// Number of queues, at least 1.
     pub queues: u16,
-    /// Largest size of each; rounded down to a power of two, from 2 to 32768.
+    /// Largest size of each; rounded down to a power of two, from 4 to 32768. With less than 128, requests have fewer segments.
     pub queue_size: u16,
     /// Host I/O.
     pub engine: EngineChoice,
@@ -333,7 +344,8 @@ impl Blk {
             (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string())),
         };
         let id = image.id(config.serial.as_deref());
-        let size = 1 << config.queue_size.clamp(2, paravane_spec::queue::MAX_SIZE).ilog2();
+        // A read or write takes three descriptors at least.
+        let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let name = config.name.unwrap_or_else(|| image.path.display().to_string());
         let errors = Arc::new(StorageErrors::new(name, queue_sizes.len()));
@@ -399,13 +411,11 @@ impl Blk {
     }
 
     fn config(&self) -> Config {
-        let size = self.queue_sizes[0];
         let (block, physical) = (self.image.block(), self.image.physical_block);
         let physical_sectors = (physical / blk::SECTOR) as u32;
         let mut config = Config {
             capacity: self.image.sectors().to_le(),
-            // What is left of the queue beside header and status; Linux takes at most 254.
-            seg_max: u32::from(size.saturating_sub(2).clamp(1, 254)).to_le(),
+            seg_max: u32::from(self.longest_chain() - HEADER_AND_STATUS).to_le(),
             blk_size: (block as u32).to_le(),
             physical_block_exp: (physical / block).ilog2() as u8,
             min_io_size: ((physical / block) as u16).to_le(),
@@ -449,6 +459,10 @@ impl Device for Blk {
 
     fn queue_sizes(&self) -> &[u16] {
         &self.queue_sizes
+    }
+
+    fn longest_chain(&self) -> u16 {
+        self.queue_sizes[0].min(LONGEST_CHAIN)
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {

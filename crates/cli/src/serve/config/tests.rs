@@ -132,6 +132,7 @@ fn errors_name_the_line() {
         (&[disk, "queues = 0\n"], 5, "queues: 0 is not from 1 to 256"),
         (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),
         (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is not a power of two"),
+        (&[disk, "queue-size = 2\n"], 5, "queue-size: 2 is not a power of two from 4 to 32768"),
         (&[disk, "serial = \"012345678901234567890\"\n"], 5, "serial: "),
         (&[disk, "bytes-per-second = 0\n"], 5, "bytes-per-second: 0 would let nothing"),
         (&[disk, "\nops-per-second = \"1k\"\n"], 6, "ops-per-second: \"1k\": "),
@@ -165,6 +166,11 @@ fn errors_name_the_line() {
             &[net, "link = \"l\"\n", &net.replace("n\"", "m\""), "link = \"l\"\nqueues = 2\n"],
             8,
             "link: \"l\" joins cards with 1 and 2",
+        ),
+        (
+            &[net, "link = \"l\"\nmtu = 9000\n", &net.replace("n\"", "m\""), "link = \"l\"\n"],
+            9,
+            "link: \"l\" joins cards with MTUs of 9000 and 1500",
         ),
     ];
     for (parts, line, what) in cases {

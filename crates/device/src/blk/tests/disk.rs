@@ -38,7 +38,7 @@ fn a_writable_disk_describes_itself() {
     assert_eq!(offered & (blk::F_RO | blk::F_CONFIG_WCE | blk::F_SIZE_MAX), 0);
     let config = read_config(&disk);
     assert_eq!({ config.capacity }, 64);
-    assert_eq!({ config.seg_max }, 254);
+    assert_eq!({ config.seg_max }, 126);
     assert_eq!({ config.blk_size }, 512);
     assert!(config.physical_block_exp <= 3);
     assert_eq!({ config.num_queues }, 3);
@@ -77,14 +77,22 @@ fn the_configuration_space_ends_in_zeroes() {
 #[test]
 fn queue_sizes_become_powers_of_two() {
     let file = image(&[0; 512]);
-    for (asked, got, segments) in
-        [(0, 2, 1), (1, 2, 1), (100, 64, 62), (1024, 1024, 254), (u16::MAX, 32768, 254)]
-    {
+    for (asked, got) in [(0, 4), (3, 4), (4, 4), (100, 64), (1024, 1024), (u16::MAX, 32768)] {
         let disk =
             Blk::open(BlkConfig { queue_size: asked, queues: 0, ..config(&file, EngineChoice::Threads) })
                 .unwrap();
         assert_eq!(disk.queue_sizes(), [got]);
-        assert_eq!({ read_config(&disk).seg_max }, segments);
+    }
+}
+
+#[test]
+fn the_longest_request_fits_the_queues_that_drivers_make() {
+    let file = image(&[0; 512]);
+    // Where nothing is known of the queue but its largest size, it is as small as clients make it: 128.
+    for (queue_size, segments) in [(4, 2), (64, 62), (128, 126), (256, 126), (1024, 126), (32768, 126)] {
+        let disk = Blk::open(BlkConfig { queue_size, ..config(&file, EngineChoice::Threads) }).unwrap();
+        assert_eq!({ read_config(&disk).seg_max }, segments, "queues of {queue_size}");
+        assert_eq!(u32::from(disk.longest_chain()), segments + 2);
     }
 }
 
