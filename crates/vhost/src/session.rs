@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
             .map_err(|source| SessionError::OutOfMemory { what: "a session".into(), source })?;
         let queues = device.queue_sizes().len();
         Ok(Self {
-            features: Features::new(device.features(), offer, device.device_id() == device_id::NET),
+            features: Features::new(device.device_id(), device.features(), offer),
             device,
             workers,
             board,

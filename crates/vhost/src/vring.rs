@@ -56,7 +56,8 @@ impl Vring {
         self.size > 0 && self.addr.is_some() && self.kick.is_some() && (self.enabled || !needs_enable)
     }
 
-    /// Where to begin. `last_flags` are the flags of the last descriptor of a packed ring.
+    /// Where to begin. `last_flags` are the flags of the last descriptor of a packed ring, `used_idx` is the used index of a
+    /// split ring; `None` if in-flight memory tells the position.
     ///
     /// The position 0 of a packed queue means the beginning of an even round. Drivers say it of a new queue as well, which
     /// is at the beginning of round 1 (libblkio and the crate virtio-driver do). The last descriptor tells: in an even round
@@ -64,21 +65,30 @@ impl Vring {
     ///
     /// A used position of 0 beside another available one is not said at all: DPDK's virtio-user leaves it out. Nothing is in
     /// flight but what the in-flight memory tells, so the two are the same.
+    ///
+    /// The position 0 of a split queue may mean that the client does not know it: DPDK's virtio-user says 0 whenever a server
+    /// connects anew, and leaves the ring as it is. The queue then goes on from its used index, as DPDK's vhost does: what the
+    /// server before had taken and not returned is taken again. In a new ring the used index is 0. This believes the client no
+    /// more than before: the used index is in its own memory, it could have said that number, and the ring is refused all the
+    /// same if its available index does not fit. Any other position that contradicts the ring is refused, and with in-flight
+    /// memory this one is, too: which chains are in flight is known there and is not guessed.
     pub(crate) fn position(
         &self,
         features: u64,
         last_flags: impl FnOnce() -> u16,
+        used_idx: Option<impl FnOnce() -> u16>,
     ) -> Result<State, StateError> {
         let state = State::from_vring_base(self.base, features)?;
-        Ok(match state {
-            State::Packed { avail: 0, used: 0 }
+        Ok(match (state, used_idx) {
+            (State::Split { avail: 0 }, Some(used_idx)) => State::Split { avail: used_idx() },
+            (State::Packed { avail: 0, used: 0 }, _)
                 if last_flags() & paravane_spec::packed::DESC_F_AVAIL == 0 =>
             {
                 let start = paravane_spec::packed::EVENT_WRAP;
                 State::Packed { avail: start, used: start }
             }
-            State::Packed { avail, used: 0 } => State::Packed { avail, used: avail },
-            state => state,
+            (State::Packed { avail, used: 0 }, _) => State::Packed { avail, used: avail },
+            (state, _) => state,
         })
     }
 }
@@ -93,7 +103,7 @@ mod tests {
     fn a_packed_queue_begins_where_drivers_mean() {
         let at = |base, last_flags| {
             let vring = Vring { base, ..Vring::default() };
-            match vring.position(RING_PACKED, || last_flags) {
+            match vring.position(RING_PACKED, || last_flags, Some(|| 9)) {
                 Ok(State::Packed { avail, used }) => (avail, used),
                 other => panic!("{other:?}"),
             }
@@ -105,5 +115,22 @@ mod tests {
         assert_eq!(at(0x8000, 0), (0x8000, 0x8000), "virtio-user, a new ring");
         assert_eq!(at(0x8007, 0), (0x8007, 0x8007), "virtio-user, a ring that has been stopped");
         assert_eq!(at(0x0007_8009, 0), (0x8009, 7), "a contradiction, for the ring to refuse");
+    }
+
+    #[test]
+    fn a_split_queue_without_a_position_goes_on_from_its_used_index() {
+        let at = |base, used_idx: Option<u16>| {
+            let vring = Vring { base, ..Vring::default() };
+            vring.position(0, || 0, used_idx.map(|idx| move || idx))
+        };
+        assert_eq!(at(0, Some(0)), Ok(State::Split { avail: 0 }), "a new ring");
+        assert_eq!(
+            at(0, Some(0xfff0)),
+            Ok(State::Split { avail: 0xfff0 }),
+            "virtio-user, a server that has come back"
+        );
+        assert_eq!(at(0, None), Ok(State::Split { avail: 0 }), "with in-flight memory");
+        assert_eq!(at(7, Some(3)), Ok(State::Split { avail: 7 }), "a contradiction, for the ring to refuse");
+        assert_eq!(at(0x1_0000, Some(3)), Err(StateError::Base(0x1_0000)));
     }
 }

@@ -1,8 +1,8 @@
 //! What is offered to a client, and what it has accepted.
 use super::SessionError;
 use paravane_ring::device::QueueConfig;
-use paravane_spec::feature;
 use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
+use paravane_spec::{device_id, feature};
 
 /// Features that a transport must implement, so that a device's word is not enough.
 const OF_TRANSPORT: u64 = feature::ACCESS_PLATFORM
@@ -32,6 +32,14 @@ const PROTOCOL: u64 = protocol_feature::MQ
 /// What a client must have accepted of them that is offered ACCESS_PLATFORM.
 const TRANSLATED: u64 = protocol_feature::BACKEND_REQ | protocol_feature::REPLY_ACK;
 
+/// Devices that offer ACCESS_PLATFORM.
+///
+/// Whether a device is behind an IOMMU is the VMM's decision. For disks and network cards QEMU shows the feature to the driver only
+/// with `iommu_platform=on`. For other devices QEMU 9 and later (vhost-user-base) shows whatever is offered: the driver then maps
+/// its buffers in an IOMMU that QEMU does not apply, and the device hangs. Earlier versions show and accept what the user asks for,
+/// offered or not, so the feature is accepted of every device.
+const OFFERS_TRANSLATION: [u32; 2] = [device_id::BLK, device_id::NET];
+
 /// What is offered beside what the device itself does.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
@@ -48,11 +56,12 @@ pub(super) struct Features {
     accepted: u64,
     offered_protocol: u64,
     accepted_protocol: u64,
+    offers_translation: bool,
 }
 
 impl Features {
-    /// A device that offers `device`; whether it is a network card.
-    pub(super) fn new(device: u64, offer: Offer, is_card: bool) -> Self {
+    /// A device of the type `id` that offers `device`.
+    pub(super) fn new(id: u32, device: u64, offer: Offer) -> Self {
         let mut offered = device & !OF_TRANSPORT | F_PROTOCOL_FEATURES | F_LOG_ALL;
         for (wanted, feature) in [(offer.packed, feature::RING_PACKED), (offer.in_order, feature::IN_ORDER)] {
             offered &= !feature;
@@ -60,14 +69,19 @@ impl Features {
                 offered |= QueueConfig::FEATURES & feature;
             }
         }
-        let offered_protocol = PROTOCOL | if is_card { protocol_feature::RARP } else { 0 };
-        Self { offered, accepted: 0, offered_protocol, accepted_protocol: 0 }
+        let offered_protocol = PROTOCOL | if id == device_id::NET { protocol_feature::RARP } else { 0 };
+        let offers_translation = OFFERS_TRANSLATION.contains(&id);
+        Self { offered, accepted: 0, offered_protocol, accepted_protocol: 0, offers_translation }
     }
 
-    /// ACCESS_PLATFORM among them for a client that can be told what is missed, and that waits for what it takes away.
+    /// What the client is offered, and ACCESS_PLATFORM once it has accepted what that needs.
     pub(super) fn offered(self) -> u64 {
-        let told = self.accepted_protocol & TRANSLATED == TRANSLATED;
-        self.offered | if told { feature::ACCESS_PLATFORM } else { 0 }
+        self.offered | if self.offers_translation { self.translation() } else { 0 }
+    }
+
+    /// ACCESS_PLATFORM for a client that can be told of missing translations and waits for invalidations; else 0.
+    fn translation(self) -> u64 {
+        if self.accepted_protocol & TRANSLATED == TRANSLATED { feature::ACCESS_PLATFORM } else { 0 }
     }
 
     pub(super) fn offered_protocol(self) -> u64 {
@@ -85,7 +99,7 @@ impl Features {
     }
 
     pub(super) fn accept(&mut self, features: u64) -> Result<(), SessionError> {
-        match features & !self.offered() {
+        match features & !(self.offered() | self.translation()) {
             0 => self.accepted = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
         }
@@ -97,8 +111,8 @@ impl Features {
             0 => self.accepted_protocol = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
         }
-        // It has accepted before what it would not be offered now.
-        if self.has(feature::ACCESS_PLATFORM) && self.offered() & feature::ACCESS_PLATFORM == 0 {
+        // It has accepted before what it could not accept now.
+        if self.has(feature::ACCESS_PLATFORM) && self.translation() == 0 {
             return Err(SessionError::NotOffered(feature::ACCESS_PLATFORM));
         }
         Ok(())

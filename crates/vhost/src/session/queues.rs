@@ -10,6 +10,7 @@ use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueKey, 
 use paravane_spec::feature;
 use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
 use paravane_spec::queue::{MAX_SIZE, QueueAddresses};
+use paravane_spec::split::USED_IDX;
 use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -177,21 +178,26 @@ impl Session<'_> {
         // An IOVA is any number; a ring that wraps is refused below.
         let last = (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
         let last = addresses.desc.checked_add(last);
-        let last_flags = || {
-            let read = |last| handle.open().read_obj(last, Access::RELAXED).ok();
-            last.and_then(read).map_or(0, u16::from_le)
+        let used_idx = addresses.device.checked_add(USED_IDX as u64);
+        // What is not there is refused below.
+        let door = handle.open();
+        let word = |at: Option<u64>| {
+            at.and_then(|at| door.read_obj(at, Access::RELAXED).ok()).map_or(0, u16::from_le)
         };
+        // In order, the ring itself tells what is in flight: all from its used position on.
+        let inflight = self.inflight.as_ref().filter(|_| features & feature::IN_ORDER == 0);
         let state = vring
-            .position(features, last_flags)
+            .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
             .map_err(|source| SessionError::Position { queue: index, source })?;
-        let live = match &self.inflight {
-            // In order, the ring itself tells what is in flight: all from its used position on.
-            Some(inflight) if features & feature::IN_ORDER == 0 => {
+        drop(door);
+        self.warn_of_short_queue(index, vring.size, features);
+        let live = match inflight {
+            Some(inflight) => {
                 let tracking =
                     inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
                 LiveQueue::resume_tracked(addresses, max, features, handle, state, tracking)
             }
-            _ => LiveQueue::resume(addresses, max, features, handle, state),
+            None => LiveQueue::resume(addresses, max, features, handle, state),
         };
         let live = match (live, &self.translations) {
             (Ok(live), None) => live,
@@ -218,6 +224,20 @@ impl Session<'_> {
         tracing::debug!(queue, ?addresses, ?state, "queue started");
         self.show(queue, &self.vrings[usize::from(queue)]);
         Ok(())
+    }
+
+    /// Nobody can tell a driver what its queue has no room for, but the operator can make the VMM's queues larger.
+    fn warn_of_short_queue(&self, queue: u32, size: u16, features: u64) {
+        let needed = self.device.longest_chain();
+        if size < needed && features & feature::INDIRECT_DESC == 0 {
+            tracing::warn!(
+                queue,
+                size,
+                needed,
+                "queue is shorter than the longest request, and indirect descriptors are off: the guest's I/O may hang; \
+                 give the VMM's queues {needed} descriptors, or start with --queue-size {size}"
+            );
+        }
     }
 
     /// Where the areas are, as the device addresses them.

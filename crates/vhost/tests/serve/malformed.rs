@@ -345,7 +345,12 @@ fn whoever_breaks_the_protocol_is_thrown_out() {
 fn a_queue_that_cannot_be_ends_the_session() {
     let rig = Rig::new(1);
     type Change = fn(&mut Machine, &mut VringAddr, &mut u32, &mut u32);
-    let cases: [(u64, Change, &str); 19] = [
+    // Ring indices, of which the used one says that the queue has been in use.
+    fn indices(machine: &Machine, avail: u16, used: u16) {
+        machine.set_bytes(machine.addresses.driver - GPA + 2, avail.to_le_bytes());
+        machine.set_bytes(machine.addresses.device - GPA + 2, used.to_le_bytes());
+    }
+    let cases: [(u64, Change, &str); 21] = [
         (0, |_, addr, _, _| addr.desc += 8, "is not aligned"),
         (0, |_, addr, _, _| addr.driver += 1, "is not aligned"),
         (0, |_, addr, _, _| addr.device += 2, "is not aligned"),
@@ -361,6 +366,17 @@ fn a_queue_that_cannot_be_ends_the_session() {
         (feature::RING_PACKED, |_, _, size, _| *size = 257, "is not from 1 to 256"),
         (0, |_, _, _, base| *base = 0x1_0000, "more than 16 bits"),
         (0, |_, _, _, base| *base = 7, "the position"),
+        (0, |machine, _, _, _| indices(machine, 68, 3), "the driver's available index 68 is not within 64"),
+        (
+            0,
+            |machine, _, _, _| {
+                // In-flight memory that is new tells nothing of what was in flight in a ring that is not.
+                indices(machine, 5, 3);
+                let said = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
+                machine.inflight = Some((said, named("of a queue", 4096)));
+            },
+            "from used position 0x3 to available position 0x0",
+        ),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8040, "outside a ring of 64"),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8001, "is not the 0 in flight"),
         (0, |machine, _, _, _| machine.features &= !feature::VERSION_1, "does not follow version 1"),

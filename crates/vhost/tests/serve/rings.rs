@@ -18,6 +18,7 @@
 //! | all of it changed while it is read | `rings_that_change_while_they_are_read_harm_nobody` |
 //! | event indices one off, around the end of their range; event flags that mean nothing | `interrupts_come_where_they_were_asked_for` |
 //! | a queue of 0 descriptors, of no power of two, too large; rings misaligned, unmapped, over two regions | `malformed::a_queue_that_cannot_be_ends_the_session` |
+//! | a position that contradicts the ring, or none | `malformed::a_queue_that_cannot_be_ends_the_session`, `a_split_queue_goes_on_although_its_client_says_0` |
 //! | size, base, addresses and features changed while a queue is live | `malformed::whoever_breaks_the_protocol_is_thrown_out` |
 //! | a reset, or a client's end, in the middle of requests; a queue enabled again after it broke | `requests_outlive_neither_a_reset_nor_their_client` |
 //! | kicks without end, full eventfds, kicks before addresses | `a_storm_of_kicks_disturbs_nobody`, `malformed::a_queue_that_cannot_be_ends_the_session` |
@@ -472,6 +473,34 @@ fn a_disk_that_is_only_read_is_not_written() {
     }
     assert_eq!(rig.status().queues[0].error, None);
     assert!(std::fs::read(rig.image()).unwrap().iter().all(|&byte| byte == 0));
+}
+
+/// DPDK's virtio-user says position 0 to every server that connects to it, and leaves a split ring as it is.
+#[test]
+fn a_split_queue_goes_on_although_its_client_says_0() {
+    let rig = Rig::new(1);
+    let mut model = vec![0; DISK];
+    let mut dice = Dice::new(16);
+    for features in [0, INDIRECT_DESC | EVENT_IDX] {
+        let mut machine = Machine::new(features, SIZE, 4);
+        for _ in 0..4 {
+            let raw = Raw::connect(&rig.socket());
+            machine.attach(&raw, 0, false);
+            machine.finish(&mut model);
+            machine.fill(DISK, &mut dice);
+            machine.finish(&mut model);
+            drop(raw);
+            rig.wait_for(|status| !status.connected);
+            // What is available while nobody serves the queue is served by the next one.
+            machine.fill(DISK, &mut dice);
+        }
+        let raw = Raw::connect(&rig.socket());
+        machine.attach(&raw, 0, false);
+        machine.finish(&mut model);
+        drop(raw);
+    }
+    assert_eq!(rig.status().protocol_errors, 0);
+    assert!(std::fs::read(rig.image()).unwrap() == model);
 }
 
 /// Four requests over the end of the index range, and every place near them at which an interrupt could be asked for.
