@@ -11,11 +11,8 @@ use zerocopy::IntoBytes;
 /// QEMU shows the driver whatever an entropy source offers, also where no IOMMU is in front of it.
 #[test]
 fn an_entropy_source_offers_no_iommu() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rng.sock");
-    let config = ExportConfig::new("rng", Endpoint::Listen(path.clone()));
-    let _export = Export::start(config, Box::new(Rng::new())).unwrap();
-    let raw = Raw::connect(&path);
+    let rig = Rig::entropy();
+    let raw = Raw::connect(&rig.socket());
     // All protocol features are accepted, on which a disk offers it.
     raw.begin(0);
     assert_eq!(raw.ask_number(request::GET_FEATURES) & ACCESS_PLATFORM, 0);
@@ -24,18 +21,15 @@ fn an_entropy_source_offers_no_iommu() {
 /// User Mode Linux and crosvm make queues of 256 for every device.
 #[test]
 fn a_queue_may_be_as_large_as_vmms_make_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rng.sock");
-    let config = ExportConfig::new("rng", Endpoint::Listen(path.clone()));
-    let export = Export::start(config, Box::new(Rng::new())).unwrap();
+    let rig = Rig::entropy();
     for (features, size) in [(0, 256), (RING_PACKED, 256), (0, 1024)] {
-        let raw = Raw::connect(&path);
+        let raw = Raw::connect(&rig.socket());
         let mut machine = Machine::new(features, size, 1);
         let base = machine.first_base();
         machine.attach(&raw, base, false);
-        assert!(export.status().queues[0].live);
+        assert!(rig.status().queues[0].live);
     }
-    assert_eq!(export.status().protocol_errors, 0);
+    assert_eq!(rig.status().protocol_errors, 0);
 }
 
 #[test]
