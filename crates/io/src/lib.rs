@@ -108,6 +108,10 @@ impl NotPutOn {
     }
 }
 
+/// A queue that is being taken off its thread.
+#[derive(Debug)]
+pub struct TakingOff(Receiver<Option<Box<HostQueue>>>);
+
 /// Locks `mutex`, also when a thread has panicked while it held it: nothing of ours leaves half a change behind.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -231,10 +235,22 @@ impl IoThread {
     /// Takes a queue back, with its ioeventfd and all that is in flight. When this returns the thread does not touch it
     /// any more. `None` if the thread has not got it: it has failed, or the thread has ended.
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
+        self.taken_off(self.begin_take_off(key))
+    }
+
+    /// As [`IoThread::take_off`], and returns at once. Of queues that are to leave together the thread serves none while another
+    /// one is waited for.
+    #[must_use]
+    pub fn begin_take_off(&self, key: QueueKey) -> TakingOff {
         let (done, wait) = sync_channel(1);
-        // An error means that the thread has ended, and with it all its queues.
-        self.send(Message::TakeOff(key, done)).ok()?;
-        self.answer(&wait)?
+        // An error means that the thread has ended, and with it all its queues: there is no answer.
+        let _ = self.send(Message::TakeOff(key, done));
+        TakingOff(wait)
+    }
+
+    /// Waits for a queue of this thread; see [`IoThread::take_off`].
+    pub fn taken_off(&self, taking_off: TakingOff) -> Option<Box<HostQueue>> {
+        self.answer(&taking_off.0)?
     }
 
     /// The queues of this device that wait for translations ([`paravane_device::LiveQueue::waits`]), or keep memory that may be

@@ -380,9 +380,7 @@ impl<'a> Session<'a> {
 
     /// The client is gone: what it had in flight is completed, and nothing of it is left.
     pub fn end(mut self) {
-        for queue in 0..self.vrings.len() as u16 {
-            self.stop(queue);
-        }
+        self.stop_every();
         self.board.bells.clear();
         self.device.reset();
         let mut status = self.board.write();

@@ -309,17 +309,36 @@ impl Session<'_> {
     pub(super) fn stop(&mut self, queue: u16) {
         // What it has missed and was not told is missed again when it goes on.
         self.back_channel.forget();
-        if let Some(mut host_queue) = self.take_off(queue) {
-            host_queue.tell(self.relay(queue));
-            match host_queue.park() {
-                Ok((parked, _handler)) => {
-                    self.vrings[usize::from(queue)].base = parked.state().vring_base();
-                }
-                Err(error) => tracing::warn!(queue, "a queue keeps no position: {error}"),
-            }
-            self.thread(queue).finish_tasks();
+        if let Some(host_queue) = self.take_off(queue) {
+            self.park(queue, host_queue);
         }
         self.rest(queue);
+    }
+
+    /// Stops all queues. All have left their threads before the first one is drained: nobody goes on with the others meanwhile.
+    pub(super) fn stop_every(&mut self) {
+        self.back_channel.forget();
+        let live = (0..).zip(&self.vrings).filter(|(_, vring)| vring.is_live());
+        let taking_off: Vec<_> =
+            live.map(|(queue, _)| (queue, self.thread(queue).begin_take_off(self.key(queue)))).collect();
+        for (queue, taking_off) in taking_off {
+            if let Some(host_queue) = self.thread(queue).taken_off(taking_off) {
+                self.park(queue, host_queue);
+            }
+            self.rest(queue);
+        }
+    }
+
+    /// Drains a queue that is on no thread any more, and keeps its position.
+    fn park(&mut self, queue: u16, mut host_queue: Box<HostQueue>) {
+        host_queue.tell(self.relay(queue));
+        match host_queue.park() {
+            Ok((parked, _handler)) => {
+                self.vrings[usize::from(queue)].base = parked.state().vring_base();
+            }
+            Err(error) => tracing::warn!(queue, "a queue keeps no position: {error}"),
+        }
+        self.thread(queue).finish_tasks();
     }
 
     /// Stops a queue that its driver has forgotten.

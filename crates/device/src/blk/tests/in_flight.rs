@@ -243,7 +243,7 @@ fn a_stop_that_is_cut_short_continues_nothing() {
         let used = std::iter::from_fn(|| held.rig.driver.pop_used().unwrap()).count();
         assert_eq!(used, completed as usize);
         // What is done with one step is done.
-        let mut held = HeldRig::new(&file, Orders::default(), 0);
+        let mut held = HeldRig::new(&disk(), Orders::default(), 0);
         held.begin_reads(8);
         assert_eq!(held.rig.handler.drain_until(&mut held.rig.live, true, &cut).completed, 8);
         assert_eq!(held.rig.peek(STATUS, 8), [blk::S_OK; 8]);
