@@ -336,6 +336,21 @@ mod tests {
         assert!(honest.lease(5000).is_ok());
     }
 
+    /// With the kernel's default of `vm.max_map_count`.
+    #[test]
+    fn a_thousand_clients_have_two_dozen_mappings_each_beside_greedy_ones() {
+        let pool = pool(u64::MAX, u64::MAX, 65530 / 4 * 3);
+        let quotas: Vec<_> = (0..1000).map(|_| pool.quota()).collect();
+        let (greedy, honest) = quotas.split_at(100);
+        let mut leases = Vec::new();
+        for quota in greedy {
+            leases.extend(std::iter::from_fn(|| quota.lease(1).ok()));
+        }
+        for quota in honest.iter().step_by(50) {
+            leases.extend((0..24).map(|_| quota.lease(1).unwrap()));
+        }
+    }
+
     #[test]
     fn a_quota_that_comes_late_has_what_the_others_leave() {
         let pool = pool(u64::MAX, 1000, 100);
