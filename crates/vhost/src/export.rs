@@ -15,6 +15,7 @@
 //! whenever it waits for them.
 mod backoff;
 mod endpoint;
+mod rights;
 
 pub use endpoint::Endpoint;
 use endpoint::{Door, SocketFile, Visitor};

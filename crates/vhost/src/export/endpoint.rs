@@ -1,6 +1,7 @@
 //! Where clients come from.
 use super::ExportError;
 use super::backoff::Backoff;
+use super::rights;
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -124,6 +125,11 @@ impl Door {
     }
 
     fn new(way: Way) -> Self {
+        if let Way::Listens { listener } = &way
+            && let Err(error) = rights::set(listener.as_fd(), false)
+        {
+            tracing::debug!("connections that wait for their turn may bring descriptors: {error}");
+        }
         Self { way, backoff: Backoff::default(), due: None, told: None }
     }
 
@@ -134,7 +140,7 @@ impl Door {
             return Visitor::Pause(rest);
         }
         let attempt = match &self.way {
-            Way::Listens { listener } => listener.accept().map(|(stream, _)| stream.into()),
+            Way::Listens { listener } => accept(listener),
             Way::Connects { path } => connect_to(path),
         };
         match attempt {
@@ -190,6 +196,14 @@ impl Door {
             Way::Connects { .. } => None,
         }
     }
+}
+
+/// The next client, which may send descriptors from now on.
+fn accept(listener: &UnixListener) -> io::Result<OwnedFd> {
+    let (stream, _) = listener.accept()?;
+    // Where the option is unknown, it was so all the time.
+    let _ = rights::set(stream.as_fd(), true);
+    Ok(stream.into())
 }
 
 /// Connects without a wait: a VMM whose queue of connections is full is tried again later.

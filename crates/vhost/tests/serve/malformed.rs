@@ -310,7 +310,8 @@ fn whoever_breaks_the_protocol_is_thrown_out() {
         let mut machine = Machine::new(0, 64, 4);
         let raw = Raw::connect(&rig.socket());
         match stage {
-            Fresh => {}
+            // Descriptors are taken from a client whose turn it is.
+            Fresh => drop(raw.ask_number(request::GET_FEATURES)),
             Agreed => {
                 raw.begin(machine.features);
             }
