@@ -105,7 +105,7 @@ fn a_card_whose_cable_is_cut_is_made_anew() {
     let to_a = UnixStream::connect(folder.path("a.sock")).unwrap();
     folder.write(
         "d.toml",
-        &(card("a", "") + &card("b", "mtu = 9000\n") + "[[rng]]\nname = \"r\"\nsocket = \"r\"\n"),
+        &(card("a", "") + &card("b", "poll-us = 0\n") + "[[rng]]\nname = \"r\"\nsocket = \"r\"\n"),
     );
     let line = reload(&mut daemon);
     assert!(line.contains("1 devices left alone, 2 removed, 2 added, 0 failed"), "{line}");
