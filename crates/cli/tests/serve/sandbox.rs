@@ -178,13 +178,14 @@ fn root_keeps_the_capabilities_that_its_devices_need() {
     let folder = Folder::new();
     let (image, socket) = (folder.image("vm.img"), folder.text("s"));
     let disk = ["blk", "--image", &image, "--socket", &socket, "--control", "off"];
-    assert_capabilities(Daemon::start(&disk), DAC_OVERRIDE);
+    assert_capabilities(Daemon::start(&disk), DAC_OVERRIDE | IPC_LOCK);
+    assert_capabilities(Daemon::start(&[&disk[..], &["--engine", "threads"]].concat()), DAC_OVERRIDE);
     if paravane_device::blk::io_uring_available().is_ok() {
         let registered = [&disk[..], &["--engine", "io_uring", "--registered-buffers"]].concat();
         assert_capabilities(Daemon::start(&registered), DAC_OVERRIDE | IPC_LOCK);
     }
     let file = folder.write("d.toml", "[[blk]]\nname = \"a\"\nimage = \"vm.img\"\nsocket = \"s\"\n");
-    assert_capabilities(Daemon::start(&["--config", &file, "--control", "off"]), DAC_OVERRIDE);
+    assert_capabilities(Daemon::start(&["--config", &file, "--control", "off"]), DAC_OVERRIDE | IPC_LOCK);
     if Path::new("/dev/net/tun").exists() {
         let tap = format!("pvtest{}", std::process::id());
         let tap = ["net", "--tap", &tap, "--socket", &socket, "--control", "off"];
@@ -193,7 +194,7 @@ fn root_keeps_the_capabilities_that_its_devices_need() {
             folder.write("n.toml", &format!("[[net]]\nname = \"n\"\ntap = \"{}\"\nsocket = \"s\"\n", tap[2]));
         assert_capabilities(
             Daemon::start(&["--config", &file, "--control", "off"]),
-            DAC_OVERRIDE | NET_ADMIN,
+            DAC_OVERRIDE | IPC_LOCK | NET_ADMIN,
         );
     } else {
         skip(&format!("{TEST} for TAP devices"), "there is no /dev/net/tun");

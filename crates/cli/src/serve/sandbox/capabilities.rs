@@ -4,11 +4,16 @@
 //! |---|---|
 //! | CAP_DAC_OVERRIDE | always: sockets and images of other users, within what Landlock allows |
 //! | CAP_NET_ADMIN | with a file that names a TAP device: SIGHUP may open it again |
-//! | CAP_IPC_LOCK | with `registered-buffers`: RLIMIT_MEMLOCK does not count |
+//! | CAP_IPC_LOCK | for disks that io_uring may serve, also those that SIGHUP may add: see below |
+//!
+//! Some kernels (Linux 6.18 is one) count the rings of io_uring against RLIMIT_MEMLOCK, 8 MiB for most users: a queue of 1024
+//! takes about a hundredth of that. With `registered-buffers` they count the memory of VMMs as well.
 //!
 //! None is kept that the daemon was not started with, and `--user` leaves none. The bounding, inheritable and ambient sets
 //! become empty.
 use super::SandboxError;
+use crate::args::Engine;
+use crate::serve::args::Format;
 use crate::serve::spec::{Blk, DeviceSpec, Kind};
 use rustix::io::Errno;
 use rustix::thread::{
@@ -19,10 +24,16 @@ use rustix::thread::{
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     let of = |device: &DeviceSpec| match &device.kind {
         Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,
-        Kind::Blk(Blk { registered_buffers: true, .. }) => CapabilitySet::IPC_LOCK,
+        Kind::Blk(Blk { engine: Engine::Auto | Engine::IoUring, format: Format::Raw, .. }) => {
+            CapabilitySet::IPC_LOCK
+        }
         _ => CapabilitySet::empty(),
     };
-    devices.iter().map(of).fold(CapabilitySet::DAC_OVERRIDE, CapabilitySet::union)
+    let always = match reload {
+        true => CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK,
+        false => CapabilitySet::DAC_OVERRIDE,
+    };
+    devices.iter().map(of).fold(always, CapabilitySet::union)
 }
 
 /// Empties the bounding set of the calling thread, if it may. Without CAP_SETPCAP the set stays: no program can be executed

@@ -63,6 +63,20 @@ fn event() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
+/// Why there is no ring. Some kernels count rings against RLIMIT_MEMLOCK, and say ENOMEM.
+fn no_ring(error: io::Error, entries: u32) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            let what = format!(
+                "io_uring has no memory for {entries} requests: raise RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK=), \
+                 or use --engine threads"
+            );
+            io::Error::new(error.kind(), what)
+        }
+        _ => error,
+    }
+}
+
 /// One queue's ring.
 pub(in crate::blk) struct Uring {
     ring: IoUring,
@@ -83,7 +97,8 @@ impl Uring {
     pub(super) fn new(file: &File, registers: bool, slots: u16) -> io::Result<Self> {
         // Every job in flight has a place in either queue (the kernel makes the completion queue twice as
         // long): neither can overflow.
-        let ring = IoUring::new(u32::from(slots).next_power_of_two().max(2))?;
+        let entries = u32::from(slots).next_power_of_two().max(2);
+        let ring = IoUring::new(entries).map_err(|error| no_ring(error, entries))?;
         let event = event()?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
