@@ -175,7 +175,7 @@ impl StorageErrors {
             operation = operation.name(),
             sector,
             bytes,
-            unlogged,
+            unlogged = (unlogged > 0).then_some(unlogged),
             "storage error: {error}"
         );
     }
