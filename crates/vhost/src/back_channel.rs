@@ -12,11 +12,9 @@ use crate::socket::{SocketError, send};
 use paravane_dma::{Access, Miss};
 use paravane_spec::vhost_user::{Iotlb, back_end_request, flags, iotlb};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SocketType, recv, sockopt};
+use rustix::net::{RecvFlags, recv};
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -49,26 +47,6 @@ struct Told {
     page: u64,
     access: Access,
     when: Instant,
-}
-
-/// Whether a descriptor of the client's will do: one end of a pair of stream sockets.
-///
-/// An end of a connection to us, or to another server, has a name on one side. With the client's own end in our hands its
-/// connection would never be closed. A socket that listens could hold any descriptor in what it has not accepted.
-///
-/// # Errors
-/// It will not.
-pub(crate) fn check(fd: &OwnedFd) -> io::Result<()> {
-    let refused = || io::Error::new(io::ErrorKind::InvalidInput, "not an end of a pair of stream sockets");
-    // Names can be had of any kind of socket; these calls fail if it is of another family, or not connected.
-    let stream = UnixStream::from(fd.try_clone()?);
-    let unnamed = |name: io::Result<SocketAddr>| name.is_ok_and(|name| name.is_unnamed());
-    let is_stream = sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM);
-    if is_stream && unnamed(stream.local_addr()) && unnamed(stream.peer_addr()) {
-        Ok(())
-    } else {
-        Err(refused())
-    }
 }
 
 impl BackChannel {

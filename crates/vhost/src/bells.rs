@@ -3,11 +3,13 @@
 //! A client's descriptors share their file descriptions with it, so their flags are not ours to change. An eventfd is
 //! written to as it is, by one system call. That blocks only if the client has filled its counter, and only an I/O thread may be
 //! blocked so: other threads have it signal the client ([`Relay`]), and whoever waits for an I/O thread calls
-//! [`Bells::unblock`] meanwhile. A pipe (User Mode Linux) fills up when its reader sleeps, and is written to only if that does
-//! not block: a full one signals already.
+//! [`Bells::unblock`] meanwhile. A pipe, or one end of a socket pair (User Mode Linux), fills up when its reader sleeps, and is
+//! written to only if that does not block: a full one signals already.
+use crate::pair;
 use paravane_device::ServeError;
 use paravane_io::{Site, Tasks, is_eventfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,6 +29,10 @@ pub(crate) struct Signal {
 impl Signal {
     /// Takes the descriptor.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+        if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) == FileType::Socket {
+            pair::write_only(&fd)?;
+            return Ok(Self { fd, counts: false });
+        }
         let counts = is_eventfd(&fd)?;
         Ok(Self { fd, counts })
     }

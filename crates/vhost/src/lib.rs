@@ -6,7 +6,7 @@
 //!                                        |  memory: files -> dma::Memory
 //!                                        '- vring: addresses, position, kick -> HostQueue --put_on--> served
 //!   kick: eventfd or pipe ------------------------------------------------------------------------------>|
-//!   call: eventfd or pipe <---------------------------------------------------------- bells ------------ '
+//!   call: eventfd, pipe, pair <-------------------------------------------------------- bells ------------ '
 //! ```
 //! [`Export`] is all of it. [`message`] and [`session`] know no socket, so that they can be tested and fuzzed as they are.
 //!
@@ -21,6 +21,7 @@ mod inflight;
 mod iotlb;
 pub mod memory;
 pub mod message;
+mod pair;
 pub mod session;
 pub mod socket;
 mod status;

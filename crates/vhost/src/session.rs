@@ -18,13 +18,14 @@ mod translation;
 pub use error::SessionError;
 pub use features::Offer;
 
-use crate::back_channel::{self, BackChannel};
+use crate::back_channel::BackChannel;
 use crate::bells::Signal;
 use crate::device_state::Transfer;
 use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
 use crate::message::{Reply, Request};
+use crate::pair;
 use crate::status::Board;
 use crate::vring::{Kick, Vring};
 use features::Features;
@@ -190,7 +191,7 @@ impl<'a> Session<'a> {
             Request::SetBackendReqFd(fd) => {
                 self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
                 let request = "SET_BACKEND_REQ_FD";
-                back_channel::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
+                pair::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
                 self.back_channel.connect(fd);
             }
             Request::GetConfig(access) => return Ok(Some(self.get_config(access))),

@@ -38,11 +38,7 @@ fn the_next_one_works(rig: &Rig, what: &str) {
 }
 
 /// Sends a descriptor through a socket to lie in its peer.
-fn leave(socket: &UnixStream, fd: BorrowedFd<'_>) {
-    try_leave(socket, fd).unwrap();
-}
-
-fn try_leave(socket: &UnixStream, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+fn leave(socket: &UnixStream, fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [fd];
@@ -69,7 +65,7 @@ fn a_connection_that_waits_for_its_turn_keeps_nothing() {
     let rig = Rig::new(1);
     let (raw, waiting) = (Raw::connect(&rig.socket()), Raw::connect(&rig.socket()));
     raw.begin(0);
-    match try_leave(&waiting.socket, raw.socket.as_fd()) {
+    match leave(&waiting.socket, raw.socket.as_fd()) {
         Err(Errno::PERM) => {}
         // Before Linux 6.16.
         sent => {
@@ -95,7 +91,8 @@ fn sockets_are_taken_for_nothing_but_requests_to_the_client() {
         if at == 0 {
             fds.push(listener());
         }
-        if request != request::SET_BACKEND_REQ_FD {
+        // What is only written to may be an end of a pair.
+        if [request::SET_VRING_KICK, request::SET_DEVICE_STATE_FD].contains(&request) {
             fds.push(pair.0.try_clone().unwrap().into());
         }
         for fd in fds {
@@ -114,23 +111,28 @@ fn sockets_are_taken_for_nothing_but_requests_to_the_client() {
     the_next_one_works(&rig, "after all of them");
 }
 
-/// The socket for requests to the client is a good one, and its own end of the connection lies in there, unread.
+/// The socket is a good one, and the client's own end of the connection lies in there, unread.
 #[test]
 fn what_lies_in_a_socket_that_a_client_hands_over_is_thrown_away() {
     let rig = Rig::new(1);
-    for before in [true, false] {
+    let requests = [request::SET_BACKEND_REQ_FD, request::SET_VRING_CALL, request::SET_VRING_ERR];
+    for (request, before) in requests.into_iter().flat_map(|request| [(request, true), (request, false)]) {
+        let payload: &[u8] = if request == request::SET_BACKEND_REQ_FD { &[] } else { &[0; 8] };
         let raw = Raw::connect(&rig.socket());
         raw.begin(0);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let fill = || {
-            leave(&ours, raw.socket.as_fd());
+            // A socket that is only written to takes nothing any more.
+            let refused =
+                if before || request == request::SET_BACKEND_REQ_FD { Ok(()) } else { Err(Errno::PIPE) };
+            assert_eq!(leave(&ours, raw.socket.as_fd()), refused);
             // The pair itself as well: nobody else has it then.
-            leave(&ours, ours.as_fd());
+            assert_eq!(leave(&ours, ours.as_fd()), refused);
         };
         if before {
             fill();
         }
-        raw.say(request::SET_BACKEND_REQ_FD, &[0_u8; 0][..], &[theirs.as_fd()]);
+        raw.say(request, payload, &[theirs.as_fd()]);
         if !before {
             fill();
         }
