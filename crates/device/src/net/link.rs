@@ -103,8 +103,18 @@ impl Lane {
     ///
     /// # Errors
     /// The host has no memory.
+    #[inline]
     pub(super) fn buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
-        let Some(mut buffer) = self.free.pop().or_else(|| self.make()) else { return Ok(None) };
+        match self.free.pop() {
+            Some(buffer) if buffer.bytes.len() >= len => Ok(Some(buffer)),
+            other => self.make_room(other, len),
+        }
+    }
+
+    /// As [`Lane::buffer`], with what was free.
+    #[cold]
+    fn make_room(&self, free: Option<Buffer>, len: usize) -> Result<Option<Buffer>, TryReserveError> {
+        let Some(mut buffer) = free.or_else(|| self.make()) else { return Ok(None) };
         match buffer.fit(len) {
             Ok(()) => Ok(Some(buffer)),
             Err(error) => {
@@ -115,7 +125,6 @@ impl Lane {
         }
     }
 
-    #[cold]
     fn make(&self) -> Option<Buffer> {
         // Relaxed: a count, which nothing else is ordered by.
         let count = |made| (made < LANE).then_some(made + 1);
