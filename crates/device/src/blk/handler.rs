@@ -229,50 +229,35 @@ impl Handler {
         self.engine.reap(&mut self.outcomes);
         while let Some(outcome) = self.outcomes.pop_front() {
             self.in_flight -= 1;
-            self.step(outcome, ring, memory, served)?;
+            self.step(outcome, ring, memory, served, false)?;
         }
         Ok(())
     }
 
+    /// Goes on with a request whose job is done. With `last`, one that is not done goes no further: it stays in flight where a
+    /// successor is told of it, and fails elsewhere.
     fn step(
         &mut self,
         outcome: Outcome,
         ring: &mut Ring,
         memory: &Door<'_>,
         served: &mut Served,
+        last: bool,
     ) -> Result<(), ServeError> {
         let Outcome { slot: head, result } = outcome;
         let slot = &mut self.slots[usize::from(head)];
         let (code, written) = match slot.next(result) {
-            Next::Again(job) => return self.push(head, job),
+            Next::Again(job) if !last => return self.push(head, job),
+            Next::Again(_) if ring.is_tracked() => {
+                slot.end();
+                return Ok(());
+            }
+            Next::Again(_) => (blk::S_IOERR, 0),
             Next::Done(written) => (blk::S_OK, written),
             Next::Failed(cause, written) => {
                 self.errors.add(self.queue, slot.missed(), cause, reason(&self.image, cause));
                 (blk::S_IOERR, written)
             }
-        };
-        self.finish(ring, memory, (head, code, written), served)
-    }
-
-    /// As [`Handler::step`], but a request that is not done goes no further: it stays in flight where a successor is told of it,
-    /// and fails elsewhere.
-    fn last_step(
-        &mut self,
-        outcome: Outcome,
-        ring: &mut Ring,
-        memory: &Door<'_>,
-        served: &mut Served,
-    ) -> Result<(), ServeError> {
-        let Outcome { slot: head, result } = outcome;
-        let slot = &mut self.slots[usize::from(head)];
-        let (code, written) = match slot.next(result) {
-            Next::Again(_) if ring.is_tracked() => {
-                slot.end();
-                return Ok(());
-            }
-            Next::Done(written) => (blk::S_OK, written),
-            Next::Again(_) => (blk::S_IOERR, 0),
-            Next::Failed(_, written) => (blk::S_IOERR, written),
         };
         self.finish(ring, memory, (head, code, written), served)
     }
@@ -306,10 +291,8 @@ impl Handler {
                         // Shut again before the next wait, which may be long.
                         let Open { ring, memory, .. } = queue.open();
                         // Relaxed: a request that does not see it yet goes one job further.
-                        match cut.is_some_and(|cut| cut.load(Ordering::Relaxed)) {
-                            false => self.step(outcome, ring, &memory, served),
-                            true => self.last_step(outcome, ring, &memory, served),
-                        }
+                        let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
+                        self.step(outcome, ring, &memory, served, last)
                     }
                     None => {
                         self.slots[usize::from(outcome.slot)].end();
