@@ -40,6 +40,15 @@ fn some_done(machine: &mut Machine) -> usize {
     }
 }
 
+/// Waits until the daemon's first queue has `requests` in flight. What is still in the ring when a device stops stays there.
+fn wait_until_taken(control: &str, requests: u64) {
+    let end = Instant::now() + PATIENCE;
+    while status(control)["devices"][0]["queues"][0]["in_flight"] != requests {
+        assert!(Instant::now() < end, "{}", status(control));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Requests that a rate limit holds have not begun: they stay in the ring, for who serves it next.
 #[test]
 fn what_a_rate_limit_holds_is_not_waited_for() {
@@ -208,7 +217,7 @@ fn storage_that_hangs_delays_its_own_device_alone() {
 #[test]
 fn storage_that_hangs_does_not_keep_a_daemon() {
     const TEST: &str = "storage_that_hangs_does_not_keep_a_daemon";
-    for (timeout, signals, status, why) in [
+    for (timeout, signals, code, why) in [
         ("1", 1, 1, "requests in flight were not finished in 1 s"),
         ("3600", 2, 130, "asked to end a second time"),
     ] {
@@ -216,11 +225,13 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
         let Some(mut storage) = Frozen::mount(&folder, TEST) else { return };
         folder.image("b.img");
         let file = folder.write("d.toml", &(frozen_disk() + &disk("b", "")));
-        let arguments = ["--config", &file, "--control", "off", "--stop-timeout", timeout];
+        let control = folder.text("control");
+        let arguments = ["--config", &file, "--control", &control, "--stop-timeout", timeout];
         let mut daemon = Daemon::start(&arguments);
         let (_raw, mut machine) = client(&folder.path("a.sock"), 4);
         storage.freeze();
         write(&mut machine, 0..4);
+        wait_until_taken(&control, 4);
         daemon.signal(Signal::TERM);
         daemon.wait_for("stopping");
         if signals == 2 {
@@ -238,7 +249,7 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
         // The kernel keeps the last of the process for as long as the file system is frozen.
         storage.thaw();
         let (ended, log) = daemon.end();
-        assert_eq!(ended.code(), Some(status), "{log:?}");
+        assert_eq!(ended.code(), Some(code), "{log:?}");
         assert!(!folder.path("a.sock").exists() && !folder.path("b.sock").exists());
     }
 }
@@ -251,7 +262,8 @@ fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
     let folder = Folder::new();
     let Some(mut storage) = Frozen::mount(&folder, TEST) else { return };
     let Some(device) = Loop::attach(&folder.text("mnt/a.img"), TEST) else { return };
-    let arguments = ["blk", "--image", &device.0, "--direct", "--control", "off", "--socket"];
+    let control = folder.text("control");
+    let arguments = ["blk", "--image", &device.0, "--direct", "--control", &control, "--socket"];
     let (first, second) = (folder.text("first"), folder.text("second"));
     for kill in [false, true] {
         let mut daemon = Daemon::start(&[&arguments[..], &[&first]].concat());
@@ -262,9 +274,9 @@ fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
             machine.ask(slot, Ask::Write(7), slot * 4096, 4096);
         }
         machine.kick();
+        // Those that are counted are the kernel's.
+        wait_until_taken(&control, 4);
         if kill {
-            // It is the kernel's by the time that the daemon sleeps.
-            std::thread::sleep(Duration::from_millis(200));
             daemon.signal(Signal::KILL);
         } else {
             daemon.signal(Signal::TERM);

@@ -414,8 +414,9 @@ impl Machine {
     /// Until nothing is in flight.
     pub(crate) fn finish(&mut self, model: &mut [u8]) {
         while self.in_flight() > 0 {
-            assert!(self.wait(Duration::from_secs(10)), "no interrupt, {} in flight", self.in_flight());
-            self.reap(model);
+            let came = self.wait(Duration::from_secs(10));
+            let done = self.reap(model);
+            assert!(came, "no interrupt; {done} requests done without one, {} not done", self.in_flight());
         }
     }
 }
