@@ -136,7 +136,8 @@ pub struct IoThread {
 }
 
 impl IoThread {
-    /// Starts a thread that has no queues yet. Its log lines name the device that the calling thread's do. It polls a queue for `longest_poll` at most before it waits for a kick.
+    /// Starts a thread that has no queues yet. Its log lines name the device that the calling thread's do. It polls a queue
+    /// for `longest_poll` at most before it waits for a kick.
     /// `name` is seen in lists of threads (15 bytes of it).
     ///
     /// # Errors

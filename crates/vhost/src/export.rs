@@ -361,11 +361,12 @@ impl AtWork {
                 (Visitor::Wait, None) => wait_for(&[control], None),
                 (Visitor::Pause(time), _) => wait_for(&[control], Some(time)),
                 (Visitor::Failed { error, pause }, fd) => {
-                    let mut status = self.shared.board.write();
-                    // Only a listener has a descriptor.
-                    status.refused_connections += u64::from(fd.is_some());
-                    status.last_error = Some(error);
-                    drop(status);
+                    // Only a listener has a descriptor. A VMM that does not listen yet is no error.
+                    if fd.is_some() {
+                        let mut status = self.shared.board.write();
+                        status.refused_connections += 1;
+                        status.last_error = Some(error);
+                    }
                     wait_for(&[control], Some(pause))
                 }
             };

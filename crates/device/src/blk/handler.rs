@@ -117,13 +117,7 @@ impl Handler {
                     .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
                     .map_err(address_error)?;
                 bytes = len.into();
-                match slot.begin_read(status, (offset, len), hold, self.image.direct) {
-                    Ok(job) => job,
-                    Err(_) => {
-                        answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
-                        return Ok(0);
-                    }
-                }
+                slot.begin_read(status, (offset, len), hold, self.image.direct)
             }
             Command::Write { offset, len } => {
                 let skip = request::HEADER.into();
@@ -136,19 +130,13 @@ impl Handler {
                     return Ok(0);
                 }
                 bytes = len.into();
-                match slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through) {
-                    Ok(job) => job,
-                    Err(_) => {
-                        answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
-                        return Ok(0);
-                    }
-                }
+                slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through)
             }
-            Command::Flush => slot.begin_flush(status),
+            Command::Flush => Ok(slot.begin_flush(status)),
             Command::Discard | Command::WriteZeroes => {
                 let discard = request.command == Command::Discard;
                 match slot.begin_ranges(status, discard, self.write_through && !discard) {
-                    Some(job) => job,
+                    Some(job) => Ok(job),
                     None => {
                         answer(ring, memory, chain.head, status, blk::S_OK, 0, served)?;
                         return Ok(0);
@@ -168,6 +156,11 @@ impl Handler {
                 answer(ring, memory, chain.head, status, code, 0, served)?;
                 return Ok(0);
             }
+        };
+        // There is no memory for a buffer.
+        let Ok(job) = job else {
+            answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
+            return Ok(0);
         };
         if memory.is_translated() {
             // Its translation may be gone by the time that the status is known; who takes it away waits for this.

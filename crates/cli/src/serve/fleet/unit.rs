@@ -1,6 +1,6 @@
 //! What is started and stopped as one: a device, or the two cards of a link.
 use super::super::report;
-use super::super::spec::{DeviceSpec, Kind, Net, Network};
+use super::super::spec::{DeviceSpec, Kind};
 use super::member::Member;
 use std::collections::HashMap;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     let shares_image = images.iter().any(|image| other.images().contains(image));
     one.name == other.name
         || (one.socket().is_some() && one.socket() == other.socket())
-        || (tap(one).is_some() && tap(one) == tap(other))
+        || (one.tap().is_some() && one.tap() == other.tap())
         || (shares_image && (writes(one, other) || writes(other, one)))
 }
 
@@ -99,11 +99,4 @@ fn writes(one: &DeviceSpec, other: &DeviceSpec) -> bool {
         _ => None,
     };
     image.is_some_and(|image| other.images().contains(&image))
-}
-
-fn tap(device: &DeviceSpec) -> Option<&str> {
-    match &device.kind {
-        Kind::Net(Net { network: Network::Tap(name), .. }) => Some(name),
-        _ => None,
-    }
 }

@@ -4,7 +4,7 @@
 //!  one thread, all rights      ports are bound, names of users looked up
 //!     | enter                  Landlock (files.rs), no new privileges, seccomp (calls.rs): every later thread has them, too
 //!     v
-//!  images, TAP devices opened  with the user's rights that the daemon was started with
+//!  images, TAP devices opened  with the user's rights that the daemon was started with, by a thread that then ends
 //!     | leave                  another user (user.rs), capabilities (capabilities.rs)
 //!     v
 //!  sockets bound, threads
@@ -12,8 +12,9 @@
 //!     v
 //!  guests are served
 //! ```
-//! A thread has what its maker had. Landlock and capabilities can only be given up by one thread at a time, so both come
-//! before the second: opening a device starts no thread.
+//! A thread has what its maker had, and Landlock and capabilities can only be given up by one thread at a time. So Landlock comes
+//! before the second thread, and capabilities when the one that opened the devices has ended: a device starts none of its own
+//! before it is served.
 pub(crate) mod calls;
 pub(crate) mod capabilities;
 pub(crate) mod files;
