@@ -2,7 +2,7 @@
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
-use paravane_device::{Device, LiveQueue, QueueHandler, ServeError};
+use paravane_device::{Device, MappedQueue, QueueHandler, ServeError};
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_ring::{QueueAddresses, QueueError};
 use paravane_spec::blk::{self, RequestHeader};
@@ -69,7 +69,7 @@ fn pattern() -> Vec<u8> {
 
 struct Rig {
     handler: Box<dyn QueueHandler>,
-    queue: LiveQueue,
+    queue: MappedQueue,
     /// The driver's way to the memory.
     memory: Handle,
     rings: Rings,
@@ -96,7 +96,7 @@ impl Rig {
             QueueAddresses { size, desc: at(rings.desc), driver: at(rings.avail), device: at(rings.used) };
         let max = blk.queue_sizes()[0];
         let queue =
-            LiveQueue::start(addresses, max, features, memory.handle()).expect("a correct configuration");
+            MappedQueue::start(addresses, max, features, memory.handle()).expect("a correct configuration");
         let handler = blk.start_queue(0, features).expect("a handler");
         Ok(Self {
             handler,
@@ -112,11 +112,11 @@ impl Rig {
 
     fn poke(&mut self, offset: usize, data: &[u8]) {
         let data = &data[..data.len().min(MEMORY - offset)];
-        self.memory.open().write(BASE + offset as u64, data, Access::WRITE).expect("inside the memory");
+        self.memory.enter().write(BASE + offset as u64, data, Access::WRITE).expect("inside the memory");
     }
 
     fn u16_at(&mut self, offset: usize) -> u16 {
-        self.memory.open().read_obj(BASE + offset as u64, Access::READ).expect("inside the memory")
+        self.memory.enter().read_obj(BASE + offset as u64, Access::READ).expect("inside the memory")
     }
 
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
@@ -145,7 +145,7 @@ impl Rig {
 
     fn header(&mut self, at: usize, kind: u32, sector: u64) {
         let header = RequestHeader { kind, reserved: 0, sector };
-        self.memory.open().write_obj(BASE + at as u64, &header, Access::WRITE).expect("inside the memory");
+        self.memory.enter().write_obj(BASE + at as u64, &header, Access::WRITE).expect("inside the memory");
     }
 
     /// Builds a request as a driver would, with some liberties, and makes it available.

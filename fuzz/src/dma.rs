@@ -246,7 +246,7 @@ impl Rig {
         let (addr, len) = (address(u, translated)?, length(u)?);
         let (found, expected) = self.model.walk(translated, addr, len, Access::READ);
         let mut out = vec![0xcc; len];
-        assert_eq!(self.handle(translated).open().read(addr, &mut out, Access::empty()), expected);
+        assert_eq!(self.handle(translated).enter().read(addr, &mut out, Access::empty()), expected);
         let bytes = found.iter().map(|&(gpa, _)| self.model.bytes[gpa as usize]);
         assert!(bytes.eq(out[..found.len()].iter().copied()), "{len} bytes at {addr:#x}");
         Ok(())
@@ -254,20 +254,20 @@ impl Rig {
 
     fn write(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let translated = u.arbitrary()?;
-        // Several in one batch, so that pages meet in the door's memory of them.
+        // Several in one batch, so that pages meet in the guard's memory of them.
         let count = u.arbitrary::<u8>()? % 4;
         for _ in 0..count {
             let (addr, len, seed) = (address(u, translated)?, length(u)?, u.arbitrary::<u8>()?);
             let data: Vec<u8> = (0..len).map(|at| seed.wrapping_add(at as u8)).collect();
             let (found, expected) = self.model.walk(translated, addr, len, Access::WRITE);
-            let door = self.handle(translated).open();
+            let guard = self.handle(translated).enter();
             if seed % 4 == 0 {
-                assert_eq!(door.fill(addr, seed, len, Access::empty()), expected);
-                drop(door);
+                assert_eq!(guard.fill(addr, seed, len, Access::empty()), expected);
+                drop(guard);
                 self.model.put(&found, &vec![seed; len]);
             } else {
-                assert_eq!(door.write(addr, &data, Access::empty()), expected);
-                drop(door);
+                assert_eq!(guard.write(addr, &data, Access::empty()), expected);
+                drop(guard);
                 self.model.put(&found, &data);
             }
         }
@@ -285,7 +285,7 @@ impl Rig {
         if expected.is_ok() && found.windows(2).any(apart) {
             expected = Err(DmaError::NotContiguous { addr, len });
         }
-        let mapped = self.handle(translated).open().map(addr, len, access);
+        let mapped = self.handle(translated).enter().map(addr, len, access);
         assert_eq!(mapped.as_ref().map(|_| ()), expected.as_ref().map(|_| ()));
         if let Ok(mapping) = mapped {
             assert_eq!(mapping.len(), len);
@@ -350,11 +350,11 @@ impl Rig {
         assert_eq!(self.domain.clear(Duration::ZERO), Ok(mapped));
         assert_eq!(self.domain.mapped(), 0);
         self.memory.replace(self.regions.to_vec()).expect("no overlap");
-        let door = self.direct.open();
+        let guard = self.direct.enter();
         for (first, pages, _) in REGIONS {
             let (at, len) = ((first * PAGE) as usize, (pages * PAGE) as usize);
             let mut out = vec![0; len];
-            door.read(first * PAGE, &mut out, Access::READ).expect("memory");
+            guard.read(first * PAGE, &mut out, Access::READ).expect("memory");
             assert!(out == self.model.bytes[at..at + len]);
         }
     }

@@ -7,7 +7,7 @@
 use crate::arena::Arena;
 use crate::hostile::BASE;
 use arbitrary::{Result, Unstructured};
-use paravane_ring::driver::{BufferId, Full, Layout as QueueLayout, PollToken, Queue, Used};
+use paravane_ring::driver::{BufferId, DriverConfig, Full, PollToken, Queue, Used};
 use paravane_ring::{DmaArea, QueueAddresses, QueueError, Segment};
 use paravane_spec::feature;
 use std::ops::Range;
@@ -97,7 +97,7 @@ impl<L: Layout> Rig<L> {
         let features = L::features(bits)
             | if bits & 1 != 0 { feature::INDIRECT_DESC } else { 0 }
             | if bits & 2 != 0 { feature::EVENT_IDX } else { 0 };
-        let layout = QueueLayout::new(size, indirect, features).expect("a correct layout");
+        let layout = DriverConfig::new(size, indirect, features).expect("a correct layout");
         let arena = Arena::new(layout.memory());
         let memory = DmaArea { area: arena.area(), addr: BASE };
         let (queue, addresses) = Queue::new(layout, memory).expect("memory as asked for");
@@ -164,8 +164,8 @@ impl<L: Layout> Rig<L> {
                 // What comes before an error is returned first.
                 self.latched = self.latched.or(self.queue.error());
             }
-            13 => self.token = Some((self.queue.enable_notifications(), self.consumed)),
-            14 => self.queue.disable_notifications(),
+            13 => self.token = Some((self.queue.enable_interrupts(), self.consumed)),
+            14 => self.queue.disable_interrupts(),
             _ => {
                 if let Some((token, then)) = self.token {
                     match (self.queue.poll(token), self.latched) {

@@ -11,7 +11,7 @@ use crate::device_rig::check_chain;
 use crate::dice::Dice;
 use crate::guarded::Guarded;
 use paravane_ring::device::{self, Batch, QueueConfig};
-use paravane_ring::driver::{self, BufferId, Layout, Used};
+use paravane_ring::driver::{self, BufferId, DriverConfig, Used};
 use paravane_ring::{Area, ConfigError, DmaArea, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use std::collections::BTreeMap;
@@ -134,7 +134,7 @@ fn watch(rounds: &AtomicU64, watched: mpsc::Receiver<()>) {
 
 /// Feature bits that both sides have.
 fn supported() -> u64 {
-    match Layout::new(1, 0, QueueConfig::FEATURES) {
+    match DriverConfig::new(1, 0, QueueConfig::FEATURES) {
         Err(ConfigError::Features(refused)) => QueueConfig::FEATURES & !refused,
         _ => QueueConfig::FEATURES,
     }
@@ -176,7 +176,7 @@ impl Round {
     }
 
     fn run(&self, report: &mut Report) -> Result<(), Refused> {
-        let layout = Layout::new(self.size, self.indirect, self.features).map_err(Refused::Config)?;
+        let layout = DriverConfig::new(self.size, self.indirect, self.features).map_err(Refused::Config)?;
         let memory = Guarded::new(layout.memory()).map_err(Refused::Memory)?;
         let outcome = self.played(layout, &memory)?;
         report.rounds += 1;
@@ -195,7 +195,7 @@ impl Round {
         Ok(())
     }
 
-    fn played(&self, layout: Layout, memory: &Guarded) -> Result<Outcome, Refused> {
+    fn played(&self, layout: DriverConfig, memory: &Guarded) -> Result<Outcome, Refused> {
         // Flush with the end: what reads beyond it is killed.
         let all = memory.area();
         let start = all.len() - layout.memory().next_multiple_of(16);
@@ -473,8 +473,8 @@ impl DriverSide {
             }
             6..8 => (0..self.dice.below(8)).for_each(|_| self.take_back()),
             8 | 9 => self.take_many(),
-            10 if self.dice.once_in(2) => self.token = Some(self.queue.enable_notifications()),
-            10 => self.queue.disable_notifications(),
+            10 if self.dice.once_in(2) => self.token = Some(self.queue.enable_interrupts()),
+            10 => self.queue.disable_interrupts(),
             _ => {
                 if let Some(token) = self.token {
                     let _ = self.queue.poll(token);

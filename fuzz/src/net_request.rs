@@ -2,7 +2,7 @@
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_device::net::{LinkEnd, Net, NetConfig, Totals};
-use paravane_device::{Device, LiveQueue, QueueHandler, ServeError};
+use paravane_device::{Device, MappedQueue, QueueHandler, ServeError};
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_ring::{QueueAddresses, QueueError};
 use paravane_spec::feature;
@@ -49,7 +49,7 @@ fn card() -> MutexGuard<'static, Net<LinkEnd>> {
 /// One queue.
 struct Lane {
     handler: Box<dyn QueueHandler>,
-    queue: LiveQueue,
+    queue: MappedQueue,
     rings: Rings,
     /// Where its memory begins, in bytes from the start of all.
     at: usize,
@@ -90,8 +90,8 @@ impl<'a> Rig<'a> {
                 device: addr(rings.used),
             };
             let max = card.queue_sizes()[usize::from(index)];
-            let queue =
-                LiveQueue::start(addresses, max, features, memory.handle()).expect("a correct configuration");
+            let queue = MappedQueue::start(addresses, max, features, memory.handle())
+                .expect("a correct configuration");
             let handler = card.start_queue(index, features).expect("a handler");
             lanes.push(Lane {
                 handler,
@@ -109,11 +109,11 @@ impl<'a> Rig<'a> {
 
     fn poke(&mut self, offset: usize, data: &[u8]) {
         let data = &data[..data.len().min(MEMORY * QUEUES - offset)];
-        self.memory.open().write(BASE + offset as u64, data, Access::WRITE).expect("inside the memory");
+        self.memory.enter().write(BASE + offset as u64, data, Access::WRITE).expect("inside the memory");
     }
 
     fn u16_at(&mut self, offset: usize) -> u16 {
-        self.memory.open().read_obj(BASE + offset as u64, Access::READ).expect("inside the memory")
+        self.memory.enter().read_obj(BASE + offset as u64, Access::READ).expect("inside the memory")
     }
 
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {

@@ -57,7 +57,7 @@ impl Layout for Split {
                 arena.poke(event, &u.arbitrary::<u16>()?.to_le_bytes());
             }
             _ => {
-                // Descriptors, the available ring, indirect tables: none of its business, all in its reach.
+                // Descriptors, the available ring, indirect tables: none of its business, all in its check.
                 let at = usize::from(u.arbitrary::<u16>()?) % arena.len();
                 arena.poke(at, &u.arbitrary::<u32>()?.to_le_bytes());
             }

@@ -12,7 +12,7 @@ use paravane_spec::vhost_user::{
     ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, Inflight, Iotlb, LogArea, MemoryRegion,
     MemoryTable, SingleRegion, VRING_NO_FD, VringAddr, VringState, flags, iotlb, request,
 };
-use paravane_vhost::Board;
+use paravane_vhost::SharedStatus;
 use paravane_vhost::message::MAX_PAYLOAD;
 use paravane_vhost::session::{Offer, Session, Workers};
 use paravane_vhost::socket::{Connection, Received};
@@ -55,7 +55,7 @@ pub fn vhost_user(data: &[u8]) {
 struct Server {
     threads: Vec<IoThread>,
     disk: Blk,
-    board: Board,
+    board: SharedStatus,
 }
 
 fn server() -> MutexGuard<'static, Server> {
@@ -71,7 +71,7 @@ fn server() -> MutexGuard<'static, Server> {
         };
         let disk = Blk::open(config).expect("a disk");
         let threads = vec![IoThread::spawn("fuzz-io".into(), Duration::ZERO).expect("a thread")];
-        Mutex::new(Server { threads, disk, board: Board::new("fuzz", 2, MappingQuota::default()) })
+        Mutex::new(Server { threads, disk, board: SharedStatus::new("fuzz", 2, MappingQuota::default()) })
     });
     // A panic is the end of a fuzzer; in a test, the next input finds the server in order all the same.
     server.lock().unwrap_or_else(PoisonError::into_inner)

@@ -130,7 +130,7 @@ impl Hammer {
             let _held = if real_time { RealTime::enter() } else { None };
             let line: NonNull<u64> = region.host().cast();
             // SAFETY: the first eight bytes of a region that this thread holds; everyone accesses them atomically or
-            // by the door.
+            // by the guard.
             let line = unsafe { AtomicU64::from_ptr(line.as_ptr()) };
             let mut number = 0_u64;
             // Relaxed: nothing else is read because of it.

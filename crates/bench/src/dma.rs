@@ -9,14 +9,14 @@
 //! |---|---|
 //! | `memcpy` | the host's memory, asking nobody |
 //! | `memcpy/pages` | the same pages as a device behind the domain, each copied by itself: what scattered memory costs |
-//! | `paravane` | guest-physical addresses, through our door |
+//! | `paravane` | guest-physical addresses, through our guard |
 //! | `paravane/log` | the same, with the dirty log on |
 //! | `paravane/iova` | device addresses, behind a domain |
 //! | `paravane/iova+log` | both |
 //! | `paravane/mutex`, `paravane/rwlock` | as `paravane/iova+log`, with a lock of the address space taken for each access |
 //! | `vm-memory`, `/bitmap`, `/iommu` | the crate: plain, with its `AtomicBitmap`, as `IommuMemory` |
 //!
-//! The door is opened for each 32 accesses. All subjects of a case access the same pages of the host.
+//! The guard is opened for each 32 accesses. All subjects of a case access the same pages of the host.
 use crate::instructions::Counter;
 use crate::machine::{Pinned, load_average};
 use crate::ring::stream::Place;
@@ -45,7 +45,7 @@ mod world;
 pub(crate) const NAME: &str = "dma";
 /// What a table of it says about its figures.
 pub(crate) const NOTES: &[&str] = &[
-    "One access each; the loop's own time is subtracted. cycles are those of the time stamp counter. Ours opens its door once for 32 accesses, which is in the figure.",
+    "One access each; the loop's own time is subtracted. cycles are those of the time stamp counter. Ours opens its guard once for 32 accesses, which is in the figure.",
     "memcpy: the host's memory, asking nobody; memcpy/pages: the same, page by page, where the domain's mappings scatter them; paravane: guest-physical addresses; /iova: behind a domain; log: with the dirty log on; /mutex, /rwlock: as iova+log with a lock of the address space taken for each access.",
     "repeated: sixteen ranges, over and over; random: pages at random in all that is mapped (64 MiB of memory; with maps100000 400 MiB of addresses mean it).",
     "A path that the default run leaves out (other regions, mappings, patterns) is run when --filter matches it.",
@@ -343,9 +343,9 @@ mod tests {
     fn all_subjects_access_the_same_memory() {
         use timing::{Reach, Target};
         fn poke(target: &mut impl Target, addr: u64, value: u32) -> u32 {
-            let door = target.open();
-            let old = door.read4(addr).unwrap();
-            door.write4(addr, value).unwrap();
+            let guard = target.open();
+            let old = guard.read4(addr).unwrap();
+            guard.write4(addr, value).unwrap();
             old
         }
         let shape = Shape { regions: 1, mappings: 256 };

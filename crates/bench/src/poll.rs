@@ -29,8 +29,8 @@ use crate::ring::{
 };
 use crate::spread::Spread;
 use crate::{BenchError, Options, Row};
-use paravane_ring::driver::poll::{Counting, NoCount, Poller, Position, SeedCount};
-use paravane_ring::driver::{BufferId, Layout, Queue, Used};
+use paravane_ring::driver::poll::{Counting, NoCount, Poller, Position, WrapCount};
+use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{DmaArea, QueueError, Segment, Smp};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -69,8 +69,8 @@ pub(crate) fn is_single(path: &str) -> bool {
 pub(crate) fn make(path: &str, variant: &str) -> Result<Box<dyn Subject>, BenchError> {
     Ok(match variant {
         "no-counter" => Box::new(GetUsed::<NoCount>::new(path, false)?),
-        "counter-off" => Box::new(GetUsed::<SeedCount>::new(path, false)?),
-        "wrap-counter" => Box::new(GetUsed::<SeedCount>::new(path, true)?),
+        "counter-off" => Box::new(GetUsed::<WrapCount>::new(path, false)?),
+        "wrap-counter" => Box::new(GetUsed::<WrapCount>::new(path, true)?),
         "position" => Box::new(GetUsed::<Position>::new(path, true)?),
         _ => return Err(broken("paravane", format_args!("it has no variant {variant}"))),
     })
@@ -99,7 +99,7 @@ impl<C: Counting> GetUsed<C> {
             batch: QUEUE_SIZE,
         };
         let layout =
-            Layout::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken("paravane", error))?;
+            DriverConfig::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken("paravane", error))?;
         let pages = Pages::new(layout.memory());
         let memory = DmaArea { area: pages.place().area(), addr: pages.address() };
         let (mut queue, addresses) =
@@ -185,8 +185,8 @@ struct Polls<C: Counting> {
 fn pair(case: stream::Case, variant: &str) -> Result<Box<Pair>, BenchError> {
     match variant {
         "no-counter" => pair_of::<NoCount>(case, false),
-        "counter-off" => pair_of::<SeedCount>(case, false),
-        "wrap-counter" => pair_of::<SeedCount>(case, true),
+        "counter-off" => pair_of::<WrapCount>(case, false),
+        "wrap-counter" => pair_of::<WrapCount>(case, true),
         _ => pair_of::<Position>(case, true),
     }
 }
@@ -225,7 +225,7 @@ impl<C: Counting> DriverEnd for Polls<C> {
                 taken += 1;
             }
             if full && taken == before {
-                let token = queue.enable_notifications();
+                let token = queue.enable_interrupts();
                 spins += wait.until(|| Ok(queue.poll(token)))?;
             }
         }

@@ -5,7 +5,7 @@
 //!    | activate(features)
 //!    v  start_queue(n)
 //! QueueHandler                              one a live queue, owned by one I/O thread
-//!    serve(&mut LiveQueue)  take what is available, do it, complete, publish once
+//!    serve(&mut MappedQueue)  take what is available, do it, complete, publish once
 //!    has_news               a look at the host's side, for an owner that polls
 //!    listen                 before the owner sleeps: what is not done yet wakes it
 //!    drain                  wait until nothing is in flight (reset, stop)
@@ -14,16 +14,18 @@
 pub mod blk;
 #[cfg(test)]
 mod dirty_tests;
-mod joint;
 mod log_device;
+mod mapped_queue;
 pub mod net;
 mod rate;
 #[cfg(test)]
 mod rig;
 pub mod rng;
 
-pub use joint::{Gate, LiveQueue, Open, ParkedQueue, QueueDoor, Ring, StartError};
 pub use log_device::LogDevice;
+pub use mapped_queue::{
+    InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, Ring, StartError,
+};
 pub use paravane_ring::device::{State, StateError};
 pub use rate::{Limiter, Rate, RateLimit};
 
@@ -116,7 +118,7 @@ pub trait QueueHandler: Send {
     ///
     /// # Errors
     /// The queue has latched or the host has failed; the owner stops the queue and marks the device.
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError>;
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError>;
 
     /// Becomes readable when there is news from the host (something in flight is done, a frame has come) after
     /// [`QueueHandler::listen`]; it may do so before. The owner calls `serve` once for each time that it does, whether or not
@@ -151,7 +153,7 @@ pub trait QueueHandler: Send {
 
     /// Of how many buffers in a queue of `size` it is good to take so many at once, while they come fast: its owner may wait some
     /// microseconds for them to come. 0: it is not, since somebody waits for each.
-    fn gathers(&self, size: u16) -> u32 {
+    fn preferred_batch(&self, size: u16) -> u32 {
         let _ = size;
         0
     }
@@ -170,12 +172,12 @@ pub trait QueueHandler: Send {
     /// Waits until nothing is in flight in the host. Afterwards guest memory is not touched any more. What was
     /// in flight is completed and published if `complete` is set (a stop: the driver may be owed an interrupt,
     /// see [`Served::interrupt`]), else forgotten (a reset: the driver has forgotten it too).
-    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served;
+    fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served;
 
     /// As [`QueueHandler::drain`]. Once `cut` is set, a request that takes several steps in the host is not continued: it fails, or
     /// stays in flight where the queue's in-flight memory tells a successor of it. A step that the host has begun is waited for
     /// all the same.
-    fn drain_until(&mut self, queue: &mut LiveQueue, complete: bool, cut: &AtomicBool) -> Served {
+    fn drain_until(&mut self, queue: &mut MappedQueue, complete: bool, cut: &AtomicBool) -> Served {
         let _ = cut;
         self.drain(queue, complete)
     }

@@ -1,5 +1,5 @@
 //! Windows that a handle has found lately: the first and mostly the only look-up of an access.
-use crate::places::{PLACES, Places};
+use crate::line_set::{LINES, LineSet};
 use crate::snapshot::Window;
 use crate::table::PAGE_SHIFT;
 use std::cell::Cell;
@@ -8,31 +8,31 @@ use std::cell::Cell;
 /// not remembered, so that what is mapped later is found.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    places: Box<[Place; PLACES]>,
-    /// Number of places in use, less 1: a power of two less 1.
+    lines: Box<[CacheLine; LINES]>,
+    /// Number of lines in use, less 1: a power of two less 1.
     mask: usize,
-    /// Places that are not empty.
-    used: Places,
+    /// LineSet that are not empty.
+    used: LineSet,
 }
 
-/// Spreads page numbers over the places. Buffers lie near one another, or at regular distances, mostly powers of two, and
-/// would meet in a few places if low bits named those. The factor was searched for: with it no two pages meet at any of the
+/// Spreads page numbers over the lines. Buffers lie near one another, or at regular distances, mostly powers of two, and
+/// would meet in a few lines if low bits named those. The factor was searched for: with it no two pages meet at any of the
 /// distances that the test below has, which neither folded bits nor the golden ratio can say.
 #[inline(always)]
 fn spread(page: u64) -> usize {
-    (page.wrapping_mul(0xa232_cf20_c135_0971) >> (64 - PLACES.trailing_zeros())) as usize
+    (page.wrapping_mul(0xa232_cf20_c135_0971) >> (64 - LINES.trailing_zeros())) as usize
 }
 
-/// One place; a cache line.
+/// One line; a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Place {
+pub(crate) struct CacheLine {
     window: Cell<Window>,
-    /// The turn in which its page was last noted as written ([`Written`](crate::written::Written)).
+    /// The turn in which its page was last noted as written ([`PendingMarks`](crate::pending_marks::PendingMarks)).
     noted: Cell<u64>,
 }
 
-impl Place {
+impl CacheLine {
     /// What is in it.
     #[inline(always)]
     pub(crate) fn window(&self) -> Window {
@@ -55,54 +55,54 @@ impl Place {
 impl Cache {
     pub(crate) fn new() -> Self {
         Self {
-            places: Box::new(
-                [const { Place { window: Cell::new(Window::EMPTY), noted: Cell::new(0) } }; PLACES],
+            lines: Box::new(
+                [const { CacheLine { window: Cell::new(Window::EMPTY), noted: Cell::new(0) } }; LINES],
             ),
-            mask: PLACES - 1,
-            used: Places::new(),
+            mask: LINES - 1,
+            used: LineSet::new(),
         }
     }
 
-    /// Number of the place for `addr`.
+    /// Number of the line for `addr`.
     #[inline(always)]
     fn number(&self, addr: u64) -> usize {
         spread(addr >> PAGE_SHIFT) & self.mask
     }
 
-    /// The place where the window around `addr` is, if it is there.
+    /// The line where the window around `addr` is, if it is there.
     #[inline(always)]
-    pub(crate) fn place(&self, addr: u64) -> &Place {
-        // Numbers are below that of the places, so the remainder changes nothing, and needs no check.
-        &self.places[self.number(addr) % PLACES]
+    pub(crate) fn line(&self, addr: u64) -> &CacheLine {
+        // Numbers are below that of the lines, so the remainder changes nothing, and needs no check.
+        &self.lines[self.number(addr) % LINES]
     }
 
-    /// Remembers the window around `addr` in `place`, which is the place for it. `noted`: as if in this turn.
+    /// Remembers the window around `addr` in `line`, which is the line for it. `noted`: as if in this turn.
     #[inline(always)]
-    pub(crate) fn put(&self, place: &Place, addr: u64, window: Window, noted: u64) {
-        if place.window().is_empty() {
+    pub(crate) fn put(&self, line: &CacheLine, addr: u64, window: Window, noted: u64) {
+        if line.window().is_empty() {
             self.used.insert(self.number(addr));
         }
-        self.replace(place, window, noted);
+        self.replace(line, window, noted);
     }
 
     /// [`Cache::put`], where a window is already.
     #[inline(always)]
-    pub(crate) fn replace(&self, place: &Place, window: Window, noted: u64) {
-        place.window.set(window);
-        place.noted.set(noted);
+    pub(crate) fn replace(&self, line: &CacheLine, window: Window, noted: u64) {
+        line.window.set(window);
+        line.noted.set(noted);
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.used.drain(|number| self.places[number].window.set(Window::EMPTY));
-        self.mask = PLACES - 1;
+        self.used.drain(|number| self.lines[number].window.set(Window::EMPTY));
+        self.mask = LINES - 1;
     }
 
     /// Forgets everything but `window`, which is found for every address. There is no other.
     pub(crate) fn put_only(&mut self, window: Window, noted: u64) {
         self.clear();
         self.mask = 0;
-        self.put(&self.places[0], 0, window, noted);
+        self.put(&self.lines[0], 0, window, noted);
     }
 }
 

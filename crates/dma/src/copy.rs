@@ -111,7 +111,7 @@ pub(crate) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, whol
 }
 
 /// [`store`] into memory that nobody uses soon, where that makes a difference. What is stored later may be seen before it, unless
-/// [`settle`] comes in between.
+/// [`synchronize`] comes in between.
 ///
 /// # Safety
 /// As [`store`].
@@ -128,9 +128,9 @@ pub(crate) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
 
 /// What [`store_far`] has stored is seen before what is stored later, by whoever sees that by an acquire.
 #[cfg(not(miri))]
-pub(crate) fn settle() {
+pub(crate) fn synchronize() {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    x86_64::settle();
+    x86_64::synchronize();
 }
 
 /// Copies `len` bytes from one memory that others use to another one.
@@ -218,7 +218,7 @@ mod tests {
                 far.0.fill(0xee);
                 // SAFETY: `shift + len` is below the size of `far`, and nothing else uses it.
                 unsafe { store_far(far.0.as_mut_ptr().add(shift), source.as_ptr(), len) };
-                settle();
+                synchronize();
                 assert!(far.0[shift..shift + len] == source[..len], "{len} bytes at {shift}");
                 assert!(far.0[..shift].iter().all(|&b| b == 0xee), "before {len} bytes at {shift}");
                 assert!(far.0[shift + len..].iter().all(|&b| b == 0xee), "after {len} bytes at {shift}");

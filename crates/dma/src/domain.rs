@@ -4,13 +4,13 @@
 //! device address (IOVA) --domain: Table--> guest-physical --snapshot: regions--> host
 //!
 //!  map:    [lock] leaves stored [unlock]           seen by the next walk, nobody waits
-//!  unmap:  [lock] leaves cleared, change += 1 [unlock] | settle: every door shut or opened since,
+//!  unmap:  [lock] leaves cleared, change += 1 [unlock] | synchronize: every guard shut or opened since,
 //!          every mapping of the range dropped | emptied nodes freed
 //! ```
 //! A handle walks the tree where its cache does not know, and nothing that is cached outlives a batch in which `change`
 //! has grown. So a translation that is gone may be used until the batch ends that found it, and [`Domain::unmap`]
 //! waits for that end. What has not been mapped is not cached, so that mapping disturbs nobody.
-use crate::seat::Seats;
+use crate::reader_slot::ReaderSlots;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::table::{PAGE_SHIFT, Table, Unlinked};
 use crate::{Access, DomainError, Handle, Memory};
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     /// Grows with each removal.
     change: AtomicU64,
     changing: Mutex<Changing>,
-    seats: Seats,
+    readers: ReaderSlots,
     on_miss: OnceLock<Box<dyn Fn(Miss) + Send + Sync>>,
 }
 
@@ -97,7 +97,7 @@ impl Domain {
             table: Table::new(),
             change: AtomicU64::new(0),
             changing: Mutex::new(changing),
-            seats: Seats::new(),
+            readers: ReaderSlots::new(),
             on_miss: OnceLock::new(),
         };
         Self { memory: memory.clone(), shared: Arc::new(shared) }
@@ -106,8 +106,8 @@ impl Domain {
     /// Has `hook` called for each access that fails for want of a translation or of its permission, before the access
     /// returns its error. The first hook stays.
     ///
-    /// The hook must not wait for a translation to come, nor change the domain: the door is open while it runs, and an
-    /// unmapping waits for that door. It passes the miss on (vhost: `VHOST_IOTLB_MISS`), the device ends its batch,
+    /// The hook must not wait for a translation to come, nor change the domain: the guard is open while it runs, and an
+    /// unmapping waits for that guard. It passes the miss on (vhost: `VHOST_IOTLB_MISS`), the device ends its batch,
     /// and tries again when it is told that the translation is there.
     pub fn on_miss(&self, hook: impl Fn(Miss) + Send + Sync + 'static) {
         let _ = self.shared.on_miss.set(Box::new(hook));
@@ -173,13 +173,13 @@ impl Domain {
         let change = shared.change.fetch_add(1, Ordering::Release) + 1;
         drop(changing);
         let addrs = u128::from(addr)..u128::from(addr) + u128::from(size);
-        if let Err(busy) = shared.seats.settle(timeout, Some((addrs, change))) {
+        if let Err(busy) = shared.readers.synchronize(timeout, Some((addrs, change))) {
             shared.lock().keep(unlinked);
             return Err(busy.into());
         }
         for node in unlinked.drain(..) {
-            // SAFETY: it was unlinked before `change` grew. Walks happen inside open doors; `settle` has seen each
-            // door of this domain shut since, and one that opens later starts at the root, where the node is no
+            // SAFETY: it was unlinked before `change` grew. Walks happen inside open guards; `synchronize` has seen each
+            // guard of this domain shut since, and one that opens later starts at the root, where the node is no
             // more to be found.
             unsafe { node.free() };
         }
@@ -209,7 +209,7 @@ impl Domain {
         self.shared.lock().nodes * NODE
     }
 
-    /// A door for one holder, through this domain.
+    /// A guard for one holder, through this domain.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle::new(self.memory.published(), Some(Arc::clone(&self.shared)))
@@ -235,8 +235,8 @@ impl Shared {
         self.change.load(Ordering::Acquire)
     }
 
-    pub(crate) fn seats(&self) -> &Seats {
-        &self.seats
+    pub(crate) fn readers(&self) -> &ReaderSlots {
+        &self.readers
     }
 
     pub(crate) fn table(&self) -> &Table {

@@ -256,7 +256,7 @@ pub enum MemoryError {
 /// What a holder is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BusyWith {
-    /// A batch: its door is open.
+    /// A batch: its guard is open.
     Batch,
     /// It has these bytes mapped, as the device addresses them.
     Mapping {

@@ -1,12 +1,12 @@
-//! A holder's place at the memory: what it keeps from batch to batch.
-use crate::cache::{Cache, Place};
+//! A holder's line at the memory: what it keeps from batch to batch.
+use crate::cache::{Cache, CacheLine};
 use crate::domain::Shared;
-use crate::memory::{Pin, Published};
-use crate::seat::Seat;
+use crate::memory::{Published, SnapshotPin};
+use crate::pending_marks::PendingMarks;
+use crate::reader_slot::ReaderSlot;
 use crate::snapshot::Window;
 use crate::table::Near;
-use crate::written::Written;
-use crate::{Access, DirtyLog, Door, Miss, Region};
+use crate::{Access, AccessGuard, DirtyLog, Miss, Region};
 use std::sync::Arc;
 
 /// `Handle::shift` when no log is on.
@@ -17,7 +17,7 @@ const NEVER: u64 = u64::MAX;
 const ONCE_WRITTEN: u64 = 0;
 
 /// What one holder (a queue, say) keeps across calls: a pinned snapshot of the map, the translations that it has found,
-/// its place in the list of those who are waited for. Accesses are made through the [`Door`], which is open for one
+/// its line in the list of those who are waited for. Accesses are made through the [`AccessGuard`], which is open for one
 /// batch; while it is shut nobody waits for the holder.
 #[derive(Debug)]
 pub struct Handle {
@@ -29,11 +29,11 @@ pub struct Handle {
     found: u64,
     /// The largest region.
     home: Window,
-    written: Written,
-    pin: Arc<Pin>,
+    written: PendingMarks,
+    pin: Arc<SnapshotPin>,
     published: Arc<Published>,
     translation: Option<Translation>,
-    seat: Arc<Seat>,
+    reader: Arc<ReaderSlot>,
 }
 
 #[derive(Debug)]
@@ -45,9 +45,9 @@ struct Translation {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.published.seats().remove(&self.seat);
+        self.published.readers().remove(&self.reader);
         if let Some(translation) = &self.translation {
-            translation.shared.seats().remove(&self.seat);
+            translation.shared.readers().remove(&self.reader);
         }
     }
 }
@@ -65,10 +65,10 @@ pub(crate) enum Fault {
 
 impl Handle {
     pub(crate) fn new(published: &Arc<Published>, domain: Option<Arc<Shared>>) -> Self {
-        let seat = Seat::new();
-        published.seats().add(&seat);
+        let reader = ReaderSlot::new();
+        published.readers().add(&reader);
         let translation = domain.map(|shared| {
-            shared.seats().add(&seat);
+            shared.readers().add(&reader);
             Translation { change: shared.change(), shared }
         });
         let mut handle = Self {
@@ -76,11 +76,11 @@ impl Handle {
             shift: OFF,
             found: NEVER,
             home: Window::EMPTY,
-            written: Written::new(),
-            pin: published.pin(&seat),
+            written: PendingMarks::new(),
+            pin: published.pin(&reader),
             published: Arc::clone(published),
             translation,
-            seat,
+            reader,
         };
         handle.look_at_pin();
         handle
@@ -89,20 +89,20 @@ impl Handle {
     /// Names the holder, for errors of those who wait for it. The first name stays.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
-        self.seat.call(name.into());
+        self.reader.call(name.into());
         self
     }
 
-    /// Opens the door for one batch. All that was published before is seen; what is published later is seen when it is
+    /// Opens the guard for one batch. All that was published before is seen; what is published later is seen when it is
     /// opened again, but for new translations of a [`Domain`](crate::Domain), which are seen at once.
     ///
     /// Costs a full fence (about 5 ns) and two loads while nothing changes. Whoever changes the map may wait until
-    /// the door is shut, so nothing that takes long belongs into a batch.
+    /// the guard is shut, so nothing that takes long belongs into a batch.
     #[inline]
-    pub fn open(&mut self) -> Door<'_> {
-        let inside = self.seat.enter();
+    pub fn enter(&mut self) -> AccessGuard<'_> {
+        let inside = self.reader.enter();
         if self.published.generation() != self.pin.generation {
-            self.pin = self.published.pin(&self.seat);
+            self.pin = self.published.pin(&self.reader);
             self.look_at_pin();
         }
         if let Some(translation) = &mut self.translation {
@@ -112,13 +112,13 @@ impl Handle {
                 self.forget();
             }
         }
-        Door::new(self, inside)
+        AccessGuard::new(self, inside)
     }
 
-    /// The regions of the newest map, by address, and its number: another map has another one. What a door that is opened later
+    /// The regions of the newest map, by address, and its number: another map has another one. What a guard that is opened later
     /// finds may be newer.
     pub fn regions(&mut self) -> (u64, &[Arc<Region>]) {
-        drop(self.open());
+        drop(self.enter());
         (self.pin.generation, self.pin.snapshot.regions())
     }
 
@@ -145,7 +145,7 @@ impl Handle {
     /// Forgets what it has found.
     #[cold]
     fn forget(&mut self) {
-        // Nothing is left to mark, unless a door was leaked instead of shut.
+        // Nothing is left to mark, unless a guard was leaked instead of shut.
         self.mark_written();
         self.cache.clear();
     }
@@ -154,12 +154,12 @@ impl Handle {
         self.pin.snapshot.log().map(|log| &**log)
     }
 
-    pub(crate) fn pin(&self) -> &Arc<Pin> {
+    pub(crate) fn pin(&self) -> &Arc<SnapshotPin> {
         &self.pin
     }
 
-    pub(crate) fn seat(&self) -> &Seat {
-        &self.seat
+    pub(crate) fn reader(&self) -> &ReaderSlot {
+        &self.reader
     }
 
     /// The number of the domain's last change that this batch has seen; 0 without a domain.
@@ -167,21 +167,21 @@ impl Handle {
         self.translation.as_ref().map_or(0, |translation| translation.change)
     }
 
-    /// The place where the window around `addr` is, if it has been found already.
+    /// The line where the window around `addr` is, if it has been found already.
     #[inline(always)]
-    pub(crate) fn place(&self, addr: u64) -> &Place {
-        self.cache.place(addr)
+    pub(crate) fn line(&self, addr: u64) -> &CacheLine {
+        self.cache.line(addr)
     }
 
-    /// Finds the window around `addr`. To be called while the door is open, the same one that `near` was made in.
+    /// Finds the window around `addr`. To be called while the guard is open, the same one that `near` was made in.
     #[inline(always)]
     pub(crate) fn find_near(&self, addr: u64, near: &mut Near) -> Result<Window, Fault> {
         let snapshot = &self.pin.snapshot;
         Ok(match &self.translation {
             None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
             Some(Translation { shared, .. }) => {
-                // SAFETY: the door is open, as it was for what is in `near`: `Domain::unmap` frees no node that a walk
-                // inside it can find before it has seen the door shut.
+                // SAFETY: the guard is open, as it was for what is in `near`: `Domain::unmap` frees no node that a walk
+                // inside it can find before it has seen the guard shut.
                 let block = unsafe { shared.table().find(addr, near) }.ok_or(Fault::Untranslated)?;
                 let region = snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
                 region.behind(block.start, block.size, block.gpa, block.allows)
@@ -189,35 +189,35 @@ impl Handle {
         })
     }
 
-    /// Finds the window around `addr` and puts it in its place, if there is one. To be called while the door is open.
+    /// Finds the window around `addr` and puts it in its line, if there is one. To be called while the guard is open.
     ///
     /// What most look-ups need is here, and needs so few registers that none is saved first. Accesses that find nothing in
     /// the cache wait for memory, and the fewer instructions each has, the further ahead the processor looks at the next
     /// ones.
     #[inline(never)]
-    pub(crate) fn find(&self, addr: u64, place: &Place) -> bool {
+    pub(crate) fn find(&self, addr: u64, line: &CacheLine) -> bool {
         if let Some(Translation { shared, .. }) = &self.translation
-            && !place.window().is_empty()
+            && !line.window().is_empty()
             // SAFETY: as in `find_near`.
             && let Some(block) = unsafe { shared.table().find(addr, &mut Near::nowhere()) }
             && let Some(window) = self.home.behind_whole(block.start, block.size, block.gpa, block.allows)
         {
-            self.cache.replace(place, window, self.found);
+            self.cache.replace(line, window, self.found);
             return true;
         }
-        self.find_any(addr, place)
+        self.find_any(addr, line)
     }
 
     /// [`Handle::find`], in all cases.
     #[inline(never)]
-    fn find_any(&self, addr: u64, place: &Place) -> bool {
-        self.look_up(addr, place).is_ok()
+    fn find_any(&self, addr: u64, line: &CacheLine) -> bool {
+        self.look_up(addr, line).is_ok()
     }
 
-    /// Finds the window around `addr` and puts it in its place. To be called while the door is open.
-    pub(crate) fn look_up(&self, addr: u64, place: &Place) -> Result<Window, Fault> {
+    /// Finds the window around `addr` and puts it in its line. To be called while the guard is open.
+    pub(crate) fn look_up(&self, addr: u64, line: &CacheLine) -> Result<Window, Fault> {
         let window = self.find_near(addr, &mut Near::nowhere())?;
-        self.cache.put(place, addr, window, self.found);
+        self.cache.put(line, addr, window, self.found);
         Ok(window)
     }
 
@@ -230,33 +230,33 @@ impl Handle {
         }
     }
 
-    /// `len` bytes have been written, which are not none, from `addr` on inside the window of a place: they are to be
-    /// marked when the door is shut.
+    /// `len` bytes have been written, which are not none, from `addr` on inside the window of a line: they are to be
+    /// marked when the guard is shut.
     #[inline(always)]
-    pub(crate) fn wrote_inside(&self, place: &Place, addr: u64, len: usize) {
+    pub(crate) fn wrote_inside(&self, line: &CacheLine, addr: u64, len: usize) {
         let turn = self.written.turn();
-        if place.is_noted(turn) {
+        if line.is_noted(turn) {
             return;
         }
-        let window = place.window();
+        let window = line.window();
         if window.is_in_one_page() {
-            place.note(turn);
+            line.note(turn);
             self.wrote_page(window.gpa(0));
         } else {
-            self.wrote_part(place, addr, len);
+            self.wrote_part(line, addr, len);
         }
     }
 
     /// Some of a window of many pages has been written, and a log is on.
     #[inline(never)]
-    fn wrote_part(&self, place: &Place, addr: u64, len: usize) {
-        let window = place.window();
+    fn wrote_part(&self, line: &CacheLine, addr: u64, len: usize) {
+        let window = line.window();
         if let Some(offset) = window.offset(addr) {
             self.wrote_run(window.gpa(offset), len);
         }
     }
 
-    /// Guest-physical memory has been written: it is to be marked when the door is shut.
+    /// Guest-physical memory has been written: it is to be marked when the guard is shut.
     #[inline(always)]
     pub(crate) fn wrote(&self, gpa: u64, len: usize) {
         if self.shift != OFF && len > 0 {
@@ -317,6 +317,6 @@ impl Handle {
     #[inline(always)]
     pub(crate) fn shut(&self, inside: u64) {
         self.mark_written();
-        self.seat.leave(inside);
+        self.reader.leave(inside);
     }
 }

@@ -5,7 +5,7 @@
 //!                                                       writes --Marks--> the dirty log that is on
 //! ```
 //! This is the only module that names vm-memory, whose interface changes with almost every release. A view is the
-//! VMM's, not a device's: it may write where devices may not, it goes through no domain and no door, and it is not made to be fast.
+//! VMM's, not a device's: it may write where devices may not, it goes through no domain and no guard, and it is not made to be fast.
 use crate::memory::Published;
 use crate::sync::fence;
 use crate::{Lent, Memory, Region};
@@ -145,7 +145,7 @@ impl BitmapSlice for Marks {}
 
 impl Bitmap for Marks {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        // Pairs with the fence in `Seats::settle`, as that of a `Hold` that ends: either the log that is found is the
+        // Pairs with the fence in `ReaderSlots::synchronize`, as that of a `MappingGuard` that ends: either the log that is found is the
         // one that was turned on, or what was written is seen by whoever copies the memory after that. And with the
         // one in `DirtyLog::harvest`, for the mark.
         fence(Ordering::SeqCst);

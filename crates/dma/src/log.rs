@@ -14,9 +14,9 @@
 //!
 //! A mark *before* the data would be wrong whatever the fences: harvest and copy can fall between the two.
 //!
-//! The fence is what makes the relaxed test sound, and it is dear beside a write of 4 bytes. So a door remembers what
-//! it has written ([`Written`](crate::written::Written)) and marks that together, at the latest when it is
-//! closed. A harvest never waits for anyone; after the last door was closed, one more harvest has everything. The
+//! The fence is what makes the relaxed test sound, and it is dear beside a write of 4 bytes. So a guard remembers what
+//! it has written ([`PendingMarks`](crate::pending_marks::PendingMarks)) and marks that together, at the latest when it is
+//! closed. A harvest never waits for anyone; after the last guard was closed, one more harvest has everything. The
 //! same holds when the one who harvests is another process (vhost's log): it needs the same exchange and fence.
 use crate::sync::{AtomicU64, fence};
 use crate::words::{WORD_BITS, Words};

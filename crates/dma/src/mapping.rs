@@ -1,13 +1,13 @@
 //! Guest memory that is used in place: what keeps it mapped, and in which order it ends.
-use crate::holds::Taken;
-use crate::memory::Pin;
+use crate::memory::SnapshotPin;
+use crate::pin_table::PinList;
 use crate::sync::fence;
 use crate::{Access, copy};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A contiguous piece of guest memory in this process. Plain data: it is valid only while the [`Hold`] or
+/// A contiguous piece of guest memory in this process. Plain data: it is valid only while the [`MappingGuard`] or
 /// [`Mapping`] that it came with lives. Guest and devices change the bytes at any time.
 ///
 /// It has the layout of `struct iovec` (POSIX: `void *iov_base; size_t iov_len`, in this order on Linux), so that a
@@ -30,7 +30,7 @@ impl HostSlice {
     /// Copies its first bytes into `out`, in no particular order: who mapped them sees to that.
     ///
     /// # Safety
-    /// What it came with ([`Hold`], [`Mapping`]) lives, and `out` is no longer than it.
+    /// What it came with ([`MappingGuard`], [`Mapping`]) lives, and `out` is no longer than it.
     pub unsafe fn read(&self, out: &mut [u8]) {
         debug_assert!(out.len() <= self.len);
         // SAFETY: mapped guest memory, as the caller promises; `out` is ours.
@@ -62,27 +62,27 @@ pub struct GuestRange {
 /// [`Access::RELAXED`]. It may be dropped by another thread than the one that made it, which then
 /// must itself be ordered after whoever used the memory (a completion that was received is).
 ///
-/// It outlives the door that it was made at, and what it holds stays what it was when it was made: it delays
+/// It outlives the guard that it was made at, and what it holds stays what it was when it was made: it delays
 /// [`Domain::unmap`](crate::Domain::unmap) of the addresses that it covers. All that was mapped for writing counts as
 /// written when it is dropped, in the dirty log that is on then.
 #[derive(Debug)]
-pub struct Hold {
-    pin: Arc<Pin>,
+pub struct MappingGuard {
+    pin: Arc<SnapshotPin>,
     access: Access,
-    taken: Taken,
+    list: PinList,
 }
 
-impl Hold {
-    /// `taken` are entries of the seat of `pin`, given up to the hold.
-    pub(crate) fn new(pin: &Arc<Pin>, access: Access, taken: Taken) -> Self {
+impl MappingGuard {
+    /// `list` are entries of the reader of `pin`, given up to the guard.
+    pub(crate) fn new(pin: &Arc<SnapshotPin>, access: Access, list: PinList) -> Self {
         access.map();
-        Self { pin: Arc::clone(pin), access, taken }
+        Self { pin: Arc::clone(pin), access, list }
     }
 
     /// Marks what was mapped for writing.
     fn mark(&self) {
         let pin = &*self.pin;
-        // Pairs with the fence in `Seats::settle`: either the generation below is the one that turned a log on, or
+        // Pairs with the fence in `ReaderSlots::synchronize`: either the generation below is the one that turned a log on, or
         // what was written is seen by whoever copies the memory after that. And with the one in `DirtyLog::harvest`,
         // for the marks.
         fence(Ordering::SeqCst);
@@ -94,41 +94,41 @@ impl Hold {
             &now
         };
         if let Some(log) = snapshot.log() {
-            for run in pin.seat.holds().runs(self.taken) {
+            for run in pin.reader.pins().runs(self.list) {
                 log.mark(run.gpa, run.len);
             }
         }
     }
 }
 
-impl Drop for Hold {
+impl Drop for MappingGuard {
     fn drop(&mut self) {
         if self.access.contains(Access::WRITE) {
             self.mark();
         }
         self.access.unmap();
-        self.pin.seat.holds().give_back(self.taken);
+        self.pin.reader.pins().give_back(self.list);
     }
 }
 
 /// One contiguous piece of guest memory, mapped for as long as the guard lives. Dropping it is ordered as
-/// dropping a [`Hold`].
+/// dropping a [`MappingGuard`].
 #[derive(Debug)]
 pub struct Mapping {
     host: NonNull<u8>,
     range: GuestRange,
-    hold: Hold,
+    guard: MappingGuard,
 }
 
-// SAFETY: the pointer is to process-wide memory that the hold keeps mapped, and that is accessed as shared memory is.
+// SAFETY: the pointer is to process-wide memory that the guard keeps mapped, and that is accessed as shared memory is.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// From `host` on, the bytes of `range` are inside a region of the snapshot that `hold` keeps (or there are none).
-    pub(crate) fn new(host: NonNull<u8>, range: GuestRange, hold: Hold) -> Self {
-        Self { host, range, hold }
+    /// From `host` on, the bytes of `range` are inside a region of the snapshot that `guard` keeps (or there are none).
+    pub(crate) fn new(host: NonNull<u8>, range: GuestRange, guard: MappingGuard) -> Self {
+        Self { host, range, guard }
     }
 
     /// First byte in this process. Only raw atomic or volatile accesses and system calls may touch it.
@@ -147,16 +147,16 @@ impl Mapping {
     /// copied: it is shorter, or was not mapped for writing.
     #[must_use]
     pub fn write(&self, data: &[u8]) -> bool {
-        if data.len() > self.len() || !self.hold.access.contains(Access::WRITE) {
+        if data.len() > self.len() || !self.guard.access.contains(Access::WRITE) {
             return false;
         }
-        // SAFETY: the hold keeps that many bytes mapped, and writable, while the mapping lives; `data` does not change while
+        // SAFETY: the guard keeps that many bytes mapped, and writable, while the mapping lives; `data` does not change while
         // it is borrowed.
         unsafe { copy::store(self.host.as_ptr(), data.as_ptr(), data.len()) };
         true
     }
 
-    /// Where it lies in guest-physical memory: for [`Door::mark`](crate::Door::mark), when it is written to and lives on.
+    /// Where it lies in guest-physical memory: for [`AccessGuard::mark`](crate::AccessGuard::mark), when it is written to and lives on.
     #[must_use]
     pub fn range(&self) -> GuestRange {
         self.range

@@ -4,15 +4,15 @@
 //! publish:  [lock] current = new snapshot, generation += 1 [unlock]      old snapshot let go
 //! open:     generation as pinned? ---- yes ---> nothing to do            one load, no write
 //!                |
-//!                no --> [lock] pin = a new Pin(current) [unlock]         old pin let go
+//!                no --> [lock] pin = a new SnapshotPin(current) [unlock]         old pin let go
 //!
 //! region <-- snapshot <-- pin <-- handle           the handle's own pin: no other handle counts on it
-//!                          ^----- Hold, Mapping    so a mapping writes no cache line that handles share
+//!                          ^----- MappingGuard, Mapping    so a mapping writes no cache line that handles share
 //! ```
 //! A region is unmapped when no snapshot names it any more, and a snapshot goes when it is not the current one and
 //! no pin is left. A slow holder therefore delays the unmapping, and nothing else. Who must know that nobody goes by
-//! an old snapshot any more waits for it: [`Memory::settle`].
-use crate::seat::{Seat, Seats};
+//! an old snapshot any more waits for it: [`Memory::synchronize`].
+use crate::reader_slot::{ReaderSlot, ReaderSlots};
 use crate::snapshot::Snapshot;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::{Busy, DirtyLog, Handle, LogError, MemoryError, Region};
@@ -29,11 +29,11 @@ pub struct Memory {
 /// What all handles look at.
 #[derive(Debug)]
 pub(crate) struct Published {
-    /// Grows with each publication. Written only under the lock.
+    /// Grows with each publication. PendingMarks only under the lock.
     generation: AtomicU64,
     current: Mutex<Arc<Snapshot>>,
     /// Everyone who has a handle.
-    seats: Seats,
+    readers: ReaderSlots,
     /// How many borrow the memory ([`Memory::lend`]). Read and written only under the lock.
     lent: AtomicU64,
 }
@@ -42,10 +42,10 @@ pub(crate) struct Published {
 /// own: the snapshot's count is written only when a pin is made or goes.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Pin {
+pub(crate) struct SnapshotPin {
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) generation: u64,
-    pub(crate) seat: Arc<Seat>,
+    pub(crate) reader: Arc<ReaderSlot>,
     pub(crate) published: Arc<Published>,
 }
 
@@ -60,7 +60,7 @@ impl Published {
     pub(crate) fn generation(&self) -> u64 {
         // Relaxed: a number that differs only leads to the lock, which pairs with the publisher's and brings the
         // map; one that is stale is noticed at the next batch. A publication that happened before this call, or
-        // that has settled without waiting for this holder, is not missed: see `Seat::enter`.
+        // that has settled without waiting for this holder, is not missed: see `ReaderSlot::enter`.
         self.generation.load(Ordering::Relaxed)
     }
 
@@ -70,13 +70,18 @@ impl Published {
 
     /// A new pin of the present snapshot.
     #[cold]
-    pub(crate) fn pin(self: &Arc<Self>, seat: &Arc<Seat>) -> Arc<Pin> {
+    pub(crate) fn pin(self: &Arc<Self>, reader: &Arc<ReaderSlot>) -> Arc<SnapshotPin> {
         let current = self.lock();
         // Relaxed: generations are written under the lock that is held here.
         let generation = self.generation.load(Ordering::Relaxed);
         let snapshot = Arc::clone(&current);
         drop(current);
-        Arc::new(Pin { snapshot, generation, seat: Arc::clone(seat), published: Arc::clone(self) })
+        Arc::new(SnapshotPin {
+            snapshot,
+            generation,
+            reader: Arc::clone(reader),
+            published: Arc::clone(self),
+        })
     }
 
     /// Publishes what `make` makes of the present snapshot, and returns that.
@@ -101,13 +106,13 @@ impl Memory {
         let published = Published {
             generation: AtomicU64::new(0),
             current,
-            seats: Seats::new(),
+            readers: ReaderSlots::new(),
             lent: AtomicU64::new(0),
         };
         Ok(Self { published: Arc::new(published) })
     }
 
-    /// Publishes a new map. Handles notice when they next open their door; a region that is no longer
+    /// Publishes a new map. Handles notice when they next open their guard; a region that is no longer
     /// named stays mapped until the last holder of an old snapshot has let go.
     ///
     /// # Errors
@@ -124,29 +129,29 @@ impl Memory {
         Ok(())
     }
 
-    /// Waits until every handle has either noticed all that was published before the call, or has its door shut and
-    /// will notice when it opens it. [`Mapping`](crate::Mapping)s and [`Hold`](crate::Hold)s are not waited for: they keep
+    /// Waits until every handle has either noticed all that was published before the call, or has its guard shut and
+    /// will notice when it opens it. [`Mapping`](crate::Mapping)s and [`MappingGuard`](crate::MappingGuard)s are not waited for: they keep
     /// their regions by themselves.
     ///
     /// # Errors
     /// A batch lasts longer than `timeout`; the error names its holder.
-    pub fn settle(&self, timeout: Duration) -> Result<(), Busy> {
-        self.published.seats.settle(timeout, None)
+    pub fn synchronize(&self, timeout: Duration) -> Result<(), Busy> {
+        self.published.readers.synchronize(timeout, None)
     }
 
     /// Turns a dirty log on, in place of another if one is on. When it returns, every write that a device makes from
-    /// then on is marked in `log` by the time that its door is closed (its [`Hold`](crate::Hold) dropped), and every
+    /// then on is marked in `log` by the time that its guard is closed (its [`MappingGuard`](crate::MappingGuard) dropped), and every
     /// write that is not marked was made before the return: memory copied after the return has it.
     ///
     /// # Errors
     /// The log does not cover all regions, or memory is lent ([`Memory::lend`]): nothing was changed. Or a batch lasts longer than `timeout`: the log is on,
-    /// and only when [`Memory::settle`] has succeeded does it hold what is said above.
+    /// and only when [`Memory::synchronize`] has succeeded does it hold what is said above.
     pub fn start_log(&self, log: Arc<DirtyLog>, timeout: Duration) -> Result<(), LogError> {
         self.published.publish(|old| match self.published.lent.load(Ordering::Relaxed) {
             0 => old.logged(Some(log)),
             lent => Err(LogError::Lent(lent)),
         })?;
-        Ok(self.settle(timeout)?)
+        Ok(self.synchronize(timeout)?)
     }
 
     /// Turns the log off and returns it. When it returns without an error nobody marks in it any more but those who
@@ -156,7 +161,7 @@ impl Memory {
     /// A batch lasts longer than `timeout`; the log is off for all who come.
     pub fn stop_log(&self, timeout: Duration) -> Result<Option<Arc<DirtyLog>>, LogError> {
         let old = self.published.publish(|old| old.logged(None))?;
-        self.settle(timeout)?;
+        self.synchronize(timeout)?;
         Ok(old.log().cloned())
     }
 
@@ -178,7 +183,7 @@ impl Memory {
         self.published.lock().last().map_or(0, |last| last.saturating_add(1))
     }
 
-    /// A door for one holder, with the present map pinned: the device's addresses are guest-physical.
+    /// A guard for one holder, with the present map pinned: the device's addresses are guest-physical.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle::new(&self.published, None)
@@ -233,7 +238,7 @@ impl Drop for Lent {
 }
 
 impl Published {
-    pub(crate) fn seats(&self) -> &Seats {
-        &self.seats
+    pub(crate) fn readers(&self) -> &ReaderSlots {
+        &self.readers
     }
 }

@@ -10,7 +10,7 @@
 //! **What a lease counts.** The bytes that the host maps, rounding to huge pages included, and one mapping. It ends when the
 //! memory is unmapped, so a client that replaces its memory pays for both until the old mapping is gone.
 use crate::QuotaError;
-use crate::guard;
+use crate::fault_guard;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +43,7 @@ pub struct MappingLimits {
 
 impl MappingLimits {
     /// Highest useful value of [`max_mappings`](Self::max_mappings); what is left of the process's table is for images.
-    pub const MOST_MAPPINGS: u64 = guard::MOST as u64 / 4 * 3;
+    pub const MOST_MAPPINGS: u64 = fault_guard::MOST as u64 / 4 * 3;
 
     /// Limits from what this host has.
     ///

@@ -6,7 +6,7 @@ pub(crate) use mapped::Ram;
 
 #[cfg(not(miri))]
 mod mapped {
-    use crate::guard::{Alarm, Guard};
+    use crate::fault_guard::{Alarm, Guard};
     use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
     use crate::{Backing, MemoryError};
     use rustix::fs::{

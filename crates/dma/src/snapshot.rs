@@ -144,7 +144,7 @@ impl Snapshot {
         regions.sort_by_key(|region| region.gpa());
         for pair in regions.windows(2) {
             let (first, second) = (pair[0].gpa(), pair[1].gpa());
-            // Written so that nothing overflows when a region ends at the end of the address space.
+            // PendingMarks so that nothing overflows when a region ends at the end of the address space.
             if second - first < pair[0].size() {
                 return Err(MemoryError::Overlap { first, second });
             }

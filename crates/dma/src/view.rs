@@ -1,5 +1,5 @@
 //! A file that is copied to and from guest memory without a system call: mapped, and guarded.
-use crate::guard::is_lost;
+use crate::fault_guard::is_lost;
 use crate::ram::Ram;
 use crate::{Alarm, HostSlice, MemoryError, copy};
 use std::mem::MaybeUninit;
@@ -53,7 +53,7 @@ impl FileView {
     /// Copies what is there from `offset` on to `piece`, as much as that has. `false`, and nothing was done: there is not so much.
     ///
     /// # Safety
-    /// What the piece came with ([`Hold`](crate::Hold), [`Mapping`](crate::Mapping)) lives, and it was mapped for writing.
+    /// What the piece came with ([`MappingGuard`](crate::MappingGuard), [`Mapping`](crate::Mapping)) lives, and it was mapped for writing.
     #[must_use]
     pub unsafe fn read(&self, offset: u64, piece: &HostSlice) -> bool {
         if !self.has(offset, piece.len) {
@@ -94,7 +94,7 @@ impl FileView {
         }
         if far {
             // Whoever is told of this write, by a store behind it, sees it.
-            copy::settle();
+            copy::synchronize();
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ pub(crate) const WORD_BITS: u64 = 64;
 mod mapped {
     use super::AtomicU64;
     use crate::LogError;
-    use crate::guard::{Alarm, Guard};
+    use crate::fault_guard::{Alarm, Guard};
     use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
     use rustix::fs::{
         MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,

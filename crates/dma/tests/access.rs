@@ -39,7 +39,7 @@ fn a_region_may_end_at_the_end_of_the_address_space_but_not_wrap() {
     assert!(matches!(Region::new(config), Err(MemoryError::Wraps { gpa, size: 8192 }) if gpa == last));
 
     let mut handle = Memory::new(vec![region(last, PAGE, true)]).expect("a map").handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     handle.write(u64::MAX - 3, b"last", WRITE).expect("the last bytes of all");
     assert_eq!(handle.read_obj::<[u8; 4]>(u64::MAX - 3, READ), Ok(*b"last"));
     assert_eq!(
@@ -71,7 +71,7 @@ fn the_file_is_the_memory_and_its_size_is_sealed() {
     use std::os::unix::fs::FileExt;
     let ram = region(0, PAGE, true);
     let mut handle = Memory::new(vec![Arc::clone(&ram)]).expect("a map").handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     handle.write(10, b"shared", WRITE).expect("RAM");
     let file = std::fs::File::from(ram.fd().as_fd().try_clone_to_owned().expect("a descriptor"));
     let mut seen = [0; 6];
@@ -88,7 +88,7 @@ fn overlapping_regions_are_refused_and_the_old_map_stays() {
     let clash = vec![region(0x2000, PAGE, true), region(0x1000, 2 * PAGE, true)];
     assert!(matches!(memory.replace(clash), Err(MemoryError::Overlap { first: 0x1000, second: 0x2000 })));
     assert_eq!(memory.regions().len(), 1);
-    handle.open().write(0x1000, b"x", WRITE).expect("the old map");
+    handle.enter().write(0x1000, b"x", WRITE).expect("the old map");
     let same = region(0, PAGE, true);
     assert!(matches!(
         Memory::new(vec![Arc::clone(&same), same]),
@@ -99,7 +99,7 @@ fn overlapping_regions_are_refused_and_the_old_map_stays() {
 #[test]
 fn a_map_without_regions_holds_nothing() {
     let mut handle = Memory::new(Vec::new()).expect("an empty map").handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     assert_eq!(handle.read_obj::<u8>(0, READ), Err(DmaError::Unmapped { addr: 0, len: 1, done: 0 }));
     assert_eq!(handle.read(0, &mut [], READ), Ok(()));
 }
@@ -107,7 +107,7 @@ fn a_map_without_regions_holds_nothing() {
 #[test]
 fn what_is_written_is_read() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     for access in [Access::empty(), Access::RELAXED, Access::FULL, Access::FULL | Access::RELAXED] {
         handle.write(0x1ff9, b"across a page", access).expect("RAM");
         let mut back = [0; 13];
@@ -122,13 +122,13 @@ fn what_is_written_is_read() {
 
 #[test]
 fn memory_starts_zeroed() {
-    assert_eq!(handle().open().read_obj::<[u8; 64]>(0x2fe0, READ), Ok([0; 64]));
+    assert_eq!(handle().enter().read_obj::<[u8; 64]>(0x2fe0, READ), Ok([0; 64]));
 }
 
 #[test]
 fn adjoining_regions_are_crossed() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     handle.write(0x2ffc, b"abcdefgh", WRITE).expect("both sides of the border");
     assert_eq!(handle.read_obj::<[u8; 8]>(0x2ffc, READ), Ok(*b"abcdefgh"));
     handle.fill(0x2f00, 7, 0x200, WRITE).expect("both sides of the border");
@@ -138,7 +138,7 @@ fn adjoining_regions_are_crossed() {
 #[test]
 fn an_access_ends_at_a_hole_and_says_how_far_it_came() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let hole = DmaError::Unmapped { addr: 0x4000, len: 16, done: 8 };
     assert_eq!(handle.write(0x3ff8, &[9; 16], WRITE), Err(hole));
     let mut out = [1; 16];
@@ -157,7 +157,7 @@ fn an_access_ends_at_a_hole_and_says_how_far_it_came() {
 #[test]
 fn a_device_may_not_write_where_it_may_only_read() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let denied = DmaError::Denied { addr: 0x5000, access: WRITE, len: 4, done: 0 };
     assert_eq!(handle.read_obj::<u32>(0x5000, READ), Ok(0));
     assert_eq!(handle.write(0x5000, &[1; 4], WRITE), Err(denied));
@@ -173,7 +173,7 @@ fn a_device_may_not_write_where_it_may_only_read() {
 #[test]
 fn an_access_of_nothing_succeeds_anywhere() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     for addr in [0, 0x1000, 0x4800, u64::MAX] {
         assert_eq!(handle.read(addr, &mut [], READ), Ok(()));
         assert_eq!(handle.write(addr, &[], WRITE), Ok(()));
@@ -185,7 +185,7 @@ fn an_access_of_nothing_succeeds_anywhere() {
 #[test]
 fn a_mapping_is_the_memory() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let mapping = handle.map(0x1010, 0x20, READ | WRITE).expect("RAM");
     assert_eq!(mapping.len(), 0x20);
     // SAFETY: inside the mapping; nobody else uses this memory.
@@ -197,7 +197,7 @@ fn a_mapping_is_the_memory() {
 #[test]
 fn one_piece_across_a_border_or_a_hole_is_not_mapped() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     assert_eq!(handle.map(0x2ffe, 4, READ).err(), Some(DmaError::NotContiguous { addr: 0x2ffe, len: 4 }));
     assert_eq!(handle.map(0x3ffe, 4, READ).err(), Some(DmaError::Unmapped { addr: 0x4000, len: 4, done: 2 }));
     assert_eq!(
@@ -214,7 +214,7 @@ fn segments(list: &[(u64, u32)]) -> Vec<Segment> {
 #[test]
 fn a_buffer_in_pieces_is_one_sequence_of_bytes() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     // Backwards, with empty pieces and one that crosses the border.
     let buffer = segments(&[(0x2ffe, 4), (0, 0), (0x1000, 3), (u64::MAX, 0), (0x1800, 3)]);
     handle.write_segments(&buffer, 0, b"0123456789", WRITE).expect("RAM");
@@ -233,7 +233,7 @@ fn a_buffer_in_pieces_is_one_sequence_of_bytes() {
 #[test]
 fn a_buffer_that_is_too_short_ends_at_its_end() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let buffer = segments(&[(0x1000, 4), (0x2000, 4)]);
     let mut out = [0; 16];
     let end = |done| Err(DmaError::Unmapped { addr: 0x2004, len: 16, done });
@@ -253,7 +253,7 @@ fn a_buffer_that_is_too_short_ends_at_its_end() {
 #[test]
 fn a_fault_in_a_later_piece_counts_the_earlier_ones() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let mut out = [0; 12];
     let hole = segments(&[(0x1000, 4), (0x3ffe, 8)]);
     assert_eq!(
@@ -280,7 +280,7 @@ fn a_fault_in_a_later_piece_counts_the_earlier_ones() {
 #[test]
 fn mapped_segments_are_the_bytes_in_order() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let buffer = segments(&[(0x2ffe, 4), (0, 0), (0x1000, 3), (0x1800, 3)]);
     handle.write_segments(&buffer, 0, b"0123456789", WRITE).expect("RAM");
     let mut out = Vec::new();
@@ -298,7 +298,7 @@ fn mapped_segments_are_the_bytes_in_order() {
 #[test]
 fn nothing_is_appended_on_an_error() {
     let mut handle = handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     let dummy = HostSlice { ptr: std::ptr::null_mut(), len: 3 };
     let mut out = vec![dummy];
     let buffer = segments(&[(0x1000, 4), (0x4000, 4)]);
@@ -318,7 +318,7 @@ fn many_regions_are_found_by_halving() {
     // Every other page, so that each region has a hole after it.
     let regions = (0..32).map(|i| region(2 * i * PAGE, PAGE, true)).collect();
     let mut handle = Memory::new(regions).expect("a map").handle();
-    let handle = handle.open();
+    let handle = handle.enter();
     for i in 0..32 {
         handle.write_obj(2 * i * PAGE + 8, &i, WRITE).expect("RAM");
         let hole = (2 * i + 1) * PAGE;
@@ -348,7 +348,7 @@ fn handles_and_guards_go_from_thread_to_thread() {
     fn send<T: Send>(_: &T) {}
     let mut handle = handle();
     send(&handle);
-    let handle = handle.open();
+    let handle = handle.enter();
     let mapping = handle.map(0x1000, 8, WRITE).expect("RAM");
     let hold = handle.map_segments(&[], 0, 0, READ, &mut Vec::new()).expect("nothing");
     std::thread::spawn(move || {
@@ -366,7 +366,7 @@ fn what_is_mapped_can_be_copied_from_and_to() {
     let mut handle = handle();
     let segments = [Segment { addr: 0x1ffe, len: 3 }, Segment { addr: 0x3005, len: 4000 }];
     let mut pieces: Vec<HostSlice> = Vec::new();
-    let hold = handle.open().map_segments(&segments, 0, 4003, READ | WRITE, &mut pieces).expect("mapped");
+    let hold = handle.enter().map_segments(&segments, 0, 4003, READ | WRITE, &mut pieces).expect("mapped");
     let data: Vec<u8> = (0..4003).map(|at| (at * 7 + at / 256) as u8).collect();
     let (mut from, mut back) = (data.as_slice(), vec![0; 4003]);
     let mut to = back.as_mut_slice();
@@ -385,6 +385,6 @@ fn what_is_mapped_can_be_copied_from_and_to() {
     assert!(from.is_empty() && to.is_empty() && back == data);
     drop(hold);
     let mut seen = vec![0; 4003];
-    handle.open().read_segments(&segments, 0, &mut seen, READ).expect("readable");
+    handle.enter().read_segments(&segments, 0, &mut seen, READ).expect("readable");
     assert_eq!(seen, data);
 }

@@ -39,24 +39,24 @@ fn addresses_are_translated_and_limited() {
     assert_eq!(domain.mapped(), 4 * PAGE);
 
     let mut handle = domain.handle();
-    let door = handle.open();
-    door.write(0x7000_0ffe, b"abcd", BOTH).expect("both pages are mapped");
-    assert_eq!(door.read_obj::<[u8; 4]>(0x7000_0ffe, BOTH), Ok(*b"abcd"));
-    assert_eq!(memory.handle().open().read_obj::<[u8; 4]>(4 * PAGE - 2, BOTH), Ok(*b"abcd"));
+    let guard = handle.enter();
+    guard.write(0x7000_0ffe, b"abcd", BOTH).expect("both pages are mapped");
+    assert_eq!(guard.read_obj::<[u8; 4]>(0x7000_0ffe, BOTH), Ok(*b"abcd"));
+    assert_eq!(memory.handle().enter().read_obj::<[u8; 4]>(4 * PAGE - 2, BOTH), Ok(*b"abcd"));
     assert_eq!(
-        door.read_obj::<u8>(3 * PAGE, BOTH),
+        guard.read_obj::<u8>(3 * PAGE, BOTH),
         Err(DmaError::Untranslated { addr: 3 * PAGE, len: 1, done: 0 })
     );
     assert_eq!(
-        door.write(0x7000_1fff, &[1, 2], Access::empty()),
+        guard.write(0x7000_1fff, &[1, 2], Access::empty()),
         Err(DmaError::Denied { addr: 0x7000_2000, access: Access::WRITE, len: 2, done: 1 })
     );
     assert_eq!(
-        door.read_obj::<u16>(0x7000_2fff, Access::empty()),
+        guard.read_obj::<u16>(0x7000_2fff, Access::empty()),
         Err(DmaError::Denied { addr: 0x7000_3000, access: Access::READ, len: 2, done: 1 })
     );
     assert_eq!(
-        door.write(0x7000_3ffe, &[0; 4], Access::empty()),
+        guard.write(0x7000_3ffe, &[0; 4], Access::empty()),
         Err(DmaError::Untranslated { addr: 0x7000_4000, len: 4, done: 2 })
     );
 }
@@ -67,14 +67,14 @@ fn what_a_domain_allows_the_region_may_still_forbid() {
     let domain = Domain::new(&memory);
     domain.map(0, 15 * PAGE, 4 * PAGE, BOTH).expect("free");
     let mut handle = domain.handle();
-    let door = handle.open();
-    assert_eq!(door.read_obj::<u8>(PAGE, BOTH - Access::WRITE), Ok(0));
+    let guard = handle.enter();
+    assert_eq!(guard.read_obj::<u8>(PAGE, BOTH - Access::WRITE), Ok(0));
     assert_eq!(
-        door.fill(PAGE - 1, 7, 2, Access::empty()),
+        guard.fill(PAGE - 1, 7, 2, Access::empty()),
         Err(DmaError::Denied { addr: PAGE, access: Access::WRITE, len: 2, done: 1 })
     );
     assert_eq!(
-        door.read_obj::<u8>(2 * PAGE, Access::READ),
+        guard.read_obj::<u8>(2 * PAGE, Access::READ),
         Err(DmaError::Unmapped { addr: 2 * PAGE, len: 1, done: 0 })
     );
 }
@@ -88,16 +88,16 @@ fn what_is_contiguous_for_device_and_guest_is_one_mapping() {
     }
     domain.map(108 * PAGE, 2 * PAGE, PAGE, BOTH).expect("free");
     let mut handle = domain.handle();
-    let door = handle.open();
-    let mapping = door.map(100 * PAGE + 8, 5 * PAGE as usize, BOTH).expect("one piece");
+    let guard = handle.enter();
+    let mapping = guard.map(100 * PAGE + 8, 5 * PAGE as usize, BOTH).expect("one piece");
     assert_eq!(mapping.range().gpa, 2 * PAGE + 8);
     assert_eq!(
-        door.map(107 * PAGE, 2 * PAGE as usize, BOTH).err(),
+        guard.map(107 * PAGE, 2 * PAGE as usize, BOTH).err(),
         Some(DmaError::NotContiguous { addr: 107 * PAGE, len: 2 * PAGE as usize })
     );
     let mut out = Vec::new();
     let segments = [paravane_dma::Segment { addr: 101 * PAGE, len: 8 * PAGE as u32 }];
-    door.map_segments(&segments, 0, 8 * PAGE, BOTH, &mut out).expect("mapped");
+    guard.map_segments(&segments, 0, 8 * PAGE, BOTH, &mut out).expect("mapped");
     assert_eq!(out.iter().map(|slice| slice.len as u64 / PAGE).collect::<Vec<_>>(), [7, 1]);
 }
 
@@ -144,13 +144,13 @@ fn a_shut_door_delays_nobody_and_finds_the_change() {
     let domain = Domain::new(&memory());
     domain.map(0, 0, 4 * PAGE, BOTH).expect("free");
     let mut handle = domain.handle();
-    assert_eq!(handle.open().read_obj::<u8>(PAGE, BOTH), Ok(0));
+    assert_eq!(handle.enter().read_obj::<u8>(PAGE, BOTH), Ok(0));
     assert_eq!(domain.unmap(PAGE, PAGE, LONG), Ok(PAGE));
-    let door = handle.open();
-    assert!(matches!(door.read_obj::<u8>(PAGE, BOTH), Err(DmaError::Untranslated { .. })));
-    assert_eq!(door.read_obj::<u8>(2 * PAGE, BOTH), Ok(0));
+    let guard = handle.enter();
+    assert!(matches!(guard.read_obj::<u8>(PAGE, BOTH), Err(DmaError::Untranslated { .. })));
+    assert_eq!(guard.read_obj::<u8>(2 * PAGE, BOTH), Ok(0));
     domain.map(PAGE, 5 * PAGE, PAGE, BOTH).expect("free again");
-    assert_eq!(door.read_obj::<u8>(PAGE, BOTH), Ok(0), "a new translation is found at once");
+    assert_eq!(guard.read_obj::<u8>(PAGE, BOTH), Ok(0), "a new translation is found at once");
 }
 
 #[test]
@@ -158,14 +158,14 @@ fn an_open_door_delays_an_unmapping_and_is_named() {
     let domain = Domain::new(&memory());
     domain.map(0, 0, PAGE, BOTH).expect("free");
     let mut handle = domain.handle().named("disk 0, queue 1");
-    let door = handle.open();
-    assert_eq!(door.read_obj::<u8>(0, BOTH), Ok(0));
+    let guard = handle.enter();
+    assert_eq!(guard.read_obj::<u8>(0, BOTH), Ok(0));
     let expected = Busy { holder: "disk 0, queue 1".into(), with: BusyWith::Batch, timeout: NOW };
     assert_eq!(domain.unmap(0, PAGE, NOW), Err(DomainError::Busy(expected)));
-    assert_eq!(door.read_obj::<u8>(0, BOTH), Ok(0), "until the batch ends");
-    drop(door);
+    assert_eq!(guard.read_obj::<u8>(0, BOTH), Ok(0), "until the batch ends");
+    drop(guard);
     assert_eq!(domain.unmap(0, PAGE, NOW), Ok(0), "nothing was left, and now nobody uses it");
-    assert!(handle.open().read_obj::<u8>(0, BOTH).is_err());
+    assert!(handle.enter().read_obj::<u8>(0, BOTH).is_err());
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_mapping_delays_the_unmapping_of_what_it_covers_and_of_nothing_else() {
     let domain = Domain::new(&memory());
     domain.map(0, 0, 8 * PAGE, BOTH).expect("free");
     let mut handle = domain.handle().named("net");
-    let mapping = handle.open().map(2 * PAGE + 100, 200, Access::READ).expect("mapped");
+    let mapping = handle.enter().map(2 * PAGE + 100, 200, Access::READ).expect("mapped");
     assert_eq!(domain.unmap(3 * PAGE, PAGE, LONG), Ok(PAGE));
     assert_eq!(domain.unmap(PAGE, PAGE, LONG), Ok(PAGE));
     let busy = domain.unmap(0, 8 * PAGE, NOW);
@@ -194,7 +194,7 @@ fn another_domain_waits_for_nobody_here() {
     first.map(0, 0, PAGE, BOTH).expect("free");
     second.map(0, PAGE, PAGE, BOTH).expect("free");
     let mut handle = first.handle();
-    let _door = handle.open();
+    let _door = handle.enter();
     assert_eq!(second.unmap(0, PAGE, NOW), Ok(PAGE));
 }
 
@@ -206,10 +206,10 @@ fn misses_are_told() {
     let list = Arc::clone(&told);
     domain.on_miss(move |miss| list.lock().expect("a list").push(miss));
     let mut handle = domain.handle();
-    let door = handle.open();
-    door.read_obj::<u8>(0, BOTH - Access::WRITE).expect("mapped");
-    door.write(8, &[1], Access::empty()).expect_err("read only");
-    door.read_obj::<u16>(PAGE - 1, Access::READ).expect_err("half of it");
+    let guard = handle.enter();
+    guard.read_obj::<u8>(0, BOTH - Access::WRITE).expect("mapped");
+    guard.write(8, &[1], Access::empty()).expect_err("read only");
+    guard.read_obj::<u16>(PAGE - 1, Access::READ).expect_err("half of it");
     let denied = Miss { addr: 8, access: Access::WRITE, denied: true };
     let missed = Miss { addr: PAGE, access: Access::READ, denied: false };
     assert_eq!(*told.lock().expect("a list"), [denied, missed]);
@@ -231,14 +231,14 @@ fn it_can_be_asked_what_is_translated_before_anything_is_accessed() {
         }
     });
     let mut handle = domain.handle();
-    let door = handle.open();
-    let reaches = |addr, len| door.reaches(addr, len, Access::WRITE);
+    let guard = handle.enter();
+    let translates = |addr, len| guard.translates(addr, len, Access::WRITE);
     // What is forbidden is translated: the access itself says so.
-    assert!(reaches(8, 100) && reaches(0, PAGE as usize) && reaches(9 * PAGE, 0));
-    assert!(reaches(u64::MAX, 2), "the access itself finds that it wraps");
+    assert!(translates(8, 100) && translates(0, PAGE as usize) && translates(9 * PAGE, 0));
+    assert!(translates(u64::MAX, 2), "the access itself finds that it wraps");
     assert!(told.lock().expect("a list").is_empty());
-    assert!(reaches(PAGE - 1, 2), "it came while it was told");
-    assert!(!reaches(PAGE, 2 * PAGE as usize));
+    assert!(translates(PAGE - 1, 2), "it came while it was told");
+    assert!(!translates(PAGE, 2 * PAGE as usize));
     assert_eq!(*told.lock().expect("a list"), [PAGE, 2 * PAGE]);
     // A domain that its own hook holds would stay for ever.
     mapper.lock().expect("a domain").take();
@@ -252,20 +252,20 @@ fn writes_through_a_domain_are_logged_where_they_land() {
     start_log(&memory);
     let mut handle = domain.handle();
     {
-        let door = handle.open();
-        door.write(0x1234_5800, &[1; 16], BOTH).expect("mapped");
-        door.read_obj::<u64>(0x1234_6000, BOTH - Access::WRITE).expect("mapped");
+        let guard = handle.enter();
+        guard.write(0x1234_5800, &[1; 16], BOTH).expect("mapped");
+        guard.read_obj::<u64>(0x1234_6000, BOTH - Access::WRITE).expect("mapped");
     }
     assert_eq!(logged(&memory), [6 * PAGE]);
     assert_eq!(logged(&memory), [0_u64; 0], "harvested");
-    let done = handle.open().write(0x1234_6ff0, &[1; 64], BOTH).expect_err("it ends there").done();
+    let done = handle.enter().write(0x1234_6ff0, &[1; 64], BOTH).expect_err("it ends there").done();
     assert_eq!(done, 16);
     assert_eq!(logged(&memory), [7 * PAGE], "what was written before the fault counts");
-    handle.open().fill(0x1234_7000, 0, 1, BOTH).expect_err("not mapped");
+    handle.enter().fill(0x1234_7000, 0, 1, BOTH).expect_err("not mapped");
     assert_eq!(logged(&memory), [0_u64; 0]);
 }
 
-/// More pages than a door remembers, so that some are marked before the batch ends, and may be harvested: what is
+/// More pages than a guard remembers, so that some are marked before the batch ends, and may be harvested: what is
 /// written to them after that must be in the next harvest.
 #[test]
 fn a_page_that_was_marked_within_the_batch_is_marked_again() {
@@ -279,17 +279,17 @@ fn a_page_that_was_marked_within_the_batch_is_marked_again() {
     let gpa = |page: u64| page * 7 % MANY * PAGE;
     (0..MANY).for_each(|page| domain.map(page * PAGE, gpa(page), PAGE, BOTH).expect("free"));
     for mut handle in [domain.handle(), memory.handle()] {
-        let door = handle.open();
-        let write = |page: u64| door.write_obj(page * PAGE + 8, &page, BOTH).expect("RAM");
+        let guard = handle.enter();
+        let write = |page: u64| guard.write_obj(page * PAGE + 8, &page, BOTH).expect("RAM");
         (0..MANY).for_each(write);
         let early = logged(&memory);
         assert!(!early.is_empty() && early.len() < MANY as usize, "{} pages", early.len());
         (0..MANY).for_each(write);
         // A look at another page takes the place of one that was written.
-        (0..MANY).for_each(|page| assert_eq!(door.read_obj(page * PAGE + 8, BOTH), Ok(page)));
+        (0..MANY).for_each(|page| assert_eq!(guard.read_obj(page * PAGE + 8, BOTH), Ok(page)));
         let middle = logged(&memory);
         write(0);
-        drop(door);
+        drop(guard);
         let late = logged(&memory);
         assert!(late.contains(&gpa(0)), "the last write was to it");
         let mut second: Vec<u64> = middle.into_iter().chain(late).collect();
@@ -306,17 +306,17 @@ fn a_hold_is_logged_when_it_ends_in_the_log_that_is_on_then() {
     let mut out = Vec::new();
     let segments =
         [paravane_dma::Segment { addr: PAGE, len: 8 }, paravane_dma::Segment { addr: 5 * PAGE - 4, len: 8 }];
-    let written = handle.open().map_segments(&segments, 0, 16, Access::WRITE, &mut out).expect("RAM");
-    let read = handle.open().map(9 * PAGE, 8, Access::READ).expect("RAM");
+    let written = handle.enter().map_segments(&segments, 0, 16, Access::WRITE, &mut out).expect("RAM");
+    let read = handle.enter().map(9 * PAGE, 8, Access::READ).expect("RAM");
     start_log(&memory);
     assert_eq!(logged(&memory), [0_u64; 0]);
     drop((written, read));
     assert_eq!(logged(&memory), [PAGE, 4 * PAGE, 5 * PAGE]);
 
-    let mapping = handle.open().map(9 * PAGE, 8, BOTH).expect("RAM");
-    let door = handle.open();
-    door.mark(mapping.range());
-    drop(door);
+    let mapping = handle.enter().map(9 * PAGE, 8, BOTH).expect("RAM");
+    let guard = handle.enter();
+    guard.mark(mapping.range());
+    drop(guard);
     assert_eq!(logged(&memory), [9 * PAGE], "as the owner said");
     drop(mapping);
     assert_eq!(logged(&memory), [9 * PAGE], "and at its end");
@@ -326,21 +326,21 @@ fn a_hold_is_logged_when_it_ends_in_the_log_that_is_on_then() {
 fn a_log_goes_on_and_off_while_handles_live() {
     let memory = memory();
     let mut handle = memory.handle();
-    handle.open().write(0, &[1], BOTH).expect("RAM");
+    handle.enter().write(0, &[1], BOTH).expect("RAM");
     start_log(&memory);
-    handle.open().write(PAGE, &[1], BOTH).expect("RAM");
+    handle.enter().write(PAGE, &[1], BOTH).expect("RAM");
     assert_eq!(logged(&memory), [PAGE]);
     let log = memory.stop_log(LONG).expect("nobody is inside").expect("it was on");
-    handle.open().write(2 * PAGE, &[1], BOTH).expect("RAM");
+    handle.enter().write(2 * PAGE, &[1], BOTH).expect("RAM");
     let mut pages = DirtyPages::new(0, memory.end(), PAGE).expect("pages");
     log.harvest(&mut pages);
     assert_eq!(pages.count(), 0);
 
-    let door = handle.open();
+    let guard = handle.enter();
     let busy = memory.start_log(log, NOW);
     assert!(matches!(busy, Err(paravane_dma::LogError::Busy(_))), "{busy:?}");
-    drop(door);
-    memory.settle(NOW).expect("the door is shut");
+    drop(guard);
+    memory.synchronize(NOW).expect("the guard is shut");
     let short = memory.start_log(DirtyLog::new(PAGE, PAGE).expect("a log"), NOW);
     // The first word has room for 64 pages.
     assert!(short.is_ok());

@@ -54,12 +54,12 @@ fn a_region_is_the_part_of_the_file_that_was_named() {
     assert_eq!((region.gpa(), region.size(), region.offset()), (0x10_0000, 8 * PAGE, 4 * PAGE));
     let memory = Memory::new(vec![region.clone()]).unwrap();
     let mut handle = memory.handle();
-    let door = handle.open();
+    let guard = handle.enter();
     let mut bytes = [0; 6];
-    door.read(0x10_0000, &mut bytes, Access::READ).unwrap();
+    guard.read(0x10_0000, &mut bytes, Access::READ).unwrap();
     assert_eq!(&bytes, b"inside");
-    door.write(0x10_0000 + 8 * PAGE - 4, b"last", Access::WRITE).unwrap();
-    assert!(door.write(0x10_0000 + 8 * PAGE, b"behind", Access::WRITE).is_err());
+    guard.write(0x10_0000 + 8 * PAGE - 4, b"last", Access::WRITE).unwrap();
+    assert!(guard.write(0x10_0000 + 8 * PAGE, b"behind", Access::WRITE).is_err());
     let mut last = [0; 6];
     File::from(file).read_exact_at(&mut last, 12 * PAGE - 4).unwrap();
     assert_eq!(&last, b"last\0\0");
@@ -107,8 +107,8 @@ fn a_file_that_was_opened_to_be_read_makes_a_region_that_is() {
     );
     let memory = Memory::new(vec![region.unwrap()]).unwrap();
     let mut handle = memory.handle();
-    assert!(handle.open().write(0, b"no", Access::WRITE).is_err());
-    assert!(handle.open().read(0, &mut [0; 8], Access::READ).is_ok());
+    assert!(handle.enter().write(0, b"no", Access::WRITE).is_err());
+    assert!(handle.enter().read(0, &mut [0; 8], Access::READ).is_ok());
 }
 
 #[test]
@@ -127,11 +127,11 @@ fn a_file_that_shrinks_under_a_thread_fails_its_region_and_not_the_process() {
                 let data = [number + 1; 3000];
                 let mut back = [0; 3000];
                 while !stop.load(Ordering::Relaxed) {
-                    let door = handle.open();
+                    let guard = handle.enter();
                     for at in (0..2 * MIB - PAGE).step_by(40_000) {
-                        door.write(at + 17, &data, Access::WRITE).unwrap();
-                        door.read(at + 17, &mut back, Access::READ).unwrap();
-                        door.read_obj::<u64>(at, Access::READ).unwrap();
+                        guard.write(at + 17, &data, Access::WRITE).unwrap();
+                        guard.read(at + 17, &mut back, Access::READ).unwrap();
+                        guard.read_obj::<u64>(at, Access::READ).unwrap();
                     }
                     turns.fetch_add(1, Ordering::Relaxed);
                 }
@@ -154,7 +154,7 @@ fn a_file_that_shrinks_under_a_thread_fails_its_region_and_not_the_process() {
     assert!(!other.lost() && !silent.take());
     // What was written after the loss is private: the part of the file that is left is not changed any more.
     let mut handle = memory.handle();
-    handle.open().write(0, b"too late", Access::WRITE).unwrap();
+    handle.enter().write(0, b"too late", Access::WRITE).unwrap();
     let mut found = [0; 8];
     File::from(file).read_exact_at(&mut found, 0).unwrap();
     assert_ne!(&found, b"too late");
@@ -169,10 +169,10 @@ fn what_is_lost_can_be_had_anew() {
         let memory = Memory::new(vec![region.clone()]).unwrap();
         let mut handle = memory.handle();
         ftruncate(&file, 0).unwrap();
-        assert_eq!(handle.open().read_obj::<u8>(5 * PAGE, Access::READ), Ok(0), "turn {turn}");
+        assert_eq!(handle.enter().read_obj::<u8>(5 * PAGE, Access::READ), Ok(0), "turn {turn}");
         assert!(region.lost() && alarm.take() && !alarm.take());
         // Somebody who keeps it, and a mapping of it.
-        let mapping = handle.open().map(0, 8, Access::READ).unwrap();
+        let mapping = handle.enter().map(0, 8, Access::READ).unwrap();
         memory.replace(vec![]).unwrap();
         drop((memory, handle, region));
         assert_eq!(mapping.len(), 8);
@@ -187,7 +187,7 @@ fn the_kernel_finds_nothing_where_the_file_has_ended() {
     let mut handle = memory.handle();
     let mut pieces: Vec<HostSlice> = Vec::new();
     let segments = [Segment { addr: 8 * PAGE, len: 4096 }];
-    let hold = handle.open().map_segments(&segments, 0, 4096, Access::WRITE, &mut pieces).unwrap();
+    let hold = handle.enter().map_segments(&segments, 0, 4096, Access::WRITE, &mut pieces).unwrap();
     ftruncate(&file, 4 * PAGE).unwrap();
     let image = memfd_create(c"an-image", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&image, PAGE).unwrap();
@@ -196,7 +196,7 @@ fn the_kernel_finds_nothing_where_the_file_has_ended() {
     assert_eq!((moved, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
     assert!(!region.lost() && !alarm.take(), "no access of ours was made");
     drop(hold);
-    handle.open().fill(8 * PAGE, 1, 1, Access::WRITE).unwrap();
+    handle.enter().fill(8 * PAGE, 1, 1, Access::WRITE).unwrap();
     assert!(region.lost() && alarm.take());
 }
 
@@ -217,12 +217,12 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     };
     let memory = Memory::new(vec![region.clone()]).unwrap();
     let mut handle = memory.handle();
-    handle.open().write(0xc_0000, b"first", Access::WRITE).unwrap();
-    handle.open().write(HUGE + 5, b"second", Access::WRITE).unwrap();
+    handle.enter().write(0xc_0000, b"first", Access::WRITE).unwrap();
+    handle.enter().write(HUGE + 5, b"second", Access::WRITE).unwrap();
     let (whole, _) = guarded(range(0, 2 * HUGE, 0), &file);
     let view = Memory::new(vec![whole]).unwrap();
     let mut bytes = [0; 5];
-    view.handle().open().read(0xc_0000, &mut bytes, Access::READ).unwrap();
+    view.handle().enter().read(0xc_0000, &mut bytes, Access::READ).unwrap();
     assert_eq!(&bytes, b"first");
     assert!(
         Region::guarded(
@@ -234,9 +234,9 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
         .is_err()
     );
     ftruncate(&file, HUGE).unwrap();
-    assert_eq!(handle.open().read_obj::<u8>(0xc_0000, Access::READ), Ok(b'f'));
+    assert_eq!(handle.enter().read_obj::<u8>(0xc_0000, Access::READ), Ok(b'f'));
     assert!(!region.lost());
-    assert_eq!(handle.open().read_obj::<u8>(HUGE + 5, Access::READ), Ok(0));
+    assert_eq!(handle.enter().read_obj::<u8>(HUGE + 5, Access::READ), Ok(0));
     assert!(region.lost() && alarm.take());
 }
 
@@ -256,14 +256,14 @@ fn a_log_may_shrink_if_it_is_guarded() {
     let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
     memory.start_log(log.clone(), Duration::from_secs(10)).unwrap();
     let mut handle = memory.handle();
-    handle.open().write(9 * PAGE, b"marked", Access::WRITE).unwrap();
+    handle.enter().write(9 * PAGE, b"marked", Access::WRITE).unwrap();
     let file = File::from(file);
     let mut word = [0; 8];
     file.read_exact_at(&mut word, PAGE).unwrap();
     assert_eq!(u64::from_le_bytes(word), 1 << 9);
     assert!(!log.lost());
     file.set_len(PAGE).unwrap();
-    handle.open().write(10 * PAGE, b"marked nowhere", Access::WRITE).unwrap();
+    handle.enter().write(10 * PAGE, b"marked nowhere", Access::WRITE).unwrap();
     assert!(log.lost() && alarm.take());
 }
 
@@ -274,7 +274,7 @@ fn a_sealed_file_is_guarded_as_well() {
     let (region, alarm) = guarded(range(0, PAGE, 0), &file);
     assert!(ftruncate(&file, 0).is_err());
     let memory = Memory::new(vec![region.clone()]).unwrap();
-    assert_eq!(memory.handle().open().read_obj::<u8>(0, Access::READ), Ok(0));
+    assert_eq!(memory.handle().enter().read_obj::<u8>(0, Access::READ), Ok(0));
     assert!(!region.lost() && !alarm.take());
 }
 
@@ -316,7 +316,7 @@ fn survive() {
     let memory = Memory::new(vec![region]).unwrap();
     ftruncate(&file, 0).unwrap();
     let mut handle = memory.handle();
-    assert_eq!(handle.open().read_obj::<u8>(0, Access::READ), Ok(0));
+    assert_eq!(handle.enter().read_obj::<u8>(0, Access::READ), Ok(0));
     assert!(alarm.take());
 }
 
@@ -433,7 +433,7 @@ fn thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found() {
             .unwrap();
     ftruncate(&taken, 0).unwrap();
     let memory = Memory::new(vec![last.clone()]).unwrap();
-    memory.handle().open().write(0, b"gone", Access::WRITE).unwrap();
+    memory.handle().enter().write(0, b"gone", Access::WRITE).unwrap();
     assert!(last.lost() && alarm.take() && !silent.take());
     let piece = |region: &Region| HostSlice { ptr: region.host().as_ptr(), len: PAGE as usize };
     assert!(is_lost(&[piece(&last)]) && !is_lost(&[piece(&regions[0]), piece(&regions[MANY - 1])]));

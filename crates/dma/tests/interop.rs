@@ -58,7 +58,7 @@ fn a_kernel_is_loaded_by_linux_loader() {
     let loaded = Elf::load(&view, None, &mut Cursor::new(image), None).expect("a kernel");
     assert_eq!(loaded.kernel_load, GuestAddress(0x10_2000));
     let mut found = vec![0; code.len()];
-    memory.handle().open().read(0x10_2000, &mut found, Access::READ).expect("RAM");
+    memory.handle().enter().read(0x10_2000, &mut found, Access::READ).expect("RAM");
     assert!(found == code);
     let marked = dirty(&memory);
     assert!(marked.contains(&0x10_2000) && marked.contains(&0x10_3000), "{marked:x?}");
@@ -80,11 +80,11 @@ fn a_view_is_the_memory_and_its_writes_are_logged() {
     // Before there is a log, and across two regions.
     view.write_slice(b"across", GuestAddress(8 * PAGE - 3)).expect("RAM");
     let mut handle = memory.handle();
-    assert_eq!(handle.open().read_obj::<[u8; 6]>(8 * PAGE - 3, Access::READ), Ok(*b"across"));
+    assert_eq!(handle.enter().read_obj::<[u8; 6]>(8 * PAGE - 3, Access::READ), Ok(*b"across"));
     memory.start_log(DirtyLog::new(memory.end(), PAGE).expect("a log"), NOW).expect("nobody is inside");
     view.write_obj(0x1122_3344_u32, GuestAddress(8 * PAGE - 2)).expect("RAM");
     assert_eq!(dirty(&memory), [7 * PAGE, 8 * PAGE]);
-    handle.open().write(0x10_0008, b"ours", Access::WRITE).expect("RAM");
+    handle.enter().write(0x10_0008, b"ours", Access::WRITE).expect("RAM");
     assert_eq!(view.read_obj::<[u8; 4]>(GuestAddress(0x10_0008)).expect("RAM"), *b"ours");
     let outside = view.write_slice(&[1; 32], GuestAddress(0x10_fff0));
     assert!(matches!(outside, Err(GuestMemoryError::PartialBuffer { completed: 16, .. })), "{outside:?}");

@@ -3,7 +3,7 @@
 #![cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
-use paravane_dma::{Access, Backing, Door, Memory, Region, RegionConfig};
+use paravane_dma::{Access, AccessGuard, Backing, Memory, Region, RegionConfig};
 use std::sync::{Arc, LazyLock};
 
 const PAGE: u64 = 4096;
@@ -20,8 +20,8 @@ fn map(number: usize) -> Vec<Arc<Region>> {
     vec![Arc::clone(&PAGES[number])]
 }
 
-/// The number of the map that is seen through the door.
-fn seen(handle: &Door<'_>) -> usize {
+/// The number of the map that is seen through the guard.
+fn seen(handle: &AccessGuard<'_>) -> usize {
     let found: Vec<usize> =
         (0..3).filter(|&i| handle.map(i as u64 * PAGE, 1, Access::READ | Access::RELAXED).is_ok()).collect();
     assert_eq!(found.len(), 1, "a handle sees exactly one map");
@@ -44,15 +44,15 @@ fn who_is_told_of_a_new_map_sees_it() {
         };
         // Acquire: pairs with the Release store above.
         let was_told = told.load(Ordering::Acquire);
-        let door = handle.open();
-        let before = seen(&door);
+        let guard = handle.enter();
+        let before = seen(&guard);
         if was_told {
             assert_eq!(before, 1);
         }
         replacer.join().unwrap();
-        assert_eq!(seen(&door), before, "the map of this batch");
-        drop(door);
-        assert_eq!(seen(&handle.open()), 1);
+        assert_eq!(seen(&guard), before, "the map of this batch");
+        drop(guard);
+        assert_eq!(seen(&handle.enter()), 1);
     });
 }
 
@@ -67,12 +67,12 @@ fn number_and_map_belong_together() {
                 thread::spawn(move || memory.replace(map(number)).expect("a map"))
             })
             .collect();
-        seen(&handle.open());
+        seen(&handle.enter());
         for replacer in replacers {
             replacer.join().unwrap();
         }
         // Had an old map been pinned with a new number, this would not bring the newest.
-        assert_eq!(memory.regions()[0].gpa(), seen(&handle.open()) as u64 * PAGE);
+        assert_eq!(memory.regions()[0].gpa(), seen(&handle.enter()) as u64 * PAGE);
     });
 }
 
@@ -85,16 +85,16 @@ fn a_region_goes_with_its_last_holder_whoever_that_is() {
         let gone = Arc::downgrade(&region);
         let memory = Memory::new(vec![region]).expect("a map");
         let mut handle = memory.handle();
-        let mapping = handle.open().map(0, 1, Access::READ).expect("RAM");
+        let mapping = handle.enter().map(0, 1, Access::READ).expect("RAM");
         let replacer = {
             let memory = memory.clone();
             thread::spawn(move || memory.replace(map(1)).expect("a map"))
         };
-        drop(handle.open());
+        drop(handle.enter());
         assert!(gone.upgrade().is_some(), "the mapping holds it");
         drop(mapping);
         replacer.join().unwrap();
-        drop(handle.open());
+        drop(handle.enter());
         assert!(gone.upgrade().is_none());
     });
 }

@@ -72,7 +72,7 @@ impl Behind {
 }
 
 /// When `unmap` returns, no access lands in the range any more, and those that did are over. Fails without: either
-/// of the SeqCst fences in `enter` and `settle`, the Release store in `leave`, the Acquire loads in `settle`.
+/// of the SeqCst fences in `enter` and `synchronize`, the Release store in `leave`, the Acquire loads in `synchronize`.
 #[test]
 fn an_unmapping_waits_for_the_accesses() {
     both_ways(|note| {
@@ -84,8 +84,8 @@ fn an_unmapping_waits_for_the_accesses() {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
                 (0..2).fold(false, |missed, _| {
-                    let door = handle.open();
-                    let found = door.read_obj::<u64>(0, RELAXED).is_ok();
+                    let guard = handle.enter();
+                    let found = guard.read_obj::<u64>(0, RELAXED).is_ok();
                     if found {
                         behind.touched();
                     }
@@ -111,7 +111,7 @@ fn an_unmapping_waits_for_the_mappings() {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
                 // Relaxed, so that the guard's own order does not help.
-                let mapping = handle.open().map(8, 8, Access::READ | RELAXED);
+                let mapping = handle.enter().map(8, 8, Access::READ | RELAXED);
                 let found = mapping.is_ok();
                 if let Ok(mapping) = mapping {
                     behind.touched();
@@ -126,7 +126,7 @@ fn an_unmapping_waits_for_the_mappings() {
     });
 }
 
-/// The same when the handle has gone and left its mapping behind. Fails if its seat is not kept on the list, and without
+/// The same when the handle has gone and left its mapping behind. Fails if its reader is not kept on the list, and without
 /// the Acquire in `is_any_taken`.
 #[test]
 fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
@@ -135,7 +135,7 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
         domain.map(0, 0, PAGE, BOTH).expect("free");
         let behind = Behind::new();
         let mut handle = domain.handle();
-        let mapping = handle.open().map(8, 8, Access::READ | RELAXED).expect("mapped");
+        let mapping = handle.enter().map(8, 8, Access::READ | RELAXED).expect("mapped");
         drop(handle);
         let device = {
             let behind = Arc::clone(&behind);
@@ -144,7 +144,7 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
                 drop(mapping);
             })
         };
-        // Another handle comes, which looks whether old seats are needed: somebody else's.
+        // Another handle comes, which looks whether old readers are needed: somebody else's.
         let other = {
             let domain = domain.clone();
             thread::spawn(move || drop(domain.handle()))
@@ -167,7 +167,7 @@ fn an_entry_that_passes_through_two_hands_hides_nothing() {
         domain.map(0, 0, 2 * PAGE, BOTH).expect("free");
         let behind = Behind::new();
         let mut handle = domain.handle();
-        let first = handle.open().map(8, PAGE as usize, Access::READ | RELAXED).expect("mapped");
+        let first = handle.enter().map(8, PAGE as usize, Access::READ | RELAXED).expect("mapped");
         let user = {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
@@ -175,7 +175,7 @@ fn an_entry_that_passes_through_two_hands_hides_nothing() {
                 drop(first);
             })
         };
-        let device = thread::spawn(move || drop(handle.open().map(0, 8, Access::READ | RELAXED)));
+        let device = thread::spawn(move || drop(handle.enter().map(0, 8, Access::READ | RELAXED)));
         domain.unmap(PAGE, PAGE, EVER).expect("everyone lets go");
         behind.given_away();
         user.join().unwrap();
@@ -191,13 +191,13 @@ fn an_entry_that_is_used_again_hides_nothing() {
         domain.map(0, 0, 2 * PAGE, BOTH).expect("free");
         let behind = Behind::new();
         let mut handle = domain.handle();
-        let first = handle.open().map(8, 8, Access::READ | RELAXED).expect("mapped");
+        let first = handle.enter().map(8, 8, Access::READ | RELAXED).expect("mapped");
         let device = {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
                 behind.touched();
                 drop(first);
-                drop(handle.open().map(PAGE, 8, Access::READ | RELAXED));
+                drop(handle.enter().map(PAGE, 8, Access::READ | RELAXED));
             })
         };
         domain.unmap(0, PAGE, EVER).expect("everyone lets go");
@@ -219,7 +219,7 @@ fn a_translation_brings_what_was_done_before_it() {
         let device = {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
-                let found = handle.open().read_obj::<u64>(PAGE, RELAXED).is_ok();
+                let found = handle.enter().read_obj::<u64>(PAGE, RELAXED).is_ok();
                 if found {
                     behind.touched();
                 }
@@ -243,11 +243,11 @@ fn nodes_are_freed_behind_the_walkers() {
         let mut handle = domain.handle();
         let device = thread::spawn(move || {
             // A walk in freed memory is what miri and the checker's allocator would find.
-            handle.open().read_obj::<u64>(3 * PAGE, RELAXED).is_ok()
+            handle.enter().read_obj::<u64>(3 * PAGE, RELAXED).is_ok()
         });
         domain.unmap(3 * PAGE, PAGE, EVER).expect("everyone leaves");
         note(device.join().unwrap());
-        assert!(domain.handle().open().read_obj::<u64>(0, RELAXED).is_ok());
+        assert!(domain.handle().enter().read_obj::<u64>(0, RELAXED).is_ok());
     });
 }
 
@@ -258,7 +258,7 @@ fn dirty(log: &DirtyLog) -> bool {
 }
 
 fn data(memory: &Memory) -> u64 {
-    memory.handle().open().read_obj(0, RELAXED).expect("RAM")
+    memory.handle().enter().read_obj(0, RELAXED).expect("RAM")
 }
 
 /// A memory with a log, and the first word written and copied already; the bit is set again if `set`.
@@ -266,7 +266,7 @@ fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
     let memory = memory();
     let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
     memory.start_log(Arc::clone(&log), EVER).expect("nobody is inside");
-    memory.handle().open().write_obj(0, &0_u64, RELAXED).expect("RAM");
+    memory.handle().enter().write_obj(0, &0_u64, RELAXED).expect("RAM");
     if !set {
         dirty(&log);
     }
@@ -274,7 +274,7 @@ fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
 }
 
 /// Harvest, then copy: what the copy lacks is in a later harvest, whether the bit was set before (and the mark thus
-/// skipped) or not. Fails without: the SeqCst fence in `Written::mark` or the one in `harvest`.
+/// skipped) or not. Fails without: the SeqCst fence in `PendingMarks::mark` or the one in `harvest`.
 #[test]
 fn no_write_is_missing_from_copy_and_harvests() {
     for set in [false, true] {
@@ -286,12 +286,12 @@ fn no_write_is_missing_from_copy_and_harvests() {
                 let (memory, log) = (memory.clone(), Arc::clone(&log));
                 let mut reader = memory.handle();
                 thread::spawn(move || {
-                    let door = reader.open();
+                    let guard = reader.enter();
                     dirty(&log);
-                    door.read_obj::<u64>(0, RELAXED).expect("RAM")
+                    guard.read_obj::<u64>(0, RELAXED).expect("RAM")
                 })
             };
-            handle.open().write_obj(0, &1_u64, RELAXED).expect("RAM");
+            handle.enter().write_obj(0, &1_u64, RELAXED).expect("RAM");
             let copy = migration.join().unwrap();
             assert!(copy == 1 || dirty(&log), "the write is in neither");
             assert_eq!(data(&memory), 1);
@@ -317,10 +317,10 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
             })
         };
         {
-            let door = handle.open();
+            let guard = handle.enter();
             // What a system call does to a mapping that lives on.
             word.store(1, Relaxed);
-            door.mark(GuestRange { gpa: 0, len: 3 * PAGE as usize });
+            guard.mark(GuestRange { gpa: 0, len: 3 * PAGE as usize });
         }
         let copy = migration.join().unwrap();
         assert!(copy == 1 || dirty(&log), "the write is in neither");
@@ -329,15 +329,15 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
 }
 
 /// A write that is not marked because the log was not on yet is in what is copied after it is on. Fails without: the
-/// SeqCst fences in `enter` and `settle`.
+/// SeqCst fences in `enter` and `synchronize`.
 #[test]
 fn what_was_written_before_the_log_is_in_the_copy() {
     both_ways(|note| {
         let memory = memory();
-        memory.handle().open().write_obj(0, &0_u64, RELAXED).expect("RAM");
+        memory.handle().enter().write_obj(0, &0_u64, RELAXED).expect("RAM");
         let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
         let mut handle = memory.handle();
-        let device = thread::spawn(move || handle.open().write_obj(0, &1_u64, RELAXED).expect("RAM"));
+        let device = thread::spawn(move || handle.enter().write_obj(0, &1_u64, RELAXED).expect("RAM"));
         memory.start_log(Arc::clone(&log), EVER).expect("everyone leaves");
         let copy = data(&memory);
         device.join().unwrap();
@@ -346,13 +346,13 @@ fn what_was_written_before_the_log_is_in_the_copy() {
     });
 }
 
-/// The same for a mapping that was made before and ends later. Fails without: the SeqCst fence in `Hold::mark`.
+/// The same for a mapping that was made before and ends later. Fails without: the SeqCst fence in `MappingGuard::mark`.
 #[test]
 fn what_was_written_through_a_mapping_is_in_the_copy_or_the_log() {
     both_ways(|note| {
         let memory = memory();
         let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
-        let mapping = memory.handle().open().map(0, 8, Access::WRITE).expect("RAM");
+        let mapping = memory.handle().enter().map(0, 8, Access::WRITE).expect("RAM");
         let word = Arc::new(AtomicU64::new(0));
         let device = {
             let word = Arc::clone(&word);

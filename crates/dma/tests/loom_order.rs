@@ -1,4 +1,4 @@
-//! What [`Access`] promises, as litmus tests under the model checker: the real door, over modelled memory.
+//! What [`Access`] promises, as litmus tests under the model checker: the real guard, over modelled memory.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_order --release`
 //!
@@ -13,7 +13,7 @@
 use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use loom::sync::atomic::fence;
 use loom::thread;
-use paravane_dma::{Access, Backing, Door, Memory, Region, RegionConfig, Segment};
+use paravane_dma::{Access, AccessGuard, Backing, Memory, Region, RegionConfig, Segment};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -30,7 +30,7 @@ static PAGE: LazyLock<Arc<Region>> = LazyLock::new(|| {
 });
 
 /// A guest's view of the same memory: no order but by its own fences.
-struct Driver<'a>(Door<'a>);
+struct Driver<'a>(AccessGuard<'a>);
 
 impl Driver<'_> {
     fn load(&self, addr: u64) -> u64 {
@@ -42,11 +42,11 @@ impl Driver<'_> {
     }
 }
 
-fn read(device: &Door<'_>, addr: u64, access: Access) -> u64 {
+fn read(device: &AccessGuard<'_>, addr: u64, access: Access) -> u64 {
     device.read_obj(addr, access).expect("RAM")
 }
 
-fn write(device: &Door<'_>, addr: u64, value: u64, access: Access) {
+fn write(device: &AccessGuard<'_>, addr: u64, value: u64, access: Access) {
     device.write_obj(addr, &value, access).expect("RAM");
 }
 
@@ -55,7 +55,7 @@ type Outcome = (u64, u64);
 /// The outcomes of every interleaving with at most so many involuntary switches of threads: 3, or what
 /// PARAVANE_LOOM_PREEMPTIONS says. Device and driver run on a thread each; the outcome is what both return.
 fn outcomes<A, B>(
-    device: fn(&Door<'_>, Access) -> A,
+    device: fn(&AccessGuard<'_>, Access) -> A,
     access: Access,
     driver: fn(&Driver<'_>) -> B,
 ) -> BTreeSet<(A, B)>
@@ -72,12 +72,12 @@ where
         let memory = Memory::new(vec![Arc::clone(&PAGE)]).expect("a map");
         let (mut handle, mut guest) = (memory.handle(), memory.handle());
         // Zero, and known to both, before either starts.
-        let door = handle.open();
+        let guard = handle.enter();
         for addr in [DATA, FLAG] {
-            write(&door, addr, 0, RELAXED);
+            write(&guard, addr, 0, RELAXED);
         }
-        let other = thread::spawn(move || driver(&Driver(guest.open())));
-        let mine = device(&door, access);
+        let other = thread::spawn(move || driver(&Driver(guest.enter())));
+        let mine = device(&guard, access);
         let outcome = (mine, other.join().unwrap());
         note.lock().unwrap().insert(outcome);
     });
@@ -101,9 +101,9 @@ fn publishes(driver: &Driver<'_>) {
 /// Whoever sees a written value sees what was written before it. Fails without: the Release fence in `begin`.
 #[test]
 fn a_write_releases() {
-    let device = |door: &Door<'_>, access| {
-        write(door, DATA, 1, RELAXED);
-        write(door, FLAG, 1, access);
+    let device = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, RELAXED);
+        write(guard, FLAG, 1, access);
     };
     for access in [BY_DIRECTION, FULL] {
         let seen = outcomes(device, access, looks);
@@ -116,20 +116,20 @@ fn a_write_releases() {
 /// in `begin`.
 #[test]
 fn every_kind_of_write_releases() {
-    let long = |door: &Door<'_>, access| {
-        write(door, DATA, 1, RELAXED);
+    let long = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, RELAXED);
         // The flag is the second of three words.
         let words = [0_u64, 1, 0].map(u64::to_le_bytes).concat();
-        door.write(FLAG - 8, &words, access).expect("RAM");
+        guard.write(FLAG - 8, &words, access).expect("RAM");
     };
-    let fill = |door: &Door<'_>, access| {
-        write(door, DATA, 1, RELAXED);
-        door.fill(FLAG, 1, 8, access).expect("RAM");
+    let fill = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, RELAXED);
+        guard.fill(FLAG, 1, 8, access).expect("RAM");
     };
-    let pieces = |door: &Door<'_>, access| {
-        write(door, DATA, 1, RELAXED);
+    let pieces = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, RELAXED);
         let list = [Segment { addr: 256, len: 8 }, Segment { addr: FLAG, len: 8 }];
-        door.write_segments(&list, 0, &[1; 16], access).expect("RAM");
+        guard.write_segments(&list, 0, &[1; 16], access).expect("RAM");
     };
     for device in [long, fill, pieces] {
         let weak =
@@ -143,7 +143,7 @@ fn every_kind_of_write_releases() {
 /// `end`.
 #[test]
 fn a_read_acquires() {
-    let device = |door: &Door<'_>, access| (read(door, FLAG, access), read(door, DATA, RELAXED));
+    let device = |guard: &AccessGuard<'_>, access| (read(guard, FLAG, access), read(guard, DATA, RELAXED));
     for access in [BY_DIRECTION, FULL] {
         let seen = outcomes(device, access, publishes);
         assert_eq!(seen, BTreeSet::from([((0, 0), ()), ((0, 1), ()), ((1, 1), ())]), "{access:?}");
@@ -154,16 +154,16 @@ fn a_read_acquires() {
 /// The same for all bytes of a long read, and for a buffer in pieces. Fails without: the Acquire fence in `end`.
 #[test]
 fn every_kind_of_read_acquires() {
-    let long = |door: &Door<'_>, access| {
+    let long = |guard: &AccessGuard<'_>, access| {
         let mut words = [0; 24];
-        door.read(FLAG - 8, &mut words, access).expect("RAM");
-        (u64::from(words[8]), read(door, DATA, RELAXED))
+        guard.read(FLAG - 8, &mut words, access).expect("RAM");
+        (u64::from(words[8]), read(guard, DATA, RELAXED))
     };
-    let pieces = |door: &Door<'_>, access| {
+    let pieces = |guard: &AccessGuard<'_>, access| {
         let list = [Segment { addr: 256, len: 8 }, Segment { addr: FLAG, len: 8 }];
         let mut words = [0; 16];
-        door.read_segments(&list, 0, &mut words, access).expect("RAM");
-        (u64::from(words[8]), read(door, DATA, RELAXED))
+        guard.read_segments(&list, 0, &mut words, access).expect("RAM");
+        (u64::from(words[8]), read(guard, DATA, RELAXED))
     };
     for device in [long, pieces] {
         let weak = |access| outcomes(device, access, publishes).contains(&((1, 0), ()));
@@ -177,9 +177,9 @@ fn every_kind_of_read_acquires() {
 /// weaker one will not do).
 #[test]
 fn only_full_keeps_a_load_behind_an_earlier_store() {
-    let device = |door: &Door<'_>, access| {
-        write(door, DATA, 1, BY_DIRECTION);
-        read(door, FLAG, access)
+    let device = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, BY_DIRECTION);
+        read(guard, FLAG, access)
     };
     let driver = |driver: &Driver<'_>| {
         driver.store(FLAG, 1);
@@ -199,11 +199,11 @@ fn only_full_keeps_a_load_behind_an_earlier_store() {
 /// `map`.
 #[test]
 fn a_full_mapping_keeps_its_loads_behind_an_earlier_store() {
-    let device = |door: &Door<'_>, access| {
-        write(door, DATA, 1, BY_DIRECTION);
-        let _window = door.map(FLAG, 8, access | Access::READ).expect("RAM");
+    let device = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, BY_DIRECTION);
+        let _window = guard.map(FLAG, 8, access | Access::READ).expect("RAM");
         // What is done through the window is done by raw accesses, which have no order.
-        read(door, FLAG, RELAXED)
+        read(guard, FLAG, RELAXED)
     };
     let driver = |driver: &Driver<'_>| {
         driver.store(FLAG, 1);
@@ -218,11 +218,11 @@ fn a_full_mapping_keeps_its_loads_behind_an_earlier_store() {
 /// `map` (its acquire).
 #[test]
 fn mapping_acquires() {
-    let device = |door: &Door<'_>, access| {
+    let device = |guard: &AccessGuard<'_>, access| {
         // An available index, say.
-        let flag = read(door, FLAG, RELAXED);
-        let _window = door.map(DATA, 8, access | Access::READ).expect("RAM");
-        (flag, read(door, DATA, RELAXED))
+        let flag = read(guard, FLAG, RELAXED);
+        let _window = guard.map(DATA, 8, access | Access::READ).expect("RAM");
+        (flag, read(guard, DATA, RELAXED))
     };
     assert!(!outcomes(device, BY_DIRECTION, publishes).contains(&((1, 0), ())));
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
@@ -232,10 +232,10 @@ fn mapping_acquires() {
 /// fence in `map` (its release).
 #[test]
 fn mapping_releases() {
-    let device = |door: &Door<'_>, access| {
-        write(door, DATA, 1, RELAXED);
-        let _window = door.map(FLAG, 8, access | Access::WRITE).expect("RAM");
-        write(door, FLAG, 1, RELAXED);
+    let device = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, RELAXED);
+        let _window = guard.map(FLAG, 8, access | Access::WRITE).expect("RAM");
+        write(guard, FLAG, 1, RELAXED);
     };
     assert!(!outcomes(device, BY_DIRECTION, looks).contains(&((), (1, 0))));
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
@@ -245,13 +245,13 @@ fn mapping_releases() {
 /// `unmap` (its release).
 #[test]
 fn unmapping_releases() {
-    let device = |door: &Door<'_>, access| {
+    let device = |guard: &AccessGuard<'_>, access| {
         // A mapping for writing has a full fence besides, for the dirty log.
-        let window = door.map(DATA, 8, access | Access::READ).expect("RAM");
-        write(door, DATA, 1, RELAXED);
+        let window = guard.map(DATA, 8, access | Access::READ).expect("RAM");
+        write(guard, DATA, 1, RELAXED);
         drop(window);
         // A used index, say.
-        write(door, FLAG, 1, RELAXED);
+        write(guard, FLAG, 1, RELAXED);
     };
     assert!(!outcomes(device, BY_DIRECTION, looks).contains(&((), (1, 0))));
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
@@ -261,11 +261,11 @@ fn unmapping_releases() {
 /// fence in `unmap` (its acquire).
 #[test]
 fn unmapping_acquires() {
-    let device = |door: &Door<'_>, access| {
-        let window = door.map(FLAG, 8, access | Access::READ).expect("RAM");
-        let flag = read(door, FLAG, RELAXED);
+    let device = |guard: &AccessGuard<'_>, access| {
+        let window = guard.map(FLAG, 8, access | Access::READ).expect("RAM");
+        let flag = read(guard, FLAG, RELAXED);
         drop(window);
-        (flag, read(door, DATA, RELAXED))
+        (flag, read(guard, DATA, RELAXED))
     };
     assert!(!outcomes(device, BY_DIRECTION, publishes).contains(&((1, 0), ())));
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
@@ -275,21 +275,21 @@ fn unmapping_acquires() {
 /// after. Fails without: the Acquire fence in `end`, or the Release fence in `begin`.
 #[test]
 fn both_directions_are_both_orders() {
-    let acquires = |door: &Door<'_>, access| {
-        let flag = read(door, FLAG, access);
-        (flag, read(door, DATA, RELAXED))
+    let acquires = |guard: &AccessGuard<'_>, access| {
+        let flag = read(guard, FLAG, access);
+        (flag, read(guard, DATA, RELAXED))
     };
     assert!(!outcomes(acquires, Access::WRITE, publishes).contains(&((1, 0), ())));
-    let releases = |door: &Door<'_>, access| {
-        write(door, DATA, 1, RELAXED);
-        write(door, FLAG, 1, access);
+    let releases = |guard: &AccessGuard<'_>, access| {
+        write(guard, DATA, 1, RELAXED);
+        write(guard, FLAG, 1, access);
     };
     assert!(!outcomes(releases, Access::READ, looks).contains(&((), (1, 0))));
     // A driver that answers: what it wrote before its answer is seen after a write that also reads.
-    let answered = |door: &Door<'_>, access| {
-        let flag = read(door, FLAG, RELAXED);
-        write(door, 128, 1, access);
-        (flag, read(door, DATA, RELAXED))
+    let answered = |guard: &AccessGuard<'_>, access| {
+        let flag = read(guard, FLAG, RELAXED);
+        write(guard, 128, 1, access);
+        (flag, read(guard, DATA, RELAXED))
     };
     assert!(!outcomes(answered, Access::READ, publishes).contains(&((1, 0), ())));
     assert!(outcomes(answered, BY_DIRECTION, publishes).contains(&((1, 0), ())));

@@ -1,5 +1,5 @@
-//! The door against a plain model: one vector of bytes and a kind for each page.
-use paravane_dma::{Access, Backing, DmaError, Door, Handle, Memory, Region, RegionConfig, Segment};
+//! The guard against a plain model: one vector of bytes and a kind for each page.
+use paravane_dma::{Access, AccessGuard, Backing, DmaError, Handle, Memory, Region, RegionConfig, Segment};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
@@ -184,7 +184,7 @@ fn cut(segments: &[Segment], mut skip: u64, len: usize) -> (Vec<(u128, usize)>, 
 }
 
 impl Model {
-    fn apply(&mut self, handle: &Door<'_>, op: &Op) -> Result<(), TestCaseError> {
+    fn apply(&mut self, handle: &AccessGuard<'_>, op: &Op) -> Result<(), TestCaseError> {
         let gpa = |offset: &u64| self.base.wrapping_add(*offset);
         let make = |list: &[(u64, u32)]| -> Vec<Segment> {
             list.iter().map(|(at, len)| Segment { addr: gpa(at), len: *len }).collect()
@@ -337,7 +337,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..if cfg!(miri) { 12 } else { 40 }),
     ) {
         let (mut model, mut handle) = build(base, &layout);
-        let handle = handle.open();
+        let handle = handle.enter();
         for op in &ops {
             model.apply(&handle, op)?;
         }

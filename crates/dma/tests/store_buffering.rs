@@ -1,4 +1,4 @@
-//! Store buffering on real CPUs, through the real door: the one reordering that x86 does, and what `FULL` is for.
+//! Store buffering on real CPUs, through the real guard: the one reordering that x86 does, and what `FULL` is for.
 //!
 //! ```text
 //! device, on one CPU                  driver, on another
@@ -67,10 +67,10 @@ impl Meeting {
 /// How often in [`ROUNDS`] rounds neither saw the other.
 fn both_missed(device: &mut Handle, driver: &mut Handle, cpus: [usize; 2], access: Access) -> u64 {
     let meeting = Meeting(AtomicU64::new(0));
-    let mut mapped = |addr| driver.open().map(addr, 8, Access::READ | Access::WRITE).expect("RAM");
+    let mut mapped = |addr| driver.enter().map(addr, 8, Access::READ | Access::WRITE).expect("RAM");
     let (request, answer) = (mapped(REQUEST), mapped(ANSWER));
     // SAFETY: eight aligned bytes of guest memory, mapped as long as the guards live, which is longer than the
-    // threads do; everyone accesses them atomically or by the door.
+    // threads do; everyone accesses them atomically or by the guard.
     let [request, answer] =
         [&request, &answer].map(|window| unsafe { AtomicU64::from_ptr(window.host().as_ptr().cast()) });
     for cell in [request, answer] {
@@ -79,7 +79,7 @@ fn both_missed(device: &mut Handle, driver: &mut Handle, cpus: [usize; 2], acces
     std::thread::scope(|scope| {
         let device = scope.spawn(|| {
             pin(cpus[0]);
-            let device = device.open();
+            let device = device.enter();
             (1..=ROUNDS)
                 .map(|n| {
                     meeting.meet(2 * n - 1);

@@ -41,25 +41,26 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
     let mut pieces = Vec::new();
     // Relaxed: a turn more or less.
     while !stop.load(Ordering::Relaxed) {
-        let door = handle.open();
+        let guard = handle.enter();
         let mut hold = None;
         for _ in 0..=dice.below(20) {
             let addr = IOVA + dice.below(WINDOW) * PAGE + dice.below(PAGE / 8) * 8;
             let value = dice.below(1 << 30) + 1;
             let result = match dice.below(8) {
-                0 => door.read_obj::<u64>(addr, Access::READ).map(|_| ()),
+                0 => guard.read_obj::<u64>(addr, Access::READ).map(|_| ()),
                 1 => {
                     // Across pages, and perhaps only in part.
                     let len = 1 + dice.below(3 * PAGE) as usize;
-                    door.fill(addr, value as u8, len, Access::WRITE)
+                    guard.fill(addr, value as u8, len, Access::WRITE)
                 }
                 2 if hold.is_none() => {
                     pieces.clear();
                     let segment = Segment { addr: addr & !7, len: 8 };
-                    door.map_segments(&[segment], 0, 8, Access::WRITE, &mut pieces)
+                    guard
+                        .map_segments(&[segment], 0, 8, Access::WRITE, &mut pieces)
                         .map(|made| hold = Some(made))
                 }
-                _ => door.write_obj(addr, &value, Access::WRITE),
+                _ => guard.write_obj(addr, &value, Access::WRITE),
             };
             match result {
                 Ok(()) => hits += 1,
@@ -67,7 +68,7 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
                 Err(other) => panic!("{other}"),
             }
         }
-        drop(door);
+        drop(guard);
         if hold.is_some() {
             // After the batch, as the kernel would.
             for piece in &pieces {
@@ -89,10 +90,10 @@ fn harvest(memory: &Memory, log: &DirtyLog, stop: &AtomicBool) -> Vec<u8> {
         let last = stop.load(Ordering::Acquire);
         pages.clear();
         log.harvest(&mut pages);
-        let door = handle.open();
+        let guard = handle.enter();
         for addr in pages.iter() {
             let at = addr as usize;
-            door.read(addr, &mut copy[at..at + PAGE as usize], Access::RELAXED).expect("RAM");
+            guard.read(addr, &mut copy[at..at + PAGE as usize], Access::RELAXED).expect("RAM");
         }
         if last {
             return copy;
@@ -109,7 +110,7 @@ fn nothing_is_missed_and_nothing_lands_elsewhere() {
     // The mapper's own way to the memory has no log.
     let beside = Memory::new(vec![region]).expect("a map");
     let mut beside = beside.handle();
-    let beside = beside.open();
+    let beside = beside.enter();
     let domain = Domain::new(&memory);
     let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
     memory.start_log(Arc::clone(&log), LONG).expect("nobody is inside");

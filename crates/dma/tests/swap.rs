@@ -7,15 +7,15 @@ const PAGE: u64 = 4096;
 const REPLACEMENTS: u64 = if cfg!(miri) { 10 } else { 2000 };
 
 /// Where a page carries its mark, besides its start.
-const PLACES: [u64; 4] = [8, 1024, 2048, PAGE - 8];
+const LINES: [u64; 4] = [8, 1024, 2048, PAGE - 8];
 
 /// A page that says throughout which map it belongs to.
 fn marked(gpa: u64, mark: u64) -> Arc<Region> {
     let region =
         Region::new(RegionConfig { gpa, size: PAGE, backing: Backing::Pages, writable: true }).expect("RAM");
     let mut handle = Memory::new(vec![Arc::clone(&region)]).expect("a map").handle();
-    let handle = handle.open();
-    for at in std::iter::once(0).chain(PLACES) {
+    let handle = handle.enter();
+    for at in std::iter::once(0).chain(LINES) {
         handle.write_obj(gpa + at, &mark, Access::WRITE).expect("RAM");
     }
     region
@@ -27,7 +27,7 @@ fn holders_keep_their_map_until_they_open_anew() {
     let gone = Arc::downgrade(&first);
     let memory = Memory::new(vec![first]).expect("a map");
     let mut slow = memory.handle();
-    let mapping = slow.open().map(0, 8, Access::READ).expect("RAM");
+    let mapping = slow.enter().map(0, 8, Access::READ).expect("RAM");
     drop(slow);
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -42,12 +42,12 @@ fn holders_keep_their_map_until_they_open_anew() {
                 loop {
                     // Acquire: pairs with the Release store below, made after the last replacement.
                     let last = stop.load(Ordering::Acquire);
-                    let handle = handle.open();
+                    let handle = handle.enter();
                     let mark: u64 = handle.read_obj(0, Access::READ).expect("some map");
                     assert!(mark >= newest, "map {mark} after map {newest}");
                     newest = mark;
                     // The rest of the batch sees the same map, whatever is published meanwhile.
-                    for at in PLACES {
+                    for at in LINES {
                         assert_eq!(handle.read_obj::<u64>(at, Access::READ), Ok(mark));
                     }
                     batches += 1;
@@ -84,11 +84,11 @@ fn a_region_that_stays_is_not_mapped_anew() {
     let goes = marked(PAGE, 8);
     let memory = Memory::new(vec![Arc::clone(&stays), Arc::clone(&goes)]).expect("a map");
     let mut handle = memory.handle();
-    let door = handle.open();
+    let guard = handle.enter();
     memory.replace(vec![Arc::clone(&stays)]).expect("a map");
-    assert_eq!(door.read_obj::<u64>(PAGE, Access::READ), Ok(8), "pinned until the next batch");
-    drop(door);
-    let handle = handle.open();
+    assert_eq!(guard.read_obj::<u64>(PAGE, Access::READ), Ok(8), "pinned until the next batch");
+    drop(guard);
+    let handle = handle.enter();
     assert_eq!(
         handle.read_obj::<u64>(PAGE, Access::READ),
         Err(DmaError::Unmapped { addr: PAGE, len: 8, done: 0 })
@@ -106,7 +106,7 @@ fn a_hold_outlives_its_handle_and_its_memory() {
     let mut handle = memory.handle();
     let mut out = Vec::new();
     let segment = paravane_dma::Segment { addr: 1024, len: 8 };
-    let hold = handle.open().map_segments(&[segment], 0, 8, Access::READ, &mut out).expect("RAM");
+    let hold = handle.enter().map_segments(&[segment], 0, 8, Access::READ, &mut out).expect("RAM");
     drop(handle);
     drop(memory);
     // SAFETY: `hold` keeps the slice mapped; nobody writes to it.
@@ -120,5 +120,5 @@ fn clones_are_the_same_memory() {
     let memory = Memory::new(Vec::new()).expect("a map");
     let mut handle = memory.handle();
     memory.clone().replace(vec![marked(0, 3)]).expect("a map");
-    assert_eq!(handle.open().read_obj::<u64>(0, Access::READ), Ok(3));
+    assert_eq!(handle.enter().read_obj::<u64>(0, Access::READ), Ok(3));
 }

@@ -1,7 +1,7 @@
 //! Accesses through a domain against a plain model of it: long ones over single pages, large leaves, holes, pages that
 //! forbid, and the edges of regions; what faults, what is told of it, what is in the log.
 use paravane_dma::{
-    Access, Backing, DirtyLog, DirtyPages, DmaError, Domain, Door, Memory, Miss, Region, RegionConfig,
+    Access, AccessGuard, Backing, DirtyLog, DirtyPages, DmaError, Domain, Memory, Miss, Region, RegionConfig,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -201,7 +201,7 @@ impl World {
         Self { model, domain, told }
     }
 
-    fn apply(&mut self, door: &Door<'_>, &(at, len, what): &Op) -> Result<(), TestCaseError> {
+    fn apply(&mut self, guard: &AccessGuard<'_>, &(at, len, what): &Op) -> Result<(), TestCaseError> {
         let model = &mut self.model;
         let addr = model.first * PAGE + at;
         // The model knows no more pages.
@@ -214,25 +214,25 @@ impl World {
         match what {
             What::Read => {
                 let mut out = vec![0xcc; len];
-                prop_assert_eq!(door.read(addr, &mut out, access), expected);
+                prop_assert_eq!(guard.read(addr, &mut out, access), expected);
                 let mut wanted = model.read(&pieces);
                 wanted.resize(len, 0xcc);
                 prop_assert!(out == wanted, "{} bytes at {:#x} differ", len, addr);
             }
             What::Write(seed) => {
                 let data: Vec<u8> = (0..len).map(|i| (i * 7 + i / 256) as u8 ^ seed).collect();
-                prop_assert_eq!(door.write(addr, &data, access), expected);
+                prop_assert_eq!(guard.write(addr, &data, access), expected);
                 model.write(&pieces, &data);
             }
             What::Fill(byte) => {
-                prop_assert_eq!(door.fill(addr, byte, len, access), expected);
+                prop_assert_eq!(guard.fill(addr, byte, len, access), expected);
                 model.write(&pieces, &vec![byte; len]);
             }
             What::Map(write) => {
                 if expected.is_ok() && Model::runs(&pieces) > 1 {
                     expected = Err(DmaError::NotContiguous { addr, len });
                 }
-                let mapping = door.map(addr, len, access);
+                let mapping = guard.map(addr, len, access);
                 prop_assert_eq!(
                     mapping.as_ref().map(|mapping| mapping.len()).map_err(|&e| e),
                     expected.map(|()| len)
@@ -280,11 +280,11 @@ proptest! {
         let memory = world.domain.memory().clone();
         let mut handle = world.domain.handle();
         for (ops, gone) in &batches {
-            let door = handle.open();
+            let guard = handle.enter();
             for op in ops {
-                world.apply(&door, op)?;
+                world.apply(&guard, op)?;
             }
-            drop(door);
+            drop(guard);
             let mut pages = DirtyPages::new(0, memory.end(), PAGE).expect("pages");
             memory.log().expect("a log").harvest(&mut pages);
             let dirty = std::mem::take(&mut world.model.dirty);

@@ -79,13 +79,13 @@ impl<T: Transport> Channel<T> {
         if self.failed.is_some() {
             return true;
         }
-        let token = self.queue.enable_notifications();
+        let token = self.queue.enable_interrupts();
         self.queue.poll(token)
     }
 
     /// Suppresses interrupts.
     pub(crate) fn disable_interrupts(&mut self) {
-        self.queue.disable_notifications();
+        self.queue.disable_interrupts();
     }
 
     /// After an interrupt of the device: reads and acknowledges its causes.

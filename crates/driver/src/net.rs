@@ -550,18 +550,18 @@ impl<T: Transport> Net<T> {
     pub fn enable_interrupts(&mut self) -> bool {
         let mut news = self.failed.is_some();
         for pair in &mut self.pairs {
-            let token = pair.receive.enable_notifications();
+            let token = pair.receive.enable_interrupts();
             news |= pair.receive.poll(token);
             // A frame that has gone is no news to a caller that waits for an answer and not for room.
             if pair.waited_for {
-                let token = pair.transmit.enable_notifications();
+                let token = pair.transmit.enable_interrupts();
                 news |= pair.transmit.poll(token);
             }
         }
         if let Some(control) = &mut self.control
             && control.asked.is_some()
         {
-            let token = control.queue.enable_notifications();
+            let token = control.queue.enable_interrupts();
             news |= control.queue.poll(token);
         }
         news
@@ -570,18 +570,18 @@ impl<T: Transport> Net<T> {
     /// Suppresses interrupts.
     pub fn disable_interrupts(&mut self) {
         for pair in &mut self.pairs {
-            pair.receive.disable_notifications();
-            pair.transmit.disable_notifications();
+            pair.receive.disable_interrupts();
+            pair.transmit.disable_interrupts();
         }
         if let Some(control) = &mut self.control {
-            control.queue.disable_notifications();
+            control.queue.disable_interrupts();
         }
     }
 
     /// Where the receive queue of a pair stands, for [`Net::has_news`] and [`Net::poller`]; and asks for an interrupt at
     /// the next buffer. `None` if there is no such pair.
     pub fn position(&mut self, pair: u16) -> Option<PollToken> {
-        Some(self.pairs.get_mut(usize::from(pair))?.receive.enable_notifications())
+        Some(self.pairs.get_mut(usize::from(pair))?.receive.enable_interrupts())
     }
 
     /// Whether anything was received on a pair since `token`, or the driver has failed.

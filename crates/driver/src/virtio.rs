@@ -14,7 +14,7 @@
 use crate::{DmaArea, DriverError, Pool, Transport};
 use alloc::boxed::Box;
 use paravane_ring::driver::poll::Poller;
-use paravane_ring::driver::{Layout, Queue};
+use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_spec::{feature, mmio, queue, status};
 use thiserror::Error;
 
@@ -193,7 +193,7 @@ impl<T: Transport> Virtio<T> {
         // The bound above makes this exact.
         let size = power_of_two_up_to(size.min(most as u16)).ok_or(DriverError::Queue(index))?;
 
-        let layout = Layout::new(size, indirect, self.features)?;
+        let layout = DriverConfig::new(size, indirect, self.features)?;
         let (mut queue, at) = Queue::new(layout, memory(layout.memory())?)?;
         // Before the device may use the queue, or never.
         let poller = queue.poller().map_err(|_| DriverError::Queue(index))?;
@@ -221,7 +221,7 @@ impl<T: Transport> Virtio<T> {
     /// negotiated.
     pub fn notify(&self, index: u16, queue: &Queue) {
         let data = self.features & feature::NOTIFICATION_DATA != 0;
-        self.transport.notify(index, data.then(|| queue.notification(index)));
+        self.transport.notify(index, data.then(|| queue.kick_data(index)));
     }
 
     /// Reads and acknowledges the causes of the interrupt (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) and, if the

@@ -119,7 +119,7 @@ fn a_queue_is_reset_and_started_again() {
                 device.serve(Answer::Honest);
             }
             flush(&mut queue, &device);
-            let token = queue.enable_notifications();
+            let token = queue.enable_interrupts();
             let memory = transport.reset_queue(0, queue).unwrap();
             assert!(poller.poll(token), "whoever polls comes to see that the queue is gone");
             assert!(device.0.borrow().ready == 0);
@@ -127,7 +127,7 @@ fn a_queue_is_reset_and_started_again() {
             (queue, poller) = transport.start_queue_again(0, size, 0, memory).unwrap();
             assert_eq!((queue.size(), queue.in_flight(), queue.room()), (size, 0, size.into()));
             assert_eq!(queue.pop_used(), Ok(None));
-            let token = queue.enable_notifications();
+            let token = queue.enable_interrupts();
             assert!(!poller.poll(token));
         }
         assert_eq!(pool.free(), free, "no memory was used up");

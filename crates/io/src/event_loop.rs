@@ -18,11 +18,11 @@
 //! was done. No clock is read where polling is off.
 //!
 //! A queue that is polled and whose work comes fast may be left alone for some microseconds before it is looked at again, so that
-//! more is taken at once: its [`GatherWindow`] says for how long.
+//! more is taken at once: its [`BatchDelay`] says for how long.
 use super::host_queue::{HostQueue, Turn};
 use super::{Counters, Message, NotPutOn, caught};
 use paravane_device::ServeError;
-use paravane_notify::{GatherWindow, Notifier, PollWindow};
+use paravane_notify::{BatchDelay, Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io;
@@ -54,7 +54,7 @@ pub(super) struct Setting {
 pub(super) struct EventLoop {
     epoll: OwnedFd,
     setting: Setting,
-    seats: Vec<Option<Seat>>,
+    entries: Vec<Option<Entry>>,
     /// Seats of the queues that are to be served without waiting for an event, each once. Has room for all.
     ready: VecDeque<usize>,
     /// Seats of the queues that are polled, each once. Has room for all.
@@ -62,11 +62,11 @@ pub(super) struct EventLoop {
 }
 
 /// A queue while this thread has it.
-struct Seat {
+struct Entry {
     queue: Box<HostQueue>,
     state: State,
     window: PollWindow,
-    gather: GatherWindow,
+    gather: BatchDelay,
     /// Chains taken since its work last ran dry.
     taken: u32,
     /// When its work ran dry; `None` if that was never, or polling is off.
@@ -90,7 +90,7 @@ impl EventLoop {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let control = epoll::EventData::new_u64(CONTROL);
         epoll::add(&epoll, &*setting.control, control, epoll::EventFlags::IN)?;
-        Ok(Self { epoll, setting, seats: Vec::new(), ready: VecDeque::new(), polled: Vec::new() })
+        Ok(Self { epoll, setting, entries: Vec::new(), ready: VecDeque::new(), polled: Vec::new() })
     }
 
     pub(super) fn run(&mut self) {
@@ -125,7 +125,7 @@ impl EventLoop {
                 }
             }
             self.serve_ready();
-            // Messages come last: they free and reuse seats that events of this round may still name.
+            // Messages come last: they free and reuse entries that events of this round may still name.
             if control && !self.obey_all() {
                 break;
             }
@@ -142,9 +142,9 @@ impl EventLoop {
                 Message::PutOn(queue, done) => drop(done.send(self.put_on(queue))),
                 Message::TakeOff(key, done) => {
                     let holds =
-                        |seat: &Option<Seat>| seat.as_ref().is_some_and(|seat| seat.queue.key() == key);
-                    let seat = self.seats.iter().position(holds);
-                    drop(done.send(seat.and_then(|seat| self.take_off(seat))));
+                        |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.queue.key() == key);
+                    let entry = self.entries.iter().position(holds);
+                    drop(done.send(entry.and_then(|entry| self.take_off(entry))));
                 }
                 Message::LookAgain(device) => self.look_again(device),
                 Message::Run(task) => task(),
@@ -155,41 +155,44 @@ impl EventLoop {
     }
 
     fn look_again(&mut self, device: usize) {
-        for (number, seat) in self.seats.iter_mut().enumerate() {
-            let Some(seat) = seat else { continue };
-            if seat.queue.key().device != device || !seat.queue.minds_memory() || seat.state == State::Ready {
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
+            if entry.queue.key().device != device
+                || !entry.queue.minds_memory()
+                || entry.state == State::Ready
+            {
                 continue;
             }
-            if let State::Polled { .. } = seat.state {
+            if let State::Polled { .. } = entry.state {
                 self.polled.retain(|&other| other != number);
             }
-            seat.state = State::Ready;
+            entry.state = State::Ready;
             self.ready.push_back(number);
         }
     }
 
     fn put_on(&mut self, mut queue: Box<HostQueue>) -> Result<(), NotPutOn> {
-        let number = self.seats.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.seats.push(None);
-            self.seats.len() - 1
+        let number = self.entries.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() - 1
         });
-        self.ready.reserve(self.seats.len().saturating_sub(self.ready.len()));
-        self.polled.reserve(self.seats.len().saturating_sub(self.polled.len()));
+        self.ready.reserve(self.entries.len().saturating_sub(self.ready.len()));
+        self.polled.reserve(self.entries.len().saturating_sub(self.polled.len()));
         let token = (number as u64) << 1;
         if let Err(source) = queue.listen(&self.epoll, token, token | 1) {
             return Err(NotPutOn { queue: Some(queue), source });
         }
         let window = PollWindow::new(self.setting.longest_poll);
-        let gather = GatherWindow::new(queue.gathers());
+        let gather = BatchDelay::new(queue.preferred_batch());
         // It is served once, whether or not there is anything: what came while it was nobody's may wake nobody.
-        self.seats[number] =
-            Some(Seat { queue, state: State::Ready, window, gather, taken: 0, dry: None, gap: None });
+        self.entries[number] =
+            Some(Entry { queue, state: State::Ready, window, gather, taken: 0, dry: None, gap: None });
         self.ready.push_back(number);
         Ok(())
     }
 
     fn take_off(&mut self, number: usize) -> Option<Box<HostQueue>> {
-        let Seat { queue, state, .. } = self.seats.get_mut(number)?.take()?;
+        let Entry { queue, state, .. } = self.entries.get_mut(number)?.take()?;
         match state {
             State::Asleep => {}
             State::Ready => self.ready.retain(|&other| other != number),
@@ -201,20 +204,20 @@ impl EventLoop {
 
     fn event(&mut self, token: u64) {
         let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
         if token & 1 == 0 {
-            seat.queue.take_kicks();
+            entry.queue.take_kicks();
         }
-        match seat.state {
+        match entry.state {
             State::Ready => return,
-            State::Asleep => seat.gap = seat.dry.map(|dry| dry.elapsed()),
+            State::Asleep => entry.gap = entry.dry.map(|dry| dry.elapsed()),
             // The other of its two sides has something, or a kick was under way.
             State::Polled { .. } => {
-                seat.window.found();
+                entry.window.found();
                 self.polled.retain(|&other| other != number);
             }
         }
-        seat.state = State::Ready;
+        entry.state = State::Ready;
         self.ready.push_back(number);
     }
 
@@ -227,15 +230,15 @@ impl EventLoop {
         loop {
             for at in (0..self.polled.len()).rev() {
                 let number = self.polled[at];
-                let Some(Some(seat)) = self.seats.get_mut(number) else { continue };
-                let State::Polled { from, until } = seat.state else { continue };
+                let Some(Some(entry)) = self.entries.get_mut(number) else { continue };
+                let State::Polled { from, until } = entry.state else { continue };
                 if now < from {
                     continue;
                 }
-                if seat.queue.has_work() {
+                if entry.queue.has_work() {
                     fruitful += 1;
-                    seat.window.found();
-                    seat.state = State::Ready;
+                    entry.window.found();
+                    entry.state = State::Ready;
                     self.polled.swap_remove(at);
                     self.ready.push_back(number);
                 } else if now >= until {
@@ -256,15 +259,15 @@ impl EventLoop {
 
     /// The queue is not looked at again before an event comes, unless there is something now.
     fn sleep(&mut self, number: usize) {
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
-        match seat.queue.arm() {
-            Ok(false) => seat.state = State::Asleep,
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+        match entry.queue.arm() {
+            Ok(false) => entry.state = State::Asleep,
             Ok(true) => {
-                seat.state = State::Ready;
+                entry.state = State::Ready;
                 self.ready.push_back(number);
             }
             Err(error) => {
-                seat.state = State::Asleep;
+                entry.state = State::Asleep;
                 self.fail(number, &error);
             }
         }
@@ -279,33 +282,33 @@ impl EventLoop {
     }
 
     fn serve(&mut self, number: usize) {
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
-        seat.state = State::Asleep;
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+        entry.state = State::Asleep;
         self.setting.counters.turn();
-        let length = seat.window.length();
-        let enough = if length.is_zero() { 0 } else { seat.gather.enough() };
-        match seat.queue.serve(length.is_zero(), enough) {
+        let length = entry.window.length();
+        let enough = if length.is_zero() { 0 } else { entry.gather.enough() };
+        match entry.queue.serve(length.is_zero(), enough) {
             Ok(Turn::More { taken }) => {
-                seat.taken += taken;
-                seat.state = State::Ready;
+                entry.taken += taken;
+                entry.state = State::Ready;
                 self.ready.push_back(number);
             }
             Ok(Turn::Dry { taken, worked }) => {
                 // A kick that brought no work teaches nothing.
-                let gap = seat.gap.take().filter(|_| worked);
-                gap.into_iter().for_each(|gap| seat.window.slept(gap));
-                let taken = std::mem::take(&mut seat.taken) + taken;
+                let gap = entry.gap.take().filter(|_| worked);
+                gap.into_iter().for_each(|gap| entry.window.slept(gap));
+                let taken = std::mem::take(&mut entry.taken) + taken;
                 let mut pause = Duration::ZERO;
-                if seat.window.enabled() && worked {
+                if entry.window.enabled() && worked {
                     let now = Instant::now();
-                    if let Some(before) = seat.dry.replace(now) {
-                        pause = seat.gather.turn(taken, now - before);
+                    if let Some(before) = entry.dry.replace(now) {
+                        pause = entry.gather.turn(taken, now - before);
                     }
                 }
                 // What looked like work and was none is not polled for again.
-                match seat.dry.filter(|_| worked && !length.is_zero() && seat.queue.can_poll()) {
+                match entry.dry.filter(|_| worked && !length.is_zero() && entry.queue.can_poll()) {
                     Some(dry) => {
-                        seat.state = State::Polled { from: dry + pause, until: dry + length };
+                        entry.state = State::Polled { from: dry + pause, until: dry + length };
                         self.polled.push(number);
                     }
                     None if length.is_zero() => {}
@@ -325,9 +328,9 @@ impl EventLoop {
 
     /// After a panic: what is in flight is waited for, and no queue is served any more.
     pub(super) fn give_up(&mut self) {
-        for seat in self.seats.drain(..).flatten() {
+        for entry in self.entries.drain(..).flatten() {
             // One that panics once more is left where it is: the host may still write to its memory, which it keeps mapped.
-            let mut queue = ManuallyDrop::new(seat.queue);
+            let mut queue = ManuallyDrop::new(entry.queue);
             let done = caught(|| {
                 queue.forget();
                 drop(ManuallyDrop::into_inner(queue));
@@ -339,7 +342,7 @@ impl EventLoop {
     }
 
     fn stop_all(&mut self) {
-        for number in 0..self.seats.len() {
+        for number in 0..self.entries.len() {
             if let Some(queue) = self.take_off(number) {
                 queue.stop(true);
             }

@@ -11,8 +11,8 @@
 //! its handler's descriptor; who gets it looks at the ring once, without being asked ([`IoThread::put_on`]).
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
-use crate::{Kicks, QueueWork, Site};
-use paravane_device::{LiveQueue, ParkedQueue, QueueHandler, ServeError, Served, StateError};
+use crate::{Kicks, QueueEvents, QueueWork};
+use paravane_device::{MappedQueue, ParkedQueue, QueueHandler, ServeError, Served, StateError};
 use paravane_notify::NotifyError;
 use rustix::event::epoll;
 use std::os::fd::OwnedFd;
@@ -46,11 +46,11 @@ pub struct QueueKey {
 /// A live queue and what serves it.
 pub struct HostQueue {
     key: QueueKey,
-    live: LiveQueue,
+    live: MappedQueue,
     handler: Box<dyn QueueHandler>,
     kicks: Kicks,
     /// The device, which interrupts its driver and is told when the queue fails.
-    site: Arc<dyn Site>,
+    events: Arc<dyn QueueEvents>,
     /// Signals in the notifier that are our own, not kicks.
     own_signals: u64,
     /// What all that served this queue have done.
@@ -64,15 +64,15 @@ impl HostQueue {
     #[must_use]
     pub fn new(
         key: QueueKey,
-        live: LiveQueue,
+        live: MappedQueue,
         handler: Box<dyn QueueHandler>,
         kicks: Kicks,
-        site: Arc<dyn Site>,
+        events: Arc<dyn QueueEvents>,
         work: Arc<QueueWork>,
     ) -> Self {
         // A notifier of ours is born signalled, and signalled when it is given back.
         let own_signals = kicks.are_ours().into();
-        Self { key, live, handler, kicks, site, own_signals, work, cut: None }
+        Self { key, live, handler, kicks, events, own_signals, work, cut: None }
     }
 
     /// Whose it is.
@@ -124,12 +124,12 @@ impl HostQueue {
         let signals = self.kicks.take();
         let own = signals.min(self.own_signals);
         self.own_signals -= own;
-        self.site.kicked(self.key.queue, signals - own);
+        self.events.kicked(self.key.queue, signals - own);
     }
 
     /// A kick came by an exit, to be served in it.
     pub(super) fn kicked_inline(&self) {
-        self.site.kicked(self.key.queue, 1);
+        self.events.kicked(self.key.queue, 1);
     }
 
     /// Serves until nothing is left or the budget is used up. With `arm`, when nothing is left, the next work wakes whoever
@@ -145,13 +145,13 @@ impl HostQueue {
 
     /// As [`HostQueue::serve`]; whether there is more.
     fn serve_counted(&mut self, arm: bool, enough: u32, sum: &mut Served) -> Result<bool, ServeError> {
-        let Self { key, live, handler, site, work, .. } = self;
+        let Self { key, live, handler, events, work, .. } = self;
         live.disable_kicks();
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
                 work.interrupted();
-                site.used_buffer(key.queue);
+                events.used_buffer(key.queue);
             }
             sum.taken += served.taken;
             sum.completed += served.completed;
@@ -180,9 +180,9 @@ impl HostQueue {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
 
-    /// Chains that it is good to take at once; see [`QueueHandler::gathers`].
-    pub(super) fn gathers(&self) -> u32 {
-        self.handler.gathers(self.live.ring().size())
+    /// Chains that it is good to take at once; see [`QueueHandler::preferred_batch`].
+    pub(super) fn preferred_batch(&self) -> u32 {
+        self.handler.preferred_batch(self.live.ring().size())
     }
 
     /// Whether it is to be served when there is other memory, or translations: it has work that waits for them, or keeps memory.
@@ -190,9 +190,9 @@ impl HostQueue {
         self.live.waits() || self.handler.keeps_memory()
     }
 
-    /// `site` is told what the queue's driver has to know, from now on.
-    pub fn tell(&mut self, site: Arc<dyn Site>) {
-        self.site = site;
+    /// `events` is told what the queue's driver has to know, from now on.
+    pub fn tell(&mut self, events: Arc<dyn QueueEvents>) {
+        self.events = events;
     }
 
     /// Once `cut` is set, what drains the queue ends requests before they are done; see [`QueueHandler::drain_until`].
@@ -215,7 +215,7 @@ impl HostQueue {
         self.work.settle();
         if served.interrupt {
             self.work.interrupted();
-            self.site.used_buffer(self.key.queue);
+            self.events.used_buffer(self.key.queue);
         }
     }
 
@@ -231,9 +231,9 @@ impl HostQueue {
 
     /// It has failed, and is out of order until its driver resets it.
     pub(super) fn fail(self, error: &ServeError) {
-        let (queue, site) = (self.key.queue, Arc::clone(&self.site));
+        let (queue, events) = (self.key.queue, Arc::clone(&self.events));
         self.abandon();
-        site.failed(queue, error);
+        events.failed(queue, error);
     }
 
     /// It cannot go on: what is in flight is waited for and forgotten.
@@ -275,6 +275,6 @@ impl std::fmt::Debug for HostQueue {
 }
 
 /// See [`HostQueue::arm`].
-fn wake_ups(live: &mut LiveQueue, handler: &mut dyn QueueHandler) -> Result<bool, ServeError> {
+fn wake_ups(live: &mut MappedQueue, handler: &mut dyn QueueHandler) -> Result<bool, ServeError> {
     Ok(handler.listen() || (handler.wants_kicks() && live.arm_kicks()?))
 }

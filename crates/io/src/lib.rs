@@ -10,12 +10,12 @@
 //! is lost, and there is no other way for a queue to change hands.
 //!
 //! Whoever puts these together, a machine of ours or a server for other people's, says where kicks arrive ([`Kicks`]) and
-//! is told what the queue's driver has to know ([`Site`]).
+//! is told what the queue's driver has to know ([`QueueEvents`]).
 //!
 //! A thread that panics ends, and with it the service of its queues: what is in flight is waited for, and who has asked for it
 //! ([`IoThread::watched`]) is told.
 //!
-//! An I/O thread may block in a [`Site`] that signals another process. Every wait for the thread frees it then
+//! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the thread frees it then
 //! ([`IoThread::freed_by`]).
 mod counters;
 mod event_loop;
@@ -23,7 +23,7 @@ mod host_queue;
 mod inline;
 mod kicks;
 mod panic;
-mod site;
+mod queue_events;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +32,7 @@ pub use host_queue::{HostQueue, QueueKey};
 pub use inline::Inline;
 pub use kicks::{ForeignKicks, Kicks, is_eventfd};
 pub use panic::caught;
-pub use site::Site;
+pub use queue_events::QueueEvents;
 
 use counters::Counters;
 use event_loop::{EventLoop, Setting};
@@ -182,7 +182,7 @@ impl IoThread {
     }
 
     /// Whoever waits for the thread calls `free` again and again until the thread answers. It ends what the thread is blocked in
-    /// ([`Site`]), and does nothing if the thread is not blocked.
+    /// ([`QueueEvents`]), and does nothing if the thread is not blocked.
     #[must_use]
     pub fn freed_by(mut self, free: impl Fn() + Send + Sync + 'static) -> Self {
         self.free = Free(Box::new(free));
@@ -254,7 +254,7 @@ impl IoThread {
         self.answer(&taking_off.0)?
     }
 
-    /// The queues of this device that wait for translations ([`paravane_device::LiveQueue::waits`]), or keep memory that may be
+    /// The queues of this device that wait for translations ([`paravane_device::MappedQueue::waits`]), or keep memory that may be
     /// another by now ([`paravane_device::QueueHandler::keeps_memory`]), are served once more.
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.

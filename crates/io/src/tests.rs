@@ -1,6 +1,6 @@
 //! Queues whose handlers do nothing but count.
-use crate::{ForeignKicks, HostQueue, IoThread, IoThreadFigures, Kicks, QueueKey, Site};
-use paravane_device::{LiveQueue, QueueHandler, ServeError, Served};
+use crate::{ForeignKicks, HostQueue, IoThread, IoThreadFigures, Kicks, QueueEvents, QueueKey};
+use paravane_device::{MappedQueue, QueueHandler, ServeError, Served};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_notify::{HostNotifier, NoIoEventFds};
 use paravane_spec::feature;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 struct Counting(AtomicU64);
 
-impl Site for Counting {
+impl QueueEvents for Counting {
     fn used_buffer(&self, _queue: u16) {}
 
     fn kicked(&self, _queue: u16, count: u64) {
@@ -39,12 +39,12 @@ struct Busy {
 }
 
 impl QueueHandler for Busy {
-    fn serve(&mut self, _queue: &mut LiveQueue) -> Result<Served, ServeError> {
+    fn serve(&mut self, _queue: &mut MappedQueue) -> Result<Served, ServeError> {
         self.served.fetch_add(1, Ordering::Relaxed);
         Ok(Served { taken: 1, ..Served::default() })
     }
 
-    fn drain(&mut self, _queue: &mut LiveQueue, _complete: bool) -> Served {
+    fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
         Served::default()
     }
 }
@@ -55,7 +55,7 @@ struct Fed {
     fed: Arc<AtomicU64>,
     served: Arc<AtomicU64>,
     /// It is good to take so many at once.
-    gathers: u32,
+    preferred_batch: u32,
 }
 
 impl Fed {
@@ -90,14 +90,14 @@ impl Fed {
 }
 
 impl QueueHandler for Fed {
-    fn serve(&mut self, _queue: &mut LiveQueue) -> Result<Served, ServeError> {
+    fn serve(&mut self, _queue: &mut MappedQueue) -> Result<Served, ServeError> {
         let taken = self.fed.swap(0, Ordering::Relaxed);
         self.served.fetch_add(taken, Ordering::Relaxed);
         Ok(Served { taken: taken as u32, completed: taken as u32, ..Served::default() })
     }
 
-    fn gathers(&self, _size: u16) -> u32 {
-        self.gathers
+    fn preferred_batch(&self, _size: u16) -> u32 {
+        self.preferred_batch
     }
 
     fn listen(&mut self) -> bool {
@@ -108,7 +108,7 @@ impl QueueHandler for Fed {
         Some(self.fed.load(Ordering::Relaxed) > 0)
     }
 
-    fn drain(&mut self, _queue: &mut LiveQueue, _complete: bool) -> Served {
+    fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
         Served::default()
     }
 }
@@ -123,24 +123,24 @@ fn queue_of(
     number: u16,
     handler: impl QueueHandler + 'static,
     kicks: Kicks,
-    site: &Arc<Counting>,
+    events: &Arc<Counting>,
 ) -> Box<HostQueue> {
     let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
     let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
     let addresses = QueueAddresses { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
-    let live = LiveQueue::start(addresses, 4, feature::VERSION_1, memory.handle()).unwrap();
+    let live = MappedQueue::start(addresses, 4, feature::VERSION_1, memory.handle()).unwrap();
     let key = QueueKey { device: 0, queue: number };
-    Box::new(HostQueue::new(key, live, Box::new(handler), kicks, Arc::clone(site) as _, Arc::default()))
+    Box::new(HostQueue::new(key, live, Box::new(handler), kicks, Arc::clone(events) as _, Arc::default()))
 }
 
 /// A queue in memory of its own, and where it is kicked.
 fn queue(
     number: u16,
     handler: impl QueueHandler + 'static,
-    site: &Arc<Counting>,
+    events: &Arc<Counting>,
 ) -> (Box<HostQueue>, Arc<HostNotifier>) {
     let notifier = Arc::new(HostNotifier::new(Arc::new(NoIoEventFds), 0, None).unwrap());
-    (queue_of(number, handler, Arc::clone(&notifier).into(), site), notifier)
+    (queue_of(number, handler, Arc::clone(&notifier).into(), events), notifier)
 }
 
 /// One thread that polls for so long, and what counts the kicks of its queues.
@@ -152,9 +152,9 @@ fn thread(longest_poll: Duration) -> (IoThread, Arc<Counting>) {
 #[test]
 fn work_that_was_begun_goes_on_elsewhere() {
     let threads = [0, 1].map(|_| thread(Duration::ZERO).0);
-    let site = Arc::default();
+    let events = Arc::default();
     let served = Arc::new(AtomicU64::new(0));
-    let (mut moving, _) = queue(0, Busy { served: Arc::clone(&served) }, &site);
+    let (mut moving, _) = queue(0, Busy { served: Arc::clone(&served) }, &events);
     let key = moving.key();
     for moves in 0..1000 {
         let before = served.load(Ordering::Relaxed);
@@ -168,15 +168,15 @@ fn work_that_was_begun_goes_on_elsewhere() {
         moving = thread.take_off(key).unwrap();
         assert!(thread.take_off(key).is_none(), "it is nobody's now");
     }
-    assert_eq!(site.kicks(), 0, "none of the signals was a kick");
+    assert_eq!(events.kicks(), 0, "none of the signals was a kick");
     moving.stop(true);
 }
 
 #[test]
 fn who_polls_finds_work_without_a_kick() {
-    let (thread, site) = thread(LONG);
+    let (thread, events) = thread(LONG);
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone(), &site);
+    let (queue, notifier) = queue(0, fed.clone(), &events);
     assert!(thread.put_on(queue).is_ok());
     let start = Instant::now();
     while !fed.is_served_without_a_kick() {
@@ -198,9 +198,9 @@ fn who_polls_finds_work_without_a_kick() {
 /// last of each stream without a kick, since its queue is polled.
 #[test]
 fn what_is_left_alone_for_a_while_is_not_forgotten() {
-    let (thread, site) = thread(LONG);
-    let fed = Fed { gathers: 64, ..Fed::default() };
-    let (queue, notifier) = queue(0, fed.clone(), &site);
+    let (thread, events) = thread(LONG);
+    let fed = Fed { preferred_batch: 64, ..Fed::default() };
+    let (queue, notifier) = queue(0, fed.clone(), &events);
     assert!(thread.put_on(queue).is_ok());
     let start = Instant::now();
     let (mut sum, mut by_itself) = (0, 0);
@@ -228,13 +228,13 @@ fn what_is_left_alone_for_a_while_is_not_forgotten() {
 
 #[test]
 fn where_polling_is_off_nothing_is_polled() {
-    let (thread, site) = thread(Duration::ZERO);
+    let (thread, events) = thread(Duration::ZERO);
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone(), &site);
+    let (queue, notifier) = queue(0, fed.clone(), &events);
     assert!(thread.put_on(queue).is_ok());
     (0..1000).for_each(|_| fed.serve(&notifier));
     assert_eq!(IoThreadFigures { turns: 0, ..thread.figures() }, IoThreadFigures::default());
-    assert!(site.kicks() > 0);
+    assert!(events.kicks() > 0);
 }
 
 /// Waits until polling costs nothing while `during` happens.
@@ -254,9 +254,9 @@ fn costs_nothing(thread: &IoThread, during: impl Fn()) {
 
 #[test]
 fn an_idle_queue_is_not_polled() {
-    let (thread, site) = thread(Duration::from_millis(5));
+    let (thread, events) = thread(Duration::from_millis(5));
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone(), &site);
+    let (queue, notifier) = queue(0, fed.clone(), &events);
     assert!(thread.put_on(queue).is_ok());
     (0..1000).for_each(|_| fed.serve(&notifier));
     costs_nothing(&thread, || std::thread::sleep(Duration::from_millis(100)));
@@ -264,9 +264,9 @@ fn an_idle_queue_is_not_polled() {
 
 #[test]
 fn a_queue_with_rare_work_is_not_polled() {
-    let (thread, site) = thread(Duration::from_micros(500));
+    let (thread, events) = thread(Duration::from_micros(500));
     let fed = Fed::default();
-    let (queue, notifier) = queue(0, fed.clone(), &site);
+    let (queue, notifier) = queue(0, fed.clone(), &events);
     assert!(thread.put_on(queue).is_ok());
     (0..200).for_each(|_| fed.serve(&notifier));
     let rarely = || {
@@ -278,12 +278,12 @@ fn a_queue_with_rare_work_is_not_polled() {
 
 #[test]
 fn a_busy_queue_keeps_nobody_from_being_polled_or_kicked_or_taken_off() {
-    let (thread, site) = thread(LONG);
+    let (thread, events) = thread(LONG);
     let (polled, kicked) = (Fed::default(), Fed::default());
     let served = Arc::new(AtomicU64::new(0));
-    let (busy, _) = queue(0, Busy { served: Arc::clone(&served) }, &site);
-    let (one, one_notifier) = queue(1, polled.clone(), &site);
-    let (other, other_notifier) = queue(2, kicked.clone(), &site);
+    let (busy, _) = queue(0, Busy { served: Arc::clone(&served) }, &events);
+    let (one, one_notifier) = queue(1, polled.clone(), &events);
+    let (other, other_notifier) = queue(2, kicked.clone(), &events);
     let keys = [busy.key(), one.key(), other.key()];
     for queue in [busy, one, other] {
         assert!(thread.put_on(queue).is_ok());
@@ -306,16 +306,16 @@ fn a_busy_queue_keeps_nobody_from_being_polled_or_kicked_or_taken_off() {
 
 /// Another process's kicks: blocking descriptors that it shares with us, which nobody but us reads.
 fn foreign(kick: impl Fn(), fd: OwnedFd) -> IoThread {
-    let (thread, site) = thread(Duration::ZERO);
+    let (thread, events) = thread(Duration::ZERO);
     let fed = Fed::default();
     let kicks = Kicks::Foreign(ForeignKicks::new(fd).unwrap());
-    assert!(thread.put_on(queue_of(0, fed.clone(), kicks, &site)).is_ok());
+    assert!(thread.put_on(queue_of(0, fed.clone(), kicks, &events)).is_ok());
     for count in 1..20_000 {
         fed.fed.fetch_add(1, Ordering::Relaxed);
         kick();
         fed.wait(count);
     }
-    assert!(site.kicks() > 0);
+    assert!(events.kicks() > 0);
     thread
 }
 
@@ -341,10 +341,10 @@ fn a_pipe_whose_bytes_are_stolen_blocks_nobody() {
     let (ours, theirs) = rustix::pipe::pipe().unwrap();
     let thief = ours.try_clone().unwrap();
     rustix::fs::fcntl_setfl(&thief, rustix::fs::OFlags::empty()).unwrap();
-    let (thread, site) = thread(Duration::ZERO);
+    let (thread, events) = thread(Duration::ZERO);
     let fed = Fed::default();
     let kicks = Kicks::Foreign(ForeignKicks::new(ours).unwrap());
-    let queue = queue_of(0, fed.clone(), kicks, &site);
+    let queue = queue_of(0, fed.clone(), kicks, &events);
     let key = queue.key();
     assert!(thread.put_on(queue).is_ok());
     for _ in 0..2000 {

@@ -7,7 +7,7 @@
 //!                                  '-> MsiTable (message, mask, pending) -> MsiSink (irqfd with a route,
 //!                                                                            KVM_SIGNAL_MSI) ----> vCPU
 //! ```
-mod gather;
+mod batch_delay;
 mod host;
 mod interrupts;
 mod kvm;
@@ -18,7 +18,7 @@ mod notifier;
 mod poll;
 mod sync;
 
-pub use gather::GatherWindow;
+pub use batch_delay::BatchDelay;
 pub use host::{HostNotifier, Kick, NotifierState};
 pub use interrupts::Interrupts;
 pub use kvm::{KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes};

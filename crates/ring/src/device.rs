@@ -1,8 +1,8 @@
 //! The device's side of a queue, whatever its layout.
 use crate::packed;
-use crate::reach::Everywhere;
 use crate::split::{self, avail_bytes, used_bytes};
 use crate::tracking::Tracking;
+use crate::translation::AllTranslated;
 use crate::{Area, ConfigError, Order, QueueAddresses, QueueError, Smp};
 use alloc::boxed::Box;
 use paravane_spec::feature;
@@ -11,9 +11,9 @@ use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::split::{AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN};
 
 pub use crate::batch::{Batch, Chain, Iter};
-pub use crate::reach::{Fetched, Reach};
 pub use crate::state::{State, StateError};
 pub use crate::tracking::tracking_bytes;
+pub use crate::translation::{Fetched, TranslationCheck};
 
 /// Most descriptors in one chain, indirect ones included. The specification's limit is the queue size;
 /// Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside indirect tables
@@ -195,7 +195,7 @@ impl QueueConfig {
 #[derive(Debug)]
 pub struct Queue<O: Order = Smp> {
     pub(crate) layout: Layout<O>,
-    /// What is in flight, where a crash does not reach, if that was asked for.
+    /// What is in flight, where a crash does not check, if that was asked for.
     pub(crate) tracking: Option<Box<Tracking>>,
 }
 
@@ -237,7 +237,7 @@ impl<O: Order> Queue<O> {
         fetch: impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<usize, QueueError> {
         if self.tracking.is_some() {
-            return self.pop_tracked(batch, &mut Everywhere(fetch));
+            return self.pop_tracked(batch, &mut AllTranslated(fetch));
         }
         ring!(mut self, ring => ring.pop(batch, fetch))
     }
@@ -247,11 +247,15 @@ impl<O: Order> Queue<O> {
     ///
     /// # Errors
     /// As [`Queue::pop`].
-    pub fn pop_reachable(&mut self, batch: &mut Batch, reach: &mut impl Reach) -> Result<usize, QueueError> {
+    pub fn pop_translated(
+        &mut self,
+        batch: &mut Batch,
+        check: &mut impl TranslationCheck,
+    ) -> Result<usize, QueueError> {
         if self.tracking.is_some() {
-            return self.pop_tracked(batch, reach);
+            return self.pop_tracked(batch, check);
         }
-        ring!(mut self, ring => ring.pop_by(batch, reach))
+        ring!(mut self, ring => ring.pop_by(batch, check))
     }
 
     /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is the

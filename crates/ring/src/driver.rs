@@ -1,30 +1,30 @@
 //! The driver's side of a queue, whatever its layout.
 //!
 //! ```text
-//!   Layout --Queue::new(memory)--> Queue, laid out ---- ready (or the first publish) ----> in use
+//!   DriverConfig --Queue::new(memory)--> Queue, laid out ---- ready (or the first publish) ----> in use
 //!                                    |  poller()                                             |
 //!                                    v                                                       v
 //!                                  Poller: asks from anywhere           into_memory, after a reset
 //! ```
-pub(crate) mod books;
+pub(crate) mod common;
 pub(crate) mod memory;
 pub mod poll;
 pub(crate) mod shadow;
 
 use crate::order::Order;
 use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment, Smp, packed, split};
-use books::Books;
+use common::DriverState;
 use memory::Memory;
 use paravane_spec::feature;
 use paravane_spec::packed::EVENT_SIZE;
 use paravane_spec::queue::MAX_SIZE;
-use poll::{Counting, Place, PollError, Poller, Position};
+use poll::{Counting, PollError, Poller, Position, RingView};
 
 pub use poll::PollToken;
 
 /// How big a queue is and which features it uses; says how much memory it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct DriverConfig {
     pub(crate) size: u16,
     pub(crate) indirect: u16,
     pub(crate) event_idx: bool,
@@ -33,7 +33,7 @@ pub struct Layout {
     order_platform: bool,
 }
 
-impl Layout {
+impl DriverConfig {
     /// Feature bits that decide how a queue works; other bits do not concern it.
     pub const FEATURES: u64 = feature::INDIRECT_DESC
         | feature::EVENT_IDX
@@ -134,18 +134,18 @@ macro_rules! either {
 
 impl<O: Order, C: Counting> Ring<O, C> {
     /// What does not depend on the layout.
-    fn books(&self) -> &Books<C> {
-        either!(self, ring => &ring.books)
+    fn common(&self) -> &DriverState<C> {
+        either!(self, ring => &ring.common)
     }
 
     /// For pollers.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> RingView {
         either!(self, ring => ring.place())
     }
 
     /// For pollers.
     pub(crate) fn count(&mut self) -> &mut C {
-        either!(self, ring => &mut ring.books.count)
+        either!(self, ring => &mut ring.common.count)
     }
 }
 
@@ -154,9 +154,9 @@ impl Queue {
     /// memory must stay the queue's until the device has been reset.
     ///
     /// # Errors
-    /// `memory` is shorter than [`Layout::memory`], misaligned, or wraps around the device's address space; or
+    /// `memory` is shorter than [`DriverConfig::memory`], misaligned, or wraps around the device's address space; or
     /// the layout asks for ORDER_PLATFORM, see [`Queue::lay_out`].
-    pub fn new(layout: Layout, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
+    pub fn new(layout: DriverConfig, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         Self::lay_out(layout, memory)
     }
 }
@@ -167,13 +167,13 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// # Errors
     /// As [`Queue::new`]. A layout with ORDER_PLATFORM needs barriers that order what a device sees
     /// ([`crate::Platform`]).
-    pub fn lay_out(layout: Layout, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
+    pub fn lay_out(layout: DriverConfig, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         Self::lay_out_at(layout, memory, 0)
     }
 
     /// As [`Queue::lay_out`], with the ring at position `start`, of buffers (split) or of descriptors (packed).
     pub(crate) fn lay_out_at(
-        layout: Layout,
+        layout: DriverConfig,
         memory: DmaArea,
         start: u16,
     ) -> Result<(Self, QueueAddresses), ConfigError> {
@@ -181,11 +181,11 @@ impl<O: Order, C: Counting> Queue<O, C> {
             return Err(ConfigError::Features(feature::ORDER_PLATFORM));
         }
         let (memory, addresses) = Memory::take(&layout, memory)?;
-        let books = Books::open(&layout, &memory, start);
+        let common = DriverState::open(&layout, &memory, start);
         let ring = if layout.packed {
-            Ring::Packed(packed::driver::Ring::new(books, memory))
+            Ring::Packed(packed::driver::Ring::new(common, memory))
         } else {
-            Ring::Split(split::driver::Ring::new(books, memory))
+            Ring::Split(split::driver::Ring::new(common, memory))
         };
         Ok((Self { ring, ready: false }, addresses))
     }
@@ -202,7 +202,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
         if let Some(error) = self.error() {
             return Err(PollError::Stopped(error));
         }
-        if self.ready || self.ring.books().in_use() {
+        if self.ready || self.ring.common().in_use() {
             return Err(PollError::Ready);
         }
         Ok(Poller::new(&mut self.ring))
@@ -217,7 +217,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// queue can be laid out in it. Tokens of this one have news for ever, if the counting is [`Position`].
     #[must_use]
     pub fn into_memory(self) -> DmaArea {
-        self.ring.books().memory()
+        self.ring.common().memory()
     }
 
     /// Adds one buffer: segments that the device reads, then segments that it writes. The device sees it
@@ -240,7 +240,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     pub fn publish(&mut self) -> bool {
         either!(&mut self.ring, ring => match ring.publish() {
             Some(last) => {
-                let since = ring.books.ask(last);
+                let since = ring.common.ask(last);
                 ring.wants_kick(since)
             }
             None => self.wants_kick(),
@@ -256,7 +256,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     pub fn publish_unasked(&mut self) {
         either!(&mut self.ring, ring => {
             if let Some(last) = ring.publish() {
-                ring.books.postpone(last);
+                ring.common.postpone(last);
             }
         });
     }
@@ -267,7 +267,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// To ask takes a full barrier, which waits until the device could have seen what was published. That is most of
     /// what publishing costs when both sides are at work.
     pub fn wants_kick(&mut self) -> bool {
-        either!(&mut self.ring, ring => match ring.books.ask_late() {
+        either!(&mut self.ring, ring => match ring.common.ask_late() {
             Some(since) => ring.wants_kick(since),
             None => false,
         })
@@ -276,8 +276,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// What a kick of this queue, the device's queue `index`, carries when NOTIFICATION_DATA was negotiated
     /// (section 2.9): the index, and where the next buffer will be made available.
     #[must_use]
-    pub fn notification(&self, index: u16) -> u32 {
-        u32::from(index) | u32::from(either!(&self.ring, ring => ring.notification())) << 16
+    pub fn kick_data(&self, index: u16) -> u32 {
+        u32::from(index) | u32::from(either!(&self.ring, ring => ring.kick_data())) << 16
     }
 
     /// The next buffer that the device has used.
@@ -303,14 +303,14 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// Asks the device for an interrupt at the next used buffer and returns the present position.
     /// The caller must [`Queue::poll`] (or pop) once more before it sleeps.
     #[inline]
-    pub fn enable_notifications(&mut self) -> C::Token {
-        either!(&mut self.ring, ring => ring.enable_notifications())
+    pub fn enable_interrupts(&mut self) -> C::Token {
+        either!(&mut self.ring, ring => ring.enable_interrupts())
     }
 
     /// Asks the device for no interrupts. A hint.
     #[inline]
-    pub fn disable_notifications(&mut self) {
-        either!(&mut self.ring, ring => ring.disable_notifications());
+    pub fn disable_interrupts(&mut self) {
+        either!(&mut self.ring, ring => ring.disable_interrupts());
     }
 
     /// Whether the device has used anything since `token`. Other threads ask a [`Poller`].
@@ -323,13 +323,13 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// The latched error.
     #[must_use]
     pub fn error(&self) -> Option<QueueError> {
-        self.ring.books().error()
+        self.ring.common().error()
     }
 
     /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
-        self.ring.books().size()
+        self.ring.common().size()
     }
 
     /// Buffers added and not yet returned.

@@ -9,7 +9,7 @@
 //!   device::Queue: pop* -> (serve) -> complete* -> publish -> interrupt?
 //!                  disable_kicks ... arm_kicks -> sleep, or more work is there
 //!   driver::Queue: add* -> publish -> kick?      pop_used*
-//!                  disable_notifications ... enable_notifications -> sleep, or more is there
+//!                  disable_interrupts ... enable_interrupts -> sleep, or more is there
 //!                  poller (before it is in use) -> asks from any thread
 //! ```
 //!
@@ -21,13 +21,13 @@
 //!
 //! ```
 //! use paravane_ring::device::{Batch, QueueConfig};
-//! use paravane_ring::driver::{Layout, Queue};
+//! use paravane_ring::driver::{DriverConfig, Queue};
 //! use paravane_ring::{Area, DmaArea, Segment};
 //! use std::ptr::NonNull;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! const BASE: u64 = 0x1_0000_0000;
-//! let layout = Layout::new(8, 0, 0)?;
+//! let layout = DriverConfig::new(8, 0, 0)?;
 //! let mut memory = vec![0u128; layout.memory().div_ceil(16) + 2];
 //! let start = NonNull::new(memory.as_mut_ptr().cast()).unwrap();
 //! // SAFETY: `memory` outlives the queues, and nothing else touches it meanwhile.
@@ -96,17 +96,17 @@
 //! fn wait(queue: &mut Queue, mut sleep: impl FnMut()) -> Result<Used, QueueError> {
 //!     loop {
 //!         if let Some(used) = queue.pop_used()? {
-//!             queue.disable_notifications();
+//!             queue.disable_interrupts();
 //!             return Ok(used);
 //!         }
-//!         let token = queue.enable_notifications();
+//!         let token = queue.enable_interrupts();
 //!         if !queue.poll(token) {
 //!             sleep();
 //!         }
 //!     }
 //! }
-//! # use paravane_ring::{Area, DmaArea, Segment, device, driver::Layout};
-//! # let layout = Layout::new(8, 0, 0).unwrap();
+//! # use paravane_ring::{Area, DmaArea, Segment, device, driver::DriverConfig};
+//! # let layout = DriverConfig::new(8, 0, 0).unwrap();
 //! # let mut memory = vec![0u128; layout.memory().div_ceil(16)];
 //! # let start = std::ptr::NonNull::new(memory.as_mut_ptr().cast()).unwrap();
 //! # // SAFETY: `memory` outlives the queues, and nothing else touches it meanwhile.
@@ -145,10 +145,10 @@ mod model_test;
 mod order;
 mod packed;
 mod pieces;
-mod reach;
 mod split;
 mod state;
 mod tracking;
+mod translation;
 
 pub use area::{Area, DmaArea};
 pub use error::{ConfigError, QueueError};

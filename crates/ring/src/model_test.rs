@@ -1,7 +1,7 @@
 //! Both sides against a plain model: queues without rings, in which everything is obvious.
 use crate::device::{Batch, Queue as Device, QueueConfig};
 use crate::driver::poll::{PollError, Poller};
-use crate::driver::{BufferId, Layout, PollToken, Queue as Driver, Used};
+use crate::driver::{BufferId, DriverConfig, PollToken, Queue as Driver, Used};
 use crate::{Area, DmaArea, Segment};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
@@ -99,7 +99,7 @@ struct Model {
     next_used: u64,
     kick: Wish,
     interrupt: Wish,
-    notifications_off: bool,
+    interrupts_off: bool,
 }
 
 impl Model {
@@ -122,7 +122,7 @@ impl Model {
             next_used: 0,
             kick: wish,
             interrupt: wish,
-            notifications_off: false,
+            interrupts_off: false,
         }
     }
 
@@ -178,7 +178,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(layout: Layout, memory: DmaArea, features: u64, start: u16) -> Self {
+    fn new(layout: DriverConfig, memory: DmaArea, features: u64, start: u16) -> Self {
         let area = memory.area;
         let (mut driver, addresses): (Driver, _) = Driver::lay_out_at(layout, memory, start).unwrap();
         let poller = driver.poller().unwrap();
@@ -192,7 +192,7 @@ impl Rig {
 }
 
 fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &[Op]) {
-    let layout = Layout::new(size, indirect, features).unwrap();
+    let layout = DriverConfig::new(size, indirect, features).unwrap();
     let mut memory = vec![0u128; layout.memory().div_ceil(16)];
     // SAFETY: `memory` outlives both queues, and is not touched but through the area.
     let area = unsafe { Area::new(NonNull::new(memory.as_mut_ptr().cast()).unwrap(), memory.len() * 16) };
@@ -302,14 +302,14 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
                 }
             }
             Op::Enable => {
-                token = Some((driver.enable_notifications(), model.taken_back));
+                token = Some((driver.enable_interrupts(), model.taken_back));
                 model.interrupt = model.wish(model.taken_back);
-                model.notifications_off = false;
+                model.interrupts_off = false;
             }
             Op::DisableNotifications => {
-                driver.disable_notifications();
-                if !model.notifications_off {
-                    model.notifications_off = true;
+                driver.disable_interrupts();
+                if !model.interrupts_off {
+                    model.interrupts_off = true;
                     model.interrupt = if model.has(EVENT_IDX) && !model.has(RING_PACKED) {
                         Wish::At(model.taken_back + 0xffff)
                     } else {
@@ -319,7 +319,7 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
             }
             Op::Reset => {
                 let Rig { mut driver, poller, .. } = rig;
-                let last = driver.enable_notifications();
+                let last = driver.enable_interrupts();
                 let memory = driver.into_memory();
                 assert!(poller.poll(last), "the queue is gone");
                 rig = Rig::new(layout, memory, features, start);

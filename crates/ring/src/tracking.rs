@@ -23,8 +23,8 @@ mod test;
 
 use crate::area::Cells;
 use crate::device::{Batch, Layout, Queue, QueueConfig};
-use crate::reach::Reach;
 use crate::state::{State, StateError};
+use crate::translation::TranslationCheck;
 use crate::{Area, ConfigError, Order, QueueError};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -99,16 +99,16 @@ impl QueueConfig {
 }
 
 impl<O: Order> Queue<O> {
-    /// [`Queue::pop`] and [`Queue::pop_reachable`] with tracking.
+    /// [`Queue::pop`] and [`Queue::pop_translated`] with tracking.
     #[cold]
     pub(crate) fn pop_tracked(
         &mut self,
         batch: &mut Batch,
-        reach: &mut impl Reach,
+        check: &mut impl TranslationCheck,
     ) -> Result<usize, QueueError> {
         match (self.tracking.as_deref_mut(), &mut self.layout) {
-            (Some(Tracking::Split(tracker)), Layout::Split(ring)) => tracker.pop(ring, batch, reach),
-            (Some(Tracking::Packed(tracker)), Layout::Packed(ring)) => tracker.pop(ring, batch, reach),
+            (Some(Tracking::Split(tracker)), Layout::Split(ring)) => tracker.pop(ring, batch, check),
+            (Some(Tracking::Packed(tracker)), Layout::Packed(ring)) => tracker.pop(ring, batch, check),
             // Tracking is made for the queue's layout.
             _ => Ok(0),
         }

@@ -5,7 +5,7 @@ mod memory;
 use memory::{BASE, Memory};
 use paravane_ring::Segment;
 use paravane_ring::device::{self, Batch};
-use paravane_ring::driver::{Full, Layout, Queue, Used};
+use paravane_ring::driver::{DriverConfig, Full, Queue, Used};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 
 const DATA: u64 = 0x9000_0000;
@@ -15,7 +15,7 @@ fn seg(i: u64, len: u32) -> Segment {
 }
 
 fn pair(size: u16, indirect: u16, features: u64) -> (Memory, Queue, paravane_ring::device::Queue) {
-    let layout = Layout::new(size, indirect, features).unwrap();
+    let layout = DriverConfig::new(size, indirect, features).unwrap();
     let memory = Memory::new(layout.memory());
     let (driver, addresses) = Queue::new(layout, memory.dma()).unwrap();
     let device = memory.activate(addresses, features);
@@ -245,23 +245,23 @@ fn interrupts_are_asked_for_only_while_enabled() {
         };
         assert!(push(&mut driver), "born enabled");
         driver.pop_used().unwrap().unwrap();
-        driver.disable_notifications();
+        driver.disable_interrupts();
         assert!(!push(&mut driver));
         driver.pop_used().unwrap().unwrap();
-        let token = driver.enable_notifications();
+        let token = driver.enable_interrupts();
         assert!(!driver.poll(token));
         assert!(push(&mut driver));
         assert!(driver.poll(token));
         driver.pop_used().unwrap().unwrap();
         assert!(driver.poll(token), "it was consumed, which is news too");
-        driver.disable_notifications();
+        driver.disable_interrupts();
         assert!(!push(&mut driver));
     }
 }
 
 #[test]
 fn the_rings_lie_where_the_transport_is_told() {
-    let layout = Layout::new(256, 16, INDIRECT_DESC).unwrap();
+    let layout = DriverConfig::new(256, 16, INDIRECT_DESC).unwrap();
     let memory = Memory::new(layout.memory());
     let (_queue, addresses) = Queue::new(layout, memory.dma()).unwrap();
     assert_eq!(addresses.desc, BASE);

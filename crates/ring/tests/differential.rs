@@ -6,7 +6,7 @@
 
 mod against_virtio_queue {
     use paravane_ring::device::{self, Batch, QueueConfig};
-    use paravane_ring::driver::{Layout, Queue};
+    use paravane_ring::driver::{DriverConfig, Queue};
     use paravane_ring::{Area, DmaArea, QueueAddresses, Segment};
     use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC};
     use proptest::prelude::*;
@@ -128,7 +128,7 @@ mod against_virtio_queue {
         }
     }
 
-    fn driver(layout: Layout, memory: &GuestMemoryMmap) -> (Queue, Area, QueueAddresses) {
+    fn driver(layout: DriverConfig, memory: &GuestMemoryMmap) -> (Queue, Area, QueueAddresses) {
         let host = memory.get_host_address(GuestAddress(BASE)).unwrap();
         // SAFETY: the mapping outlives both sides in every test.
         let area = unsafe { Area::new(NonNull::new(host).unwrap(), layout.memory()) };
@@ -185,7 +185,7 @@ mod against_virtio_queue {
                 }
                 Op::Arm => story.push(format!("more {}", device.arm())),
                 Op::DisableKicks => device.disable_kicks(),
-                Op::Enable => drop(driver.enable_notifications()),
+                Op::Enable => drop(driver.enable_interrupts()),
             }
         }
         story
@@ -202,7 +202,7 @@ mod against_virtio_queue {
         ) {
             let features =
                 if event_idx { EVENT_IDX } else { 0 } | if indirect > 0 { INDIRECT_DESC } else { 0 };
-            let layout = Layout::new(SIZE, indirect, features).unwrap();
+            let layout = DriverConfig::new(SIZE, indirect, features).unwrap();
             let ranges = [(GuestAddress(BASE), 0x1_0000)];
 
             let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();

@@ -80,7 +80,7 @@ models! {
         split: 0, split_event_idx: EVENT_IDX, packed: RING_PACKED, packed_event_idx: PACKED_EVENT_IDX,
     }
     /// Nothing is used without an interrupt while the driver sleeps.
-    /// Notices: the fences in the device's `publish` and the driver's `enable_notifications`.
+    /// Notices: the fences in the device's `publish` and the driver's `enable_interrupts`.
     no_completion_is_lost[Smp, Platform] {
         split: 0, split_event_idx: EVENT_IDX, packed: RING_PACKED, packed_event_idx: PACKED_EVENT_IDX,
     }
@@ -239,7 +239,7 @@ fn poll_sees_whole<O: Order>(features: u64) {
         let Sides { mut driver, mut device, .. } = sides::<O, Position>(features);
         driver.add(&[], &[segment(0)]).unwrap();
         driver.publish();
-        let token = driver.enable_notifications();
+        let token = driver.enable_interrupts();
         let mut batch = Batch::new(2);
         device.pop(&mut batch, |_, _| false).unwrap();
         let data = Area::halves(2);
@@ -336,7 +336,7 @@ fn no_completion_is_lost<O: Order>(features: u64) {
         let mut both = sides::<O, Position>(features);
         warm_up(&mut both);
         let Sides { mut driver, mut device, .. } = both;
-        driver.disable_notifications();
+        driver.disable_interrupts();
         for i in 0..BUFFERS {
             driver.add(&[segment(i as u64)], &[]).unwrap();
         }
@@ -358,12 +358,12 @@ fn no_completion_is_lost<O: Order>(features: u64) {
             while driver.pop_used().unwrap().is_some() {
                 taken += 1;
             }
-            let token = driver.enable_notifications();
+            let token = driver.enable_interrupts();
             // An interrupt that is pending wakes it again.
             if !driver.poll(token) && interrupts.swap(0, Acquire) == 0 {
                 break;
             }
-            driver.disable_notifications();
+            driver.disable_interrupts();
         }
         other.join().unwrap();
         assert!(taken == BUFFERS || interrupts.load(Relaxed) > 0, "asleep with {taken} of {BUFFERS} taken");

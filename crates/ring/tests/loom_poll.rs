@@ -10,7 +10,7 @@ mod model;
 use loom::thread;
 use model::{Sides, explore, segment, sides, warm_up};
 use paravane_ring::device::{self, Batch};
-use paravane_ring::driver::poll::{Counting, Position, SeedCount};
+use paravane_ring::driver::poll::{Counting, Position, WrapCount};
 use paravane_ring::driver::{Queue, Used};
 use paravane_ring::{Area, Order};
 use paravane_spec::feature::{IN_ORDER, RING_PACKED};
@@ -57,7 +57,7 @@ fn a_poll_beside_the_consumer<O: Order>(features: u64) {
             driver.add(&[segment(i)], &[]).unwrap();
         }
         driver.publish();
-        let token = driver.enable_notifications();
+        let token = driver.enable_interrupts();
         assert!(!poller.poll(token));
         assert!(serve(&mut device));
         let other = thread::spawn(move || {
@@ -90,8 +90,8 @@ fn a_poll_beside_a_batch<O: Order>(features: u64) {
 }
 
 fn a_poll_of_the_seed_beside_a_batch<O: Order>(features: u64) {
-    beside_a_batch::<O, SeedCount>(features, pop_one);
-    beside_a_batch::<O, SeedCount>(features, take_one);
+    beside_a_batch::<O, WrapCount>(features, pop_one);
+    beside_a_batch::<O, WrapCount>(features, take_one);
 }
 
 fn beside_a_batch<O: Order, C: Counting>(features: u64, take: Take<O, C>) {
@@ -102,7 +102,7 @@ fn beside_a_batch<O: Order, C: Counting>(features: u64, take: Take<O, C>) {
         }
         driver.publish();
         assert!(serve(&mut device) && take(&mut driver));
-        let token = driver.enable_notifications();
+        let token = driver.enable_interrupts();
         assert!(!poller.poll(token));
         assert!(serve(&mut device));
         let other = thread::spawn(move || {
@@ -126,7 +126,7 @@ fn a_poll_has_its_data<O: Order>(features: u64) {
 }
 
 fn a_poll_of_the_seed_has_its_data<O: Order>(features: u64) {
-    has_its_data::<O, SeedCount>(features);
+    has_its_data::<O, WrapCount>(features);
 }
 
 fn has_its_data<O: Order, C: Counting>(features: u64) {
@@ -136,7 +136,7 @@ fn has_its_data<O: Order, C: Counting>(features: u64) {
         let Sides { mut driver, poller, mut device, .. } = both;
         driver.add(&[], &[segment(0)]).unwrap();
         driver.publish();
-        let token = driver.enable_notifications();
+        let token = driver.enable_interrupts();
         let mut batch = Batch::new(1);
         assert_eq!(device.pop(&mut batch, |_, _| false), Ok(1));
         let data = Area::halves(2);

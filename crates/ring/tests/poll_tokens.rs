@@ -5,9 +5,9 @@ mod memory;
 use memory::Memory;
 use paravane_ring::device::{self, Batch};
 use paravane_ring::driver::poll::{
-    Counting, IndexToken, NoCount, PollError, PollToken, Poller, Position, SeedCount, WrapToken,
+    Counting, IndexToken, NoCount, PollError, PollToken, Poller, Position, WrapCount, WrapToken,
 };
-use paravane_ring::driver::{Layout, Queue, Used};
+use paravane_ring::driver::{DriverConfig, Queue, Used};
 use paravane_ring::{QueueError, Segment, Smp};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, RING_PACKED};
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ struct Pair<C: Counting> {
 
 impl<C: Counting> Pair<C> {
     fn new(size: u16, features: u64) -> Self {
-        let layout = Layout::new(size, 0, features).unwrap();
+        let layout = DriverConfig::new(size, 0, features).unwrap();
         let memory = Memory::new(layout.memory());
         let (mut driver, addresses) = Queue::<Smp, C>::lay_out(layout, memory.dma()).unwrap();
         let poller = driver.poller().unwrap();
@@ -74,13 +74,13 @@ fn nothing_then_used_then_taken<C: Counting>() {
         let mut pair = Pair::<C>::new(8, features);
         for _ in 0..if cfg!(miri) { 4 } else { 50 } {
             pair.add(3);
-            let token = pair.driver.enable_notifications();
+            let token = pair.driver.enable_interrupts();
             assert!(!pair.news(token), "available is not used");
             pair.serve();
             assert!(pair.news(token), "used, not taken back");
             assert!(pair.driver.pop_used().unwrap().is_some());
             assert!(pair.news(token), "used and taken back");
-            let now = pair.driver.enable_notifications();
+            let now = pair.driver.enable_interrupts();
             assert!(!pair.news(now));
         }
     }
@@ -89,7 +89,7 @@ fn nothing_then_used_then_taken<C: Counting>() {
 #[test]
 fn every_kind_sees_what_was_used() {
     nothing_then_used_then_taken::<NoCount>();
-    nothing_then_used_then_taken::<SeedCount>();
+    nothing_then_used_then_taken::<WrapCount>();
     nothing_then_used_then_taken::<Position>();
 }
 
@@ -97,12 +97,12 @@ fn every_kind_sees_what_was_used() {
 fn seen_after(size: u16, features: u64, count: u64) -> [bool; 3] {
     fn seen<C: Counting>(size: u16, features: u64, count: u64) -> bool {
         let mut pair = Pair::<C>::new(size, features);
-        let token = pair.driver.enable_notifications();
+        let token = pair.driver.enable_interrupts();
         pair.rounds(count, 0);
         pair.news(token)
     }
     let bare = seen::<NoCount>(size, features, count);
-    [bare, seen::<SeedCount>(size, features, count), seen::<Position>(size, features, count)]
+    [bare, seen::<WrapCount>(size, features, count), seen::<Position>(size, features, count)]
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn packed_a_slot_that_was_filled_again() {
         for _ in 0..4 {
             pair.add(1);
         }
-        let token = pair.driver.enable_notifications();
+        let token = pair.driver.enable_interrupts();
         assert!(!pair.news(token));
         pair.serve();
         assert!(pair.news(token));
@@ -174,7 +174,7 @@ fn packed_a_slot_that_was_filled_again() {
         pair.news(token)
     }
     for features in [RING_PACKED, RING_PACKED | IN_ORDER, RING_PACKED | EVENT_IDX] {
-        let seen = [news::<NoCount>(features), news::<SeedCount>(features), news::<Position>(features)];
+        let seen = [news::<NoCount>(features), news::<WrapCount>(features), news::<Position>(features)];
         assert_eq!(seen, [false, false, true]);
     }
 }
@@ -182,7 +182,7 @@ fn packed_a_slot_that_was_filled_again() {
 #[test]
 fn pollers_are_asked_for_before_the_queue_is_ready() {
     for features in LAYOUTS {
-        let layout = Layout::new(4, 0, features).unwrap();
+        let layout = DriverConfig::new(4, 0, features).unwrap();
         let memory = Memory::new(layout.memory());
         let (mut queue, _) = Queue::new(layout, memory.dma()).unwrap();
         assert!(queue.poller().is_ok());
@@ -197,7 +197,7 @@ fn pollers_are_asked_for_before_the_queue_is_ready() {
         assert_eq!(queue.poller().unwrap_err(), PollError::Ready);
     }
     // Something used though nothing was published: the queue latches before it is in use.
-    let layout = Layout::new(4, 0, 0).unwrap();
+    let layout = DriverConfig::new(4, 0, 0).unwrap();
     let memory = Memory::new(layout.memory());
     let (mut queue, addresses) = Queue::new(layout, memory.dma()).unwrap();
     memory.put(addresses.device + 2, 2, 1);
@@ -212,12 +212,12 @@ fn the_seed_counts_only_after_the_opt_in() {
     // Until bare flags, or a bare index, are fooled; the interpreter has no patience for the latter.
     let turns = [(RING_PACKED, 5), (0, 1 << 16)];
     for &(features, turn) in &turns[..if cfg!(miri) { 1 } else { 2 }] {
-        let layout = Layout::new(4, 0, features).unwrap();
+        let layout = DriverConfig::new(4, 0, features).unwrap();
         let memory = Memory::new(layout.memory());
-        let (mut driver, addresses) = Queue::<Smp, SeedCount>::lay_out(layout, memory.dma()).unwrap();
+        let (mut driver, addresses) = Queue::<Smp, WrapCount>::lay_out(layout, memory.dma()).unwrap();
         let mut device = memory.activate(addresses, features);
         let mut batch = Batch::new(4);
-        let token = driver.enable_notifications();
+        let token = driver.enable_interrupts();
         for _ in 0..turn {
             driver.add(&[Segment { addr: 0, len: 1 }], &[]).unwrap();
             driver.publish();
@@ -233,18 +233,18 @@ fn the_seed_counts_only_after_the_opt_in() {
 /// Bits 31 to 16: wraps; bits 15 to 0: the index, in a packed ring with the wrap counter in bit 15.
 #[test]
 fn the_seeds_token_has_the_seeds_bits() {
-    let mut split = Pair::<SeedCount>::new(8, 0);
-    let mut packed = Pair::<SeedCount>::new(4, RING_PACKED);
-    assert_eq!(split.driver.enable_notifications().into_raw(), 0);
-    assert_eq!(packed.driver.enable_notifications().into_raw(), 0x8000);
+    let mut split = Pair::<WrapCount>::new(8, 0);
+    let mut packed = Pair::<WrapCount>::new(4, RING_PACKED);
+    assert_eq!(split.driver.enable_interrupts().into_raw(), 0);
+    assert_eq!(packed.driver.enable_interrupts().into_raw(), 0x8000);
     split.rounds(3, 0);
     packed.rounds(3, 0);
-    assert_eq!(split.driver.enable_notifications().into_raw(), 3);
-    assert_eq!(packed.driver.enable_notifications().into_raw(), 0x8003);
+    assert_eq!(split.driver.enable_interrupts().into_raw(), 3);
+    assert_eq!(packed.driver.enable_interrupts().into_raw(), 0x8003);
     packed.rounds(2, 0);
-    assert_eq!(packed.driver.enable_notifications().into_raw(), 0x0001_0001);
+    assert_eq!(packed.driver.enable_interrupts().into_raw(), 0x0001_0001);
     packed.rounds(4, 0);
-    let token = packed.driver.enable_notifications();
+    let token = packed.driver.enable_interrupts();
     assert_eq!(token.into_raw(), 0x0002_8001);
     assert!(!packed.news(WrapToken::from_raw(token.into_raw())));
     assert!(packed.news(WrapToken::from_raw(0x0001_8001)));
@@ -254,7 +254,7 @@ fn the_seeds_token_has_the_seeds_bits() {
 #[test]
 fn raw_tokens_are_harmless() {
     let bare = Pair::<NoCount>::new(4, RING_PACKED);
-    let seed = Pair::<SeedCount>::new(4, RING_PACKED);
+    let seed = Pair::<WrapCount>::new(4, RING_PACKED);
     let position = Pair::<Position>::new(4, RING_PACKED);
     for raw in [0u16, 3, 4, 0x7fff, 0x8003, 0xffff] {
         let _ = bare.news(IndexToken::from_raw(raw));
@@ -288,7 +288,7 @@ fn another_thread_polls() {
                     std::thread::yield_now();
                 }
                 pair.add(1);
-                send.send(pair.driver.enable_notifications()).unwrap();
+                send.send(pair.driver.enable_interrupts()).unwrap();
                 pair.serve();
                 // Now and then all of it happens before the other thread looks for the first time.
                 assert!(pair.driver.pop_used().unwrap().is_some());
@@ -369,7 +369,7 @@ proptest! {
                 Step::Take(most) => {
                     taken += pair.driver.take_used(&mut vec![Used::default(); most]).unwrap();
                 }
-                Step::Ask => tokens.push((pair.driver.enable_notifications(), taken)),
+                Step::Ask => tokens.push((pair.driver.enable_interrupts(), taken)),
             }
             for &(token, before) in &tokens {
                 prop_assert_eq!(pair.news(token), used > before, "{:?} after {:?}", token, step);
@@ -383,7 +383,7 @@ proptest! {
 fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
     for features in LAYOUTS {
         let mut pair = Pair::<Position>::new(4, features);
-        let token = pair.driver.enable_notifications();
+        let token = pair.driver.enable_interrupts();
         assert!(!pair.news(token));
         // A buffer is used that nobody has made available: the first descriptor's flags, or used.idx.
         let used = if features & RING_PACKED != 0 { (14, 0x8080) } else { (128 + 2, 1) };
@@ -392,7 +392,7 @@ fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
         // The ring looks as it did.
         pair.memory.put(memory::BASE + used.0, 2, 0);
         assert!(pair.news(token));
-        let now = pair.driver.enable_notifications();
+        let now = pair.driver.enable_interrupts();
         assert!(pair.news(token) && pair.news(now), "asking again starts nothing anew");
         assert!(pair.driver.add(&[Segment { addr: 0, len: 1 }], &[]).is_err());
         assert_eq!(pair.driver.room(), 0);
@@ -400,7 +400,7 @@ fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
     }
     for features in LAYOUTS {
         let mut pair = Pair::<Position>::new(4, features);
-        let token = pair.driver.enable_notifications();
+        let token = pair.driver.enable_interrupts();
         assert!(!pair.news(token));
         let poller = pair.poller.clone();
         let memory = pair.driver.into_memory();
@@ -414,7 +414,7 @@ fn is_send_and_sync<T: Send + Sync>() {}
 #[test]
 fn pollers_and_tokens_go_anywhere() {
     is_send_and_sync::<Poller>();
-    is_send_and_sync::<Poller<Smp, SeedCount>>();
+    is_send_and_sync::<Poller<Smp, WrapCount>>();
     is_send_and_sync::<Poller<Smp, NoCount>>();
     is_send_and_sync::<PollToken>();
 }

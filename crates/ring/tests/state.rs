@@ -4,7 +4,7 @@ mod memory;
 
 use memory::{BASE, Memory};
 use paravane_ring::device::{Batch, Queue, QueueConfig, State, StateError};
-use paravane_ring::driver::{self, Layout};
+use paravane_ring::driver::{self, DriverConfig};
 use paravane_ring::{QueueAddresses, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, RING_PACKED};
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ struct Rig {
 
 impl Rig {
     fn new(size: u16, features: u64) -> Self {
-        let layout = Layout::new(size, 0, features).unwrap();
+        let layout = DriverConfig::new(size, 0, features).unwrap();
         let memory = Memory::new(layout.memory());
         let (driver, addresses) = driver::Queue::new(layout, memory.dma()).unwrap();
         let config = QueueConfig::new(addresses, size, features).unwrap();

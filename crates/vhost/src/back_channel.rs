@@ -5,7 +5,7 @@
 //!   I/O thread: a chain misses --miss--> told not long ago? nothing : IOTLB_MSG, and remembered
 //!   session:    a translation comes --answered--> forgotten, and those who wait look again
 //! ```
-//! A miss is remembered before anybody looks again for what it is about (`Door::reaches`), and forgotten after that has
+//! A miss is remembered before anybody looks again for what it is about (`AccessGuard::is_translated`), and forgotten after that has
 //! come: one of the two sides sees the other.
 use crate::message::message;
 use crate::socket::{SocketError, send};

@@ -11,19 +11,19 @@
 //! Draining waits for the host's storage, which may take any time. [`Export::begin_stop`] does not wait for it; an owner that
 //! has others to look after asks [`Export::has_ended`].
 //!
-//! The export's thread is never blocked by its client. It signals the client by its I/O threads only (`bells`), and frees those
+//! The export's thread is never blocked by its client. It signals the client by its I/O threads only (`notifiers`), and frees those
 //! whenever it waits for them.
 mod backoff;
 mod endpoint;
 mod rights;
 
 pub use endpoint::Endpoint;
-use endpoint::{Door, SocketFile, Visitor};
+use endpoint::{Acceptor, NextClient, SocketFile};
 
 use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
-use crate::status::{Board, ExportStatus};
+use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::{Device, LogDevice};
 use paravane_dma::MappingQuota;
 use paravane_io::{IoThread, caught};
@@ -122,7 +122,7 @@ pub struct Export {
 /// What the export's thread and its owner both have.
 #[derive(Debug)]
 struct Shared {
-    board: Board,
+    shared_status: SharedStatus,
     /// Wakes the thread.
     control: Notifier,
     stop: AtomicBool,
@@ -139,7 +139,7 @@ impl Shared {
     /// A thread has panicked, with these words.
     fn fail(&self, words: &str) {
         let name = {
-            let mut status = self.board.write();
+            let mut status = self.shared_status.write();
             status.failed.get_or_insert_with(|| words.to_owned());
             status.name.clone()
         };
@@ -176,10 +176,10 @@ impl Export {
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
-        let (door, file) = Door::open(endpoint)?;
+        let (acceptor, file) = Acceptor::open(endpoint)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared = Arc::new(Shared {
-            board: Board::new(&name, queues, quota),
+            shared_status: SharedStatus::new(&name, queues, quota),
             control,
             stop: AtomicBool::new(false),
             refresh: AtomicBool::new(false),
@@ -189,10 +189,10 @@ impl Export {
             file: Mutex::new(file),
         });
         let thread = |number| {
-            let (shared, bells) = (Arc::clone(&shared), Arc::clone(&shared.board.bells));
+            let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
             let name = format!("io{number}-{name}");
             let thread = IoThread::watched(name, longest_poll, move |words| shared.fail(words))?;
-            Ok(thread.freed_by(move || bells.unblock()))
+            Ok(thread.freed_by(move || notifiers.unblock()))
         };
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
@@ -204,8 +204,8 @@ impl Export {
                 paravane_io::outlive_pipes();
                 let shared = Arc::clone(&at_work.shared);
                 // Queues that are still served are stopped with their threads.
-                if let Err(words) = caught(|| at_work.run(door)) {
-                    let mut status = shared.board.write();
+                if let Err(words) = caught(|| at_work.run(acceptor)) {
+                    let mut status = shared.shared_status.write();
                     status.connected = false;
                     status.queues.iter_mut().for_each(|queue| queue.live = false);
                     drop(status);
@@ -225,7 +225,7 @@ impl Export {
     /// What it is doing.
     #[must_use]
     pub fn status(&self) -> ExportStatus {
-        self.shared.board.read()
+        self.shared.shared_status.read()
     }
 
     /// Whether a thread of it has panicked. Its client has been disconnected then, or soon will be, and it takes no other one.
@@ -262,7 +262,7 @@ impl Export {
     /// [`paravane_device::QueueHandler::drain_until`].
     pub fn cut_short(&self) {
         // Relaxed: a request that does not see it yet goes one step further.
-        self.shared.board.cut.store(true, Ordering::Relaxed);
+        self.shared.shared_status.cut.store(true, Ordering::Relaxed);
     }
 
     /// Whether the device is gone: the export was stopped, or has failed.
@@ -329,17 +329,17 @@ impl AtWork {
         }
     }
 
-    fn run(mut self, mut door: Door) {
-        while let Some(socket) = self.wait(&mut door) {
+    fn run(mut self, mut acceptor: Acceptor) {
+        while let Some(socket) = self.wait(&mut acceptor) {
             let (start, before) = (Instant::now(), self.completed());
             self.session(socket);
-            door.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
+            acceptor.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
         }
     }
 
     /// Buffers that clients were given back so far.
     fn completed(&self) -> u64 {
-        self.shared.board.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
+        self.shared.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
     }
 
     fn stopping(&self) -> bool {
@@ -348,22 +348,22 @@ impl AtWork {
     }
 
     /// The next client; `None`: the export is to stop.
-    fn wait(&mut self, door: &mut Door) -> Option<OwnedFd> {
+    fn wait(&mut self, acceptor: &mut Acceptor) -> Option<OwnedFd> {
         loop {
             if self.stopping() {
                 return None;
             }
             self.refresh();
             let control = self.shared.control.as_fd();
-            let waited = match (door.visitor(), door.fd()) {
-                (Visitor::Here(socket), _) => return Some(socket),
-                (Visitor::Wait, Some(fd)) => wait_for(&[control, fd], None),
-                (Visitor::Wait, None) => wait_for(&[control], None),
-                (Visitor::Pause(time), _) => wait_for(&[control], Some(time)),
-                (Visitor::Failed { error, pause }, fd) => {
+            let waited = match (acceptor.next(), acceptor.fd()) {
+                (NextClient::Here(socket), _) => return Some(socket),
+                (NextClient::Wait, Some(fd)) => wait_for(&[control, fd], None),
+                (NextClient::Wait, None) => wait_for(&[control], None),
+                (NextClient::Pause(time), _) => wait_for(&[control], Some(time)),
+                (NextClient::Failed { error, pause }, fd) => {
                     // Only a listener has a descriptor. A VMM that does not listen yet is no error.
                     if fd.is_some() {
-                        let mut status = self.shared.board.write();
+                        let mut status = self.shared.shared_status.write();
                         status.refused_connections += 1;
                         status.last_error = Some(error);
                     }
@@ -380,7 +380,7 @@ impl AtWork {
 
     fn session(&mut self, socket: OwnedFd) {
         let number = {
-            let mut status = self.shared.board.write();
+            let mut status = self.shared.shared_status.write();
             status.connected = true;
             status.sessions += 1;
             (status.features, status.protocol_features) = (0, 0);
@@ -388,7 +388,7 @@ impl AtWork {
         };
         tracing::info!(device = self.name, session = number, "a client has come");
         let result = self.converse(Connection::new(socket));
-        let mut status = self.shared.board.write();
+        let mut status = self.shared.shared_status.write();
         status.connected = false;
         match result {
             Ok(()) => {
@@ -409,7 +409,7 @@ impl AtWork {
     fn converse(&mut self, mut connection: Connection) -> Result<(), Ended> {
         let Self { shared, device, threads, offer, name } = self;
         let workers = Workers { threads, device: 0 };
-        let mut session = Session::new(&mut **device, workers, &shared.board, *offer)?;
+        let mut session = Session::new(&mut **device, workers, &shared.shared_status, *offer)?;
         let result = converse(&mut session, &mut connection, shared, name);
         session.end();
         result

@@ -77,8 +77,9 @@ impl InflightMemory {
         // Less than the size of all.
         let at = stride * u64::from(queue);
         let mut handle = self.memory.handle();
-        let door = handle.open();
-        door.map(at, needed as usize, Access::READ | Access::WRITE | Access::RELAXED)
+        let guard = handle.enter();
+        guard
+            .map(at, needed as usize, Access::READ | Access::WRITE | Access::RELAXED)
             .map_err(|_| SessionError::Inflight("it is too small"))
     }
 }

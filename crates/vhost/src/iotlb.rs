@@ -1,13 +1,13 @@
 //! What a device's addresses (IOVAs) mean, as a client that has an IOMMU tells it.
 //!
 //! ```text
-//!   IOTLB_MSG update ----> pieces: IOVA -> user address --slots--> guest-physical --map--> dma::Domain
+//!   IOTLB_MSG update ----> pieces: IOVA -> user address --regions--> guest-physical --map--> dma::Domain
 //!   IOTLB_MSG invalidate -> pieces cut | gate shut, unmapped, gate open | waited for what is in flight | acknowledged
 //! ```
 //! It is a cache: whatever is left out, is asked for again. The pieces are what the client has said; the domain has them in
 //! guest-physical terms, for which the client's memory must stay as it is ([`Translations::survives`]).
-use crate::memory::Slots;
-use paravane_device::Gate;
+use crate::memory::ClientRegions;
+use paravane_device::InvalidationLock;
 use paravane_dma::{Access, Busy, Domain, DomainError, Handle, Memory, Miss, headroom};
 use paravane_spec::vhost_user::{Iotlb, iotlb};
 use std::collections::BTreeMap;
@@ -86,7 +86,7 @@ pub(crate) enum Refused {
 #[derive(Debug)]
 pub(crate) struct Translations {
     domain: Domain,
-    gate: Gate,
+    gate: InvalidationLock,
     /// By their first IOVA. They do not overlap.
     pieces: BTreeMap<u64, Piece>,
     /// Insertions so far.
@@ -102,7 +102,7 @@ impl Translations {
     ) -> Self {
         let domain = Domain::with_limit(memory, max_tables);
         domain.on_miss(on_miss);
-        Self { domain, gate: Gate::default(), pieces: BTreeMap::new(), inserted: 0 }
+        Self { domain, gate: InvalidationLock::default(), pieces: BTreeMap::new(), inserted: 0 }
     }
 
     /// For a queue.
@@ -111,7 +111,7 @@ impl Translations {
     }
 
     /// What its batches go through.
-    pub(crate) fn gate(&self) -> Gate {
+    pub(crate) fn gate(&self) -> InvalidationLock {
         self.gate.clone()
     }
 
@@ -130,8 +130,8 @@ impl Translations {
     ///
     /// # Errors
     /// Nothing was taken. [`Refused::Full`]: it would be, if nothing else were known.
-    pub(crate) fn insert(&mut self, new: Piece, slots: &Slots) -> Result<(), Refused> {
-        let runs = runs(new, slots).ok_or(Refused::NoMemory)?;
+    pub(crate) fn insert(&mut self, new: Piece, regions: &ClientRegions) -> Result<(), Refused> {
+        let runs = runs(new, regions).ok_or(Refused::NoMemory)?;
         // Pieces take little each, and cannot fail singly.
         let is_short = self.inserted.is_multiple_of(LOOK) && headroom(HEADROOM).is_err();
         if self.pieces.len() >= MOST || is_short {
@@ -224,11 +224,11 @@ impl Translations {
     }
 
     /// Whether all that is known means the same when the client's memory has become `new`.
-    pub(crate) fn survives(&self, old: &Slots, new: &Slots) -> bool {
+    pub(crate) fn survives(&self, old: &ClientRegions, new: &ClientRegions) -> bool {
         self.pieces.values().all(|piece| {
-            let meaning = |slots| {
-                let runs = runs(*piece, slots)?;
-                let region = |user| slots.find(user).map(|(_, region)| Arc::as_ptr(region).addr());
+            let meaning = |regions| {
+                let runs = runs(*piece, regions)?;
+                let region = |user| regions.find(user).map(|(_, region)| Arc::as_ptr(region).addr());
                 let regions: Vec<_> = runs.iter().map(|(run, _)| region(run.user)).collect();
                 Some((runs, regions))
             };
@@ -239,12 +239,12 @@ impl Translations {
 
 /// Cuts a piece into runs of guest-physical memory, and says where each begins. `None`: some of it is nowhere, or does not
 /// lie in whole pages.
-fn runs(piece: Piece, slots: &Slots) -> Option<Vec<(Piece, u64)>> {
+fn runs(piece: Piece, regions: &ClientRegions) -> Option<Vec<(Piece, u64)>> {
     let mut runs = Vec::new();
     let mut at = piece.first;
     loop {
         let rest = piece.part(at, piece.last);
-        let (gpa, left) = slots.rest(rest.user)?;
+        let (gpa, left) = regions.rest(rest.user)?;
         if !gpa.is_multiple_of(PAGE) {
             return None;
         }

@@ -1,8 +1,8 @@
 //! A client's memory: which files it is in, and what its addresses mean.
 //!
 //! ```text
-//!   SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG --> slots --> dma::Memory (published; queues see it when they next look)
-//!   user address --slots--> guest-physical address --dma--> host
+//!   SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG --> regions --> dma::Memory (published; queues see it when they next look)
+//!   user address --regions--> guest-physical address --dma--> host
 //! ```
 //! A region that is named again as it was, file and all, keeps its mapping, so that queues whose rings lie there need not
 //! be stopped. A client may take its file away at any time: the region is lost then, and [`ClientMemory::lost`] tells.
@@ -67,7 +67,7 @@ pub enum TableError {
 
 /// One region.
 #[derive(Clone, Debug)]
-struct Slot {
+struct ClientRegion {
     said: MemoryRegion,
     /// Device and inode number.
     file: (u64, u64),
@@ -79,12 +79,12 @@ struct Slot {
 
 /// The regions of a client, now or after a change.
 #[derive(Clone, Debug, Default)]
-pub struct Slots(Vec<Slot>);
+pub struct ClientRegions(Vec<ClientRegion>);
 
 /// All memory of a client.
 #[derive(Debug)]
 pub struct ClientMemory {
-    slots: Slots,
+    regions: ClientRegions,
     memory: Memory,
     alarm: Arc<Alarm>,
     quota: MappingQuota,
@@ -97,7 +97,7 @@ impl ClientMemory {
     /// The process has no descriptors left.
     pub fn new(quota: MappingQuota) -> Result<Self, TableError> {
         let alarm = Alarm::new().map_err(TableError::File)?;
-        Ok(Self { slots: Slots::default(), memory: Memory::new(Vec::new())?, alarm, quota })
+        Ok(Self { regions: ClientRegions::default(), memory: Memory::new(Vec::new())?, alarm, quota })
     }
 
     /// What the client may have mapped.
@@ -121,68 +121,68 @@ impl ClientMemory {
     /// Whether memory is gone that the client has shared.
     #[must_use]
     pub fn lost(&self) -> bool {
-        self.slots.0.iter().any(|slot| slot.region.lost())
+        self.regions.0.iter().any(|slot| slot.region.lost())
     }
 
     /// The regions as they are.
     #[must_use]
-    pub fn slots(&self) -> &Slots {
-        &self.slots
+    pub fn regions(&self) -> &ClientRegions {
+        &self.regions
     }
 
     /// What they would be with these and no others.
     ///
     /// # Errors
     /// They cannot be.
-    pub fn with_all(&self, regions: Vec<SharedRegion>) -> Result<Slots, TableError> {
-        let mut slots = Slots::default();
+    pub fn with_all(&self, regions: Vec<SharedRegion>) -> Result<ClientRegions, TableError> {
+        let mut all = ClientRegions::default();
         for region in regions {
-            slots.push(self.slot(region)?)?;
+            all.push(self.client_region(region)?)?;
         }
-        Ok(slots)
+        Ok(all)
     }
 
     /// What they would be with one more, or the same once more.
     ///
     /// # Errors
     /// It cannot be.
-    pub fn with(&self, region: SharedRegion) -> Result<Slots, TableError> {
-        let mut slots = self.slots.clone();
-        let new = self.slot(region)?;
-        match slots.0.iter_mut().find(|slot| slot.file == new.file && slot.said == new.said) {
+    pub fn with(&self, region: SharedRegion) -> Result<ClientRegions, TableError> {
+        let mut regions = self.regions.clone();
+        let new = self.client_region(region)?;
+        match regions.0.iter_mut().find(|slot| slot.file == new.file && slot.said == new.said) {
             Some(slot) if !slot.region.lost() => slot.times = slot.times.saturating_add(1),
-            _ => slots.push(new)?,
+            _ => regions.push(new)?,
         }
-        Ok(slots)
+        Ok(regions)
     }
 
     /// What they would be without the one at these addresses, wherever it is in its file.
     ///
     /// # Errors
     /// There is no such region.
-    pub fn without(&self, region: MemoryRegion) -> Result<Slots, TableError> {
+    pub fn without(&self, region: MemoryRegion) -> Result<ClientRegions, TableError> {
         let MemoryRegion { gpa, size, user, .. } = region;
-        let mut slots = self.slots.clone();
-        let same = |slot: &Slot| (slot.said.gpa, slot.said.size, slot.said.user) == (gpa, size, user);
-        let at = slots.0.iter().position(same).ok_or(TableError::Unknown { gpa, user, size })?;
-        slots.0[at].times -= 1;
-        if slots.0[at].times == 0 {
-            slots.0.remove(at);
+        let mut regions = self.regions.clone();
+        let same = |slot: &ClientRegion| (slot.said.gpa, slot.said.size, slot.said.user) == (gpa, size, user);
+        let at = regions.0.iter().position(same).ok_or(TableError::Unknown { gpa, user, size })?;
+        regions.0[at].times -= 1;
+        if regions.0[at].times == 0 {
+            regions.0.remove(at);
         }
-        Ok(slots)
+        Ok(regions)
     }
 
     /// Devices see these from now on. What is left out stays mapped for as long as something in flight uses it.
     ///
     /// # Errors
     /// Two overlap in guest-physical memory, or are not covered by the log that is on; nothing has changed then.
-    pub fn publish(&mut self, slots: Slots) -> Result<(), TableError> {
-        self.memory.replace(slots.0.iter().map(|slot| Arc::clone(&slot.region)).collect())?;
-        self.slots = slots;
+    pub fn publish(&mut self, regions: ClientRegions) -> Result<(), TableError> {
+        self.memory.replace(regions.0.iter().map(|slot| Arc::clone(&slot.region)).collect())?;
+        self.regions = regions;
         Ok(())
     }
 
-    fn slot(&self, shared: SharedRegion) -> Result<Slot, TableError> {
+    fn client_region(&self, shared: SharedRegion) -> Result<ClientRegion, TableError> {
         let SharedRegion { region: said, file } = shared;
         for addr in [said.gpa, said.user, said.offset] {
             if said.size == 0 || addr.checked_add(said.size - 1).is_none() {
@@ -191,12 +191,12 @@ impl ClientMemory {
         }
         let found = rustix::fs::fstat(&file).map_err(|error| TableError::File(error.into()))?;
         let id = (found.st_dev, found.st_ino);
-        let known = self.slots.0.iter().find(|slot| slot.file == id && slot.said == said);
+        let known = self.regions.0.iter().find(|slot| slot.file == id && slot.said == said);
         let region = match known.filter(|slot| !slot.region.lost()) {
             Some(slot) => Arc::clone(&slot.region),
             None => self.map(said, file)?,
         };
-        Ok(Slot { said, file: id, region, times: 1 })
+        Ok(ClientRegion { said, file: id, region, times: 1 })
     }
 
     fn map(&self, said: MemoryRegion, file: OwnedFd) -> Result<Arc<Region>, TableError> {
@@ -217,7 +217,7 @@ impl AsFd for ClientMemory {
     }
 }
 
-impl Slots {
+impl ClientRegions {
     /// Guest-physical address of what the client knows at `user`, and the region that it is in.
     #[must_use]
     pub fn find(&self, user: u64) -> Option<(u64, &Arc<Region>)> {
@@ -231,19 +231,19 @@ impl Slots {
     }
 
     /// What the client knows at `user` is in, and how far inside.
-    fn slot_of(&self, user: u64) -> Option<(&Slot, u64)> {
+    fn slot_of(&self, user: u64) -> Option<(&ClientRegion, u64)> {
         self.0.iter().find_map(|slot| {
             let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
             Some((slot, inside))
         })
     }
 
-    fn push(&mut self, new: Slot) -> Result<(), TableError> {
+    fn push(&mut self, new: ClientRegion) -> Result<(), TableError> {
         if self.0.len() >= MAX_SLOTS {
             return Err(TableError::TooMany);
         }
         // Differences, so that nothing overflows at the end of the address space.
-        let overlap = |slot: &&Slot| {
+        let overlap = |slot: &&ClientRegion| {
             let (a, b) = (&slot.said, &new.said);
             if a.user <= b.user { b.user - a.user < a.size } else { a.user - b.user < b.size }
         };

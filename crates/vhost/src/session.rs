@@ -19,14 +19,14 @@ pub use error::SessionError;
 pub use features::Offer;
 
 use crate::back_channel::BackChannel;
-use crate::bells::Signal;
 use crate::device_state::Transfer;
 use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
 use crate::message::{Reply, Request};
+use crate::notifiers::Signal;
 use crate::pair;
-use crate::status::Board;
+use crate::status::SharedStatus;
 use crate::vring::{Kick, Vring};
 use features::Features;
 use paravane_device::Device;
@@ -42,7 +42,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use translation::Taken;
+use translation::Handled;
 
 /// How often a queue is looked at whose client gives no kicks.
 const TICK: Duration = Duration::from_micros(500);
@@ -72,7 +72,7 @@ pub struct Workers<'a> {
 pub struct Session<'a> {
     device: &'a mut dyn Device,
     workers: Workers<'a>,
-    board: &'a Board,
+    shared_status: &'a SharedStatus,
     features: Features,
     memory: ClientMemory,
     vrings: Vec<Vring>,
@@ -95,7 +95,7 @@ impl<'a> Session<'a> {
     pub fn new(
         device: &'a mut dyn Device,
         workers: Workers<'a>,
-        board: &'a Board,
+        shared_status: &'a SharedStatus,
         offer: Offer,
     ) -> Result<Self, SessionError> {
         headroom(HEADROOM)
@@ -105,8 +105,8 @@ impl<'a> Session<'a> {
             features: Features::new(device.device_id(), device.features(), offer),
             device,
             workers,
-            board,
-            memory: ClientMemory::new(board.quota.clone())?,
+            shared_status,
+            memory: ClientMemory::new(shared_status.quota.clone())?,
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
             log: None,
             inflight: None,
@@ -150,7 +150,7 @@ impl<'a> Session<'a> {
             Request::GetProtocolFeatures => return number(self.features.offered_protocol()),
             Request::SetProtocolFeatures(features) => {
                 self.features.accept_protocol(features)?;
-                self.board.write().protocol_features = features;
+                self.shared_status.write().protocol_features = features;
             }
             Request::SetOwner => {}
             Request::ResetOwner => self.disable_all(),
@@ -173,7 +173,7 @@ impl<'a> Session<'a> {
             Request::SetVringCall(index, fd) => {
                 let queue = self.queue(index.into())?;
                 let call = signal(fd, "SET_VRING_CALL")?;
-                self.board.bells.set_call(queue, call);
+                self.shared_status.notifiers.set_call(queue, call);
                 // What was interrupted by the old one may have been missed.
                 if self.vrings[usize::from(queue)].is_live() {
                     self.interrupt(queue);
@@ -181,7 +181,7 @@ impl<'a> Session<'a> {
             }
             Request::SetVringErr(index, fd) => {
                 let queue = self.queue(index.into())?;
-                self.board.bells.set_err(queue, signal(fd, "SET_VRING_ERR")?);
+                self.shared_status.notifiers.set_err(queue, signal(fd, "SET_VRING_ERR")?);
             }
             Request::SetVringEnable(state) => self.set_vring_enable(state)?,
             Request::SendRarp(mac) => {
@@ -222,7 +222,7 @@ impl<'a> Session<'a> {
                     return Err(SessionError::Live { queue, request: "SET_INFLIGHT_FD" });
                 }
                 self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
-                self.board.write().tracked = true;
+                self.shared_status.write().tracked = true;
             }
             Request::SetDeviceStateFd(said, pipe) => {
                 self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
@@ -239,7 +239,7 @@ impl<'a> Session<'a> {
                 return number((!self.transfer.check(self.device.device_id(), queues)).into());
             }
             Request::IotlbMsg(said) => {
-                if self.iotlb(&said)? == Taken::Refused {
+                if self.iotlb(&said)? == Handled::Refused {
                     return Ok(Some(Reply::Refused));
                 }
             }
@@ -255,7 +255,7 @@ impl<'a> Session<'a> {
             return Err(SessionError::Live { queue, request: "SET_FEATURES" });
         }
         self.features.accept(features)?;
-        self.board.write().features = features;
+        self.shared_status.write().features = features;
         // A driver begins anew, with other translations. (A client that turns its log on says its features, too.)
         if changed & !F_LOG_ALL != 0 || self.is_idle() {
             self.forget_translations();
@@ -301,7 +301,7 @@ impl<'a> Session<'a> {
     fn reset(&mut self) {
         for queue in 0..self.vrings.len() as u16 {
             self.abandon(queue);
-            self.board.bells.forget_failure(queue);
+            self.shared_status.notifiers.forget_failure(queue);
         }
         self.vrings.fill_with(Vring::default);
         self.forget_translations();
@@ -382,9 +382,9 @@ impl<'a> Session<'a> {
     /// The client is gone: what it had in flight is completed, and nothing of it is left.
     pub fn end(mut self) {
         self.stop_every();
-        self.board.bells.clear();
+        self.shared_status.notifiers.clear();
         self.device.reset();
-        let mut status = self.board.write();
+        let mut status = self.shared_status.write();
         status.connected = false;
         status.tracked = false;
     }

@@ -1,5 +1,5 @@
 //! What an export is doing, for those who look on.
-use crate::bells::Bells;
+use crate::notifiers::ClientNotifiers;
 use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
 use std::sync::atomic::AtomicBool;
@@ -65,9 +65,9 @@ pub struct ExportStatus {
 
 /// Where a session says what it does.
 #[derive(Debug)]
-pub struct Board {
+pub struct SharedStatus {
     status: Mutex<ExportStatus>,
-    pub(crate) bells: Arc<Bells>,
+    pub(crate) notifiers: Arc<ClientNotifiers>,
     pub(crate) work: Vec<Arc<QueueWork>>,
     /// What clients may have mapped.
     pub(crate) quota: MappingQuota,
@@ -75,7 +75,7 @@ pub struct Board {
     pub(crate) cut: Arc<AtomicBool>,
 }
 
-impl Board {
+impl SharedStatus {
     /// Of a device with so many queues, whose clients may have `quota` mapped.
     #[must_use]
     pub fn new(name: &str, queues: usize, quota: MappingQuota) -> Self {
@@ -85,8 +85,8 @@ impl Board {
             ..ExportStatus::default()
         };
         let work = std::iter::repeat_with(Arc::default).take(queues).collect();
-        let bells = Arc::new(Bells::new(name, queues));
-        Self { status: Mutex::new(status), bells, work, quota, cut: Arc::default() }
+        let notifiers = Arc::new(ClientNotifiers::new(name, queues));
+        Self { status: Mutex::new(status), notifiers, work, quota, cut: Arc::default() }
     }
 
     /// To write on. Not held while anything else is done.
@@ -101,12 +101,12 @@ impl Board {
         status.memory = self.quota.mapped();
         status.max_memory = self.quota.limits().max_client_memory;
         for ((index, queue), work) in (0..).zip(&mut status.queues).zip(&self.work) {
-            queue.kicks = self.bells.kicks(index);
+            queue.kicks = self.notifiers.kicks(index);
             queue.taken = work.taken();
             queue.completed = work.completed();
             queue.in_flight = work.in_flight();
             queue.interrupts = work.interrupts();
-            queue.error = self.bells.failure(index);
+            queue.error = self.notifiers.failure(index);
             queue.live &= queue.error.is_none();
         }
         status

@@ -170,7 +170,7 @@ pub enum BlockOrder {
 
 /// Who serves queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum QueueOwner {
+pub enum ServingMode {
     /// I/O threads.
     #[default]
     IoThreads,
@@ -280,7 +280,7 @@ pub struct RunConfig {
     /// Longest poll of a queue before its I/O thread waits for a kick; 0: no polling.
     pub longest_poll: Duration,
     /// Who serves queues.
-    pub owner: QueueOwner,
+    pub owner: ServingMode,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
     /// The CPU that the guest runs on; `None`: any. The machine's other threads run where the caller's does.
@@ -335,7 +335,7 @@ impl Default for RunConfig {
             io_threads: None,
             rebalance: false,
             longest_poll: Duration::ZERO,
-            owner: QueueOwner::IoThreads,
+            owner: ServingMode::IoThreads,
             time_kicks: false,
             vcpu_cpu: None,
             entropy: 4096,

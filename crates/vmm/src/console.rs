@@ -62,7 +62,7 @@ impl Console {
     fn print(&self, len: u32) {
         let addr = u64::from(self.print_addr.load(Ordering::Relaxed));
         let mut bytes = vec![0; len.min(MAX_MESSAGE) as usize];
-        let read = lock(&self.memory).open().read(addr, &mut bytes, Access::READ);
+        let read = lock(&self.memory).enter().read(addr, &mut bytes, Access::READ);
         if let Err(error) = read {
             tracing::debug!("the guest's message cannot be read: {error}");
             return;

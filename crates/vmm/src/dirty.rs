@@ -8,7 +8,7 @@
 //! KVM's. A guest in a host thread writes without a log, so that there only devices are counted and no copy can be kept.
 use crate::error::RunError;
 use crate::report::DirtyFigures;
-use paravane_dma::{Access, DirtyLog, DirtyPages, Door, Handle, Memory, Region};
+use paravane_dma::{Access, AccessGuard, DirtyLog, DirtyPages, Handle, Memory, Region};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -71,7 +71,7 @@ impl DirtyWatch {
             failure: None,
         };
         if verify {
-            harvest.mirror = Some(Mirror::new(&harvest.memory.open(), region));
+            harvest.mirror = Some(Mirror::new(&harvest.memory.enter(), region));
         }
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new()
@@ -133,7 +133,7 @@ impl Harvest {
         self.figures.pages += self.all.count();
         self.figures.harvests += 1;
         if let Some(mirror) = &mut self.mirror {
-            mirror.update(&self.memory.open(), &self.all);
+            mirror.update(&self.memory.enter(), &self.all);
         }
     }
 
@@ -143,7 +143,7 @@ impl Harvest {
         self.figures.pages_per_s = self.figures.pages as f64 / seconds.max(1e-6);
         let mut problem = self.failure.take();
         if let Some(mirror) = &mut self.mirror {
-            let missed = mirror.missed(&self.memory.open());
+            let missed = mirror.missed(&self.memory.enter());
             self.figures.verified = Some(missed.is_empty());
             if let Some(first) = missed.first() {
                 let count = missed.len();
@@ -164,14 +164,14 @@ struct Mirror {
 
 impl Mirror {
     /// A page of RAM as it is now. It may change while it is read: then it is in the next harvest.
-    fn page(door: &Door<'_>, addr: u64, out: &mut [u8]) {
+    fn page(guard: &AccessGuard<'_>, addr: u64, out: &mut [u8]) {
         // RAM is there; a page that could not be read would show as one that was missed.
-        let _ = door.read(addr, out, Access::RELAXED);
+        let _ = guard.read(addr, out, Access::RELAXED);
     }
 
-    fn new(door: &Door<'_>, region: &Region) -> Self {
+    fn new(guard: &AccessGuard<'_>, region: &Region) -> Self {
         let mut bytes = vec![0; usize::try_from(region.size()).unwrap_or(0)];
-        Self::page(door, region.gpa(), &mut bytes);
+        Self::page(guard, region.gpa(), &mut bytes);
         Self { gpa: region.gpa(), bytes }
     }
 
@@ -180,18 +180,18 @@ impl Mirror {
         (self.gpa..).step_by(PAGE as usize).zip(self.bytes.chunks_mut(PAGE as usize))
     }
 
-    fn update(&mut self, door: &Door<'_>, pages: &DirtyPages) {
+    fn update(&mut self, guard: &AccessGuard<'_>, pages: &DirtyPages) {
         for (addr, bytes) in self.pages().filter(|(addr, _)| pages.contains(*addr)) {
-            Self::page(door, addr, bytes);
+            Self::page(guard, addr, bytes);
         }
     }
 
     /// Addresses of the pages that differ from RAM.
-    fn missed(&mut self, door: &Door<'_>) -> Vec<u64> {
+    fn missed(&mut self, guard: &AccessGuard<'_>) -> Vec<u64> {
         let mut now = vec![0; PAGE as usize];
         self.pages()
             .filter_map(|(addr, bytes)| {
-                Self::page(door, addr, &mut now);
+                Self::page(guard, addr, &mut now);
                 (now != bytes).then_some(addr)
             })
             .collect()
@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn write(memory: &Memory, page: u64) {
-        memory.handle().open().write_obj(page * PAGE + 100, &page, Access::WRITE).unwrap();
+        memory.handle().enter().write_obj(page * PAGE + 100, &page, Access::WRITE).unwrap();
     }
 
     #[test]

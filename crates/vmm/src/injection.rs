@@ -124,7 +124,7 @@ fn call_only(sinks: &[Sink; 2], samples: usize) -> [Injections; 2] {
 
 /// Interrupts the guest by each sink in turn, over and over.
 fn interrupt(memory: &mut Handle, sinks: &[Sink; 2], samples: usize) -> Result<[Injections; 2], RunError> {
-    let mut count = || memory.open().read_obj::<u64>(COUNT, Access::READ).unwrap_or(0);
+    let mut count = || memory.enter().read_obj::<u64>(COUNT, Access::READ).unwrap_or(0);
     let mut all = <[Injections; 2]>::default();
     // The first ones find the guest on its way to where it is to be.
     let warm_up = 3;
@@ -157,9 +157,9 @@ fn interrupt(memory: &mut Handle, sinks: &[Sink; 2], samples: usize) -> Result<[
 
 fn put_guest(memory: &Memory, state: GuestState) -> Result<(), RunError> {
     let mut handle = memory.handle();
-    let door = handle.open();
+    let guard = handle.enter();
     let put = |addr: u64, code: &[u8]| {
-        door.write(addr, code, Access::WRITE).map_err(|error| RunError::Config(error.to_string()))
+        guard.write(addr, code, Access::WRITE).map_err(|error| RunError::Config(error.to_string()))
     };
     put(
         IMAGE_BASE,

@@ -23,12 +23,12 @@ mod measured;
 #[cfg(test)]
 mod net_tests;
 mod nets;
-mod owner;
 #[cfg(test)]
 mod pci_tests;
 mod phase;
 mod plan;
 mod process;
+mod queue_backend;
 mod rebalance;
 mod report;
 mod report_area;
@@ -45,7 +45,7 @@ pub mod injection;
 
 pub use config::{
     AccelChoice, BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig,
-    Network, QueueOwner, RingLayout, RunConfig, TransportChoice,
+    Network, RingLayout, RunConfig, ServingMode, TransportChoice,
 };
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};

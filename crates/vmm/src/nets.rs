@@ -2,7 +2,7 @@
 use crate::config::{NetConfig, Network};
 use crate::error::RunError;
 use paravane_device::Device;
-use paravane_device::net::{BackEnd, Counters, Hose, LinkEnd, Net, NetConfig as CardConfig, Tap};
+use paravane_device::net::{BackEnd, Counters, Generator, LinkEnd, Net, NetConfig as CardConfig, Tap};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -41,8 +41,10 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
             card(config, end.map_err(no_link)?)
         }
         Network::Station => card(config, LinkEnd::to_station(config.queues, reply).map_err(no_link)?),
-        Network::Sink => card(config, Hose::new(config.queues, 0, reply).map_err(no_link)?),
-        Network::Source => card(config, Hose::new(config.queues, config.frames, reply).map_err(no_link)?),
+        Network::Sink => card(config, Generator::new(config.queues, 0, reply).map_err(no_link)?),
+        Network::Source => {
+            card(config, Generator::new(config.queues, config.frames, reply).map_err(no_link)?)
+        }
         Network::Tap(name) => card(config, Tap::open(name, config.queues)?),
         Network::TapFds(numbers) => card(config, Tap::inherited(numbers)?),
         Network::Link(name) => {

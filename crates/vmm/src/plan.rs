@@ -5,7 +5,7 @@
 //! ```
 use crate::config::{
     BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig, Network,
-    QueueOwner, RunConfig, TransportChoice,
+    RunConfig, ServingMode, TransportChoice,
 };
 use crate::error::RunError;
 use crate::nets;
@@ -110,7 +110,7 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         let (asked, most) = (config.longest_poll.as_micros(), LONGEST_POLL.as_micros());
         return refuse(format!("polls of {asked} µs are longer than {most} µs"));
     }
-    if config.owner == QueueOwner::Process {
+    if config.owner == ServingMode::Process {
         check_process(config)?;
     }
     if config.hang_timeout.is_zero() {

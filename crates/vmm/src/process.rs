@@ -4,7 +4,7 @@
 //!  this process                                  the owner: this program once more, `owner_main`
 //!    machine, transports, ioeventfds, irqfds        devices, their queues, an I/O thread
 //!    spawn ----- what the devices are (arguments), guest memory, images ---->  makes them
-//!    start ----- addresses, kick eventfd, call eventfd ------------------->    LiveQueue::start, put on its thread
+//!    start ----- addresses, kick eventfd, call eventfd ------------------->    MappedQueue::start, put on its thread
 //!    stop  <---- done ----------------------------------------------------     taken off, drained
 //!    figures <-- kicks, interrupts, CPU time, frames ---------------------
 //!    guest's kick ---- ioeventfd ----------------------------------------->    served

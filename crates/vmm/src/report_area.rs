@@ -23,20 +23,20 @@ impl ReportArea {
 
     /// The head; `None` before the guest has started.
     pub(crate) fn header(&self) -> Option<ReportHeader> {
-        let header: ReportHeader = self.memory.handle().open().read_obj(REPORT_BASE, Access::READ).ok()?;
+        let header: ReportHeader = self.memory.handle().enter().read_obj(REPORT_BASE, Access::READ).ok()?;
         (header.magic == REPORT_MAGIC).then_some(header)
     }
 
     /// One disk's report.
     pub(crate) fn disk(&self, number: usize) -> Option<DiskReport> {
         let offset = DISK_REPORTS + (number as u64) * size_of::<DiskReport>() as u64;
-        self.memory.handle().open().read_obj(REPORT_BASE + offset, Access::READ).ok()
+        self.memory.handle().enter().read_obj(REPORT_BASE + offset, Access::READ).ok()
     }
 
     /// For how long kicks stopped the guest; `None` if it did not time any.
     pub(crate) fn kick_stops(&self) -> Option<KickFigures> {
         let report: KickReport =
-            self.memory.handle().open().read_obj(REPORT_BASE + KICK_REPORT, Access::READ).ok()?;
+            self.memory.handle().enter().read_obj(REPORT_BASE + KICK_REPORT, Access::READ).ok()?;
         let count = report.histogram.iter().map(|&count| u64::from(count)).sum::<u64>();
         let [median_us] = latency::percentiles(&report.histogram, [50.0]);
         (count > 0).then(|| KickFigures {
@@ -66,7 +66,7 @@ impl ReportArea {
     pub(crate) fn passes(&self, map: u64, first: u64, entries: &mut [u32]) -> Option<()> {
         let addr = map.checked_add(first.checked_mul(4)?)?;
         let mut bytes = vec![0; entries.len() * 4];
-        self.memory.handle().open().read(addr, &mut bytes, Access::READ).ok()?;
+        self.memory.handle().enter().read(addr, &mut bytes, Access::READ).ok()?;
         for (entry, bytes) in entries.iter_mut().zip(bytes.chunks_exact(4)) {
             *entry = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
@@ -95,8 +95,8 @@ mod tests {
     #[test]
     fn whatever_the_guest_writes_there_is_no_overflow() {
         let memory = memory(16 << 20);
-        memory.handle().open().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
-        memory.handle().open().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
+        memory.handle().enter().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
+        memory.handle().enter().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
         let (area, progress) = (ReportArea::new(&memory, 32), Progress::default());
         assert_eq!(area.show(&progress), u64::MAX);
         assert_eq!(progress.bytes_done.load(Ordering::Relaxed), u64::MAX);

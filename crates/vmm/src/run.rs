@@ -8,7 +8,7 @@ use crate::accel::{self, Accelerator};
 use crate::attach::attach;
 use crate::bus::Bus;
 use crate::config::{
-    DirtyLogging, Job, NetConfig, Network, QueueOwner, RingLayout, RunConfig, TransportChoice,
+    DirtyLogging, Job, NetConfig, Network, RingLayout, RunConfig, ServingMode, TransportChoice,
 };
 use crate::console::Console;
 use crate::crew::{Crew, Elsewhere};
@@ -91,11 +91,11 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         devices.push(card.device);
     }
     let process = match config.owner {
-        QueueOwner::Process => {
+        ServingMode::Process => {
             let images: Vec<BorrowedFd<'_>> = disks.iter().map(|disk| disk.image.as_fd()).collect();
             Some(Arc::new(Process::spawn(config, &region, &images)?))
         }
-        QueueOwner::IoThreads | QueueOwner::Vcpu => None,
+        ServingMode::IoThreads | ServingMode::Vcpu => None,
     };
     let machine = Machine::new(config, &memory, &tally, &*accelerator, devices, process.clone(), None)?;
     put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
@@ -199,7 +199,7 @@ pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError>
 fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
     memory
         .handle()
-        .open()
+        .enter()
         .write_obj(BOOT_INFO, info, Access::WRITE)
         .map_err(|error| RunError::Config(format!("the guest's memory is too small: {error}")))
 }
@@ -237,7 +237,7 @@ impl Machine {
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
         let crew = match (&process, config.owner) {
             (Some(process), _) => crew.replaced_by(Elsewhere::Process(Arc::clone(process))),
-            (None, QueueOwner::Vcpu) => {
+            (None, ServingMode::Vcpu) => {
                 let inline =
                     Inline::spawn().map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
                 crew.replaced_by(Elsewhere::Inline(Arc::new(inline)))

@@ -2,7 +2,7 @@
 use crate::guard::lock;
 use crate::tally::Tally;
 use paravane_device::ServeError;
-use paravane_io::Site;
+use paravane_io::QueueEvents;
 use paravane_notify::Interrupts;
 use paravane_transport::Transport;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ impl MachineSite {
     }
 }
 
-impl Site for MachineSite {
+impl QueueEvents for MachineSite {
     fn used_buffer(&self, queue: u16) {
         self.interrupts.used_buffer(queue);
     }

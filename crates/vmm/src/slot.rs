@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! register write -> Transport (pure) -> Effect -> carried out here, before the access returns:
-//!    Activate, StartQueue   LiveQueue::start, Device::start_queue, put on an I/O thread
+//!    Activate, StartQueue   MappedQueue::start, Device::start_queue, put on an I/O thread
 //!    ResetQueue, Reset      queue taken off its I/O thread and stopped, then the transport is told
 //!    Notify                 HostNotifier::kick: the eventfd's one owner does the work
 //!    Move                   the window is elsewhere, and the queues' ioeventfds follow
@@ -27,7 +27,7 @@ use crate::report::{KickPath, QueueResult};
 use crate::site::MachineSite;
 use crate::tally::Tally;
 use lending::{LentQueue, Started};
-use paravane_device::{Device, LiveQueue, QueueHandler};
+use paravane_device::{Device, MappedQueue, QueueHandler};
 use paravane_dma::{Domain, Memory};
 use paravane_io::{HostQueue, NotPutOn, QueueKey, QueueWork};
 use paravane_notify::{HostNotifier, Interrupts, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
@@ -312,7 +312,7 @@ impl Slot {
         let Surroundings { memory, domain, .. } = &self.surroundings;
         let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
         let handle = handle.named(format!("device {}, queue {queue}", self.site.number));
-        let ring = LiveQueue::start(addresses, slot.max_size, features, handle)
+        let ring = MappedQueue::start(addresses, slot.max_size, features, handle)
             .map_err(|error| error.to_string())?;
         let handler = device.start_queue(queue, features).map_err(|error| error.to_string())?;
         let (notifier, ioeventfd) = self.notifier(queue).map_err(|error| error.to_string())?;
@@ -346,7 +346,7 @@ impl Slot {
     fn host_queue(
         &self,
         queue: u16,
-        live: LiveQueue,
+        live: MappedQueue,
         handler: Box<dyn QueueHandler>,
         notifier: Arc<HostNotifier>,
         work: &Arc<QueueWork>,
@@ -634,7 +634,7 @@ mod tests {
         fn set_up_queue(&mut self, desc: u32) {
             self.available = 0;
             for area in [DESC, AVAIL, USED] {
-                self.memory.open().fill(area, 0, 0x1000, Access::WRITE).unwrap();
+                self.memory.enter().fill(area, 0, 0x1000, Access::WRITE).unwrap();
             }
             self.write(QUEUE_SEL, 0);
             self.write(QUEUE_SIZE, 4);
@@ -647,13 +647,13 @@ mod tests {
         /// Makes a buffer of 64 bytes available.
         fn offer(&mut self) {
             let at = u64::from(self.available % 4);
-            self.memory.open().write_obj(DESC, &BUFFER, Access::WRITE).unwrap();
-            self.memory.open().write_obj(DESC + 8, &64_u32, Access::WRITE).unwrap();
+            self.memory.enter().write_obj(DESC, &BUFFER, Access::WRITE).unwrap();
+            self.memory.enter().write_obj(DESC + 8, &64_u32, Access::WRITE).unwrap();
             // WRITE, no next one.
-            self.memory.open().write_obj(DESC + 12, &2_u32, Access::WRITE).unwrap();
-            self.memory.open().write_obj(AVAIL + 4 + 2 * at, &0_u16, Access::WRITE).unwrap();
+            self.memory.enter().write_obj(DESC + 12, &2_u32, Access::WRITE).unwrap();
+            self.memory.enter().write_obj(AVAIL + 4 + 2 * at, &0_u16, Access::WRITE).unwrap();
             self.available += 1;
-            self.memory.open().write_obj(AVAIL + 2, &self.available, Access::FULL | Access::WRITE).unwrap();
+            self.memory.enter().write_obj(AVAIL + 2, &self.available, Access::FULL | Access::WRITE).unwrap();
         }
 
         /// From now on the source sends this.
@@ -678,7 +678,7 @@ mod tests {
         }
 
         fn used(&mut self) -> u16 {
-            self.memory.open().read_obj(USED + 2, Access::READ).unwrap()
+            self.memory.enter().read_obj(USED + 2, Access::READ).unwrap()
         }
 
         fn wait_for(&mut self, what: &str, condition: impl Fn(&mut Self) -> bool) {
@@ -730,7 +730,7 @@ mod tests {
         rig.wait_for("another message", |_| apic.taken() == [(0x40, 2)]);
         assert_eq!((rig.tally.kicks(), rig.slot.exit_kicks(), rig.slot.messages()), (2, 1, 2));
         // A broken queue is a configuration change.
-        rig.memory.open().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
+        rig.memory.enter().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
         assert!(bells.ring(BASE + NOTIFY_PAGE, &[0; 4]));
         rig.wait_for("DEVICE_NEEDS_RESET", |rig| rig.needs_reset());
         rig.wait_for("its message", |_| apic.taken() == [(0x40, 2), (0x41, 1)]);
@@ -827,7 +827,7 @@ mod tests {
     fn a_broken_queue_asks_for_a_reset_and_works_after_it() {
         let mut rig = Rig::new(Arc::new(Doorbells::default()));
         rig.start(DESC as u32);
-        rig.memory.open().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
+        rig.memory.enter().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
         rig.kick();
         rig.wait_for("DEVICE_NEEDS_RESET", |rig| rig.needs_reset());
         assert_eq!(rig.read(INTERRUPT_STATUS), INT_CONFIG_CHANGE);

@@ -180,7 +180,7 @@ mod tests {
         let (memory, image) = (memory(), tempfile::tempfile().unwrap());
         let mut sector = [0; SECTOR_LEN];
         for (block, &pass) in (0_u64..).zip(passes) {
-            memory.handle().open().write_obj(MAP + block * 4, &pass, Access::WRITE).unwrap();
+            memory.handle().enter().write_obj(MAP + block * 4, &pass, Access::WRITE).unwrap();
             for number in block * 2..block * 2 + 2 {
                 pattern::fill(&mut sector, 9, number, pass);
                 image.write_all_at(&sector, number * SECTOR).unwrap();

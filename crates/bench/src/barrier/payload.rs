@@ -1,4 +1,4 @@
-//! Traffic: a driver and a device on two CPUs, and payloads that the device moves through the door.
+//! Traffic: a driver and a device on two CPUs, and payloads that the device moves through the guard.
 //!
 //! ```text
 //! driver                                      device
@@ -143,7 +143,7 @@ impl Posts {
 struct Moves {
     queue: device::Queue,
     batch: Batch,
-    doors: (Ours<RELAXED>, Ours<BY_DIRECTION>, Ours<FULL>),
+    guards: (Ours<RELAXED>, Ours<BY_DIRECTION>, Ours<FULL>),
     /// Index of the order.
     order: Arc<AtomicUsize>,
     case: Case,
@@ -153,13 +153,13 @@ struct Moves {
 
 impl DeviceEnd for Moves {
     fn serve(&mut self, total: u64, wait: Wait<'_>) -> Result<(), BenchError> {
-        let Self { queue, batch, doors, order, case, own, before } = self;
+        let Self { queue, batch, guards, order, case, own, before } = self;
         let ends = (queue, batch, case, own, before);
         // Relaxed: it was stored before this thread started.
         match order.load(Ordering::Relaxed) {
-            0 => serve(ends, &mut doors.0, total, wait),
-            1 => serve(ends, &mut doors.1, total, wait),
-            _ => serve(ends, &mut doors.2, total, wait),
+            0 => serve(ends, &mut guards.0, total, wait),
+            1 => serve(ends, &mut guards.1, total, wait),
+            _ => serve(ends, &mut guards.2, total, wait),
         }
     }
 }
@@ -178,7 +178,7 @@ fn serve<const ACCESS: u32>(
     let end = *before + total;
     while *before < end {
         wait.until(|| Ok(queue.pop(batch, |_, _| false).map_err(|error| broken(OURS, error))? > 0))?;
-        let door = memory.open();
+        let guard = memory.open();
         for chain in batch.chains() {
             let bytes = &mut own.bytes()[..case.len as usize];
             let ((&[segment], []) | ([], &[segment])) = batch.segments(chain) else {
@@ -186,9 +186,9 @@ fn serve<const ACCESS: u32>(
             };
             if case.receive {
                 bytes[..8].copy_from_slice(&before.to_le_bytes());
-                door.write(segment.addr, bytes)?;
+                guard.write(segment.addr, bytes)?;
             } else {
-                door.read(segment.addr, bytes)?;
+                guard.read(segment.addr, bytes)?;
                 if bytes[..8] != before.to_le_bytes() {
                     return Err(broken(OURS, format_args!("payload {before} came before its bytes")));
                 }
@@ -196,7 +196,7 @@ fn serve<const ACCESS: u32>(
             queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
             *before += 1;
         }
-        drop(door);
+        drop(guard);
         black_box(queue.publish().map_err(|error| broken(OURS, error))?);
     }
     Ok(())
@@ -226,12 +226,12 @@ impl Workload {
         let bytes = unsafe { Bytes::new(region.host(), size) };
         let (mut queue, addresses) = driver::Queue::new(layout, DmaArea { area: bytes.area(), addr: 0 })
             .map_err(|error| broken(OURS, error))?;
-        queue.disable_notifications();
+        queue.disable_interrupts();
         let order = Arc::new(AtomicUsize::new(0));
         let device = Moves {
             queue: activate(Case::stream(), addresses, 0, bytes.area())?,
             batch: Batch::new(Case::stream().batch().into()),
-            doors: (Ours::direct(&memory), Ours::direct(&memory), Ours::direct(&memory)),
+            guards: (Ours::direct(&memory), Ours::direct(&memory), Ours::direct(&memory)),
             order: Arc::clone(&order),
             case,
             own: Own::new(case.len as usize),

@@ -39,7 +39,7 @@ impl Raw {
 }
 
 impl Target for Memcpy {
-    type Door<'a> = Raw;
+    type AccessGuard<'a> = Raw;
 
     #[inline(always)]
     fn open(&mut self) -> Raw {
@@ -104,7 +104,7 @@ impl Scattered {
 pub(super) struct Pages<'a>(&'a [*mut u8]);
 
 impl Target for Scattered {
-    type Door<'a> = Pages<'a>;
+    type AccessGuard<'a> = Pages<'a>;
 
     #[inline(always)]
     fn open(&mut self) -> Pages<'_> {

@@ -1,7 +1,7 @@
-//! Our door as a target.
+//! Our guard as a target.
 use super::timing::{Reach, Target, refused};
 use crate::BenchError;
-use paravane_dma::{Access, Domain, Door, Handle, Memory};
+use paravane_dma::{Access, AccessGuard, Domain, Handle, Memory};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 /// The order that follows from the direction.
@@ -11,7 +11,7 @@ pub(crate) const RELAXED: u32 = Access::RELAXED.bits();
 /// A full barrier.
 pub(crate) const FULL: u32 = Access::FULL.bits();
 
-/// A handle, whose door is opened for each batch. The flags of its accesses are constants, as a device's are.
+/// A handle, whose guard is opened for each batch. The flags of its accesses are constants, as a device's are.
 pub(crate) struct Ours<const ACCESS: u32 = BY_DIRECTION>(Handle);
 
 impl<const ACCESS: u32> Ours<ACCESS> {
@@ -28,18 +28,18 @@ impl<const ACCESS: u32> Ours<ACCESS> {
 
 /// Touches `len` bytes at `addr`, so that the host has given them pages.
 pub(crate) fn touch(memory: &Memory, addr: u64, len: u64) -> Result<(), BenchError> {
-    memory.handle().open().fill(addr, 0, len as usize, Access::RELAXED).map_err(refused)
+    memory.handle().enter().fill(addr, 0, len as usize, Access::RELAXED).map_err(refused)
 }
 
-/// Its door.
-pub(crate) struct OursOpen<'a, const ACCESS: u32>(Door<'a>);
+/// Its guard.
+pub(crate) struct OursOpen<'a, const ACCESS: u32>(AccessGuard<'a>);
 
 impl<const ACCESS: u32> Target for Ours<ACCESS> {
-    type Door<'a> = OursOpen<'a, ACCESS>;
+    type AccessGuard<'a> = OursOpen<'a, ACCESS>;
 
     #[inline(always)]
     fn open(&mut self) -> OursOpen<'_, ACCESS> {
-        OursOpen(self.0.open())
+        OursOpen(self.0.enter())
     }
 }
 
@@ -98,7 +98,7 @@ impl Shared for RwLock<()> {
     }
 }
 
-/// The same door, as it were if looking up took a lock of the address space: the seed's question.
+/// The same guard, as it were if looking up took a lock of the address space: the seed's question.
 pub(crate) struct Locked<L> {
     ours: Ours,
     lock: Arc<L>,
@@ -111,14 +111,14 @@ impl<L> Locked<L> {
     }
 }
 
-/// Its door.
+/// Its guard.
 pub(crate) struct LockedOpen<'a, L> {
     open: OursOpen<'a, BY_DIRECTION>,
     lock: &'a L,
 }
 
 impl<L: Shared> Target for Locked<L> {
-    type Door<'a>
+    type AccessGuard<'a>
         = LockedOpen<'a, L>
     where
         L: 'a;

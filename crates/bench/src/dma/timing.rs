@@ -7,7 +7,7 @@ use crate::{BenchError, Row};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Accesses between two openings of the door: a batch, as a queue's is.
+/// Accesses between two openings of the guard: a batch, as a queue's is.
 pub(crate) const BATCH: u16 = 32;
 /// Slices in one round of one subject; the median slice stands for the round.
 const SLICES: usize = 21;
@@ -17,12 +17,12 @@ pub(crate) const SLICE: Duration = Duration::from_micros(400);
 /// What accesses go through.
 pub(crate) trait Target {
     /// Open for a batch.
-    type Door<'a>: Reach
+    type AccessGuard<'a>: Reach
     where
         Self: 'a;
 
     /// Opens it.
-    fn open(&mut self) -> Self::Door<'_>;
+    fn open(&mut self) -> Self::AccessGuard<'_>;
 }
 
 /// Memory within reach.
@@ -41,7 +41,7 @@ pub(crate) trait Reach {
 pub(crate) struct Nothing;
 
 impl Target for Nothing {
-    type Door<'a> = Self;
+    type AccessGuard<'a> = Self;
 
     fn open(&mut self) -> Self {
         Self
@@ -118,17 +118,17 @@ impl<T: Target> Subject for Loop<T> {
         let mut sum = 0u64;
         for _ in 0..batches {
             self.ops.fill(&mut batch);
-            let door = self.target.open();
+            let guard = self.target.open();
             for op in &batch {
                 let len = op.len as usize;
                 match (op.write, len) {
-                    (false, 4) => sum = sum.wrapping_add(door.read4(op.addr)?.into()),
-                    (true, 4) => door.write4(op.addr, sum as u32)?,
+                    (false, 4) => sum = sum.wrapping_add(guard.read4(op.addr)?.into()),
+                    (true, 4) => guard.write4(op.addr, sum as u32)?,
                     (false, _) => {
-                        door.read(op.addr, &mut own[..len])?;
+                        guard.read(op.addr, &mut own[..len])?;
                         sum = sum.wrapping_add(black_box(&own)[0].into());
                     }
-                    (true, _) => door.write(op.addr, &own[..len])?,
+                    (true, _) => guard.write(op.addr, &own[..len])?,
                 }
             }
         }

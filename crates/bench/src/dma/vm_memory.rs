@@ -126,7 +126,7 @@ impl<M> Clone for Peer<M> {
 pub(super) struct PeerOpen<'a, M>(&'a M);
 
 impl<M: GuestMemory> Target for Peer<M> {
-    type Door<'a>
+    type AccessGuard<'a>
         = PeerOpen<'a, M>
     where
         M: 'a;

@@ -13,7 +13,7 @@ pub(super) const SIZE: u64 = 64 << 20;
 const STRIDE: u64 = 9973;
 /// Where device addresses start: not where guest-physical ones do.
 pub(super) const IOVA: u64 = 1 << 32;
-/// Nobody else has the door open when the log is turned on.
+/// Nobody else has the guard open when the log is turned on.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// What a world is made of.

@@ -2,7 +2,7 @@
 use super::case::{Amount, Case, Subject};
 use crate::guest::{self, Image, Sample};
 use crate::series::{Figure, by};
-use paravane_vmm::{AccelChoice, MsiDelivery, QueueOwner, RunConfig, TransportChoice};
+use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, ServingMode, TransportChoice};
 
 /// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
 ///
@@ -24,9 +24,9 @@ pub(super) fn shoot(
         msi_delivery: if subject == Subject::Process { MsiDelivery::Irqfd } else { MsiDelivery::default() },
         ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
         owner: match subject {
-            Subject::Inline => QueueOwner::Vcpu,
-            Subject::Exit | Subject::IoEventFd => QueueOwner::IoThreads,
-            Subject::Process => QueueOwner::Process,
+            Subject::Inline => ServingMode::Vcpu,
+            Subject::Exit | Subject::IoEventFd => ServingMode::IoThreads,
+            Subject::Process => ServingMode::Process,
         },
         time_kicks: true,
         vcpu_cpu: cpu,

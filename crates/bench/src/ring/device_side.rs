@@ -64,7 +64,7 @@ impl Subject for Ours {
     fn run(&mut self, batches: u32) -> Result<u64, BenchError> {
         let Self { queue, batch, script, handle, size, .. } = self;
         let mut sum = 0u64;
-        let handle = handle.open();
+        let handle = handle.enter();
         for _ in 0..batches {
             script.offer();
             let count = queue

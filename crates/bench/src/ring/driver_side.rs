@@ -4,7 +4,7 @@ use super::scripted::ScriptedDevice;
 use super::subject::{OURS, Subject, broken, miscounted};
 use crate::BenchError;
 use crate::memory::Pages;
-use paravane_ring::driver::{Layout, Queue};
+use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_ring::{DmaArea, Segment};
 
 /// The subject. Fields drop in order, the memory last.
@@ -25,7 +25,8 @@ struct Buffer {
 impl Ours {
     pub(crate) fn new(case: Case) -> Result<Self, BenchError> {
         let tables = if case.indirect { case.descriptors } else { 0 };
-        let layout = Layout::new(QUEUE_SIZE, tables, case.features()).map_err(|error| broken(OURS, error))?;
+        let layout =
+            DriverConfig::new(QUEUE_SIZE, tables, case.features()).map_err(|error| broken(OURS, error))?;
         let pages = Pages::new(layout.memory());
         let place = pages.place();
         let (queue, addresses) = Queue::new(layout, DmaArea { area: place.area(), addr: pages.address() })

@@ -4,7 +4,7 @@ use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::args::Engine;
 use anyhow::Context;
 use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer, StorageErrors};
-use paravane_device::net::{self, BackEnd, Counters, Hose, Limited, LinkEnd, Tap};
+use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
 use std::collections::HashMap;
@@ -61,10 +61,12 @@ pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, 
             Network::Echo => {
                 card(net, LinkEnd::echo(net.queues).context("cannot make an echo")?, "echo".to_owned())
             }
-            Network::Sink => card(net, Hose::new(net.queues, 0, 64)?, "sink".to_owned()),
-            Network::Source(len) => {
-                card(net, Hose::new(net.queues, u64::MAX, *len as usize)?, format!("source of {len} bytes"))
-            }
+            Network::Sink => card(net, Generator::new(net.queues, 0, 64)?, "sink".to_owned()),
+            Network::Source(len) => card(
+                net,
+                Generator::new(net.queues, u64::MAX, *len as usize)?,
+                format!("source of {len} bytes"),
+            ),
         },
         Kind::Rng => Ok(Opened {
             device: Box::new(Rng::new()),

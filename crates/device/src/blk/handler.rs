@@ -15,8 +15,8 @@ use super::image::Image;
 use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
 use crate::rate::{self, Brake};
-use crate::{LiveQueue, Open, QueueDoor, QueueHandler, Ring, ServeError, Served, address_error};
-use paravane_dma::{Access, Door, Mapping};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, Ring, ServeError, Served, address_error};
+use paravane_dma::{Access, AccessGuard, Mapping};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::blk;
@@ -99,7 +99,7 @@ impl Handler {
     fn start(
         &mut self,
         ring: &mut Ring,
-        memory: &Door<'_>,
+        memory: &AccessGuard<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
     ) -> Result<u64, ServeError> {
@@ -113,15 +113,15 @@ impl Handler {
         let mut bytes = 0;
         let job = match request.command {
             Command::Read { offset, len } => {
-                let hold = memory
+                let mapping = memory
                     .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
                     .map_err(address_error)?;
                 bytes = len.into();
-                slot.begin_read(status, (offset, len), hold, self.image.direct)
+                slot.begin_read(status, (offset, len), mapping, self.image.direct)
             }
             Command::Write { offset, len } => {
                 let skip = request::HEADER.into();
-                let hold = memory
+                let mapping = memory
                     .map_segments(readable, skip, len.into(), Access::READ, slot.pieces())
                     .map_err(address_error)?;
                 // Zeroes are in the place of what its owner has taken away: they are not what the driver has written.
@@ -130,7 +130,7 @@ impl Handler {
                     return Ok(0);
                 }
                 bytes = len.into();
-                slot.begin_write(status, (offset, len), hold, self.image.direct, self.write_through)
+                slot.begin_write(status, (offset, len), mapping, self.image.direct, self.write_through)
             }
             Command::Flush => Ok(slot.begin_flush(status)),
             Command::Discard | Command::WriteZeroes => {
@@ -182,7 +182,7 @@ impl Handler {
         &mut self,
         limited: &mut Limited,
         ring: &mut Ring,
-        memory: &QueueDoor<'_>,
+        memory: &QueueGuard<'_>,
         served: &mut Served,
     ) -> Result<(), ServeError> {
         let Limited { brake, one } = limited;
@@ -201,7 +201,7 @@ impl Handler {
     }
 
     fn push(&mut self, head: u16, job: Job) -> Result<(), ServeError> {
-        // SAFETY: the pieces lie in the slot, whose `hold` keeps what they name mapped (or they name a
+        // SAFETY: the pieces lie in the slot, whose `mapping` keeps what they name mapped (or they name a
         // static). Neither changes until the outcome has been reaped: a slot that is not idle is given to no
         // other request, and `drain` and `Drop` wait before slots go away (or leak them).
         let pushed = unsafe { self.engine.push(head, job) };
@@ -218,7 +218,12 @@ impl Handler {
     }
 
     /// Takes what the engine has done, and completes it or goes on with it.
-    fn reap(&mut self, ring: &mut Ring, memory: &Door<'_>, served: &mut Served) -> Result<(), ServeError> {
+    fn reap(
+        &mut self,
+        ring: &mut Ring,
+        memory: &AccessGuard<'_>,
+        served: &mut Served,
+    ) -> Result<(), ServeError> {
         self.engine.reap(&mut self.outcomes);
         while let Some(outcome) = self.outcomes.pop_front() {
             self.in_flight -= 1;
@@ -233,7 +238,7 @@ impl Handler {
         &mut self,
         outcome: Outcome,
         ring: &mut Ring,
-        memory: &Door<'_>,
+        memory: &AccessGuard<'_>,
         served: &mut Served,
         last: bool,
     ) -> Result<(), ServeError> {
@@ -259,7 +264,7 @@ impl Handler {
     fn finish(
         &mut self,
         ring: &mut Ring,
-        memory: &Door<'_>,
+        memory: &AccessGuard<'_>,
         (head, code, written): (u16, u8, u32),
         served: &mut Served,
     ) -> Result<(), ServeError> {
@@ -274,7 +279,7 @@ impl Handler {
 
     /// Waits for everything in flight. Unless `finish` completes it, it is forgotten. With `cut`, from the moment that it is set, no
     /// request goes on with another job.
-    fn settle(&mut self, mut finish: Option<(&mut LiveQueue, &mut Served)>, cut: Option<&AtomicBool>) {
+    fn settle(&mut self, mut finish: Option<(&mut MappedQueue, &mut Served)>, cut: Option<&AtomicBool>) {
         loop {
             // An earlier error may have left some that were reaped already.
             while let Some(outcome) = self.outcomes.pop_front() {
@@ -282,7 +287,7 @@ impl Handler {
                 let stepped = match &mut finish {
                     Some((queue, served)) => {
                         // Shut again before the next wait, which may be long.
-                        let Open { ring, memory, .. } = queue.open();
+                        let QueueBatch { ring, memory, .. } = queue.begin_batch();
                         // Relaxed: a request that does not see it yet goes one job further.
                         let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
                         self.step(outcome, ring, &memory, served, last)
@@ -342,7 +347,7 @@ fn answer_mapped(
 /// Writes the status, ordered after the data, and stages the completion.
 fn answer(
     ring: &mut Ring,
-    memory: &Door<'_>,
+    memory: &AccessGuard<'_>,
     head: u16,
     status: u64,
     code: u8,
@@ -362,14 +367,14 @@ fn complete(ring: &mut Ring, head: u16, written: u32, served: &mut Served) -> Re
 }
 
 impl QueueHandler for Handler {
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
         if self.slots.is_empty() {
             return Err(io::Error::other("requests were lost in the host").into());
         }
         // Those of one batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
-        let Open { ring, memory, batch } = queue.open();
+        let QueueBatch { ring, memory, batch } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();
@@ -423,23 +428,23 @@ impl QueueHandler for Handler {
         self.engine.has_news().map(|news| news || over)
     }
 
-    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+    fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {
         self.empty(queue, complete, None)
     }
 
-    fn drain_until(&mut self, queue: &mut LiveQueue, complete: bool, cut: &AtomicBool) -> Served {
+    fn drain_until(&mut self, queue: &mut MappedQueue, complete: bool, cut: &AtomicBool) -> Served {
         self.empty(queue, complete, Some(cut))
     }
 }
 
 impl Handler {
     /// See [`QueueHandler::drain_until`].
-    fn empty(&mut self, queue: &mut LiveQueue, complete: bool, cut: Option<&AtomicBool>) -> Served {
+    fn empty(&mut self, queue: &mut MappedQueue, complete: bool, cut: Option<&AtomicBool>) -> Served {
         let mut served = Served::default();
         self.settle(complete.then_some((&mut *queue, &mut served)), cut);
         if complete {
             // A queue that has latched has nothing more to say.
-            served.interrupt = queue.open().ring.publish().unwrap_or(false);
+            served.interrupt = queue.begin_batch().ring.publish().unwrap_or(false);
         }
         served
     }

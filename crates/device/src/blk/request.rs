@@ -7,7 +7,7 @@
 //! share a descriptor with data. What breaks this frame latches the queue; what is wrong inside it is
 //! answered with a status.
 use crate::address_error;
-use paravane_dma::{Access, Door};
+use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::Chain;
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
@@ -79,7 +79,7 @@ pub(super) struct Request {
 /// # Errors
 /// The frame is broken; the queue is to be latched.
 pub(super) fn parse(
-    memory: &Door<'_>,
+    memory: &AccessGuard<'_>,
     (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
     limits: &Limits,
     ranges: &mut Vec<ByteRange>,
@@ -156,7 +156,7 @@ fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
 /// Reads the ranges behind the header and checks them all (section 5.2.6.2). The inner result is the status
 /// to answer when one is not to be done.
 fn parse_ranges(
-    memory: &Door<'_>,
+    memory: &AccessGuard<'_>,
     readable: &[Segment],
     payload: u32,
     zeroes: bool,

@@ -13,7 +13,7 @@ use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Job, Pieces};
 use super::errors::{Cause, Missed, Operation};
 use super::request::ByteRange;
-use paravane_dma::{Hold, HostSlice, Mapping};
+use paravane_dma::{HostSlice, Mapping, MappingGuard};
 use std::collections::TryReserveError;
 use std::ptr::NonNull;
 use zerocopy::IntoBytes;
@@ -61,7 +61,7 @@ pub(super) struct Slot {
     pieces: Vec<HostSlice>,
     first: usize,
     /// Keeps the pieces mapped.
-    hold: Option<Hold>,
+    mapping: Option<MappingGuard>,
     /// What is moved in their place, where the file does not take them as they are.
     bounce: Option<Box<Bounce>>,
     /// Where on the disk what is left begins, and its length, in bytes.
@@ -127,12 +127,12 @@ impl Slot {
         &mut self,
         status: u64,
         (offset, len): (u64, u32),
-        hold: Hold,
+        mapping: MappingGuard,
         alignment: Option<Alignment>,
     ) -> Result<Job, TryReserveError> {
         self.bounce = Bounce::for_pieces(&self.pieces, len, alignment)?;
         self.begin(State::Read, status, false);
-        (self.offset, self.left, self.hold) = (offset, len.into(), Some(hold));
+        (self.offset, self.left, self.mapping) = (offset, len.into(), Some(mapping));
         Ok(self.job())
     }
 
@@ -144,13 +144,13 @@ impl Slot {
         &mut self,
         status: u64,
         (offset, len): (u64, u32),
-        hold: Hold,
+        mapping: MappingGuard,
         alignment: Option<Alignment>,
         durable: bool,
     ) -> Result<Job, TryReserveError> {
         self.bounce = Bounce::for_pieces(&self.pieces, len, alignment)?;
         self.begin(State::Write, status, durable);
-        (self.offset, self.left, self.hold) = (offset, len.into(), Some(hold));
+        (self.offset, self.left, self.mapping) = (offset, len.into(), Some(mapping));
         Ok(self.job())
     }
 
@@ -201,7 +201,7 @@ impl Slot {
                 if self.state == State::Read {
                     self.done += moved;
                     if let Some(bounce) = &mut self.bounce {
-                        // SAFETY: `hold` keeps the pieces mapped, for writing, since it is a read.
+                        // SAFETY: `mapping` keeps the pieces mapped, for writing, since it is a read.
                         unsafe { bounce.hand_on(moved as usize, &self.pieces[self.first..]) };
                     }
                 }
@@ -240,7 +240,7 @@ impl Slot {
     /// Ends the request, lets go of its memory, and says where its status goes.
     pub(super) fn end(&mut self) -> u64 {
         self.state = State::Idle;
-        self.hold = None;
+        self.mapping = None;
         self.bounce = None;
         self.room = None;
         self.status
@@ -252,7 +252,7 @@ impl Slot {
             State::Read => Job::Read { pieces: self.rest(), offset: self.offset },
             State::Write | State::Zero => {
                 if let Some(bounce) = &mut self.bounce {
-                    // SAFETY: `hold` keeps the pieces mapped.
+                    // SAFETY: `mapping` keeps the pieces mapped.
                     unsafe { bounce.fill(&self.pieces[self.first..], self.left) };
                 }
                 Job::Write { pieces: self.rest(), offset: self.offset, durable: self.durable }

@@ -6,7 +6,7 @@
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
 use crate::ServeError;
-use paravane_dma::{Access, Door, Segment};
+use paravane_dma::{Access, AccessGuard, Segment};
 use paravane_spec::net::Header;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -68,8 +68,8 @@ pub trait BackEnd: Send + Sync + 'static {
 pub struct Outgoing<'a> {
     /// Our copy of what stood before the frame, in the machine's byte order.
     pub header: Header,
-    /// The door to the memory that the frame lies in.
-    pub memory: &'a Door<'a>,
+    /// The guard to the memory that the frame lies in.
+    pub memory: &'a AccessGuard<'a>,
     /// Header and frame.
     pub segments: &'a [Segment],
     /// Bytes of the frame, without the header.

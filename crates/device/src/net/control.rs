@@ -1,7 +1,7 @@
 //! Serves the control queue: how many pairs are in use, and that a driver has announced itself (section 5.1.6.5).
 use super::back_end::BackEnd;
-use crate::{LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
-use paravane_dma::{Access, Door};
+use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
+use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::Chain;
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::net::{
@@ -28,7 +28,7 @@ impl<B: BackEnd> Control<B> {
     /// Does one command and returns the answer.
     fn obey(
         &self,
-        memory: &Door<'_>,
+        memory: &AccessGuard<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
     ) -> Result<u8, QueueError> {
         let malformed = |what| QueueError::Request { head: chain.head, what };
@@ -67,8 +67,8 @@ impl<B: BackEnd> Control<B> {
 }
 
 impl<B: BackEnd> QueueHandler for Control<B> {
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
-        let Open { ring, memory, batch } = queue.open();
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
+        let QueueBatch { ring, memory, batch } = queue.begin_batch();
         let taken = ring.pop(batch, &memory)?;
         for (chain, readable, writable) in batch.iter() {
             let answered = self.obey(&memory, (chain, readable, writable)).and_then(|answer| {
@@ -80,7 +80,7 @@ impl<B: BackEnd> QueueHandler for Control<B> {
         Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: ring.publish()? })
     }
 
-    fn drain(&mut self, _queue: &mut LiveQueue, _complete: bool) -> Served {
+    fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
         Served::default()
     }
 }

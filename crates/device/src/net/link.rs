@@ -1,5 +1,5 @@
 //! A cable in this process: what one card transmits, the other one receives; or the same one, as an echo,
-//! whose frames may be of a length of their own; or a station ([`super::station`]) that answers.
+//! whose frames may be of a length of their own; or a echo_peer ([`super::echo_peer`]) that answers.
 //!
 //! ```text
 //!  Sender --- free buffer -> copy in -> lane ---> Receiver -> copy out -> buffer free again ---.
@@ -15,9 +15,9 @@
 //! A cable does not segment, so none of that is offered: a large MTU serves the same end. Checksums may be left open
 //! between drivers that both agreed to it; for the others they are finished on the way.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
-use super::bell::Bell;
+use super::echo_peer::EchoPeer;
 use super::header::finish_checksum;
-use super::station::Station;
+use super::wakeup::Wakeup;
 use crate::ServeError;
 use crossbeam_queue::ArrayQueue;
 use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
@@ -80,7 +80,7 @@ pub(super) struct Lane {
     pub(super) frames: ArrayQueue<Buffer>,
     pub(super) free: ArrayQueue<Buffer>,
     /// For who receives.
-    pub(super) arrived: Bell,
+    pub(super) arrived: Wakeup,
     /// Somebody receives.
     pub(super) open: AtomicBool,
     /// Buffers that there are: free, with a frame in them, or in the hands of a sender or the receiver. At most `LANE`.
@@ -93,7 +93,7 @@ impl Lane {
         Ok(Self {
             frames: ArrayQueue::new(LANE),
             free: ArrayQueue::new(LANE),
-            arrived: Bell::new()?,
+            arrived: Wakeup::new()?,
             open: AtomicBool::new(false),
             made: AtomicUsize::new(0),
         })
@@ -152,7 +152,7 @@ impl Lane {
 pub(super) struct Port {
     pub(super) lanes: Box<[Lane]>,
     /// For the senders to this port, one a pair.
-    pub(super) room: Box<[Bell]>,
+    pub(super) room: Box<[Wakeup]>,
     /// Lanes in use.
     pub(super) pairs: AtomicU16,
     /// What the receiving driver has accepted.
@@ -163,7 +163,7 @@ impl Port {
     pub(super) fn new(pairs: u16) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             lanes: (0..pairs).map(|_| Lane::new()).collect::<io::Result<_>>()?,
-            room: (0..pairs).map(|_| Bell::new()).collect::<io::Result<_>>()?,
+            room: (0..pairs).map(|_| Wakeup::new()).collect::<io::Result<_>>()?,
             pairs: AtomicU16::new(1),
             features: AtomicU64::new(0),
         }))
@@ -176,8 +176,8 @@ impl Port {
     }
 
     /// Wakes all who wait for room.
-    pub(super) fn ring_for_room(&self) {
-        self.room.iter().for_each(Bell::ring);
+    pub(super) fn wake_for_room(&self) {
+        self.room.iter().for_each(Wakeup::wake);
     }
 }
 
@@ -189,7 +189,7 @@ pub struct LinkEnd {
     /// The far side is the near side, and each frame goes back to where it came from.
     echo: Option<Echo>,
     /// What is at the far side, if that is nobody's card.
-    _station: Option<Station>,
+    _echo_peer: Option<EchoPeer>,
 }
 
 /// How an echo answers.
@@ -206,8 +206,8 @@ impl LinkEnd {
     /// The process has no file descriptors left.
     pub fn pair(pairs: u16) -> io::Result<(Self, Self)> {
         let (a, b) = (Port::new(pairs)?, Port::new(pairs)?);
-        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None, _station: None };
-        Ok((one, Self { near: b, far: a, echo: None, _station: None }))
+        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None, _echo_peer: None };
+        Ok((one, Self { near: b, far: a, echo: None, _echo_peer: None }))
     }
 
     /// Sends each frame back, with its addresses swapped.
@@ -227,15 +227,15 @@ impl LinkEnd {
         Self::echoing(pairs, Echo { len: Some(checked(len)?) })
     }
 
-    /// To a station that answers each frame by one of `len` bytes, as [`LinkEnd::answering`] does, but from a thread of its
+    /// To a echo_peer that answers each frame by one of `len` bytes, as [`LinkEnd::answering`] does, but from a thread of its
     /// own, as another machine would: whoever sent it has long gone back to work, or to sleep.
     ///
     /// # Errors
     /// As [`LinkEnd::answering`].
     pub fn to_station(pairs: u16, len: usize) -> io::Result<Self> {
         let (near, far) = (Port::new(pairs)?, Port::new(pairs)?);
-        let station = Station::start(Arc::clone(&far), Arc::clone(&near), checked(len)?)?;
-        Ok(Self { near, far, echo: None, _station: Some(station) })
+        let echo_peer = EchoPeer::start(Arc::clone(&far), Arc::clone(&near), checked(len)?)?;
+        Ok(Self { near, far, echo: None, _echo_peer: Some(echo_peer) })
     }
 
     /// Counts the buffers of what is sent from here.
@@ -248,7 +248,7 @@ impl LinkEnd {
 
     fn echoing(pairs: u16, echo: Echo) -> io::Result<Self> {
         let port = Port::new(pairs)?;
-        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), _station: None })
+        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), _echo_peer: None })
     }
 }
 
@@ -282,7 +282,7 @@ impl BackEnd for LinkEnd {
     fn use_pairs(&self, pairs: u16) -> io::Result<()> {
         // Relaxed: see `Port::lane`.
         self.near.pairs.store(pairs, Ordering::Relaxed);
-        self.near.ring_for_room();
+        self.near.wake_for_room();
         Ok(())
     }
 
@@ -297,7 +297,7 @@ impl BackEnd for LinkEnd {
             buffer.bytes[..frame.len()].copy_from_slice(frame);
             // There is room for every buffer.
             let _ = lane.frames.push(buffer);
-            lane.arrived.ring();
+            lane.arrived.wake();
         }
         Ok(())
     }
@@ -330,7 +330,7 @@ impl LinkSender {
     /// Frames can go, or need not be waited with.
     fn room(&self) -> bool {
         let lane = &self.far.lanes[self.far.lane(self.pair)];
-        // Relaxed: before a sleep it is ordered by the bell, else it only says that sending is worth trying.
+        // Relaxed: before a sleep it is ordered by the wakeup, else it only says that sending is worth trying.
         lane.has_room() || !lane.open.load(Ordering::Relaxed)
     }
 }
@@ -379,7 +379,7 @@ impl Sender for LinkSender {
 
     fn flush(&mut self) {
         if let Some(lane) = self.sent_to.take() {
-            self.far.lanes[lane].arrived.ring();
+            self.far.lanes[lane].arrived.wake();
         }
     }
 
@@ -444,7 +444,7 @@ impl Receiver for LinkReceiver {
 
     fn flush(&mut self) {
         if std::mem::take(&mut self.freed) {
-            self.port.ring_for_room();
+            self.port.wake_for_room();
         }
     }
 
@@ -465,10 +465,10 @@ impl Receiver for LinkReceiver {
 impl Drop for LinkReceiver {
     fn drop(&mut self) {
         self.done(self.at_hand.len());
-        // Relaxed: ordered by the bell; and see where it is set.
+        // Relaxed: ordered by the wakeup; and see where it is set.
         self.lane().open.store(false, Ordering::Relaxed);
         // What a sender puts there a moment later stays until somebody receives again: a buffer for each sender at most.
         self.lane().clear();
-        self.port.ring_for_room();
+        self.port.wake_for_room();
     }
 }

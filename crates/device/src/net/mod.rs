@@ -1,7 +1,7 @@
 //! Network card (virtio specification, section 5.1).
 //!
 //! ```text
-//! NetConfig, BackEnd (Tap, LinkEnd, Hose) --new--> Net
+//! NetConfig, BackEnd (Tap, LinkEnd, Generator) --new--> Net
 //!    | start_queue
 //!    v
 //! Receive, one a pair       back end -> buffers of the driver          receive.rs
@@ -11,23 +11,23 @@
 //! ```
 //! What a hostile driver sends as a frame is dropped and counted ([`Counters`]); what it does to a queue latches that.
 mod back_end;
-mod bell;
 mod control;
 mod counters;
+mod echo_peer;
+mod generator;
 mod header;
-mod hose;
 mod limited;
 mod link;
 mod receive;
-mod station;
 mod tap;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod wakeup;
 
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
-pub use hose::Hose;
+pub use generator::Generator;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
 pub use link::LinkEnd;
 pub use tap::{Tap, TapError};

@@ -12,8 +12,8 @@
 use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::header;
-use crate::{LiveQueue, Open, QueueHandler, Ring, ServeError, Served, address_error};
-use paravane_dma::{Access, Door};
+use crate::{MappedQueue, QueueBatch, QueueHandler, Ring, ServeError, Served, address_error};
+use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::net::F_MRG_RXBUF;
@@ -83,7 +83,7 @@ impl Filling {
     fn fill(
         &mut self,
         queue_size: u16,
-        memory: &Door<'_>,
+        memory: &AccessGuard<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         frame: Incoming<'_>,
         counts: &mut Totals,
@@ -168,11 +168,11 @@ impl<R: Receiver> Receive<R> {
         Self { receiver, filling, batch, waits_for_buffers: false, counters, counts: Totals::default() }
     }
 
-    fn serve_open(&mut self, open: Open<'_>) -> Result<Served, ServeError> {
-        let Open { ring, memory, .. } = open;
+    fn serve_open(&mut self, open: QueueBatch<'_>) -> Result<Served, ServeError> {
+        let QueueBatch { ring, memory, .. } = open;
         let mut served = Served::default();
         self.waits_for_buffers = false;
-        if self.filling.has_begun() && !ring.reaches(&memory, &[], self.filling.header_place()) {
+        if self.filling.has_begun() && !ring.translates(&memory, &[], self.filling.header_place()) {
             // The header of a frame that has been begun is written last.
             self.waits_for_buffers = true;
             return Ok(served);
@@ -225,7 +225,7 @@ impl<R: Receiver> Receive<R> {
     /// Nothing is stored here but headers and frames, and the books are kept afterwards: a store whose cache line is still
     /// with the driver's processor holds up all stores behind it, and a processor holds back no more than a few dozen.
     #[inline(never)]
-    fn place_whole(&self, memory: &Door<'_>) -> Result<usize, ServeError> {
+    fn place_whole(&self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
         let expected = self.receiver.frame(0).map_or(0, |frame| (HEADER + frame.bytes.len()).min(EXPECTED));
         for segment in self.batch.iter().filter_map(|(_, _, writable)| writable.first()) {
             memory.expect_write(segment.addr, expected.min(segment.len as usize));
@@ -259,11 +259,11 @@ impl<R: Receiver> Receive<R> {
 }
 
 impl<R: Receiver> QueueHandler for Receive<R> {
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
-        let served = self.serve_open(queue.open());
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
+        let served = self.serve_open(queue.begin_batch());
         self.counters.add(&mut self.counts);
         match served {
-            Err(ServeError::Queue(error)) => Err(queue.open().ring.fail(error).into()),
+            Err(ServeError::Queue(error)) => Err(queue.begin_batch().ring.fail(error).into()),
             served => served,
         }
     }
@@ -292,7 +292,7 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         !self.filling.has_begun()
     }
 
-    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+    fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {
         let mut served = Served::default();
         if self.filling.has_begun() {
             // Half a frame is none.
@@ -303,7 +303,7 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         let count = self.filling.heads.len();
         self.filling.give_up();
         if complete {
-            let ring = queue.open().ring;
+            let ring = queue.begin_batch().ring;
             // A queue that has latched has nothing more to say.
             if ring.complete_all(self.filling.heads.drain(..)).is_ok() {
                 served.completed = count as u32;

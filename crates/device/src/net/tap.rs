@@ -274,7 +274,7 @@ impl Sender for TapSender {
         let mut header = header::encode(frame.header);
         self.pieces.clear();
         self.pieces.push(HostSlice { ptr: header.as_mut_ptr(), len: HEADER });
-        let hold = frame
+        let mapping = frame
             .memory
             .map_segments(frame.segments, HEADER as u64, frame.len as u64, Access::READ, &mut self.pieces)
             .map_err(address_error)?;
@@ -283,7 +283,7 @@ impl Sender for TapSender {
         }
         let written = loop {
             // SAFETY: the pieces are our header, which lives until the end of this function, and guest memory that
-            // `hold` keeps mapped. The kernel only reads them. HostSlice has the layout of struct iovec.
+            // `mapping` keeps mapped. The kernel only reads them. HostSlice has the layout of struct iovec.
             let written = unsafe {
                 let pieces = self.pieces.as_ptr().cast::<libc::iovec>();
                 libc::writev(self.queue.fd.as_raw_fd(), pieces, self.pieces.len() as c_int)
@@ -293,7 +293,7 @@ impl Sender for TapSender {
                 result => break result,
             }
         };
-        drop(hold);
+        drop(mapping);
         // Whatever the reason (the interface is down, its queue is full, the kernel dislikes the frame), a network may
         // lose frames.
         Ok(match written {

@@ -10,8 +10,8 @@
 use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::header::{self, Rules};
-use crate::{LiveQueue, Open, QueueDoor, QueueHandler, Ring, ServeError, Served, address_error};
-use paravane_dma::{Access, Door};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, Ring, ServeError, Served, address_error};
+use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
@@ -46,7 +46,7 @@ impl<S: Sender> Transmit<S> {
     }
 
     /// Sends what is left of the batch, and says how many chains are done now.
-    fn send_rest(&mut self, memory: &Door<'_>) -> Result<usize, ServeError> {
+    fn send_rest(&mut self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
         self.full = false;
         let mut done = self.done;
         // The driver's processor has the cache lines: those of some chains are asked for before the first one is waited for.
@@ -79,12 +79,12 @@ impl<S: Sender> Transmit<S> {
 
     /// Whether what is left of an earlier batch can still be read.
     #[cold]
-    fn reaches_rest(&self, ring: &mut Ring, memory: &QueueDoor<'_>) -> bool {
-        self.batch.iter().skip(self.done).all(|(_, frame, _)| ring.reaches(memory, frame, &[]))
+    fn reaches_rest(&self, ring: &mut Ring, memory: &QueueGuard<'_>) -> bool {
+        self.batch.iter().skip(self.done).all(|(_, frame, _)| ring.translates(memory, frame, &[]))
     }
 
-    fn serve_open(&mut self, open: Open<'_>) -> Result<Served, ServeError> {
-        let Open { ring, memory, .. } = open;
+    fn serve_open(&mut self, open: QueueBatch<'_>) -> Result<Served, ServeError> {
+        let QueueBatch { ring, memory, .. } = open;
         let mut served = Served::default();
         if self.done == self.batch.chains().len() {
             // First: the batch is empty after an error, too.
@@ -109,7 +109,7 @@ impl<S: Sender> Transmit<S> {
 fn send<S: Sender>(
     sender: &mut S,
     rules: Rules,
-    memory: &Door<'_>,
+    memory: &AccessGuard<'_>,
     (chain, segments, writable): (&Chain, &[Segment], &[Segment]),
 ) -> Result<Option<(Sent, usize)>, ServeError> {
     let len = (chain.readable_len() as usize).saturating_sub(HEADER);
@@ -124,11 +124,11 @@ fn send<S: Sender>(
 }
 
 impl<S: Sender> QueueHandler for Transmit<S> {
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
-        let served = self.serve_open(queue.open());
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
+        let served = self.serve_open(queue.begin_batch());
         self.counters.add(&mut self.counts);
         match served {
-            Err(ServeError::Queue(error)) => Err(queue.open().ring.fail(error).into()),
+            Err(ServeError::Queue(error)) => Err(queue.begin_batch().ring.fail(error).into()),
             served => served,
         }
     }
@@ -150,7 +150,7 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         !self.full
     }
 
-    fn gathers(&self, size: u16) -> u32 {
+    fn preferred_batch(&self, size: u16) -> u32 {
         // So few that the driver does not run out of descriptors meanwhile.
         (BATCH as u32).min(u32::from(size) / 4)
     }
@@ -163,12 +163,12 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         self.done == self.batch.chains().len()
     }
 
-    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+    fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {
         let mut served = Served::default();
         let rest = &self.batch.chains()[self.done..];
         self.counts.refused += rest.len() as u64;
         if complete {
-            let ring = queue.open().ring;
+            let ring = queue.begin_batch().ring;
             // A queue that has latched has nothing more to say.
             if ring.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
                 served.completed = rest.len() as u32;

@@ -2,9 +2,9 @@
 //! ours, and the handler is called as its I/O thread would call it.
 pub(crate) mod allocations;
 
-use crate::{Device, LiveQueue, QueueHandler, ServeError, Served};
+use crate::{Device, MappedQueue, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
-use paravane_ring::driver::{BufferId, Layout, Queue, Used};
+use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
@@ -29,7 +29,7 @@ pub(crate) fn skipped(test: &str, why: &str) {
 
 pub(crate) struct Rig<D> {
     pub(crate) handler: Box<dyn QueueHandler>,
-    pub(crate) live: LiveQueue,
+    pub(crate) live: MappedQueue,
     pub(crate) driver: Queue,
     pub(crate) addresses: QueueAddresses,
     pub(crate) memory: Memory,
@@ -61,7 +61,7 @@ impl<D: Device> Rig<D> {
                 .unwrap();
         let memory = Memory::new(vec![region.clone()]).unwrap();
         let size = device.queue_sizes()[0];
-        let layout = Layout::new(size, 32, features).unwrap();
+        let layout = DriverConfig::new(size, 32, features).unwrap();
         assert!(layout.memory() as u64 <= DATA - BASE);
         // SAFETY: the region lives as long as the rig, which drops the driver's side first, and nobody makes
         // references to its bytes.
@@ -70,17 +70,17 @@ impl<D: Device> Rig<D> {
         let domain = Domain::new(&memory);
         domain.map(BASE + offset, BASE, SIZE, Access::READ | Access::WRITE).unwrap();
         let handle = if offset == 0 { memory.handle() } else { domain.handle() };
-        let live = LiveQueue::start(addresses, size, features, handle).unwrap();
+        let live = MappedQueue::start(addresses, size, features, handle).unwrap();
         Self { handler, live, driver, addresses, memory, region, device }
     }
 
     pub(crate) fn poke(&self, addr: u64, data: &[u8]) {
-        self.memory.handle().open().write(addr, data, Access::FULL).unwrap();
+        self.memory.handle().enter().write(addr, data, Access::FULL).unwrap();
     }
 
     pub(crate) fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        self.memory.handle().open().read(addr, &mut out, Access::FULL).unwrap();
+        self.memory.handle().enter().read(addr, &mut out, Access::FULL).unwrap();
         out
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The bytes come from getrandom(2), into memory of our own and from there into the guest's. Nothing is read
 //! from the guest, and nothing is ever in flight when `serve` returns.
-use crate::{Device, LiveQueue, Open, QueueHandler, ServeError, Served, address_error};
-use paravane_dma::{Access, Door};
+use crate::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
+use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::{Chain, QueueConfig};
 use paravane_ring::{QueueError, Segment};
 use paravane_spec::feature;
@@ -66,7 +66,12 @@ struct Handler {
 
 impl Handler {
     /// Fills one request and returns the number of bytes.
-    fn fill(&mut self, memory: &Door<'_>, chain: &Chain, writable: &[Segment]) -> Result<u32, ServeError> {
+    fn fill(
+        &mut self,
+        memory: &AccessGuard<'_>,
+        chain: &Chain,
+        writable: &[Segment],
+    ) -> Result<u32, ServeError> {
         if chain.readable_len() != 0 {
             let what = "a buffer for entropy is readable";
             return Err(QueueError::Request { head: chain.head, what }.into());
@@ -99,8 +104,8 @@ impl Handler {
 }
 
 impl QueueHandler for Handler {
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
-        let Open { ring, memory, batch } = queue.open();
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
+        let QueueBatch { ring, memory, batch } = queue.begin_batch();
         let mut served = Served::default();
         let taken = ring.pop(batch, &memory)?;
         served.taken = taken as u32;
@@ -116,7 +121,7 @@ impl QueueHandler for Handler {
         Ok(served)
     }
 
-    fn drain(&mut self, _queue: &mut LiveQueue, _complete: bool) -> Served {
+    fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
         Served::default()
     }
 }

@@ -157,7 +157,7 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
 }
 
 /// Copies `len` bytes of our own past the caches, into memory that nobody uses soon. What is stored later may be seen before it,
-/// unless [`settle`] comes in between.
+/// unless [`synchronize`] comes in between.
 ///
 /// # Safety
 /// As [`super::store`].
@@ -176,7 +176,7 @@ pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
 }
 
 /// What [`store_far`] has stored is seen before what is stored later.
-pub(super) fn settle() {
+pub(super) fn synchronize() {
     // SAFETY: orders stores, and does nothing else.
     unsafe { std::arch::x86_64::_mm_sfence() };
 }

@@ -4,7 +4,7 @@
 //!   | descriptors | driver area | device area | indirect tables, one an identifier |
 //!   0             ^             ^             ^ cache lines
 //! ```
-use super::Layout;
+use super::DriverConfig;
 use crate::area::Cells;
 use crate::split::desc_bytes;
 use crate::{ConfigError, DmaArea, QueueAddresses, Segment};
@@ -24,7 +24,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn new(layout: &Layout) -> Self {
+    fn new(layout: &DriverConfig) -> Self {
         // Descriptors are of one size in both layouts.
         const { assert!(DESC_SIZE == paravane_spec::packed::DESC_SIZE) };
         let [driver_bytes, device_bytes] = layout.area_bytes();
@@ -37,7 +37,7 @@ impl Offsets {
 }
 
 /// Bytes of a queue, to be aligned to 4096 or more.
-pub(super) fn bytes(layout: &Layout) -> usize {
+pub(super) fn bytes(layout: &DriverConfig) -> usize {
     Offsets::new(layout).end
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Takes `whole` for a queue, and says what to tell the transport.
-    pub(super) fn take(layout: &Layout, whole: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
+    pub(super) fn take(layout: &DriverConfig, whole: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         let part = "queue";
         let DmaArea { area, addr } = whole;
         let offsets = Offsets::new(layout);

@@ -5,7 +5,7 @@
 //!      |                               |
 //!      | ready, or the first publish   | poll(token): has anything been used since?
 //!      v                               |
-//!   in use ---- enable_notifications --> token
+//!   in use ---- enable_interrupts --> token
 //! ```
 //!
 //! A token is a position in the used ring. A position that is compared as the ring has it repeats itself: a
@@ -17,7 +17,7 @@
 //! | [`Counting`] | token | split: repeats after | packed: repeats after |
 //! |---|---|---|---|
 //! | [`NoCount`] | [`IndexToken`], 16 bits | 2^16 buffers | the slot is filled again |
-//! | [`SeedCount`] | [`WrapToken`], 16 + 16 bits | 2^32 buffers | 2^16 laps, and within a lap: see there |
+//! | [`WrapCount`] | [`WrapToken`], 16 + 16 bits | 2^32 buffers | 2^16 laps, and within a lap: see there |
 //! | [`Position`] | [`PollToken`], 64 bits | never | never |
 //!
 //! # Why one look is enough
@@ -73,7 +73,7 @@ use core::sync::atomic::{AtomicU16, AtomicU64};
 use loom::sync::atomic::{AtomicU16, AtomicU64};
 
 pub(crate) mod sealed {
-    use super::Place;
+    use super::RingView;
     use crate::order::Order;
     use core::fmt::Debug;
     use core::sync::atomic::Ordering;
@@ -102,13 +102,13 @@ pub(crate) mod sealed {
         fn opt_in(&mut self) -> Self::Shared;
 
         /// The token of `position`.
-        fn raw(&self, position: u64, place: Place) -> Self::Raw;
+        fn raw(&self, position: u64, place: RingView) -> Self::Raw;
 
         /// Whether anything came after the token.
-        fn news<O: Order>(&self, token: Self::Raw, place: Place) -> bool;
+        fn news<O: Order>(&self, token: Self::Raw, place: RingView) -> bool;
 
         /// As [`Count::news`], from elsewhere.
-        fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, place: Place) -> bool;
+        fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, place: RingView) -> bool;
 
         /// The queue is gone or broken: every token has news from now on, so that whoever polls comes to see.
         fn close(&mut self);
@@ -117,16 +117,16 @@ pub(crate) mod sealed {
 
 /// How far a queue counts what it takes back, for [`Poller`]s: [`Position`] unless there is a reason.
 pub trait Counting: Count {
-    /// The token of [`super::Queue::enable_notifications`].
+    /// The token of [`super::Queue::enable_interrupts`].
     type Token: Copy + Debug + PartialEq + Eq + Send + Sync + 'static + From<Self::Raw> + Into<Self::Raw>;
 }
 
 /// What a token of the ring itself looks like, and where it is compared.
 #[derive(Clone, Copy, Debug)]
-pub struct Place(Where);
+pub struct RingView(View);
 
 #[derive(Clone, Copy, Debug)]
-enum Where {
+enum View {
     /// A split ring's used ring.
     Split {
         /// The used ring.
@@ -141,23 +141,23 @@ enum Where {
     },
 }
 
-impl Place {
+impl RingView {
     /// In a split ring, with this used ring.
     pub(crate) fn split(used: Cells) -> Self {
-        Self(Where::Split { used })
+        Self(View::Split { used })
     }
 
     /// In a packed ring of `size` descriptors.
     pub(crate) fn packed(desc: Cells, size: u16) -> Self {
-        Self(Where::Packed { desc, size })
+        Self(View::Packed { desc, size })
     }
 
     /// A position as the ring has it: the index; in a packed ring the slot, with the wrap counter in bit 15.
     #[inline(always)]
     fn index(self, position: u64) -> u16 {
         match self.0 {
-            Where::Split { .. } => position as u16,
-            Where::Packed { size, .. } => {
+            View::Split { .. } => position as u16,
+            View::Packed { size, .. } => {
                 let wrap = if position & u64::from(size) == 0 { EVENT_WRAP } else { 0 };
                 position as u16 & (size - 1) | wrap
             }
@@ -173,8 +173,8 @@ impl Place {
         let moved = match self.0 {
             // SAFETY: the ring whose place this is vouched for its memory, and whoever made it promised that it
             // stays mapped while a poller is used (`Area::new`).
-            Where::Split { used } => unsafe { used.load_u16(USED_IDX, Acquire) != index },
-            Where::Packed { desc, size } => {
+            View::Split { used } => unsafe { used.load_u16(USED_IDX, Acquire) != index },
+            View::Packed { desc, size } => {
                 // A token may come from anywhere; in the ring it is.
                 let slot = usize::from(index & (size - 1));
                 // SAFETY: as above, and the slot is less than the size.
@@ -231,17 +231,17 @@ impl Count for NoCount {
     fn opt_in(&mut self) {}
 
     #[inline(always)]
-    fn raw(&self, position: u64, place: Place) -> u16 {
+    fn raw(&self, position: u64, place: RingView) -> u16 {
         place.index(position)
     }
 
     #[inline(always)]
-    fn news<O: Order>(&self, token: u16, place: Place) -> bool {
+    fn news<O: Order>(&self, token: u16, place: RingView) -> bool {
         place.moved::<O>(token)
     }
 
     #[inline(always)]
-    fn shared_news<O: Order>((): &(), token: u16, place: Place) -> bool {
+    fn shared_news<O: Order>((): &(), token: u16, place: RingView) -> bool {
         place.moved::<O>(token)
     }
 
@@ -252,7 +252,7 @@ impl Count for NoCount {
 /// not count without one. A split ring's token repeats after 2^32 buffers, a packed ring's after 2^16 laps. As
 /// in the seed, a packed ring's slot that was consumed and filled again within the same count is not noticed.
 #[derive(Debug)]
-pub struct SeedCount {
+pub struct WrapCount {
     on: bool,
     wraps: Arc<Line<AtomicU16>>,
 }
@@ -276,11 +276,11 @@ impl WrapToken {
     }
 }
 
-impl Counting for SeedCount {
+impl Counting for WrapCount {
     type Token = WrapToken;
 }
 
-impl Count for SeedCount {
+impl Count for WrapCount {
     type Shared = Arc<Line<AtomicU16>>;
     type Raw = u32;
     const REFILL: core::sync::atomic::Ordering = Release;
@@ -308,18 +308,18 @@ impl Count for SeedCount {
     }
 
     #[inline(always)]
-    fn raw(&self, position: u64, place: Place) -> u32 {
+    fn raw(&self, position: u64, place: RingView) -> u32 {
         // Relaxed: this side alone writes it.
         u32::from(self.wraps.0.load(Relaxed)) << 16 | u32::from(place.index(position))
     }
 
     #[inline(always)]
-    fn news<O: Order>(&self, token: u32, place: Place) -> bool {
+    fn news<O: Order>(&self, token: u32, place: RingView) -> bool {
         Self::shared_news::<O>(&self.wraps, token, place)
     }
 
     #[inline(always)]
-    fn shared_news<O: Order>(wraps: &Self::Shared, token: u32, place: Place) -> bool {
+    fn shared_news<O: Order>(wraps: &Self::Shared, token: u32, place: RingView) -> bool {
         // Acquire: pairs with the release store in `taken`; after the ring, see the module's text.
         place.moved::<O>(token as u16) || wraps.0.load(Acquire) != (token >> 16) as u16
     }
@@ -373,17 +373,17 @@ impl Count for Position {
     }
 
     #[inline(always)]
-    fn raw(&self, position: u64, _place: Place) -> u64 {
+    fn raw(&self, position: u64, _place: RingView) -> u64 {
         position
     }
 
     #[inline(always)]
-    fn news<O: Order>(&self, token: u64, place: Place) -> bool {
+    fn news<O: Order>(&self, token: u64, place: RingView) -> bool {
         Self::shared_news::<O>(&self.seen, token, place)
     }
 
     #[inline(always)]
-    fn shared_news<O: Order>(seen: &Self::Shared, token: u64, place: Place) -> bool {
+    fn shared_news<O: Order>(seen: &Self::Shared, token: u64, place: RingView) -> bool {
         // Acquire: pairs with the release store in `seen`; after the ring, see the module's text.
         place.moved::<O>(place.index(token)) || seen.0.load(Acquire) > token
     }
@@ -433,7 +433,7 @@ pub enum PollError {
 #[derive(Debug)]
 pub struct Poller<O: Order = Smp, C: Counting = Position> {
     count: C::Shared,
-    place: Place,
+    place: RingView,
     order: PhantomData<O>,
 }
 

@@ -106,7 +106,7 @@ impl Lengths {
 /// bytes of those.
 ///
 /// # Panics
-/// The specification has no such buffer: see [`Lengths`]. Nothing may have been taken into the books by then.
+/// The specification has no such buffer: see [`Lengths`]. Nothing may have been taken into the common by then.
 #[inline(always)]
 pub(crate) fn write_all(
     readable: &[Segment],

@@ -15,9 +15,9 @@ use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
 use crate::in_order::InOrder;
-use crate::reach::{Fetched, Reach, walk_reachable};
 use crate::state::StateError;
 use crate::tracking::Saved;
+use crate::translation::{Fetched, TranslationCheck, walk_translated};
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -179,16 +179,20 @@ impl<O: Order> Ring<O> {
         Ok(batch.count())
     }
 
-    /// See [`crate::device::Queue::pop_reachable`].
-    pub(crate) fn pop_by<R: Reach>(&mut self, batch: &mut Batch, reach: &mut R) -> Result<usize, QueueError> {
+    /// See [`crate::device::Queue::pop_translated`].
+    pub(crate) fn pop_by<R: TranslationCheck>(
+        &mut self,
+        batch: &mut Batch,
+        check: &mut R,
+    ) -> Result<usize, QueueError> {
         if !R::CHECKS {
-            return self.pop(batch, |addr, table| reach.fetch(addr, table) == Fetched::Done);
+            return self.pop(batch, |addr, table| check.fetch(addr, table) == Fetched::Done);
         }
         batch.clear();
         if let Some(error) = self.error {
             return Err(error);
         }
-        while batch.count() < batch.slots() && self.pop_reachable(batch, reach)? {}
+        while batch.count() < batch.slots() && self.pop_translated(batch, check)? {}
         self.note_order(batch);
         Ok(batch.count())
     }
@@ -280,8 +284,12 @@ impl<O: Order> Ring<O> {
     }
 
     /// As [`Ring::pop_chain`], of a chain that `reach` may say no of; then, too, it is not taken.
-    fn pop_reachable(&mut self, batch: &mut Batch, reach: &mut impl Reach) -> Result<bool, QueueError> {
-        let walked = walk_reachable(batch, reach, |batch, mut fetch| self.walk_next(batch, &mut fetch));
+    fn pop_translated(
+        &mut self,
+        batch: &mut Batch,
+        check: &mut impl TranslationCheck,
+    ) -> Result<bool, QueueError> {
+        let walked = walk_translated(batch, check, |batch, mut fetch| self.walk_next(batch, &mut fetch));
         self.take(batch, walked)
     }
 
@@ -623,14 +631,14 @@ impl<O: Order> Ring<O> {
         &mut self,
         saved: &Saved,
         batch: &mut Batch,
-        reach: &mut impl Reach,
+        check: &mut impl TranslationCheck,
     ) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             batch.clear();
             return Err(error);
         }
         let chains = &mut self.chains;
-        let walked = walk_reachable(batch, reach, |batch, mut fetch| {
+        let walked = walk_translated(batch, check, |batch, mut fetch| {
             Ok(chains.walk_saved(saved.id, &saved.descriptors, batch, &mut fetch)?.then_some(()))
         });
         match walked {

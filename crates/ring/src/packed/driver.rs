@@ -31,9 +31,9 @@
 //! the first; the others were used completely then.
 use super::{Descriptor, Event, Position, SWAP, available_flags, flags, matches, meta, used_flags};
 use crate::area::Cells;
-use crate::driver::books::{Books, take_each};
+use crate::driver::common::{DriverState, take_each};
 use crate::driver::memory::{Memory, Tables};
-use crate::driver::poll::{Counting, Place};
+use crate::driver::poll::{Counting, RingView};
 use crate::driver::shadow::{Pending, write_all};
 use crate::driver::{BufferId, Full, Used};
 use crate::order::Order;
@@ -44,7 +44,7 @@ use paravane_spec::packed::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN
 
 /// The driver's side, and its private shadow.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: those of [`Books`]
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: those of [`DriverState`]
 /// and of [`Memory`], which are of one layout; and `free_id` is below the size.
 #[derive(Debug)]
 pub(crate) struct Ring<O, C> {
@@ -53,14 +53,14 @@ pub(crate) struct Ring<O, C> {
     device_event: Cells,
     pub(crate) tables: Tables,
     /// `published` is 0 in a latched queue.
-    pub(crate) books: Books<C>,
+    pub(crate) common: DriverState<C>,
     /// The identifier of the next buffer, if a descriptor is free: there are never more buffers than those.
     free_id: u16,
     /// Buffers added and not yet returned.
     in_flight: u16,
     /// The second word of the first descriptor that the device does not know of: all but this is written.
     withheld: u64,
-    /// Where the next used descriptor will be.
+    /// View the next used descriptor will be.
     next_used: u64,
     /// Positions before it may be filled. 0 in a latched queue.
     limit: u64,
@@ -69,15 +69,15 @@ pub(crate) struct Ring<O, C> {
 
 impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::new`].
-    pub(crate) fn new(books: Books<C>, memory: Memory) -> Self {
+    pub(crate) fn new(common: DriverState<C>, memory: Memory) -> Self {
         let Memory { desc, driver, device, tables, .. } = memory;
-        let (start, size) = (books.start(), u64::from(books.size()));
+        let (start, size) = (common.start(), u64::from(common.size()));
         let ring = Self {
             desc,
             driver_event: driver,
             device_event: device,
             tables,
-            books,
+            common,
             free_id: 0,
             in_flight: 0,
             withheld: 0,
@@ -93,7 +93,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// Puts the ring into the state of one in which everything before `start` was used.
     fn mark_used(&self, start: u64) {
-        for position in start..start + u64::from(self.books.size()) {
+        for position in start..start + u64::from(self.common.size()) {
             // In the lap before that of `position`.
             let flags = used_flags(self.wrap(position)) ^ SWAP;
             // Relaxed: the device comes to know of the queue later, through the transport.
@@ -105,19 +105,19 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// The wrap counter at a position.
     #[inline(always)]
     fn wrap(&self, position: u64) -> bool {
-        position & u64::from(self.books.size()) == 0
+        position & u64::from(self.common.size()) == 0
     }
 
     /// Offset of the descriptor at a position.
     #[inline(always)]
     fn at(&self, position: u64) -> usize {
-        usize::from(position as u16 & self.books.mask) * DESC_SIZE
+        usize::from(position as u16 & self.common.mask) * DESC_SIZE
     }
 
     /// A position as the notification rules have it.
     #[inline(always)]
     fn position(&self, position: u64) -> Position {
-        Position::new(position as u16 & self.books.mask, self.wrap(position), self.books.size())
+        Position::new(position as u16 & self.common.mask, self.wrap(position), self.common.size())
     }
 
     /// See [`crate::driver::Queue::add`].
@@ -126,7 +126,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let count = readable.len() + writable.len();
         let in_table = self.tables.fit(count);
         let needed = if in_table { 1 } else { count };
-        let end = self.books.next_avail + needed as u64;
+        let end = self.common.next_avail + needed as u64;
         if end > self.limit && !self.reclaim(end) {
             return Err(Full { needed, free: self.free() });
         }
@@ -136,50 +136,50 @@ impl<O: Order, C: Counting> Ring<O, C> {
         } else {
             self.fill_descriptors(id, readable, writable, count)
         };
-        // Nothing can fail any more: into the books.
-        if self.books.next_avail == self.books.published {
+        // Nothing can fail any more: into the common.
+        if self.common.next_avail == self.common.published {
             self.withheld = first;
         }
         // SAFETY: `free_id` is below the size; see the invariant of `Ring`.
-        let pending = unsafe { self.books.shadow.get_mut(id) };
+        let pending = unsafe { self.common.shadow.get_mut(id) };
         self.free_id = pending.link;
         *pending = Pending {
             descriptors: needed as u16,
             link: pending.link,
             writable,
-            position: self.books.next_avail,
+            position: self.common.next_avail,
         };
         self.in_flight += 1;
-        self.books.next_avail = end;
+        self.common.next_avail = end;
         Ok(BufferId(id))
     }
 
     /// Lets the slots that were taken back be filled again, and says whether they reach up to `end`.
     #[inline(always)]
     fn reclaim(&mut self, end: u64) -> bool {
-        if self.books.error().is_some() {
+        if self.common.error().is_some() {
             return false;
         }
         // Before the first of them is filled: see `driver::poll`.
         self.tell();
-        self.limit = self.next_used + u64::from(self.books.size());
+        self.limit = self.next_used + u64::from(self.common.size());
         end <= self.limit
     }
 
     /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told them all.
     #[inline(always)]
     fn tell(&mut self) {
-        if self.books.error().is_none() {
+        if self.common.error().is_none() {
             // In order, all of the batch that we take back was used.
-            self.books.count.seen(self.books.batch.end.max(self.next_used));
+            self.common.count.seen(self.common.batch.end.max(self.next_used));
         }
     }
 
     /// Free descriptors.
     pub(crate) fn free(&self) -> usize {
-        match self.books.error() {
+        match self.common.error() {
             // No more than the size, so it fits.
-            None => (self.next_used + u64::from(self.books.size()) - self.books.next_avail) as usize,
+            None => (self.next_used + u64::from(self.common.size()) - self.common.next_avail) as usize,
             Some(_) => 0,
         }
     }
@@ -199,7 +199,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe {
             self.desc.store_u64(at, addr);
-            if position != self.books.published {
+            if position != self.common.published {
                 if C::REFILL == Release {
                     self.desc.store_u64_release(at + DESC_LEN, meta);
                 } else {
@@ -220,7 +220,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         writable: &[Segment],
         count: usize,
     ) -> (u32, u64) {
-        let (mut position, mut left, mut first) = (self.books.next_avail, count, 0);
+        let (mut position, mut left, mut first) = (self.common.next_avail, count, 0);
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
             left -= 1;
             let flags = if left == 0 { flag } else { flag | DESC_F_NEXT };
@@ -228,7 +228,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             // others.
             // SAFETY: `count` slots are free.
             let meta = unsafe { self.fill(position, id, segment, flags) };
-            if position == self.books.next_avail {
+            if position == self.common.next_avail {
                 first = meta;
             }
             position += 1;
@@ -253,14 +253,14 @@ impl<O: Order, C: Counting> Ring<O, C> {
             at += DESC_SIZE;
         });
         // SAFETY: the next slot is free, as one was asked for.
-        (writable, unsafe { self.fill(self.books.next_avail, id, &whole, DESC_F_INDIRECT) })
+        (writable, unsafe { self.fill(self.common.next_avail, id, &whole, DESC_F_INDIRECT) })
     }
 
     /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
-        let (old, new) = (self.books.published, self.books.next_avail);
-        if old == new || self.books.error().is_some() {
+        let (old, new) = (self.common.published, self.common.next_avail);
+        if old == new || self.common.error().is_some() {
             return None;
         }
         O::before_release();
@@ -268,7 +268,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // those after it, and tables. (And with a poller's, which then sees the count; see `driver::poll`.)
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe { self.desc.store_u64_release(self.at(old) + DESC_LEN, self.withheld) };
-        self.books.published = new;
+        self.common.published = new;
         Some(old)
     }
 
@@ -280,20 +280,20 @@ impl<O: Order, C: Counting> Ring<O, C> {
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.device_event.load_u32(0) };
-        let event = Event::decode(event, self.books.event_idx, self.books.size());
-        event.wants(self.position(self.books.published), self.position(old), self.books.size())
+        let event = Event::decode(event, self.common.event_idx, self.common.size());
+        event.wants(self.position(self.common.published), self.position(old), self.common.size())
     }
 
-    /// See [`crate::driver::Queue::notification`].
-    pub(crate) fn notification(&self) -> u16 {
-        let wrap = if self.wrap(self.books.published) { EVENT_WRAP } else { 0 };
-        self.books.published as u16 & self.books.mask | wrap
+    /// See [`crate::driver::Queue::kick_data`].
+    pub(crate) fn kick_data(&self) -> u16 {
+        let wrap = if self.wrap(self.common.published) { EVENT_WRAP } else { 0 };
+        self.common.published as u16 & self.common.mask | wrap
     }
 
     /// See [`crate::driver::Queue::pop_used`].
     #[inline]
     pub(crate) fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
-        if self.books.in_order {
+        if self.common.in_order {
             return self.pop_in_order();
         }
         self.pop_any()
@@ -302,7 +302,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::take_used`].
     #[inline]
     pub(crate) fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
-        if !self.books.in_order {
+        if !self.common.in_order {
             return self.take_any(out);
         }
         take_each(out, || self.pop_in_order())
@@ -313,7 +313,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (desc, mask, published, lap) =
-            (self.desc, self.books.mask, self.books.published, u64::from(self.books.size()));
+            (self.desc, self.common.mask, self.common.published, u64::from(self.common.size()));
         let (mut next, mut free_id) = (self.next_used, self.free_id);
         let mut expected = used_flags(next & lap == 0);
         let (mut taken, mut wrong) = (0, None);
@@ -332,7 +332,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
                 break;
             }
             // SAFETY: it was just checked.
-            let pending = unsafe { self.books.shadow.get_mut(id) };
+            let pending = unsafe { self.common.shadow.get_mut(id) };
             if pending.position >= published {
                 wrong = Some(id);
                 break;
@@ -348,11 +348,11 @@ impl<O: Order, C: Counting> Ring<O, C> {
             if (before ^ next) & lap != 0 {
                 expected ^= SWAP;
             }
-            self.books.count.taken(|| (before ^ next) & lap != 0);
+            self.common.count.taken(|| (before ^ next) & lap != 0);
         }
         (self.next_used, self.free_id) = (next, free_id);
         self.in_flight -= taken as u16;
-        match (taken, wrong.map(|id| self.unknown(id)).or(self.books.error())) {
+        match (taken, wrong.map(|id| self.unknown(id)).or(self.common.error())) {
             (0, Some(error)) => Err(error),
             // What has latched comes again.
             _ => Ok(taken),
@@ -362,7 +362,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Latches that the device has used what is not in flight.
     #[cold]
     fn unknown(&mut self, id: u16) -> QueueError {
-        let size = self.books.size();
+        let size = self.common.size();
         self.latch(if id < size {
             QueueError::NotInFlight { id: id.into() }
         } else {
@@ -378,7 +378,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         let meta = unsafe { self.desc.load_u64_acquire(self.at(self.next_used) + DESC_LEN) };
         if !matches(flags(meta), used_flags(self.wrap(self.next_used))) {
-            return self.books.error().map_or(Ok(None), Err);
+            return self.common.error().map_or(Ok(None), Err);
         }
         O::after_acquire();
         Ok(Some(meta))
@@ -390,7 +390,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let Some(used) = self.used()? else { return Ok(None) };
         let (id, len) = self.check(used)?;
         // SAFETY: `check` has checked it.
-        let pending = unsafe { self.books.shadow.get_mut(id) };
+        let pending = unsafe { self.common.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
         pending.link = self.free_id;
@@ -401,24 +401,24 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// Takes the oldest buffer back, if it was used.
     fn pop_in_order(&mut self) -> Result<Option<Used>, QueueError> {
-        if self.books.batch.end == self.next_used {
+        if self.common.batch.end == self.next_used {
             let Some(used) = self.used()? else { return Ok(None) };
             let (id, len) = self.check(used)?;
             // SAFETY: `check` has checked it. It is in flight, so it is not before our position.
-            let last = unsafe { self.books.shadow.get(id) };
-            self.books.batch.end = last.position + u64::from(last.descriptors);
-            self.books.batch.len = len;
+            let last = unsafe { self.common.shadow.get(id) };
+            self.common.batch.end = last.position + u64::from(last.descriptors);
+            self.common.batch.len = len;
         }
-        let id = self.books.batch.oldest;
-        self.books.batch.oldest = id.wrapping_add(1) & self.books.mask;
+        let id = self.common.batch.oldest;
+        self.common.batch.oldest = id.wrapping_add(1) & self.common.mask;
         // SAFETY: it is masked wherever it is set.
-        let pending = unsafe { self.books.shadow.get_mut(id) };
+        let pending = unsafe { self.common.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
         self.give_back(descriptors);
         // Buffers that were skipped count as used completely (section 2.8.9).
-        let len = if self.next_used == self.books.batch.end {
-            self.books.batch.len.min(writable)
+        let len = if self.next_used == self.common.batch.end {
+            self.common.batch.len.min(writable)
         } else {
             writable
         };
@@ -430,13 +430,13 @@ impl<O: Order, C: Counting> Ring<O, C> {
     fn check(&mut self, used: u64) -> Result<(u16, u32), QueueError> {
         let used = Descriptor { addr: 0, meta: used };
         let id = used.id();
-        if id > self.books.mask {
+        if id > self.common.mask {
             return Err(self.unknown(id));
         }
         // A buffer that was added and not published is unknown to an honest device. (And in a latched queue none
         // is published.)
         // SAFETY: it was just checked.
-        if unsafe { self.books.shadow.get(id) }.position >= self.books.published {
+        if unsafe { self.common.shadow.get(id) }.position >= self.common.published {
             return Err(self.unknown(id));
         }
         // Without the WRITE flag nothing was written, and the length means nothing (section 2.8.5).
@@ -449,57 +449,57 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let before = self.next_used;
         self.next_used = after(self.next_used, descriptors);
         self.in_flight -= 1;
-        let (next, size) = (self.next_used, u64::from(self.books.size()));
-        self.books.count.taken(|| (before ^ next) & size != 0);
+        let (next, size) = (self.next_used, u64::from(self.common.size()));
+        self.common.count.taken(|| (before ^ next) & size != 0);
     }
 
-    /// See [`crate::driver::Queue::enable_notifications`].
+    /// See [`crate::driver::Queue::enable_interrupts`].
     #[inline]
-    pub(crate) fn enable_notifications(&mut self) -> C::Token {
+    pub(crate) fn enable_interrupts(&mut self) -> C::Token {
         let event =
-            if self.books.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
+            if self.common.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
         // Relaxed: the fence below orders it before the look at the flags.
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.driver_event.store_u32(0, event.encode(self.books.size())) };
-        self.books.notifications_off = false;
+        unsafe { self.driver_event.store_u32(0, event.encode(self.common.size())) };
+        self.common.interrupts_off = false;
         // Pairs with the device's fence between its store of a used descriptor's flags and its load of our event
         // suppression: either it sees our wish for an interrupt, or the `poll` that follows sees its flags.
         O::full();
         // In the middle of a batch in order the ring cannot show what has been used after the token.
         self.tell();
-        self.books.count.raw(self.next_used, self.place()).into()
+        self.common.count.raw(self.next_used, self.place()).into()
     }
 
-    /// See [`crate::driver::Queue::disable_notifications`].
+    /// See [`crate::driver::Queue::disable_interrupts`].
     #[inline]
-    pub(crate) fn disable_notifications(&mut self) {
-        if self.books.notifications_off {
+    pub(crate) fn disable_interrupts(&mut self) {
+        if self.common.interrupts_off {
             return;
         }
         // Relaxed: a hint, with nothing to order.
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.books.size())) };
-        self.books.notifications_off = true;
+        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.common.size())) };
+        self.common.interrupts_off = true;
     }
 
     /// See [`crate::driver::Queue::poll`].
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
         // In the middle of a batch the ring shows nothing at our position.
-        self.books.batch.end > self.next_used || self.books.count.news::<O>(token.into(), self.place())
+        self.common.batch.end > self.next_used || self.common.count.news::<O>(token.into(), self.place())
     }
 
     /// For pollers.
-    pub(crate) fn place(&self) -> Place {
-        Place::packed(self.desc, self.books.size())
+    pub(crate) fn place(&self) -> RingView {
+        RingView::packed(self.desc, self.common.size())
     }
 
     /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as published.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.limit = 0;
-        self.books.published = 0;
-        self.books.latch(error)
+        self.common.published = 0;
+        self.common.latch(error)
     }
 
     /// Buffers added and not yet returned.
@@ -509,7 +509,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 }
 
 /// The position after a buffer that takes so many descriptors from `position` on. Nearly always that is one, and it is
-/// guessed: where the next used descriptor lies would have to wait for the books otherwise, which wait for this one.
+/// guessed: where the next used descriptor lies would have to wait for the common otherwise, which wait for this one.
 #[inline(always)]
 fn after(position: u64, descriptors: u16) -> u64 {
     if descriptors == 1 { position + 1 } else { far_after(position, descriptors) }

@@ -17,8 +17,8 @@ use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
 use crate::packed::device::Ring;
 use crate::packed::{Descriptor, Position, available_flags, matches};
-use crate::reach::Reach;
 use crate::state::StateError;
+use crate::translation::TranslationCheck;
 use crate::{Order, QueueError};
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -212,17 +212,17 @@ impl Tracker {
         &mut self,
         ring: &mut Ring<O>,
         batch: &mut Batch,
-        reach: &mut impl Reach,
+        check: &mut impl TranslationCheck,
     ) -> Result<usize, QueueError> {
         if self.again.is_empty() {
             let mut from = ring.next_avail();
-            ring.pop_by(batch, reach)?;
+            ring.pop_by(batch, check)?;
             for chain in batch.chains() {
                 from = self.take(ring, from, chain.head);
             }
             return Ok(batch.count());
         }
-        pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, reach))
+        pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, check))
     }
 
     /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position after them.

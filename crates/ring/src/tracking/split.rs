@@ -8,9 +8,9 @@
 //! ```
 use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
-use crate::reach::Reach;
 use crate::split::device::Ring;
 use crate::state::StateError;
+use crate::translation::TranslationCheck;
 use crate::{Order, QueueError};
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -111,10 +111,10 @@ impl Tracker {
         &mut self,
         ring: &mut Ring<O>,
         batch: &mut Batch,
-        reach: &mut impl Reach,
+        check: &mut impl TranslationCheck,
     ) -> Result<usize, QueueError> {
         if self.again.is_empty() {
-            ring.pop_by(batch, reach)?;
+            ring.pop_by(batch, check)?;
             for chain in batch.chains() {
                 self.region.set_u64(desc(chain.head) + DESC_COUNTER, self.counter);
                 self.region.set_u16(desc(chain.head) + DESC_INFLIGHT, 1);
@@ -122,7 +122,7 @@ impl Tracker {
             }
             return Ok(batch.count());
         }
-        pop_again(&mut self.again, batch, |&head, batch| ring.pop_again(head, batch, reach))
+        pop_again(&mut self.again, batch, |&head, batch| ring.pop_again(head, batch, check))
     }
 
     /// After [`crate::device::Queue::complete`].

@@ -7,7 +7,7 @@ extern crate std;
 
 use crate::area::fuse;
 use crate::device::{Batch, Queue, QueueConfig, State, StateError};
-use crate::driver::{Layout, Queue as Driver};
+use crate::driver::{DriverConfig, Queue as Driver};
 use crate::{Area, DmaArea, Segment};
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -48,7 +48,7 @@ struct World {
 
 impl World {
     fn new(size: u16, features: u64, seed: u64) -> Self {
-        let layout = Layout::new(size, 4, features).unwrap();
+        let layout = DriverConfig::new(size, 4, features).unwrap();
         let bytes = layout.memory().next_multiple_of(16);
         let mut memory = vec![0u128; bytes / 16 + 32 * usize::from(size)];
         // SAFETY: the memory lives as long as the world, and is not touched but through areas.

@@ -1,7 +1,7 @@
 //! Packed queues.
 use crate::memory::{BASE, Memory};
 use crate::rig::{Hostile, SIZE, seg};
-use paravane_ring::driver::{BufferId, Layout, Queue, Used};
+use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{ConfigError, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::packed::{
@@ -235,11 +235,11 @@ fn a_batch_in_order_is_told_of_by_its_last_buffer() {
             device.add(&[], &[seg(9)]),
         ];
         device.push(ids[2].0, 7, 5);
-        let token = device.queue.enable_notifications();
+        let token = device.queue.enable_interrupts();
         assert!(device.queue.poll(token));
         let mut taken = Vec::new();
         for _ in 0..3 {
-            let now = device.queue.enable_notifications();
+            let now = device.queue.enable_interrupts();
             assert!(device.queue.poll(now), "in the middle of a batch");
             taken.push(device.queue.pop_used().unwrap().unwrap());
         }
@@ -249,7 +249,7 @@ fn a_batch_in_order_is_told_of_by_its_last_buffer() {
         }
         assert_eq!(device.queue.pop_used(), Ok(None));
         assert!(device.queue.poll(token));
-        let now = device.queue.enable_notifications();
+        let now = device.queue.enable_interrupts();
         assert!(!device.queue.poll(now));
         device.push(ids[3].0, 9, 1);
         assert_eq!(device.queue.pop_used(), Ok(Some(Used { id: ids[3], len: 9 })));
@@ -346,9 +346,9 @@ fn what_the_driver_asks_for_in_its_event_suppression() {
         let mut device = Hostile::new(0, event_idx);
         let event = |device: &Hostile<Next>| device.memory.get(device.ring.driver, 4) as u32;
         assert_eq!(event(&device), 0, "a new queue wants all");
-        device.queue.disable_notifications();
+        device.queue.disable_interrupts();
         assert_eq!(event(&device), u32::from(EVENT_F_DISABLE) << 16);
-        let _ = device.queue.enable_notifications();
+        let _ = device.queue.enable_interrupts();
         let at = |place| if event_idx == 0 { 0 } else { on | place };
         assert_eq!(event(&device), at(0x8000));
         for _ in 0..9 {
@@ -356,14 +356,14 @@ fn what_the_driver_asks_for_in_its_event_suppression() {
             device.push(id.0, 0, 1);
             device.queue.pop_used().unwrap().unwrap();
         }
-        let _ = device.queue.enable_notifications();
+        let _ = device.queue.enable_interrupts();
         assert_eq!(event(&device), at(1));
     }
 }
 
 #[test]
 fn memory_that_is_short_or_misaligned() {
-    let layout = Layout::new(SIZE, 4, INDIRECT_DESC | RING_PACKED).unwrap();
+    let layout = DriverConfig::new(SIZE, 4, INDIRECT_DESC | RING_PACKED).unwrap();
     let memory = Memory::new(layout.memory() + 16);
     let (all, needed, part) = (memory.dma(), layout.memory(), "queue");
     let error = Queue::new(layout, all.slice(0, needed - 1).unwrap()).unwrap_err();

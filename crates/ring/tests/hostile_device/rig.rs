@@ -1,6 +1,6 @@
 //! The queue under test, on memory where a device writes what it likes; for both layouts.
 use crate::memory::{BASE, Memory};
-use paravane_ring::driver::{BufferId, Full, Layout, Queue, Used};
+use paravane_ring::driver::{BufferId, DriverConfig, Full, Queue, Used};
 use paravane_ring::{QueueAddresses, QueueError, Segment};
 
 pub(crate) const SIZE: u16 = 8;
@@ -19,7 +19,7 @@ pub(crate) struct Hostile<At> {
 
 impl<At> Hostile<At> {
     pub(crate) fn start(indirect: u16, features: u64, at: At) -> Self {
-        let layout = Layout::new(SIZE, indirect, features).unwrap();
+        let layout = DriverConfig::new(SIZE, indirect, features).unwrap();
         let memory = Memory::new(layout.memory());
         let (queue, ring) = Queue::new(layout, memory.dma()).unwrap();
         Self { memory, queue, ring, at }

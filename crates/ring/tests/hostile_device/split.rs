@@ -2,7 +2,7 @@
 use crate::memory::Memory;
 use crate::rig::{Hostile, SIZE, seg};
 use paravane_ring::driver::poll::Position;
-use paravane_ring::driver::{Layout, Queue, Used};
+use paravane_ring::driver::{DriverConfig, Queue, Used};
 use paravane_ring::{ConfigError, DmaArea, Platform, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, ORDER_PLATFORM, RING_PACKED};
 
@@ -172,7 +172,7 @@ fn avail_event_at_one_around_the_position() {
 #[test]
 fn a_token_of_a_latched_queue_says_look() {
     let mut device = Hostile::new(0, 0);
-    let token = device.queue.enable_notifications();
+    let token = device.queue.enable_interrupts();
     device.set_idx(5);
     assert!(device.queue.poll(token), "so that the driver comes to see the error");
     device.fails_with(QueueError::UsedIndex { old: 0, new: 5, in_flight: 0 });
@@ -181,21 +181,21 @@ fn a_token_of_a_latched_queue_says_look() {
 #[test]
 fn layouts_that_are_none() {
     for size in [0, 3, 255, 65_535] {
-        assert_eq!(Layout::new(size, 0, 0), Err(ConfigError::Size { size, max: 32768 }));
+        assert_eq!(DriverConfig::new(size, 0, 0), Err(ConfigError::Size { size, max: 32768 }));
     }
     let memory = Memory::new(4096);
     for features in [0, RING_PACKED, IN_ORDER] {
-        let layout = Layout::new(8, 0, ORDER_PLATFORM | features).unwrap();
+        let layout = DriverConfig::new(8, 0, ORDER_PLATFORM | features).unwrap();
         let refused = Queue::new(layout, memory.dma()).unwrap_err();
         assert_eq!(refused, ConfigError::Features(ORDER_PLATFORM), "its barriers order CPUs only");
         assert!(Queue::<Platform, Position>::lay_out(layout, memory.dma()).is_ok());
     }
-    assert!(Layout::new(32768, 16, INDIRECT_DESC).is_ok());
+    assert!(DriverConfig::new(32768, 16, INDIRECT_DESC).is_ok());
 }
 
 #[test]
 fn memory_that_is_short_misaligned_or_wraps() {
-    let layout = Layout::new(SIZE, 4, INDIRECT_DESC).unwrap();
+    let layout = DriverConfig::new(SIZE, 4, INDIRECT_DESC).unwrap();
     let memory = Memory::new(layout.memory() + 16);
     let all = memory.dma();
     let needed = layout.memory();

@@ -16,7 +16,7 @@ mod their_driver;
 mod wish;
 
 use model::{Op, ops};
-use paravane_ring::driver::Layout;
+use paravane_ring::driver::DriverConfig;
 use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;

@@ -1,5 +1,5 @@
 //! Our driver side, split, and Linux's device side.
-use crate::Layout;
+use crate::DriverConfig;
 use crate::model::{MAX_SEGMENTS, Model, Op, gather};
 use crate::peer::{Peer, pattern, sum};
 use crate::wish::Wish;
@@ -24,7 +24,7 @@ impl Pair {
         let mut peer = Peer::start("device");
         let ours = peer.ours();
         // Every buffer of several segments goes into a table, as the model has it.
-        let layout = Layout::new(size, 2 * MAX_SEGMENTS, features).unwrap();
+        let layout = DriverConfig::new(size, 2 * MAX_SEGMENTS, features).unwrap();
         let (driver, addresses) = Queue::new(layout, ours).unwrap();
         let QueueAddresses { desc, driver: avail, device: used, .. } = addresses;
         peer.ask(&format!("queue {size} {} {desc} {avail} {used}", features | VERSION_1));
@@ -144,7 +144,7 @@ pub(crate) fn stream(size: u16, features: u64, count: u64) {
         if driver.publish() {
             peer.wake();
         }
-        driver.disable_notifications();
+        driver.disable_interrupts();
         let before = done;
         while let Some(used) = driver.pop_used().unwrap() {
             let (value, place) = sent[usize::from(used.id.0)];
@@ -156,7 +156,7 @@ pub(crate) fn stream(size: u16, features: u64, count: u64) {
         }
         if done == before {
             crate::linger(done);
-            let token = driver.enable_notifications();
+            let token = driver.enable_interrupts();
             if !driver.poll(token) {
                 peer.sleep();
             }
@@ -195,7 +195,7 @@ impl crate::Pair for Pair {
                 self.used();
             }
             Op::Enable => {
-                let token = self.driver.enable_notifications();
+                let token = self.driver.enable_interrupts();
                 let more = self.driver.poll(token);
                 assert_eq!(more, !self.model.used.is_empty());
                 // What was completed and not yet asked about is noticed by the poll.
@@ -204,7 +204,7 @@ impl crate::Pair for Pair {
             // Ours has no such thing.
             Op::EnableDelayed => {}
             Op::Disable => {
-                self.driver.disable_notifications();
+                self.driver.disable_interrupts();
                 self.model.interrupt_due = false;
             }
             Op::Bulk { count } => {

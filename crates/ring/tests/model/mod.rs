@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 use paravane_ring::device::{self, Batch, QueueConfig};
 use paravane_ring::driver::poll::{Counting, Poller};
-use paravane_ring::driver::{Layout, Queue};
+use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_ring::{Area, DmaArea, Order, Segment};
 use paravane_spec::feature::RING_PACKED;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(crate) struct Sides<O: Order, C: Counting> {
 
 /// A queue in fresh memory; if the barriers are those towards hardware, one where they must order everything.
 pub(crate) fn sides<O: Order, C: Counting>(features: u64) -> Sides<O, C> {
-    let layout = Layout::new(2, 2, features).unwrap();
+    let layout = DriverConfig::new(2, 2, features).unwrap();
     let area = memory::<O>(features, layout.memory());
     let (mut driver, addresses) = Queue::lay_out(layout, DmaArea { area, addr: BASE }).unwrap();
     let poller = driver.poller().unwrap();

@@ -37,8 +37,8 @@ pub enum Endpoint {
 /// ```
 /// Pauses grow ([`Backoff`]). An error is logged once, and again when it is another.
 #[derive(Debug)]
-pub(super) struct Door {
-    way: Way,
+pub(super) struct Acceptor {
+    way: Kind,
     backoff: Backoff,
     /// No attempt before.
     due: Option<Instant>,
@@ -47,16 +47,16 @@ pub(super) struct Door {
 }
 
 #[derive(Debug)]
-enum Way {
+enum Kind {
     Listens { listener: UnixListener },
     Connects { path: PathBuf },
 }
 
-/// What came of a look out of the door.
+/// What came of a look out of the acceptor.
 #[derive(Debug)]
-pub(super) enum Visitor {
+pub(super) enum NextClient {
     Here(OwnedFd),
-    /// Nobody yet: look again when [`Door::fd`] is readable.
+    /// Nobody yet: look again when [`Acceptor::fd`] is readable.
     Wait,
     /// Look again after that time.
     Pause(Duration),
@@ -85,18 +85,18 @@ impl Drop for SocketFile {
     }
 }
 
-impl Door {
+impl Acceptor {
     /// Opens it; with the socket's file, if that is ours.
     pub(super) fn open(endpoint: Endpoint) -> Result<(Self, Option<SocketFile>), ExportError> {
         match endpoint {
-            Endpoint::Connect(path) => Ok((Self::new(Way::Connects { path }), None)),
+            Endpoint::Connect(path) => Ok((Self::new(Kind::Connects { path }), None)),
             Endpoint::Listener(listener) => {
                 // A client that goes away before we look must not make us wait for the next one.
                 listener.set_nonblocking(true).map_err(|source| {
                     let path = listener.local_addr().ok().and_then(|addr| Some(addr.as_pathname()?.into()));
                     ExportError::Socket { path: path.unwrap_or_default(), source }
                 })?;
-                Ok((Self::new(Way::Listens { listener }), None))
+                Ok((Self::new(Kind::Listens { listener }), None))
             }
             Endpoint::Listen(path) => {
                 let refused = |source: rustix::io::Errno| ExportError::Socket {
@@ -119,13 +119,13 @@ impl Door {
                 let found = lstat(&path).map_err(refused)?;
                 let file = SocketFile { path: path.clone(), id: (found.st_dev, found.st_ino) };
                 listen(&socket, BACKLOG).map_err(refused)?;
-                Ok((Self::new(Way::Listens { listener: socket.into() }), Some(file)))
+                Ok((Self::new(Kind::Listens { listener: socket.into() }), Some(file)))
             }
         }
     }
 
-    fn new(way: Way) -> Self {
-        if let Way::Listens { listener } = &way
+    fn new(way: Kind) -> Self {
+        if let Kind::Listens { listener } = &way
             && let Err(error) = rights::set(listener.as_fd(), false)
         {
             tracing::debug!("connections that wait for their turn may bring descriptors: {error}");
@@ -133,36 +133,36 @@ impl Door {
         Self { way, backoff: Backoff::default(), due: None, told: None }
     }
 
-    pub(super) fn visitor(&mut self) -> Visitor {
+    pub(super) fn next(&mut self) -> NextClient {
         if let Some(rest) = self.due.map(|due| due.saturating_duration_since(Instant::now()))
             && !rest.is_zero()
         {
-            return Visitor::Pause(rest);
+            return NextClient::Pause(rest);
         }
         let attempt = match &self.way {
-            Way::Listens { listener } => accept(listener),
-            Way::Connects { path } => connect_to(path),
+            Kind::Listens { listener } => accept(listener),
+            Kind::Connects { path } => connect_to(path),
         };
         match attempt {
             Ok(socket) => {
-                if matches!(self.way, Way::Listens { .. }) {
+                if matches!(self.way, Kind::Listens { .. }) {
                     self.backoff.reset();
                 }
                 (self.due, self.told) = (None, None);
-                Visitor::Here(socket)
+                NextClient::Here(socket)
             }
             Err(error) => match (error.kind(), &self.way) {
-                (io::ErrorKind::WouldBlock, Way::Listens { .. }) => Visitor::Wait,
-                (io::ErrorKind::Interrupted, _) => Visitor::Pause(Duration::ZERO),
+                (io::ErrorKind::WouldBlock, Kind::Listens { .. }) => NextClient::Wait,
+                (io::ErrorKind::Interrupted, _) => NextClient::Pause(Duration::ZERO),
                 _ => self.failed(&error),
             },
         }
     }
 
-    fn failed(&mut self, error: &io::Error) -> Visitor {
+    fn failed(&mut self, error: &io::Error) -> NextClient {
         let words = match &self.way {
-            Way::Listens { .. } => format!("cannot accept a client: {error}; trying again"),
-            Way::Connects { path } => format!("cannot connect to {}: {error}; trying again", path.display()),
+            Kind::Listens { .. } => format!("cannot accept a client: {error}; trying again"),
+            Kind::Connects { path } => format!("cannot connect to {}: {error}; trying again", path.display()),
         };
         if self.told.as_ref() == Some(&words) {
             tracing::debug!("{words}");
@@ -170,7 +170,7 @@ impl Door {
             tracing::warn!("{words}");
             self.told = Some(words.clone());
         }
-        Visitor::Failed { error: words, pause: self.pause() }
+        NextClient::Failed { error: words, pause: self.pause() }
     }
 
     fn pause(&mut self) -> Duration {
@@ -183,17 +183,17 @@ impl Door {
     /// The client is gone. `served`: its session did something.
     pub(super) fn closed(&mut self, served: bool) {
         match self.way {
-            Way::Listens { .. } => {}
-            Way::Connects { .. } if served => self.backoff.reset(),
-            Way::Connects { .. } => drop(self.pause()),
+            Kind::Listens { .. } => {}
+            Kind::Connects { .. } if served => self.backoff.reset(),
+            Kind::Connects { .. } => drop(self.pause()),
         }
     }
 
     /// Readable when somebody is there.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.way {
-            Way::Listens { listener } => Some(listener.as_fd()),
-            Way::Connects { .. } => None,
+            Kind::Listens { listener } => Some(listener.as_fd()),
+            Kind::Connects { .. } => None,
         }
     }
 }
@@ -236,10 +236,10 @@ mod tests {
     use super::*;
 
     /// The pause before the next attempt, which then is due.
-    fn pause(door: &mut Door) -> Duration {
-        let Visitor::Failed { pause, .. } = door.visitor() else { panic!("somebody is there") };
-        let Visitor::Pause(_) = door.visitor() else { panic!("it did not pause") };
-        door.due = None;
+    fn pause(acceptor: &mut Acceptor) -> Duration {
+        let NextClient::Failed { pause, .. } = acceptor.next() else { panic!("somebody is there") };
+        let NextClient::Pause(_) = acceptor.next() else { panic!("it did not pause") };
+        acceptor.due = None;
         pause
     }
 
@@ -247,20 +247,20 @@ mod tests {
     fn a_vmm_that_does_nothing_is_asked_less_and_less_often() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let (mut door, _) = Door::open(Endpoint::Connect(path.clone())).unwrap();
-        let (first, second, third) = (pause(&mut door), pause(&mut door), pause(&mut door));
+        let (mut acceptor, _) = Acceptor::open(Endpoint::Connect(path.clone())).unwrap();
+        let (first, second, third) = (pause(&mut acceptor), pause(&mut acceptor), pause(&mut acceptor));
         assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
-        assert!(door.told.as_ref().unwrap().contains("No such file"), "{door:?}");
+        assert!(acceptor.told.as_ref().unwrap().contains("No such file"), "{acceptor:?}");
         let _listener = UnixListener::bind(&path).unwrap();
-        let Visitor::Here(_) = door.visitor() else { panic!("it does not connect") };
-        assert_eq!(door.told, None);
-        door.closed(false);
-        let Visitor::Pause(fourth) = door.visitor() else { panic!("it flaps") };
+        let NextClient::Here(_) = acceptor.next() else { panic!("it does not connect") };
+        assert_eq!(acceptor.told, None);
+        acceptor.closed(false);
+        let NextClient::Pause(fourth) = acceptor.next() else { panic!("it flaps") };
         assert!(fourth > third, "{third:?} {fourth:?}");
-        door.due = None;
-        let Visitor::Here(_) = door.visitor() else { panic!("it does not connect") };
-        door.closed(true);
-        let Visitor::Here(_) = door.visitor() else { panic!("it paused") };
+        acceptor.due = None;
+        let NextClient::Here(_) = acceptor.next() else { panic!("it does not connect") };
+        acceptor.closed(true);
+        let NextClient::Here(_) = acceptor.next() else { panic!("it paused") };
     }
 
     #[test]
@@ -268,12 +268,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let _listener = UnixListener::bind(&path).unwrap();
-        let (mut door, _) = Door::open(Endpoint::Connect(path)).unwrap();
+        let (mut acceptor, _) = Acceptor::open(Endpoint::Connect(path)).unwrap();
         let mut sockets = Vec::new();
         // Nobody accepts. Its end is reached, or this test never ends.
-        while let Visitor::Here(socket) = door.visitor() {
+        while let NextClient::Here(socket) = acceptor.next() {
             sockets.push(socket);
         }
-        assert!(door.told.as_ref().unwrap().contains("temporarily unavailable"), "{door:?}");
+        assert!(acceptor.told.as_ref().unwrap().contains("temporarily unavailable"), "{acceptor:?}");
     }
 }

@@ -29,14 +29,14 @@ fn memory() -> ClientMemory {
     let mut memory = ClientMemory::new(MappingQuota::default()).unwrap();
     let first = shared(AT[0] * PAGE, USER, FIRST);
     let second = shared(AT[1] * PAGE, USER + FIRST * PAGE, SECOND);
-    let slots = memory.with_all(vec![first, second]).unwrap();
-    memory.publish(slots).unwrap();
+    let regions = memory.with_all(vec![first, second]).unwrap();
+    memory.publish(regions).unwrap();
     let mut handle = memory.memory().handle();
-    let door = handle.open();
+    let guard = handle.enter();
     for page in (AT[0]..AT[0] + FIRST).chain(AT[1]..AT[1] + SECOND) {
-        door.write_obj(page * PAGE, &page, Access::WRITE).unwrap();
+        guard.write_obj(page * PAGE, &page, Access::WRITE).unwrap();
     }
-    drop(door);
+    drop(guard);
     memory
 }
 
@@ -69,7 +69,7 @@ fn update(known: &mut Translations, said: &Iotlb, memory: &ClientMemory) -> bool
     if known.contradicts(piece) {
         assert!(known.remove(piece.first, piece.last, &mut never));
     }
-    known.insert(piece, memory.slots()).is_ok()
+    known.insert(piece, memory.regions()).is_ok()
 }
 
 #[derive(Clone, Debug)]
@@ -124,11 +124,11 @@ proptest! {
                     model[page as usize..(page + pages) as usize].fill(None);
                 }
             }
-            let door = handle.open();
+            let guard = handle.enter();
             for (page, meaning) in (0..).zip(&model) {
                 let at = BASE + page * PAGE;
-                prop_assert_eq!(door.reaches(at, 1, Access::READ), meaning.is_some());
-                let (read, write) = (door.read_obj::<u64>(at, Access::READ), door.write(at + 8, &[1], Access::WRITE));
+                prop_assert_eq!(guard.translates(at, 1, Access::READ), meaning.is_some());
+                let (read, write) = (guard.read_obj::<u64>(at, Access::READ), guard.write(at + 8, &[1], Access::WRITE));
                 match *meaning {
                     None => {
                         let untranslated = |error| matches!(error, Err(DmaError::Untranslated { .. }));
@@ -184,14 +184,14 @@ fn translations_survive_a_change_of_memory_that_does_not_concern_them() {
     let mut known = translations(&memory);
     assert!(update(&mut known, &said(0, 2, FIRST - 1, BOTH), &memory), "it lies in both regions");
     let more = memory.with(shared(0x100_0000, 0x1000, 1)).unwrap();
-    assert!(known.survives(memory.slots(), &more));
+    assert!(known.survives(memory.regions(), &more));
     let second =
         MemoryRegion { gpa: AT[1] * PAGE, size: SECOND * PAGE, user: USER + FIRST * PAGE, offset: 0 };
-    assert!(!known.survives(memory.slots(), &memory.without(second).unwrap()));
+    assert!(!known.survives(memory.regions(), &memory.without(second).unwrap()));
     // The same addresses, in another file.
     let first = shared(AT[0] * PAGE, USER, FIRST);
     let second = shared(AT[1] * PAGE, USER + FIRST * PAGE, SECOND);
-    assert!(!known.survives(memory.slots(), &memory.with_all(vec![first, second]).unwrap()));
+    assert!(!known.survives(memory.regions(), &memory.with_all(vec![first, second]).unwrap()));
 }
 
 #[test]
@@ -200,15 +200,17 @@ fn who_holds_a_translation_is_waited_for() {
     let mut known = translations(&memory);
     assert!(update(&mut known, &said(0, 3, 0, BOTH), &memory));
     let mut handle = known.handle();
-    let held = Mutex::new(Some(handle.open().map(BASE + PAGE, 8, Access::WRITE).unwrap()));
+    let held = Mutex::new(Some(handle.enter().map(BASE + PAGE, 8, Access::WRITE).unwrap()));
     let mut waited = 0;
     let removed = known.remove(BASE, BASE + 2 * PAGE - 1, &mut |_| {
         waited += 1;
         *held.lock().unwrap() = None;
     });
     assert!(removed && waited == 1);
-    let door = handle.open();
-    assert!(!door.reaches(BASE + PAGE, 1, Access::READ) && door.reaches(BASE + 2 * PAGE, 1, Access::READ));
+    let guard = handle.enter();
+    assert!(
+        !guard.translates(BASE + PAGE, 1, Access::READ) && guard.translates(BASE + 2 * PAGE, 1, Access::READ)
+    );
 }
 
 #[test]
@@ -221,10 +223,10 @@ fn the_number_of_pieces_has_a_limit() {
         Piece::new(&Iotlb { iova, size: PAGE, user: USER, perm: BOTH, ..Iotlb::default() }).unwrap()
     };
     for number in 0..MOST {
-        assert_eq!(known.insert(piece(number), memory.slots()), Ok(()));
+        assert_eq!(known.insert(piece(number), memory.regions()), Ok(()));
     }
     let one_more = piece(MOST);
-    assert_eq!(known.insert(one_more, memory.slots()), Err(Refused::Full));
+    assert_eq!(known.insert(one_more, memory.regions()), Err(Refused::Full));
     assert!(known.remove(0, PAGE - 1, &mut never));
-    assert_eq!(known.insert(one_more, memory.slots()), Ok(()));
+    assert_eq!(known.insert(one_more, memory.regions()), Ok(()));
 }

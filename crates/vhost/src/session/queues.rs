@@ -1,12 +1,12 @@
 //! The queues of a session: what is set of them, and when they start and stop.
 use super::{HEADROOM, SETTLE, Session, SessionError};
-use crate::bells::Relay;
-use crate::memory::Slots;
+use crate::memory::ClientRegions;
 use crate::message::Reply;
+use crate::notifiers::Relay;
 use crate::vring::{Kick, Stage, Vring};
-use paravane_device::{LiveQueue, StartError};
+use paravane_device::{MappedQueue, StartError};
 use paravane_dma::{Access, headroom};
-use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueKey, Site};
+use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueEvents, QueueKey};
 use paravane_spec::feature;
 use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
 use paravane_spec::queue::{MAX_SIZE, QueueAddresses};
@@ -77,7 +77,7 @@ impl Session<'_> {
             1 => true,
             value => return Err(SessionError::Enable { queue: state.index, value }),
         };
-        self.board.write().queues[usize::from(queue)].enabled = state.num == 1;
+        self.shared_status.write().queues[usize::from(queue)].enabled = state.num == 1;
         let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
         self.device.enable_queues(enabled as u16);
         if state.num == 0 && self.needs_enable() {
@@ -89,7 +89,7 @@ impl Session<'_> {
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Option<Reply>, SessionError> {
         let queue = self.queue(index)?;
         self.stop(queue);
-        self.board.bells.forget_failure(queue);
+        self.shared_status.notifiers.forget_failure(queue);
         let vring = self.vring(index)?;
         // It starts when it is given a descriptor for kicks again.
         vring.kick = None;
@@ -107,7 +107,7 @@ impl Session<'_> {
             let vring = &mut self.vrings[usize::from(queue)];
             vring.enabled = false;
             vring.kick = None;
-            self.board.write().queues[usize::from(queue)].enabled = false;
+            self.shared_status.write().queues[usize::from(queue)].enabled = false;
         }
     }
 
@@ -118,25 +118,25 @@ impl Session<'_> {
 
     /// Changes the client's memory. Queues whose rings that moves or takes away are stopped before, and started when there
     /// is memory where they lie.
-    pub(super) fn change_memory(&mut self, slots: Slots) -> Result<(), SessionError> {
+    pub(super) fn change_memory(&mut self, regions: ClientRegions) -> Result<(), SessionError> {
         let translated = self.translations.is_some();
-        self.keep_translations(&slots);
+        self.keep_translations(&regions);
         for queue in 0..self.vrings.len() as u16 {
             let vring = &self.vrings[usize::from(queue)];
-            let moves = !translated && places(vring, &slots) != places(vring, self.memory.slots());
+            let moves = !translated && places(vring, &regions) != places(vring, self.memory.regions());
             if vring.is_live() && moves {
                 self.stop(queue);
             }
         }
-        self.memory.publish(slots)?;
+        self.memory.publish(regions)?;
         for queue in 0..self.vrings.len() as u16 {
             // A queue that lies nowhere waits for more memory.
-            if translated || places(&self.vrings[usize::from(queue)], self.memory.slots()).is_some() {
+            if translated || places(&self.vrings[usize::from(queue)], self.memory.regions()).is_some() {
                 self.start_if_complete(queue)?;
             }
         }
         self.look_again();
-        if let Err(busy) = self.memory.memory().settle(SETTLE) {
+        if let Err(busy) = self.memory.memory().synchronize(SETTLE) {
             tracing::warn!("memory that the client has taken back may still be in use: {busy}");
         }
         Ok(())
@@ -146,7 +146,7 @@ impl Session<'_> {
         let vring = &self.vrings[usize::from(queue)];
         if vring.is_live()
             || !vring.is_complete(self.needs_enable())
-            || self.board.bells.failure(queue).is_some()
+            || self.shared_status.notifiers.failure(queue).is_some()
         {
             return Ok(());
         }
@@ -180,24 +180,24 @@ impl Session<'_> {
         let last = addresses.desc.checked_add(last);
         let used_idx = addresses.device.checked_add(USED_IDX as u64);
         // What is not there is refused below.
-        let door = handle.open();
+        let guard = handle.enter();
         let word = |at: Option<u64>| {
-            at.and_then(|at| door.read_obj(at, Access::RELAXED).ok()).map_or(0, u16::from_le)
+            at.and_then(|at| guard.read_obj(at, Access::RELAXED).ok()).map_or(0, u16::from_le)
         };
         // In order, the ring itself tells what is in flight: all from its used position on.
         let inflight = self.inflight.as_ref().filter(|_| features & feature::IN_ORDER == 0);
         let state = vring
             .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
             .map_err(|source| SessionError::Position { queue: index, source })?;
-        drop(door);
+        drop(guard);
         self.warn_of_short_queue(index, vring.size, features);
         let live = match inflight {
             Some(inflight) => {
                 let tracking =
                     inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
-                LiveQueue::resume_tracked(addresses, max, features, handle, state, tracking)
+                MappedQueue::resume_tracked(addresses, max, features, handle, state, tracking)
             }
-            None => LiveQueue::resume(addresses, max, features, handle, state),
+            None => MappedQueue::resume(addresses, max, features, handle, state),
         };
         let live = match (live, &self.translations) {
             (Ok(live), None) => live,
@@ -212,10 +212,11 @@ impl Session<'_> {
             .device
             .start_queue(queue, features)
             .map_err(|source| SessionError::Handler { queue: index, source })?;
-        let site: Arc<dyn Site> = Arc::<crate::bells::Bells>::clone(&self.board.bells);
-        let work = Arc::clone(&self.board.work[usize::from(queue)]);
+        let site: Arc<dyn QueueEvents> =
+            Arc::<crate::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
+        let work = Arc::clone(&self.shared_status.work[usize::from(queue)]);
         let mut host_queue = HostQueue::new(self.key(queue), live, handler, kicks, site, work);
-        host_queue.cut_by(Arc::clone(&self.board.cut));
+        host_queue.cut_by(Arc::clone(&self.shared_status.cut));
         self.put_on(queue, Box::new(host_queue))?;
         self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
         // What was used before we came may have brought no interrupt: whoever served the queue then may have died between
@@ -248,7 +249,7 @@ impl Session<'_> {
         }
         let find = |user| {
             let (gpa, _) =
-                self.memory.slots().find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
+                self.memory.regions().find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
             Ok::<_, SessionError>(gpa)
         };
         let (desc, driver, device) = (find(addr.desc)?, find(addr.driver)?, find(addr.device)?);
@@ -267,8 +268,11 @@ impl Session<'_> {
     }
 
     /// Signals the client from another thread than this one, which must never be blocked by the client.
-    pub(super) fn relay(&self, queue: u16) -> Arc<dyn Site> {
-        Arc::new(Relay { bells: Arc::clone(&self.board.bells), tasks: self.thread(queue).tasks() })
+    pub(super) fn relay(&self, queue: u16) -> Arc<dyn QueueEvents> {
+        Arc::new(Relay {
+            notifiers: Arc::clone(&self.shared_status.notifiers),
+            tasks: self.thread(queue).tasks(),
+        })
     }
 
     /// An interrupt, perhaps one too many.
@@ -355,7 +359,7 @@ impl Session<'_> {
     }
 
     pub(super) fn show(&self, queue: u16, vring: &Vring) {
-        if let Some(shown) = self.board.write().queues.get_mut(usize::from(queue)) {
+        if let Some(shown) = self.shared_status.write().queues.get_mut(usize::from(queue)) {
             shown.live = vring.is_live();
             shown.enabled = vring.enabled;
             shown.size = vring.size;
@@ -365,10 +369,10 @@ impl Session<'_> {
 }
 
 /// Where the areas of a queue are, and in which mappings.
-fn places(vring: &Vring, slots: &Slots) -> Option<[(u64, usize); 3]> {
+fn places(vring: &Vring, regions: &ClientRegions) -> Option<[(u64, usize); 3]> {
     let addr = vring.addr?;
     let place = |user| {
-        let (gpa, region) = slots.find(user)?;
+        let (gpa, region) = regions.find(user)?;
         Some((gpa, Arc::as_ptr(region).addr()))
     };
     Some([place(addr.desc)?, place(addr.driver)?, place(addr.device)?])

@@ -23,13 +23,13 @@ use std::sync::Arc;
 
 /// What became of a message that may be refused without harm to the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum Handled {
     Done,
     Refused,
 }
 
 impl Session<'_> {
-    pub(super) fn iotlb(&mut self, said: &Iotlb) -> Result<Taken, SessionError> {
+    pub(super) fn iotlb(&mut self, said: &Iotlb) -> Result<Handled, SessionError> {
         if self.translations.is_none() {
             return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
         }
@@ -39,13 +39,13 @@ impl Session<'_> {
                 let (first, last) = touched(said);
                 self.invalidate(first, last)?;
                 self.start_all()?;
-                Ok(Taken::Done)
+                Ok(Handled::Done)
             }
             kind => Err(SessionError::Iotlb(kind)),
         }
     }
 
-    fn update(&mut self, said: &Iotlb) -> Result<Taken, SessionError> {
+    fn update(&mut self, said: &Iotlb) -> Result<Handled, SessionError> {
         let Some(piece) = Piece::new(said) else { return Ok(self.refuse(said)) };
         if self.translations.as_ref().is_some_and(|known| known.contradicts(piece)) {
             self.invalidate(piece.first, piece.last)?;
@@ -64,18 +64,18 @@ impl Session<'_> {
             self.look_again();
         }
         self.start_all()?;
-        Ok(Taken::Done)
+        Ok(Handled::Done)
     }
 
     fn insert(&mut self, piece: Piece) -> Result<(), Refused> {
-        self.translations.as_mut().map_or(Ok(()), |known| known.insert(piece, self.memory.slots()))
+        self.translations.as_mut().map_or(Ok(()), |known| known.insert(piece, self.memory.regions()))
     }
 
     /// What it says is not taken; who misses it waits for something better. A guest can bring that about (an IOVA that means
     /// no memory), so the session goes on.
-    fn refuse(&self, said: &Iotlb) -> Taken {
+    fn refuse(&self, said: &Iotlb) -> Handled {
         let refused = {
-            let mut status = self.board.write();
+            let mut status = self.shared_status.write();
             status.refused_translations += 1;
             status.refused_translations
         };
@@ -85,7 +85,7 @@ impl Session<'_> {
                 "a translation is not taken: it is not of whole pages of the client's memory"
             );
         }
-        Taken::Refused
+        Handled::Refused
     }
 
     /// Forgets translations. Queues whose rings lie there are stopped.
@@ -97,12 +97,12 @@ impl Session<'_> {
                 self.stop(queue);
             }
         }
-        let bells = Arc::clone(&self.board.bells);
+        let notifiers = Arc::clone(&self.shared_status.notifiers);
         let mut waited = 0_u64;
         let mut waiting = |busy: &Busy| {
             waited += 1;
             // Its thread may be waiting for a client that does not read.
-            bells.unblock();
+            notifiers.unblock();
             if waited.is_multiple_of(50) {
                 tracing::warn!("a translation is still in use: {busy}");
             }
@@ -135,11 +135,11 @@ impl Session<'_> {
             return true;
         };
         let mut handle = translations.handle();
-        let door = handle.open();
+        let guard = handle.enter();
         let missed = config.areas().into_iter().filter(|area| {
             let mut access = Access::READ;
             access.set(Access::WRITE, area.writable);
-            !door.reaches(area.addr, area.len, access)
+            !guard.translates(area.addr, area.len, access)
         });
         missed.count() == 0
     }
@@ -150,8 +150,8 @@ impl Session<'_> {
     }
 
     /// Before the client's memory changes: what is known is given up if it would mean something else.
-    pub(super) fn keep_translations(&mut self, new: &crate::memory::Slots) {
-        if self.translations.as_ref().is_some_and(|known| !known.survives(self.memory.slots(), new)) {
+    pub(super) fn keep_translations(&mut self, new: &crate::memory::ClientRegions) {
+        if self.translations.as_ref().is_some_and(|known| !known.survives(self.memory.regions(), new)) {
             self.stop_all();
             self.forget_translations();
         }

@@ -605,16 +605,16 @@ fn descriptors_in_floods_are_let_go() {
     assert!(open <= 8, "{open} of {FLOOD} are left");
     machine.share(&raw);
     // A region in each slot, and one more.
-    let mut slots = 1;
+    let mut regions = 1;
     let last = loop {
-        let region = MemoryRegion { gpa: slots << 40, size: 4096, user: slots << 12, offset: 0 };
+        let region = MemoryRegion { gpa: regions << 40, size: 4096, user: regions << 12, offset: 0 };
         let region = SingleRegion { padding: 0, region };
         raw.send(request::ADD_MEM_REG, region.as_bytes(), &[named("flood", 4096).as_fd()]).unwrap();
         let (_, reply, _) = raw.receive().unwrap();
         if reply != 0_u64.as_bytes() {
-            break slots;
+            break regions;
         }
-        slots += 1;
+        regions += 1;
     };
     assert_eq!(last, 64);
     assert!(raw.is_closed());

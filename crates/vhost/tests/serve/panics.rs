@@ -3,7 +3,7 @@ use crate::driver::Dice;
 use crate::raw::{Machine, Raw};
 use crate::rig::{self, DISK, Rig};
 use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::{Device, LiveQueue, QueueHandler, ServeError, Served};
+use paravane_device::{Device, MappedQueue, QueueHandler, ServeError, Served};
 use paravane_spec::vhost_user::{ConfigAccess, request};
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
 use std::io;
@@ -75,7 +75,7 @@ struct FaultyQueue {
 }
 
 impl QueueHandler for FaultyQueue {
-    fn serve(&mut self, queue: &mut LiveQueue) -> Result<Served, ServeError> {
+    fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
         let served = self.queue.serve(queue)?;
         let blows = self.fuse.is_lit(Blows::Queue) || self.fuse.is_lit(Blows::QueueAndItsEnd);
         assert!(!blows || served.taken == 0, "the queue has blown");
@@ -102,7 +102,7 @@ impl QueueHandler for FaultyQueue {
         self.queue.at_rest()
     }
 
-    fn drain(&mut self, queue: &mut LiveQueue, complete: bool) -> Served {
+    fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {
         let served = self.queue.drain(queue, complete);
         assert!(!self.fuse.is_lit(Blows::QueueAndItsEnd), "its end has blown");
         served

@@ -2,7 +2,7 @@
 //! come and go.
 use crate::driver::Dice;
 use paravane_dma::{Backing, Region, RegionConfig};
-use paravane_ring::driver::{BufferId, Layout, Queue};
+use paravane_ring::driver::{BufferId, DriverConfig, Queue};
 use paravane_ring::{Area, DmaArea, QueueAddresses, Segment};
 use paravane_spec::vhost_user::{
     F_PROTOCOL_FEATURES, Header, Inflight, Iotlb, MemoryRegion, MemoryTable, VringAddr, VringState, flags,
@@ -224,7 +224,7 @@ impl Machine {
         let memory = Region::new(config).unwrap();
         // SAFETY: the region is kept beside the queue, and is written to as shared memory is.
         let area = unsafe { Area::new(memory.host(), REQUESTS as usize) };
-        let layout = Layout::new(size, 0, features).unwrap();
+        let layout = DriverConfig::new(size, 0, features).unwrap();
         let (mut queue, addresses) = Queue::new(layout, DmaArea { area, addr: base }).unwrap();
         queue.ready();
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
@@ -379,7 +379,7 @@ impl Machine {
         count
     }
 
-    /// Gives requests until all slots are taken: two writes for each read, none over another that is in flight.
+    /// Gives requests until all regions are taken: two writes for each read, none over another that is in flight.
     pub(crate) fn fill(&mut self, disk: usize, dice: &mut Dice) {
         for slot in 0..self.flying.len() {
             let len = (1 + dice.below(MOST / 512)) * 512;
@@ -400,7 +400,7 @@ impl Machine {
 
     /// Waits for an interrupt; whether one came in that time.
     pub(crate) fn wait(&mut self, time: Duration) -> bool {
-        let token = self.queue.enable_notifications();
+        let token = self.queue.enable_interrupts();
         if self.queue.poll(token) {
             return true;
         }

@@ -117,7 +117,7 @@ impl Probe {
         let memory = Memory::new(vec![Arc::clone(&self.region)]).map_err(|error| error.to_string())?;
         memory
             .handle()
-            .open()
+            .enter()
             .write(IMAGE_BASE, &code(store, rounds), Access::WRITE)
             .map_err(|error| error.to_string())?;
         let entry = Entry { rip: IMAGE_BASE, rsp: STACK_TOP - 8, rdi: 0, ring3, stubs: None };

@@ -55,7 +55,7 @@ impl Frame {
     /// From the ring-0 stack, whose top it takes: an exception in ring 3 starts there afresh.
     pub(super) fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
         let mut memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
-        let memory = memory.open();
+        let memory = memory.enter();
         let word = |from_top: u64| memory.read_obj::<u64>(RING0_STACK - from_top, Access::READ).ok();
         Some(Self {
             error: if has_error_code(vector) { Some(word(48)?) } else { None },
@@ -118,7 +118,7 @@ mod tests {
             Region::new(RegionConfig { gpa: 0, size: RING0_STACK, backing: Backing::Pages, writable: true })
                 .unwrap();
         let mut memory = Memory::new(vec![Arc::clone(&region)]).unwrap().handle();
-        let memory = memory.open();
+        let memory = memory.enter();
         for (from_top, value) in
             [(48_u64, 4_u64), (40, 0x10_1234), (32, 0x1b), (24, 0x202), (16, 0x3f_0000), (8, 0x23)]
         {

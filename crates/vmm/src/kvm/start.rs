@@ -11,7 +11,7 @@
 use crate::error::RunError;
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
-use paravane_dma::{Access, Door, Handle, Memory, Region};
+use paravane_dma::{Access, AccessGuard, Handle, Memory, Region};
 use paravane_spec::builtin::{BOOT_INFO, INTERRUPTS, IRQ_VECTOR_BASE, ImageHeader, STACK_TOP, WAIT_VECTOR};
 use std::sync::Arc;
 
@@ -86,7 +86,7 @@ pub(crate) struct Entry {
 pub(super) fn load(region: &Arc<Region>) -> Result<Entry, RunError> {
     let image = crate::image::builtin().map_err(|error| RunError::Config(error.to_string()))?;
     let mut memory = handle(region)?;
-    let memory = memory.open();
+    let memory = memory.enter();
     put(&memory, paravane_spec::builtin::IMAGE_BASE, image.bytes)?;
     Ok(Entry {
         rip: image.header.entry,
@@ -101,13 +101,13 @@ fn handle(region: &Arc<Region>) -> Result<Handle, RunError> {
     Ok(Memory::new(vec![Arc::clone(region)])?.handle())
 }
 
-fn put(memory: &Door<'_>, addr: u64, data: &[u8]) -> Result<(), RunError> {
+fn put(memory: &AccessGuard<'_>, addr: u64, data: &[u8]) -> Result<(), RunError> {
     memory
         .write(addr, data, Access::WRITE)
         .map_err(|error| RunError::Config(format!("the guest's memory is too small: {error}")))
 }
 
-fn put_words(memory: &Door<'_>, addr: u64, words: &[u64]) -> Result<(), RunError> {
+fn put_words(memory: &AccessGuard<'_>, addr: u64, words: &[u64]) -> Result<(), RunError> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     put(memory, addr, &bytes)
 }
@@ -118,7 +118,7 @@ fn put_words(memory: &Door<'_>, addr: u64, words: &[u64]) -> Result<(), RunError
 /// RAM is too small, or KVM refuses a register.
 pub(crate) fn prepare(region: &Arc<Region>, vcpu: &VcpuFd, entry: &Entry) -> Result<(), RunError> {
     let mut memory = handle(region)?;
-    let memory = memory.open();
+    let memory = memory.enter();
     page_tables(&memory, region.size())?;
     put_words(&memory, GDT, &GDT_ENTRIES)?;
     if let Some(stubs) = &entry.stubs {
@@ -133,7 +133,7 @@ pub(crate) fn prepare(region: &Arc<Region>, vcpu: &VcpuFd, entry: &Entry) -> Res
     })
 }
 
-fn page_tables(memory: &Door<'_>, ram: u64) -> Result<(), RunError> {
+fn page_tables(memory: &AccessGuard<'_>, ram: u64) -> Result<(), RunError> {
     put_words(memory, PML4, &[PDPT | TABLE])?;
     let directories: Vec<u64> = (0..4).map(|gib| (DIRECTORIES + gib * 0x1000) | TABLE).collect();
     put_words(memory, PDPT, &directories)?;

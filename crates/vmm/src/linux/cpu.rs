@@ -3,7 +3,7 @@
 use super::layout::{BOOT_PARAMS, GDT, PML4};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
-use paravane_dma::{Access, DmaError, Door};
+use paravane_dma::{Access, AccessGuard, DmaError};
 
 const PDPT: u64 = PML4 + 0x1000;
 const DIRECTORIES: u64 = PDPT + 0x1000;
@@ -34,7 +34,7 @@ const HYPERVISOR: u32 = 1 << 31;
 ///
 /// # Errors
 /// RAM is too small.
-pub(super) fn put_tables(memory: &Door<'_>) -> Result<(), DmaError> {
+pub(super) fn put_tables(memory: &AccessGuard<'_>) -> Result<(), DmaError> {
     let put = |addr: u64, words: &mut dyn Iterator<Item = u64>| {
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         memory.write(addr, &bytes, Access::WRITE)

@@ -9,7 +9,7 @@
 use super::layout::{ACPI, BOOT_PARAMS, CMDLINE, CMDLINE_ROOM, HIGH, LOW_END};
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use paravane_dma::interop::View;
-use paravane_dma::{Access, DmaError, Door, Memory};
+use paravane_dma::{Access, AccessGuard, DmaError, Memory};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -238,7 +238,7 @@ impl Kernel {
     /// Something does not fit.
     pub(super) fn finish(
         mut self,
-        memory: &Door<'_>,
+        memory: &AccessGuard<'_>,
         ram: u64,
         extras: &Extras<'_>,
     ) -> Result<(), LoadError> {
@@ -263,7 +263,7 @@ impl Kernel {
         Ok(memory.write(BOOT_PARAMS, &params.0, Access::WRITE)?)
     }
 
-    fn initrd(&mut self, memory: &Door<'_>, ram: u64, path: Option<&Path>) -> Result<(), LoadError> {
+    fn initrd(&mut self, memory: &AccessGuard<'_>, ram: u64, path: Option<&Path>) -> Result<(), LoadError> {
         let Some(path) = path else { return Ok(()) };
         let file = File::open(path).map_err(read(path))?;
         let size = file.metadata().map_err(read(path))?.len();
@@ -285,7 +285,7 @@ impl Kernel {
         Ok(())
     }
 
-    fn cmdline(&mut self, memory: &Door<'_>, cmdline: &str) -> Result<(), LoadError> {
+    fn cmdline(&mut self, memory: &AccessGuard<'_>, cmdline: &str) -> Result<(), LoadError> {
         let most = u64::from(u32::from_le_bytes(self.params.get(offset::CMDLINE_SIZE))).min(CMDLINE_ROOM - 1);
         if cmdline.len() as u64 > most {
             return Err(LoadError::LongCmdline { len: cmdline.len(), most });
@@ -371,12 +371,12 @@ mod tests {
 
     fn bytes(memory: &Memory, addr: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        memory.handle().open().read(addr, &mut bytes, Access::READ).unwrap();
+        memory.handle().enter().read(addr, &mut bytes, Access::READ).unwrap();
         bytes
     }
 
     fn word(memory: &Memory, at: usize) -> u32 {
-        memory.handle().open().read_obj(BOOT_PARAMS + at as u64, Access::READ).unwrap()
+        memory.handle().enter().read_obj(BOOT_PARAMS + at as u64, Access::READ).unwrap()
     }
 
     fn finish(
@@ -386,7 +386,7 @@ mod tests {
         cmdline: &str,
     ) -> Result<(), LoadError> {
         let extras = Extras { initrd, cmdline, tables: b"tables", reserved: &[(0xe000_0000, 1 << 20)] };
-        kernel.finish(&memory.handle().open(), RAM, &extras)
+        kernel.finish(&memory.handle().enter(), RAM, &extras)
     }
 
     #[test]

@@ -127,10 +127,10 @@ impl Life {
         };
         let entry = kernel.entry;
         let mut handle = memory.handle().named("the loader");
-        let door = handle.open();
-        cpu::put_tables(&door).map_err(LoadError::Memory)?;
-        kernel.finish(&door, region.size(), &extras)?;
-        drop(door);
+        let guard = handle.enter();
+        cpu::put_tables(&guard).map_err(LoadError::Memory)?;
+        kernel.finish(&guard, region.size(), &extras)?;
+        drop(guard);
         let (vm, vcpu) = kvm.parts();
         cpu::set_up(vm, vcpu, entry).map_err(|error| RunError::Os {
             what: "set the vCPU's registers",

@@ -2,10 +2,10 @@
 //! vhost back end does: it goes by the position, the memory and the eventfds that it is told, and knows no I/O thread.
 use super::link::{Streams, use_pairs};
 use super::{BASE, Guest, PATIENCE, RAM, Window, frame};
-use crate::owner::{Loan, QueueOwner};
+use crate::queue_backend::{Loan, QueueBackend};
 use crate::slot::{LendError, Slot};
 use paravane_device::net::LinkEnd;
-use paravane_device::{LiveQueue, QueueHandler, ServeError, State, StateError};
+use paravane_device::{MappedQueue, QueueHandler, ServeError, State, StateError};
 use paravane_dma::{Access, DirtyLog, LogError, Memory, Region};
 use paravane_driver::mmio::Registers;
 use paravane_driver::net::NetOptions;
@@ -43,14 +43,14 @@ impl Borrower {
     }
 }
 
-impl QueueOwner for Borrower {
+impl QueueBackend for Borrower {
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
         let handle = self.memory.handle();
         // As it comes over vhost's interface.
         let base = loan.parked.state().vring_base();
         let state = State::from_vring_base(base, loan.features).unwrap();
         assert_eq!(loan.memory.regions()[0].gpa(), RAM);
-        let live = LiveQueue::resume(loan.addresses, u16::MAX, loan.features, handle, state).unwrap();
+        let live = MappedQueue::resume(loan.addresses, u16::MAX, loan.features, handle, state).unwrap();
         assert_eq!(loan.parked.areas().len(), 3);
         let stop = Arc::new(Notifier::new(false).unwrap());
         let work = Work {
@@ -82,7 +82,7 @@ impl QueueOwner for Borrower {
 }
 
 struct Work {
-    live: LiveQueue,
+    live: MappedQueue,
     handler: Box<dyn QueueHandler>,
     kick: Notifier,
     call: Notifier,
@@ -151,7 +151,7 @@ impl Work {
 /// Takes no queue.
 struct Unwilling;
 
-impl QueueOwner for Unwilling {
+impl QueueBackend for Unwilling {
     fn start(&mut self, _loan: &mut Loan<'_>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -281,7 +281,7 @@ fn a_broken_queue_is_told_by_its_owner() {
     let slot = &guest.slot;
     slot.lend_queue(1, Borrower::new(&guest.region)).unwrap();
     let available = slot.addresses(1).unwrap().driver + 2;
-    guest.memory.handle().open().write_obj(available, &5000_u16, Access::WRITE).unwrap();
+    guest.memory.handle().enter().write_obj(available, &5000_u16, Access::WRITE).unwrap();
     assert!(guest.bells.ring(BASE + QUEUE_NOTIFY, &1_u32.to_le_bytes()));
     let window = Window { slot: Arc::clone(slot), bells: Arc::clone(&guest.bells) };
     let start = Instant::now();

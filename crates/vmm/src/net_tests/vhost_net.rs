@@ -2,7 +2,7 @@
 //! tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs these where there is one.
 use super::PATIENCE;
 use super::tap::{Station, datagram, guest, in_own_network, payload, skipped};
-use crate::owner::VhostNet;
+use crate::queue_backend::VhostNet;
 use crate::slot::{LendError, Slot};
 use paravane_device::net::Totals;
 use paravane_driver::net::NetOptions;

@@ -6,9 +6,9 @@ use crate::footprint;
 use crate::nets;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::Counters;
-use paravane_device::{Device, LiveQueue, ServeError};
+use paravane_device::{Device, MappedQueue, ServeError};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
-use paravane_io::{HostQueue, QueueKey, Site};
+use paravane_io::{HostQueue, QueueEvents, QueueKey};
 use paravane_notify::{HostNotifier, Notifier};
 use paravane_spec::queue::QueueAddresses;
 use std::fs::File;
@@ -60,7 +60,7 @@ struct ParentSite {
     counts: Arc<Counts>,
 }
 
-impl Site for ParentSite {
+impl QueueEvents for ParentSite {
     fn used_buffer(&self, _queue: u16) {
         self.counts.interrupts.fetch_add(1, Ordering::Relaxed);
         self.call.signal();
@@ -171,7 +171,7 @@ impl Owner {
             device: request.device_area,
         };
         let live =
-            LiveQueue::start(addresses, request.max_size as u16, request.features, self.memory.handle())
+            MappedQueue::start(addresses, request.max_size as u16, request.features, self.memory.handle())
                 .map_err(io::Error::other)?;
         let handler = device.start_queue(key.queue, request.features)?;
         let kicks = Arc::new(HostNotifier::of(kick)).into();

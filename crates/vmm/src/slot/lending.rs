@@ -12,7 +12,7 @@
 //! guest-physical addresses only, so the device may not be behind a domain.
 use super::{Control, Slot};
 use crate::guard::lock;
-use crate::owner::{Loan, QueueOwner, Relay, VhostNet};
+use crate::queue_backend::{Loan, QueueBackend, Relay, VhostNet};
 use paravane_device::{ParkedQueue, QueueHandler, State};
 use paravane_dma::{Lent, LogError};
 use paravane_io::{NotPutOn, QueueKey};
@@ -74,7 +74,7 @@ pub(super) struct Started {
 /// A queue while its owner has it. In the order in which things end: first nobody serves any more, then nobody calls,
 /// then the memory may go.
 pub(super) struct LentQueue {
-    owner: Box<dyn QueueOwner>,
+    owner: Box<dyn QueueBackend>,
     relay: Relay,
     resting: Resting,
     _memory: Lent,
@@ -93,7 +93,7 @@ impl Slot {
     /// # Errors
     /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device; else nothing has changed.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the tests, until somebody lends queues"))]
-    pub(crate) fn lend_queue(&self, queue: u16, owner: Box<dyn QueueOwner>) -> Result<(), LendError> {
+    pub(crate) fn lend_queue(&self, queue: u16, owner: Box<dyn QueueBackend>) -> Result<(), LendError> {
         self.lend(&mut lock(&self.control), queue, owner)
     }
 
@@ -138,7 +138,7 @@ impl Slot {
         started(&lock(&self.control), queue).ok().map(|started| started.addresses)
     }
 
-    fn lend(&self, control: &mut Control, queue: u16, owner: Box<dyn QueueOwner>) -> Result<(), LendError> {
+    fn lend(&self, control: &mut Control, queue: u16, owner: Box<dyn QueueBackend>) -> Result<(), LendError> {
         if self.surroundings.domain.is_some() {
             return Err(LendError::Translated);
         }

@@ -2,8 +2,8 @@
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadFigures,
-    Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueOwner, QueueResult, Report,
-    RingLayout, RunConfig, TransportChoice, run,
+    Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueResult, Report, RingLayout,
+    RunConfig, ServingMode, TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -451,7 +451,7 @@ pub(crate) fn a_station_answers_from_a_thread_of_its_own(accel: AccelChoice) {
 
 pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
     let image = image(2048);
-    let owner = QueueOwner::Vcpu;
+    let owner = ServingMode::Vcpu;
     let report = go(RunConfig { owner, ioeventfd: false, ..with_disk(accel, image.path(), Job::WriteTest) });
     assert_eq!(report.outcome, Outcome::Verified);
     assert!(report.exits_by_kind.notify > 0 && report.kicks >= report.exits_by_kind.notify);

@@ -5,7 +5,7 @@ use super::{Case, Place, Shot, Wait};
 use crate::BenchError;
 use crate::memory::Pages;
 use paravane_ring::device::{self, Batch, QueueConfig};
-use paravane_ring::driver::{self, Layout};
+use paravane_ring::driver::{self, DriverConfig};
 use paravane_ring::{DmaArea, QueueAddresses, Segment};
 use std::hint::black_box;
 
@@ -82,8 +82,8 @@ pub(crate) fn pair(case: Case, name: &str) -> Result<Box<Pair>, BenchError> {
 }
 
 /// Our driver's layout of the queue.
-pub(crate) fn layout(case: Case) -> Result<Layout, BenchError> {
-    Layout::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken(OURS, error))
+pub(crate) fn layout(case: Case) -> Result<DriverConfig, BenchError> {
+    DriverConfig::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken(OURS, error))
 }
 
 /// Our driver, alone on its cache lines.
@@ -94,10 +94,10 @@ pub(super) struct OurDriver {
 
 impl OurDriver {
     /// Lays the queue out in `memory`, which must outlive it.
-    pub(super) fn new(layout: Layout, memory: DmaArea) -> Result<(Self, QueueAddresses), BenchError> {
+    pub(super) fn new(layout: DriverConfig, memory: DmaArea) -> Result<(Self, QueueAddresses), BenchError> {
         let (mut queue, addresses) =
             driver::Queue::new(layout, memory).map_err(|error| broken(OURS, error))?;
-        queue.disable_notifications();
+        queue.disable_interrupts();
         Ok((Self { queue }, addresses))
     }
 }

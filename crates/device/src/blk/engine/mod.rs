@@ -17,7 +17,7 @@ pub(super) use threads::Pool;
 pub(super) use uring::probe;
 
 use super::image::Image;
-use crate::LiveQueue;
+use crate::MappedQueue;
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 use std::io;
@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// Before jobs of this queue are pushed: its memory may be another than before.
-    pub(super) fn follow(&mut self, queue: &mut LiveQueue) {
+    pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         if let Self::Uring(uring) = self {
             uring.follow(queue);
         }

@@ -37,7 +37,7 @@ struct Jobs {
 }
 
 #[derive(Default)]
-struct Board {
+struct WorkQueue {
     jobs: Mutex<Jobs>,
     more: Condvar,
 }
@@ -45,7 +45,7 @@ struct Board {
 /// The threads. They start with the first queue, and end when the disk and the last of its queues are gone.
 pub(in crate::blk) struct Pool {
     image: Arc<Image>,
-    board: Arc<Board>,
+    work_queue: Arc<WorkQueue>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pool {
     /// A pool without threads.
     pub(in crate::blk) fn new(image: &Arc<Image>) -> Self {
-        Self { image: image.clone(), board: Arc::default(), workers: Mutex::default() }
+        Self { image: image.clone(), work_queue: Arc::default(), workers: Mutex::default() }
     }
 
     /// Starts the threads that are missing.
@@ -74,11 +74,12 @@ impl Pool {
         let stack = if self.image.qcow2.is_some() { FORMAT_STACK } else { STACK };
         let mut workers = lock(&self.workers);
         while workers.len() < WORKERS {
-            let (board, image, device) = (self.board.clone(), self.image.clone(), LogDevice::current());
+            let (work_queue, image, device) =
+                (self.work_queue.clone(), self.image.clone(), LogDevice::current());
             let thread = std::thread::Builder::new().name(format!("blk-io-{}", workers.len()));
             workers.push(thread.stack_size(stack).spawn(move || {
                 let _named = LogDevice::enter(device);
-                work(&board, &image);
+                work(&work_queue, &image);
             })?);
         }
         Ok(())
@@ -88,8 +89,8 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         // Every queue has a reference to the pool and waits for its jobs before it lets go: none is left.
-        lock(&self.board.jobs).stop = true;
-        self.board.more.notify_all();
+        lock(&self.work_queue.jobs).stop = true;
+        self.work_queue.more.notify_all();
         for worker in lock(&self.workers).drain(..) {
             if worker.join().is_err() {
                 tracing::error!("a block I/O thread has panicked");
@@ -98,10 +99,10 @@ impl Drop for Pool {
     }
 }
 
-fn work(board: &Board, image: &Image) {
+fn work(work_queue: &WorkQueue, image: &Image) {
     loop {
         let task = {
-            let mut jobs = lock(&board.jobs);
+            let mut jobs = lock(&work_queue.jobs);
             loop {
                 if let Some(task) = jobs.tasks.pop_front() {
                     break task;
@@ -109,7 +110,7 @@ fn work(board: &Board, image: &Image) {
                 if jobs.stop {
                     return;
                 }
-                jobs = board.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                jobs = work_queue.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             }
         };
         let result = perform(image, task.job);
@@ -224,10 +225,10 @@ impl Threads {
         if count == 0 {
             return;
         }
-        lock(&self.pool.board.jobs).tasks.extend(self.pushed.drain(..));
+        lock(&self.pool.work_queue.jobs).tasks.extend(self.pushed.drain(..));
         match count {
-            1 => self.pool.board.more.notify_one(),
-            _ => self.pool.board.more.notify_all(),
+            1 => self.pool.work_queue.more.notify_one(),
+            _ => self.pool.work_queue.more.notify_all(),
         }
     }
 

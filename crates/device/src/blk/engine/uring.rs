@@ -8,7 +8,7 @@
 //! [`Uring::listen`].
 use super::registered::Registered;
 use super::{Job, Outcome, Pieces};
-use crate::LiveQueue;
+use crate::MappedQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
@@ -115,7 +115,7 @@ impl Uring {
     }
 
     /// Guest memory may have changed.
-    pub(super) fn follow(&mut self, queue: &mut LiveQueue) {
+    pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         if let Some(registered) = &mut self.registered {
             let (generation, regions) = queue.regions();
             registered.follow(&self.ring, generation, regions);

@@ -95,7 +95,7 @@ fn parts_of_a_block_are_refused() {
         let readable = &readable[..if payload.is_empty() { 1 } else { 2 }];
         let writable = [segment(ROOM, room + 1)];
         rig.add(readable, &writable);
-        let crate::Open { ring, memory, batch } = rig.live.open();
+        let crate::QueueBatch { ring, memory, batch } = rig.live.begin_batch();
         assert_eq!(ring.pop(batch, &memory).unwrap(), 1);
         let chain = batch.iter().next().unwrap();
         let head = chain.0.head;

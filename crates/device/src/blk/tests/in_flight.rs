@@ -4,7 +4,7 @@ use super::super::engine::{Engine, Job};
 use super::super::{Handler, Operation};
 use super::*;
 use crate::rig::{BASE, SIZE};
-use crate::{Device, LiveQueue, Served, State};
+use crate::{Device, MappedQueue, Served, State};
 use paravane_dma::{Access, Backing, Region, RegionConfig};
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -202,7 +202,7 @@ fn a_stop_completes_what_is_in_flight() {
     let file = disk();
     let mut held = HeldRig::new(&file, Orders { most: Some(1000), ..Orders::default() }, 0);
     held.begin_reads(8);
-    held.rig.driver.enable_notifications();
+    held.rig.driver.enable_interrupts();
     let drained = held.rig.handler.drain(&mut held.rig.live, true);
     assert_eq!(drained, Served { taken: 0, completed: 8, interrupt: true });
     assert_eq!(held.rig.live.ring().in_flight(), 0);
@@ -227,9 +227,9 @@ fn a_stop_that_is_cut_short_continues_nothing() {
             let features = device.features();
             let mut handle = memory.handle();
             let bytes = paravane_ring::device::tracking_bytes(addresses.size, false);
-            let tracking = handle.open().map(BASE + SIZE - 65536, bytes, Access::WRITE).unwrap();
+            let tracking = handle.enter().map(BASE + SIZE - 65536, bytes, Access::WRITE).unwrap();
             let state = State::from_vring_base(0, features).unwrap();
-            *live = LiveQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
+            *live = MappedQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
         }
         held.begin_reads(8);
         let cut = AtomicBool::new(true);
@@ -266,7 +266,7 @@ fn a_reset_mid_io_waits_for_the_host_and_tells_the_driver_nothing() {
     drop(held.rig.handler);
     assert_eq!(held.orders.lock().unwrap().log.len(), 8);
     let mut after = vec![0; 8 * 4096];
-    held.rig.memory.handle().open().read(ROOM, &mut after, paravane_dma::Access::FULL).unwrap();
+    held.rig.memory.handle().enter().read(ROOM, &mut after, paravane_dma::Access::FULL).unwrap();
     assert!(before == after);
 }
 
@@ -332,7 +332,7 @@ fn a_queue_that_is_not_the_handlers_is_refused() {
     // The same memory as a new queue, while the old one's request is still in flight under the same head.
     let addresses = held.rig.addresses;
     held.rig.live =
-        LiveQueue::start(addresses, 256, held.rig.device.features(), held.rig.memory.handle()).unwrap();
+        MappedQueue::start(addresses, 256, held.rig.device.features(), held.rig.memory.handle()).unwrap();
     assert!(matches!(held.rig.serve(), Err(ServeError::Host(_))));
     held.rig.handler.drain(&mut held.rig.live, false);
 }

@@ -65,7 +65,7 @@ fn a_header_that_is_gone_reads_as_zeroes_and_rings_the_alarm() {
     let before = pattern(64 * 512, 1);
     let file = image(&before);
     let (mut rig, theirs, region, alarm) = rig_with_theirs(&file, EngineChoice::Auto);
-    rig.memory.handle().open().write(THEIRS, &header(blk::T_FLUSH, 5), Access::WRITE).unwrap();
+    rig.memory.handle().enter().write(THEIRS, &header(blk::T_FLUSH, 5), Access::WRITE).unwrap();
     ftruncate(&theirs, 0).unwrap();
     // Zeroes are a read of the first sector.
     let used = rig.one(&[segment(THEIRS, 16)], &[segment(ROOM, 512), segment(STATUS, 1)]).unwrap();

@@ -1,7 +1,7 @@
 //! Frames of any size through buffers of any shape, whole and in order.
 use super::rig::{BASE, Card, DATA, HEADER, SIZE, frame, layouts};
 use crate::Device;
-use crate::net::{Hose, LinkEnd, Net, NetConfig, Totals};
+use crate::net::{Generator, LinkEnd, Net, NetConfig, Totals};
 use crate::rig::{allocations, segment};
 use paravane_dma::Segment;
 use paravane_ring::driver::Used;
@@ -74,7 +74,7 @@ fn an_answer_has_the_length_that_was_asked_for() {
 fn a_spout_numbers_its_frames_through() {
     for (layout, len) in layouts().into_iter().flat_map(|layout| [(layout, 64), (layout, 9000)]) {
         let net = NetConfig { queue_size: 64, ..NetConfig::new(super::MAC) };
-        let net = Net::new(net, Hose::new(1, 500, len).unwrap()).unwrap();
+        let net = Net::new(net, Generator::new(1, 500, len).unwrap()).unwrap();
         let features = net.features() | layout;
         let mut card = Card::with(net, features);
         let mut number = 0_u64;

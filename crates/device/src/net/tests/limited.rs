@@ -1,6 +1,6 @@
 //! A card that may send and receive no more than its limits.
 use super::rig::{Card, DATA, HEADER, frame};
-use crate::net::{BackEnd, Hose, Limited, LinkEnd};
+use crate::net::{BackEnd, Generator, Limited, LinkEnd};
 use crate::rig::{readable, segment};
 use crate::{Limiter, Rate, RateLimit};
 use std::num::NonZeroU64;
@@ -82,7 +82,7 @@ fn frames_come_in_at_the_rate_and_do_not_wake_who_may_not_take_them() {
 
 #[test]
 fn a_frame_that_waits_for_buffers_is_let_in_once() {
-    let mut card = Card::new(Limited::new(Hose::new(1, 3, 60).unwrap(), none(), frames(1000, 0)));
+    let mut card = Card::new(Limited::new(Generator::new(1, 3, 60).unwrap(), none(), frames(1000, 0)));
     for _ in 0..3 {
         assert_eq!(card.settle(RX).len(), 0);
         card.add(RX, &[], &[segment(DATA, 2000)]);

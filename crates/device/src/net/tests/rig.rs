@@ -2,9 +2,9 @@
 //! thread would call them.
 use crate::net::{BackEnd, Net, NetConfig, Totals};
 use crate::rig::segment;
-use crate::{Device, Gate, LiveQueue, QueueHandler, ServeError, Served};
+use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
-use paravane_ring::driver::{Layout, Queue, Used};
+use paravane_ring::driver::{DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
 use paravane_spec::feature;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) const HEADER: usize = 12;
 
 pub(super) struct Lane {
     pub(super) handler: Box<dyn QueueHandler>,
-    pub(super) live: LiveQueue,
+    pub(super) live: MappedQueue,
     pub(super) driver: Queue,
     pub(super) addresses: QueueAddresses,
 }
@@ -34,7 +34,7 @@ pub(super) struct Card<B> {
     pub(super) net: Net<B>,
     pub(super) features: u64,
     /// What its queues go through to reach memory, if not at once.
-    pub(super) translation: Option<(Domain, Gate)>,
+    pub(super) translation: Option<(Domain, InvalidationLock)>,
     /// Last, since the driver's side has raw pointers into it.
     region: Arc<Region>,
 }
@@ -73,7 +73,7 @@ impl<B: BackEnd> Card<B> {
         let translation = translated.then(|| {
             let domain = Domain::new(&memory);
             domain.map(BASE, BASE, DATA - BASE, Access::READ | Access::WRITE).unwrap();
-            (domain, Gate::default())
+            (domain, InvalidationLock::default())
         });
         let mut card = Self { lanes: Vec::new(), memory, net, features, translation, region };
         card.start();
@@ -92,14 +92,14 @@ impl<B: BackEnd> Card<B> {
 
     pub(super) fn start_queue(&mut self, index: u16) -> Lane {
         let size = self.net.queue_sizes()[usize::from(index)];
-        let layout = Layout::new(size, 32, self.features).unwrap();
+        let layout = DriverConfig::new(size, 32, self.features).unwrap();
         assert!(layout.memory() as u64 <= QUEUE);
         let at = u64::from(index) * QUEUE;
         // SAFETY: the region lives as long as the card, which drops the driver's side first, and nobody makes
         // references to its bytes.
         let area = unsafe { Area::new(self.region.host().add(at as usize), layout.memory()) };
         let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE + at }).unwrap();
-        let start = |handle| LiveQueue::start(addresses, size, self.features, handle).unwrap();
+        let start = |handle| MappedQueue::start(addresses, size, self.features, handle).unwrap();
         let live = match &self.translation {
             None => start(self.memory.handle()),
             Some((domain, gate)) => start(domain.handle()).behind(gate.clone()),
@@ -118,12 +118,12 @@ impl<B: BackEnd> Card<B> {
     }
 
     pub(super) fn poke(&self, addr: u64, data: &[u8]) {
-        self.memory.handle().open().write(addr, data, Access::FULL).unwrap();
+        self.memory.handle().enter().write(addr, data, Access::FULL).unwrap();
     }
 
     pub(super) fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        self.memory.handle().open().read(addr, &mut out, Access::FULL).unwrap();
+        self.memory.handle().enter().read(addr, &mut out, Access::FULL).unwrap();
         out
     }
 

@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An eventfd that is written only while someone waits for it.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(super) struct Wakeup {
     event: OwnedFd,
     armed: AtomicBool,
 }
 
-impl Bell {
+impl Wakeup {
     pub(super) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { event, armed: AtomicBool::new(false) })
     }
 
-    /// The next [`Bell::ring`] makes the descriptor readable. The caller looks once more before it sleeps.
+    /// The next [`Wakeup::wake`] makes the descriptor readable. The caller looks once more before it sleeps.
     pub(super) fn arm(&self) {
         // EAGAIN means that it was not readable, which is what we want.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
@@ -32,7 +32,7 @@ impl Bell {
     }
 
     /// Wakes the sleeper, if there is one. What it waits for was changed before.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake(&self) {
         // Release: what was changed before; pairs with the acquire in `arm`.
         if self.armed.swap(false, Ordering::Release) {
             // The counter cannot overflow: it is read before each arming, and written once after it.
@@ -41,7 +41,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Wakeup {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -57,14 +57,14 @@ mod tests {
     #[test]
     fn no_ring_is_lost() {
         const ROUNDS: u64 = 50_000;
-        let (bells, turn) = ([Bell::new().unwrap(), Bell::new().unwrap()], AtomicU64::new(0));
+        let (wakeups, turn) = ([Wakeup::new().unwrap(), Wakeup::new().unwrap()], AtomicU64::new(0));
         let play = |player: u64| {
-            let (mine, theirs) = (&bells[player as usize], &bells[1 - player as usize]);
+            let (mine, theirs) = (&wakeups[player as usize], &wakeups[1 - player as usize]);
             while turn.load(Ordering::Relaxed) < ROUNDS {
                 let now = turn.load(Ordering::Relaxed);
                 if now % 2 == player {
                     turn.store(now + 1, Ordering::Relaxed);
-                    theirs.ring();
+                    theirs.wake();
                     continue;
                 }
                 mine.arm();
@@ -83,14 +83,14 @@ mod tests {
 
     #[test]
     fn a_bell_that_nobody_waits_for_makes_no_noise() {
-        let bell = Bell::new().unwrap();
-        bell.ring();
-        assert!(!readable(bell.as_fd(), 0));
-        bell.arm();
-        bell.ring();
-        bell.ring();
-        assert!(readable(bell.as_fd(), 0));
-        bell.arm();
-        assert!(!readable(bell.as_fd(), 0));
+        let wakeup = Wakeup::new().unwrap();
+        wakeup.wake();
+        assert!(!readable(wakeup.as_fd(), 0));
+        wakeup.arm();
+        wakeup.wake();
+        wakeup.wake();
+        assert!(readable(wakeup.as_fd(), 0));
+        wakeup.arm();
+        assert!(!readable(wakeup.as_fd(), 0));
     }
 }

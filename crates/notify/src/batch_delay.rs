@@ -9,7 +9,7 @@
 //! Each look at a ring takes a cache line from the side that is about to write it, and so does each buffer given back. A side
 //! that is slower than its peer is made slower still by a peer that looks all the time and takes one buffer at a time. So a
 //! queue's owner may wait until a good number has come. What that costs is bounded: a pause is [`LONGEST`] at most, and there is
-//! none unless the last turn brought some, and work comes so fast that a pause gathers many.
+//! none unless the last turn brought some, and work comes so fast that a pause preferred_batch many.
 //!
 //! Where the other side waits for what it is to get back, a pause makes it slower instead. So it is measured: an epoch that
 //! is slower than one without pauses ends them, for longer each time in a row.
@@ -36,7 +36,7 @@ const LONGEST_REST: u32 = 1024;
 
 /// How long one queue is left alone after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GatherWindow {
+pub struct BatchDelay {
     wanted: u32,
     stage: Stage,
     /// Epochs of this stage that are left.
@@ -60,7 +60,7 @@ enum Stage {
     Gathering,
 }
 
-impl GatherWindow {
+impl BatchDelay {
     /// For a queue of whose work it is good to take `wanted` at once; 0: it is never left alone.
     #[must_use]
     pub fn new(wanted: u32) -> Self {
@@ -130,7 +130,7 @@ mod tests {
     /// Lets `turns` pass of a side that makes one each `each` nanoseconds, but has no more than `most` under way, and needs
     /// `back` nanoseconds until it goes on. Work and time in all, and the longest pause.
     fn play(
-        window: &mut GatherWindow,
+        window: &mut BatchDelay,
         turns: u32,
         each: u64,
         most: u64,
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_taken_in_good_portions() {
-        let mut window = GatherWindow::new(64);
+        let mut window = BatchDelay::new(64);
         let (work, _, longest) = play(&mut window, 10_000, 50, u64::MAX, 500);
         assert_eq!(longest, Duration::from_nanos(64 * 50));
         assert!(work / 10_000 > 60, "{}", work / 10_000);
@@ -164,16 +164,16 @@ mod tests {
     #[test]
     fn what_comes_slowly_or_one_by_one_is_never_left_alone() {
         for (each, most, back) in [(700, u64::MAX, 500), (2000, 1, 2000), (20, 1, 1000), (100_000, 64, 5)] {
-            let mut window = GatherWindow::new(64);
+            let mut window = BatchDelay::new(64);
             assert_eq!(play(&mut window, 50_000, each, most, back).2, Duration::ZERO, "{each} {most} {back}");
         }
-        let mut window = GatherWindow::new(0);
+        let mut window = BatchDelay::new(0);
         assert_eq!(play(&mut window, 50_000, 50, u64::MAX, 500).2, Duration::ZERO);
     }
 
     #[test]
     fn the_end_of_a_stream_ends_the_pauses_at_once() {
-        let mut window = GatherWindow::new(64);
+        let mut window = BatchDelay::new(64);
         assert_eq!(window.enough(), 0);
         assert!((0..10_000).any(|_| !window.turn(64, Duration::from_micros(4)).is_zero()));
         assert_eq!(window.enough(), 64);
@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn a_side_that_waits_for_us_is_not_made_slower() {
         // It has 32 under way and makes the next 32 when it has got them back.
-        let mut window = GatherWindow::new(64);
+        let mut window = BatchDelay::new(64);
         let (work, time, longest) = play(&mut window, 400_000, 20, 32, 2000);
-        let (alone, time_alone, _) = play(&mut GatherWindow::new(0), 400_000, 20, 32, 2000);
+        let (alone, time_alone, _) = play(&mut BatchDelay::new(0), 400_000, 20, 32, 2000);
         assert!(!longest.is_zero(), "it was not even tried");
         let rate = |work: u64, time: Duration| work as f64 / time.as_secs_f64();
         let ratio = rate(work, time) / rate(alone, time_alone);

@@ -1,9 +1,9 @@
-//! What a door has written and not marked yet.
+//! What a guard has written and not marked yet.
 //!
 //! ```text
 //!  a write of at most a page:  its window is one page?  yes: its address, in a list, once a turn
 //!                                                       no:  its address, in the list
-//!  the list is full, or the door is shut:               one fence, all are marked and forgotten: the next turn
+//!  the list is full, or the guard is shut:               one fence, all are marked and forgotten: the next turn
 //! ```
 //! So a page that is found in the cache is looked up in the log once a batch however often it is written, and the fence
 //! is shared. See [`log`](crate::log) for why there is one.
@@ -17,14 +17,14 @@ const MOST: usize = 32;
 
 /// Addresses, and a number for the time between two markings.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct PendingMarks {
     turn: Cell<u64>,
     count: Cell<usize>,
     /// Guest-physical, each for its page.
     list: [Cell<u64>; MOST],
 }
 
-impl Written {
+impl PendingMarks {
     pub(crate) fn new() -> Self {
         // Not 0: what was noted in no turn is not noted in this one.
         Self { turn: Cell::new(1), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }

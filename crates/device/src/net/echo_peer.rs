@@ -19,14 +19,14 @@ const STACK: usize = 128 << 10;
 
 /// The thread. Dropped, it ends.
 #[derive(Debug)]
-pub(super) struct Station {
+pub(super) struct EchoPeer {
     stop: Arc<AtomicBool>,
-    /// What comes to the station, and to whom it answers.
+    /// What comes to the echo_peer, and to whom it answers.
     ports: [Arc<Port>; 2],
     thread: Option<JoinHandle<()>>,
 }
 
-impl Station {
+impl EchoPeer {
     /// Answers what comes to `here` by frames of `len` bytes to `there`.
     ///
     /// # Errors
@@ -46,22 +46,22 @@ impl Station {
             let _named = LogDevice::enter(device);
             work.run();
         };
-        let thread = std::thread::Builder::new().name("station".into()).stack_size(STACK).spawn(run)?;
+        let thread = std::thread::Builder::new().name("echo_peer".into()).stack_size(STACK).spawn(run)?;
         Ok(Self { stop, ports, thread: Some(thread) })
     }
 }
 
-impl Drop for Station {
+impl Drop for EchoPeer {
     fn drop(&mut self) {
-        // Relaxed: the bells order it.
+        // Relaxed: the wakeups order it.
         self.stop.store(true, Ordering::Relaxed);
         let [here, there] = &self.ports;
-        here.lanes.iter().for_each(|lane| lane.arrived.ring());
-        there.ring_for_room();
+        here.lanes.iter().for_each(|lane| lane.arrived.wake());
+        there.wake_for_room();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("a station panicked");
+            tracing::error!("a echo_peer panicked");
         }
     }
 }
@@ -87,11 +87,11 @@ impl Work {
                 }
             }
             if answered {
-                self.here.ring_for_room();
+                self.here.wake_for_room();
                 continue;
             }
             self.here.lanes.iter().for_each(|lane| lane.arrived.arm());
-            // Ordered by the bells: a frame, or the end, that is not seen here rings.
+            // Ordered by the wakeups: a frame, or the end, that is not seen here rings.
             if self.here.lanes.iter().all(|lane| lane.frames.is_empty()) && !self.stopping() {
                 sleep(&fds);
             }
@@ -107,13 +107,13 @@ impl Work {
         buffer.answer(self.len);
         // There is room for every buffer.
         let _ = lane.frames.push(buffer);
-        lane.arrived.ring();
+        lane.arrived.wake();
     }
 
     /// A buffer for `len` bytes; `None` if nobody is there to receive any more, or the host has no memory.
     fn room(&self, lane: &Lane, pair: u16, len: usize) -> Option<Buffer> {
         let room = &self.there.room[usize::from(pair)];
-        // Relaxed: ordered by the bell.
+        // Relaxed: ordered by the wakeup.
         while lane.open.load(Ordering::Relaxed) && !self.stopping() {
             if let Some(buffer) = lane.buffer(len).ok()? {
                 return Some(buffer);
@@ -127,7 +127,7 @@ impl Work {
     }
 
     fn stopping(&self) -> bool {
-        // Relaxed: ordered by the bells.
+        // Relaxed: ordered by the wakeups.
         self.stop.load(Ordering::Relaxed)
     }
 }

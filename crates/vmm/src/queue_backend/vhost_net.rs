@@ -5,7 +5,7 @@
 //! stop:   NET_SET_BACKEND none (waits for what is in flight) -> GET_VRING_BASE -> closed
 //! ```
 //! Each queue has a vhost of its own, and with it a kernel thread. This is the only module that names the crate vhost.
-use super::{Loan, QueueOwner};
+use super::{Loan, QueueBackend};
 use paravane_dma::interop::View;
 use paravane_spec::{feature, net};
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use vhost::net::VhostNet as _;
 use vhost::vhost_kern::net::Net;
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
 
 /// Features that change what lies in the ring or before a frame. Whoever serves a queue must know each that was negotiated.
 const FORMAT: u64 = feature::INDIRECT_DESC
@@ -37,7 +37,7 @@ struct AtWork {
     index: usize,
 }
 
-impl QueueOwner for VhostNet {
+impl QueueBackend for VhostNet {
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
         let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.tap()) else {
             // A control queue, for one.

@@ -1,15 +1,15 @@
-//! A set of places of the cache.
+//! A set of lines of the cache.
 use std::cell::Cell;
 
 /// How many there are: as many as the pages of a queue's buffers, often enough. 16 KiB, of which what is in use matters.
-pub(crate) const PLACES: usize = 256;
-const WORDS: usize = PLACES / u64::BITS as usize;
+pub(crate) const LINES: usize = 256;
+const WORDS: usize = LINES / u64::BITS as usize;
 
-/// Numbers below [`PLACES`], a bit each.
+/// Numbers below [`LINES`], a bit each.
 #[derive(Debug)]
-pub(crate) struct Places([Cell<u64>; WORDS]);
+pub(crate) struct LineSet([Cell<u64>; WORDS]);
 
-impl Places {
+impl LineSet {
     pub(crate) fn new() -> Self {
         Self([const { Cell::new(0) }; WORDS])
     }
@@ -39,14 +39,14 @@ mod tests {
 
     #[test]
     fn what_is_put_in_comes_out_once() {
-        let places = Places::new();
-        let numbers = [0, 1, 63, 64, 200, PLACES - 1];
+        let lines = LineSet::new();
+        let numbers = [0, 1, 63, 64, 200, LINES - 1];
         for number in numbers.into_iter().chain(numbers) {
-            places.insert(number);
+            lines.insert(number);
         }
         let mut out = Vec::new();
-        places.drain(|number| out.push(number));
+        lines.drain(|number| out.push(number));
         assert_eq!(out, numbers);
-        places.drain(|number| panic!("{number} came out twice"));
+        lines.drain(|number| panic!("{number} came out twice"));
     }
 }

@@ -1,7 +1,7 @@
 //! Chains in memory that the device cannot reach yet: an IOMMU has not told where it is.
 //!
 //! ```text
-//!   pop_reachable:  next chain --walk--> its table: fetch --> Done | Never: an error | Later --+
+//!   pop_translated:  next chain --walk--> its table: fetch --> Done | Never: an error | Later --+
 //!                                        its segments: reaches --> yes: taken | no ------------+--> left in the ring
 //! ```
 //! A chain that is left is as if it had come later: no position moves, nothing is marked in flight or tracked.
@@ -21,7 +21,7 @@ pub enum Fetched {
 }
 
 /// What a device can reach of its memory now.
-pub trait Reach {
+pub trait TranslationCheck {
     /// Whether it may ever say no; if not, chains are taken many at a time.
     const CHECKS: bool = true;
 
@@ -29,34 +29,34 @@ pub trait Reach {
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched;
 
     /// Whether a chain can be served now. `false`: it stays in the ring, and somebody looks again when that has changed.
-    fn reaches(&mut self, readable: &[Segment], writable: &[Segment]) -> bool;
+    fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool;
 }
 
 /// All memory is there all the time.
-pub(crate) struct Everywhere<F>(pub(crate) F);
+pub(crate) struct AllTranslated<F>(pub(crate) F);
 
-impl<F: FnMut(u64, &mut [u8]) -> bool> Reach for Everywhere<F> {
+impl<F: FnMut(u64, &mut [u8]) -> bool> TranslationCheck for AllTranslated<F> {
     const CHECKS: bool = false;
 
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched {
         if (self.0)(addr, table) { Fetched::Done } else { Fetched::Never }
     }
 
-    fn reaches(&mut self, _readable: &[Segment], _writable: &[Segment]) -> bool {
+    fn translates(&mut self, _readable: &[Segment], _writable: &[Segment]) -> bool {
         true
     }
 }
 
 /// Walks one chain into the batch, with `walk`, which is given a way to fetch tables and says what it has found, and
 /// takes it out again if it cannot be reached now. `None`: it stays in the ring.
-pub(crate) fn walk_reachable<T>(
+pub(crate) fn walk_translated<T>(
     batch: &mut Batch,
-    reach: &mut impl Reach,
+    check: &mut impl TranslationCheck,
     walk: impl FnOnce(&mut Batch, &mut dyn FnMut(u64, &mut [u8]) -> bool) -> Result<Option<T>, QueueError>,
 ) -> Result<Option<T>, QueueError> {
     let mut later = false;
     let walked = walk(batch, &mut |addr, table| {
-        let fetched = reach.fetch(addr, table);
+        let fetched = check.fetch(addr, table);
         later |= fetched == Fetched::Later;
         fetched == Fetched::Done
     });
@@ -65,7 +65,7 @@ pub(crate) fn walk_reachable<T>(
         Err(_) if later => Ok(None),
         Ok(Some(walked)) => {
             let (readable, writable) = batch.last();
-            if reach.reaches(readable, writable) {
+            if check.translates(readable, writable) {
                 return Ok(Some(walked));
             }
             batch.remove_last();

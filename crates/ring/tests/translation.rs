@@ -4,8 +4,8 @@
 mod memory;
 
 use memory::{BASE, Memory};
-use paravane_ring::device::{Batch, Fetched, Queue, QueueConfig, Reach, State};
-use paravane_ring::driver::{self, Layout};
+use paravane_ring::device::{Batch, Fetched, Queue, QueueConfig, State, TranslationCheck};
+use paravane_ring::driver::{self, DriverConfig};
 use paravane_ring::{Area, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ struct Known<'a> {
     refused: usize,
 }
 
-impl Reach for Known<'_> {
+impl TranslationCheck for Known<'_> {
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched {
         if self.tables == Fetched::Done {
             assert!(self.memory.fetch(addr, table));
@@ -35,7 +35,7 @@ impl Reach for Known<'_> {
         self.tables
     }
 
-    fn reaches(&mut self, readable: &[Segment], writable: &[Segment]) -> bool {
+    fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool {
         let mut all = readable.iter().chain(writable);
         let reached = all.all(|segment| self.pages.contains(&(segment.addr / PAGE)));
         self.refused += usize::from(!reached);
@@ -53,7 +53,7 @@ struct Rig {
 
 impl Rig {
     fn new(features: u64) -> Self {
-        let layout = Layout::new(SIZE, 4, features).unwrap();
+        let layout = DriverConfig::new(SIZE, 4, features).unwrap();
         let memory = Memory::new(layout.memory());
         let (driver, addresses) = driver::Queue::new(layout, memory.dma()).unwrap();
         let config = QueueConfig::new(addresses, SIZE, features).unwrap();
@@ -129,7 +129,7 @@ proptest! {
                 3 => {
                     let tables = if count == 1 { Fetched::Later } else { Fetched::Done };
                     let mut some = Known { memory: &rig.memory, pages: &pages, tables, refused: 0 };
-                    let popped = device.pop_reachable(&mut batch, &mut some).unwrap();
+                    let popped = device.pop_translated(&mut batch, &mut some).unwrap();
                     prop_assert!(some.refused <= 1, "nothing is asked for behind a chain that is left");
                     if tables == Fetched::Done {
                         let ready = |(number, count, _): &&(u64, u64, _)| {
@@ -155,13 +155,13 @@ proptest! {
                     let none = BTreeSet::new();
                     let mut nothing =
                         Known { memory: &rig.memory, pages: &none, tables: Fetched::Later, refused: 0 };
-                    let popped = device.pop_reachable(&mut batch, &mut nothing).unwrap();
+                    let popped = device.pop_translated(&mut batch, &mut nothing).unwrap();
                     prop_assert_eq!(popped, 0);
                     let mut again = 0;
                     while again < taken.len() {
                         let mut all =
                             Known { memory: &rig.memory, pages: &pages, tables: Fetched::Done, refused: 0 };
-                        let popped = device.pop_reachable(&mut batch, &mut all).unwrap();
+                        let popped = device.pop_translated(&mut batch, &mut all).unwrap();
                         prop_assert!(popped > 0);
                         for chain in batch.chains() {
                             prop_assert_eq!(chain.head, taken[again].0);
@@ -194,7 +194,7 @@ fn a_chain_that_is_wrong_is_so_whatever_can_be_reached() {
         let pages = BTreeSet::new();
         let mut pop = |tables| {
             let mut some = Known { memory: &rig.memory, pages: &pages, tables, refused: 0 };
-            device.pop_reachable(&mut batch, &mut some)
+            device.pop_translated(&mut batch, &mut some)
         };
         assert_eq!((pop(Fetched::Later), pop(Fetched::Done)), (Ok(0), Ok(0)));
         let never = pop(Fetched::Never);

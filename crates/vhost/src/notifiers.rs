@@ -3,11 +3,11 @@
 //! A client's descriptors share their file descriptions with it, so their flags are not ours to change. An eventfd is
 //! written to as it is, by one system call. That blocks only if the client has filled its counter, and only an I/O thread may be
 //! blocked so: other threads have it signal the client ([`Relay`]), and whoever waits for an I/O thread calls
-//! [`Bells::unblock`] meanwhile. A pipe, or one end of a socket pair (User Mode Linux), fills up when its reader sleeps, and is
+//! [`ClientNotifiers::unblock`] meanwhile. A pipe, or one end of a socket pair (User Mode Linux), fills up when its reader sleeps, and is
 //! written to only if that does not block: a full one signals already.
 use crate::pair;
 use paravane_device::ServeError;
-use paravane_io::{Site, Tasks, is_eventfd};
+use paravane_io::{QueueEvents, Tasks, is_eventfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
@@ -37,7 +37,7 @@ impl Signal {
         Ok(Self { fd, counts })
     }
 
-    fn ring(&self) {
+    fn send(&self) {
         // Whatever comes of it: a client that has made its descriptor useless hears nothing.
         if self.counts {
             let _ = rustix::io::write(&self.fd, &ONE);
@@ -60,7 +60,7 @@ impl Signal {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(what)
     }
 
-    /// Whoever waits in [`Signal::ring`] goes on.
+    /// Whoever waits in [`Signal::send`] goes on.
     fn unblock(&self) {
         if self.counts && !self.is_ready(PollFlags::OUT) {
             let mut count = [0; 8];
@@ -72,7 +72,7 @@ impl Signal {
 
 /// One queue's.
 #[derive(Debug, Default)]
-struct Bell {
+struct QueueNotifiers {
     // Who rings takes a reference first, and holds no lock while it may wait.
     call: Mutex<Option<Arc<Signal>>>,
     err: Mutex<Option<Arc<Signal>>>,
@@ -82,9 +82,9 @@ struct Bell {
 
 /// All of a device.
 #[derive(Debug)]
-pub(crate) struct Bells {
+pub(crate) struct ClientNotifiers {
     name: String,
-    queues: Box<[Bell]>,
+    queues: Box<[QueueNotifiers]>,
     /// Descriptors that others have taken the place of. An I/O thread may still be blocked in one.
     replaced: Mutex<Vec<Weak<Signal>>>,
 }
@@ -92,24 +92,24 @@ pub(crate) struct Bells {
 /// Has an I/O thread signal the client, for a queue that is on no thread.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    pub(crate) bells: Arc<Bells>,
+    pub(crate) notifiers: Arc<ClientNotifiers>,
     pub(crate) tasks: Tasks,
 }
 
-impl Site for Relay {
+impl QueueEvents for Relay {
     fn used_buffer(&self, queue: u16) {
-        let bells = Arc::clone(&self.bells);
-        self.tasks.run(move || bells.interrupt(queue));
+        let notifiers = Arc::clone(&self.notifiers);
+        self.tasks.run(move || notifiers.interrupt(queue));
     }
 
     fn kicked(&self, queue: u16, count: u64) {
-        self.bells.kicked(queue, count);
+        self.notifiers.kicked(queue, count);
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {
-        self.bells.remember(queue, error);
-        let bells = Arc::clone(&self.bells);
-        self.tasks.run(move || bells.signal_error(queue));
+        self.notifiers.remember(queue, error);
+        let notifiers = Arc::clone(&self.notifiers);
+        self.tasks.run(move || notifiers.signal_error(queue));
     }
 }
 
@@ -118,17 +118,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn ring(signal: &Mutex<Option<Arc<Signal>>>) {
+fn send(signal: &Mutex<Option<Arc<Signal>>>) {
     let signal = lock(signal).clone();
     if let Some(signal) = signal {
-        signal.ring();
+        signal.send();
     }
 }
 
-impl Bells {
+impl ClientNotifiers {
     pub(crate) fn new(name: &str, queues: usize) -> Self {
-        let bells = std::iter::repeat_with(Bell::default).take(queues).collect();
-        Self { name: name.to_owned(), queues: bells, replaced: Mutex::default() }
+        let notifiers = std::iter::repeat_with(QueueNotifiers::default).take(queues).collect();
+        Self { name: name.to_owned(), queues: notifiers, replaced: Mutex::default() }
     }
 
     /// Puts a descriptor, or none, in the place of another.
@@ -142,62 +142,62 @@ impl Bells {
         }
     }
 
-    fn bell(&self, queue: u16) -> Option<&Bell> {
+    fn queue_notifiers(&self, queue: u16) -> Option<&QueueNotifiers> {
         self.queues.get(usize::from(queue))
     }
 
     /// Interrupts go there from now on. What the old one, or none, was told meanwhile may have been heard by nobody.
     pub(crate) fn set_call(&self, queue: u16, call: Option<Signal>) {
-        if let Some(bell) = self.bell(queue) {
-            self.replace(&bell.call, call);
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            self.replace(&queue_notifiers.call, call);
         }
     }
 
     /// Failures are told there from now on.
     pub(crate) fn set_err(&self, queue: u16, err: Option<Signal>) {
-        if let Some(bell) = self.bell(queue) {
-            self.replace(&bell.err, err);
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            self.replace(&queue_notifiers.err, err);
         }
     }
 
     /// An interrupt, perhaps one too many.
     pub(crate) fn interrupt(&self, queue: u16) {
-        if let Some(bell) = self.bell(queue) {
-            ring(&bell.call);
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            send(&queue_notifiers.call);
         }
     }
 
     /// Why the queue has failed, if it has.
     pub(crate) fn failure(&self, queue: u16) -> Option<String> {
-        lock(&self.bell(queue)?.failure).clone()
+        lock(&self.queue_notifiers(queue)?.failure).clone()
     }
 
     /// The queue begins anew.
     pub(crate) fn forget_failure(&self, queue: u16) {
-        if let Some(bell) = self.bell(queue) {
-            *lock(&bell.failure) = None;
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            *lock(&queue_notifiers.failure) = None;
         }
     }
 
     /// Kicks so far, of all clients.
     pub(crate) fn kicks(&self, queue: u16) -> u64 {
         // Relaxed: a statistic.
-        self.bell(queue).map_or(0, |bell| bell.kicks.load(Ordering::Relaxed))
+        self.queue_notifiers(queue).map_or(0, |queue_notifiers| queue_notifiers.kicks.load(Ordering::Relaxed))
     }
 
     /// The client is gone: its descriptors go, and nothing is remembered of its queues but what was counted.
     pub(crate) fn clear(&self) {
-        for bell in &self.queues {
-            self.replace(&bell.call, None);
-            self.replace(&bell.err, None);
-            *lock(&bell.failure) = None;
+        for queue_notifiers in &self.queues {
+            self.replace(&queue_notifiers.call, None);
+            self.replace(&queue_notifiers.err, None);
+            *lock(&queue_notifiers.failure) = None;
         }
     }
 
     /// Frees an I/O thread that is blocked since the client has filled an eventfd; the client loses what was in it.
     pub(crate) fn unblock(&self) {
-        for bell in &self.queues {
-            for signal in [&bell.call, &bell.err] {
+        for queue_notifiers in &self.queues {
+            for signal in [&queue_notifiers.call, &queue_notifiers.err] {
                 let signal = lock(signal).clone();
                 if let Some(signal) = signal {
                     signal.unblock();
@@ -210,27 +210,27 @@ impl Bells {
 
     fn remember(&self, queue: u16, error: &ServeError) {
         tracing::warn!(device = self.name, queue, "queue stopped until its driver resets it: {error}");
-        if let Some(bell) = self.bell(queue) {
-            *lock(&bell.failure) = Some(error.to_string());
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            *lock(&queue_notifiers.failure) = Some(error.to_string());
         }
     }
 
     fn signal_error(&self, queue: u16) {
-        if let Some(bell) = self.bell(queue) {
-            ring(&bell.err);
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            send(&queue_notifiers.err);
         }
     }
 }
 
-impl Site for Bells {
+impl QueueEvents for ClientNotifiers {
     fn used_buffer(&self, queue: u16) {
         self.interrupt(queue);
     }
 
     fn kicked(&self, queue: u16, count: u64) {
-        if let Some(bell) = self.bell(queue) {
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             // Relaxed: a statistic.
-            bell.kicks.fetch_add(count, Ordering::Relaxed);
+            queue_notifiers.kicks.fetch_add(count, Ordering::Relaxed);
         }
     }
 

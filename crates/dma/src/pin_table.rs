@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            take (the holder)                    give back (whoever drops the guard)
-//!  free ------------------------> taken: device address, guest address, length ----> returned
+//!  free ------------------------> list: device address, guest address, length ----> returned
 //!    ^                                                                                  |
 //!    '----------------- the holder takes all that was returned at once <---------------'
 //! ```
@@ -44,9 +44,9 @@ struct Entry {
 
 /// The table.
 #[derive(Debug)]
-pub(crate) struct Holds {
+pub(crate) struct PinTable {
     chunks: [OnceLock<Box<[Entry]>>; CHUNKS],
-    /// Entries that exist. Written by the holder only.
+    /// Entries that exist. PendingMarks by the holder only.
     count: AtomicU32,
     /// The holder's own list. Used by the holder only.
     free: AtomicU32,
@@ -60,11 +60,11 @@ struct Returned(AtomicU32);
 
 /// A list of entries that belong to one guard. Plain data: the guard gives it back, once.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
+pub(crate) struct PinList {
     head: u32,
 }
 
-impl Taken {
+impl PinList {
     /// No entry.
     pub(crate) const NONE: Self = Self { head: END };
 
@@ -73,7 +73,7 @@ impl Taken {
     }
 }
 
-impl Holds {
+impl PinTable {
     pub(crate) fn new() -> Self {
         Self {
             chunks: [const { OnceLock::new() }; CHUNKS],
@@ -95,8 +95,8 @@ impl Holds {
         self.chunks.get(chunk)?.get()?.get(place)
     }
 
-    /// Puts `run` before `taken`; for the holder only. `None` when 2^28 entries are in use.
-    pub(crate) fn take(&self, taken: Taken, run: Run, change: u64) -> Option<Taken> {
+    /// Puts `run` before `list`; for the holder only. `None` when 2^28 entries are in use.
+    pub(crate) fn take(&self, list: PinList, run: Run, change: u64) -> Option<PinList> {
         let head = self.pop()?;
         let entry = self.entry(head)?;
         // Release, these: a waiter that reads any of them has seen the entry's former use end (the holder took it over
@@ -106,8 +106,8 @@ impl Holds {
         entry.len.store(run.len, Release);
         // Relaxed, both: read by the one who gives back, to whom the guard was handed.
         entry.gpa.store(run.gpa, Relaxed);
-        entry.next.store(taken.head, Relaxed);
-        Some(Taken { head })
+        entry.next.store(list.head, Relaxed);
+        Some(PinList { head })
     }
 
     fn pop(&self) -> Option<u32> {
@@ -147,8 +147,8 @@ impl Holds {
     }
 
     /// The runs of a guard.
-    pub(crate) fn runs(&self, taken: Taken) -> impl Iterator<Item = Run> {
-        let mut next = taken.head;
+    pub(crate) fn runs(&self, list: PinList) -> impl Iterator<Item = Run> {
+        let mut next = list.head;
         std::iter::from_fn(move || {
             let entry = self.entry(next)?;
             // Relaxed: whoever has the guard was handed it by the holder.
@@ -162,11 +162,11 @@ impl Holds {
     }
 
     /// Gives the entries of a guard back. By any thread, once.
-    pub(crate) fn give_back(&self, taken: Taken) {
-        if taken.is_empty() {
+    pub(crate) fn give_back(&self, list: PinList) {
+        if list.is_empty() {
             return;
         }
-        let mut last = taken.head;
+        let mut last = list.head;
         while let Some(entry) = self.entry(last) {
             // Release: what was done through the mapping happened before; pairs with `overlapping`.
             entry.len.store(0, Release);
@@ -180,7 +180,7 @@ impl Holds {
         loop {
             last.next.store(head, Relaxed);
             // Release: the entries are the holder's again; pairs with the Acquire swap in `pop`.
-            match self.returned.0.compare_exchange_weak(head, taken.head, Release, Relaxed) {
+            match self.returned.0.compare_exchange_weak(head, list.head, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -227,7 +227,7 @@ mod tests {
     fn places_follow_one_another() {
         let mut expected = (0, 0);
         for number in 0..1000 {
-            assert_eq!(Holds::place(number), expected, "{number}");
+            assert_eq!(PinTable::place(number), expected, "{number}");
             let size = if expected.0 == 0 { FIRST } else { FIRST << (expected.0 - 1) };
             expected.1 += 1;
             if expected.1 == size as usize {
@@ -238,32 +238,32 @@ mod tests {
 
     #[test]
     fn what_is_taken_is_found_until_it_is_given_back() {
-        let holds = Holds::new();
-        let guards: Vec<Taken> = (0..100)
+        let pins = PinTable::new();
+        let guards: Vec<PinList> = (0..100)
             .map(|n| {
-                let one = holds.take(Taken::NONE, run(n * 8), 5).expect("room");
-                holds.take(one, run(0x1000 + n * 8), 5).expect("room")
+                let one = pins.take(PinList::NONE, run(n * 8), 5).expect("room");
+                pins.take(one, run(0x1000 + n * 8), 5).expect("room")
             })
             .collect();
-        assert_eq!(holds.runs(guards[3]).collect::<Vec<_>>(), [run(0x1018), run(0x18)]);
-        assert_eq!(holds.overlapping(&(0x1b..0x20), 6), Some((0x18, 4)));
-        assert_eq!(holds.overlapping(&(0x1c..0x20), 6), None, "it ends there");
-        assert_eq!(holds.overlapping(&(0x1b..0x20), 5), None, "it came after the change");
+        assert_eq!(pins.runs(guards[3]).collect::<Vec<_>>(), [run(0x1018), run(0x18)]);
+        assert_eq!(pins.overlapping(&(0x1b..0x20), 6), Some((0x18, 4)));
+        assert_eq!(pins.overlapping(&(0x1c..0x20), 6), None, "it ends there");
+        assert_eq!(pins.overlapping(&(0x1b..0x20), 5), None, "it came after the change");
         for guard in guards {
-            holds.give_back(guard);
+            pins.give_back(guard);
         }
-        assert_eq!(holds.overlapping(&(0..1 << 64), 9), None);
+        assert_eq!(pins.overlapping(&(0..1 << 64), 9), None);
     }
 
     #[test]
     fn entries_are_used_again() {
-        let holds = Holds::new();
+        let pins = PinTable::new();
         for n in 0..if cfg!(miri) { 100 } else { 10_000 } {
-            let a = holds.take(Taken::NONE, run(n), 0).expect("room");
-            let b = holds.take(Taken::NONE, run(n + 1), 0).expect("room");
-            holds.give_back(a);
-            holds.give_back(b);
+            let a = pins.take(PinList::NONE, run(n), 0).expect("room");
+            let b = pins.take(PinList::NONE, run(n + 1), 0).expect("room");
+            pins.give_back(a);
+            pins.give_back(b);
         }
-        assert_eq!(holds.count.load(Relaxed), FIRST);
+        assert_eq!(pins.count.load(Relaxed), FIRST);
     }
 }

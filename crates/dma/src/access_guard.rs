@@ -1,10 +1,10 @@
-//! The one door: every access of a device to guest memory.
-use crate::cache::Place;
+//! The one guard: every access of a device to guest memory.
+use crate::cache::CacheLine;
 use crate::handle::{Fault, Handle};
-use crate::holds::{Run, Taken};
+use crate::pin_table::{PinList, Run};
 use crate::snapshot::Window;
 use crate::table::{Near, PAGE_SHIFT};
-use crate::{Access, DmaError, GuestRange, Hold, HostSlice, Mapping, Segment, copy};
+use crate::{Access, DmaError, GuestRange, HostSlice, Mapping, MappingGuard, Segment, copy};
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -13,10 +13,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 ///
 /// An access may cross from one region or translation into the next where they adjoin; it ends at the first byte that
 /// is not there or not allowed, and the error tells how many bytes had been moved. What was written is in the dirty
-/// log by the time that the door is shut, also what was written before a fault. An access of no bytes succeeds at any
+/// log by the time that the guard is shut, also what was written before a fault. An access of no bytes succeeds at any
 /// address. What each [`Access`] flag promises is said there.
 #[derive(Debug)]
-pub struct Door<'a> {
+pub struct AccessGuard<'a> {
     handle: &'a Handle,
     inside: u64,
 }
@@ -46,15 +46,15 @@ impl Piece {
     }
 }
 
-impl Drop for Door<'_> {
+impl Drop for AccessGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.handle.shut(self.inside);
     }
 }
 
-impl<'a> Door<'a> {
-    /// `handle` has entered its seat with the number `inside`, and no other door of it is open.
+impl<'a> AccessGuard<'a> {
+    /// `handle` has entered its reader with the number `inside`, and no other guard of it is open.
     #[inline(always)]
     pub(crate) fn new(handle: &'a Handle, inside: u64) -> Self {
         Self { handle, inside }
@@ -92,7 +92,7 @@ impl<'a> Door<'a> {
     /// Reads a value. Aligned values of 1, 2, 4 or 8 bytes are read in one access.
     ///
     /// # Errors
-    /// As [`Door::read`].
+    /// As [`AccessGuard::read`].
     #[inline(always)]
     pub fn read_obj<T: FromBytes + IntoBytes>(&self, addr: u64, access: Access) -> Result<T, DmaError> {
         let mut value = T::new_zeroed();
@@ -103,7 +103,7 @@ impl<'a> Door<'a> {
     /// Writes a value. Aligned values of 1, 2, 4 or 8 bytes are written in one access.
     ///
     /// # Errors
-    /// As [`Door::write`].
+    /// As [`AccessGuard::write`].
     #[inline(always)]
     pub fn write_obj<T: IntoBytes + Immutable>(
         &self,
@@ -117,7 +117,7 @@ impl<'a> Door<'a> {
     /// Writes `len` bytes of `byte`.
     ///
     /// # Errors
-    /// As [`Door::write`].
+    /// As [`AccessGuard::write`].
     pub fn fill(&self, addr: u64, byte: u8, len: usize, access: Access) -> Result<(), DmaError> {
         let access = access | Access::WRITE;
         access.begin();
@@ -133,7 +133,7 @@ impl<'a> Door<'a> {
     /// Reads `out.len()` bytes, starting `skip` bytes into the buffer that `segments` make up.
     ///
     /// # Errors
-    /// As [`Door::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    /// As [`AccessGuard::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
     pub fn read_segments(
         &self,
         segments: &[Segment],
@@ -156,7 +156,7 @@ impl<'a> Door<'a> {
     /// Writes `data`, starting `skip` bytes into the buffer that `segments` make up.
     ///
     /// # Errors
-    /// As [`Door::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    /// As [`AccessGuard::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
     pub fn write_segments(
         &self,
         segments: &[Segment],
@@ -183,7 +183,7 @@ impl<'a> Door<'a> {
         self.expect::<false>(addr, len);
     }
 
-    /// As [`Door::expect_read`], for what will be written.
+    /// As [`AccessGuard::expect_read`], for what will be written.
     #[inline]
     pub fn expect_write(&self, addr: u64, len: usize) {
         self.expect::<true>(addr, len);
@@ -191,7 +191,7 @@ impl<'a> Door<'a> {
 
     #[inline(always)]
     fn expect<const WRITE: bool>(&self, addr: u64, len: usize) {
-        let window = self.handle.place(addr).window();
+        let window = self.handle.line(addr).window();
         if let Some(offset) = window.offset(addr) {
             // Not beyond the window: what is there is somebody else's.
             let len = (len as u64).min(window.left(offset)) as usize;
@@ -212,7 +212,7 @@ impl<'a> Door<'a> {
     /// No translation comes unnoticed: whoever maps what is missing, and asks then what was missed, either hears of this
     /// one, or has it found here.
     #[must_use]
-    pub fn reaches(&self, addr: u64, len: usize, access: Access) -> bool {
+    pub fn translates(&self, addr: u64, len: usize, access: Access) -> bool {
         if len == 0 || !self.is_translated() || addr.checked_add(len as u64 - 1).is_none() {
             return true;
         }
@@ -234,7 +234,7 @@ impl<'a> Door<'a> {
     /// nowhere in particular.
     ///
     /// # Errors
-    /// As [`Door::read`], for `WRITE` as [`Door::write`], and [`DmaError::NotContiguous`].
+    /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`], and [`DmaError::NotContiguous`].
     pub fn map(&self, addr: u64, len: usize, access: Access) -> Result<Mapping, DmaError> {
         let access = with_direction(access);
         let mut found: Option<Piece> = None;
@@ -252,23 +252,23 @@ impl<'a> Door<'a> {
             return Ok(Mapping::new(
                 NonNull::dangling(),
                 range,
-                Hold::new(self.handle.pin(), access, Taken::NONE),
+                MappingGuard::new(self.handle.pin(), access, PinList::NONE),
             ));
         };
-        let mut taken = Taken::NONE;
-        if !self.take(&mut taken, addr, piece, access) {
+        let mut list = PinList::NONE;
+        if !self.take(&mut list, addr, piece, access) {
             return Err(DmaError::TooMany { addr, len });
         }
         let range = GuestRange { gpa: piece.gpa, len };
         let host = NonNull::new(piece.host).unwrap_or(NonNull::dangling());
-        Ok(Mapping::new(host, range, Hold::new(self.handle.pin(), access, taken)))
+        Ok(Mapping::new(host, range, MappingGuard::new(self.handle.pin(), access, list)))
     }
 
     /// Appends to `out` the host memory behind bytes `skip .. skip + len` of the buffer that `segments` make
     /// up, and returns what keeps it mapped. Nothing is appended on an error. No piece is empty.
     ///
     /// # Errors
-    /// As [`Door::read`], for `WRITE` as [`Door::write`]; `done` is what could have been mapped. A buffer that is
+    /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`]; `done` is what could have been mapped. A buffer that is
     /// too short is [`DmaError::Unmapped`] at its end.
     pub fn map_segments(
         &self,
@@ -277,14 +277,14 @@ impl<'a> Door<'a> {
         len: u64,
         access: Access,
         out: &mut Vec<HostSlice>,
-    ) -> Result<Hold, DmaError> {
+    ) -> Result<MappingGuard, DmaError> {
         let access = with_direction(access);
         let before = out.len();
-        let mut taken = Taken::NONE;
+        let mut list = PinList::NONE;
         each_segment(segments, skip, len, |addr, _, n| {
             self.each_mapped(addr, n, access, |done, piece| {
                 let at = addr + done as u64;
-                if !self.take(&mut taken, at, piece, access) {
+                if !self.take(&mut list, at, piece, access) {
                     return Err(DmaError::TooMany { addr: at, len: piece.len });
                 }
                 out.push(HostSlice { ptr: piece.host, len: piece.len });
@@ -293,37 +293,37 @@ impl<'a> Door<'a> {
         })
         .inspect_err(|_| {
             out.truncate(before);
-            self.handle.seat().holds().give_back(taken);
+            self.handle.reader().pins().give_back(list);
         })?;
-        Ok(Hold::new(self.handle.pin(), access, taken))
+        Ok(MappingGuard::new(self.handle.pin(), access, list))
     }
 
-    /// Guest memory was written by other means than this door: through a [`Mapping`] that lives on
-    /// ([`Mapping::range`]). It is in the log by the time that the door is shut.
+    /// Guest memory was written by other means than this guard: through a [`Mapping`] that lives on
+    /// ([`Mapping::range`]). It is in the log by the time that the guard is shut.
     #[inline]
     pub fn mark(&self, range: GuestRange) {
         self.handle.wrote(range.gpa, range.len);
     }
 
     /// Notes what a mapping covers: for those who unmap, and for the log. `false` if there is no room.
-    fn take(&self, taken: &mut Taken, addr: u64, piece: Piece, access: Access) -> bool {
+    fn take(&self, list: &mut PinList, addr: u64, piece: Piece, access: Access) -> bool {
         if !self.handle.is_translated() && !access.contains(Access::WRITE) {
             return true;
         }
         let run = Run { addr, gpa: piece.gpa, len: piece.len as u64 };
-        match self.handle.seat().holds().take(*taken, run, self.handle.change()) {
+        match self.handle.reader().pins().take(*list, run, self.handle.change()) {
             Some(more) => {
-                *taken = more;
+                *list = more;
                 true
             }
             None => false,
         }
     }
 
-    /// [`Door::read`] without the order.
+    /// [`AccessGuard::read`] without the order.
     #[inline(always)]
     fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
-        // The length is taken first: while bytes are moved nobody else may look at `out`.
+        // The length is list first: while bytes are moved nobody else may look at `out`.
         let (own, len) = (out.as_mut_ptr(), out.len());
         if let Some((_, host)) = self.whole(addr, len, access) {
             // SAFETY: `whole` is mapped guest memory of the pinned snapshot, as long as `out`, which is ours.
@@ -333,7 +333,7 @@ impl<'a> Door<'a> {
         self.load_pieces(addr, out, access)
     }
 
-    /// [`Door::load`], of what lies in several pieces or is not all there.
+    /// [`AccessGuard::load`], of what lies in several pieces or is not all there.
     #[inline(never)]
     fn load_pieces(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
         let (own, len) = (out.as_mut_ptr(), out.len());
@@ -344,19 +344,19 @@ impl<'a> Door<'a> {
         })
     }
 
-    /// [`Door::write`] without the order.
+    /// [`AccessGuard::write`] without the order.
     #[inline(always)]
     fn store(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
-        if let Some((place, host)) = self.whole(addr, data.len(), access) {
+        if let Some((line, host)) = self.whole(addr, data.len(), access) {
             // SAFETY: as in `load`; `data` cannot change while it is borrowed.
             unsafe { copy::store(host, data.as_ptr(), data.len()) };
-            self.handle.wrote_inside(place, addr, data.len());
+            self.handle.wrote_inside(line, addr, data.len());
             return Ok(());
         }
         self.store_pieces(addr, data, access)
     }
 
-    /// [`Door::store`], of what lies in several pieces or is not all there.
+    /// [`AccessGuard::store`], of what lies in several pieces or is not all there.
     #[inline(never)]
     fn store_pieces(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
         let own = data.as_ptr();
@@ -367,7 +367,7 @@ impl<'a> Door<'a> {
         })
     }
 
-    /// [`Door::each_piece`] for what may fail itself; a fault of the access comes first.
+    /// [`AccessGuard::each_piece`] for what may fail itself; a fault of the access comes first.
     fn each_mapped(
         &self,
         addr: u64,
@@ -384,18 +384,18 @@ impl<'a> Door<'a> {
         result
     }
 
-    /// Host memory behind `addr .. addr + len`, and the place of the window that it is in, if one window has it all, that
+    /// Host memory behind `addr .. addr + len`, and the line of the window that it is in, if one window has it all, that
     /// was found before or is found now; as nearly always. `None`: that is not so, or there is nothing to do, or a fault.
     #[inline(always)]
-    fn whole(&self, addr: u64, len: usize, access: Access) -> Option<(&Place, *mut u8)> {
-        let place = self.handle.place(addr);
-        if place.window().offset(addr).is_none() && !self.handle.find(addr, place) {
+    fn whole(&self, addr: u64, len: usize, access: Access) -> Option<(&CacheLine, *mut u8)> {
+        let line = self.handle.line(addr);
+        if line.window().offset(addr).is_none() && !self.handle.find(addr, line) {
             return None;
         }
-        let window = place.window();
+        let window = line.window();
         let offset = window.offset(addr)?;
         let whole = len > 0 && len as u64 <= window.left(offset) && window.forbidden(access).is_empty();
-        whole.then(|| (place, window.host(offset)))
+        whole.then(|| (line, window.host(offset)))
     }
 
     /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece. What lies
@@ -419,7 +419,7 @@ impl<'a> Door<'a> {
         fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
     }
 
-    /// The part of [`Door::each_piece`] that tells nobody of a fault: the bytes before it, and the fault. There is at least
+    /// The part of [`AccessGuard::each_piece`] that tells nobody of a fault: the bytes before it, and the fault. There is at least
     /// one byte, and the last address does not wrap.
     #[inline(always)]
     fn walk(
@@ -473,9 +473,9 @@ impl<'a> Door<'a> {
         if done > 0 && left >= 1 << PAGE_SHIFT {
             return self.handle.find_near(at, near);
         }
-        let place = self.handle.place(at);
-        let window = place.window();
-        if window.offset(at).is_some() { Ok(window) } else { self.handle.look_up(at, place) }
+        let line = self.handle.line(at);
+        let window = line.window();
+        if window.offset(at).is_some() { Ok(window) } else { self.handle.look_up(at, line) }
     }
 
     /// The error of an access that ends at `addr + done`; the domain is told what it misses.

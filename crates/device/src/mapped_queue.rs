@@ -1,25 +1,27 @@
 //! Where the ring is handed the memory that dma vouches for: the only place that sees both.
 //!
 //! ```text
-//! QueueAddresses -> QueueConfig -> areas() -> Door::map (three times) -> activate -> Ring
+//! QueueAddresses -> QueueConfig -> areas() -> AccessGuard::map (three times) -> activate -> Ring
 //!
-//! LiveQueue --open--> Open { ring, memory, batch }    for one batch
-//!                       '-- drop: what the device may have written of the ring is in the dirty log, door shut
+//! MappedQueue --open--> QueueBatch { ring, memory, batch }    for one batch
+//!                       '-- drop: what the device may have written of the ring is in the dirty log, guard shut
 //!
-//!      pop: chains that the door reaches; the first that it does not reach stays in the ring, and the queue waits
+//!      pop: chains that the guard reaches; the first that it does not reach stays in the ring, and the queue waits
 //!
-//! LiveQueue --park--> ParkedQueue { position, areas } --resume(position)--> LiveQueue      somebody else serves it
+//! MappedQueue --park--> ParkedQueue { position, areas } --resume(position)--> MappedQueue      somebody else serves it
 //! ```
-//! A ring writes to its areas by itself, past the door. So whoever wants to write to it must open the queue, and
-//! when the door is shut the areas that the device writes to are marked: once a batch, a page or two, and nothing while
+//! A ring writes to its areas by itself, past the guard. So whoever wants to write to it must open the queue, and
+//! when the guard is shut the areas that the device writes to are marked: once a batch, a page or two, and nothing while
 //! no log is on. A large used ring is marked whole, since the ring does not say where it wrote.
 //!
-//! Where an IOMMU's translations come when they are asked for ([`LiveQueue::behind`]), a chain is taken when all of it is
+//! Where an IOMMU's translations come when they are asked for ([`MappedQueue::behind`]), a chain is taken when all of it is
 //! translated, and not before. So nothing of it is missed while it is served in the same batch, if nobody takes
-//! translations away meanwhile: the [`Gate`] sees to that. What is served longer holds its memory, or asks again
-//! ([`Ring::reaches`]).
-use paravane_dma::{Access, DmaError, Door, GuestRange, Handle, HostSlice, Mapping, Region};
-use paravane_ring::device::{AreaRequest, Batch, Fetched, Queue, QueueConfig, Reach, State, StateError};
+//! translations away meanwhile: the [`InvalidationLock`] sees to that. What is served longer holds its memory, or asks again
+//! ([`Ring::translates`]).
+use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, Mapping, Region};
+use paravane_ring::device::{
+    AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TranslationCheck,
+};
 use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError, Segment};
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -51,9 +53,9 @@ pub enum StartError {
 /// Through it a device's queues go for each batch, and nobody goes through while it is shut: to take translations away.
 /// Who waits for requests in flight must open it first, for they end in batches.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<RwLock<()>>);
+pub struct InvalidationLock(Arc<RwLock<()>>);
 
-impl Gate {
+impl InvalidationLock {
     /// Waits for the batches that are under way, and shuts the gate until the result is dropped.
     pub fn shut(&self) -> RwLockWriteGuard<'_, ()> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
@@ -64,25 +66,25 @@ impl Gate {
     }
 }
 
-/// What a door reaches of a chain.
-struct Reaching<'a> {
-    door: &'a Door<'a>,
+/// What a guard reaches of a chain.
+struct GuardCheck<'a> {
+    guard: &'a AccessGuard<'a>,
     missed: bool,
 }
 
-impl Reach for Reaching<'_> {
+impl TranslationCheck for GuardCheck<'_> {
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched {
-        if !self.door.reaches(addr, table.len(), Access::READ) {
+        if !self.guard.translates(addr, table.len(), Access::READ) {
             self.missed = true;
             return Fetched::Later;
         }
-        if self.door.read(addr, table, Access::READ).is_ok() { Fetched::Done } else { Fetched::Never }
+        if self.guard.read(addr, table, Access::READ).is_ok() { Fetched::Done } else { Fetched::Never }
     }
 
-    fn reaches(&mut self, readable: &[Segment], writable: &[Segment]) -> bool {
+    fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool {
         let of = |segments: &[Segment], access| {
             // All of them, so that what is missed is told at once.
-            let missed = segments.iter().filter(|s| !self.door.reaches(s.addr, s.len as usize, access));
+            let missed = segments.iter().filter(|s| !self.guard.translates(s.addr, s.len as usize, access));
             missed.count() == 0
         };
         let reached = of(readable, Access::READ) & of(writable, Access::WRITE);
@@ -107,17 +109,17 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Whether a successor is told what is in flight; see [`LiveQueue::resume_tracked`].
+    /// Whether a successor is told what is in flight; see [`MappedQueue::resume_tracked`].
     pub(crate) fn is_tracked(&self) -> bool {
         self.tracking.is_some()
     }
 
-    /// See [`Queue::pop`]; with a gate [`Queue::pop_reachable`], and the queue waits if a chain was left.
+    /// See [`Queue::pop`]; with a gate [`Queue::pop_translated`], and the queue waits if a chain was left.
     ///
     /// # Errors
     /// The queue has latched.
     #[inline]
-    pub fn pop(&mut self, batch: &mut Batch, memory: &QueueDoor<'_>) -> Result<usize, QueueError> {
+    pub fn pop(&mut self, batch: &mut Batch, memory: &QueueGuard<'_>) -> Result<usize, QueueError> {
         if memory.is_gated() {
             return self.pop_gated(batch, memory);
         }
@@ -125,21 +127,26 @@ impl Ring {
     }
 
     #[cold]
-    fn pop_gated(&mut self, batch: &mut Batch, memory: &QueueDoor<'_>) -> Result<usize, QueueError> {
-        let mut reaching = Reaching { door: memory, missed: false };
-        let taken = self.queue.pop_reachable(batch, &mut reaching);
-        self.waits = reaching.missed;
+    fn pop_gated(&mut self, batch: &mut Batch, memory: &QueueGuard<'_>) -> Result<usize, QueueError> {
+        let mut check = GuardCheck { guard: memory, missed: false };
+        let taken = self.queue.pop_translated(batch, &mut check);
+        self.waits = check.missed;
         taken
     }
 
     /// Whether a chain that was taken in an earlier batch can be served now. If not, the queue waits.
     #[must_use]
-    pub fn reaches(&mut self, memory: &QueueDoor<'_>, readable: &[Segment], writable: &[Segment]) -> bool {
+    pub fn translates(
+        &mut self,
+        memory: &QueueGuard<'_>,
+        readable: &[Segment],
+        writable: &[Segment],
+    ) -> bool {
         if !memory.is_gated() {
             return true;
         }
-        let mut reaching = Reaching { door: memory, missed: false };
-        self.waits = !reaching.reaches(readable, writable);
+        let mut check = GuardCheck { guard: memory, missed: false };
+        self.waits = !check.translates(readable, writable);
         !self.waits
     }
 
@@ -222,11 +229,11 @@ impl Ring {
 
 /// A live queue with its handle on guest memory and its batch storage.
 #[derive(Debug)]
-pub struct LiveQueue {
+pub struct MappedQueue {
     config: QueueConfig,
     ring: Ring,
     memory: Handle,
-    gate: Option<Gate>,
+    gate: Option<InvalidationLock>,
     batch: Batch,
 }
 
@@ -237,39 +244,39 @@ pub struct ParkedQueue {
     config: QueueConfig,
     areas: [Mapping; 3],
     memory: Handle,
-    gate: Option<Gate>,
+    gate: Option<InvalidationLock>,
     state: State,
 }
 
 /// A live queue during one batch.
 #[derive(Debug)]
-pub struct Open<'a> {
+pub struct QueueBatch<'a> {
     /// The ring.
     pub ring: &'a mut Ring,
     /// Guest memory.
-    pub memory: QueueDoor<'a>,
+    pub memory: QueueGuard<'a>,
     /// Storage for popped chains.
     pub batch: &'a mut Batch,
 }
 
-/// The door to guest memory during one batch of a queue; marks what the ring may have written when it is shut.
+/// The guard to guest memory during one batch of a queue; marks what the ring may have written when it is shut.
 #[derive(Debug)]
-pub struct QueueDoor<'a> {
+pub struct QueueGuard<'a> {
     // Shut before the gate is left.
-    door: Door<'a>,
+    guard: AccessGuard<'a>,
     written: [GuestRange; 3],
     passed: Option<RwLockReadGuard<'a, ()>>,
 }
 
-impl<'a> Deref for QueueDoor<'a> {
-    type Target = Door<'a>;
+impl<'a> Deref for QueueGuard<'a> {
+    type Target = AccessGuard<'a>;
 
-    fn deref(&self) -> &Door<'a> {
-        &self.door
+    fn deref(&self) -> &AccessGuard<'a> {
+        &self.guard
     }
 }
 
-impl QueueDoor<'_> {
+impl QueueGuard<'_> {
     /// Whether translations come and go, so that it is to be asked what there is of them.
     #[must_use]
     #[inline]
@@ -278,15 +285,15 @@ impl QueueDoor<'_> {
     }
 }
 
-impl Drop for QueueDoor<'_> {
+impl Drop for QueueGuard<'_> {
     fn drop(&mut self) {
         for range in self.written {
-            self.door.mark(range);
+            self.guard.mark(range);
         }
     }
 }
 
-impl LiveQueue {
+impl MappedQueue {
     /// Checks what the driver asked for, maps the three areas, and takes the queue into use.
     ///
     /// # Errors
@@ -300,10 +307,10 @@ impl LiveQueue {
         Self::begin(addresses, max_size, features, memory, None, None)
     }
 
-    /// As [`LiveQueue::start`], from where another device side has left it.
+    /// As [`MappedQueue::start`], from where another device side has left it.
     ///
     /// # Errors
-    /// As [`LiveQueue::start`]; or the position is impossible.
+    /// As [`MappedQueue::start`]; or the position is impossible.
     pub fn resume(
         addresses: QueueAddresses,
         max_size: u16,
@@ -314,12 +321,12 @@ impl LiveQueue {
         Self::begin(addresses, max_size, features, memory, Some(state), None)
     }
 
-    /// As [`LiveQueue::resume`], with what is in flight written down in `tracking` (all zero, if nobody has used it yet),
+    /// As [`MappedQueue::resume`], with what is in flight written down in `tracking` (all zero, if nobody has used it yet),
     /// whoever's memory that is. What another process had in flight there when it died is served first; `state` counts only
     /// in a new region. A queue that is parked and resumed is tracked no more.
     ///
     /// # Errors
-    /// As [`LiveQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or IN_ORDER was negotiated.
+    /// As [`MappedQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or IN_ORDER was negotiated.
     pub fn resume_tracked(
         addresses: QueueAddresses,
         max_size: u16,
@@ -340,17 +347,18 @@ impl LiveQueue {
         tracking: Option<Mapping>,
     ) -> Result<Self, StartError> {
         let config = QueueConfig::new(addresses, max_size, features)?;
-        let door = memory.open();
+        let guard = memory.enter();
         let map = |request: AreaRequest| {
             // The ring orders its own accesses; the mapping is only to be there.
             let mut access = Access::READ | Access::RELAXED;
             access.set(Access::WRITE, request.writable);
-            door.map(request.addr, request.len, access)
+            guard
+                .map(request.addr, request.len, access)
                 .map_err(|source| StartError::Memory { part: request.part, source })
         };
         let [desc, driver, device] = config.areas();
         let areas = [map(desc)?, map(driver)?, map(device)?];
-        drop(door);
+        drop(guard);
         Self::activate(config, areas, memory, state, tracking)
     }
 
@@ -385,7 +393,7 @@ impl LiveQueue {
     /// Translations come and go: from here on each batch goes through `gate`, which whoever takes them away shuts meanwhile,
     /// and a chain that is not translated waits, instead of breaking the queue.
     #[must_use]
-    pub fn behind(self, gate: Gate) -> Self {
+    pub fn behind(self, gate: InvalidationLock) -> Self {
         Self { gate: Some(gate), ..self }
     }
 
@@ -406,13 +414,13 @@ impl LiveQueue {
         Ok(ParkedQueue { config, areas, memory, gate, state })
     }
 
-    /// Opens the door for one batch: the newest map is seen from here on.
-    pub fn open(&mut self) -> Open<'_> {
+    /// Opens the guard for one batch: the newest map is seen from here on.
+    pub fn begin_batch(&mut self) -> QueueBatch<'_> {
         let Self { ring, memory, gate, batch, .. } = self;
-        // The gate first: who has shut it waits for doors.
-        let passed = gate.as_ref().map(Gate::pass);
-        let memory = QueueDoor { door: memory.open(), written: ring.written(), passed };
-        Open { memory, ring, batch }
+        // The gate first: who has shut it waits for guards.
+        let passed = gate.as_ref().map(InvalidationLock::pass);
+        let memory = QueueGuard { guard: memory.enter(), written: ring.written(), passed };
+        QueueBatch { memory, ring, batch }
     }
 
     /// The regions of the newest map, and its number.
@@ -422,7 +430,7 @@ impl LiveQueue {
 
     /// Asks the driver for no kicks; see [`Queue::disable_kicks`].
     pub fn disable_kicks(&mut self) {
-        self.open().ring.disable_kicks();
+        self.begin_batch().ring.disable_kicks();
     }
 
     /// Asks the driver for kicks again; `true` if something has come meanwhile. See [`Queue::arm_kicks`]. A queue that waits
@@ -434,10 +442,10 @@ impl LiveQueue {
         if self.ring.waits {
             return Ok(false);
         }
-        self.open().ring.arm_kicks()
+        self.begin_batch().ring.arm_kicks()
     }
 
-    /// Whether there seems to be something available; see [`Queue::has_available`]. Opens no door: it only reads the ring.
+    /// Whether there seems to be something available; see [`Queue::has_available`]. Opens no guard: it only reads the ring.
     #[must_use]
     pub fn has_available(&self) -> bool {
         !self.ring.waits && self.ring.queue.has_available()
@@ -467,9 +475,9 @@ impl ParkedQueue {
     ///
     /// # Errors
     /// The position is impossible, or contradicts the ring.
-    pub fn resume(self, state: State) -> Result<LiveQueue, StartError> {
-        let live = LiveQueue::activate(self.config, self.areas, self.memory, Some(state), None)?;
-        Ok(LiveQueue { gate: self.gate, ..live })
+    pub fn resume(self, state: State) -> Result<MappedQueue, StartError> {
+        let live = MappedQueue::activate(self.config, self.areas, self.memory, Some(state), None)?;
+        Ok(MappedQueue { gate: self.gate, ..live })
     }
 }
 
@@ -495,15 +503,15 @@ mod tests {
         QueueAddresses { size: 16, desc: BASE, driver: BASE + 0x1000, device: BASE + 0x2000 }
     }
 
-    fn start(addresses: QueueAddresses) -> Result<LiveQueue, StartError> {
-        LiveQueue::start(addresses, 64, feature::VERSION_1, memory().handle())
+    fn start(addresses: QueueAddresses) -> Result<MappedQueue, StartError> {
+        MappedQueue::start(addresses, 64, feature::VERSION_1, memory().handle())
     }
 
     #[test]
     fn a_good_queue_starts_and_outlives_the_machines_memory() {
         let mut queue = start(good()).unwrap();
         // `memory()` has been dropped; the rings are still there.
-        let Open { ring, batch, memory } = queue.open();
+        let QueueBatch { ring, batch, memory } = queue.begin_batch();
         assert_eq!(ring.size(), 16);
         assert_eq!(ring.pop(batch, &memory), Ok(0));
         assert_eq!(ring.publish(), Ok(false));
@@ -516,7 +524,7 @@ mod tests {
     #[test]
     fn a_queue_rests_and_goes_on_where_it_is_told() {
         let memory = memory();
-        let started = LiveQueue::start(good(), 64, feature::VERSION_1, memory.handle()).unwrap();
+        let started = MappedQueue::start(good(), 64, feature::VERSION_1, memory.handle()).unwrap();
         let parked = started.park().unwrap();
         assert_eq!(parked.state(), State::Split { avail: 0 });
         // The whole of the used ring and the event index behind it.
@@ -524,13 +532,13 @@ mod tests {
         // As if another had served four buffers.
         let mut handle = memory.handle();
         for at in [BASE + 0x1002, BASE + 0x2002] {
-            handle.open().write_obj(at, &4_u16, Access::WRITE).unwrap();
+            handle.enter().write_obj(at, &4_u16, Access::WRITE).unwrap();
         }
         let resumed = parked.resume(State::Split { avail: 4 }).unwrap();
         assert_eq!(resumed.park().unwrap().state(), State::Split { avail: 4 });
         // A position that the ring does not show is not believed.
         let resumed =
-            LiveQueue::resume(good(), 64, feature::VERSION_1, memory.handle(), State::Split { avail: 9 });
+            MappedQueue::resume(good(), 64, feature::VERSION_1, memory.handle(), State::Split { avail: 9 });
         assert!(matches!(resumed, Err(StartError::State(_))), "{resumed:?}");
     }
 

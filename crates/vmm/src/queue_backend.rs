@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!             kick eventfd (the queue's notifier, grabbed)
-//!   driver ------------------------------------------------> QueueOwner
+//!   driver ------------------------------------------------> QueueBackend
 //!      ^                                                        |
 //!      '--- Interrupts <--- Relay <--- call eventfd ------------'
 //! ```
@@ -21,7 +21,7 @@ use paravane_spec::queue::QueueAddresses;
 use std::io;
 
 /// Serves one queue in our place.
-pub(crate) trait QueueOwner: Send {
+pub(crate) trait QueueBackend: Send {
     /// Takes the queue, and serves it from now on. What was available before, it finds without a kick.
     ///
     /// # Errors

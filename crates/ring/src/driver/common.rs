@@ -1,4 +1,4 @@
-//! The driver's books: what its side of a queue knows in private memory, whatever the layout.
+//! The driver's common: what its side of a queue knows in private memory, whatever the layout.
 //!
 //! ```text
 //!   add ---> next_avail ---- publish ---> published        (what comes back is each layout's own affair)
@@ -6,21 +6,21 @@
 use super::memory::Memory;
 use super::poll::Counting;
 use super::shadow::{InOrder, Shadow};
-use super::{Layout, Used};
+use super::{DriverConfig, Used};
 use crate::{DmaArea, QueueError};
 
 /// What is the same in both layouts. The positions count in 64 bits, entries of the rings (split) or descriptors
 /// (packed).
 ///
-/// Invariant, made by [`Books::open`] and relied on by every access to the shadow: `mask` is one less than the size,
+/// Invariant, made by [`DriverState::open`] and relied on by every access to the shadow: `mask` is one less than the size,
 /// which is a power of two; the shadow has `size` entries, and every identifier in it is below `size`.
 #[derive(Debug)]
-pub(crate) struct Books<C> {
+pub(crate) struct DriverState<C> {
     pub(crate) mask: u16,
     pub(crate) event_idx: bool,
     pub(crate) in_order: bool,
     /// Whether the device knows that no interrupts are wanted.
-    pub(crate) notifications_off: bool,
+    pub(crate) interrupts_off: bool,
     pub(crate) shadow: Shadow,
     /// The next one to make available.
     pub(crate) next_avail: u64,
@@ -33,20 +33,20 @@ pub(crate) struct Books<C> {
     /// From here on the device was not asked whether it wants a kick; 2^64 - 1 if it was.
     unasked: u64,
     error: Option<QueueError>,
-    /// Where it all began.
+    /// View it all began.
     start: u64,
     memory: DmaArea,
 }
 
-impl<C: Counting> Books<C> {
+impl<C: Counting> DriverState<C> {
     /// Nothing in flight, everything before `start` used.
-    pub(super) fn open(layout: &Layout, memory: &Memory, start: u16) -> Self {
+    pub(super) fn open(layout: &DriverConfig, memory: &Memory, start: u16) -> Self {
         let start = u64::from(start);
         Self {
             mask: layout.size - 1,
             event_idx: layout.event_idx,
             in_order: layout.in_order,
-            notifications_off: false,
+            interrupts_off: false,
             shadow: Shadow::new(layout.size),
             next_avail: start,
             published: start,
@@ -71,7 +71,7 @@ impl<C: Counting> Books<C> {
         self.error
     }
 
-    /// Where both rings began.
+    /// View both rings began.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }

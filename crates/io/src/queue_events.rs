@@ -2,7 +2,7 @@
 use paravane_device::ServeError;
 
 /// Told by I/O threads what a queue's driver has to know. One for a device, and its queues may be on several threads.
-pub trait Site: Send + Sync {
+pub trait QueueEvents: Send + Sync {
     /// Used buffers of `queue` were published, and the driver wants an interrupt. Called once a batch at most, on the way of
     /// every request.
     fn used_buffer(&self, queue: u16);

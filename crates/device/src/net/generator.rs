@@ -11,19 +11,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Where a frame's number lies: 64 bits, little endian.
 const NUMBER_AT: usize = ETH_HEADER;
 
-/// Most frames that a spout has ready, and bytes in them unless they are very long: what the nearest cache holds.
+/// Most frames that a source has ready, and bytes in them unless they are very long: what the nearest cache holds.
 const MOST: usize = 64;
 const STORAGE: usize = 16 << 10;
 
 /// A back end that swallows and spouts.
 #[derive(Debug)]
-pub struct Hose {
+pub struct Generator {
     pairs: u16,
     frames: u64,
     len: usize,
 }
 
-impl Hose {
+impl Generator {
     /// Sends `frames` frames of `len` bytes on each pair, which is from 22 to the length of the longest frame.
     ///
     /// # Errors
@@ -38,9 +38,9 @@ impl Hose {
     }
 }
 
-impl BackEnd for Hose {
-    type Sender = Drain;
-    type Receiver = Spout;
+impl BackEnd for Generator {
+    type Sender = Sink;
+    type Receiver = Source;
 
     fn pairs(&self) -> u16 {
         self.pairs
@@ -62,28 +62,28 @@ impl BackEnd for Hose {
         Ok(())
     }
 
-    fn sender(&self, _pair: u16) -> io::Result<Drain> {
-        Ok(Drain { bytes: vec![0; MAX_FRAME].into_boxed_slice() })
+    fn sender(&self, _pair: u16) -> io::Result<Sink> {
+        Ok(Sink { bytes: vec![0; MAX_FRAME].into_boxed_slice() })
     }
 
-    fn receiver(&self, _pair: u16) -> io::Result<Spout> {
+    fn receiver(&self, _pair: u16) -> io::Result<Source> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let count = (STORAGE / self.len).clamp(2, MOST);
         let frames: Box<[Box<[u8]>]> =
             (0..count).map(|_| (0..self.len).map(|at| at as u8).collect()).collect();
-        let mut spout = Spout { left: self.frames, number: 0, frames, at: 0, at_hand: 0, idle };
-        (0..count).for_each(|at| spout.write_number(at, at as u64));
-        Ok(spout)
+        let mut source = Source { left: self.frames, number: 0, frames, at: 0, at_hand: 0, idle };
+        (0..count).for_each(|at| source.write_number(at, at as u64));
+        Ok(source)
     }
 }
 
 /// Swallows frames, having copied them as a network would.
 #[derive(Debug)]
-pub struct Drain {
+pub struct Sink {
     bytes: Box<[u8]>,
 }
 
-impl Sender for Drain {
+impl Sender for Sink {
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
         frame.copy_to(&mut self.bytes[..frame.len])?;
         Ok(Sent::Sent)
@@ -92,7 +92,7 @@ impl Sender for Drain {
 
 /// Spouts frames.
 #[derive(Debug)]
-pub struct Spout {
+pub struct Source {
     left: u64,
     /// That of the first frame at hand.
     number: u64,
@@ -107,7 +107,7 @@ pub struct Spout {
     idle: OwnedFd,
 }
 
-impl Spout {
+impl Source {
     /// Where number `number` of the frames at hand is.
     #[inline(always)]
     fn place(&self, number: usize) -> usize {
@@ -120,7 +120,7 @@ impl Spout {
     }
 }
 
-impl Receiver for Spout {
+impl Receiver for Source {
     fn fetch(&mut self, most: usize) -> io::Result<usize> {
         self.at_hand = usize::try_from(self.left).unwrap_or(usize::MAX).min(most).min(self.frames.len());
         Ok(self.at_hand)
