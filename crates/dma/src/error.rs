@@ -5,6 +5,7 @@ use thiserror::Error;
 
 /// An access that failed. Bytes before the failing one may have been transferred; `done` says how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum DmaError {
     /// {addr:#x}: no memory there ({len} bytes wanted, {done} done)
     #[error("{addr:#x}: no memory there ({len} bytes wanted, {done} done)")]
@@ -124,6 +125,7 @@ impl DmaError {
 
 /// Why no more can be mapped for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum QuotaError {
     /// One client has too much.
     #[error(
@@ -188,6 +190,7 @@ impl std::fmt::Display for Bytes {
 
 /// Why guest memory could not be made or arranged.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum MemoryError {
     /// The limits on what clients may have mapped.
     #[error("cannot map {0}")]
@@ -255,6 +258,7 @@ pub enum MemoryError {
 
 /// What a holder is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BusyWith {
     /// A batch: its guard is open.
     Batch,
@@ -290,6 +294,7 @@ pub struct Busy {
 
 /// Why a domain was not changed, or not yet.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum DomainError {
     /// {size} bytes at {addr:#x}: address and size must be multiples of 4096, and the size not 0
     #[error("{size} bytes at {addr:#x}: address and size must be multiples of 4096, and the size not 0")]
@@ -329,6 +334,7 @@ pub enum DomainError {
 
 /// Why a dirty log cannot be made or used so.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum LogError {
     /// The limits on what clients may have mapped.
     #[error("cannot map {0}")]

@@ -5,17 +5,20 @@ use crate::{Alarm, HostSlice, MemoryError, copy};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use thiserror::Error;
 
 /// From this length on a piece is not expected to be read again soon: it goes past the caches, and takes nothing else out of them.
 /// 128 KiB take 5.5 µs so, and 8 otherwise.
 const FAR: usize = 64 << 10;
 
 /// Why a piece was not written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NotWritten {
-    /// It does not fit where it is to go.
+    /// The piece ends past the end of the mapping.
+    #[error("the range is outside the mapped file")]
     Outside,
-    /// It has been taken away.
+    /// The file was truncated while it was mapped.
+    #[error("the mapped file was truncated")]
     Lost,
 }
 

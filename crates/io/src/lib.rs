@@ -102,6 +102,18 @@ pub struct NotPutOn {
     pub source: io::Error,
 }
 
+impl std::fmt::Display for NotPutOn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot put the queue on its I/O thread: {}", self.source)
+    }
+}
+
+impl std::error::Error for NotPutOn {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
 impl NotPutOn {
     fn ended(queue: Option<Box<HostQueue>>) -> Self {
         Self { queue, source: io::Error::other("the I/O thread has ended") }

@@ -43,6 +43,7 @@ const REST: Duration = Duration::from_millis(200);
 
 /// What to export.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ExportConfig {
     /// What it is called in logs and in its status.
     pub name: String,
@@ -83,6 +84,7 @@ impl ExportConfig {
 
 /// Why a device cannot be exported.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ExportError {
     /// {path}: another server listens there
     #[error("{}: another server listens there", path.display())]
@@ -110,13 +112,17 @@ pub enum ExportError {
     /// cannot start a thread: {0}
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
+    /// A thread of the export panicked, see [`Export::join`].
+    #[error("the device has failed: {0}")]
+    Failed(String),
 }
 
 /// A device that is exported. Stops when it is dropped.
 #[derive(Debug)]
 pub struct Export {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// `None`: it has been joined.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the export's thread and its owner both have.
@@ -219,7 +225,7 @@ impl Export {
                 }
             })
             .map_err(ExportError::Thread)?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// What it is doing.
@@ -277,10 +283,29 @@ impl Export {
         self.quit();
     }
 
+    /// Waits until the export has ended: another thread has called [`Export::begin_stop`], or a thread of the export has
+    /// panicked.
+    ///
+    /// # Errors
+    /// [`ExportError::Failed`] with the message of the panic.
+    pub fn join(&self) -> Result<(), ExportError> {
+        // Others that join wait for the lock meanwhile.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take()
+            && thread.join().is_err()
+        {
+            self.shared.fail("the thread of the export panicked");
+        }
+        match self.status().failed {
+            Some(message) => Err(ExportError::Failed(message)),
+            None => Ok(()),
+        }
+    }
+
     fn quit(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
         self.begin_stop();
-        if thread.join().is_err() {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread of an export panicked");
         }
     }

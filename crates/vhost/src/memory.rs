@@ -25,6 +25,7 @@ const PAGE: u64 = 4096;
 
 /// Why memory cannot be shared so.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TableError {
     /// a region of {size:#x} bytes at {addr:#x} wraps around the end of the address space, or is empty
     #[error(

@@ -24,6 +24,7 @@ pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
 
 /// Why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum MessageError {
     /// a message of version {0}
     #[error("a message of version {0}")]

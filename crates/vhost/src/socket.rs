@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a connection cannot go on.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum SocketError {
     /// {0}
     #[error(transparent)]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueueStatus {
     /// It is being served.
     pub live: bool,
@@ -32,6 +33,7 @@ pub struct QueueStatus {
 
 /// An export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExportStatus {
     /// Its name.
     pub name: String,

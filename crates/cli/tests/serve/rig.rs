@@ -88,26 +88,26 @@ impl Rig {
         let device = &report["devices"][0];
         let number = |value: &Value| value.as_u64().unwrap();
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let queue = |queue: &Value| QueueStatus {
-            live: queue["live"].as_bool().unwrap(),
-            enabled: queue["enabled"].as_bool().unwrap(),
-            size: number(&queue["size"]) as u16,
-            kicks: number(&queue["kicks"]),
-            taken: number(&queue["taken"]),
-            completed: number(&queue["completed"]),
-            interrupts: number(&queue["interrupts"]),
-            error: text(&queue["error"]),
-            ..QueueStatus::default()
+        let queue = |queue: &Value| {
+            let mut status = QueueStatus::default();
+            status.live = queue["live"].as_bool().unwrap();
+            status.enabled = queue["enabled"].as_bool().unwrap();
+            status.size = number(&queue["size"]) as u16;
+            status.kicks = number(&queue["kicks"]);
+            status.taken = number(&queue["taken"]);
+            status.completed = number(&queue["completed"]);
+            status.interrupts = number(&queue["interrupts"]);
+            status.error = text(&queue["error"]);
+            status
         };
-        ExportStatus {
-            connected: device["connected"].as_bool().unwrap(),
-            sessions: number(&device["sessions"]),
-            queues: device["queues"].as_array().unwrap().iter().map(queue).collect(),
-            refused_translations: number(&device["refused_translations"]),
-            protocol_errors: number(&device["protocol_errors"]),
-            last_error: text(&device["last_error"]),
-            ..ExportStatus::default()
-        }
+        let mut status = ExportStatus::default();
+        status.connected = device["connected"].as_bool().unwrap();
+        status.sessions = number(&device["sessions"]);
+        status.queues = device["queues"].as_array().unwrap().iter().map(queue).collect();
+        status.refused_translations = number(&device["refused_translations"]);
+        status.protocol_errors = number(&device["protocol_errors"]);
+        status.last_error = text(&device["last_error"]);
+        status
     }
 
     /// Waits until the status is as `wanted`.

@@ -17,6 +17,7 @@ const BACKLOG: i32 = 16;
 
 /// Where clients come from.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Endpoint {
     /// Listen on a socket of this path. The file is ours: it is made, and removed in the end.
     Listen(PathBuf),

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 /// Why a session cannot go on.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum SessionError {
     /// {0}
     #[error(transparent)]

@@ -116,7 +116,8 @@ fn faulty(folder: &Path) -> (Fuse, Export) {
     let (fuse, config) = (Fuse::default(), BlkConfig { queues: 2, ..BlkConfig::new(image) });
     let disk = Faulty { disk: Blk::open(config).unwrap(), fuse: fuse.clone() };
     let endpoint = Endpoint::Listen(folder.join("faulty.sock"));
-    let config = ExportConfig { workers: 2, ..ExportConfig::new("faulty", endpoint) };
+    let mut config = ExportConfig::new("faulty", endpoint);
+    config.workers = 2;
     (fuse, Export::start(config, Box::new(disk)).unwrap())
 }
 

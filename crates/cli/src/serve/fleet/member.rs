@@ -67,15 +67,13 @@ impl Member {
                     paravane_vhost::Endpoint::Listener(listener.try_clone()?)
                 }
             };
-            let config = ExportConfig {
-                workers: spec.workers.into(),
-                longest_poll: spec.longest_poll,
-                packed: spec.packed,
-                in_order: matches!(spec.kind, Kind::Net(_)),
-                quota,
-                ended: Some(Arc::clone(ended)),
-                ..ExportConfig::new(name.clone(), endpoint)
-            };
+            let mut config = ExportConfig::new(name.clone(), endpoint);
+            config.workers = spec.workers.into();
+            config.longest_poll = spec.longest_poll;
+            config.packed = spec.packed;
+            config.in_order = matches!(spec.kind, Kind::Net(_));
+            config.quota = quota;
+            config.ended = Some(Arc::clone(ended));
             Ok::<_, anyhow::Error>(Export::start(config, device)?)
         };
         let export = started().with_context(|| format!("device {name}"))?;
