@@ -27,8 +27,8 @@ impl IoEventFds for KvmIoEventFds {
     fn assign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError> {
         let at = IoEventAddress::Mmio(addr);
         match datamatch {
-            Some(value) => self.vm.register_ioevent(notifier.event(), &at, value),
-            None => self.vm.register_ioevent(notifier.event(), &at, NoDatamatch),
+            Some(value) => self.vm.register_ioevent(&notifier.event(), &at, value),
+            None => self.vm.register_ioevent(&notifier.event(), &at, NoDatamatch),
         }
         .map_err(|e| NotifyError::Os { what: "register an ioeventfd", source: e.into() })
     }
@@ -36,8 +36,8 @@ impl IoEventFds for KvmIoEventFds {
     fn deassign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError> {
         let at = IoEventAddress::Mmio(addr);
         match datamatch {
-            Some(value) => self.vm.unregister_ioevent(notifier.event(), &at, value),
-            None => self.vm.unregister_ioevent(notifier.event(), &at, NoDatamatch),
+            Some(value) => self.vm.unregister_ioevent(&notifier.event(), &at, value),
+            None => self.vm.unregister_ioevent(&notifier.event(), &at, NoDatamatch),
         }
         .map_err(|e| NotifyError::Os { what: "remove an ioeventfd", source: e.into() })
     }
@@ -58,7 +58,7 @@ impl KvmIrqfd {
     /// The VM has no interrupt controller, or the host refuses.
     pub fn new(vm: &VmFd, gsi: u32) -> Result<Self, NotifyError> {
         let notifier = Notifier::new(false)?;
-        vm.register_irqfd(notifier.event(), gsi)
+        vm.register_irqfd(&notifier.event(), gsi)
             .map_err(|e| NotifyError::Os { what: "register an irqfd", source: e.into() })?;
         Ok(Self { notifier })
     }

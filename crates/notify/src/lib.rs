@@ -7,9 +7,12 @@
 //!                                  '-> MsiTable (message, mask, pending) -> MsiSink (irqfd with a route,
 //!                                                                            KVM_SIGNAL_MSI) ----> vCPU
 //! ```
+//! Feature `kvm` adds ioeventfd, irqfd and MSI on a VM of the crate kvm-ioctls. Without it an embedder implements
+//! [`IoEventFds`], [`InterruptSink`] and [`msi::MsiController`].
 mod batch_delay;
 mod host;
 mod interrupts;
+#[cfg(feature = "kvm")]
 mod kvm;
 mod limit;
 mod line;
@@ -21,9 +24,12 @@ mod sync;
 pub use batch_delay::BatchDelay;
 pub use host::{HostNotifier, Kick, NotifierState};
 pub use interrupts::Interrupts;
+#[cfg(feature = "kvm")]
 pub use kvm::{KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes};
 pub use limit::LimitedIoEventFds;
 pub use line::{InterruptLine, InterruptSink};
+#[cfg(feature = "kvm")]
+pub use notifier::BorrowedEventFd;
 pub use notifier::Notifier;
 pub use poll::PollWindow;
 
@@ -31,6 +37,7 @@ use thiserror::Error;
 
 /// Why a notification path could not be set up or used.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum NotifyError {
     /// cannot {what}: {source}
     #[error("cannot {what}: {source}")]

@@ -1,9 +1,11 @@
 //! An eventfd that one side signals and one owner waits on.
 use crate::NotifyError;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-#[cfg(not(loom))]
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+#[cfg(feature = "kvm")]
+use std::{marker::PhantomData, mem::ManuallyDrop, ops::Deref, os::fd::FromRawFd};
+#[cfg(feature = "kvm")]
+use vmm_sys_util::eventfd::EventFd;
 
 /// An eventfd, non-blocking. Signals collapse: a test takes all of them at once.
 ///
@@ -11,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// the take. (The kernel changes and tests the count under one lock.)
 #[derive(Debug)]
 pub struct Notifier {
-    event: EventFd,
+    event: OwnedFd,
     /// The model checker cannot look into the kernel, so there the count is its own.
     #[cfg(loom)]
     count: std::sync::Arc<loom::sync::atomic::AtomicU64>,
@@ -24,8 +26,8 @@ impl Notifier {
     /// # Errors
     /// The process has no file descriptors left.
     pub fn new(signalled: bool) -> Result<Self, NotifyError> {
-        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
-            .map_err(|source| NotifyError::Os { what: "create an eventfd", source })?;
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|error| NotifyError::Os { what: "create an eventfd", source: error.into() })?;
         let notifier = Self {
             event,
             #[cfg(loom)]
@@ -62,7 +64,7 @@ impl Notifier {
         }
         // The only way that this fails is a count that is full (EAGAIN), and then the owner has been signalled.
         #[cfg(not(loom))]
-        let _ = self.event.write(1);
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
     /// Takes all signals: their number, 0 if there was none. Never blocks.
@@ -73,14 +75,40 @@ impl Notifier {
             // Acquire: pairs with the Release in `signal`, as in the kernel.
             self.count.swap(0, std::sync::atomic::Ordering::Acquire)
         }
-        // The only way that this fails is that there is no signal (EAGAIN).
         #[cfg(not(loom))]
-        self.event.read().unwrap_or(0)
+        {
+            let mut count = [0; 8];
+            // The only way that this fails is that there is no signal (EAGAIN).
+            match rustix::io::read(&self.event, &mut count) {
+                Ok(_) => u64::from_ne_bytes(count),
+                Err(_) => 0,
+            }
+        }
     }
 
-    /// What kvm-ioctls and vhost take.
+    /// The eventfd as the crates kvm-ioctls and vhost take it.
+    #[cfg(feature = "kvm")]
     #[must_use]
-    pub fn event(&self) -> &EventFd {
+    pub fn event(&self) -> BorrowedEventFd<'_> {
+        // SAFETY: the descriptor is open as long as `self`, which the result borrows, and the result does not close it.
+        let event = unsafe { EventFd::from_raw_fd(self.event.as_raw_fd()) };
+        BorrowedEventFd { event: ManuallyDrop::new(event), notifier: PhantomData }
+    }
+}
+
+/// A notifier's eventfd as the type of the crate vmm-sys-util.
+#[cfg(feature = "kvm")]
+#[derive(Debug)]
+pub struct BorrowedEventFd<'a> {
+    event: ManuallyDrop<EventFd>,
+    notifier: PhantomData<&'a Notifier>,
+}
+
+#[cfg(feature = "kvm")]
+impl Deref for BorrowedEventFd<'_> {
+    type Target = EventFd;
+
+    fn deref(&self) -> &EventFd {
         &self.event
     }
 }
@@ -88,16 +116,14 @@ impl Notifier {
 #[cfg(not(loom))]
 impl From<OwnedFd> for Notifier {
     /// An eventfd from another process, which must be non-blocking.
-    fn from(fd: OwnedFd) -> Self {
-        // SAFETY: the descriptor is open and ours, and from here on the event's.
-        Self { event: unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) } }
+    fn from(event: OwnedFd) -> Self {
+        Self { event }
     }
 }
 
 impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the eventfd is open as long as `self`, which the result borrows.
-        unsafe { BorrowedFd::borrow_raw(self.event.as_raw_fd()) }
+        self.event.as_fd()
     }
 }
 

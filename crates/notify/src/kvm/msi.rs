@@ -23,6 +23,7 @@ const MOST_GSIS: u32 = 4096;
 
 /// How messages reach KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KvmMsiDelivery {
     /// By an eventfd with a route.
     Irqfd,
@@ -140,7 +141,7 @@ impl RoutedIrqfd {
         let notifier = Notifier::new(false)?;
         let gsi = routes.allocate()?;
         // Before it has a route a signal goes nowhere.
-        if let Err(error) = routes.vm.register_irqfd(notifier.event(), gsi) {
+        if let Err(error) = routes.vm.register_irqfd(&notifier.event(), gsi) {
             routes.free(gsi);
             return Err(NotifyError::Os { what: "register an irqfd", source: error.into() });
         }
@@ -167,7 +168,7 @@ impl Drop for RoutedIrqfd {
     fn drop(&mut self) {
         // KVM waits for a delivery that is under way, so the GSI is free afterwards. Nobody is left to be told
         // of a refusal, and closing the eventfd ends it as well.
-        let _ = self.routes.vm.unregister_irqfd(self.notifier.event(), self.gsi);
+        let _ = self.routes.vm.unregister_irqfd(&self.notifier.event(), self.gsi);
         self.routes.free(self.gsi);
     }
 }

@@ -61,9 +61,9 @@ impl QueueBackend for VhostNet {
         net.set_vring_num(index, loan.addresses.size).map_err(refused("SET_VRING_NUM"))?;
         net.set_vring_base(index, base).map_err(refused("SET_VRING_BASE"))?;
         net.set_vring_addr(index, &rings(loan)).map_err(refused("SET_VRING_ADDR"))?;
-        net.set_vring_err(index, loan.error.event()).map_err(refused("SET_VRING_ERR"))?;
-        net.set_vring_call(index, loan.call.event()).map_err(refused("SET_VRING_CALL"))?;
-        net.set_vring_kick(index, loan.kick.event()).map_err(refused("SET_VRING_KICK"))?;
+        net.set_vring_err(index, &loan.error.event()).map_err(refused("SET_VRING_ERR"))?;
+        net.set_vring_call(index, &loan.call.event()).map_err(refused("SET_VRING_CALL"))?;
+        net.set_vring_kick(index, &loan.kick.event()).map_err(refused("SET_VRING_KICK"))?;
         net.set_backend(index, Some(&tap)).map_err(refused("NET_SET_BACKEND"))?;
         // It may have tested the eventfd before it had a back end.
         loan.kick.signal();
