@@ -7,6 +7,8 @@ use std::env;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=link.ld");
+    // DEP_PARAVANE_GUEST_SOURCES of the vmm crate's build script.
+    println!("cargo::metadata=sources={}", env::var("CARGO_MANIFEST_DIR").unwrap_or_default());
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
     let freestanding = env::var_os("CARGO_FEATURE_IMAGE").is_some()
         && is("CARGO_CFG_PANIC", "abort")

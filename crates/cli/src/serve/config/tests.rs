@@ -225,11 +225,16 @@ fn no_part_of_a_file_makes_it_panic() {
     }
 }
 
-/// What packages and manuals show is taken.
+/// The examples of the package and the manual are valid.
 #[test]
 fn examples_are_in_order() {
-    let packaged = include_str!("../../../../../packaging/devices.toml");
-    assert!(parse(packaged).unwrap().devices.is_empty());
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !repository.join("docs").exists() {
+        // Tests of the published package have no examples.
+        return;
+    }
+    let packaged = std::fs::read_to_string(repository.join("packaging/devices.toml")).unwrap();
+    assert!(parse(&packaged).unwrap().devices.is_empty());
     // All that is commented out there, but for the words about it.
     let is_toml = |line: &&str| line.starts_with('[') || line.contains(" = ");
     let all: Vec<_> =
@@ -237,7 +242,7 @@ fn examples_are_in_order() {
     let config = parse(&all.join("\n")).unwrap();
     assert_eq!((config.devices.len(), config.daemon.user.as_deref()), (3, Some("libvirt-qemu")));
 
-    let manual = include_str!("../../../../../docs/serve.md");
+    let manual = std::fs::read_to_string(repository.join("docs/serve.md")).unwrap();
     let block = manual.lines().skip_while(|line| *line != "    [daemon]");
     let block: Vec<_> = block.take_while(|line| line.is_empty() || line.starts_with("    ")).collect();
     assert_eq!(parse(&block.join("\n")).unwrap().devices.len(), 3);
