@@ -1,0 +1,76 @@
+//! A vhost-user client's memory through the traits of the crate vm-memory.
+//!
+//! Takes one client and answers it until it shares its memory. Then the program reads a text at guest-physical address
+//! 0x1000 and writes it back at 0x3000, in capital letters, by the methods of `vm_memory::Bytes`. The write is in the dirty log,
+//! as a device's would be.
+//!
+//! ```sh
+//! cargo run --example vm_memory --features vm-memory -- /tmp/memory.sock
+//! ```
+use paravane::dma::interop::View;
+use paravane::dma::{DirtyLog, DirtyPages};
+use paravane::spec::feature;
+use paravane::vhost::MappingQuota;
+use paravane::vhost::memory::ClientMemory;
+use paravane::vhost::message::{Reply, Request};
+use paravane::vhost::socket::{Connection, Received};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+const TEXT: GuestAddress = GuestAddress(0x1000);
+const ANSWER: GuestAddress = GuestAddress(0x3000);
+const PAGE: u64 = 4096;
+
+type Error = Box<dyn std::error::Error>;
+
+/// Answers the client until it has shared its memory.
+fn shared_memory(connection: &mut Connection) -> Result<ClientMemory, Error> {
+    let mut memory = ClientMemory::new(MappingQuota::default())?;
+    loop {
+        match connection.receive()? {
+            Received::Closed => return Err("the client has closed the connection".into()),
+            Received::Nothing => std::thread::sleep(Duration::from_millis(1)),
+            Received::Message(header, fds) => match Request::decode(header, connection.payload(), fds)? {
+                Request::SetMemTable(regions) => {
+                    memory.publish(memory.with_all(regions)?)?;
+                    return Ok(memory);
+                }
+                Request::GetFeatures => {
+                    let (bytes, fd) = Reply::Number(feature::VERSION_1).encode(header.request);
+                    connection.send(&bytes, fd.as_ref().map(AsFd::as_fd))?;
+                }
+                // SET_OWNER, SET_FEATURES and others that have no answer.
+                _ => {}
+            },
+        }
+    }
+}
+
+fn main() -> Result<(), Error> {
+    let socket = std::env::args().nth(1).ok_or("usage: vm_memory SOCKET")?;
+    let (stream, _) = UnixListener::bind(socket)?.accept()?;
+    let mut connection = Connection::new(stream.into());
+    let client = shared_memory(&mut connection)?;
+
+    // From here on every write is marked.
+    let memory = client.memory();
+    memory.start_log(DirtyLog::new(memory.end(), PAGE)?, Duration::from_secs(1))?;
+
+    let view = View::new(memory)?;
+    for region in view.iter() {
+        println!("{:#x} bytes at {:#x}", region.len(), region.start_addr().0);
+    }
+    let mut text = [0; 32];
+    view.read_slice(&mut text, TEXT)?;
+    text.make_ascii_uppercase();
+    view.write_slice(&text, ANSWER)?;
+
+    let mut dirty = DirtyPages::new(0, memory.end(), PAGE)?;
+    if let Some(log) = memory.log() {
+        log.harvest(&mut dirty);
+    }
+    println!("dirty pages: {:?}", dirty.iter().collect::<Vec<_>>());
+    Ok(())
+}
