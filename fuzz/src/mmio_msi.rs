@@ -26,7 +26,7 @@ const QUEUES: [u16; 3] = [64, 0, 8];
 const CONFIGURATION: usize = QUEUES.len();
 const OFFERED: u64 = feature::VERSION_1 | feature::RING_RESET | msi::F_MSI | msi::F_NOTIFICATION;
 
-/// One source, as docs/virtio-mmio-msi.md says it is.
+/// One source, as docs/reference/virtio-mmio-msi.md says it is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
     message: Option<MsiMessage>,

@@ -2,7 +2,7 @@
 /*
  * virtio over MMIO with notification addresses and message-signalled interrupts.
  *
- * The numbers and the rules are those of docs/virtio-mmio-msi.md, beside the specification of virtio (1.4, section
+ * The numbers and the rules are those of docs/reference/virtio-mmio-msi.md, beside the specification of virtio (1.4, section
  * 4.2); section numbers without a name are the former's. A device that does not offer the extension is left to the
  * stock driver, virtio_mmio, as it was found.
  *

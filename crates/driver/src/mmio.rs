@@ -1,4 +1,4 @@
-//! The registers of virtio over MMIO, version 2 (section 4.2), and of our extension (docs/virtio-mmio-msi.md) where the
+//! The registers of virtio over MMIO, version 2 (section 4.2), and of our extension (docs/reference/virtio-mmio-msi.md) where the
 //! device offers it.
 //!
 //! ```text

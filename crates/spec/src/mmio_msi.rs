@@ -1,5 +1,5 @@
 //! Our extension of virtio over MMIO: message-signalled interrupts, and a notification address for every queue
-//! (docs/virtio-mmio-msi.md). All of its numbers are here, so that they can move: the specification reserves the
+//! (docs/reference/virtio-mmio-msi.md). All of its numbers are here, so that they can move: the specification reserves the
 //! feature bits for future extensions and leaves the registers unassigned (version 1.4).
 //!
 //! Offsets are in bytes; every register is 32 bits wide and must be accessed as such.

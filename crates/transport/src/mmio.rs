@@ -14,7 +14,7 @@
 //!   promises that the device does not look at the queue any more. The registers keep their values, the
 //!   positions start from 0 if it is made ready again.
 //! - **QueueReset** reads 1 while the reset is under way.
-//! - **Our extension** (docs/virtio-mmio-msi.md) is there if its feature bits are offered, and once the driver has
+//! - **Our extension** (docs/reference/virtio-mmio-msi.md) is there if its feature bits are offered, and once the driver has
 //!   accepted them: else its registers are none, and a driver of version 2 sees a plain device. The address of a
 //!   notification says which queue it is for, what is written there does not matter.
 mod msi;

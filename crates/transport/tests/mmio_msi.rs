@@ -1,4 +1,4 @@
-//! The extension of docs/virtio-mmio-msi.md: notification addresses and messages.
+//! The extension of docs/reference/virtio-mmio-msi.md: notification addresses and messages.
 mod rig;
 
 use paravane_spec::mmio_msi::{

@@ -63,7 +63,7 @@ pub enum TransportChoice {
     /// virtio-mmio, version 2.
     #[default]
     Mmio,
-    /// The same with messages and notification addresses (docs/virtio-mmio-msi.md).
+    /// The same with messages and notification addresses (docs/reference/virtio-mmio-msi.md).
     MmioMsi,
     /// virtio-pci with MSI-X.
     Pci,

@@ -1,4 +1,4 @@
-//! The registers of our MSI extension (docs/virtio-mmio-msi.md).
+//! The registers of our MSI extension (docs/reference/virtio-mmio-msi.md).
 //!
 //! ```text
 //!         ENABLE (before DRIVER_OK)                CONFIGURE

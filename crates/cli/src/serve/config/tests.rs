@@ -242,7 +242,7 @@ fn examples_are_in_order() {
     let config = parse(&all.join("\n")).unwrap();
     assert_eq!((config.devices.len(), config.daemon.user.as_deref()), (3, Some("libvirt-qemu")));
 
-    let manual = std::fs::read_to_string(repository.join("docs/serve.md")).unwrap();
+    let manual = std::fs::read_to_string(repository.join("docs/howto/many-devices.md")).unwrap();
     let block = manual.lines().skip_while(|line| *line != "    [daemon]");
     let block: Vec<_> = block.take_while(|line| line.is_empty() || line.starts_with("    ")).collect();
     assert_eq!(parse(&block.join("\n")).unwrap().devices.len(), 3);
