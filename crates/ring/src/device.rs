@@ -1,4 +1,5 @@
 //! The device's side of a queue, whatever its layout.
+use crate::device_ring::DeviceRing;
 use crate::packed;
 use crate::split::{self, avail_bytes, used_bytes};
 use crate::tracking::Tracking;
@@ -255,7 +256,7 @@ impl<O: Order> Queue<O> {
         if self.tracking.is_some() {
             return self.pop_tracked(batch, check);
         }
-        ring!(mut self, ring => ring.pop_by(batch, check))
+        ring!(mut self, ring => ring.pop_translated(batch, check))
     }
 
     /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is the

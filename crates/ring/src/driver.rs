@@ -6,19 +6,19 @@
 //!                                    v                                                       v
 //!                                  Poller: asks from anywhere           into_memory, after a reset
 //! ```
-pub(crate) mod common;
 pub(crate) mod memory;
 pub mod poll;
 pub(crate) mod shadow;
+pub(crate) mod state;
 
 use crate::order::Order;
 use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment, Smp, packed, split};
-use common::DriverState;
 use memory::Memory;
 use paravane_spec::feature;
 use paravane_spec::packed::EVENT_SIZE;
 use paravane_spec::queue::MAX_SIZE;
 use poll::{Counting, PollError, Poller, Position, RingView};
+use state::DriverState;
 
 pub use poll::PollToken;
 
@@ -133,9 +133,9 @@ macro_rules! either {
 }
 
 impl<O: Order, C: Counting> Ring<O, C> {
-    /// What does not depend on the layout.
-    fn common(&self) -> &DriverState<C> {
-        either!(self, ring => &ring.common)
+    /// The state that does not depend on the layout.
+    fn state(&self) -> &DriverState<C> {
+        either!(self, ring => &ring.state)
     }
 
     /// For pollers.
@@ -145,7 +145,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// For pollers.
     pub(crate) fn count(&mut self) -> &mut C {
-        either!(self, ring => &mut ring.common.count)
+        either!(self, ring => &mut ring.state.count)
     }
 }
 
@@ -181,11 +181,11 @@ impl<O: Order, C: Counting> Queue<O, C> {
             return Err(ConfigError::Features(feature::ORDER_PLATFORM));
         }
         let (memory, addresses) = Memory::take(&layout, memory)?;
-        let common = DriverState::open(&layout, &memory, start);
+        let state = DriverState::open(&layout, &memory, start);
         let ring = if layout.packed {
-            Ring::Packed(packed::driver::Ring::new(common, memory))
+            Ring::Packed(packed::driver::Ring::new(state, memory))
         } else {
-            Ring::Split(split::driver::Ring::new(common, memory))
+            Ring::Split(split::driver::Ring::new(state, memory))
         };
         Ok((Self { ring, ready: false }, addresses))
     }
@@ -202,7 +202,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
         if let Some(error) = self.error() {
             return Err(PollError::Stopped(error));
         }
-        if self.ready || self.ring.common().in_use() {
+        if self.ready || self.ring.state().in_use() {
             return Err(PollError::Ready);
         }
         Ok(Poller::new(&mut self.ring))
@@ -217,7 +217,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// queue can be laid out in it. Tokens of this one have news for ever, if the counting is [`Position`].
     #[must_use]
     pub fn into_memory(self) -> DmaArea {
-        self.ring.common().memory()
+        self.ring.state().memory()
     }
 
     /// Adds one buffer: segments that the device reads, then segments that it writes. The device sees it
@@ -240,7 +240,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     pub fn publish(&mut self) -> bool {
         either!(&mut self.ring, ring => match ring.publish() {
             Some(last) => {
-                let since = ring.common.ask(last);
+                let since = ring.state.ask(last);
                 ring.wants_kick(since)
             }
             None => self.wants_kick(),
@@ -256,7 +256,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     pub fn publish_unasked(&mut self) {
         either!(&mut self.ring, ring => {
             if let Some(last) = ring.publish() {
-                ring.common.postpone(last);
+                ring.state.postpone(last);
             }
         });
     }
@@ -267,7 +267,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// To ask takes a full barrier, which waits until the device could have seen what was published. That is most of
     /// what publishing costs when both sides are at work.
     pub fn wants_kick(&mut self) -> bool {
-        either!(&mut self.ring, ring => match ring.common.ask_late() {
+        either!(&mut self.ring, ring => match ring.state.ask_late() {
             Some(since) => ring.wants_kick(since),
             None => false,
         })
@@ -323,13 +323,13 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// The latched error.
     #[must_use]
     pub fn error(&self) -> Option<QueueError> {
-        self.ring.common().error()
+        self.ring.state().error()
     }
 
     /// Number of descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
-        self.ring.common().size()
+        self.ring.state().size()
     }
 
     /// Buffers added and not yet returned.

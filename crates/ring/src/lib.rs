@@ -134,7 +134,9 @@ extern crate alloc;
 
 mod area;
 mod batch;
+mod chain;
 pub mod device;
+mod device_ring;
 pub mod driver;
 mod error;
 pub mod event;
@@ -144,7 +146,6 @@ mod in_order;
 mod model_test;
 mod order;
 mod packed;
-mod pieces;
 mod split;
 mod state;
 mod tracking;

@@ -64,28 +64,27 @@ impl Descriptor {
         Self { addr, meta: meta(len, id, flags) }
     }
 
-    /// Length in bytes.
-    #[inline(always)]
-    pub(crate) fn len(self) -> u32 {
-        self.meta as u32
-    }
-
     /// Buffer identifier.
     #[inline(always)]
     pub(crate) fn id(self) -> u16 {
         (self.meta >> 32) as u16
     }
+}
 
-    /// Flags.
+impl crate::chain::Descriptor for Descriptor {
     #[inline(always)]
-    pub(crate) fn flags(self) -> u16 {
-        flags(self.meta)
+    fn addr(self) -> u64 {
+        self.addr
     }
 
-    /// Whether all of `flags` are set.
     #[inline(always)]
-    pub(crate) fn has(self, flags: u16) -> bool {
-        self.flags() & flags == flags
+    fn len(self) -> u32 {
+        self.meta as u32
+    }
+
+    #[inline(always)]
+    fn flags(self) -> u16 {
+        flags(self.meta)
     }
 }
 
@@ -214,6 +213,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chain::Descriptor as _;
 
     #[test]
     #[cfg_attr(miri, ignore = "arithmetic without unsafe code; takes the interpreter too long")]

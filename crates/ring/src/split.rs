@@ -46,27 +46,26 @@ impl Descriptor {
         Self { addr, meta: u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48 }
     }
 
-    /// Length in bytes.
-    #[inline(always)]
-    pub(crate) fn len(self) -> u32 {
-        self.meta as u32
-    }
-
-    /// Flags.
-    #[inline(always)]
-    pub(crate) fn flags(self) -> u16 {
-        (self.meta >> 32) as u16
-    }
-
     /// Index of the next descriptor, if the flags say that there is one.
     #[inline(always)]
     pub(crate) fn next(self) -> u16 {
         (self.meta >> 48) as u16
     }
+}
 
-    /// Whether all of `flags` are set.
+impl crate::chain::Descriptor for Descriptor {
     #[inline(always)]
-    pub(crate) fn has(self, flags: u16) -> bool {
-        self.flags() & flags == flags
+    fn addr(self) -> u64 {
+        self.addr
+    }
+
+    #[inline(always)]
+    fn len(self) -> u32 {
+        self.meta as u32
+    }
+
+    #[inline(always)]
+    fn flags(self) -> u16 {
+        (self.meta >> 32) as u16
     }
 }

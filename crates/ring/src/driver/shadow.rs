@@ -64,13 +64,22 @@ impl Shadow {
 
 /// A batch of buffers that the device has used in order, told of by the last one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct InOrder {
+pub(crate) struct OrderedBatch {
     /// Position behind the last buffer. There is no batch if we are there.
     pub(crate) end: u64,
     /// Length that the device gave, for the last buffer; those before it were used completely.
     pub(crate) len: u32,
     /// The buffer that comes back next.
     pub(crate) oldest: u16,
+}
+
+impl OrderedBatch {
+    /// Bytes written to the buffer that ends at position `end`. Buffers that the device has skipped count as used
+    /// completely (sections 2.7.9 and 2.8.9).
+    #[inline(always)]
+    pub(crate) fn written(&self, end: u64, writable: u32) -> u32 {
+        if end == self.end { self.len.min(writable) } else { writable }
+    }
 }
 
 /// The lengths of a buffer's segments, as they are written down.

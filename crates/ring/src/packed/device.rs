@@ -9,15 +9,17 @@
 //! The three positions chase each other around the ring, with no more than its size between the first and the
 //! last. A chain takes as many descriptors as the driver made of it, and its used descriptor stands for all of
 //! them: `next_used` moves on by that many.
-use super::chain::{Chains, Walked};
+use super::chain::{Tables, Walked};
 use super::cursor::Cursor;
 use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
-use crate::in_order::InOrder;
+use crate::chain::Descriptor as _;
+use crate::device_ring::DeviceRing;
+use crate::in_order::{Entry, InOrder};
 use crate::state::StateError;
 use crate::tracking::Saved;
-use crate::translation::{Fetched, TranslationCheck, walk_translated};
+use crate::translation::{TranslationCheck, walk_translated};
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -32,7 +34,7 @@ use paravane_spec::packed::{DESC_ADDR, DESC_F_WRITE, DESC_FLAGS, DESC_LEN, DESC_
 /// and as aligned as a queue of `size` descriptors needs.
 #[derive(Debug)]
 pub(crate) struct Ring<O> {
-    chains: Chains,
+    tables: Tables,
     /// The descriptor ring's end; see [`Cursor`].
     end: Cells,
     /// The driver's event suppression.
@@ -135,7 +137,7 @@ impl<O: Order> Ring<O> {
         let start = Cursor::new(start, size);
         Self {
             // SAFETY: the caller vouches for the ring's length.
-            chains: unsafe { Chains::new(desc.cells(), size, indirect) },
+            tables: unsafe { Tables::new(desc.cells(), size, indirect) },
             // SAFETY: the ring is that long.
             end: unsafe { desc.cells().offset(desc_bytes(size)) },
             driver: driver.cells(),
@@ -154,56 +156,6 @@ impl<O: Order> Ring<O> {
             in_order: in_order.then(|| Box::new(InOrder::new(size))),
             error: None,
             order: PhantomData,
-        }
-    }
-
-    /// See [`crate::device::Queue::pop`].
-    #[inline]
-    pub(crate) fn pop(
-        &mut self,
-        batch: &mut Batch,
-        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<usize, QueueError> {
-        batch.clear();
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        loop {
-            match self.pop_simple(batch) {
-                Stop::End => {}
-                Stop::Special if self.pop_chain(batch, &mut fetch)? => {}
-                Stop::Special | Stop::Empty => break,
-            }
-        }
-        self.note_order(batch);
-        Ok(batch.count())
-    }
-
-    /// See [`crate::device::Queue::pop_translated`].
-    pub(crate) fn pop_by<R: TranslationCheck>(
-        &mut self,
-        batch: &mut Batch,
-        check: &mut R,
-    ) -> Result<usize, QueueError> {
-        if !R::CHECKS {
-            return self.pop(batch, |addr, table| check.fetch(addr, table) == Fetched::Done);
-        }
-        batch.clear();
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        while batch.count() < batch.slots() && self.pop_translated(batch, check)? {}
-        self.note_order(batch);
-        Ok(batch.count())
-    }
-
-    /// With IN_ORDER, the order in which they were taken counts.
-    #[inline(always)]
-    fn note_order(&mut self, batch: &Batch) {
-        if let Some(order) = &mut self.in_order {
-            for chain in batch.chains() {
-                order.popped(chain.head, self.taken[usize::from(chain.head)], chain.writable_len());
-            }
         }
     }
 
@@ -272,81 +224,6 @@ impl<O: Order> Ring<O> {
         stop
     }
 
-    /// Takes the one chain at which the fast path stopped; `false` if there is none, or the batch has no room for it.
-    #[inline(never)]
-    fn pop_chain(
-        &mut self,
-        batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<bool, QueueError> {
-        let walked = self.walk_next(batch, fetch);
-        self.take(batch, walked)
-    }
-
-    /// As [`Ring::pop_chain`], of a chain that `reach` may say no of; then, too, it is not taken.
-    fn pop_translated(
-        &mut self,
-        batch: &mut Batch,
-        check: &mut impl TranslationCheck,
-    ) -> Result<bool, QueueError> {
-        let walked = walk_translated(batch, check, |batch, mut fetch| self.walk_next(batch, &mut fetch));
-        self.take(batch, walked)
-    }
-
-    /// Walks the next chain into the batch. `None`: there is none, or it has no room.
-    #[inline(always)]
-    fn walk_next(
-        &mut self,
-        batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<Option<Walked>, QueueError> {
-        let (size, room, next) = (self.size, self.room, self.next_avail);
-        let index = next.position(size).index(size);
-        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
-        let desc = unsafe { self.end.back(next.at()) };
-        // Acquire: as in the fast path.
-        // SAFETY: as above.
-        let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
-        O::after_acquire();
-        if !matches(flags(meta), next.available()) {
-            return Ok(None);
-        }
-        // SAFETY: as above.
-        let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
-        if room == 0 {
-            return Err(QueueError::Overrun { index, size });
-        }
-        let taken = &self.taken;
-        self.chains.walk(index, first, room, batch, fetch, |id| match taken.get(usize::from(id)) {
-            None => Err(QueueError::BufferId { id, size }),
-            Some(0) => Ok(()),
-            Some(_) => Err(QueueError::IdInFlight { id }),
-        })
-    }
-
-    /// Takes what was walked; `false` if that is nothing.
-    #[inline(always)]
-    fn take(
-        &mut self,
-        batch: &mut Batch,
-        walked: Result<Option<Walked>, QueueError>,
-    ) -> Result<bool, QueueError> {
-        match walked {
-            Ok(Some(walked)) => {
-                self.taken[usize::from(walked.id)] = walked.descriptors;
-                self.more += walked.descriptors - 1;
-                self.room -= walked.descriptors;
-                self.next_avail = self.next_avail.advance(walked.descriptors, self.size);
-                Ok(true)
-            }
-            Ok(None) => Ok(false),
-            Err(error) => {
-                batch.clear();
-                Err(self.latch(error))
-            }
-        }
-    }
-
     /// See [`crate::device::Queue::complete`].
     #[inline]
     pub(crate) fn complete(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
@@ -413,37 +290,29 @@ impl<O: Order> Ring<O> {
         self.end.expect_write(next.at(), chains.min(next.to_end()) * DESC_SIZE);
     }
 
-    /// Completes a chain, whatever it is.
+    /// Completes a chain of any length.
     #[inline(never)]
     fn complete_one(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
-        match self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take) {
+        match self.remove_places(id) {
             0 => Err(self.latch(QueueError::NotInFlight { id: id.into() })),
             places => {
-                self.more -= places - 1;
-                self.stage(id, written, places);
+                self.stage_places(id, written, places);
                 Ok(())
             }
         }
     }
 
-    /// Completes one in a queue with IN_ORDER.
-    #[inline(never)]
-    fn complete_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
-        let taken = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
-        let Some(order) = self.in_order.as_mut().filter(|_| taken != 0) else {
-            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
-        };
-        self.more -= taken - 1;
-        order.completed(id, written);
-        while let Some(entry) = self.in_order.as_mut().and_then(|order| order.stage()) {
-            self.stage(entry.id, entry.written, entry.places);
-        }
-        Ok(())
+    /// Removes a chain from those in flight, and returns the descriptors that it takes; 0 if it is not one of them.
+    #[inline(always)]
+    fn remove_places(&mut self, id: u16) -> u16 {
+        let places = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
+        self.more -= places.saturating_sub(1);
+        places
     }
 
     /// Writes the next used descriptor, or keeps it back if it is the first since the last publication. It stands
     /// for `id`, whose chain (or whose batch in order) takes `places` in the ring.
-    fn stage(&mut self, id: u16, written: u32, places: u16) {
+    fn stage_places(&mut self, id: u16, written: u32, places: u16) {
         let next = self.next_used;
         let word = used_meta(id, written, next.used());
         if next == self.published {
@@ -463,9 +332,7 @@ impl<O: Order> Ring<O> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        if let Some(entry) = self.in_order.as_mut().and_then(|order| order.flush()) {
-            self.stage(entry.id, entry.written, entry.places);
-        }
+        self.stage_last();
         let (old, new, size) = (self.published, self.next_used, self.size);
         if old == new {
             return Ok(false);
@@ -530,18 +397,6 @@ impl<O: Order> Ring<O> {
         self.error.is_none() && self.is_available()
     }
 
-    /// Latches the first error, and returns it.
-    #[cold]
-    pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
-        self.taken.fill(0);
-        *self.error.get_or_insert(error)
-    }
-
-    /// The latched error.
-    pub(crate) fn error(&self) -> Option<QueueError> {
-        self.error
-    }
-
     /// Number of descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.size
@@ -555,6 +410,104 @@ impl<O: Order> Ring<O> {
             // No more than the size.
             (None, None) => self.next_used.distance(self.next_avail, self.size) as u16 - self.more,
         }
+    }
+}
+
+impl<O: Order> DeviceRing for Ring<O> {
+    type Walked = Walked;
+
+    #[inline]
+    fn pop(
+        &mut self,
+        batch: &mut Batch,
+        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<usize, QueueError> {
+        batch.clear();
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        loop {
+            match self.pop_simple(batch) {
+                Stop::End => {}
+                Stop::Special if self.pop_chain(batch, &mut fetch)? => {}
+                Stop::Special | Stop::Empty => break,
+            }
+        }
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    fn limit(&mut self) -> Result<usize, QueueError> {
+        // Each descriptor says itself whether it is available.
+        Ok(usize::MAX)
+    }
+
+    #[inline(always)]
+    fn walk_next(
+        &mut self,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<Option<Walked>, QueueError> {
+        let (size, room, next) = (self.size, self.room, self.next_avail);
+        let index = next.position(size).index(size);
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let desc = unsafe { self.end.back(next.at()) };
+        // Acquire: as in the fast path.
+        // SAFETY: as above.
+        let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
+        O::after_acquire();
+        if !matches(flags(meta), next.available()) {
+            return Ok(None);
+        }
+        // SAFETY: as above.
+        let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
+        if room == 0 {
+            return Err(QueueError::Overrun { index, size });
+        }
+        let taken = &self.taken;
+        self.tables.walk(index, first, room, batch, fetch, |id| match taken.get(usize::from(id)) {
+            None => Err(QueueError::BufferId { id, size }),
+            Some(0) => Ok(()),
+            Some(_) => Err(QueueError::IdInFlight { id }),
+        })
+    }
+
+    #[inline(always)]
+    fn taken(&mut self, walked: Walked) {
+        self.taken[usize::from(walked.id)] = walked.descriptors;
+        self.more += walked.descriptors - 1;
+        self.room -= walked.descriptors;
+        self.next_avail = self.next_avail.advance(walked.descriptors, self.size);
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, id: u16) -> bool {
+        self.remove_places(id) != 0
+    }
+
+    fn stage(&mut self, entry: Entry) {
+        self.stage_places(entry.id, entry.written, entry.places);
+    }
+
+    #[inline(always)]
+    fn in_order(&mut self) -> Option<&mut InOrder> {
+        self.in_order.as_deref_mut()
+    }
+
+    #[inline(always)]
+    fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)> {
+        let taken = &self.taken;
+        Some((self.in_order.as_deref_mut()?, |id| taken[usize::from(id)]))
+    }
+
+    fn error(&self) -> Option<QueueError> {
+        self.error
+    }
+
+    #[cold]
+    fn latch(&mut self, error: QueueError) -> QueueError {
+        self.taken.fill(0);
+        *self.error.get_or_insert(error)
     }
 }
 
@@ -637,20 +590,12 @@ impl<O: Order> Ring<O> {
             batch.clear();
             return Err(error);
         }
-        let chains = &mut self.chains;
+        let tables = &mut self.tables;
         let walked = walk_translated(batch, check, |batch, mut fetch| {
-            Ok(chains.walk_saved(saved.id, &saved.descriptors, batch, &mut fetch)?.then_some(()))
+            Ok(tables.walk_saved(saved.id, &saved.descriptors, batch, &mut fetch)?.then_some(()))
         });
-        match walked {
-            Ok(Some(())) => {
-                self.taken[usize::from(saved.id)] = saved.descriptors.len() as u16;
-                Ok(true)
-            }
-            Ok(None) => Ok(false),
-            Err(error) => {
-                batch.clear();
-                Err(self.latch(error))
-            }
-        }
+        self.take(batch, walked, |ring, ()| {
+            ring.taken[usize::from(saved.id)] = saved.descriptors.len() as u16;
+        })
     }
 }

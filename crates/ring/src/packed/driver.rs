@@ -31,10 +31,11 @@
 //! the first; the others were used completely then.
 use super::{Descriptor, Event, Position, SWAP, available_flags, flags, matches, meta, used_flags};
 use crate::area::Cells;
-use crate::driver::common::{DriverState, take_each};
+use crate::chain::Descriptor as _;
 use crate::driver::memory::{Memory, Tables};
 use crate::driver::poll::{Counting, RingView};
 use crate::driver::shadow::{Pending, write_all};
+use crate::driver::state::{DriverState, take_each};
 use crate::driver::{BufferId, Full, Used};
 use crate::order::Order;
 use crate::{QueueError, Segment};
@@ -53,7 +54,7 @@ pub(crate) struct Ring<O, C> {
     device_event: Cells,
     pub(crate) tables: Tables,
     /// `published` is 0 in a latched queue.
-    pub(crate) common: DriverState<C>,
+    pub(crate) state: DriverState<C>,
     /// The identifier of the next buffer, if a descriptor is free: there are never more buffers than those.
     free_id: u16,
     /// Buffers added and not yet returned.
@@ -69,15 +70,15 @@ pub(crate) struct Ring<O, C> {
 
 impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::new`].
-    pub(crate) fn new(common: DriverState<C>, memory: Memory) -> Self {
+    pub(crate) fn new(state: DriverState<C>, memory: Memory) -> Self {
         let Memory { desc, driver, device, tables, .. } = memory;
-        let (start, size) = (common.start(), u64::from(common.size()));
+        let (start, size) = (state.start(), u64::from(state.size()));
         let ring = Self {
             desc,
             driver_event: driver,
             device_event: device,
             tables,
-            common,
+            state,
             free_id: 0,
             in_flight: 0,
             withheld: 0,
@@ -93,7 +94,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// Puts the ring into the state of one in which everything before `start` was used.
     fn mark_used(&self, start: u64) {
-        for position in start..start + u64::from(self.common.size()) {
+        for position in start..start + u64::from(self.state.size()) {
             // In the lap before that of `position`.
             let flags = used_flags(self.wrap(position)) ^ SWAP;
             // Relaxed: the device comes to know of the queue later, through the transport.
@@ -105,19 +106,19 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// The wrap counter at a position.
     #[inline(always)]
     fn wrap(&self, position: u64) -> bool {
-        position & u64::from(self.common.size()) == 0
+        position & u64::from(self.state.size()) == 0
     }
 
     /// Offset of the descriptor at a position.
     #[inline(always)]
     fn at(&self, position: u64) -> usize {
-        usize::from(position as u16 & self.common.mask) * DESC_SIZE
+        usize::from(position as u16 & self.state.mask) * DESC_SIZE
     }
 
     /// A position as the notification rules have it.
     #[inline(always)]
     fn position(&self, position: u64) -> Position {
-        Position::new(position as u16 & self.common.mask, self.wrap(position), self.common.size())
+        Position::new(position as u16 & self.state.mask, self.wrap(position), self.state.size())
     }
 
     /// See [`crate::driver::Queue::add`].
@@ -126,7 +127,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let count = readable.len() + writable.len();
         let in_table = self.tables.fit(count);
         let needed = if in_table { 1 } else { count };
-        let end = self.common.next_avail + needed as u64;
+        let end = self.state.next_avail + needed as u64;
         if end > self.limit && !self.reclaim(end) {
             return Err(Full { needed, free: self.free() });
         }
@@ -136,50 +137,50 @@ impl<O: Order, C: Counting> Ring<O, C> {
         } else {
             self.fill_descriptors(id, readable, writable, count)
         };
-        // Nothing can fail any more: into the common.
-        if self.common.next_avail == self.common.published {
+        // Nothing can fail from here on: update the private state.
+        if self.state.next_avail == self.state.published {
             self.withheld = first;
         }
         // SAFETY: `free_id` is below the size; see the invariant of `Ring`.
-        let pending = unsafe { self.common.shadow.get_mut(id) };
+        let pending = unsafe { self.state.shadow.get_mut(id) };
         self.free_id = pending.link;
         *pending = Pending {
             descriptors: needed as u16,
             link: pending.link,
             writable,
-            position: self.common.next_avail,
+            position: self.state.next_avail,
         };
         self.in_flight += 1;
-        self.common.next_avail = end;
+        self.state.next_avail = end;
         Ok(BufferId(id))
     }
 
     /// Lets the slots that were taken back be filled again, and says whether they reach up to `end`.
     #[inline(always)]
     fn reclaim(&mut self, end: u64) -> bool {
-        if self.common.error().is_some() {
+        if self.state.error().is_some() {
             return false;
         }
         // Before the first of them is filled: see `driver::poll`.
         self.tell();
-        self.limit = self.next_used + u64::from(self.common.size());
+        self.limit = self.next_used + u64::from(self.state.size());
         end <= self.limit
     }
 
     /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told them all.
     #[inline(always)]
     fn tell(&mut self) {
-        if self.common.error().is_none() {
+        if self.state.error().is_none() {
             // In order, all of the batch that we take back was used.
-            self.common.count.seen(self.common.batch.end.max(self.next_used));
+            self.state.count.seen(self.state.batch.end.max(self.next_used));
         }
     }
 
     /// Free descriptors.
     pub(crate) fn free(&self) -> usize {
-        match self.common.error() {
+        match self.state.error() {
             // No more than the size, so it fits.
-            None => (self.next_used + u64::from(self.common.size()) - self.common.next_avail) as usize,
+            None => (self.next_used + u64::from(self.state.size()) - self.state.next_avail) as usize,
             Some(_) => 0,
         }
     }
@@ -199,7 +200,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe {
             self.desc.store_u64(at, addr);
-            if position != self.common.published {
+            if position != self.state.published {
                 if C::REFILL == Release {
                     self.desc.store_u64_release(at + DESC_LEN, meta);
                 } else {
@@ -220,7 +221,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         writable: &[Segment],
         count: usize,
     ) -> (u32, u64) {
-        let (mut position, mut left, mut first) = (self.common.next_avail, count, 0);
+        let (mut position, mut left, mut first) = (self.state.next_avail, count, 0);
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
             left -= 1;
             let flags = if left == 0 { flag } else { flag | DESC_F_NEXT };
@@ -228,7 +229,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             // others.
             // SAFETY: `count` slots are free.
             let meta = unsafe { self.fill(position, id, segment, flags) };
-            if position == self.common.next_avail {
+            if position == self.state.next_avail {
                 first = meta;
             }
             position += 1;
@@ -253,14 +254,14 @@ impl<O: Order, C: Counting> Ring<O, C> {
             at += DESC_SIZE;
         });
         // SAFETY: the next slot is free, as one was asked for.
-        (writable, unsafe { self.fill(self.common.next_avail, id, &whole, DESC_F_INDIRECT) })
+        (writable, unsafe { self.fill(self.state.next_avail, id, &whole, DESC_F_INDIRECT) })
     }
 
     /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
-        let (old, new) = (self.common.published, self.common.next_avail);
-        if old == new || self.common.error().is_some() {
+        let (old, new) = (self.state.published, self.state.next_avail);
+        if old == new || self.state.error().is_some() {
             return None;
         }
         O::before_release();
@@ -268,7 +269,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // those after it, and tables. (And with a poller's, which then sees the count; see `driver::poll`.)
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         unsafe { self.desc.store_u64_release(self.at(old) + DESC_LEN, self.withheld) };
-        self.common.published = new;
+        self.state.published = new;
         Some(old)
     }
 
@@ -280,20 +281,20 @@ impl<O: Order, C: Counting> Ring<O, C> {
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.device_event.load_u32(0) };
-        let event = Event::decode(event, self.common.event_idx, self.common.size());
-        event.wants(self.position(self.common.published), self.position(old), self.common.size())
+        let event = Event::decode(event, self.state.event_idx, self.state.size());
+        event.wants(self.position(self.state.published), self.position(old), self.state.size())
     }
 
     /// See [`crate::driver::Queue::kick_data`].
     pub(crate) fn kick_data(&self) -> u16 {
-        let wrap = if self.wrap(self.common.published) { EVENT_WRAP } else { 0 };
-        self.common.published as u16 & self.common.mask | wrap
+        let wrap = if self.wrap(self.state.published) { EVENT_WRAP } else { 0 };
+        self.state.published as u16 & self.state.mask | wrap
     }
 
     /// See [`crate::driver::Queue::pop_used`].
     #[inline]
     pub(crate) fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
-        if self.common.in_order {
+        if self.state.in_order {
             return self.pop_in_order();
         }
         self.pop_any()
@@ -302,7 +303,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::take_used`].
     #[inline]
     pub(crate) fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
-        if !self.common.in_order {
+        if !self.state.in_order {
             return self.take_any(out);
         }
         take_each(out, || self.pop_in_order())
@@ -313,7 +314,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (desc, mask, published, lap) =
-            (self.desc, self.common.mask, self.common.published, u64::from(self.common.size()));
+            (self.desc, self.state.mask, self.state.published, u64::from(self.state.size()));
         let (mut next, mut free_id) = (self.next_used, self.free_id);
         let mut expected = used_flags(next & lap == 0);
         let (mut taken, mut wrong) = (0, None);
@@ -328,13 +329,13 @@ impl<O: Order, C: Counting> Ring<O, C> {
             O::after_acquire();
             let id = used.id();
             if id > mask {
-                wrong = Some(id);
+                wrong = Some(id.into());
                 break;
             }
             // SAFETY: it was just checked.
-            let pending = unsafe { self.common.shadow.get_mut(id) };
+            let pending = unsafe { self.state.shadow.get_mut(id) };
             if pending.position >= published {
-                wrong = Some(id);
+                wrong = Some(id.into());
                 break;
             }
             pending.position = Pending::NOWHERE;
@@ -348,26 +349,21 @@ impl<O: Order, C: Counting> Ring<O, C> {
             if (before ^ next) & lap != 0 {
                 expected ^= SWAP;
             }
-            self.common.count.taken(|| (before ^ next) & lap != 0);
+            self.state.count.taken(|| (before ^ next) & lap != 0);
         }
         (self.next_used, self.free_id) = (next, free_id);
         self.in_flight -= taken as u16;
-        match (taken, wrong.map(|id| self.unknown(id)).or(self.common.error())) {
+        match (taken, wrong.map(|id| self.unknown(id)).or(self.state.error())) {
             (0, Some(error)) => Err(error),
             // What has latched comes again.
             _ => Ok(taken),
         }
     }
 
-    /// Latches that the device has used what is not in flight.
+    /// Latches that the device has used a buffer that is not in flight.
     #[cold]
-    fn unknown(&mut self, id: u16) -> QueueError {
-        let size = self.common.size();
-        self.latch(if id < size {
-            QueueError::NotInFlight { id: id.into() }
-        } else {
-            QueueError::DescIndex { index: id.into(), size: size.into() }
-        })
+    fn unknown(&mut self, id: u32) -> QueueError {
+        self.latch(self.state.unknown(id))
     }
 
     /// The next used descriptor's second word, if there is one.
@@ -378,7 +374,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: the slot is below the size; see the invariant of `Ring`.
         let meta = unsafe { self.desc.load_u64_acquire(self.at(self.next_used) + DESC_LEN) };
         if !matches(flags(meta), used_flags(self.wrap(self.next_used))) {
-            return self.common.error().map_or(Ok(None), Err);
+            return self.state.error().map_or(Ok(None), Err);
         }
         O::after_acquire();
         Ok(Some(meta))
@@ -390,7 +386,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let Some(used) = self.used()? else { return Ok(None) };
         let (id, len) = self.check(used)?;
         // SAFETY: `check` has checked it.
-        let pending = unsafe { self.common.shadow.get_mut(id) };
+        let pending = unsafe { self.state.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
         pending.link = self.free_id;
@@ -401,27 +397,22 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// Takes the oldest buffer back, if it was used.
     fn pop_in_order(&mut self) -> Result<Option<Used>, QueueError> {
-        if self.common.batch.end == self.next_used {
+        if self.state.batch.end == self.next_used {
             let Some(used) = self.used()? else { return Ok(None) };
             let (id, len) = self.check(used)?;
             // SAFETY: `check` has checked it. It is in flight, so it is not before our position.
-            let last = unsafe { self.common.shadow.get(id) };
-            self.common.batch.end = last.position + u64::from(last.descriptors);
-            self.common.batch.len = len;
+            let last = unsafe { self.state.shadow.get(id) };
+            self.state.batch.end = last.position + u64::from(last.descriptors);
+            self.state.batch.len = len;
         }
-        let id = self.common.batch.oldest;
-        self.common.batch.oldest = id.wrapping_add(1) & self.common.mask;
+        let id = self.state.batch.oldest;
+        self.state.batch.oldest = id.wrapping_add(1) & self.state.mask;
         // SAFETY: it is masked wherever it is set.
-        let pending = unsafe { self.common.shadow.get_mut(id) };
+        let pending = unsafe { self.state.shadow.get_mut(id) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
         self.give_back(descriptors);
-        // Buffers that were skipped count as used completely (section 2.8.9).
-        let len = if self.next_used == self.common.batch.end {
-            self.common.batch.len.min(writable)
-        } else {
-            writable
-        };
+        let len = self.state.batch.written(self.next_used, writable);
         Ok(Some(Used { id: BufferId(id), len }))
     }
 
@@ -430,14 +421,14 @@ impl<O: Order, C: Counting> Ring<O, C> {
     fn check(&mut self, used: u64) -> Result<(u16, u32), QueueError> {
         let used = Descriptor { addr: 0, meta: used };
         let id = used.id();
-        if id > self.common.mask {
-            return Err(self.unknown(id));
+        if id > self.state.mask {
+            return Err(self.unknown(id.into()));
         }
         // A buffer that was added and not published is unknown to an honest device. (And in a latched queue none
         // is published.)
         // SAFETY: it was just checked.
-        if unsafe { self.common.shadow.get(id) }.position >= self.common.published {
-            return Err(self.unknown(id));
+        if unsafe { self.state.shadow.get(id) }.position >= self.state.published {
+            return Err(self.unknown(id.into()));
         }
         // Without the WRITE flag nothing was written, and the length means nothing (section 2.8.5).
         Ok((id, if used.has(DESC_F_WRITE) { used.len() } else { 0 }))
@@ -449,57 +440,57 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let before = self.next_used;
         self.next_used = after(self.next_used, descriptors);
         self.in_flight -= 1;
-        let (next, size) = (self.next_used, u64::from(self.common.size()));
-        self.common.count.taken(|| (before ^ next) & size != 0);
+        let (next, size) = (self.next_used, u64::from(self.state.size()));
+        self.state.count.taken(|| (before ^ next) & size != 0);
     }
 
     /// See [`crate::driver::Queue::enable_interrupts`].
     #[inline]
     pub(crate) fn enable_interrupts(&mut self) -> C::Token {
         let event =
-            if self.common.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
+            if self.state.event_idx { Event::At(self.position(self.next_used)) } else { Event::Enable };
         // Relaxed: the fence below orders it before the look at the flags.
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.driver_event.store_u32(0, event.encode(self.common.size())) };
-        self.common.interrupts_off = false;
+        unsafe { self.driver_event.store_u32(0, event.encode(self.state.size())) };
+        self.state.interrupts_off = false;
         // Pairs with the device's fence between its store of a used descriptor's flags and its load of our event
         // suppression: either it sees our wish for an interrupt, or the `poll` that follows sees its flags.
         O::full();
         // In the middle of a batch in order the ring cannot show what has been used after the token.
         self.tell();
-        self.common.count.raw(self.next_used, self.place()).into()
+        self.state.count.raw(self.next_used, self.place()).into()
     }
 
     /// See [`crate::driver::Queue::disable_interrupts`].
     #[inline]
     pub(crate) fn disable_interrupts(&mut self) {
-        if self.common.interrupts_off {
+        if self.state.interrupts_off {
             return;
         }
         // Relaxed: a hint, with nothing to order.
         // SAFETY: see the invariant of `Ring`.
-        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.common.size())) };
-        self.common.interrupts_off = true;
+        unsafe { self.driver_event.store_u32(0, Event::Disable.encode(self.state.size())) };
+        self.state.interrupts_off = true;
     }
 
     /// See [`crate::driver::Queue::poll`].
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
         // In the middle of a batch the ring shows nothing at our position.
-        self.common.batch.end > self.next_used || self.common.count.news::<O>(token.into(), self.place())
+        self.state.batch.end > self.next_used || self.state.count.news::<O>(token.into(), self.place())
     }
 
     /// For pollers.
     pub(crate) fn place(&self) -> RingView {
-        RingView::packed(self.desc, self.common.size())
+        RingView::packed(self.desc, self.state.size())
     }
 
     /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as published.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.limit = 0;
-        self.common.published = 0;
-        self.common.latch(error)
+        self.state.published = 0;
+        self.state.latch(error)
     }
 
     /// Buffers added and not yet returned.

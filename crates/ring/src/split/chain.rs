@@ -1,34 +1,33 @@
-//! Walking a chain of more than one descriptor, in the descriptor table and in an indirect table.
+//! Walks a chain of several descriptors, in the descriptor table and in an indirect table.
 //!
 //! ```text
 //!   head --NEXT--> desc --NEXT--> ... --> last
 //!                                    \--> INDIRECT: entry 0 --NEXT--> ... --> last    (section 2.7.5.3)
 //! ```
 //!
-//! Everything is bounded: the descriptor table part by the queue's size, the indirect part by its table,
-//! both together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
+//! Everything is bounded: the part in the descriptor table by the queue's size, the indirect part by its table, both
+//! together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
 use super::Descriptor;
 use crate::QueueError;
 use crate::area::Cells;
 use crate::batch::Batch;
+use crate::chain::{ChainBuilder, Table};
 use crate::device::MAX_CHAIN;
-use crate::pieces::{Pieces, Table};
-use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE};
+use paravane_spec::split::DESC_SIZE;
 
-/// What walking a chain needs to know of the queue.
+/// The tables of a queue, for walks.
 #[derive(Debug)]
 pub(crate) struct Tables {
     desc: Cells,
     size: u16,
-    /// Private copy of an indirect table.
-    table: Table,
+    indirect: Table,
 }
 
 impl Tables {
     /// # Safety
     /// `desc` has `size` descriptors.
     pub(crate) unsafe fn new(desc: Cells, size: u16, indirect: bool) -> Self {
-        Self { desc, size, table: Table::new(indirect) }
+        Self { desc, size, indirect: Table::new(indirect) }
     }
 
     /// Fetches a descriptor, once.
@@ -37,13 +36,12 @@ impl Tables {
     /// `index` is less than the queue's size.
     #[inline(always)]
     pub(crate) unsafe fn fetch(&self, index: u16) -> Descriptor {
-        let at = usize::from(index) * DESC_SIZE;
         // SAFETY: the caller says that the descriptor exists; `activate` checked the table's length and alignment.
-        unsafe { Descriptor { addr: self.desc.load_u64(at), meta: self.desc.load_u64(at + 8) } }
+        unsafe { load(self.desc, index) }
     }
 
-    /// Walks the chain that starts at `head` with the descriptor `first` (already fetched) and adds it to
-    /// `batch`, which has a free slot. `false`: its segments do not fit; nothing was added.
+    /// Walks the chain at `head`, whose first descriptor was fetched already, and adds it to `batch`, which has a free
+    /// slot. `false`: its segments do not fit; nothing was added.
     pub(crate) fn walk(
         &mut self,
         head: u16,
@@ -51,70 +49,55 @@ impl Tables {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        let limit = usize::from(self.size).min(MAX_CHAIN);
-        let mut pieces = Pieces::new(head, batch.room());
-        let (mut index, mut desc, mut visited) = (head, first, 1);
-        loop {
-            if desc.has(DESC_F_INDIRECT) {
-                if !self.walk_table(index, desc, &mut pieces, fetch)? {
-                    return Ok(false);
-                }
-                break;
-            }
-            if !pieces.take(index, desc.addr, desc.len(), desc.has(DESC_F_WRITE))? {
-                return Ok(false);
-            }
-            if !desc.has(DESC_F_NEXT) {
-                break;
-            }
-            if visited == limit {
-                return Err(QueueError::ChainTooLong { head, limit: limit as u32 });
-            }
-            visited += 1;
-            index = desc.next();
-            if index >= self.size {
-                return Err(QueueError::DescIndex { index: index.into(), size: self.size.into() });
-            }
-            // SAFETY: `index` was just checked.
-            desc = unsafe { self.fetch(index) };
+        let Self { desc: cells, size, indirect } = self;
+        let mut chain = ChainBuilder::new(head, batch.room());
+        let next = |_, desc: Descriptor| {
+            let index = checked(desc.next(), (*size).into())?;
+            // SAFETY: `index` was just checked; else as in `fetch`.
+            Ok((index, unsafe { load(*cells, index) }))
+        };
+        let limit = usize::from(*size).min(MAX_CHAIN);
+        let end = chain.follow(head, first, limit, next, |chain, index, desc| {
+            walk_table(indirect.fetch(index, desc, fetch)?, chain)
+        })?;
+        let chain = chain.chain(head);
+        if end.is_some() {
+            batch.add(chain);
         }
-        let chain = pieces.chain(head);
-        batch.add(chain);
-        Ok(true)
+        Ok(end.is_some())
     }
+}
 
-    /// Walks the indirect table of descriptor `index`. Its WRITE flag means nothing (section 2.7.5.3.2).
-    fn walk_table(
-        &mut self,
-        index: u16,
-        desc: Descriptor,
-        pieces: &mut Pieces<'_>,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<bool, QueueError> {
-        let table = self.table.fetch(index, desc.addr, desc.len(), desc.has(DESC_F_NEXT), fetch)?;
-        let entries = table.len() / 2;
-        let (mut entry, mut visited) = (0, 1);
-        loop {
-            let at = usize::from(entry) * 2;
-            let desc =
-                Descriptor { addr: u64::from_le_bytes(table[at]), meta: u64::from_le_bytes(table[at + 1]) };
-            if desc.has(DESC_F_INDIRECT) {
-                return Err(QueueError::IndirectNested { index: entry });
-            }
-            if !pieces.take(entry, desc.addr, desc.len(), desc.has(DESC_F_WRITE))? {
-                return Ok(false);
-            }
-            if !desc.has(DESC_F_NEXT) {
-                return Ok(true);
-            }
-            if visited == entries {
-                return Err(QueueError::ChainTooLong { head: pieces.head, limit: entries as u32 });
-            }
-            visited += 1;
-            entry = desc.next();
-            if usize::from(entry) >= entries {
-                return Err(QueueError::DescIndex { index: entry.into(), size: entries as u32 });
-            }
-        }
-    }
+/// Walks an indirect table; `false` if its segments do not fit. The WRITE flag of the descriptor that points to the table
+/// means nothing (section 2.7.5.3.2).
+fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
+    let entries = table.len() / 2;
+    let load = |entry: u16| {
+        let at = usize::from(entry) * 2;
+        Descriptor { addr: u64::from_le_bytes(table[at]), meta: u64::from_le_bytes(table[at + 1]) }
+    };
+    let next = |_, desc: Descriptor| {
+        let entry = checked(desc.next(), entries as u32)?;
+        Ok((entry, load(entry)))
+    };
+    let nested = |_: &mut ChainBuilder<'_>, index, _| Err(QueueError::IndirectNested { index });
+    Ok(chain.follow(0, load(0), entries, next, nested)?.is_some())
+}
+
+/// The index, if it is inside a table of `size` entries.
+#[inline(always)]
+fn checked(index: u16, size: u32) -> Result<u16, QueueError> {
+    let index = u32::from(index);
+    if index < size { Ok(index as u16) } else { Err(QueueError::DescIndex { index, size }) }
+}
+
+/// Loads a descriptor (relaxed: the acquire load of avail.idx has ordered it).
+///
+/// # Safety
+/// The descriptor lies in `cells`, on a multiple of 8 bytes.
+#[inline(always)]
+unsafe fn load(cells: Cells, index: u16) -> Descriptor {
+    let at = usize::from(index) * DESC_SIZE;
+    // SAFETY: the caller vouches for the descriptor.
+    unsafe { Descriptor { addr: cells.load_u64(at), meta: cells.load_u64(at + 8) } }
 }

@@ -13,11 +13,13 @@ use super::chain::Tables;
 use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Chain};
+use crate::chain::Descriptor as _;
+use crate::device_ring::DeviceRing;
 use crate::event::need_event;
 use crate::in_flight::InFlight;
 use crate::in_order::{Entry, InOrder};
 use crate::state::StateError;
-use crate::translation::{Fetched, TranslationCheck, walk_translated};
+use crate::translation::{TranslationCheck, walk_translated};
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
 use core::marker::PhantomData;
@@ -84,57 +86,6 @@ impl<O: Order> Ring<O> {
             in_order: in_order.then(|| Box::new(InOrder::new(size))),
             error: None,
             order: PhantomData,
-        }
-    }
-
-    /// See [`crate::device::Queue::pop`].
-    #[inline]
-    pub(crate) fn pop(
-        &mut self,
-        batch: &mut Batch,
-        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<usize, QueueError> {
-        batch.clear();
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        let available = usize::from(self.available(Acquire)?);
-        let limit = available.min(batch.slots());
-        while batch.count() < limit {
-            if !self.pop_simple(batch, limit) && !self.pop_chain(batch, &mut fetch)? {
-                break;
-            }
-        }
-        self.note_order(batch);
-        Ok(batch.count())
-    }
-
-    /// See [`crate::device::Queue::pop_translated`].
-    pub(crate) fn pop_by<R: TranslationCheck>(
-        &mut self,
-        batch: &mut Batch,
-        check: &mut R,
-    ) -> Result<usize, QueueError> {
-        if !R::CHECKS {
-            return self.pop(batch, |addr, table| check.fetch(addr, table) == Fetched::Done);
-        }
-        batch.clear();
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        let limit = usize::from(self.available(Acquire)?).min(batch.slots());
-        while batch.count() < limit && self.pop_translated(batch, check)? {}
-        self.note_order(batch);
-        Ok(batch.count())
-    }
-
-    /// With IN_ORDER, the order in which they were taken counts.
-    #[inline(always)]
-    fn note_order(&mut self, batch: &Batch) {
-        if let Some(order) = &mut self.in_order {
-            for chain in batch.chains() {
-                order.popped(chain.head, 1, chain.writable_len());
-            }
         }
     }
 
@@ -206,70 +157,6 @@ impl<O: Order> Ring<O> {
         simple
     }
 
-    /// Takes the one chain at which the fast path stopped; `false` if the batch has no room for it.
-    #[inline(never)]
-    fn pop_chain(
-        &mut self,
-        batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<bool, QueueError> {
-        let walked = self.walk_next(batch, fetch);
-        self.take(batch, walked)
-    }
-
-    /// As [`Ring::pop_chain`], of a chain that `reach` may say no of; then, too, it is not taken.
-    fn pop_translated(
-        &mut self,
-        batch: &mut Batch,
-        check: &mut impl TranslationCheck,
-    ) -> Result<bool, QueueError> {
-        let walked = walk_translated(batch, check, |batch, mut fetch| self.walk_next(batch, &mut fetch));
-        self.take(batch, walked)
-    }
-
-    /// Walks the next chain into the batch; its head. `None`: it has no room.
-    #[inline(always)]
-    fn walk_next(
-        &mut self,
-        batch: &mut Batch,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<Option<u16>, QueueError> {
-        let entry = usize::from(self.next_avail) & self.mask;
-        // Relaxed: as in the fast path.
-        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        let head = unsafe { self.avail.load_u16(AVAIL_RING + entry * AVAIL_ENTRY, Relaxed) };
-        if head >= self.size {
-            return Err(QueueError::DescIndex { index: head.into(), size: self.size.into() });
-        }
-        if self.in_flight.contains(head) {
-            return Err(QueueError::HeadInFlight { head });
-        }
-        // SAFETY: `head` was just checked.
-        let first = unsafe { self.tables.fetch(head) };
-        Ok(self.tables.walk(head, first, batch, fetch)?.then_some(head))
-    }
-
-    /// Takes what was walked; `false` if that is nothing.
-    #[inline(always)]
-    fn take(
-        &mut self,
-        batch: &mut Batch,
-        walked: Result<Option<u16>, QueueError>,
-    ) -> Result<bool, QueueError> {
-        match walked {
-            Ok(Some(head)) => {
-                self.in_flight.insert(head);
-                self.next_avail = self.next_avail.wrapping_add(1);
-                Ok(true)
-            }
-            Ok(None) => Ok(false),
-            Err(error) => {
-                batch.clear();
-                Err(self.latch(error))
-            }
-        }
-    }
-
     /// See [`crate::device::Queue::complete`].
     #[inline]
     pub(crate) fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
@@ -314,36 +201,13 @@ impl<O: Order> Ring<O> {
         self.used.expect_write((USED_RING + start * USED_ENTRY) as isize, entries * USED_ENTRY);
     }
 
-    /// Completes one in a queue with IN_ORDER.
-    #[inline(never)]
-    fn complete_in_order(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
-        let known = self.in_flight.remove(head);
-        let Some(order) = self.in_order.as_mut().filter(|_| known) else {
-            return Err(self.latch(QueueError::NotInFlight { id: head.into() }));
-        };
-        order.completed(head, written);
-        while let Some(entry) = self.in_order.as_mut().and_then(|order| order.stage()) {
-            self.write(entry);
-        }
-        Ok(())
-    }
-
-    /// Writes the used entry of a batch in order.
-    fn write(&mut self, entry: Entry) {
-        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        unsafe { store(self.used, usize::from(self.next_used) & self.mask, entry.id, entry.written) };
-        self.next_used = self.next_used.wrapping_add(entry.places);
-    }
-
     /// See [`crate::device::Queue::publish`].
     #[inline]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        if let Some(entry) = self.in_order.as_mut().and_then(|order| order.flush()) {
-            self.write(entry);
-        }
+        self.stage_last();
         let (old, new) = (self.published, self.next_used);
         if new == old {
             return Ok(false);
@@ -409,19 +273,6 @@ impl<O: Order> Ring<O> {
         self.error.is_none() && unsafe { self.avail.load_u16(AVAIL_IDX, Relaxed) } != self.next_avail
     }
 
-    /// Latches the first error, and returns it.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
-        self.in_flight.clear();
-        *self.error.get_or_insert(error)
-    }
-
-    /// The latched error.
-    pub(crate) fn error(&self) -> Option<QueueError> {
-        self.error
-    }
-
     /// Number of descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.size
@@ -433,6 +284,94 @@ impl<O: Order> Ring<O> {
             Some(order) => order.in_flight(),
             None => self.next_avail.wrapping_sub(self.next_used),
         }
+    }
+}
+
+impl<O: Order> DeviceRing for Ring<O> {
+    type Walked = u16;
+
+    #[inline]
+    fn pop(
+        &mut self,
+        batch: &mut Batch,
+        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<usize, QueueError> {
+        batch.clear();
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let available = usize::from(self.available(Acquire)?);
+        let limit = available.min(batch.slots());
+        while batch.count() < limit {
+            if !self.pop_simple(batch, limit) && !self.pop_chain(batch, &mut fetch)? {
+                break;
+            }
+        }
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    fn limit(&mut self) -> Result<usize, QueueError> {
+        Ok(self.available(Acquire)?.into())
+    }
+
+    #[inline(always)]
+    fn walk_next(
+        &mut self,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<Option<u16>, QueueError> {
+        let entry = usize::from(self.next_avail) & self.mask;
+        // Relaxed: as in the fast path.
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        let head = unsafe { self.avail.load_u16(AVAIL_RING + entry * AVAIL_ENTRY, Relaxed) };
+        if head >= self.size {
+            return Err(QueueError::DescIndex { index: head.into(), size: self.size.into() });
+        }
+        if self.in_flight.contains(head) {
+            return Err(QueueError::HeadInFlight { head });
+        }
+        // SAFETY: `head` was just checked.
+        let first = unsafe { self.tables.fetch(head) };
+        Ok(self.tables.walk(head, first, batch, fetch)?.then_some(head))
+    }
+
+    #[inline(always)]
+    fn taken(&mut self, head: u16) {
+        self.in_flight.insert(head);
+        self.next_avail = self.next_avail.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, head: u16) -> bool {
+        self.in_flight.remove(head)
+    }
+
+    fn stage(&mut self, entry: Entry) {
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        unsafe { store(self.used, usize::from(self.next_used) & self.mask, entry.id, entry.written) };
+        self.next_used = self.next_used.wrapping_add(entry.places);
+    }
+
+    #[inline(always)]
+    fn in_order(&mut self) -> Option<&mut InOrder> {
+        self.in_order.as_deref_mut()
+    }
+
+    #[inline(always)]
+    fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)> {
+        Some((self.in_order.as_deref_mut()?, |_| 1))
+    }
+
+    fn error(&self) -> Option<QueueError> {
+        self.error
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn latch(&mut self, error: QueueError) -> QueueError {
+        self.in_flight.clear();
+        *self.error.get_or_insert(error)
     }
 }
 
@@ -489,17 +428,9 @@ impl<O: Order> Ring<O> {
             let first = unsafe { tables.fetch(head) };
             Ok(tables.walk(head, first, batch, &mut fetch)?.then_some(()))
         });
-        match walked {
-            Ok(Some(())) => {
-                self.in_flight.insert(head);
-                Ok(true)
-            }
-            Ok(None) => Ok(false),
-            Err(error) => {
-                batch.clear();
-                Err(self.latch(error))
-            }
-        }
+        self.take(batch, walked, |ring, ()| {
+            ring.in_flight.insert(head);
+        })
     }
 }
 

@@ -16,10 +16,10 @@
 //! others were used completely then.
 use super::{Descriptor, avail_event, used_event};
 use crate::area::Cells;
-use crate::driver::common::{DriverState, take_each};
 use crate::driver::memory::{Memory, Tables};
 use crate::driver::poll::{Counting, RingView};
 use crate::driver::shadow::{Pending, write_all};
+use crate::driver::state::{DriverState, take_each};
 use crate::driver::{BufferId, Full, Used};
 use crate::event::need_event;
 use crate::order::Order;
@@ -44,7 +44,7 @@ pub(crate) struct Ring<O, C> {
     used: Cells,
     pub(crate) tables: Tables,
     /// `published` is what avail.idx says.
-    pub(crate) common: DriverState<C>,
+    pub(crate) state: DriverState<C>,
     free_head: u16,
     /// Free descriptors. None in a latched queue.
     free: u16,
@@ -59,9 +59,9 @@ pub(crate) struct Ring<O, C> {
 
 impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::new`].
-    pub(crate) fn new(common: DriverState<C>, memory: Memory) -> Self {
+    pub(crate) fn new(state: DriverState<C>, memory: Memory) -> Self {
         let Memory { desc, driver: avail, device: used, tables, .. } = memory;
-        let (start, size) = (common.start(), common.size());
+        let (start, size) = (state.start(), state.size());
         if start != 0 {
             // Relaxed: the device comes to know of the queue later, through the transport.
             // SAFETY: see the invariant of `Memory`.
@@ -75,7 +75,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             avail,
             used,
             tables,
-            common,
+            state,
             free_head: 0,
             free: size,
             next: (1..=size).map(|next| next & (size - 1)).collect(),
@@ -101,18 +101,18 @@ impl<O: Order, C: Counting> Ring<O, C> {
         } else {
             self.fill_descriptors(head, readable, writable, count)
         };
-        // Nothing can fail any more: into the common.
+        // Nothing can fail from here on: update the private state.
         self.free_head = next;
         self.free -= needed as u16;
         let pending =
-            Pending { descriptors: needed as u16, link: last, writable, position: self.common.next_avail };
+            Pending { descriptors: needed as u16, link: last, writable, position: self.state.next_avail };
         // SAFETY: `head` is below the size; see the invariant of `Ring`.
-        unsafe { *self.common.shadow.get_mut(head) = pending };
-        let at = AVAIL_RING + usize::from(self.common.next_avail as u16 & self.common.mask) * AVAIL_ENTRY;
+        unsafe { *self.state.shadow.get_mut(head) = pending };
+        let at = AVAIL_RING + usize::from(self.state.next_avail as u16 & self.state.mask) * AVAIL_ENTRY;
         // Relaxed: the release store of avail.idx orders it.
         // SAFETY: the entry is below the size; see the invariant of `Ring`.
         unsafe { self.avail.store_u16(at, head, Relaxed) };
-        self.common.next_avail += 1;
+        self.state.next_avail += 1;
         Ok(BufferId(head))
     }
 
@@ -168,8 +168,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
-        let (old, new) = (self.common.published, self.common.next_avail);
-        if old == new || self.common.error().is_some() {
+        let (old, new) = (self.state.published, self.state.next_avail);
+        if old == new || self.state.error().is_some() {
             return None;
         }
         O::before_release();
@@ -177,7 +177,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // descriptors and tables. (And, by way of the device, with a poller's acquire load of used.idx.)
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.avail.store_u16(AVAIL_IDX, new as u16, Release) };
-        self.common.published = new;
+        self.state.published = new;
         Some(old)
     }
 
@@ -189,9 +189,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         O::full();
         // SAFETY: see the invariant of `Ring`.
         unsafe {
-            if self.common.event_idx {
-                let event = self.used.load_u16(avail_event(self.common.size()), Relaxed);
-                need_event(event, self.common.published as u16, old as u16)
+            if self.state.event_idx {
+                let event = self.used.load_u16(avail_event(self.state.size()), Relaxed);
+                need_event(event, self.state.published as u16, old as u16)
             } else {
                 self.used.load_u16(USED_FLAGS, Relaxed) & USED_F_NO_NOTIFY == 0
             }
@@ -200,7 +200,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
 
     /// See [`crate::driver::Queue::kick_data`].
     pub(crate) fn kick_data(&self) -> u16 {
-        self.common.published as u16
+        self.state.published as u16
     }
 
     /// See [`crate::driver::Queue::pop_used`].
@@ -209,7 +209,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.seen == self.consumed && !self.look()? {
             return Ok(None);
         }
-        if self.common.in_order { self.pop_in_order().map(Some) } else { self.pop_any().map(Some) }
+        if self.state.in_order { self.pop_in_order().map(Some) } else { self.pop_any().map(Some) }
     }
 
     /// See [`crate::driver::Queue::take_used`].
@@ -218,7 +218,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if self.seen == self.consumed && !self.look()? {
             return Ok(0);
         }
-        if !self.common.in_order {
+        if !self.state.in_order {
             return self.take_any(out);
         }
         take_each(out, || if self.seen == self.consumed { Ok(None) } else { self.pop_in_order().map(Some) })
@@ -228,7 +228,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// store to shared memory could be one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
-        let (used, mask, published) = (self.used, self.common.mask, self.common.published);
+        let (used, mask, published) = (self.used, self.state.mask, self.state.published);
         let (mut consumed, mut free_head, mut free) = (self.consumed, self.free_head, self.free);
         let wanted = ((self.seen - consumed) as usize).min(out.len());
         let (mut taken, mut wrong) = (0, None);
@@ -243,7 +243,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
             let head = id as u16;
             // SAFETY: `head` was just checked.
-            let pending = unsafe { self.common.shadow.get_mut(head) };
+            let pending = unsafe { self.state.shadow.get_mut(head) };
             if pending.position >= published {
                 wrong = Some(id);
                 break;
@@ -256,7 +256,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             free_head = head;
             consumed += 1;
             taken += 1;
-            self.common.count.taken(|| consumed as u16 == 0);
+            self.state.count.taken(|| consumed as u16 == 0);
         }
         (self.consumed, self.free_head, self.free) = (consumed, free_head, free);
         match wrong.map(|id| self.unknown(id)) {
@@ -266,21 +266,16 @@ impl<O: Order, C: Counting> Ring<O, C> {
         }
     }
 
-    /// Latches that the device has used what is not in flight.
+    /// Latches that the device has used a buffer that is not in flight.
     #[cold]
     fn unknown(&mut self, id: u32) -> QueueError {
-        let size = self.common.size().into();
-        self.latch(if id < size {
-            QueueError::NotInFlight { id }
-        } else {
-            QueueError::DescIndex { index: id, size }
-        })
+        self.latch(self.state.unknown(id))
     }
 
     /// The entry of the used ring at our position, which was seen.
     #[inline(always)]
     fn entry(&self) -> (u32, u32) {
-        let at = USED_RING + usize::from(self.consumed as u16 & self.common.mask) * USED_ENTRY;
+        let at = USED_RING + usize::from(self.consumed as u16 & self.state.mask) * USED_ENTRY;
         // Relaxed: the acquire load of used.idx in `look` has ordered them after the device's writing.
         // SAFETY: the entry is below the size; see the invariant of `Ring`.
         unsafe { (self.used.load_u32(at), self.used.load_u32(at + 4)) }
@@ -290,15 +285,15 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn pop_any(&mut self) -> Result<Used, QueueError> {
         let (id, len) = self.entry();
-        if id > self.common.mask.into() {
+        if id > self.state.mask.into() {
             return Err(self.unknown(id));
         }
         let head = id as u16;
         // SAFETY: `head` was just checked.
-        let pending = unsafe { self.common.shadow.get_mut(head) };
+        let pending = unsafe { self.state.shadow.get_mut(head) };
         let Pending { descriptors, link, writable, position } = *pending;
         // A buffer that was added and not published is unknown to an honest device.
-        if position >= self.common.published {
+        if position >= self.state.published {
             return Err(self.unknown(id));
         }
         pending.position = Pending::NOWHERE;
@@ -307,48 +302,43 @@ impl<O: Order, C: Counting> Ring<O, C> {
         self.free_head = head;
         self.free += descriptors;
         self.consumed += 1;
-        self.common.count.taken(|| self.consumed as u16 == 0);
+        self.state.count.taken(|| self.consumed as u16 == 0);
         Ok(Used { id: BufferId(head), len: len.min(writable) })
     }
 
     /// Takes back the oldest buffer; it was used.
     fn pop_in_order(&mut self) -> Result<Used, QueueError> {
-        if self.common.batch.end == self.consumed {
+        if self.state.batch.end == self.consumed {
             let (id, len) = self.entry();
-            if id > self.common.mask.into() {
+            if id > self.state.mask.into() {
                 return Err(self.unknown(id));
             }
             // SAFETY: it was just checked.
-            let last = unsafe { self.common.shadow.get(id as u16) };
+            let last = unsafe { self.state.shadow.get(id as u16) };
             // It is in flight, so it is not before our position; and the batch may not end beyond used.idx.
             if last.position >= self.seen {
                 return Err(self.unknown(id));
             }
-            self.common.batch.end = last.position + 1;
-            self.common.batch.len = len;
+            self.state.batch.end = last.position + 1;
+            self.state.batch.len = len;
         }
-        let head = self.common.batch.oldest;
+        let head = self.state.batch.oldest;
         // SAFETY: it is masked wherever it is set.
-        let pending = unsafe { self.common.shadow.get_mut(head) };
+        let pending = unsafe { self.state.shadow.get_mut(head) };
         let Pending { descriptors, writable, .. } = *pending;
         pending.position = Pending::NOWHERE;
-        self.common.batch.oldest = head.wrapping_add(descriptors) & self.common.mask;
+        self.state.batch.oldest = head.wrapping_add(descriptors) & self.state.mask;
         self.free += descriptors;
         self.consumed += 1;
-        self.common.count.taken(|| self.consumed as u16 == 0);
-        // Buffers that were skipped count as used completely (section 2.7.9).
-        let len = if self.consumed == self.common.batch.end {
-            self.common.batch.len.min(writable)
-        } else {
-            writable
-        };
+        self.state.count.taken(|| self.consumed as u16 == 0);
+        let len = self.state.batch.written(self.consumed, writable);
         Ok(Used { id: BufferId(head), len })
     }
 
     /// Looks at used.idx and says whether something new is there. Nothing was left of what was seen before.
     #[inline(always)]
     fn look(&mut self) -> Result<bool, QueueError> {
-        if let Some(error) = self.common.error() {
+        if let Some(error) = self.state.error() {
             return Err(error);
         }
         let old = self.consumed as u16;
@@ -357,7 +347,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let new = unsafe { self.used.load_u16(USED_IDX, Acquire) };
         O::after_acquire();
         // No more than the size, so it fits.
-        let in_flight = (self.common.published - self.consumed) as u16;
+        let in_flight = (self.state.published - self.consumed) as u16;
         let came = new.wrapping_sub(old);
         if came > in_flight {
             return Err(self.latch(QueueError::UsedIndex { old, new, in_flight }));
@@ -367,7 +357,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         }
         self.seen = self.consumed + u64::from(came);
         // Once a batch, and before anything of it can be made available again: see `driver::poll`.
-        self.common.count.seen(self.seen);
+        self.state.count.seen(self.seen);
         Ok(true)
     }
 
@@ -377,43 +367,43 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // Relaxed: the fence below orders them before the look at used.idx.
         // SAFETY: see the invariant of `Ring`.
         unsafe {
-            if self.common.event_idx {
-                self.avail.store_u16(used_event(self.common.size()), self.consumed as u16, Relaxed);
+            if self.state.event_idx {
+                self.avail.store_u16(used_event(self.state.size()), self.consumed as u16, Relaxed);
             } else {
                 self.avail.store_u16(AVAIL_FLAGS, 0, Relaxed);
             }
         }
-        self.common.interrupts_off = false;
+        self.state.interrupts_off = false;
         // Pairs with the device's fence between its store of used.idx and its load of used_event (or flags):
         // either it sees our wish for an interrupt, or the `poll` that follows sees its index.
         O::full();
-        self.common.count.raw(self.consumed, self.place()).into()
+        self.state.count.raw(self.consumed, self.place()).into()
     }
 
     /// See [`crate::driver::Queue::disable_interrupts`].
     #[inline]
     pub(crate) fn disable_interrupts(&mut self) {
-        if self.common.interrupts_off {
+        if self.state.interrupts_off {
             return;
         }
         // Relaxed: a hint, with nothing to order.
         // SAFETY: see the invariant of `Ring`.
         unsafe {
-            if self.common.event_idx {
+            if self.state.event_idx {
                 // Just behind us: passed again only after 2^16 - 1 buffers.
                 let behind = (self.consumed as u16).wrapping_sub(1);
-                self.avail.store_u16(used_event(self.common.size()), behind, Relaxed);
+                self.avail.store_u16(used_event(self.state.size()), behind, Relaxed);
             } else {
                 self.avail.store_u16(AVAIL_FLAGS, AVAIL_F_NO_INTERRUPT, Relaxed);
             }
         }
-        self.common.interrupts_off = true;
+        self.state.interrupts_off = true;
     }
 
     /// See [`crate::driver::Queue::poll`].
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
-        self.common.count.news::<O>(token.into(), self.place())
+        self.state.count.news::<O>(token.into(), self.place())
     }
 
     /// For pollers.
@@ -426,12 +416,12 @@ impl<O: Order, C: Counting> Ring<O, C> {
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.free = 0;
         self.seen = self.consumed;
-        self.common.latch(error)
+        self.state.latch(error)
     }
 
     /// Buffers added and not yet returned.
     pub(crate) fn in_flight(&self) -> u16 {
-        (self.common.next_avail - self.consumed) as u16
+        (self.state.next_avail - self.consumed) as u16
     }
 
     /// Free descriptors.

@@ -15,6 +15,8 @@
 //! taken. Who reads the region by the letter finds nothing that he does not know.
 use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
+use crate::chain::Descriptor as _;
+use crate::device_ring::DeviceRing;
 use crate::packed::device::Ring;
 use crate::packed::{Descriptor, Position, available_flags, matches};
 use crate::state::StateError;
@@ -216,7 +218,7 @@ impl Tracker {
     ) -> Result<usize, QueueError> {
         if self.again.is_empty() {
             let mut from = ring.next_avail();
-            ring.pop_by(batch, check)?;
+            ring.pop_translated(batch, check)?;
             for chain in batch.chains() {
                 from = self.take(ring, from, chain.head);
             }

@@ -8,6 +8,7 @@
 //! ```
 use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
+use crate::device_ring::DeviceRing;
 use crate::split::device::Ring;
 use crate::state::StateError;
 use crate::translation::TranslationCheck;
@@ -114,7 +115,7 @@ impl Tracker {
         check: &mut impl TranslationCheck,
     ) -> Result<usize, QueueError> {
         if self.again.is_empty() {
-            ring.pop_by(batch, check)?;
+            ring.pop_translated(batch, check)?;
             for chain in batch.chains() {
                 self.region.set_u64(desc(chain.head) + DESC_COUNTER, self.counter);
                 self.region.set_u16(desc(chain.head) + DESC_INFLIGHT, 1);

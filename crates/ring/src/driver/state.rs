@@ -5,7 +5,7 @@
 //! ```
 use super::memory::Memory;
 use super::poll::Counting;
-use super::shadow::{InOrder, Shadow};
+use super::shadow::{OrderedBatch, Shadow};
 use super::{DriverConfig, Used};
 use crate::{DmaArea, QueueError};
 
@@ -27,7 +27,7 @@ pub(crate) struct DriverState<C> {
     /// The device knows of everything before it.
     pub(crate) published: u64,
     /// In order: the buffers that are coming back.
-    pub(crate) batch: InOrder,
+    pub(crate) batch: OrderedBatch,
     /// For pollers.
     pub(crate) count: C,
     /// From here on the device was not asked whether it wants a kick; 2^64 - 1 if it was.
@@ -50,7 +50,7 @@ impl<C: Counting> DriverState<C> {
             shadow: Shadow::new(layout.size),
             next_avail: start,
             published: start,
-            batch: InOrder { end: start, ..InOrder::default() },
+            batch: OrderedBatch { end: start, ..OrderedBatch::default() },
             count: C::new(start),
             unasked: u64::MAX,
             error: None,
@@ -109,6 +109,13 @@ impl<C: Counting> DriverState<C> {
         let since = core::mem::replace(&mut self.unasked, u64::MAX);
         let ring = self.published.saturating_sub(self.size().into());
         (since != u64::MAX && self.error.is_none()).then(|| since.max(ring))
+    }
+
+    /// Error for a used buffer that is not with the device.
+    #[cold]
+    pub(crate) fn unknown(&self, id: u32) -> QueueError {
+        let size = self.size().into();
+        if id < size { QueueError::NotInFlight { id } } else { QueueError::DescIndex { index: id, size } }
     }
 
     /// Latches the first error, and returns it. The layout sees to it that nothing fits any more.

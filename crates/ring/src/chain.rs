@@ -1,0 +1,176 @@
+//! Builds a chain of several descriptors, in either layout, with all checks on its segments.
+//!
+//! ```text
+//!   head --NEXT--> desc --NEXT--> ... --> last
+//!                                    \--> INDIRECT: a private copy of its table
+//! ```
+//! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next descriptor is and how many
+//! there may be, so a loop in the ring ends at that limit.
+use crate::batch::Chain;
+use crate::device::MAX_CHAIN;
+use crate::{QueueError, Segment};
+use alloc::boxed::Box;
+use alloc::vec;
+use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
+use paravane_spec::{packed, split};
+
+/// Bytes of a descriptor. Size and flags are the same in both layouts.
+const DESC_SIZE: usize = split::DESC_SIZE;
+const _: () = {
+    assert!(packed::DESC_SIZE == DESC_SIZE);
+    assert!(packed::DESC_F_NEXT == DESC_F_NEXT && packed::DESC_F_WRITE == DESC_F_WRITE);
+    assert!(packed::DESC_F_INDIRECT == DESC_F_INDIRECT);
+};
+
+/// Bytes of the longest indirect table.
+const MAX_TABLE: usize = MAX_CHAIN * DESC_SIZE;
+
+/// A descriptor of either layout.
+pub(crate) trait Descriptor: Copy {
+    /// Address of the first byte.
+    fn addr(self) -> u64;
+
+    /// Length in bytes.
+    fn len(self) -> u32;
+
+    /// Flags.
+    fn flags(self) -> u16;
+
+    /// Whether all of `flags` are set.
+    #[inline(always)]
+    fn has(self, flags: u16) -> bool {
+        self.flags() & flags == flags
+    }
+}
+
+/// Private copy of an indirect table, so that the driver cannot change it between a check and a use.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// Empty if INDIRECT_DESC was not negotiated.
+    scratch: Box<[u8]>,
+}
+
+impl Table {
+    /// Room for the longest table, if INDIRECT_DESC was negotiated.
+    pub(crate) fn new(negotiated: bool) -> Self {
+        Self { scratch: vec![0; if negotiated { MAX_TABLE } else { 0 }].into_boxed_slice() }
+    }
+
+    /// Copies the table that `desc` points to. Returns two words for each descriptor in it.
+    pub(crate) fn fetch(
+        &mut self,
+        index: u16,
+        desc: impl Descriptor,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<&[[u8; 8]], QueueError> {
+        let (addr, len) = (desc.addr(), desc.len());
+        if self.scratch.is_empty() {
+            return Err(QueueError::IndirectNotNegotiated { index });
+        }
+        if desc.has(DESC_F_NEXT) {
+            return Err(QueueError::IndirectNested { index });
+        }
+        let bytes = len as usize;
+        if bytes == 0 || bytes > MAX_TABLE || !bytes.is_multiple_of(DESC_SIZE) {
+            return Err(QueueError::IndirectLength { index, len, max: MAX_CHAIN as u32 });
+        }
+        if addr.checked_add(len.into()).is_none() {
+            return Err(QueueError::AddressWraps { index, addr, len });
+        }
+        let table = &mut self.scratch[..bytes];
+        if !fetch(addr, table) {
+            return Err(QueueError::Address { addr, len });
+        }
+        Ok(table.as_chunks().0)
+    }
+}
+
+/// One chain, as far as it was walked.
+pub(crate) struct ChainBuilder<'a> {
+    /// Head of the chain, for errors. In a packed queue its identifier is known only at the end.
+    head: u16,
+    out: &'a mut [Segment],
+    readable: usize,
+    writable: usize,
+    readable_len: u32,
+    writable_len: u32,
+}
+
+impl<'a> ChainBuilder<'a> {
+    /// A chain without segments yet; they go to `out`.
+    pub(crate) fn new(head: u16, out: &'a mut [Segment]) -> Self {
+        Self { head, out, readable: 0, writable: 0, readable_len: 0, writable_len: 0 }
+    }
+
+    /// Follows the NEXT flags from `first`, the descriptor `index`, through `limit` descriptors at most.
+    ///
+    /// `next` fetches the descriptor after one; `indirect` takes one with INDIRECT, which ends the chain. Returns the
+    /// last descriptor and the number of descriptors, or `None` if the segments do not fit.
+    #[inline(always)]
+    pub(crate) fn follow<D: Descriptor>(
+        &mut self,
+        index: u16,
+        first: D,
+        limit: usize,
+        mut next: impl FnMut(u16, D) -> Result<(u16, D), QueueError>,
+        indirect: impl FnOnce(&mut Self, u16, D) -> Result<bool, QueueError>,
+    ) -> Result<Option<(D, u16)>, QueueError> {
+        let (mut index, mut desc, mut count) = (index, first, 1);
+        loop {
+            if desc.has(DESC_F_INDIRECT) {
+                return Ok(indirect(self, index, desc)?.then_some((desc, count)));
+            }
+            if !self.take(index, desc)? {
+                return Ok(None);
+            }
+            if !desc.has(DESC_F_NEXT) {
+                return Ok(Some((desc, count)));
+            }
+            if usize::from(count) == limit {
+                return Err(QueueError::ChainTooLong { head: self.head, limit: limit as u32 });
+            }
+            count += 1;
+            (index, desc) = next(index, desc)?;
+        }
+    }
+
+    /// Adds the segment of a descriptor that is not indirect; `false` if there is no room for it.
+    pub(crate) fn take(&mut self, index: u16, desc: impl Descriptor) -> Result<bool, QueueError> {
+        let (addr, len, write) = (desc.addr(), desc.len(), desc.has(DESC_F_WRITE));
+        let head = self.head;
+        let count = self.readable + self.writable;
+        if count == MAX_CHAIN {
+            return Err(QueueError::ChainTooLong { head, limit: MAX_CHAIN as u32 });
+        }
+        if len == 0 {
+            return Err(QueueError::ZeroLength { index });
+        }
+        if addr.checked_add(len.into()).is_none() {
+            return Err(QueueError::AddressWraps { index, addr, len });
+        }
+        if !write && self.writable > 0 {
+            return Err(QueueError::ReadableAfterWritable { head });
+        }
+        // Section 2.7.5.2 allows 2^32 bytes in all; lengths are u32 everywhere, so one less here.
+        let total = self.readable_len.checked_add(self.writable_len).and_then(|sum| sum.checked_add(len));
+        if total.is_none() {
+            return Err(QueueError::ChainTooBig { head });
+        }
+        let Some(out) = self.out.get_mut(count) else { return Ok(false) };
+        *out = Segment { addr, len };
+        if write {
+            self.writable += 1;
+            self.writable_len += len;
+        } else {
+            self.readable += 1;
+            self.readable_len += len;
+        }
+        Ok(true)
+    }
+
+    /// The finished chain, which is completed by `id`.
+    pub(crate) fn chain(&self, id: u16) -> Chain {
+        // The counts are at most MAX_CHAIN.
+        Chain::parts(id, (self.readable as u16, self.readable_len), (self.writable as u16, self.writable_len))
+    }
+}

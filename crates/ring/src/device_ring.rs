@@ -1,0 +1,139 @@
+//! The device side of a ring: what is the same in both layouts.
+//!
+//! The fast paths are each layout's own. Here is what runs for one chain at a time, and when a queue completes in order.
+use crate::QueueError;
+use crate::batch::Batch;
+use crate::in_order::{Entry, InOrder};
+use crate::translation::{Fetched, TranslationCheck, walk_translated};
+
+/// The device side of a ring of one layout.
+pub(crate) trait DeviceRing {
+    /// A chain that was walked and added to a batch.
+    type Walked;
+
+    /// See [`crate::device::Queue::pop`].
+    fn pop(
+        &mut self,
+        batch: &mut Batch,
+        fetch: impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<usize, QueueError>;
+
+    /// Upper limit of the chains that a pop may find now.
+    fn limit(&mut self) -> Result<usize, QueueError>;
+
+    /// Walks the next chain into the batch. `None`: there is none, or the batch has no room for it.
+    fn walk_next(
+        &mut self,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<Option<Self::Walked>, QueueError>;
+
+    /// Moves past a chain that was walked; it is in flight now.
+    fn taken(&mut self, walked: Self::Walked);
+
+    /// Removes a chain from those in flight; `false` if it is not one of them.
+    fn remove(&mut self, id: u16) -> bool;
+
+    /// Writes a used entry, to be published.
+    fn stage(&mut self, entry: Entry);
+
+    /// The order of completions, with IN_ORDER.
+    fn in_order(&mut self) -> Option<&mut InOrder>;
+
+    /// The same, and the number of places in the ring that a chain in flight takes.
+    fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)>;
+
+    /// The latched error.
+    fn error(&self) -> Option<QueueError>;
+
+    /// Latches the first error, and returns it.
+    fn latch(&mut self, error: QueueError) -> QueueError;
+
+    /// See [`crate::device::Queue::pop_translated`].
+    fn pop_translated<C: TranslationCheck>(
+        &mut self,
+        batch: &mut Batch,
+        check: &mut C,
+    ) -> Result<usize, QueueError> {
+        if !C::CHECKS {
+            return self.pop(batch, |addr, table| check.fetch(addr, table) == Fetched::Done);
+        }
+        batch.clear();
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
+        let limit = self.limit()?.min(batch.slots());
+        while batch.count() < limit {
+            let walked = walk_translated(batch, check, |batch, mut fetch| self.walk_next(batch, &mut fetch));
+            if !self.take(batch, walked, Self::taken)? {
+                break;
+            }
+        }
+        self.note_order(batch);
+        Ok(batch.count())
+    }
+
+    /// Takes the one chain at which the fast path stopped; `false` if there is none, or the batch has no room for it.
+    #[inline(never)]
+    fn pop_chain(
+        &mut self,
+        batch: &mut Batch,
+        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
+    ) -> Result<bool, QueueError> {
+        let walked = self.walk_next(batch, fetch);
+        self.take(batch, walked, Self::taken)
+    }
+
+    /// Marks a walked chain as taken, with `mark`; `false` if there is none. An error latches.
+    #[inline(always)]
+    fn take<W>(
+        &mut self,
+        batch: &mut Batch,
+        walked: Result<Option<W>, QueueError>,
+        mark: impl FnOnce(&mut Self, W),
+    ) -> Result<bool, QueueError> {
+        match walked {
+            Ok(Some(walked)) => {
+                mark(self, walked);
+                Ok(true)
+            }
+            Ok(None) => Ok(false),
+            Err(error) => {
+                batch.clear();
+                Err(self.latch(error))
+            }
+        }
+    }
+
+    /// With IN_ORDER, remembers the order in which the chains of a batch were taken.
+    #[inline(always)]
+    fn note_order(&mut self, batch: &Batch) {
+        if let Some((order, places)) = self.in_order_and_places() {
+            for chain in batch.chains() {
+                order.popped(chain.head, places(chain.head), chain.writable_len());
+            }
+        }
+    }
+
+    /// Completes one chain of a queue with IN_ORDER.
+    #[inline(never)]
+    fn complete_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
+        let known = self.remove(id);
+        let Some(order) = self.in_order().filter(|_| known) else {
+            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
+        };
+        order.completed(id, written);
+        while let Some(entry) = self.in_order().and_then(InOrder::stage) {
+            self.stage(entry);
+        }
+        Ok(())
+    }
+
+    /// With IN_ORDER, writes the last used entry before a publish.
+    #[inline(always)]
+    fn stage_last(&mut self) {
+        if let Some(entry) = self.in_order().and_then(InOrder::flush) {
+            self.stage(entry);
+        }
+    }
+}
