@@ -7,11 +7,12 @@
 //! A slot is 64 bytes of shared memory: request header, discard range, status byte. What the driver must
 //! know of a request in flight lies in private memory, where the device cannot change it.
 use crate::channel::{Channel, QUEUE};
+use crate::slots::SlotTable;
 use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
 use alloc::vec::Vec;
 use core::mem::offset_of;
-use paravane_ring::driver::BufferId;
-use paravane_ring::{QueueError, Segment};
+use paravane_ring::Segment;
+use paravane_ring::driver::Queue;
 use paravane_spec::blk::{
     Config, DiscardRange, F_BLK_SIZE, F_DISCARD, F_FLUSH, F_RO, F_SEG_MAX, F_TOPOLOGY, F_WRITE_ZEROES,
     ID_LEN, RequestHeader, S_OK, SECTOR, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES,
@@ -84,7 +85,7 @@ pub struct Done {
 
 /// What the driver knows of one slot.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct RequestSlot {
     /// Header, range and status.
     memory: DmaArea,
     /// The caller's name for the request.
@@ -119,11 +120,10 @@ pub struct Blk<T> {
     channel: Channel<T>,
     features: u64,
     limits: Limits,
-    slots: Vec<Slot>,
+    slots: Vec<RequestSlot>,
     /// Slots that no request occupies.
     free: Vec<u16>,
-    /// The slot that each buffer identifier stands for while it is in flight.
-    slot_of: Vec<Option<u16>>,
+    in_flight: SlotTable,
 }
 
 impl<T: Transport> Blk<T> {
@@ -133,17 +133,7 @@ impl<T: Transport> Blk<T> {
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
     pub fn new(transport: T, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
-        let device = Virtio::probe(transport, device_id::BLK)?;
-        Self::set_up(device, slots, pool)
-    }
-
-    fn set_up(mut device: Virtio<T>, slots: u16, pool: &mut Pool) -> Result<Self, DriverError> {
         let wanted = feature::INDIRECT_DESC
-            | feature::EVENT_IDX
-            | feature::RING_PACKED
-            | feature::IN_ORDER
-            | feature::NOTIFICATION_DATA
-            | feature::ACCESS_PLATFORM
             | F_FLUSH
             | F_RO
             | F_SEG_MAX
@@ -151,30 +141,16 @@ impl<T: Transport> Blk<T> {
             | F_TOPOLOGY
             | F_DISCARD
             | F_WRITE_ZEROES;
-        let features = device.negotiate(feature::VERSION_1, wanted)?;
-        let limits = Limits::read(&device, features).inspect_err(|_| device.give_up())?;
-
-        // With an indirect table a request takes one descriptor of the ring, else one a segment.
-        let each = if features & feature::INDIRECT_DESC != 0 { 1 } else { SEGMENTS };
-        // No chain may be longer than the queue (section 2.7.5.3.1), in a table or not.
-        let size = slots.max(1).saturating_mul(each).clamp(SEGMENTS, queue::MAX_SIZE).next_power_of_two();
-        let queue = device.start_queue(QUEUE, size, SEGMENTS, pool)?;
-        let slots = slots.max(1).min(queue.size() / each);
-        if queue.size() < SEGMENTS {
-            device.give_up();
-            return Err(DriverError::Queue(QUEUE));
-        }
-        let memory = pool.take(usize::from(slots) * SLOT, SLOT).inspect_err(|_| device.give_up())?;
-        let slots: Vec<Slot> = (0..usize::from(slots))
-            .filter_map(|n| memory.slice(n * SLOT, SLOT))
-            .map(|memory| Slot { memory, tag: 0, writable: 0 })
-            .collect();
-        device.driver_ok()?;
+        let (device, (limits, queue, slots)) = Virtio::set_up(transport, device_id::BLK, wanted, |device| {
+            let limits = Limits::read(device, device.features())?;
+            let (queue, slots) = start(device, slots.max(1), pool)?;
+            Ok((limits, queue, slots))
+        })?;
         Ok(Self {
             free: (0..slots.len() as u16).rev().collect(),
-            slot_of: alloc::vec![None; usize::from(queue.size())],
+            in_flight: SlotTable::new(queue.size()),
+            features: device.features(),
             channel: Channel::new(device, queue),
-            features,
             limits,
             slots,
         })
@@ -240,16 +216,13 @@ impl<T: Transport> Blk<T> {
         let writable = [prepared.destination.unwrap_or(status), status];
         let writable = if prepared.destination.is_some() { &writable[..] } else { &writable[1..] };
         let expected = writable.iter().fold(0u32, |sum, segment| sum.saturating_add(segment.len));
-        let Some(BufferId(id)) = self.channel.add(&readable[..readable_count], writable)? else {
+        let Some(id) = self.channel.add(&readable[..readable_count], writable)? else {
             return Ok(false);
         };
         slot.tag = tag;
         slot.writable = expected;
         self.free.pop();
-        match self.slot_of.get_mut(usize::from(id)) {
-            Some(entry) => *entry = Some(number),
-            None => return Err(self.channel.fail(QueueError::NotInFlight { id: u32::from(id) })),
-        }
+        self.in_flight.insert(id, number).map_err(|error| self.channel.fail(error))?;
         Ok(true)
     }
 
@@ -264,10 +237,7 @@ impl<T: Transport> Blk<T> {
     /// The device broke the protocol. The driver has latched: every later call returns the same error.
     pub fn complete(&mut self) -> Result<Option<Done>, DriverError> {
         let Some(used) = self.channel.pop()? else { return Ok(None) };
-        let BufferId(id) = used.id;
-        let Some(number) = self.slot_of.get_mut(usize::from(id)).and_then(Option::take) else {
-            return Err(self.channel.fail(QueueError::NotInFlight { id: u32::from(id) }));
-        };
+        let number = self.in_flight.remove(used.id).map_err(|error| self.channel.fail(error))?;
         let slot = self.slots[usize::from(number)];
         self.free.push(number);
         let mut status = [NO_STATUS];
@@ -391,6 +361,26 @@ impl Limits {
             limits
         })
     }
+}
+
+/// Starts the queue, with room for up to `slots` requests, and takes their memory.
+fn start<T: Transport>(
+    device: &mut Virtio<T>,
+    slots: u16,
+    pool: &mut Pool,
+) -> Result<(Queue, Vec<RequestSlot>), DriverError> {
+    // With an indirect table a request takes one descriptor of the ring, else one a segment.
+    let each = if device.features() & feature::INDIRECT_DESC != 0 { 1 } else { SEGMENTS };
+    // No chain may be longer than the queue (section 2.7.5.3.1), in a table or not.
+    let size = slots.saturating_mul(each).clamp(SEGMENTS, queue::MAX_SIZE).next_power_of_two();
+    let queue = device.start_queue(QUEUE, size, SEGMENTS, pool)?;
+    if queue.size() < SEGMENTS {
+        return Err(DriverError::Queue(QUEUE));
+    }
+    let slots = usize::from(slots.min(queue.size() / each));
+    let memory = pool.take(slots * SLOT, SLOT)?;
+    let slots = (0..slots).filter_map(|n| memory.slice(n * SLOT, SLOT));
+    Ok((queue, slots.map(|memory| RequestSlot { memory, tag: 0, writable: 0 }).collect()))
 }
 
 /// The buffer as a segment, if it holds whole sectors.

@@ -5,26 +5,42 @@
 //!     \        \                      /   the first error of any of them latches
 //!      disable_interrupts ... enable_interrupts -> sleep -> interrupt
 //! ```
+use crate::latch::Latch;
 use crate::{DriverError, Transport, Virtio};
-use paravane_ring::Segment;
 use paravane_ring::driver::{BufferId, Queue, Used};
+use paravane_ring::{QueueError, Segment};
 
 /// The only queue.
 pub(crate) const QUEUE: u16 = 0;
+
+/// Adds a buffer to a queue; `None` if there is no room.
+///
+/// # Errors
+/// The queue has latched.
+pub(crate) fn add(
+    queue: &mut Queue,
+    readable: &[Segment],
+    writable: &[Segment],
+) -> Result<Option<BufferId>, QueueError> {
+    match queue.add(readable, writable) {
+        Ok(id) => Ok(Some(id)),
+        // A latched queue has no room.
+        Err(_) => queue.error().map_or(Ok(None), Err),
+    }
+}
 
 /// The queue, its device, and the latch.
 #[derive(Debug)]
 pub(crate) struct Channel<T> {
     device: Virtio<T>,
     queue: Queue,
-    /// The first error; every later call returns it again.
-    failed: Option<DriverError>,
+    failed: Latch,
 }
 
 impl<T: Transport> Channel<T> {
     /// Of a device that was told DRIVER_OK.
     pub(crate) fn new(device: Virtio<T>, queue: Queue) -> Self {
-        Self { device, queue, failed: None }
+        Self { device, queue, failed: Latch::default() }
     }
 
     pub(crate) fn device(&self) -> &Virtio<T> {
@@ -38,12 +54,12 @@ impl<T: Transport> Channel<T> {
 
     /// The latched error, if there is one.
     pub(crate) fn check_failed(&self) -> Result<(), DriverError> {
-        self.failed.map_or(Ok(()), Err)
+        self.failed.check()
     }
 
     /// Latches the first error, and returns it.
     pub(crate) fn fail(&mut self, error: impl Into<DriverError>) -> DriverError {
-        *self.failed.get_or_insert(error.into())
+        self.failed.set(error)
     }
 
     /// Adds a buffer; `None` if there is no room.
@@ -52,16 +68,12 @@ impl<T: Transport> Channel<T> {
         readable: &[Segment],
         writable: &[Segment],
     ) -> Result<Option<BufferId>, DriverError> {
-        match (self.queue.add(readable, writable), self.queue.error()) {
-            (Ok(id), _) => Ok(Some(id)),
-            (Err(_), Some(error)) => Err(self.fail(error)),
-            (Err(_), None) => Ok(None),
-        }
+        add(&mut self.queue, readable, writable).map_err(|error| self.fail(error))
     }
 
     /// Publishes what was added and kicks if the device wants it. Says whether it kicked.
     pub(crate) fn kick(&mut self) -> bool {
-        let kick = self.failed.is_none() && self.queue.publish();
+        let kick = !self.failed.is_set() && self.queue.publish();
         if kick {
             self.device.notify(QUEUE, &self.queue);
         }
@@ -76,7 +88,7 @@ impl<T: Transport> Channel<T> {
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
     pub(crate) fn enable_interrupts(&mut self) -> bool {
-        if self.failed.is_some() {
+        if self.failed.is_set() {
             return true;
         }
         let token = self.queue.enable_interrupts();

@@ -15,11 +15,13 @@ extern crate alloc;
 pub mod blk;
 mod channel;
 mod error;
+mod latch;
 pub mod mmio;
 pub mod net;
 pub mod pci;
 mod pool;
 pub mod rng;
+mod slots;
 mod transport;
 mod virtio;
 

@@ -8,17 +8,20 @@
 //! room behind it. Frames are copied out of and into them, so that the device can change nothing of what the caller has.
 //!
 //! Frames are whole and plain: neither checksums nor segmentation are left to the device, nor taken from it.
+use crate::channel::add;
+use crate::latch::Latch;
+use crate::slots::SlotTable;
 use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
 use alloc::vec::Vec;
 use core::mem::offset_of;
+use paravane_ring::Segment;
 use paravane_ring::driver::poll::Poller;
-use paravane_ring::driver::{BufferId, PollToken, Queue, Used};
-use paravane_ring::{QueueError, Segment};
+use paravane_ring::driver::{PollToken, Queue, Used};
 use paravane_spec::net::{
     CLASS_MQ, CTRL_OK, Command, Config, ETH_HEADER, F_CTRL_VQ, F_MAC, F_MQ, F_MRG_RXBUF, F_MTU, F_STATUS,
     Header, MAX_FRAME, MAX_PAIRS, MQ_VQ_PAIRS_SET, PAIR, RECEIVE, S_LINK_UP, TRANSMIT,
 };
-use paravane_spec::{device_id, feature, mmio, queue};
+use paravane_spec::{device_id, mmio, queue};
 use zerocopy::IntoBytes;
 
 /// Bytes before each frame.
@@ -62,21 +65,20 @@ pub struct Dropped {
     pub runts: u64,
 }
 
-/// A queue's slots, and which buffer in flight is which.
+/// The frame slots of a queue.
 #[derive(Debug)]
-struct Slots {
+struct FrameSlots {
     memory: Vec<DmaArea>,
-    /// The slot that each buffer identifier stands for while it is in flight.
-    slot_of: Vec<Option<u16>>,
+    in_flight: SlotTable,
 }
 
-impl Slots {
+impl FrameSlots {
     fn new(count: u16, bytes: usize, size: u16, pool: &mut Pool) -> Result<Self, DriverError> {
         let mut memory = Vec::with_capacity(count.into());
         for _ in 0..count {
             memory.push(pool.take(bytes, ALIGN)?);
         }
-        Ok(Self { memory, slot_of: alloc::vec![None; size.into()] })
+        Ok(Self { memory, in_flight: SlotTable::new(size) })
     }
 
     fn segment(&self, slot: u16, len: usize) -> Segment {
@@ -86,21 +88,6 @@ impl Slots {
     fn len(&self, slot: u16) -> usize {
         self.memory[usize::from(slot)].area.len()
     }
-
-    fn gone(&mut self, BufferId(id): BufferId, slot: u16) -> Result<(), DriverError> {
-        match self.slot_of.get_mut(usize::from(id)) {
-            Some(entry) => *entry = Some(slot),
-            None => return Err(QueueError::NotInFlight { id: id.into() }.into()),
-        }
-        Ok(())
-    }
-
-    /// The slot that is back.
-    fn back(&mut self, used: Used) -> Result<u16, DriverError> {
-        let BufferId(id) = used.id;
-        let slot = self.slot_of.get_mut(usize::from(id)).and_then(Option::take);
-        slot.ok_or(QueueError::NotInFlight { id: id.into() }.into())
-    }
 }
 
 /// One pair of queues.
@@ -108,13 +95,13 @@ impl Slots {
 struct Pair {
     receive: Queue,
     poller: Poller,
-    receive_slots: Slots,
+    receive_slots: FrameSlots,
     /// Slots that hold the frame at hand, and the bytes in each.
     gathered: Vec<(u16, usize)>,
     /// How many they will be; 0 while no frame is at hand.
     expected: usize,
     transmit: Queue,
-    transmit_slots: Slots,
+    transmit_slots: FrameSlots,
     /// Transmit slots that are not in flight, as far as is known.
     free: Vec<u16>,
     /// Somebody waits for a slot to come back.
@@ -136,9 +123,9 @@ impl Pair {
         let transmit = device.start_queue(of_pair + TRANSMIT, size(options.transmit_slots), 0, pool)?;
         let count = |slots: u16, queue: &Queue| slots.max(1).min(queue.size());
         let slots = count(options.receive_slots, &receive);
-        let receive_slots = Slots::new(slots, slot, receive.size(), pool)?;
+        let receive_slots = FrameSlots::new(slots, slot, receive.size(), pool)?;
         let free = count(options.transmit_slots, &transmit);
-        let transmit_slots = Slots::new(free, HEADER + options.frame, transmit.size(), pool)?;
+        let transmit_slots = FrameSlots::new(free, HEADER + options.frame, transmit.size(), pool)?;
         let mut pair = Self {
             gathered: Vec::with_capacity(slots.into()),
             expected: 0,
@@ -159,12 +146,9 @@ impl Pair {
     /// Adds a receive slot; the device sees it after the next kick.
     fn offer(&mut self, slot: u16) -> Result<(), DriverError> {
         let segment = self.receive_slots.segment(slot, self.receive_slots.len(slot));
-        match (self.receive.add(&[], &[segment]), self.receive.error()) {
-            (Ok(id), _) => self.receive_slots.gone(id, slot),
-            (Err(_), Some(error)) => Err(error.into()),
-            // There are no more slots than descriptors.
-            (Err(_), None) => Err(DriverError::Queue(RECEIVE)),
-        }
+        // There are no more slots than descriptors.
+        let id = add(&mut self.receive, &[], &[segment])?.ok_or(DriverError::Queue(RECEIVE))?;
+        Ok(self.receive_slots.in_flight.insert(id, slot)?)
     }
 
     fn send(&mut self, frame: &[u8]) -> Result<bool, DriverError> {
@@ -177,14 +161,10 @@ impl Pair {
         let written = area.write(0, Header::default().as_bytes()) && area.write(HEADER, frame);
         debug_assert!(written, "a slot holds a header and the largest frame");
         let segment = self.transmit_slots.segment(slot, HEADER + frame.len());
-        let id = match (self.transmit.add(&[segment], &[]), self.transmit.error()) {
-            (Ok(id), _) => id,
-            (Err(_), Some(error)) => return Err(error.into()),
-            (Err(_), None) => return Ok(false),
-        };
+        let Some(id) = add(&mut self.transmit, &[segment], &[])? else { return Ok(false) };
         self.waited_for = false;
         self.free.pop();
-        self.transmit_slots.gone(id, slot)?;
+        self.transmit_slots.in_flight.insert(id, slot)?;
         Ok(true)
     }
 
@@ -197,7 +177,7 @@ impl Pair {
                 return Ok(());
             }
             for used in &used[..count] {
-                self.free.push(self.transmit_slots.back(*used)?);
+                self.free.push(self.transmit_slots.in_flight.remove(used.id)?);
             }
         }
     }
@@ -206,7 +186,7 @@ impl Pair {
     fn gather(&mut self, mergeable: bool, dropped: &mut Dropped) -> Result<bool, DriverError> {
         // What is offered again is not published before the next kick: there are as many turns as slots at most.
         while let Some(used) = self.receive.pop_used()? {
-            let slot = self.receive_slots.back(used)?;
+            let slot = self.receive_slots.in_flight.remove(used.id)?;
             let len = used.len as usize;
             if self.expected == 0 {
                 if len < HEADER {
@@ -306,8 +286,7 @@ pub struct Net<T> {
     in_use: u16,
     control: Option<Control>,
     dropped: Dropped,
-    /// The first error; every later call returns it again.
-    failed: Option<DriverError>,
+    failed: Latch,
 }
 
 impl<T: Transport> Net<T> {
@@ -320,31 +299,20 @@ impl<T: Transport> Net<T> {
         if !(ETH_HEADER..=MAX_FRAME).contains(&options.frame) {
             return Err(DriverError::Request("the largest frame is not from 14 to 65553 bytes"));
         }
-        let mut device = Virtio::probe(transport, device_id::NET)?;
-        let wanted = feature::EVENT_IDX
-            | feature::RING_PACKED
-            | feature::IN_ORDER
-            | feature::NOTIFICATION_DATA
-            | feature::ACCESS_PLATFORM
-            | F_MAC
-            | F_MTU
-            | F_STATUS
-            | F_MRG_RXBUF
-            | if options.pairs > 1 { F_CTRL_VQ | F_MQ } else { 0 };
-        let features = device.negotiate(feature::VERSION_1, wanted)?;
-        let started = Self::start(&mut device, features, options, pool);
-        let (described, pairs, control) = started.inspect_err(|_| device.give_up())?;
-        device.driver_ok()?;
+        let wanted =
+            F_MAC | F_MTU | F_STATUS | F_MRG_RXBUF | if options.pairs > 1 { F_CTRL_VQ | F_MQ } else { 0 };
+        let start = |device: &mut Virtio<T>| Self::start(device, options, pool);
+        let (device, (described, pairs, control)) = Virtio::set_up(transport, device_id::NET, wanted, start)?;
         let mut net = Self {
+            features: device.features(),
             device,
-            features,
             described,
             options,
             pairs,
             in_use: 1,
             control,
             dropped: Dropped::default(),
-            failed: None,
+            failed: Latch::default(),
         };
         net.disable_interrupts();
         net.kick();
@@ -354,10 +322,10 @@ impl<T: Transport> Net<T> {
     #[allow(clippy::type_complexity, reason = "the parts of a card, once")]
     fn start(
         device: &mut Virtio<T>,
-        features: u64,
         options: NetOptions,
         pool: &mut Pool,
     ) -> Result<(Described, Vec<Pair>, Option<Control>), DriverError> {
+        let features = device.features();
         let described = Described::read(device, features)?;
         // Section 5.1.4.1: from 1 to 0x8000. The queues of more would have no numbers.
         if described.pairs == 0 || described.pairs > MAX_PAIRS - 1 {
@@ -429,7 +397,7 @@ impl<T: Transport> Net<T> {
     /// The frame is shorter than an Ethernet header or longer than [`Net::largest_frame`], the pair is not in use, or
     /// the driver has failed.
     pub fn send(&mut self, pair: u16, frame: &[u8]) -> Result<bool, DriverError> {
-        self.check_failed()?;
+        self.failed.check()?;
         if !(ETH_HEADER..=self.largest_frame()).contains(&frame.len()) {
             return Err(DriverError::Request("the frame is too short or too long"));
         }
@@ -437,7 +405,7 @@ impl<T: Transport> Net<T> {
             return Err(NOT_IN_USE);
         }
         let sent = self.pairs[usize::from(pair)].send(frame);
-        sent.map_err(|error| self.fail(error))
+        sent.map_err(|error| self.failed.set(error))
     }
 
     /// Frames sent on a pair that the device has not given back yet. If there are any, [`Net::enable_interrupts`] asks for
@@ -446,10 +414,10 @@ impl<T: Transport> Net<T> {
     /// # Errors
     /// There is no such pair. Or the device broke the protocol, and the driver has latched.
     pub fn in_flight(&mut self, pair: u16) -> Result<usize, DriverError> {
-        self.check_failed()?;
+        self.failed.check()?;
         let pair = self.pairs.get_mut(usize::from(pair)).ok_or(NOT_IN_USE)?;
         if let Err(error) = pair.reclaim() {
-            return Err(self.fail(error));
+            return Err(self.failed.set(error));
         }
         let in_flight = pair.transmit_slots.memory.len() - pair.free.len();
         pair.waited_for = in_flight > 0;
@@ -462,7 +430,7 @@ impl<T: Transport> Net<T> {
     /// # Errors
     /// There is no such pair. Or the device broke the protocol, and the driver has latched.
     pub fn receive(&mut self, pair: u16, out: &mut [u8]) -> Result<Option<usize>, DriverError> {
-        self.check_failed()?;
+        self.failed.check()?;
         let mergeable = self.features & F_MRG_RXBUF != 0;
         let pair = self.pairs.get_mut(usize::from(pair)).ok_or(NOT_IN_USE)?;
         let taken = match pair.gather(mergeable, &mut self.dropped) {
@@ -470,12 +438,12 @@ impl<T: Transport> Net<T> {
             Ok(false) => Ok(None),
             Err(error) => Err(error),
         };
-        taken.map_err(|error| self.fail(error))
+        taken.map_err(|error| self.failed.set(error))
     }
 
     /// Publishes all that was added and kicks where the device wants it. Says how many kicks that were.
     pub fn kick(&mut self) -> u32 {
-        if self.failed.is_some() {
+        if self.failed.is_set() {
             return 0;
         }
         let mut kicks = 0;
@@ -495,7 +463,7 @@ impl<T: Transport> Net<T> {
     /// # Errors
     /// There are not so many, an earlier question is not answered yet, or the driver has failed.
     pub fn ask_for_pairs(&mut self, pairs: u16) -> Result<(), DriverError> {
-        self.check_failed()?;
+        self.failed.check()?;
         if pairs == 0 || pairs > self.pairs_set_up() {
             return Err(DriverError::Request("there are not so many pairs"));
         }
@@ -510,10 +478,10 @@ impl<T: Transport> Net<T> {
         let addr = control.memory.addr;
         let command = Segment { addr, len: ANSWER_AT as u32 };
         let answer = Segment { addr: addr + ANSWER_AT as u64, len: 1 };
-        if control.queue.add(&[command], &[answer]).is_err() {
-            let error =
-                control.queue.error().map_or(DriverError::Queue(self.described.pairs * PAIR), Into::into);
-            return Err(self.fail(error));
+        match add(&mut control.queue, &[command], &[answer]) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(self.failed.set(DriverError::Queue(self.described.pairs * PAIR))),
+            Err(error) => return Err(self.failed.set(error)),
         }
         control.asked = Some(pairs);
         // Section 5.1.6.5.6.1: nothing is sent on a pair that is given up.
@@ -529,7 +497,7 @@ impl<T: Transport> Net<T> {
     /// # Errors
     /// The device broke the protocol. The driver has latched.
     pub fn answer(&mut self) -> Result<Option<bool>, DriverError> {
-        self.check_failed()?;
+        self.failed.check()?;
         let Some(control) = &mut self.control else { return Ok(None) };
         match control.queue.pop_used() {
             Ok(None) => Ok(None),
@@ -541,14 +509,14 @@ impl<T: Transport> Net<T> {
                 self.in_use = asked.unwrap_or(self.in_use);
                 Ok(Some(asked.is_some()))
             }
-            Err(error) => Err(self.fail(error)),
+            Err(error) => Err(self.failed.set(error)),
         }
     }
 
     /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot or [`Net::in_flight`] frames
     /// that are not back, at sent ones; `true` if something is already there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
-        let mut news = self.failed.is_some();
+        let mut news = self.failed.is_set();
         for pair in &mut self.pairs {
             let token = pair.receive.enable_interrupts();
             news |= pair.receive.poll(token);
@@ -586,8 +554,7 @@ impl<T: Transport> Net<T> {
 
     /// Whether anything was received on a pair since `token`, or the driver has failed.
     pub fn has_news(&self, pair: u16, token: PollToken) -> bool {
-        self.failed.is_some()
-            || self.pairs.get(usize::from(pair)).is_some_and(|pair| pair.receive.poll(token))
+        self.failed.is_set() || self.pairs.get(usize::from(pair)).is_some_and(|pair| pair.receive.poll(token))
     }
 
     /// Answers as [`Net::has_news`] does, from any thread or interrupt handler.
@@ -601,24 +568,14 @@ impl<T: Transport> Net<T> {
     /// # Errors
     /// The device asks to be reset, or its configuration does not come to rest. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
-        self.check_failed()?;
-        let causes = self.device.interrupt().map_err(|error| self.fail(error))?;
+        self.failed.check()?;
+        let causes = self.device.interrupt().map_err(|error| self.failed.set(error))?;
         if causes & mmio::INT_CONFIG_CHANGE != 0 {
             let described = Described::read(&self.device, self.features);
             // The rest does not change while the device is in use, whatever it says.
-            self.described.link_up = described.map_err(|error| self.fail(error))?.link_up;
+            self.described.link_up = described.map_err(|error| self.failed.set(error))?.link_up;
         }
         Ok(causes)
-    }
-
-    /// The latched error, if there is one.
-    fn check_failed(&self) -> Result<(), DriverError> {
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    /// Latches the first error, and returns it.
-    fn fail(&mut self, error: impl Into<DriverError>) -> DriverError {
-        *self.failed.get_or_insert(error.into())
     }
 }
 

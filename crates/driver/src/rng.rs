@@ -2,7 +2,7 @@
 use crate::channel::{Channel, QUEUE};
 use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
 use paravane_ring::{QueueError, Segment};
-use paravane_spec::{device_id, feature};
+use paravane_spec::device_id;
 
 /// An entropy source.
 #[derive(Debug)]
@@ -17,17 +17,10 @@ impl<T: Transport> Rng<T> {
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
     pub fn new(transport: T, buffer: usize, pool: &mut Pool) -> Result<Self, DriverError> {
-        let mut device = Virtio::probe(transport, device_id::RNG)?;
-        let wanted = feature::EVENT_IDX
-            | feature::RING_PACKED
-            | feature::IN_ORDER
-            | feature::NOTIFICATION_DATA
-            | feature::ACCESS_PLATFORM;
-        device.negotiate(feature::VERSION_1, wanted)?;
-        // One request of one segment is in flight at a time.
-        let queue = device.start_queue(QUEUE, 1, 0, pool)?;
-        let buffer = pool.take(buffer, 64).inspect_err(|_| device.give_up())?;
-        device.driver_ok()?;
+        let (device, (queue, buffer)) = Virtio::set_up(transport, device_id::RNG, 0, |device| {
+            // One request of one segment is in flight at a time.
+            Ok((device.start_queue(QUEUE, 1, 0, pool)?, pool.take(buffer, 64)?))
+        })?;
         Ok(Self { channel: Channel::new(device, queue), buffer })
     }
 

@@ -28,6 +28,13 @@ const CONFIG_READS: u32 = 64;
 /// What a queue's memory is aligned to, in bytes.
 const QUEUE_ALIGN: usize = 4096;
 
+/// Feature bits that every driver here accepts, beside its own.
+const FEATURES: u64 = feature::EVENT_IDX
+    | feature::RING_PACKED
+    | feature::IN_ORDER
+    | feature::NOTIFICATION_DATA
+    | feature::ACCESS_PLATFORM;
+
 /// A queue that was not reset.
 #[derive(Debug, Error)]
 #[error("{error}")]
@@ -48,6 +55,24 @@ pub struct Virtio<T> {
 }
 
 impl<T: Transport> Virtio<T> {
+    /// Sets a device up, from [`Virtio::probe`] to [`Virtio::driver_ok`]. `start` reads the configuration and starts the
+    /// queues, after `wanted` features were negotiated.
+    ///
+    /// # Errors
+    /// Those of each step. Once the type is right, the device is told FAILED.
+    pub(crate) fn set_up<Q>(
+        transport: T,
+        device_id: u32,
+        wanted: u64,
+        start: impl FnOnce(&mut Self) -> Result<Q, DriverError>,
+    ) -> Result<(Self, Q), DriverError> {
+        let mut device = Self::probe(transport, device_id)?;
+        device.negotiate(feature::VERSION_1, FEATURES | wanted)?;
+        let started = start(&mut device).inspect_err(|_| device.give_up())?;
+        device.driver_ok()?;
+        Ok((device, started))
+    }
+
     /// Looks what type the device is of, resets it and says ACKNOWLEDGE and DRIVER.
     ///
     /// # Errors
@@ -287,6 +312,11 @@ impl<T: Transport> Virtio<T> {
             core::hint::spin_loop();
         }
         Err(DriverError::Reset)
+    }
+
+    /// Negotiated features.
+    pub fn features(&self) -> u64 {
+        self.features
     }
 
     /// Device status register.
