@@ -15,12 +15,13 @@ pub(crate) use job::Job;
 pub(crate) use lane::Lane;
 pub(crate) use write_test::{Terms, WriteTest};
 
+use crate::worker::Interrupts;
 use paravane_driver::blk::{Blk, Done, Request};
 use paravane_driver::{DmaArea, DriverError, Transport};
 use paravane_spec::blk::F_FLUSH;
 
 /// What a lane needs of a disk driver.
-pub(crate) trait Disk {
+pub(crate) trait Disk: Interrupts {
     /// Capacity in sectors.
     fn capacity(&self) -> u64;
     /// Whether it refuses writes.
@@ -35,12 +36,6 @@ pub(crate) trait Disk {
     fn kick(&mut self) -> bool;
     /// See [`Blk::complete`].
     fn complete(&mut self) -> Result<Option<Done>, DriverError>;
-    /// See [`Blk::enable_interrupts`].
-    fn enable_interrupts(&mut self) -> bool;
-    /// See [`Blk::disable_interrupts`].
-    fn disable_interrupts(&mut self);
-    /// See [`Blk::interrupt`].
-    fn interrupt(&mut self) -> Result<u32, DriverError>;
 }
 
 impl<T: Transport> Disk for Blk<T> {
@@ -64,15 +59,6 @@ impl<T: Transport> Disk for Blk<T> {
     }
     fn complete(&mut self) -> Result<Option<Done>, DriverError> {
         self.complete()
-    }
-    fn enable_interrupts(&mut self) -> bool {
-        self.enable_interrupts()
-    }
-    fn disable_interrupts(&mut self) {
-        self.disable_interrupts();
-    }
-    fn interrupt(&mut self) -> Result<u32, DriverError> {
-        self.interrupt()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Draws bytes from an entropy source and judges whether they can be random at all.
+use crate::Platform;
 use crate::report::{DiskPage, Failure};
+use crate::worker::{Interrupts, Step, Worker};
 use paravane_driver::Transport;
 use paravane_driver::rng::Rng;
 use paravane_spec::builtin::{error, state};
@@ -21,50 +23,37 @@ pub(crate) struct Draw<T> {
     empty: u32,
 }
 
-/// What one step did.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Step {
-    /// Answers that came.
-    pub(crate) completed: u64,
-    /// Bytes in them.
-    pub(crate) bytes: u64,
-    /// Requests published.
-    pub(crate) sent: u64,
-    /// Kicks written.
-    pub(crate) kicks: u64,
-}
-
 impl<T: Transport> Draw<T> {
     /// Draws `total` bytes.
     pub(crate) fn new(rng: Rng<T>, total: u64, page: DiskPage) -> Self {
         page.moved(0, total);
         let draw = Self { rng, page, total, drawn: 0, asked: false, empty: 0 };
-        if draw.finished() {
+        if draw.is_done() {
             page.state(state::DONE);
         }
         draw
     }
 
-    pub(crate) fn finished(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.drawn >= self.total
     }
 
     /// Takes an answer and asks for more.
-    pub(crate) fn step(&mut self) -> Result<Step, Failure> {
+    fn draw(&mut self) -> Result<Step, Failure> {
         let mut step = Step::default();
         let mut bytes = [0; BUFFER];
         if let Some(len) = self.rng.poll(&mut bytes)? {
             step.completed = 1;
-            step.bytes = len as u64;
+            step.entropy_bytes = len as u64;
             self.asked = false;
             self.judge(&bytes[..len])?;
             self.drawn += len as u64;
             self.page.moved(self.drawn, self.total);
-            if self.finished() {
+            if self.is_done() {
                 self.page.state(state::DONE);
             }
         }
-        if !self.asked && !self.finished() {
+        if !self.asked && !self.is_done() {
             let len = (self.total - self.drawn).min(BUFFER as u64) as usize;
             step.kicks += u64::from(self.rng.request(len)?);
             step.sent = 1;
@@ -93,18 +82,19 @@ impl<T: Transport> Draw<T> {
         }
         Ok(())
     }
+}
 
-    pub(crate) fn enable_interrupts(&mut self) -> bool {
-        self.rng.enable_interrupts()
+impl<P: Platform, T: Transport> Worker<P> for Draw<T> {
+    fn step(&mut self, _platform: &P, _ready: bool) -> Result<Step, Failure> {
+        self.draw()
     }
 
-    pub(crate) fn disable_interrupts(&mut self) {
-        self.rng.disable_interrupts();
+    fn finished(&self) -> bool {
+        self.is_done()
     }
 
-    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
-        self.rng.interrupt()?;
-        Ok(())
+    fn driver(&mut self) -> &mut dyn Interrupts {
+        &mut self.rng
     }
 }
 

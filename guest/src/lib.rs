@@ -28,6 +28,7 @@ mod program;
 mod report;
 mod stream;
 mod window;
+mod worker;
 
 pub use paravane_driver::{Area, DmaArea};
 use paravane_spec::builtin::{CONTROL_BASE, control};

@@ -1,7 +1,9 @@
 //! Sends each frame that comes on a network card back to where it came from, with its addresses swapped. It has no end of
 //! its own: it serves as long as others work.
-use crate::ping::{Step, uses_pairs, wrong};
+use crate::Platform;
+use crate::ping::{ask_for_pairs, uses_pairs, wrong};
 use crate::report::{DiskPage, Failure, Measured};
+use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;
 use paravane_driver::Transport;
 use paravane_driver::net::Net;
@@ -32,28 +34,17 @@ impl<T: Transport> Mirror<T> {
     /// # Errors
     /// The driver refuses the question for pairs.
     pub(crate) fn new(mut net: Net<T>, longest: usize, page: DiskPage) -> Result<Self, Failure> {
-        let pairs = net.pairs_set_up();
-        if pairs > 1 {
-            net.ask_for_pairs(pairs)?;
-        }
+        let asking = ask_for_pairs(&mut net)?;
         page.state(state::MIX);
-        let held = (0..pairs).map(|_| Held { frame: alloc::vec![0; longest], len: 0 }).collect();
-        Ok(Self { net, page, asking: pairs > 1, held, measured: Measured::default() })
-    }
-
-    /// Whether what comes from now on goes back on the pair on which it was sent.
-    pub(crate) fn is_ready(&self) -> bool {
-        !self.asking
+        let held = (0..net.pairs_set_up()).map(|_| Held { frame: alloc::vec![0; longest], len: 0 }).collect();
+        Ok(Self { net, page, asking, held, measured: Measured::default() })
     }
 
     /// Takes what came, and sends it back.
-    pub(crate) fn step(&mut self) -> Result<Step, Failure> {
+    fn echo(&mut self) -> Result<Step, Failure> {
         let mut step = Step::default();
-        if self.asking {
-            if !uses_pairs(&mut self.net)? {
-                return Ok(step);
-            }
-            self.asking = false;
+        if !uses_pairs(&mut self.net, &mut self.asking)? {
+            return Ok(step);
         }
         for (held, pair) in self.held.iter_mut().zip(0..) {
             loop {
@@ -83,23 +74,32 @@ impl<T: Transport> Mirror<T> {
         }
         Ok(step)
     }
+}
 
-    /// The others have done their work.
-    pub(crate) fn finish(&self) {
+impl<P: Platform, T: Transport> Worker<P> for Mirror<T> {
+    fn step(&mut self, _platform: &P, _ready: bool) -> Result<Step, Failure> {
+        self.echo()
+    }
+
+    fn finished(&self) -> bool {
+        false
+    }
+
+    fn serves(&self) -> bool {
+        true
+    }
+
+    /// Frames go back on the pair on which they came only when all pairs are in use.
+    fn is_ready(&self) -> bool {
+        !self.asking
+    }
+
+    fn finish(&self) {
         self.page.state(state::DONE);
     }
 
-    pub(crate) fn enable_interrupts(&mut self) -> bool {
-        self.net.enable_interrupts()
-    }
-
-    pub(crate) fn disable_interrupts(&mut self) {
-        self.net.disable_interrupts();
-    }
-
-    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
-        self.net.interrupt()?;
-        Ok(())
+    fn driver(&mut self) -> &mut dyn Interrupts {
+        &mut self.net
     }
 }
 

@@ -4,8 +4,10 @@
 //!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped,
 //!                                                              cut to the length of an answer or filled up with 0
 //! ```
+use crate::Platform;
 use crate::histogram;
 use crate::report::{DiskPage, Failure, Measured};
+use crate::worker::{Interrupts, Step, Worker};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use paravane_driver::Transport;
@@ -59,31 +61,35 @@ pub(crate) struct Ping<T> {
     measured: Measured,
 }
 
-/// What one step of any work with a card did.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Step {
-    /// Frames that came back, or are through.
-    pub(crate) completed: u64,
-    /// Frames published.
-    pub(crate) sent: u64,
-    /// Kicks written.
-    pub(crate) kicks: u64,
-}
-
 pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
     Failure { error: error::MISMATCH, detail, sector: 0, reason }
 }
 
-/// Whether the card has answered the question for pairs, and uses them.
+/// Asks the card to use all pairs of queues that the driver has set up; `true` if an answer will come.
 ///
 /// # Errors
-/// It does not use them, or the queue of its answers is broken.
-pub(crate) fn uses_pairs<T: Transport>(net: &mut Net<T>) -> Result<bool, Failure> {
-    match net.answer()? {
-        None => Ok(false),
-        Some(true) => Ok(true),
-        Some(false) => Err(wrong(0, "the card does not use the pairs that it has")),
+/// The driver refuses.
+pub(crate) fn ask_for_pairs<T: Transport>(net: &mut Net<T>) -> Result<bool, Failure> {
+    let pairs = net.pairs_set_up();
+    if pairs > 1 {
+        net.ask_for_pairs(pairs)?;
     }
+    Ok(pairs > 1)
+}
+
+/// Takes the answer to [`ask_for_pairs`] if `asking`; `true` once all pairs are in use.
+///
+/// # Errors
+/// The card does not use them, or the control queue is broken.
+pub(crate) fn uses_pairs<T: Transport>(net: &mut Net<T>, asking: &mut bool) -> Result<bool, Failure> {
+    if *asking {
+        match net.answer()? {
+            None => return Ok(false),
+            Some(true) => *asking = false,
+            Some(false) => return Err(wrong(0, "the card does not use the pairs that it has")),
+        }
+    }
+    Ok(true)
 }
 
 impl<T: Transport> Ping<T> {
@@ -92,10 +98,8 @@ impl<T: Transport> Ping<T> {
     /// # Errors
     /// The driver refuses the question for pairs.
     pub(crate) fn new(mut net: Net<T>, terms: Terms, page: DiskPage) -> Result<Self, Failure> {
+        let asking = ask_for_pairs(&mut net)?;
         let pairs = net.pairs_set_up();
-        if pairs > 1 {
-            net.ask_for_pairs(pairs)?;
-        }
         let mut frame = alloc::vec![0; terms.len];
         frame[..6].copy_from_slice(&FAR);
         frame[6..12].copy_from_slice(&net.mac().unwrap_or(NEAR));
@@ -106,7 +110,7 @@ impl<T: Transport> Ping<T> {
             net,
             page,
             terms,
-            asking: pairs > 1,
+            asking,
             flights: (0..pairs).map(|_| VecDeque::with_capacity(terms.depth)).collect(),
             frame,
             answer: alloc::vec![0; terms.reply + 1],
@@ -116,23 +120,15 @@ impl<T: Transport> Ping<T> {
         })
     }
 
-    pub(crate) fn finished(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.measured.ops >= self.terms.frames
     }
 
-    /// Whether the first frame is out.
-    pub(crate) fn is_measuring(&self) -> bool {
-        self.began.is_some()
-    }
-
     /// Takes what came back, and sends more if it may.
-    pub(crate) fn step(&mut self, may_send: bool, clock: impl Fn() -> u64) -> Result<Step, Failure> {
+    fn exchange(&mut self, may_send: bool, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
-        if self.asking {
-            if !uses_pairs(&mut self.net)? {
-                return Ok(step);
-            }
-            self.asking = false;
+        if !uses_pairs(&mut self.net, &mut self.asking)? {
+            return Ok(step);
         }
         for pair in 0..self.flights.len() {
             while let Some(len) = self.net.receive(pair as u16, &mut self.answer)? {
@@ -160,7 +156,7 @@ impl<T: Transport> Ping<T> {
             self.page.measured(self.measured);
             self.page.verified(self.measured.bytes);
         }
-        if self.finished() {
+        if self.is_done() {
             self.page.state(state::DONE);
         }
         Ok(step)
@@ -182,18 +178,24 @@ impl<T: Transport> Ping<T> {
         self.measured.elapsed_ns = now.saturating_sub(self.began.unwrap_or(now));
         Ok(())
     }
+}
 
-    pub(crate) fn enable_interrupts(&mut self) -> bool {
-        self.net.enable_interrupts()
+impl<P: Platform, T: Transport> Worker<P> for Ping<T> {
+    fn step(&mut self, platform: &P, ready: bool) -> Result<Step, Failure> {
+        self.exchange(ready, || platform.now_ns())
     }
 
-    pub(crate) fn disable_interrupts(&mut self) {
-        self.net.disable_interrupts();
+    fn finished(&self) -> bool {
+        self.is_done()
     }
 
-    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
-        self.net.interrupt()?;
-        Ok(())
+    /// From the first frame on.
+    fn is_measuring(&self) -> bool {
+        self.began.is_some()
+    }
+
+    fn driver(&mut self) -> &mut dyn Interrupts {
+        &mut self.net
     }
 }
 

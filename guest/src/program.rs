@@ -16,6 +16,7 @@ use crate::mirror::Mirror;
 use crate::ping::{self, Ping};
 use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
 use crate::stream::{self, Stream, Way};
+use crate::worker::{Step, Worker};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::blk::Blk;
@@ -56,18 +57,10 @@ struct Device<'p, P: Platform> {
     /// Its wire, and the message of its configuration change. A queue's own message says nothing but that the queue is
     /// to be looked at, which is done anyway.
     calls: [Call; 2],
-    worker: Worker<'p, P>,
+    worker: Box<dyn Worker<P> + 'p>,
     page: DiskPage,
     number: usize,
     running: bool,
-}
-
-enum Worker<'p, P: Platform> {
-    Disk(Box<Lane<Blk<Connection<'p, P>>>>),
-    Entropy(Box<Draw<Connection<'p, P>>>),
-    Ping(Box<Ping<Connection<'p, P>>>),
-    Mirror(Box<Mirror<Connection<'p, P>>>),
-    Stream(Box<Stream<Connection<'p, P>>>),
 }
 
 /// Runs the program; returns an `exit` code.
@@ -127,7 +120,7 @@ fn bring_up<'p, P: Platform>(
     page: DiskPage,
     kicks: Option<KickPage>,
     pool: &mut Pool,
-) -> Result<Option<Worker<'p, P>>, Failure> {
+) -> Result<Option<Box<dyn Worker<P> + 'p>>, Failure> {
     let entry = &info.devices[number];
     let connection = || Connection::open(platform, info, entry, kicks).map_err(set_up);
     pool.translate(entry.iova_offset);
@@ -135,15 +128,15 @@ fn bring_up<'p, P: Platform>(
     Ok(match entry.job {
         job::HASH => {
             let disk = Blk::new(connection()?, depth as u16, pool).map_err(set_up)?;
-            Some(Worker::Disk(Box::new(hash_lane(disk, info, page, pool)?)))
+            Some(Box::new(hash_lane(disk, info, page, pool)?))
         }
         job::WRITE_TEST => {
             let disk = Blk::new(connection()?, depth as u16, pool).map_err(set_up)?;
-            Some(Worker::Disk(Box::new(test_lane(disk, info, number, entry.span, page, pool)?)))
+            Some(Box::new(test_lane(disk, info, number, entry.span, page, pool)?))
         }
         job::RNG => {
             let rng = Rng::new(connection()?, entropy::BUFFER, pool).map_err(set_up)?;
-            Some(Worker::Entropy(Box::new(Draw::new(rng, entry.span, page))))
+            Some(Box::new(Draw::new(rng, entry.span, page)))
         }
         job::NET_ECHO | job::NET_MIRROR => {
             let terms = ping::Terms {
@@ -161,11 +154,11 @@ fn bring_up<'p, P: Platform>(
                 receive_slot: usize::MAX,
             };
             let net = Net::new(connection()?, options, pool).map_err(set_up)?;
-            Some(if entry.job == job::NET_ECHO {
-                Worker::Ping(Box::new(Ping::new(net, terms, page)?))
+            if entry.job == job::NET_ECHO {
+                Some(Box::new(Ping::new(net, terms, page)?))
             } else {
-                Worker::Mirror(Box::new(Mirror::new(net, options.frame, page)?))
-            })
+                Some(Box::new(Mirror::new(net, options.frame, page)?))
+            }
         }
         job::NET_SEND | job::NET_RECEIVE => {
             let way = if entry.job == job::NET_SEND { Way::Out } else { Way::In };
@@ -180,7 +173,7 @@ fn bring_up<'p, P: Platform>(
                 ..NetOptions::default()
             };
             let net = Net::new(connection()?, options, pool).map_err(set_up)?;
-            Some(Worker::Stream(Box::new(Stream::new(net, terms, page))))
+            Some(Box::new(Stream::new(net, terms, page)))
         }
         _ => None,
     })
@@ -266,7 +259,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// Opens the interrupt lines, or sees to it that none is needed.
     fn start(&self, devices: &mut [Device<'p, P>]) {
         for device in devices {
-            device.worker.disable_interrupts();
+            device.worker.driver().disable_interrupts();
             if !self.polling {
                 self.platform.enable_line(device.gsi);
             }
@@ -326,7 +319,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     fn step(&mut self, device: &mut Device<'p, P>) -> Result<bool, Failure> {
         if self.polling {
             if self.idle % IDLE_ROUNDS == IDLE_ROUNDS - 1 {
-                device.worker.interrupt()?;
+                device.worker.driver().interrupt()?;
             }
         } else {
             // Acknowledged before the used ring is looked at, so that what comes later raises a new interrupt.
@@ -334,37 +327,13 @@ impl<'p, P: Platform> Machine<'p, P> {
                 let taken = self.platform.interrupts_on(call.number);
                 if taken != call.handled {
                     call.handled = taken;
-                    device.worker.interrupt()?;
+                    device.worker.driver().interrupt()?;
                 }
             }
         }
-        let (completed, sent, kicks) = match &mut device.worker {
-            Worker::Disk(lane) => {
-                let step = lane.step(|| self.platform.now_ns())?;
-                device.running = !lane.finished();
-                (step.completed, step.sent, step.kicks)
-            }
-            Worker::Ping(ping) => {
-                let step = ping.step(self.ready, || self.platform.now_ns())?;
-                device.running = !ping.finished();
-                (step.completed, step.sent, step.kicks)
-            }
-            Worker::Stream(stream) => {
-                let step = stream.step(|| self.platform.now_ns())?;
-                device.running = !stream.finished();
-                (step.completed, step.sent, step.kicks)
-            }
-            Worker::Mirror(mirror) => {
-                let step = mirror.step()?;
-                (step.completed, step.sent, step.kicks)
-            }
-            Worker::Entropy(draw) => {
-                let step = draw.step()?;
-                self.totals.entropy_bytes += step.bytes;
-                device.running = !draw.finished();
-                (step.completed, step.sent, step.kicks)
-            }
-        };
+        let Step { completed, sent, kicks, entropy_bytes } = device.worker.step(self.platform, self.ready)?;
+        device.running = !device.worker.finished();
+        self.totals.entropy_bytes += entropy_bytes;
         self.totals.heartbeat += completed;
         self.totals.kicks += kicks;
         if sent > 0 && !self.started {
@@ -380,7 +349,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         let seen = self.platform.interrupts();
         let mut more = false;
         for device in devices.iter_mut().filter(|device| device.running) {
-            more |= device.worker.enable_interrupts();
+            more |= device.worker.driver().enable_interrupts();
             // An interrupt between the last step and the sampling is in the sample, and not looked after yet.
             more |= device.calls.iter().any(|call| self.platform.interrupts_on(call.number) != call.handled);
         }
@@ -388,7 +357,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             self.platform.wait(seen);
         }
         for device in devices.iter_mut().filter(|device| device.running) {
-            device.worker.disable_interrupts();
+            device.worker.driver().disable_interrupts();
         }
     }
 
@@ -401,67 +370,6 @@ impl<'p, P: Platform> Machine<'p, P> {
             },
             inject::PANIC => panic!("a panic, as asked for"),
             _ => {}
-        }
-    }
-}
-
-impl<P: Platform> Worker<'_, P> {
-    /// Whether it has no work of its own.
-    fn serves(&self) -> bool {
-        matches!(self, Self::Mirror(_))
-    }
-
-    /// Whether the others can rely on it.
-    fn is_ready(&self) -> bool {
-        match self {
-            Self::Mirror(mirror) => mirror.is_ready(),
-            _ => true,
-        }
-    }
-
-    /// The others have done their work.
-    fn finish(&self) {
-        if let Self::Mirror(mirror) = self {
-            mirror.finish();
-        }
-    }
-
-    fn is_measuring(&self) -> bool {
-        match self {
-            Self::Disk(lane) => lane.is_measuring(),
-            Self::Entropy(_) | Self::Mirror(_) => false,
-            Self::Ping(ping) => ping.is_measuring(),
-            Self::Stream(stream) => stream.is_measuring(),
-        }
-    }
-
-    fn enable_interrupts(&mut self) -> bool {
-        match self {
-            Self::Disk(lane) => lane.enable_interrupts(),
-            Self::Entropy(draw) => draw.enable_interrupts(),
-            Self::Ping(ping) => ping.enable_interrupts(),
-            Self::Stream(stream) => stream.enable_interrupts(),
-            Self::Mirror(mirror) => mirror.enable_interrupts(),
-        }
-    }
-
-    fn disable_interrupts(&mut self) {
-        match self {
-            Self::Disk(lane) => lane.disable_interrupts(),
-            Self::Entropy(draw) => draw.disable_interrupts(),
-            Self::Ping(ping) => ping.disable_interrupts(),
-            Self::Stream(stream) => stream.disable_interrupts(),
-            Self::Mirror(mirror) => mirror.disable_interrupts(),
-        }
-    }
-
-    fn interrupt(&mut self) -> Result<(), Failure> {
-        match self {
-            Self::Disk(lane) => lane.interrupt(),
-            Self::Entropy(draw) => draw.interrupt(),
-            Self::Ping(ping) => ping.interrupt(),
-            Self::Stream(stream) => stream.interrupt(),
-            Self::Mirror(mirror) => mirror.interrupt(),
         }
     }
 }

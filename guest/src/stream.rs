@@ -3,8 +3,10 @@
 //! ```text
 //!   out: sent, each kicked for ---> taken back by the card      in: received, compared ---> its slot on offer again
 //! ```
-use crate::ping::{NUMBER_AT, SHORTEST, Step, wrong};
+use crate::Platform;
+use crate::ping::{NUMBER_AT, SHORTEST, wrong};
 use crate::report::{DiskPage, Failure, Measured};
+use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;
 use paravane_driver::Transport;
 use paravane_driver::net::Net;
@@ -60,17 +62,12 @@ impl<T: Transport> Stream<T> {
         }
     }
 
-    pub(crate) fn finished(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.measured.ops >= self.terms.frames
     }
 
-    /// Whether the first frame is through, or out.
-    pub(crate) fn is_measuring(&self) -> bool {
-        self.began.is_some()
-    }
-
     /// Sends or receives what can be.
-    pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
+    fn transfer(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
         match self.terms.way {
             Way::Out => self.send(&clock, &mut step)?,
@@ -84,7 +81,7 @@ impl<T: Transport> Stream<T> {
             self.page.moved(self.measured.bytes, self.terms.frames * self.terms.len as u64);
             self.page.measured(self.measured);
         }
-        if self.finished() {
+        if self.is_done() {
             self.page.state(state::DONE);
         }
         Ok(step)
@@ -135,17 +132,23 @@ impl<T: Transport> Stream<T> {
     fn put_number(&mut self) {
         self.frame[NUMBER_AT..SHORTEST].copy_from_slice(&self.number.to_le_bytes());
     }
+}
 
-    pub(crate) fn enable_interrupts(&mut self) -> bool {
-        self.net.enable_interrupts()
+impl<P: Platform, T: Transport> Worker<P> for Stream<T> {
+    fn step(&mut self, platform: &P, _ready: bool) -> Result<Step, Failure> {
+        self.transfer(|| platform.now_ns())
     }
 
-    pub(crate) fn disable_interrupts(&mut self) {
-        self.net.disable_interrupts();
+    fn finished(&self) -> bool {
+        self.is_done()
     }
 
-    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
-        self.net.interrupt()?;
-        Ok(())
+    /// From the first frame on.
+    fn is_measuring(&self) -> bool {
+        self.began.is_some()
+    }
+
+    fn driver(&mut self) -> &mut dyn Interrupts {
+        &mut self.net
     }
 }

@@ -1,24 +1,15 @@
 //! One disk at work: keeps as many requests in flight as it may, and the report true.
 use super::job::{Flight, Job, Work};
 use super::{Buffers, Disk};
+use crate::Platform;
 use crate::histogram;
 use crate::report::{DiskPage, Failure, Measured};
+use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;
 use paravane_driver::DriverError;
 use paravane_driver::blk::Request;
 use paravane_spec::blk::S_OK;
 use paravane_spec::builtin::{error, state};
-
-/// What one step did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Step {
-    /// Requests that came back.
-    pub(crate) completed: u64,
-    /// Requests that were published.
-    pub(crate) sent: u64,
-    /// Kicks that were written.
-    pub(crate) kicks: u64,
-}
 
 /// One disk and its job.
 pub(crate) struct Lane<D> {
@@ -60,17 +51,12 @@ impl<D: Disk> Lane<D> {
     }
 
     /// Whether the job is done.
-    pub(crate) fn finished(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.state == state::DONE
     }
 
-    /// Whether what is sent now is measured, and something was.
-    pub(crate) fn is_measuring(&self) -> bool {
-        self.began.is_some() && self.job.is_measured()
-    }
-
     /// Takes what has come back and sends what can be sent.
-    pub(crate) fn step(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
+    pub(super) fn turn(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
         // Half of them at most: while their data are looked at, the disk has the other half to work on.
         while step.completed < self.flights.len().div_ceil(2) as u64 {
@@ -162,21 +148,24 @@ impl<D: Disk> Lane<D> {
         step.kicks += u64::from(self.disk.kick());
         Ok(())
     }
+}
 
-    /// See [`Disk::enable_interrupts`].
-    pub(crate) fn enable_interrupts(&mut self) -> bool {
-        self.disk.enable_interrupts()
+impl<P: Platform, D: Disk> Worker<P> for Lane<D> {
+    fn step(&mut self, platform: &P, _ready: bool) -> Result<Step, Failure> {
+        self.turn(|| platform.now_ns())
     }
 
-    /// See [`Disk::disable_interrupts`].
-    pub(crate) fn disable_interrupts(&mut self) {
-        self.disk.disable_interrupts();
+    fn finished(&self) -> bool {
+        self.is_done()
     }
 
-    /// See [`Disk::interrupt`].
-    pub(crate) fn interrupt(&mut self) -> Result<(), Failure> {
-        self.disk.interrupt()?;
-        Ok(())
+    /// Whether what is sent now is measured, and something was sent.
+    fn is_measuring(&self) -> bool {
+        self.began.is_some() && self.job.is_measured()
+    }
+
+    fn driver(&mut self) -> &mut dyn Interrupts {
+        &mut self.disk
     }
 }
 

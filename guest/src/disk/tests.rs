@@ -3,6 +3,7 @@ use super::{Buffers, Disk, Lane};
 use crate::chance::Chance;
 use crate::program::{hash_lane, test_lane};
 use crate::report::{Failure, Header};
+use crate::worker::Interrupts;
 use crate::{Area, DmaArea, pattern};
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
@@ -183,6 +184,9 @@ impl Disk for Fake {
         let tag = if inside.fault == Fault::WrongTag(inside.requests) { tag + 100 } else { tag };
         Ok(Some(Done { tag, status }))
     }
+}
+
+impl Interrupts for Fake {
     fn enable_interrupts(&mut self) -> bool {
         !self.0.borrow().published.is_empty()
     }
@@ -252,12 +256,12 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
 /// Steps a lane until its job is done or fails. A job that stands still fails the test.
 fn work(lane: &mut Lane<Fake>) -> Result<(), Failure> {
     let now = Cell::new(0);
-    while !lane.finished() {
-        let step = lane.step(|| {
+    while !lane.is_done() {
+        let step = lane.turn(|| {
             now.set(now.get() + 1000);
             now.get()
         })?;
-        assert!(step.completed + step.sent > 0 || lane.finished(), "the job stands still");
+        assert!(step.completed + step.sent > 0 || lane.is_done(), "the job stands still");
     }
     Ok(())
 }
