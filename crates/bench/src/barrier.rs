@@ -1,14 +1,18 @@
-//! `paravane bench barrier`: what the order of an access costs (the DMA-barrier seed).
+//! `paravane bench barrier`: the cost of memory ordering in DMA accesses.
 //!
-//! The seed puts a full barrier before each access and asks what that costs: as a microbenchmark, and with traffic.
-//! Three **subjects**: `relaxed` (no order), `by-direction` (a read acquires, a write releases: our default), `full` (what
-//! the seed does). **Cases**:
+//! "Add a memory barrier to DMA functions" (Benjamin Herrenschmidt, QEMU, 2012) puts a full barrier
+//! before each access. This benchmark measures that cost, for single accesses and for traffic.
 //!
-//! * `alone/DIRECTION/SIZE`: one thread, over and over through sixteen ranges.
-//! * `contended/DIRECTION/SIZE`: one range, whose first cache line another CPU writes all the time.
-//! * `ring/DIRECTION/PAYLOAD`: a driver and a device on two CPUs; each buffer's payload is one access ([`payload`]).
+//! | subject | order |
+//! |---|---|
+//! | `relaxed` | none |
+//! | `by-direction` | a read acquires, a write releases (the default) |
+//! | `full` | a full barrier before each access, as in the series |
 //!
-//! The seed's own figures are added as they were published, under a case of their own.
+//! * `alone/DIRECTION/SIZE`: one thread accesses sixteen ranges in turn.
+//! * `contended/DIRECTION/SIZE`: one range; another CPU keeps writing its first cache line.
+//! * `ring/DIRECTION/PAYLOAD`: a driver and a device on two CPUs; one access moves each buffer's
+//!   payload ([`payload`]).
 use crate::dma::ops::{Ops, PAGE, Work};
 use crate::dma::ours::{BY_DIRECTION, FULL, Ours, RELAXED, touch};
 use crate::dma::timing::{self, Loop, Nothing, Origin, SLICE, Timed, overhead};
@@ -16,7 +20,7 @@ use crate::instructions::Counter;
 use crate::machine::{Pinned, RealTime, load_average};
 use crate::ring::stream::Place;
 use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
-use crate::{BenchError, Options, Row};
+use crate::{BenchError, Options, Row, published};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -24,18 +28,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 mod payload;
-mod seed;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "barrier";
 /// The orders, the weakest first.
 pub(crate) const ORDERS: [&str; 3] = ["relaxed", "by-direction", "full"];
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "relaxed: no order; by-direction: a read acquires, a write releases (the default); full: a full barrier before each access, as the DMA-barrier seed has it.",
-    "alone: sixteen ranges, over and over; contended: one range, whose first cache line another CPU writes all the time. The loop's own time is subtracted; cycles are those of the time stamp counter.",
-    "ring: a driver and a device on two CPUs, spinning, a split ring of 256, batches of 32; the device reads (tx) or writes (rx) each payload in one access. The rate counts payload.",
-    "reference: the seed's own figures (netperf over an emulated e1000 bridged to gigabit Ethernet, May 2012; map is a barrier in dma_memory_map as well). The network is the limit there; compare nothing with them.",
+    "relaxed: no order. by-direction: a read acquires, a write releases (the default). full: a full barrier before each access.",
+    "alone: one thread, sixteen ranges in turn. contended: one range; another CPU keeps writing its first cache line.",
+    "ring: driver and device spin on two CPUs; a split ring of 256, batches of 32. tx: the device reads each payload in one access. rx: it writes it. rate counts payload.",
+    "cycles: time stamp counter. The time of the empty loop is subtracted.",
+    "published: netperf over an emulated e1000 on gigabit Ethernet. rw: a barrier in dma_memory_rw. rw+map: in dma_memory_map too. host: no guest. The network is the limit: do not compare.",
 ];
 
 /// The sizes of single accesses, in bytes.
@@ -158,14 +162,14 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     let singles: Vec<Case> = Case::all().into_iter().filter(|case| case.path().contains(filter)).collect();
     let payloads: Vec<payload::Case> =
         payload::Case::all().into_iter().filter(|case| case.to_string().contains(filter)).collect();
-    let mut reference = seed::rows();
-    reference.retain(|row| row.case.contains(filter));
-    if singles.is_empty() && payloads.is_empty() && reference.is_empty() {
+    let mut published = published::dma_barrier::rows();
+    published.retain(|row| row.case.contains(filter));
+    if singles.is_empty() && payloads.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
     let rounds = options.rounds.max(FEWEST_ROUNDS);
     let mut rows = measure(&singles, &payloads, rounds, SLICE, payload::SHOT, progress)?;
-    rows.extend(reference);
+    rows.extend(published);
     Ok(rows)
 }
 

@@ -24,13 +24,15 @@ mod server;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "blk";
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "Both servers have the same image of 256 MiB open at once, through the host's page cache; tmpfs: in /dev/shm; disk: in the folder that this was started in; direct: the same past the page cache (O_DIRECT); qcow2: in /dev/shm, converted by qemu-img, a copy for each. Each is pinned to one CPU, the client (the crate virtio-driver, one queue, one thread) to another. What is read is compared: each block begins with its own number.",
-    "read4k, write4k: at random; seq-read128k, seq-write128k: one after another. depth: requests in flight.",
-    "latency: from before a request is submitted until the client has taken it back. cpu: that of the server's process, user mode and kernel. instructions: the same, in a window of its own, since counting costs at each switch.",
-    "kicks, sleeps: how often the client kicks, and goes to sleep, a request. rescues: how often it had to kick again after 50 ms, which virtio-driver 0.6.1 sometimes must in packed rings.",
-    "qemu-storage-daemon has no packed rings. If it is not there at all, it is not installed (package qemu-system-common).",
+    "All servers use an image of 256 MiB. tmpfs: in /dev/shm; disk: in the current directory; direct: the same with O_DIRECT; qcow2: in /dev/shm, made by qemu-img.",
+    "The servers are pinned to one CPU, the client (the crate virtio-driver: one queue, one thread) to another. The client checks all data that it reads.",
+    "read4k, write4k: random offsets. seq-read128k, seq-write128k: sequential. depth: requests in flight.",
+    "latency-p50, -p99, -p999: from before a request is submitted until the client has taken it back; median, 99th and 99.9th percentile.",
+    "cpu: CPU time of the server's process, user and kernel. instructions: the same, in a separate window, because counting slows context switches.",
+    "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
+    "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
 
 /// Runs the cases that `options` select.
@@ -122,7 +124,8 @@ fn sample(
         figures.push((Figure::new(metric, "us", by("clock")), nanoseconds / 1e3));
     }
     figures.push((Figure::new("cpu", "us/request", by("process clock")), cpu.as_secs_f64() * 1e6 / count));
-    let counts = [("kicks", window.kicks), ("sleeps", window.sleeps), ("rescues", window.rescues)];
+    let counts =
+        [("kicks", window.kicks), ("sleeps", window.sleeps), ("repeated-kicks", window.repeated_kicks)];
     for (metric, number) in counts {
         figures.push((Figure::new(metric, "1/request", by("count")), number as f64 / count));
     }

@@ -1,27 +1,35 @@
-//! `paravane bench dma`: what an access to guest memory costs (the vfio_dma_rw seed).
+//! `paravane bench dma`: the cost of an access to guest memory.
 //!
-//! A case is `WORK/regionsR/mapsM/PATTERN`: reads or writes of one size, or the seed's mix; the regions that guest memory
-//! consists of; the mappings of the device's address space (one of everything, or scattered pages); and whether sixteen
-//! ranges are used over and over, as a queue's buffers are, or pages at random. Cases with threads
-//! (`threadsT/spacesS/WORK`) are in [`gang`].
+//! The questions are those of "drm/i915/gvt: subsitute kvm_read/write_guest with vfio_dma_rw" (Yan
+//! Zhao, Linux, 2020).
+//!
+//! The path of a case is `WORK/regionsR/mapsM/PATTERN`:
+//!
+//! * `WORK`: reads or writes of one size, or the mix of the series.
+//! * `R`: regions of guest memory.
+//! * `M`: mappings of the device's address space; one of everything, or scattered pages.
+//! * `PATTERN`: `repeated` uses sixteen ranges in turn, as a queue uses its buffers; `random` draws a
+//!   page for each access.
+//!
+//! Cases with threads (`threadsT/spacesS/WORK`) are in [`gang`].
 //!
 //! | subject | accesses |
 //! |---|---|
-//! | `memcpy` | the host's memory, asking nobody |
-//! | `memcpy/pages` | the same pages as a device behind the domain, each copied by itself: what scattered memory costs |
-//! | `paravane` | guest-physical addresses, through our guard |
+//! | `memcpy` | host memory, without checks |
+//! | `memcpy/pages` | the same pages as behind the domain, copied one by one |
+//! | `paravane` | guest-physical addresses, through an access guard |
 //! | `paravane/log` | the same, with the dirty log on |
 //! | `paravane/iova` | device addresses, behind a domain |
-//! | `paravane/iova+log` | both |
-//! | `paravane/mutex`, `paravane/rwlock` | as `paravane/iova+log`, with a lock of the address space taken for each access |
+//! | `paravane/iova+log` | device addresses, with the dirty log on |
+//! | `paravane/mutex`, `paravane/rwlock` | as `iova+log`, with a lock of the address space per access |
 //! | `vm-memory`, `/bitmap`, `/iommu` | the crate: plain, with its `AtomicBitmap`, as `IommuMemory` |
 //!
-//! The guard is opened for each 32 accesses. All subjects of a case access the same pages of the host.
+//! An access guard lives for 32 accesses. All subjects of a case access the same pages of the host.
 use crate::instructions::Counter;
 use crate::machine::{Pinned, load_average};
 use crate::ring::stream::Place;
 use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
-use crate::{BenchError, Options, Row};
+use crate::{BenchError, Options, Row, published};
 use memcpy::{Memcpy, Scattered};
 use ops::{Ops, PAGE, Work};
 use ours::{Locked, Ours};
@@ -35,7 +43,6 @@ mod gang;
 mod memcpy;
 pub(crate) mod ops;
 pub(crate) mod ours;
-mod seed;
 pub(crate) mod timing;
 #[cfg(feature = "peers")]
 mod vm_memory;
@@ -43,13 +50,17 @@ mod world;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "dma";
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "One access each; the loop's own time is subtracted. cycles are those of the time stamp counter. Ours opens its guard once for 32 accesses, which is in the figure.",
-    "memcpy: the host's memory, asking nobody; memcpy/pages: the same, page by page, where the domain's mappings scatter them; paravane: guest-physical addresses; /iova: behind a domain; log: with the dirty log on; /mutex, /rwlock: as iova+log with a lock of the address space taken for each access.",
-    "repeated: sixteen ranges, over and over; random: pages at random in all that is mapped (64 MiB of memory; with maps100000 400 MiB of addresses mean it).",
-    "A path that the default run leaves out (other regions, mappings, patterns) is run when --filter matches it.",
-    "reference: cycles an access that the vfio_dma_rw seed published (January 2020, GVT-g, glmark2 in one and two guests; its get_cycles took about 20 of them). Another machine, and in the kernel; compare nothing with them.",
+    "A figure is one access. The time of the empty loop is subtracted. cycles: time stamp counter.",
+    "memcpy: host memory, without checks. memcpy/pages: the same, page by page in the order of the domain's mappings.",
+    "paravane: guest-physical addresses, through an access guard. The guard lives for 32 accesses, and its cost is included.",
+    "/iova: device addresses, translated by a domain. /log: dirty log on. /mutex, /rwlock: as iova+log, with a lock of the address space per access.",
+    "vm-memory: the crate. /bitmap: with its dirty bitmap. /iommu: with its IOTLB.",
+    "repeated: sixteen ranges in turn. random: a random mapped page per access. Guest memory has 64 MiB; the addresses of maps100000 have 400 MiB.",
+    "threadsT/spacesS: T threads in S address spaces. scaling: rate relative to one thread in the same round.",
+    "--filter also selects cases that the default run omits (other regions, mappings, patterns).",
+    "published: cycles per access in the kernel, GVT-g with glmark2 in one guest and in two; its timer took about 20 of them. Do not compare.",
 ];
 
 /// Bare copies where the domain's mappings lead.
@@ -101,8 +112,9 @@ impl Case {
         cases
     }
 
-    /// Whether it is run when nothing is asked for in particular: the seed's table, then how a small access depends on
-    /// the number of mappings and of regions.
+    /// Whether a run without a filter includes it.
+    ///
+    /// It includes the table of the 2020 series, and small accesses by number of mappings and regions.
     fn default(self) -> bool {
         let Shape { regions, mappings } = self.shape;
         match (regions, mappings, self.random) {
@@ -211,14 +223,14 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
         Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
     let gangs: Vec<gang::Case> =
         gang::Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
-    let mut reference = seed::rows();
-    reference.retain(|row| wanted(row.case.clone(), true));
-    if singles.is_empty() && gangs.is_empty() && reference.is_empty() {
+    let mut published = published::vfio_dma_rw::rows();
+    published.retain(|row| wanted(row.case.clone(), true));
+    if singles.is_empty() && gangs.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(options.filter.clone().unwrap_or_default()));
     }
     let rounds = options.rounds.max(FEWEST_ROUNDS);
     let mut rows = measure(&singles, &gangs, rounds, SLICE, gang::SHOT, progress)?;
-    rows.extend(reference);
+    rows.extend(published);
     Ok(rows)
 }
 

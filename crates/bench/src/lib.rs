@@ -30,6 +30,7 @@ mod meter;
 mod net;
 mod notify;
 mod poll;
+mod published;
 mod ring;
 mod series;
 mod spread;
@@ -92,7 +93,7 @@ pub fn list() -> &'static [Benchmark] {
         },
         Benchmark {
             name: poll::NAME,
-            summary: "what it costs that polling cannot be fooled: four ways to count, beside the seed's figures",
+            summary: "the cost of poll tokens that do not repeat: four ways to count",
         },
         Benchmark {
             name: dma::NAME,

@@ -27,11 +27,13 @@ const TAKES: usize = 7;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "net";
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "The driver is DPDK's virtio-user in dpdk-testpmd, one pair of queues of 256, memory in ordinary pages; it polls. The device is paravane serve net (--sink, --source or --echo) or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
-    "transmit: the driver sends and the device swallows, having copied the packet; receive: the other way round; forward: both send on what they receive (paravane swaps the addresses; testpmd sends it as it is). single: receive buffers hold a whole packet (no MRG_RXBUF).",
-    "rate: packets that the driver has sent or received, of forward those that it received. cpu: CPU time of the device's process a packet, user mode and kernel; a device that polls spends all there is. rate-to-dpdk: the rate as a multiple of that of DPDK's vhost driver in the same round. instructions: the same, in a window of its own.",
+    "driver: DPDK's virtio-user in dpdk-testpmd; one pair of queues of 256, ordinary pages, busy polling. device: paravane serve net (--sink, --source or --echo), or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
+    "transmit: the driver sends, the device copies and discards. receive: the device sends. forward: both send what they receive; paravane swaps the addresses, testpmd does not.",
+    "mergeable: receive buffers with MRG_RXBUF. single: each receive buffer holds a whole packet.",
+    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk: relative to DPDK's vhost driver in the same round.",
+    "cpu: CPU time of the device's process per packet, user and kernel; a polling device uses a whole CPU. instructions: the same, in a separate window.",
 ];
 
 /// Runs the cases that `options` select.

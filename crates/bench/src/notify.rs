@@ -1,26 +1,26 @@
-//! `paravane bench notify`: what a kick costs the guest, and an interrupt the host (the tables of the ioeventfd seed of
-//! 2010).
+//! `paravane bench notify`: the cost of a kick to the guest, and of an interrupt to the host.
 //!
-//! A sample is a whole run of the microVM with one device, of which the measured phase alone counts:
+//! It repeats the tables of "virtio: Use ioeventfd for virtqueue notify" (Stefan Hajnoczi, QEMU, 2010).
+//! A sample is one run of the microVM with one device. Only the measured phase counts:
 //!
 //! ```text
 //! for round { for case { for placement { for subject { boot -> set up -> [ measured phase ] -> verify } } } }
 //!           { for state of the guest { for delivery { inject, wait for the handler, many times } } }
 //! ```
-//! **Subjects**: `exit-inline`, `exit`, `ioeventfd`, `process`, see [`Subject`]. **Cases**, each with the host's threads on a
-//! CPU of their own (`separate`) and on the guest's (`colocated`):
+//! **Subjects**: `exit-inline`, `exit`, `ioeventfd`, `process`; see [`Subject`].
 //!
-//! * `blk/WORKLOAD/inflightN`: the seed's four workloads at 1, 8 and 16 requests in flight.
-//! * `stream/DIRECTION/SIZE`: frames one way.
+//! **Cases**, each with the host's threads on another CPU than the guest (`separate`) and on the same
+//! (`colocated`):
+//!
+//! * `blk/WORKLOAD/inflightN`: the four disk workloads of the series, 1, 8 and 16 requests in flight.
+//! * `stream/DIRECTION/SIZE`: frames in one direction.
 //! * `rr/SIZE`: request and response, one outstanding.
 //! * `injection/STATE`: an interrupt by KVM_SIGNAL_MSI and by an irqfd.
-//!
-//! The seed's own figures are added as they were published, under cases of their own.
 use crate::guest::{self, Image};
 use crate::machine::{Pinned, RealTime, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
 use crate::series::Gathered;
-use crate::{BenchError, Options, Row};
+use crate::{BenchError, Options, Row, published};
 use case::{Amount, Case, Placement, Subject};
 use paravane_vmm::AccelChoice;
 use paravane_vmm::injection::GuestState;
@@ -28,23 +28,27 @@ use shot::shoot;
 
 mod case;
 mod injection;
-mod seed;
 mod shot;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "notify";
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "exit-inline: no ioeventfd, and the vCPU's thread does the device's work before the guest goes on, which is what the seed calls unmodified (completions and frames that come later have a thread). exit: no ioeventfd, and the exit signals the queue's I/O thread, which is what a refused ioeventfd comes to here. ioeventfd: KVM signals it, without an exit to user space (the seed's patched). process: the same, but the queue, its device and its thread are another process's, on the same memory, and it interrupts by irqfd; the others use KVM_SIGNAL_MSI. All over virtio-mmio with messages. process takes KVM.",
-    "blk: an image of 4 MiB in memory, so that no disk is measured; create and seq-read go through it in blocks of 64 KiB, random-read and random-write draw blocks of 4 KiB (the seed does not say how large its were); in flight: the seed's threads. Data are compared.",
-    "stream: frames of so many bytes, Ethernet header and all, each kicked for by itself, with 64 slots; the host swallows them (guest-to-host), or sends as fast as the guest has buffers (host-to-guest), and the guest compares them. There is no TCP.",
-    "rr: payload bytes each way behind 66 bytes for headers, 65536 in all at most; another thread of the host answers, as netperf's other end does. rate is transactions/s.",
-    "mb-per-cpu: megabytes (10^6) a CPU second of the host, guest included, and the owning process's.",
-    "kick-stop: from right before the write to the notification address until right after it, by the guest's time stamp counter in ring 3; the mean of a run, and its median (kick-stop-p50). With exit-inline the device's work is in it. It includes the time that the guest is off its CPU meanwhile, which is what colocated threads make of it. A second reading of the counter is in it too (some 20 ns).",
-    "kicks, exits (to user space) and interrupts are those a request: a block, a frame, or a transaction.",
-    "injection: call is what the host's thread spends on it; latency is from before the call until the handler has counted the interrupt, seen by the host in shared memory from another CPU; the guest is halted, or computes in ring 3, or is stopped (nobody takes the interrupt, so that the call is all there is). The seed's thread says that an irqfd is slower than the call.",
-    "On kvm-pvm ring 0 of the guest is emulated at about 1.4 us an instruction: interrupt handlers and going to sleep are dear, on all subjects alike, and a kick from ring 3 takes some 10 us even by an ioeventfd (a few hundred ns with VMX or SVM) where an exit to user space takes some 36. So take ratios from there, and no times.",
-    "reference: the seed's own figures, with QEMU and vhost-net of September 2010: FFSB on a disk array (MB/s), netperf TCP_STREAM (Mb/s) and TCP_RR (transactions/s). Other machines, and a network stack on both sides; compare ratios at most. Its unmodified virtio is our exit-inline.",
+    "A kick is the guest's notification that buffers are available. All devices use virtio-mmio with message interrupts.",
+    "exit-inline: a kick exits to user space, and the vCPU's thread does the device's work before the guest goes on ('unmodified' in the 2010 series).",
+    "exit: a kick exits to user space, and the exit signals the queue's I/O thread.",
+    "ioeventfd: KVM signals the I/O thread without an exit to user space.",
+    "process: as ioeventfd, but another process owns the queue and interrupts by irqfd. The others use KVM_SIGNAL_MSI. Needs KVM.",
+    "separate, colocated: the host's threads run on another CPU than the guest, or on the same.",
+    "blk: an image of 4 MiB in memory; create and seq-read use blocks of 64 KiB, random-read and random-write of 4 KiB. inflight: requests in flight. All data are compared.",
+    "stream: frames of SIZE bytes with Ethernet header, each with its own kick, 64 buffers. guest-to-host: the host discards them. host-to-guest: the host sends as fast as the guest has buffers. All data are compared. No TCP is involved.",
+    "rr: request and response of SIZE bytes of payload behind 66 bytes of headers, at most 65536 bytes in all. Another host thread answers. rate: transactions/s.",
+    "mb-per-cpu: megabytes (10^6) per second of host CPU time, guest and owning process included.",
+    "kick-stop, kick-stop-p50: how long a kick stops the guest, by its time stamp counter before and after the write; mean and median of a run. It includes the time that the guest waits for its CPU, and about 20 ns for reading the counter.",
+    "kicks, exits (to user space), interrupts: per request, that is per block, frame or transaction.",
+    "injection: call: what the host's thread spends. latency: from the call until the guest's handler has run, seen from another CPU. halted, computing: what the guest does meanwhile. stopped: the guest does not run, so call is the bare cost.",
+    "On kvm-pvm, ring 0 of the guest is emulated at about 1.4 us per instruction, and a kick takes about 10 us by ioeventfd, 36 us by an exit. Compare ratios, not times, with other hosts.",
+    "published: QEMU and vhost-net of September 2010; FFSB on a disk array, netperf TCP_STREAM and TCP_RR. Compare ratios at most.",
 ];
 
 /// Runs the cases that `options` select.
@@ -56,18 +60,18 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
         cases.extend(placements.iter().map(|&placement| (case, placement)));
     }
     cases.retain(|(case, placement)| format!("{case}/{placement}").contains(filter));
-    let mut reference = seed::rows();
-    reference.retain(|row| row.case.contains(filter));
+    let mut published = published::ioeventfd::rows();
+    published.retain(|row| row.case.contains(filter));
     let mut states = injection::STATES.to_vec();
     states.retain(|(_, path)| path.contains(filter));
-    if cases.is_empty() && states.is_empty() && reference.is_empty() {
+    if cases.is_empty() && states.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
     let rounds = options.rounds.max(FEWEST_ROUNDS);
     let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
     let subjects = if guest::runs_under_kvm().is_ok() { &Subject::ALL[..] } else { &Subject::ALL[..3] };
     let mut rows = measure(&cases, &states, subjects, AccelChoice::Auto, rounds, amount, progress)?;
-    rows.extend(reference);
+    rows.extend(published);
     Ok(rows)
 }
 

@@ -1,24 +1,24 @@
-//! `paravane bench poll`: what it costs that polling cannot be fooled (the wrap counter seed).
+//! `paravane bench poll`: the cost of poll tokens that do not repeat.
 //!
-//! The seed adds a count of the ring's turns to what a driver polls with, and measured it as a whole program
-//! that mostly spins. Its table is made again here so that the spinning stands apart. Four **variants** of our
-//! driver, which differ in how far they count:
+//! A driver that polls compares a token with the ring. A bare ring index repeats after 65,536 buffers,
+//! and polling at that moment misses them. "Introduce optional VirtIO ring wrap counters" (Cristian
+//! Marussi, Linux, 2022) adds a wrap counter to the token and measures it with a program that mostly
+//! spins. This benchmark measures the same and reports spins apart. The subjects are four variants of
+//! the driver:
 //!
-//! | subject | counting |
+//! | subject | token |
 //! |---|---|
-//! | `no-counter` | not compiled in: the ring's index alone |
-//! | `counter-off` | the seed's counter, compiled in, not asked for |
-//! | `wrap-counter` | the seed's counter, on: 16 bits of index, 16 bits of turns |
-//! | `position` | a position in 64 bits, which is our default |
+//! | `no-counter` | the ring index; no counter is compiled in |
+//! | `counter-off` | the ring index; the wrap counter is compiled in and off |
+//! | `wrap-counter` | 16 bits of ring index, 16 bits of wrap counter |
+//! | `position` | a 64-bit position (the default) |
 //!
-//! and two **cases** for either layout:
+//! Cases, for split and packed rings:
 //!
-//! * `get-used`: one thread takes back the 256 buffers of a ring that was filled beforehand. Instructions and
-//!   time of the taking back alone; the instruction or two of the count show. `get-used/batch32` takes 32 a call.
-//! * `stream/batch1`, `stream/batch32`: two threads on two CPUs, as in [`crate::ring::stream`]; whenever the
-//!   driver finds nothing used, it arms, and polls with the token. Spins are reported apart.
-//!
-//! The seed's own figures are added as they were published, under a case of their own.
+//! * `get-used`: one thread takes back the 256 used buffers of a full ring, one per call. Only these
+//!   calls are measured. `get-used/batch32` takes 32 per call.
+//! * `stream/batch1`, `stream/batch32`: driver and device on two CPUs, as in [`crate::ring::stream`].
+//!   A driver that finds nothing used takes a token and polls with it. Spins are reported apart.
 use crate::instructions::Counter;
 use crate::machine::{Pinned, load_average};
 use crate::memory::Pages;
@@ -28,24 +28,23 @@ use crate::ring::{
     BUFFER, Case, FEWEST_ROUNDS, QUEUE_SIZE, ScriptedDevice, Side, Subject, broken, miscounted,
 };
 use crate::spread::Spread;
-use crate::{BenchError, Options, Row};
+use crate::{BenchError, Options, Row, published};
 use paravane_ring::driver::poll::{Counting, NoCount, Poller, Position, WrapCount};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{DmaArea, QueueError, Segment, Smp};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-mod seed;
-
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "poll";
 /// The variants, the one without a count first.
 pub(crate) const VARIANTS: [&str; 4] = ["no-counter", "counter-off", "wrap-counter", "position"];
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "get-used: one thread takes back 256 buffers of a ring that was filled beforehand; nothing else is in the figure.",
-    "stream: a driver that polls with its token and a device on two CPUs; spins are the polls that said no.",
-    "reference: the wrap counter seed's own figures (posted on 8 February 2022; 'unconditional' on 1 February), of virtio_test with a vhost thread in an x86 guest. Most of it is spinning; compare nothing with them.",
+    "no-counter: the token is the ring index. counter-off: the same, with the wrap counter compiled in. wrap-counter: index and wrap counter, 16 bits each. position: 64 bits, the default.",
+    "get-used: one thread takes back the 256 used buffers of a full ring. Nothing else is measured.",
+    "stream: a driver and a device on two CPUs. spins: polls that found nothing.",
+    "published: perf stat of virtio_test with a vhost thread, in an x86 guest; 'unconditional' is from the RFC of 1 February 2022. Most of it is spinning: do not compare.",
 ];
 
 /// Laps of the ring in one round of `get-used`; the median lap stands for the round.
@@ -273,14 +272,14 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
         .into_iter()
         .filter(|case| !case.in_order && case.flow != Flow::RoundTrip && case.to_string().contains(filter))
         .collect();
-    let mut reference = seed::rows();
-    reference.retain(|row| row.case.contains(filter));
-    if singles.is_empty() && streams.is_empty() && reference.is_empty() {
+    let mut published = published::wrap_counters::rows();
+    published.retain(|row| row.case.contains(filter));
+    if singles.is_empty() && streams.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
     let rounds = options.rounds.max(FEWEST_ROUNDS);
     let mut rows = measure(&singles, &streams, rounds, LAPS, 200_000, progress)?;
-    rows.extend(reference);
+    rows.extend(published);
     Ok(rows)
 }
 

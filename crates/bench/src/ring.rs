@@ -45,15 +45,15 @@ pub(crate) use subject::{OURS, Subject, broken, make, miscounted};
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "ring";
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "One chain is one 64-byte buffer. device, driver: both sides run on one thread; the other side is a script whose own cost is subtracted.",
-    "Device side: take the chain, look at its descriptors, complete it; once a batch publish and decide on an interrupt.",
-    "Driver side: add the buffer, once a batch publish and decide on a kick, take the buffer back.",
-    "Not included: the buffers' bytes, notifications, cache misses between CPUs.",
-    "A round is the median of 41 slices of 0.6 ms, so that time taken away by the scheduler does not count.",
-    "stream, roundtrip: a driver and a device on two CPUs, spinning, a ring of 256, no notifications; a peer plays its own side against ours at the other; ringtest plays both.",
-    "ringtest publishes each buffer whatever the batch, and asks nobody whether to notify; ours asks at each publication.",
+    "A chain is one buffer of 64 bytes. device, driver: the side of the queue that is measured. A script plays the other side on the same thread; its cost is subtracted.",
+    "device: take the chain, read its descriptors, complete it; per batch, publish and decide on an interrupt.",
+    "driver: add the buffer and take it back; per batch, publish and decide on a kick.",
+    "Not included: the bytes of the buffers, notifications, cache misses between CPUs.",
+    "A round is the median of 41 slices of 0.6 ms, so that preempted slices do not count.",
+    "stream, roundtrip: driver and device spin on two CPUs; a ring of 256, no notifications. A peer plays its own side, paravane the other; ringtest plays both. spins: how often the driver found nothing used. cpu: of both sides.",
+    "ringtest publishes each buffer, whatever the batch, and never asks whether to notify. paravane asks at each publication.",
 ];
 
 /// Slices in one round of one subject. The median slice stands for the round, so that the slices in which

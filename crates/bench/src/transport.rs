@@ -1,26 +1,29 @@
-//! `paravane bench transport`: mmio, mmio with messages, and PCI (the table of the virtio-mmio seed of 2019).
+//! `paravane bench transport`: virtio-mmio, virtio-mmio with message interrupts, and PCI.
 //!
-//! A sample is a whole run of the microVM with one device, of which the measured phase alone counts:
+//! It repeats the table of "virtio-mmio: add features for virtio-mmio specification version 3" (Liu
+//! Jiang and Zha Bin, Linux, 2019). A sample is one run of the microVM with one device. Only the
+//! measured phase counts:
 //!
 //! ```text
 //! for round { for case { for transport { boot -> set up -> [ measured phase ] -> verify } } }
 //! ```
-//! **Subjects**: `mmio`, `mmio-msi`, `pci`. **Cases**:
+//! **Subjects**: `mmio`, `mmio-msi`, `pci`.
 //!
-//! * `net/32/1024`, `net/1/1`: request and response, one outstanding, between the guest's driver and a thread of the host.
+//! **Cases**:
+//!
+//! * `net/32/1024`, `net/1/1`: request and response between the guest's driver and a thread of the
+//!   host, one outstanding.
 //! * `blk/read4k/depth1`, `blk/read4k/depth32`: random reads of 4 KiB from an image in memory.
 //!
-//! What the transports differ in is the exits that a transaction takes, so those are counted, by what they are about.
-//! The seed's own figures are added as they were published, under a case of their own.
+//! The transports differ in the exits that a transaction takes. The benchmark counts them by cause.
 use crate::guest::Image;
 use crate::machine::{Pinned, RealTime, two_cpus};
 use crate::ring::{FEWEST_ROUNDS, broken};
 use crate::series::{Gathered, Shots, ratio};
-use crate::{BenchError, Options, Row};
+use crate::{BenchError, Options, Row, published};
 use paravane_vmm::{AccelChoice, TransportChoice};
 use shot::{Amount, shoot};
 
-mod seed;
 mod shot;
 
 /// The name of this benchmark.
@@ -28,19 +31,20 @@ pub(crate) const NAME: &str = "transport";
 /// Rounds for each one that is asked for: what two transports do not differ in has to come out equal to a percent, while a
 /// host's speed drifts by ten.
 const SHORT: u32 = 3;
-/// The transports, the seed's base first.
+/// The transports, the base of the comparison first.
 const TRANSPORTS: [TransportChoice; 3] =
     [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci];
-/// What a table of it says about its figures.
+/// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "net/REQUEST/RESPONSE: payload bytes, one request outstanding, behind 66 bytes each way, which is what netperf's TCP takes (Ethernet, IPv4, TCP with time stamps): frames of 98 and 1090 bytes, or of 67 and 67, none below Ethernet's least. The 66 bytes are no real headers but pattern, and every frame is compared. Another thread of the host answers, as netperf's other end does.",
-    "blk/read4k: random reads of 4 KiB out of 256 KiB in memory, each compared by the guest.",
-    "exits are those to user space, by what they are about. kernel-notify and kernel-eoi never get there: a kick that KVM turns into an eventfd, and the end of an interrupt, which KVM's APIC takes (by the guest's count of interrupts that it took: several that are raised before it takes one are one). With the thread machine exits are the accesses that would have been some.",
-    "mmio reads the interrupt status and acknowledges what it finds, two exits; mmio-msi and pci do neither. The guest sleeps between kick and answer, so that each transaction takes an interrupt.",
-    "rate-to-mmio, rate-to-pci: the medians of what the rates of mmio-msi are to theirs round by round, so that a host whose speed drifts is the same for both.",
-    "cpu is that of the whole process, guest included, in the measured phase.",
-    "On kvm-pvm an instruction that the guest executes in ring 0 (its interrupt stubs: some five for each interrupt, on every transport alike) is emulated at about 1.4 us, so an interrupt is dearer than with VMX or SVM, and exits have other prices. Take no time or rate from there for another host; exits an interrupt are the same.",
-    "reference: the seed's own figures (netperf TCP_RR 32,1024, three runs of 30 s, December 2019). Another machine, and a network stack on both sides; compare ratios at most.",
+    "net/REQUEST/RESPONSE: bytes of payload, one request outstanding. Frames have 66 bytes more each way, as netperf's TCP has (98 and 1090 bytes; 67 and 67). The guest compares every frame. Another host thread answers.",
+    "blk/read4k: random reads of 4 KiB from 256 KiB in memory, compared by the guest. depth: requests in flight.",
+    "mmio: two exits per interrupt, to read and to acknowledge its status. mmio-msi, pci: none. The guest sleeps between request and answer, so each transaction takes an interrupt.",
+    "exits: exits to user space per transaction; of these, -notify are kicks, -status and -acknowledge handle interrupts. In the thread machine, which runs without KVM, they are the accesses that would exit.",
+    "kernel-notify, kernel-eoi: exits that KVM handles itself: kicks by ioeventfd, and ends of interrupts.",
+    "rate-to-mmio, rate-to-pci: rate of mmio-msi relative to the others; the median of the ratios of each round, so that drift of the host's speed cancels.",
+    "cpu: CPU time of the process, guest included.",
+    "On kvm-pvm, the guest's interrupt handler is emulated at about 1.4 us per instruction, for every transport. Do not compare times or rates with other hosts; exits per interrupt are the same.",
+    "published: netperf TCP_RR 32,1024; three runs of 30 s. Compare ratios at most.",
 ];
 
 /// What is measured.
@@ -75,14 +79,14 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     let filter = options.filter.as_deref().unwrap_or("");
     let mut cases = Case::ALL.to_vec();
     cases.retain(|case| case.to_string().contains(filter));
-    let mut reference = seed::rows();
-    reference.retain(|row| row.case.contains(filter));
-    if cases.is_empty() && reference.is_empty() {
+    let mut published = published::virtio_mmio_v3::rows();
+    published.retain(|row| row.case.contains(filter));
+    if cases.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
     let rounds = options.rounds.max(FEWEST_ROUNDS).saturating_mul(SHORT);
     let mut rows = measure(&cases, AccelChoice::Auto, rounds, Amount::FULL, progress)?;
-    rows.extend(reference);
+    rows.extend(published);
     Ok(rows)
 }
 

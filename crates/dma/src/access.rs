@@ -12,7 +12,7 @@
 //! | `WRITE` | release: whoever has seen a value that this access wrote (and then has a read barrier of its own) sees every write that this thread made *before* it. |
 //! | `READ \| WRITE` | both of the above (a mapping that is used in both directions). |
 //! | `RELAXED` | none. The caller orders by other means, for example one fence for a batch. |
-//! | `FULL` | as by direction, and besides: if the other side has a full barrier between a store and a load of its own, then its load sees every write that this thread made before this access, or this access and all after it see its store (or both). It is the only level that keeps a load behind an earlier store, and what the DMA-barrier seed does always. |
+//! | `FULL` | as by direction, and besides: if the other side has a full barrier between a store and a load of its own, then its load sees every write that this thread made before this access, or this access and all after it see its store (or both). It is the only level that keeps a load behind an earlier store, and what QEMU does for every access since 2012. |
 //!
 //! By direction costs no instruction on x86-64, which keeps loads in order and stores in order by itself; it holds
 //! back the compiler. `FULL` is one locked instruction; `paravane bench barrier` says what that costs. Each promise is a

@@ -18,7 +18,7 @@
 //!
 //! In every state the eventfd is the one place where kicks arrive, and whoever waits on it is the queue's one owner.
 //! So no transition has a window in which a kick has nowhere to go. What remains is a signal whose owner has gone;
-//! it stays in the eventfd, and these rules (the ioeventfd seed, and the bugs that came after it) deal with it:
+//! it stays in the eventfd, and these rules (QEMU's ioeventfd series of 2010, and the bugs that came after it) deal with it:
 //!
 //! - A notifier is born signalled.
 //! - After any start, resume or change of owner the queue is signalled once: [`HostNotifier::assign`], refused or

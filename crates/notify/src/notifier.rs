@@ -20,8 +20,8 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// A new eventfd; `signalled` ones wake their owner at once (a queue's notifier is born so, as the ioeventfd seed
-    /// came to do: a kick from before the birth cannot be lost).
+    /// A new eventfd; `signalled` ones wake their owner at once (a queue's notifier is born so, as QEMU came to do for
+    /// ioeventfd: a kick from before the birth cannot be lost).
     ///
     /// # Errors
     /// The process has no file descriptors left.

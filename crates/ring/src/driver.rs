@@ -193,7 +193,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// Asks for a [`Poller`], which tells any thread or interrupt handler whether the queue has moved. It shares
     /// the queue's memory, which must stay mapped while a poller is used ([`crate::Area::new`]).
     ///
-    /// It is asked for while the device cannot use the queue yet (the rule of the wrap counter seed): whatever
+    /// It is asked for while the device cannot use the queue yet (a rule of the wrap counter series): whatever
     /// counts then counts from the beginning.
     ///
     /// # Errors

@@ -27,16 +27,16 @@ models! {
     /// The same at the end of the ring, and its slot is filled again behind one that is withheld.
     /// Notices: packed, the release of a slot that is filled again; the acquire of the flags.
     a_poll_beside_a_batch[Smp] { split: 0, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
-    /// With the seed's count, which notices a buffer at the end of the ring.
+    /// With the wrap counter, which notices a buffer at the end of the ring.
     /// Notices: the same.
-    a_poll_of_the_seed_beside_a_batch[Smp] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
+    a_poll_of_a_wrap_counter_beside_a_batch[Smp] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
     /// What a poll tells of is there, and what the device wrote before, while device and consumer both work.
     /// Notices: the release in the device's `publish`; the acquires in the consumer and in the poller; the release
     /// and the acquire of the count.
     a_poll_has_its_data[Smp, Platform] { split: 0, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
-    /// The same with the seed's count, at the end of the ring.
-    /// Notices: the release and the acquire of the seed's count.
-    a_poll_of_the_seed_has_its_data[Smp, Platform] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
+    /// The same with the wrap counter, at the end of the ring.
+    /// Notices: the release and the acquire of the wrap counter.
+    a_poll_of_a_wrap_counter_has_its_data[Smp, Platform] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
 }
 
 /// Serves one buffer, if there is one.
@@ -89,7 +89,7 @@ fn a_poll_beside_a_batch<O: Order>(features: u64) {
     beside_a_batch::<O, Position>(features, take_one);
 }
 
-fn a_poll_of_the_seed_beside_a_batch<O: Order>(features: u64) {
+fn a_poll_of_a_wrap_counter_beside_a_batch<O: Order>(features: u64) {
     beside_a_batch::<O, WrapCount>(features, pop_one);
     beside_a_batch::<O, WrapCount>(features, take_one);
 }
@@ -125,7 +125,7 @@ fn a_poll_has_its_data<O: Order>(features: u64) {
     has_its_data::<O, Position>(features);
 }
 
-fn a_poll_of_the_seed_has_its_data<O: Order>(features: u64) {
+fn a_poll_of_a_wrap_counter_has_its_data<O: Order>(features: u64) {
     has_its_data::<O, WrapCount>(features);
 }
 

@@ -1,4 +1,4 @@
-//! Polling that cannot be fooled: what each kind of token sees (the wrap counter seed).
+//! Polling that cannot be fooled: what each kind of token sees (after the wrap counter series of 2022).
 #![cfg(not(loom))]
 mod memory;
 
@@ -116,8 +116,8 @@ fn split_a_bare_index_is_fooled_after_a_whole_turn() {
 }
 
 /// Packed rings: flags in one slot. After one buffer the slot still shows it used; after two laps it looks used
-/// for this lap again. In between, in the lap of the other wrap counter, bare flags see nothing; the seed's
-/// counter sees it.
+/// for this lap again. In between, in the lap of the other wrap counter, bare flags see nothing; the
+/// wrap counter sees it.
 #[test]
 fn packed_bare_flags_are_fooled_in_every_other_lap() {
     let size = 4;
@@ -135,27 +135,27 @@ fn packed_bare_flags_are_fooled_in_every_other_lap() {
     }
 }
 
-/// The seed's counter counts laps in 16 bits: after `size * 2^16` buffers it is what it was. The slot then
-/// shows a lap of the other wrap counter or is available, and the seed's token is fooled; the position is not.
+/// The wrap counter counts laps in 16 bits: after `size * 2^16` buffers it is what it was. The slot then
+/// shows a lap of the other wrap counter or is available, and its token is fooled; the position is not.
 #[test]
 #[cfg_attr(miri, ignore = "2^16 laps take the interpreter too long")]
-fn packed_the_seed_is_fooled_after_2_to_the_16_laps() {
+fn packed_a_wrap_counter_is_fooled_after_2_to_the_16_laps() {
     let size = 2;
     let turn = u64::from(size) << 16;
     assert_eq!(seen_after(size, RING_PACKED, turn - 1)[1..], [true, true]);
     assert_eq!(seen_after(size, RING_PACKED, turn), [false, false, true]);
 }
 
-/// Split: the seed's horizon is 2^32, so its counter is not fooled at multiples of 2^16 in between.
+/// Split: the wrap counter's horizon is 2^32, so it is not fooled at multiples of 2^16 in between.
 #[test]
 #[cfg_attr(miri, ignore = "2^18 round trips take the interpreter too long")]
-fn split_the_seed_is_not_fooled_after_several_turns() {
+fn split_a_wrap_counter_is_not_fooled_after_several_turns() {
     assert_eq!(seen_after(4, 0, 3 << 16), [false, true, true]);
 }
 
 /// The shortest way to fool flags, with one buffer: the ring is full, and the slot of the token is used, taken
-/// back and filled again. It is merely available then, and no lap has ended: the seed's count is what it was.
-/// Linux's packed `virtqueue_poll` has this hole with and without the seed.
+/// back and filled again. It is merely available then, and no lap has ended: the wrap counter is what it was.
+/// Linux's packed `virtqueue_poll` has this hole with and without the wrap counter series.
 #[test]
 fn packed_a_slot_that_was_filled_again() {
     fn news<C: Counting>(features: u64) -> bool {
@@ -206,9 +206,9 @@ fn pollers_are_asked_for_before_the_queue_is_ready() {
     assert_eq!(queue.poller().unwrap_err(), PollError::Stopped(error));
 }
 
-/// Without the opt-in the seed's counter does not count, so its token is a bare index.
+/// Without the opt-in the wrap counter does not count, so its token is a bare index.
 #[test]
-fn the_seed_counts_only_after_the_opt_in() {
+fn the_wrap_counter_counts_only_after_the_opt_in() {
     // Until bare flags, or a bare index, are fooled; the interpreter has no patience for the latter.
     let turns = [(RING_PACKED, 5), (0, 1 << 16)];
     for &(features, turn) in &turns[..if cfg!(miri) { 1 } else { 2 }] {
@@ -232,7 +232,7 @@ fn the_seed_counts_only_after_the_opt_in() {
 
 /// Bits 31 to 16: wraps; bits 15 to 0: the index, in a packed ring with the wrap counter in bit 15.
 #[test]
-fn the_seeds_token_has_the_seeds_bits() {
+fn a_wrap_token_has_the_bits_of_the_series() {
     let mut split = Pair::<WrapCount>::new(8, 0);
     let mut packed = Pair::<WrapCount>::new(4, RING_PACKED);
     assert_eq!(split.driver.enable_interrupts().into_raw(), 0);
@@ -254,14 +254,14 @@ fn the_seeds_token_has_the_seeds_bits() {
 #[test]
 fn raw_tokens_are_harmless() {
     let bare = Pair::<NoCount>::new(4, RING_PACKED);
-    let seed = Pair::<WrapCount>::new(4, RING_PACKED);
+    let wrap = Pair::<WrapCount>::new(4, RING_PACKED);
     let position = Pair::<Position>::new(4, RING_PACKED);
     for raw in [0u16, 3, 4, 0x7fff, 0x8003, 0xffff] {
         let _ = bare.news(IndexToken::from_raw(raw));
-        let _ = seed.news(WrapToken::from_raw(raw.into()));
+        let _ = wrap.news(WrapToken::from_raw(raw.into()));
         let _ = position.news(PollToken::from(u64::from(raw)));
     }
-    drop((bare.memory, seed.memory, position.memory));
+    drop((bare.memory, wrap.memory, position.memory));
 }
 
 /// One thread consumes, another polls with the token that it was given: it is told of every buffer.

@@ -9,7 +9,7 @@
 //! the next buffer's flags have no barrier between them, so that an interrupt can be missed; here it is asked again, with one,
 //! before sleeping. And it counts descriptors since its last look at the event index in 16 bits, without looking
 //! while kicks are off, so that a kick can be missed (once in thousands of times that the device goes to sleep): after [`PATIENCE`] it
-//! kicks again, and `rescues` says so.
+//! kicks again, and `repeated_kicks` says so.
 use super::case::{BLOCK, Case, SPAN, Work};
 use crate::Client as Mode;
 use hdrhistogram::Histogram;
@@ -55,7 +55,7 @@ pub(super) struct Window {
     /// Times that the client went to sleep.
     pub(super) sleeps: u64,
     /// Times that the client found, after [`PATIENCE`], that it had to kick once more.
-    pub(super) rescues: u64,
+    pub(super) repeated_kicks: u64,
 }
 
 /// A driver with its device.
@@ -157,7 +157,7 @@ impl Client {
             latencies: bounds.map_err(|error| error.to_string())?,
             kicks: 0,
             sleeps: 0,
-            rescues: 0,
+            repeated_kicks: 0,
         };
         let start = Instant::now();
         let mut now = start;
@@ -266,7 +266,7 @@ impl Client {
         let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::NONE);
         match poll(&mut [PollFd::new(self.call.as_fd(), PollFlags::POLLIN)], patience) {
             Ok(0) => {
-                window.rescues += 1;
+                window.repeated_kicks += 1;
                 self.kick.notify().map_err(failed)
             }
             Ok(_) => self.call.read().map(drop).or_else(|error| match error.kind() {

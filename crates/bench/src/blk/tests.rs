@@ -10,7 +10,7 @@ const TINY: Amount = Amount {
     counted: Duration::from_millis(1),
 };
 const METRICS: [&str; 8] =
-    ["rate", "latency-p50", "latency-p99", "latency-p999", "cpu", "kicks", "sleeps", "rescues"];
+    ["rate", "latency-p50", "latency-p99", "latency-p999", "cpu", "kicks", "sleeps", "repeated-kicks"];
 
 /// The peer, if it is there; if not, says that `test` was skipped.
 fn peer(test: &str) -> Option<Subject> {

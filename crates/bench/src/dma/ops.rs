@@ -18,7 +18,7 @@ pub(crate) const PAGE: u64 = 4096;
 const RANGES: u64 = 16;
 /// Accesses in the table of the mix.
 const MIX: usize = 1024;
-/// Sizes below a page in the mix. The seed says no more of them than that they are.
+/// Sizes below a page in the mix. The 2020 series does not state them.
 const BELOW_A_PAGE: [u32; 6] = [4, 16, 64, 256, 1024, 2048];
 
 /// What is done in a case.
@@ -28,7 +28,7 @@ pub(crate) enum Work {
     Read(u32),
     /// Writes of so many bytes.
     Write(u32),
-    /// The mix of the vfio_dma_rw seed: 63 % reads, of which 48 % are of one page; all else is below a page.
+    /// The mix of the 2020 series: 63 % reads, 48 % of them of one page; the rest below a page.
     Mix,
 }
 
@@ -150,7 +150,7 @@ impl Ops {
     }
 }
 
-/// One access of the seed's mix, in any page.
+/// One access of the mix, in any page.
 fn mixed(state: &mut u64, first: u64, span: u64) -> Op {
     let percent = |state: &mut u64| draw(state) % 100;
     let write = percent(state) >= 63;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mix_is_the_seeds() {
+    fn the_mix_has_the_published_shares() {
         let Ops::Repeated { table, .. } = Ops::new(Work::Mix, false, 0, 256 * PAGE) else {
             panic!("a table")
         };

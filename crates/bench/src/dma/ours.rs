@@ -98,7 +98,9 @@ impl Shared for RwLock<()> {
     }
 }
 
-/// The same guard, as it were if looking up took a lock of the address space: the seed's question.
+/// The same guard, with a lock of the address space taken for each access.
+///
+/// The 2020 series compares a mutex and a reader-writer semaphore here.
 pub(crate) struct Locked<L> {
     ours: Ours,
     lock: Arc<L>,

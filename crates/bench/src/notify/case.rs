@@ -10,11 +10,11 @@ pub(super) const SPAN: u64 = 4 << 20;
 const LONGEST: u32 = 65_536;
 /// Frames in flight in a stream.
 const SLOTS: u32 = 64;
-/// Requests in flight: the seed's threads.
+/// Requests in flight, for the threads of the 2010 series.
 const IN_FLIGHT: [u32; 3] = [1, 8, 16];
-/// Bytes of a message in a stream, as the seed has them.
+/// Bytes of a frame in a stream, as in the 2010 series.
 const MESSAGES: [u32; 4] = [65_536, 16_384, 4096, 1024];
-/// Bytes each way of a transaction, as the seed has them.
+/// Bytes of payload each way of a transaction, as in the 2010 series.
 const TRANSACTIONS: [u32; 4] = [1, 4096, 16_384, 65_536];
 
 /// Who serves a queue, and how a kick gets there.
@@ -31,7 +31,7 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    /// The seed's unmodified one first. The last one takes KVM.
+    /// The base of the 2010 series first. The last one needs KVM.
     pub(super) const ALL: [Self; 4] = [Self::Inline, Self::Exit, Self::IoEventFd, Self::Process];
 
     /// As the rows have it.
@@ -67,7 +67,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// The seed's workloads on a disk.
+/// The disk workloads of the 2010 series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Workload {
     Create,
@@ -142,7 +142,7 @@ impl Amount {
 }
 
 impl Case {
-    /// All of the seed's, in its order.
+    /// All cases, in the order of the 2010 series.
     pub(super) fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for workload in Workload::ALL {

@@ -52,15 +52,23 @@ fn every_case_yields_every_row_under_kvm() {
 }
 
 #[test]
-fn a_filter_selects_cases_and_reference() {
+fn a_filter_selects_cases_and_published_figures() {
     let options = |filter: &str| Options {
         rounds: 1,
         filter: Some(filter.to_owned()),
         quick: true,
         ..Options::default()
     };
-    let rows = run(&options("reference/rr"), &mut |_| {}).unwrap();
+    let rows = run(&options("ioeventfd-2010/rr"), &mut |_| {}).unwrap();
     assert_eq!(rows.len(), 12);
-    assert!(rows.iter().all(|row| row.bench == NAME && row.subject.starts_with("seed/")));
+    assert!(rows.iter().all(|row| row.bench == NAME && row.subject.starts_with("published/")));
     assert!(matches!(run(&options("rr/2"), &mut |_| {}), Err(BenchError::NoCase(_))));
+}
+
+#[test]
+fn every_published_figure_has_a_case() {
+    let cases: Vec<String> = Case::all().iter().map(|case| format!("ioeventfd-2010/{case}")).collect();
+    let mut published: Vec<String> = published::ioeventfd::rows().into_iter().map(|row| row.case).collect();
+    published.dedup();
+    assert_eq!(published, cases);
 }

@@ -1,4 +1,6 @@
-//! Poll tokens: asking, from any thread, whether a queue has moved since (the wrap counter seed).
+//! Poll tokens: asking, from any thread, whether a queue has moved since.
+//!
+//! [`WrapCount`] follows "Introduce optional VirtIO ring wrap counters" (Cristian Marussi, Linux, 2022).
 //!
 //! ```text
 //!   laid out --- Queue::poller ---> Poller (clone it, send it)
@@ -248,22 +250,22 @@ impl Count for NoCount {
     fn close(&mut self) {}
 }
 
-/// The seed's counter: 16 bits that count how often the ring's index began again, from the opt-in on, and do
+/// The wrap counter series' counter: 16 bits that count how often the ring's index began again, from the opt-in on, and do
 /// not count without one. A split ring's token repeats after 2^32 buffers, a packed ring's after 2^16 laps. As
-/// in the seed, a packed ring's slot that was consumed and filled again within the same count is not noticed.
+/// in the series, a packed ring's slot that was consumed and filled again within the same count is not noticed.
 #[derive(Debug)]
 pub struct WrapCount {
     on: bool,
     wraps: Arc<Line<AtomicU16>>,
 }
 
-/// The seed's token: how often the index began again in bits 31 to 16, the index of [`IndexToken`] in bits 15
+/// The token of the wrap counter series: how often the index began again in bits 31 to 16, the index of [`IndexToken`] in bits 15
 /// to 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrapToken(u32);
 
 impl WrapToken {
-    /// As the opaque number of the seed.
+    /// As the opaque number of the wrap counter series.
     #[must_use]
     pub const fn into_raw(self) -> u32 {
         self.0
@@ -324,7 +326,7 @@ impl Count for WrapCount {
         place.moved::<O>(token as u16) || wraps.0.load(Acquire) != (token >> 16) as u16
     }
 
-    // The seed has nothing for that.
+    // The series has no counterpart.
     fn close(&mut self) {}
 }
 
