@@ -14,25 +14,27 @@
 //! * `ring/DIRECTION/PAYLOAD`: a driver and a device on two CPUs; one access moves each buffer's
 //!   payload ([`payload`]).
 use crate::dma::ops::{Ops, PAGE, Work};
-use crate::dma::ours::{BY_DIRECTION, FULL, Ours, RELAXED, touch};
-use crate::dma::timing::{self, Loop, Nothing, Origin, SLICE, Timed, overhead};
+use crate::dma::paravane::{BY_DIRECTION, FULL, Paravane, RELAXED};
+use crate::dma::timing::{self, EmptyTarget, Loop, Origin, SLICE, Timed, overhead};
+use crate::error::broken;
 use crate::instructions::Counter;
+use crate::machine::ThreadPlacement;
 use crate::machine::{Pinned, RealTime, load_average};
-use crate::ring::stream::Place;
-use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
+use crate::options::MIN_ROUNDS;
+use crate::subject::{PARAVANE, Subject};
 use crate::{BenchError, Options, Row, published};
-use paravane_dma::{Backing, Memory, Region, RegionConfig};
+use order::{ORDERS, memory};
+use paravane_dma::{Memory, Region};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+mod order;
 mod payload;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "barrier";
-/// The orders, the weakest first.
-pub(crate) const ORDERS: [&str; 3] = ["relaxed", "by-direction", "full"];
 /// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
     "relaxed: no order. by-direction: a read acquires, a write releases (the default). full: a full barrier before each access.",
@@ -75,15 +77,6 @@ impl Case {
     }
 }
 
-/// Memory of one page or a few, mapped and touched.
-fn memory(size: u64) -> Result<(Memory, Arc<Region>), BenchError> {
-    let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
-    let region = Region::new(config).map_err(|error| broken(OURS, error))?;
-    let memory = Memory::new(vec![Arc::clone(&region)]).map_err(|error| broken(OURS, error))?;
-    touch(&memory, 0, size)?;
-    Ok((memory, region))
-}
-
 /// Whether this is the path of a case with one thread.
 pub(crate) fn is_single(path: &str) -> bool {
     Case::all().iter().any(|case| case.path() == path)
@@ -101,13 +94,13 @@ pub(crate) fn make(path: &str, order: &str) -> Result<Box<dyn Subject>, BenchErr
 
 fn subject(case: Case, order: &str, memory: &Memory) -> Result<Box<dyn Subject>, BenchError> {
     if order == LOOP {
-        return Ok(Box::new(Loop::new(Nothing, case.ops(), case.work.longest())));
+        return Ok(Box::new(Loop::new(EmptyTarget, case.ops(), case.work.longest())));
     }
     let (ops, longest) = (case.ops(), case.work.longest());
     Ok(match order {
-        "relaxed" => Box::new(Loop::new(Ours::<RELAXED>::direct(memory), ops, longest)),
-        "by-direction" => Box::new(Loop::new(Ours::<BY_DIRECTION>::direct(memory), ops, longest)),
-        "full" => Box::new(Loop::new(Ours::<FULL>::direct(memory), ops, longest)),
+        "relaxed" => Box::new(Loop::new(Paravane::<RELAXED>::direct(memory), ops, longest)),
+        "by-direction" => Box::new(Loop::new(Paravane::<BY_DIRECTION>::direct(memory), ops, longest)),
+        "full" => Box::new(Loop::new(Paravane::<FULL>::direct(memory), ops, longest)),
         _ => return Err(unknown(order)),
     })
 }
@@ -115,16 +108,16 @@ fn subject(case: Case, order: &str, memory: &Memory) -> Result<Box<dyn Subject>,
 /// The error of an order that there is not.
 #[cold]
 fn unknown(order: &str) -> BenchError {
-    broken(OURS, format_args!("it has no order {order}"))
+    broken(PARAVANE, format_args!("it has no order {order}"))
 }
 
 /// Another CPU that writes one cache line until this is dropped.
-struct Hammer {
+struct LineWriter {
     over: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Hammer {
+impl LineWriter {
     /// Writes the first line of `region` from `cpu`.
     fn start(region: Arc<Region>, cpu: usize, real_time: bool) -> Self {
         let over = Arc::new(AtomicBool::new(false));
@@ -147,7 +140,7 @@ impl Hammer {
     }
 }
 
-impl Drop for Hammer {
+impl Drop for LineWriter {
     fn drop(&mut self) {
         // Relaxed: as above.
         self.over.store(true, Ordering::Relaxed);
@@ -167,8 +160,8 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     if singles.is_empty() && payloads.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
-    let rounds = options.rounds.max(FEWEST_ROUNDS);
-    let mut rows = measure(&singles, &payloads, rounds, SLICE, payload::SHOT, progress)?;
+    let rounds = options.rounds.max(MIN_ROUNDS);
+    let mut rows = measure(&singles, &payloads, rounds, SLICE, payload::RUN_TIME, progress)?;
     rows.extend(published);
     Ok(rows)
 }
@@ -179,23 +172,23 @@ fn measure(
     payloads: &[payload::Case],
     rounds: u32,
     slice: Duration,
-    shot: Duration,
+    run: Duration,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
     // Before this thread is pinned to one CPU.
-    let place = Place::choose();
+    let placement = ThreadPlacement::choose();
     let mut workloads = Vec::new();
     for &case in payloads {
-        progress(&format!("{case}: how many buffers fill a shot"));
-        workloads.push(payload::Workload::new(case, &place, shot)?);
+        progress(&format!("{case}: how many buffers fill a run"));
+        workloads.push(payload::Workload::new(case, &placement, run)?);
     }
-    let pinned = place.cpus.map_or_else(Pinned::here, |cpus| Pinned::to(cpus[0]));
+    let pinned = placement.cpus.map_or_else(Pinned::here, |cpus| Pinned::to(cpus[0]));
     let mut counter = Counter::choose(progress);
     let (memory, region) = memory(SPAN)?;
     let mut timed = Vec::new();
     for &case in singles {
-        if case.contended && place.cpus.is_none() {
+        if case.contended && placement.cpus.is_none() {
             progress("there is one CPU: contended cases are left out");
             continue;
         }
@@ -208,15 +201,16 @@ fn measure(
     for number in 0..rounds as usize {
         for (case, of_case) in &mut timed {
             progress(&format!("round {} of {rounds}: {}", number + 1, case.path()));
-            let other = place.cpus.filter(|_| case.contended);
-            let hammer = other.map(|cpus| Hammer::start(Arc::clone(&region), cpus[1], place.real_time));
+            let other = placement.cpus.filter(|_| case.contended);
+            let writer =
+                other.map(|cpus| LineWriter::start(Arc::clone(&region), cpus[1], placement.real_time));
             // What another CPU does is no property of the code.
             timing::sample(of_case, number, (!case.contended).then_some(&mut counter))?;
-            drop(hammer);
+            drop(writer);
         }
         for workload in &mut workloads {
             progress(&format!("round {} of {rounds}: {}", number + 1, workload.case));
-            workload.sample(&place, number)?;
+            workload.sample(&placement, number)?;
         }
     }
     let origin = Origin {
@@ -231,7 +225,7 @@ fn measure(
             rows.extend(orders.iter().flat_map(|entry| entry.rows(Some(alone), &origin)));
         }
     }
-    rows.extend(workloads.iter().flat_map(|workload| workload.rows(&place, &origin)));
+    rows.extend(workloads.iter().flat_map(|workload| workload.rows(&placement, &origin)));
     if !timed.is_empty() {
         rows.extend(overhead(&origin, rounds));
     }

@@ -7,10 +7,11 @@
 //! for storage { image -> servers -> for round { for case { for server { connect -> warm up -> [ clock ] -> [ instructions ] } } } }
 //! ```
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. What is read is checked to be what the image has there.
+use crate::error::broken;
+use crate::figures::{Collector, Figure};
 use crate::machine::{RealTime, two_cpus};
-use crate::meter::{Amount, CpuClock, Instructions};
-use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::{Figure, Gathered};
+use crate::meter::{CpuClock, Instructions, SampleLength};
+use crate::options::MIN_ROUNDS;
 use crate::{BenchError, Options, Row};
 use case::{Case, Storage};
 use client::Client;
@@ -37,10 +38,10 @@ pub(crate) const NOTES: &[&str] = &[
 
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
-    let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick)?;
+    let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick, image::can_convert())?;
     let subjects = Subject::all()?;
-    let amount = if options.quick { case::QUICK } else { case::FULL };
-    measure(&cases, &subjects, options, amount, progress)
+    let length = if options.quick { case::QUICK } else { case::FULL };
+    measure(&cases, &subjects, options, length, progress)
 }
 
 /// Measures, interleaved: every round goes through all cases of a storage, and within a case each subject comes first in turn.
@@ -48,11 +49,11 @@ fn measure(
     cases: &[Case],
     subjects: &[Subject],
     options: &Options,
-    amount: Amount,
+    length: SampleLength,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
-    let mut gathered = Gathered::new(NAME);
-    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let mut collector = Collector::new(NAME);
+    let rounds = options.rounds.max(MIN_ROUNDS);
     let (server_cpu, client_cpu) = two_cpus();
     for storage in Storage::ALL {
         let cases: Vec<Case> = cases.iter().copied().filter(|case| case.storage == storage).collect();
@@ -82,14 +83,14 @@ fn measure(
                     }
                     let name = server.subject.name();
                     progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                    let figures = sample(server, case, options.client, amount, real_time.is_some())
+                    let figures = sample(server, case, options.client, length, real_time.is_some())
                         .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
-                    gathered.add(&path, name, client_cpu, figures);
+                    collector.add(&path, name, client_cpu, figures);
                 }
             }
         }
     }
-    Ok(gathered.rows())
+    Ok(collector.rows())
 }
 
 /// One sample of one server.
@@ -100,16 +101,16 @@ fn sample(
     server: &mut Server,
     case: Case,
     client: crate::Client,
-    amount: Amount,
+    length: SampleLength,
     real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
     let pid = server.pid();
     let socket = server.socket.clone();
     let mut driver = Client::connect(&socket, case, client, || server.ended())?;
-    driver.run(amount.warm_up)?;
+    driver.run(length.warm_up)?;
     let clock = CpuClock::of(pid).map_err(|error| error.to_string())?;
     let before = clock.read().map_err(|error| error.to_string())?;
-    let window = driver.run(amount.timed)?;
+    let window = driver.run(length.timed)?;
     let cpu = clock.read().map_err(|error| error.to_string())? - before;
     if window.requests == 0 {
         return Err("nothing was done".into());
@@ -132,7 +133,7 @@ fn sample(
     // Where they cannot be counted, there is no row.
     if let Ok(counter) = Instructions::start(pid) {
         let method = counter.method;
-        let window = driver.run(amount.counted)?;
+        let window = driver.run(length.counted)?;
         if let Ok(Some(number)) = counter.stop() {
             let each = number as f64 / window.requests.max(1) as f64;
             figures.push((Figure::new("instructions", "1/request", by(method)), each));

@@ -16,7 +16,7 @@ pub(crate) struct Build {
     /// As the rows have it.
     pub(crate) name: &'static str,
     pub(crate) program: PathBuf,
-    pub(crate) more: Vec<String>,
+    pub(crate) extra_args: Vec<String>,
 }
 
 impl Build {
@@ -27,11 +27,12 @@ impl Build {
     pub(crate) fn all() -> Result<Vec<Self>, BenchError> {
         let failed = |source| BenchError::Os { what: "find this program", source };
         let program = std::env::current_exe().map_err(failed)?;
-        let mut all = vec![Self { name: crate::ring::OURS, program: program.clone(), more: more(SERVE) }];
+        let mut all =
+            vec![Self { name: crate::subject::PARAVANE, program: program.clone(), extra_args: more(SERVE) }];
         let (other, other_more) = (std::env::var_os(OTHER), more(OTHER_SERVE));
         if other.is_some() || !other_more.is_empty() {
             let program = other.map_or(program, PathBuf::from);
-            all.push(Self { name: OTHER_NAME, program, more: other_more });
+            all.push(Self { name: OTHER_NAME, program, extra_args: other_more });
         }
         Ok(all)
     }

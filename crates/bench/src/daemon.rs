@@ -1,7 +1,7 @@
 //! A program that serves, for as long as it is measured.
 use crate::BenchError;
+use crate::error::broken;
 use crate::machine::Pinned;
-use crate::ring::broken;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::{Child, Command};

@@ -11,7 +11,7 @@
 //! * `PATTERN`: `repeated` uses sixteen ranges in turn, as a queue uses its buffers; `random` draws a
 //!   page for each access.
 //!
-//! Cases with threads (`threadsT/spacesS/WORK`) are in [`gang`].
+//! Cases with threads (`threadsT/spacesS/WORK`) are in [`threads`].
 //!
 //! | subject | accesses |
 //! |---|---|
@@ -26,27 +26,29 @@
 //!
 //! An access guard lives for 32 accesses. All subjects of a case access the same pages of the host.
 use crate::instructions::Counter;
+use crate::machine::ThreadPlacement;
 use crate::machine::{Pinned, load_average};
-use crate::ring::stream::Place;
-use crate::ring::{FEWEST_ROUNDS, OURS, Subject, broken};
+use crate::options::MIN_ROUNDS;
+use crate::subject::{PARAVANE, Subject};
 use crate::{BenchError, Options, Row, published};
-use memcpy::{Memcpy, Scattered};
+use fixture::Fixture;
 use ops::{Ops, PAGE, Work};
-use ours::{Locked, Ours};
+use shape::{IOVA, SIZE, Shape};
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
-use timing::{Loop, Nothing, Origin, SLICE, Timed, overhead};
-use world::{IOVA, Shape, World};
+use subjects::{LOOP, SCATTERED, subject, translated};
+use timing::{Origin, SLICE, Timed, overhead};
 
-mod gang;
+mod fixture;
 mod memcpy;
 pub(crate) mod ops;
-pub(crate) mod ours;
+pub(crate) mod paravane;
+mod shape;
+mod subjects;
+mod threads;
 pub(crate) mod timing;
 #[cfg(feature = "peers")]
 mod vm_memory;
-mod world;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "dma";
@@ -62,11 +64,6 @@ pub(crate) const NOTES: &[&str] = &[
     "--filter also selects cases that the default run omits (other regions, mappings, patterns).",
     "published: cycles per access in the kernel, GVT-g with glmark2 in one guest and in two; its timer took about 20 of them. Do not compare.",
 ];
-
-/// Bare copies where the domain's mappings lead.
-const SCATTERED: &str = "memcpy/pages";
-/// The loop alone, which is subtracted.
-const LOOP: &str = "loop";
 
 /// One case with one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,15 +81,8 @@ impl fmt::Display for Case {
     }
 }
 
-/// 4 bytes, a cache line, 1, 5 and 20 pages.
-const SIZES: [u32; 5] = [4, 64, PAGE as u32, 5 * PAGE as u32, 20 * PAGE as u32];
 const REGIONS: [u64; 3] = [1, 4, 64];
 const MAPPINGS: [u64; 3] = [1, 256, 100_000];
-
-/// What is done, in all cases.
-fn works() -> impl Iterator<Item = Work> {
-    SIZES.into_iter().flat_map(|len| [Work::Read(len), Work::Write(len)]).chain([Work::Mix])
-}
 
 impl Case {
     /// Every combination.
@@ -101,7 +91,7 @@ impl Case {
         for regions in REGIONS {
             for mappings in MAPPINGS {
                 for random in [false, true] {
-                    cases.extend(works().map(|work| Self {
+                    cases.extend(ops::works().map(|work| Self {
                         work,
                         shape: Shape { regions, mappings },
                         random,
@@ -127,7 +117,7 @@ impl Case {
 
     /// The subjects, ours first.
     fn subjects(self) -> Vec<&'static str> {
-        let mut names = vec![OURS, "paravane/log", "paravane/iova", "paravane/iova+log"];
+        let mut names = vec![PARAVANE, "paravane/log", "paravane/iova", "paravane/iova+log"];
         if self.shape.regions == 1 {
             names.insert(0, "memcpy");
             if self.shape.mappings > 1 {
@@ -143,17 +133,10 @@ impl Case {
         names
     }
 
-    /// Whether the subject says device addresses.
-    fn translated(name: &str) -> bool {
-        name == "vm-memory/iommu"
-            || name == SCATTERED
-            || (name.starts_with("paravane/") && name != "paravane/log")
-    }
-
     fn ops(self, name: &str) -> Ops {
         // The same amount of memory, whichever way its addresses are said; memory is 64 MiB in any case.
         let span = self.shape.span();
-        let (first, span) = if Self::translated(name) { (IOVA, span) } else { (0, span.min(world::SIZE)) };
+        let (first, span) = if translated(name) { (IOVA, span) } else { (0, span.min(SIZE)) };
         Ops::new(self.work, self.random, first, span)
     }
 }
@@ -170,47 +153,9 @@ pub(crate) fn is_single(path: &str) -> bool {
 pub(crate) fn make(path: &str, name: &str) -> Result<Box<dyn Subject>, BenchError> {
     let case = Case::all().into_iter().find(|case| case.to_string() == path);
     let case = case.ok_or_else(|| BenchError::NoCase(path.to_owned()))?;
-    let world = World::new(case.shape)?;
-    subject(name, &world, case.ops(name), case.work.longest()).map(|subject| -> Box<dyn Subject> { subject })
-}
-
-/// Makes a subject that makes the accesses of `ops` to `world`.
-fn subject(
-    name: &str,
-    world: &World,
-    ops: Ops,
-    longest: usize,
-) -> Result<Box<dyn Subject + Send>, BenchError> {
-    Ok(match name {
-        LOOP => Box::new(Loop::new(Nothing, ops, longest)),
-        "memcpy" => match Memcpy::new(world) {
-            Some(target) => Box::new(Loop::new(target, ops, longest)),
-            None => return Err(broken("memcpy", "memory is in several pieces")),
-        },
-        SCATTERED => match Scattered::new(world) {
-            Some(target) => Box::new(Loop::new(target, ops, longest)),
-            None => return Err(broken(SCATTERED, "memory is in several pieces")),
-        },
-        OURS => Box::new(Loop::new(<Ours>::direct(&world.plain), ops, longest)),
-        "paravane/log" => Box::new(Loop::new(<Ours>::direct(&world.under_log), ops, longest)),
-        "paravane/iova" => Box::new(Loop::new(<Ours>::behind(&world.domain), ops, longest)),
-        "paravane/iova+log" => Box::new(Loop::new(<Ours>::behind(&world.logged), ops, longest)),
-        "paravane/mutex" => {
-            let target = Locked::new(<Ours>::behind(&world.logged), Arc::clone(&world.mutex));
-            Box::new(Loop::new(target, ops, longest))
-        }
-        "paravane/rwlock" => {
-            let target = Locked::new(<Ours>::behind(&world.logged), Arc::clone(&world.rwlock));
-            Box::new(Loop::new(target, ops, longest))
-        }
-        #[cfg(feature = "peers")]
-        "vm-memory" => Box::new(Loop::new(world.peers.plain(world)?, ops, longest)),
-        #[cfg(feature = "peers")]
-        "vm-memory/bitmap" => Box::new(Loop::new(world.peers.logged(world)?, ops, longest)),
-        #[cfg(feature = "peers")]
-        "vm-memory/iommu" => Box::new(Loop::new(world.peers.translated(world)?, ops, longest)),
-        _ => return Err(broken(OURS, format_args!("there is no subject {name}"))),
-    })
+    let fixture = Fixture::new(case.shape)?;
+    subject(name, &fixture, case.ops(name), case.work.longest())
+        .map(|subject| -> Box<dyn Subject> { subject })
 }
 
 /// Runs the cases that `options` select.
@@ -221,15 +166,15 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     };
     let singles: Vec<Case> =
         Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
-    let gangs: Vec<gang::Case> =
-        gang::Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
+    let threaded: Vec<threads::Case> =
+        threads::Case::all().into_iter().filter(|case| wanted(case.to_string(), case.default())).collect();
     let mut published = published::vfio_dma_rw::rows();
     published.retain(|row| wanted(row.case.clone(), true));
-    if singles.is_empty() && gangs.is_empty() && published.is_empty() {
+    if singles.is_empty() && threaded.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(options.filter.clone().unwrap_or_default()));
     }
-    let rounds = options.rounds.max(FEWEST_ROUNDS);
-    let mut rows = measure(&singles, &gangs, rounds, SLICE, gang::SHOT, progress)?;
+    let rounds = options.rounds.max(MIN_ROUNDS);
+    let mut rows = measure(&singles, &threaded, rounds, SLICE, threads::RUN_TIME, progress)?;
     rows.extend(published);
     Ok(rows)
 }
@@ -237,39 +182,39 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
 /// Measures, interleaved: every round goes through all cases and all subjects.
 fn measure(
     singles: &[Case],
-    gangs: &[gang::Case],
+    threaded: &[threads::Case],
     rounds: u32,
     slice: Duration,
-    shot: Duration,
+    run: Duration,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
     // Before this thread is pinned to one CPU.
-    let place = Place::choose();
-    let mut worlds: Vec<World> = Vec::new();
+    let placement = ThreadPlacement::choose();
+    let mut fixtures: Vec<Fixture> = Vec::new();
     let mut timed = Vec::new();
     let mut counter = Counter::choose(progress);
     let pinned = Pinned::here();
     for &case in singles {
-        let at = match worlds.iter().position(|world| world.shape == case.shape) {
+        let at = match fixtures.iter().position(|fixture| fixture.shape == case.shape) {
             Some(at) => at,
             None => {
                 progress(&format!("{case}: making its memory"));
-                worlds.push(World::touched(case.shape)?);
-                worlds.len() - 1
+                fixtures.push(Fixture::touched(case.shape)?);
+                fixtures.len() - 1
             }
         };
         let of_case: Result<Vec<Timed>, _> = std::iter::once(LOOP)
             .chain(case.subjects())
             .map(|name| {
-                let subject = subject(name, &worlds[at], case.ops(name), case.work.longest())?;
+                let subject = subject(name, &fixtures[at], case.ops(name), case.work.longest())?;
                 Timed::new(case.to_string(), name, subject, slice)
             })
             .collect();
         timed.push((case, of_case?));
     }
     drop(pinned);
-    let mut groups = gang::groups(gangs, &place, shot, progress)?;
+    let mut groups = threads::groups(threaded, &placement, run, progress)?;
     let pinned = Pinned::here();
     let pinned_cpu = pinned.as_ref().map(Pinned::cpu);
     for number in 0..rounds as usize {
@@ -281,9 +226,9 @@ fn measure(
         }
         if !groups.is_empty() {
             progress(&format!("round {} of {rounds}: making memory for the threads", number + 1));
-            let worlds = gang::Worlds::new()?;
+            let fixtures = threads::Fixtures::new()?;
             for group in groups.iter_mut().flatten() {
-                group.enter(&worlds, number)?;
+                group.enter(&fixtures, number)?;
             }
         }
         for of_work in &mut groups {
@@ -296,7 +241,7 @@ fn measure(
                     group.work,
                     group.name
                 ));
-                group.sample(&place)?;
+                group.sample(&placement)?;
             }
         }
     }
@@ -308,7 +253,7 @@ fn measure(
             rows.extend(subjects.iter().flat_map(|entry| entry.rows(Some(alone), &origin)));
         }
     }
-    rows.extend(groups.iter().flatten().flat_map(|group| group.rows(&place, &origin)));
+    rows.extend(groups.iter().flatten().flat_map(|group| group.rows(&placement, &origin)));
     if !timed.is_empty() {
         rows.extend(overhead(&origin, rounds));
     }
@@ -317,6 +262,8 @@ fn measure(
 
 #[cfg(test)]
 mod tests {
+    use super::memcpy::{Memcpy, Scattered};
+    use super::paravane::Paravane;
     use super::*;
 
     #[test]
@@ -336,13 +283,13 @@ mod tests {
     fn every_subject_of_every_shape_runs() {
         for shape in [(1, 1), (1, 256), (4, 256), (1, 100_000)] {
             let shape = Shape { regions: shape.0, mappings: shape.1 };
-            let world = World::new(shape).unwrap();
+            let fixture = Fixture::new(shape).unwrap();
             for random in [false, true] {
-                for work in works() {
+                for work in ops::works() {
                     let case = Case { work, shape, random };
                     assert!(is_single(&case.to_string()));
                     for name in case.subjects().into_iter().chain([LOOP]) {
-                        let mut subject = subject(name, &world, case.ops(name), work.longest()).unwrap();
+                        let mut subject = subject(name, &fixture, case.ops(name), work.longest()).unwrap();
                         subject.run(2).unwrap_or_else(|error| panic!("{case}: {name}: {error}"));
                     }
                 }
@@ -353,48 +300,48 @@ mod tests {
     /// What one subject writes, each other one reads: they do access the same memory.
     #[test]
     fn all_subjects_access_the_same_memory() {
-        use timing::{Reach, Target};
+        use timing::{MemoryAccess, Target};
         fn poke(target: &mut impl Target, addr: u64, value: u32) -> u32 {
-            let guard = target.open();
+            let guard = target.enter();
             let old = guard.read4(addr).unwrap();
             guard.write4(addr, value).unwrap();
             old
         }
         let shape = Shape { regions: 1, mappings: 256 };
-        let world = World::new(shape).unwrap();
+        let fixture = Fixture::new(shape).unwrap();
         let (iova, gpa, _) = shape.map().nth(77).unwrap();
         let mut last = 0;
         let mut next = |target_poke: &mut dyn FnMut(u32) -> u32| {
             assert_eq!(target_poke(last + 1), last);
             last += 1;
         };
-        next(&mut |value| poke(&mut Memcpy::new(&world).unwrap(), gpa, value));
-        next(&mut |value| poke(&mut Scattered::new(&world).unwrap(), iova, value));
-        next(&mut |value| poke(&mut <Ours>::direct(&world.plain), gpa, value));
-        next(&mut |value| poke(&mut <Ours>::behind(&world.domain), iova, value));
-        next(&mut |value| poke(&mut <Ours>::behind(&world.logged), iova, value));
+        next(&mut |value| poke(&mut Memcpy::new(&fixture).unwrap(), gpa, value));
+        next(&mut |value| poke(&mut Scattered::new(&fixture).unwrap(), iova, value));
+        next(&mut |value| poke(&mut <Paravane>::direct(&fixture.plain), gpa, value));
+        next(&mut |value| poke(&mut <Paravane>::behind(&fixture.domain), iova, value));
+        next(&mut |value| poke(&mut <Paravane>::behind(&fixture.logged), iova, value));
         #[cfg(feature = "peers")]
         {
-            next(&mut |value| poke(&mut world.peers.plain(&world).unwrap(), gpa, value));
-            next(&mut |value| poke(&mut world.peers.logged(&world).unwrap(), gpa, value));
-            next(&mut |value| poke(&mut world.peers.translated(&world).unwrap(), iova, value));
+            next(&mut |value| poke(&mut fixture.peers.plain().unwrap(), gpa, value));
+            next(&mut |value| poke(&mut fixture.peers.logged().unwrap(), gpa, value));
+            next(&mut |value| poke(&mut fixture.peers.translated().unwrap(), iova, value));
         }
     }
 
     #[test]
     fn a_measurement_has_its_rows() {
         let case = Case { work: Work::Write(64), shape: Shape { regions: 1, mappings: 256 }, random: false };
-        let gangs = &gang::Case::all()[..2];
+        let threaded = &threads::Case::all()[..2];
         let tiny = Duration::from_micros(20);
-        let rows = measure(&[case], gangs, 2, tiny, tiny, &mut |_| {}).unwrap();
+        let rows = measure(&[case], threaded, 2, tiny, tiny, &mut |_| {}).unwrap();
         let subjects: Vec<&str> = rows
             .iter()
             .filter(|row| row.case == case.to_string() && row.metric == "time")
             .map(|row| row.subject.as_str())
             .collect();
         assert_eq!(subjects, case.subjects());
-        assert!(rows.iter().any(|row| row.case == gangs[0].to_string() && row.metric == "rate"));
-        for row in rows.iter().filter(|row| row.case == gangs[1].to_string() && row.metric == "rate") {
+        assert!(rows.iter().any(|row| row.case == threaded[0].to_string() && row.metric == "rate"));
+        for row in rows.iter().filter(|row| row.case == threaded[1].to_string() && row.metric == "rate") {
             let scaling = rows.iter().find(|other| {
                 (&other.case, &other.subject, &*other.metric) == (&row.case, &row.subject, "scaling")
             });

@@ -1,6 +1,5 @@
 //! Counting instructions: by the processor where the kernel lets us, else by stepping through each one.
-use crate::ring::Case;
-use crate::{BenchError, barrier, dma, poll, ring};
+use crate::BenchError;
 use std::io;
 
 mod hardware;
@@ -77,39 +76,6 @@ impl Counter {
     }
 }
 
-/// Instructions a chain of one subject of a case, by single steps: what [`crate::run`] falls back to. The
-/// scripted other side, which a table's figures leave out, is included. The program must have the hook
-/// ([`crate::child_main`]).
-///
-/// # Errors
-/// There is no such case, or the child process could not be stepped through it.
-pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
-    let batch = match Case::parse(case) {
-        Some(case) => case.batch,
-        None if poll::is_single(case) => ring::QUEUE_SIZE,
-        None if dma::is_single(case) || barrier::is_single(case) => dma::timing::BATCH,
-        None => return Err(BenchError::NoCase(case.to_owned())),
-    };
-    single_step::per_chain(case, batch, subject).map_err(failed)
-}
-
-fn failed(source: io::Error) -> BenchError {
+pub(crate) fn failed(source: io::Error) -> BenchError {
     BenchError::Os { what: "count instructions", source }
-}
-
-/// Runs the subject that the child process was started for.
-fn run_subject(case: &str, subject: &str) -> Result<Box<dyn ring::Subject>, String> {
-    if poll::is_single(case) {
-        return poll::make(case, subject).map_err(|error| error.to_string());
-    }
-    if dma::is_single(case) {
-        return dma::make(case, subject).map_err(|error| error.to_string());
-    }
-    if barrier::is_single(case) {
-        return barrier::make(case, subject).map_err(|error| error.to_string());
-    }
-    let case = Case::parse(case).ok_or_else(|| format!("no case {case:?}"))?;
-    ring::make(case, subject)
-        .map_err(|error| error.to_string())?
-        .ok_or_else(|| format!("no subject {subject:?}"))
 }

@@ -11,15 +11,16 @@
 //! rows of ours only.
 //!
 //! A program that calls [`run`] calls [`child_main`] and `paravane_vmm::owner_main` first thing in its `main`.
-use serde::Serialize;
-
 mod barrier;
 #[cfg(feature = "peers")]
 mod blk;
 #[cfg(feature = "peers")]
 mod builds;
+mod clock;
 mod daemon;
 mod dma;
+mod error;
+mod figures;
 mod guest;
 mod instructions;
 mod machine;
@@ -29,50 +30,24 @@ mod meter;
 #[cfg(feature = "peers")]
 mod net;
 mod notify;
+mod options;
 mod poll;
 mod published;
 mod ring;
-mod series;
+mod row;
+
 mod spread;
+mod stepped;
+mod subject;
 mod table;
 mod transport;
 
-pub use instructions::single_step;
-pub use instructions::single_step::child_main;
-pub use table::table;
+pub use error::BenchError;
 
-/// One row of a result: what was measured, on whom, and how it spread over the rounds.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// Benchmark: "ring", "poll", "dma", "barrier", "blk", "net", "transport" or "notify".
-    pub bench: String,
-    /// Path of the case: "split/device/1desc/batch32".
-    pub case: String,
-    /// "paravane", or the peer's name.
-    pub subject: String,
-    /// "time", "cycles", "instructions", "rate", "cpu" or "spins"; of "transport" and "notify" also latencies, and counts of exits and
-    /// interrupts; of "blk" latencies, and counts of kicks and sleeps.
-    pub metric: String,
-    /// Unit of the values: "ns/chain".
-    pub unit: String,
-    /// Median of the rounds.
-    pub median: f64,
-    /// Smallest.
-    pub min: f64,
-    /// Largest.
-    pub max: f64,
-    /// Number of rounds.
-    pub rounds: u32,
-    /// How it was measured: "clock" (wall time), "thread clock" (CPU time of the measuring thread),
-    /// "process clock" (CPU time of a child process, of "transport" of ours), "tsc" (the time stamp counter), "perf_event" (the processor's counter), "single-step"
-    /// (each instruction of a child process) or "count". What follows a comma says how the threads or the guest ran; a
-    /// figure that someone else published begins with "published".
-    pub method: String,
-    /// The CPU that the measuring thread was pinned to, unless the system refused.
-    pub pinned_cpu: Option<usize>,
-    /// The machine's load average over a minute, at the start and at the end of the run.
-    pub load: [Option<f64>; 2],
-}
+pub use options::{Client, Options};
+pub use row::Row;
+pub use stepped::{child_main, single_step};
+pub use table::table;
 
 /// A benchmark that can be run by name.
 #[derive(Clone, Copy, Debug)]
@@ -124,77 +99,6 @@ pub fn list() -> &'static [Benchmark] {
     ]
 }
 
-/// What to run.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Interleaved rounds; fewer than 5 are taken as 5.
-    pub rounds: u32,
-    /// Only cases whose path contains this.
-    pub filter: Option<String>,
-    /// Fewer cases and shorter samples, where a benchmark has a short form.
-    pub quick: bool,
-    /// How the client of `blk` learns of completions.
-    pub client: Client,
-}
-
-/// Those of `cases` whose path contains `filter`.
-///
-/// # Errors
-/// There is none.
-#[cfg(feature = "peers")]
-fn select<C: std::fmt::Display>(mut cases: Vec<C>, filter: &str) -> Result<Vec<C>, BenchError> {
-    cases.retain(|case| case.to_string().contains(filter));
-    if cases.is_empty() { Err(BenchError::NoCase(filter.to_owned())) } else { Ok(cases) }
-}
-
-/// How a client learns that its device is done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Client {
-    /// The device interrupts: it signals an eventfd.
-    #[default]
-    Event,
-    /// It looks at the ring all the time.
-    Poll,
-}
-
-impl Client {
-    /// What it is called in results and on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Event => "event",
-            Self::Poll => "poll",
-        }
-    }
-}
-
-/// Why a benchmark did not run.
-#[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    /// there is no benchmark called {0}
-    #[error("there is no benchmark called {0:?}; `paravane bench list` names them")]
-    Unknown(String),
-    /// no case matches {0:?}
-    #[error("no case matches {0:?}")]
-    NoCase(String),
-    /// {subject} does not work: {reason}
-    #[error("{subject} does not work: {reason}")]
-    Subject {
-        /// Who was to be measured.
-        subject: &'static str,
-        /// What went wrong.
-        reason: String,
-    },
-    /// cannot {what}: {source}
-    #[error("cannot {what}: {source}")]
-    Os {
-        /// What was tried.
-        what: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
-}
-
 /// Runs the benchmark called `name`. `progress` is called with what is being measured.
 ///
 /// # Errors
@@ -218,39 +122,6 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn json_has_the_promised_fields() {
-        let row = Row {
-            bench: "ring".to_owned(),
-            case: "split/device/1desc/batch32".to_owned(),
-            subject: "paravane".to_owned(),
-            metric: "time".to_owned(),
-            unit: "ns/chain".to_owned(),
-            median: 7.5,
-            min: 7.0,
-            max: 9.25,
-            rounds: 5,
-            method: "clock".to_owned(),
-            pinned_cpu: None,
-            load: [Some(0.25), Some(1.0)],
-        };
-        let expected = serde_json::json!([{
-            "bench": "ring",
-            "case": "split/device/1desc/batch32",
-            "subject": "paravane",
-            "metric": "time",
-            "unit": "ns/chain",
-            "median": 7.5,
-            "min": 7.0,
-            "max": 9.25,
-            "rounds": 5,
-            "method": "clock",
-            "pinned_cpu": null,
-            "load": [0.25, 1.0],
-        }]);
-        assert_eq!(serde_json::to_value([row]).unwrap(), expected);
-    }
 
     #[test]
     fn an_unknown_benchmark_is_named() {

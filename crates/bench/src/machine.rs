@@ -80,7 +80,7 @@ impl RealTime {
     }
 
     /// From here on the calling thread also runs before what it has started: it can end what goes astray.
-    pub(crate) fn above(&self) {
+    pub(crate) fn raise(&self) {
         // Refused, it merely finds out later.
         schedule(libc::SCHED_FIFO, 2);
     }
@@ -90,6 +90,37 @@ impl Drop for RealTime {
     fn drop(&mut self) {
         // A thread may always give up its privilege.
         schedule(libc::SCHED_OTHER, 0);
+    }
+}
+
+/// Where and how the two threads run.
+#[derive(Clone, Debug)]
+pub(crate) struct ThreadPlacement {
+    /// CPU of the driver and of the device, if there are two.
+    pub(crate) cpus: Option<[usize; 2]>,
+    /// Whether real-time scheduling is to be asked for.
+    pub(crate) real_time: bool,
+}
+
+impl ThreadPlacement {
+    /// The first two CPUs that there are.
+    pub(crate) fn choose() -> Self {
+        match cpus().as_slice() {
+            &[first, second, ..] => {
+                // Only where both threads have a CPU of their own: one that spins would keep out the other.
+                Self { cpus: Some([second, first]), real_time: RealTime::enter().is_some() }
+            }
+            _ => Self { cpus: None, real_time: false },
+        }
+    }
+
+    /// What this is called in results.
+    pub(crate) fn method(&self) -> &'static str {
+        match (self.cpus, self.real_time) {
+            (Some(_), true) => "clock, SCHED_FIFO",
+            (Some(_), false) => "clock",
+            (None, _) => "clock, one CPU, yielding",
+        }
     }
 }
 

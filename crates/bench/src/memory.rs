@@ -9,12 +9,12 @@ pub(crate) const PAGE: usize = 4096;
 
 /// A stretch of memory that a subject also works on. A copy names the same bytes. Values are little-endian.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SharedMemory {
     ptr: NonNull<u8>,
     len: usize,
 }
 
-impl Place {
+impl SharedMemory {
     /// Names `len` bytes at `ptr`.
     ///
     /// # Safety
@@ -71,38 +71,38 @@ impl Place {
     }
 }
 
-/// Equally spaced values in a [`Place`], a power of two of them, checked once for all.
+/// Equally spaced values in a [`SharedMemory`], a power of two of them, checked once for all.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slots {
+pub(crate) struct Strided {
     first: NonNull<u8>,
     stride: usize,
     mask: usize,
 }
 
-impl Slots {
-    /// `count` values of `align` bytes, aligned to as many, the first of them at `offset` of `place`.
-    fn new(place: Place, offset: usize, stride: usize, count: u16, align: usize) -> Self {
+impl Strided {
+    /// `count` values of `align` bytes, aligned to as many, the first of them at `offset` of `memory`.
+    fn new(memory: SharedMemory, offset: usize, stride: usize, count: u16, align: usize) -> Self {
         assert!(count.is_power_of_two() && stride.is_multiple_of(align));
         let mask = usize::from(count) - 1;
         // The last one is inside, so all are.
-        place.at(offset + mask * stride, align);
+        memory.at(offset + mask * stride, align);
         // SAFETY: the first one is before the last one.
-        Self { first: unsafe { place.ptr.add(offset) }, stride, mask }
+        Self { first: unsafe { memory.ptr.add(offset) }, stride, mask }
     }
 
     /// Values of 2 bytes.
-    pub(crate) fn of_u16(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU16 {
-        SlotsU16(Self::new(place, offset, stride, count, 2))
+    pub(crate) fn of_u16(memory: SharedMemory, offset: usize, stride: usize, count: u16) -> StridedU16 {
+        StridedU16(Self::new(memory, offset, stride, count, 2))
     }
 
     /// Values of 4 bytes.
-    pub(crate) fn of_u32(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU32 {
-        SlotsU32(Self::new(place, offset, stride, count, 4))
+    pub(crate) fn of_u32(memory: SharedMemory, offset: usize, stride: usize, count: u16) -> StridedU32 {
+        StridedU32(Self::new(memory, offset, stride, count, 4))
     }
 
     /// Values of 8 bytes.
-    pub(crate) fn of_u64(place: Place, offset: usize, stride: usize, count: u16) -> SlotsU64 {
-        SlotsU64(Self::new(place, offset, stride, count, 8))
+    pub(crate) fn of_u64(memory: SharedMemory, offset: usize, stride: usize, count: u16) -> StridedU64 {
+        StridedU64(Self::new(memory, offset, stride, count, 8))
     }
 
     fn at(self, index: u16) -> *mut u8 {
@@ -111,56 +111,56 @@ impl Slots {
     }
 }
 
-/// [`Slots`] of 2 bytes.
+/// [`Strided`] of 2 bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotsU16(Slots);
+pub(crate) struct StridedU16(Strided);
 
-impl SlotsU16 {
+impl StridedU16 {
     /// Loads value `index` modulo their number (relaxed; an index load orders it).
     pub(crate) fn load(self, index: u16) -> u16 {
-        // SAFETY: inside and aligned by `Slots::new`; the memory lives by the promise of `Place::new`.
+        // SAFETY: inside and aligned by `Strided::new`; the memory lives by the promise of `SharedMemory::new`.
         u16::from_le(unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.load(Ordering::Relaxed))
     }
 
     /// Stores value `index` modulo their number (relaxed; an index store publishes it).
     pub(crate) fn store(self, index: u16, value: u16) {
-        // SAFETY: as in `SlotsU16::load`.
+        // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 }
 
-/// [`Slots`] of 4 bytes.
+/// [`Strided`] of 4 bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotsU32(Slots);
+pub(crate) struct StridedU32(Strided);
 
-impl SlotsU32 {
+impl StridedU32 {
     /// Stores value `index` modulo their number (relaxed; an index store publishes it).
     pub(crate) fn store(self, index: u16, value: u32) {
-        // SAFETY: as in `SlotsU16::load`.
+        // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU32::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 }
 
-/// [`Slots`] of 8 bytes.
+/// [`Strided`] of 8 bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotsU64(Slots);
+pub(crate) struct StridedU64(Strided);
 
-impl SlotsU64 {
+impl StridedU64 {
     /// Loads value `index` modulo their number. Acquire: pairs with the release of the subject's flags.
     pub(crate) fn load(self, index: u16) -> u64 {
-        // SAFETY: as in `SlotsU16::load`.
+        // SAFETY: as in `StridedU16::load`.
         u64::from_le(unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.load(Ordering::Acquire))
     }
 
-    /// Stores value `index` modulo their number (relaxed; a [`SlotsU64::publish`] publishes it).
+    /// Stores value `index` modulo their number (relaxed; a [`StridedU64::publish`] publishes it).
     pub(crate) fn store(self, index: u16, value: u64) {
-        // SAFETY: as in `SlotsU16::load`.
+        // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 
     /// Stores value `index` modulo their number. Release: pairs with the acquire of the subject's look at it.
     pub(crate) fn publish(self, index: u16, value: u64) {
-        // SAFETY: as in `SlotsU16::load`.
+        // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Release);
     }
 }
@@ -172,7 +172,7 @@ pub(crate) struct Pages {
     layout: Layout,
 }
 
-// SAFETY: the pages are the owner's, wherever he is; what is done to their bytes goes through a `Place`.
+// SAFETY: the pages are the owner's, wherever he is; what is done to their bytes goes through a `SharedMemory`.
 unsafe impl Send for Pages {}
 
 /// The layout of the whole pages, at least one, that hold `len` bytes.
@@ -191,10 +191,10 @@ impl Pages {
     }
 
     /// The memory.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn shared(&self) -> SharedMemory {
         // SAFETY: `alloc_zeroed` gave this many bytes, page-aligned, and nothing makes references to them.
-        // The owner of the pages keeps them until the users of the place are gone.
-        unsafe { Place::new(self.ptr, self.layout.size()) }
+        // The owner of the pages keeps them until the users of the memory are gone.
+        unsafe { SharedMemory::new(self.ptr, self.layout.size()) }
     }
 
     /// Their address.

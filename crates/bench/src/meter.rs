@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// How long a sample of another process takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Amount {
+pub(crate) struct SampleLength {
     /// Before anything is measured: memory is touched, and whoever adapts has adapted.
     pub(crate) warm_up: Duration,
     /// With the clock.

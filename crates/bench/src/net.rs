@@ -9,12 +9,13 @@
 //! shortly, and the median take stands for the round: how long a cache line takes between two CPUs may change from one second to the next.
 //!
 //! **Cases**: `LAYOUT/BUFFERS/WAY/BYTES`, see [`case`].
+use crate::error::broken;
+use crate::figures::{Collector, Figure, RoundSamples, ratio};
 use crate::machine::two_cpus;
-use crate::meter::{Amount, CpuClock, Instructions};
-use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::{Figure, Gathered, Shots, ratio};
+use crate::meter::{CpuClock, Instructions, SampleLength};
+use crate::options::MIN_ROUNDS;
 use crate::{BenchError, Options, Row};
-use case::{Case, Way};
+use case::{Case, Direction};
 use device::{Device, Subject};
 use testpmd::{Counts, Side, Testpmd};
 
@@ -23,7 +24,7 @@ mod device;
 mod testpmd;
 
 /// Takes of each subject in a round.
-const TAKES: usize = 7;
+const SAMPLES: usize = 7;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "net";
@@ -44,9 +45,9 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
         return Err(broken("the client", reason));
     }
     let subjects = Subject::all()?;
-    let amount = if options.quick { case::QUICK } else { case::FULL };
-    let mut gathered = Gathered::new(NAME);
-    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let length = if options.quick { case::QUICK } else { case::FULL };
+    let mut collector = Collector::new(NAME);
+    let rounds = options.rounds.max(MIN_ROUNDS);
     let (device_cpu, driver_cpu) = two_cpus();
     for case in cases {
         let path = case.to_string();
@@ -62,25 +63,27 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
                 let device = Device::start(subject, case, &socket, device_cpu)?;
                 let mut driver = Testpmd::start(Side::Driver(case), name, &socket, driver_cpu)?;
                 driver.set(Side::Driver(case), case)?;
-                pairs.push((name, device, driver, Shots::default()));
+                pairs.push((name, device, driver, RoundSamples::default()));
             }
             let subjects = pairs.len();
-            for turn in 0..subjects * TAKES {
-                let (name, device, driver, shots) = &mut pairs[(turn + turn / subjects + round) % subjects];
+            for turn in 0..subjects * SAMPLES {
+                let (name, device, driver, samples) = &mut pairs[(turn + turn / subjects + round) % subjects];
                 progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                shots.add(sample(name, device, driver, case, amount)?);
+                samples.add(sample(name, device, driver, case, length)?);
             }
-            let medians = |(name, _, _, shots): (_, _, _, Shots)| (name, shots.medians().collect::<Vec<_>>());
+            let medians = |(name, _, _, samples): (_, _, _, RoundSamples)| {
+                (name, samples.medians().collect::<Vec<_>>())
+            };
             let of_round: Vec<(&'static str, Vec<_>)> = pairs.into_iter().map(medians).collect();
             let theirs = of_round.iter().find(|(name, _)| *name == Subject::Dpdk.name());
             for (name, figures) in &of_round {
                 let theirs = theirs.filter(|(peer, _)| peer != name);
                 let relative = theirs.and_then(|(_, theirs)| ratio(figures, theirs, "rate-to-dpdk"));
-                gathered.add(&path, name, driver_cpu, figures.iter().cloned().chain(relative));
+                collector.add(&path, name, driver_cpu, figures.iter().cloned().chain(relative));
             }
         }
     }
-    Ok(gathered.rows())
+    Ok(collector.rows())
 }
 
 /// One take of one pair.
@@ -89,18 +92,18 @@ fn sample(
     device: &mut Device,
     driver: &mut Testpmd,
     case: Case,
-    amount: Amount,
+    length: SampleLength,
 ) -> Result<Vec<(Figure, f64)>, BenchError> {
-    let packets = |from: Counts, to: Counts| match case.way {
-        Way::Transmit => to.transmitted - from.transmitted,
-        Way::Receive | Way::Forward => to.received - from.received,
+    let packets = |from: Counts, to: Counts| match case.direction {
+        Direction::Transmit => to.transmitted - from.transmitted,
+        Direction::Receive | Direction::Forward => to.received - from.received,
     };
-    device.go()?;
-    driver.go(case.way == Way::Forward)?;
-    std::thread::sleep(amount.warm_up);
+    device.start_traffic()?;
+    driver.start_traffic(case.direction == Direction::Forward)?;
+    std::thread::sleep(length.warm_up);
     let clock = CpuClock::of(device.pid())?;
     let (before, cpu_before) = (driver.counts()?, clock.read()?);
-    std::thread::sleep(amount.timed);
+    std::thread::sleep(length.timed);
     let (after, cpu_after) = (driver.counts()?, clock.read()?);
     let count = packets(before, after) as f64;
     if count == 0.0 {
@@ -116,14 +119,14 @@ fn sample(
     if let Ok(counter) = Instructions::start(device.pid()) {
         let method = counter.method;
         let before = driver.counts()?;
-        std::thread::sleep(amount.counted);
+        std::thread::sleep(length.counted);
         let after = driver.counts()?;
         if let Ok(Some(number)) = counter.stop() {
             let each = number as f64 / packets(before, after).max(1) as f64;
             figures.push((Figure::new("instructions", "1/packet", method), each));
         }
     }
-    driver.halt()?;
-    device.halt()?;
+    driver.stop_traffic()?;
+    device.stop_traffic()?;
     Ok(figures)
 }

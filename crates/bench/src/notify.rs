@@ -16,19 +16,20 @@
 //! * `stream/DIRECTION/SIZE`: frames in one direction.
 //! * `rr/SIZE`: request and response, one outstanding.
 //! * `injection/STATE`: an interrupt by KVM_SIGNAL_MSI and by an irqfd.
+use crate::error::broken;
+use crate::figures::Collector;
 use crate::guest::{self, Image};
 use crate::machine::{Pinned, RealTime, two_cpus};
-use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::Gathered;
+use crate::options::MIN_ROUNDS;
 use crate::{BenchError, Options, Row, published};
-use case::{Amount, Case, Placement, Subject};
+use case::{Case, Placement, SampleSize, Subject};
 use paravane_vmm::AccelChoice;
 use paravane_vmm::injection::GuestState;
-use shot::shoot;
+use sample::sample;
 
 mod case;
 mod injection;
-mod shot;
+mod sample;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "notify";
@@ -67,10 +68,10 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     if cases.is_empty() && states.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
-    let rounds = options.rounds.max(FEWEST_ROUNDS);
-    let amount = if options.quick { Amount::QUICK } else { Amount::FULL };
+    let rounds = options.rounds.max(MIN_ROUNDS);
+    let size = if options.quick { SampleSize::QUICK } else { SampleSize::FULL };
     let subjects = if guest::runs_under_kvm().is_ok() { &Subject::ALL[..] } else { &Subject::ALL[..3] };
-    let mut rows = measure(&cases, &states, subjects, AccelChoice::Auto, rounds, amount, progress)?;
+    let mut rows = measure(&cases, &states, subjects, AccelChoice::Auto, rounds, size, progress)?;
     rows.extend(published);
     Ok(rows)
 }
@@ -82,10 +83,10 @@ fn measure(
     subjects: &[Subject],
     accel: AccelChoice,
     rounds: u32,
-    amount: Amount,
+    size: SampleSize,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
-    let mut gathered = Gathered::new(NAME);
+    let mut collector = Collector::new(NAME);
     let image = Image::new(case::SPAN)?;
     let (host, guest) = two_cpus();
     for round in 0..rounds {
@@ -103,23 +104,23 @@ fn measure(
             for turn in 0..subjects.len() {
                 let subject = subjects[(turn + round as usize) % subjects.len()];
                 progress(&format!("round {} of {rounds}: {path}: {}", round + 1, subject.name()));
-                let figures = shoot(case, subject, accel, amount, &image, vcpu, real_time.is_some())
+                let figures = sample(case, subject, accel, size, &image, vcpu, real_time.is_some())
                     .map_err(|reason| broken(subject.name(), format_args!("{path}: {reason}")))?;
-                gathered.add(&path, subject.name(), vcpu, figures);
+                collector.add(&path, subject.name(), vcpu, figures);
             }
         }
         let _host = host.and_then(Pinned::to);
         let real_time = guest.and_then(|_| RealTime::enter());
         for (state, path) in states {
             progress(&format!("round {} of {rounds}: {path}", round + 1));
-            let found = injection::shoot(*state, amount.injections, guest, real_time.is_some())
+            let found = injection::sample(*state, size.injections, guest, real_time.is_some())
                 .map_err(|reason| broken("injection", format_args!("{path}: {reason}")))?;
             for (subject, figures) in found.into_iter().flatten() {
-                gathered.add(path, subject, guest, figures);
+                collector.add(path, subject, guest, figures);
             }
         }
     }
-    Ok(gathered.rows())
+    Ok(collector.rows())
 }
 
 #[cfg(test)]

@@ -19,15 +19,17 @@
 //!   calls are measured. `get-used/batch32` takes 32 per call.
 //! * `stream/batch1`, `stream/batch32`: driver and device on two CPUs, as in [`crate::ring::stream`].
 //!   A driver that finds nothing used takes a token and polls with it. Spins are reported apart.
+use crate::error::{broken, miscounted};
 use crate::instructions::Counter;
+use crate::machine::ThreadPlacement;
 use crate::machine::{Pinned, load_average};
 use crate::memory::Pages;
-use crate::ring::stream::ends::{DriverEnd, OurDevice, Pair, layout};
-use crate::ring::stream::{self, Flow, Place, Wait};
-use crate::ring::{
-    BUFFER, Case, FEWEST_ROUNDS, QUEUE_SIZE, ScriptedDevice, Side, Subject, broken, miscounted,
-};
+use crate::options::MIN_ROUNDS;
+use crate::ring::stream::ends::{ParavaneDevice, layout};
+use crate::ring::stream::{self, DriverEnd, Flow, Pair, Wait};
+use crate::ring::{BUFFER, Case, QUEUE_SIZE, ScriptedDevice, Side};
 use crate::spread::Spread;
+use crate::subject::Subject;
 use crate::{BenchError, Options, Row, published};
 use paravane_ring::driver::poll::{Counting, NoCount, Poller, Position, WrapCount};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
@@ -100,12 +102,12 @@ impl<C: Counting> GetUsed<C> {
         let layout =
             DriverConfig::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken("paravane", error))?;
         let pages = Pages::new(layout.memory());
-        let memory = DmaArea { area: pages.place().area(), addr: pages.address() };
+        let memory = DmaArea { area: pages.shared().area(), addr: pages.address() };
         let (mut queue, addresses) =
             Queue::<Smp, C>::lay_out(layout, memory).map_err(|error| broken("paravane", error))?;
         let poller =
             if asked { Some(queue.poller().map_err(|error| broken("paravane", error))?) } else { None };
-        let script = ScriptedDevice::at(case, pages.place(), pages.address(), addresses);
+        let script = ScriptedDevice::at(case, pages.shared(), pages.address(), addresses);
         Ok(Self { queue, _poller: poller, script, filled: false, batched, _pages: pages })
     }
 }
@@ -175,7 +177,7 @@ impl<C: Counting> Subject for GetUsed<C> {
 
 /// A driver of a stream that polls with a token, alone on its cache lines.
 #[repr(align(128))]
-struct Polls<C: Counting> {
+struct PollingDriver<C: Counting> {
     queue: Queue<Smp, C>,
     _poller: Option<Poller<Smp, C>>,
 }
@@ -193,15 +195,15 @@ fn pair(case: stream::Case, variant: &str) -> Result<Box<Pair>, BenchError> {
 fn pair_of<C: Counting>(case: stream::Case, asked: bool) -> Result<Box<Pair>, BenchError> {
     let layout = layout(case)?;
     let pages = Pages::new(layout.memory());
-    let area = pages.place().area();
+    let area = pages.shared().area();
     let (mut queue, addresses) = Queue::<Smp, C>::lay_out(layout, DmaArea { area, addr: 0 })
         .map_err(|error| broken("paravane", error))?;
     let poller = if asked { Some(queue.poller().map_err(|error| broken("paravane", error))?) } else { None };
-    let device = OurDevice::new(case, addresses, 0, area)?;
-    Ok(Pair::new(Polls { queue, _poller: poller }, device, pages))
+    let device = ParavaneDevice::new(case, addresses, 0, area)?;
+    Ok(Pair::new(PollingDriver { queue, _poller: poller }, device, pages))
 }
 
-impl<C: Counting> DriverEnd for Polls<C> {
+impl<C: Counting> DriverEnd for PollingDriver<C> {
     fn drive(&mut self, total: u64, case: stream::Case, wait: Wait<'_>) -> Result<u64, BenchError> {
         let queue = &mut self.queue;
         let (batch, outstanding) = (u64::from(case.batch()), u64::from(case.outstanding()));
@@ -277,14 +279,14 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     if singles.is_empty() && streams.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
-    let rounds = options.rounds.max(FEWEST_ROUNDS);
+    let rounds = options.rounds.max(MIN_ROUNDS);
     let mut rows = measure(&singles, &streams, rounds, LAPS, 200_000, progress)?;
     rows.extend(published);
     Ok(rows)
 }
 
 /// Measures, interleaved: every round goes through all cases and all variants. `total` buffers go through a
-/// stream in one shot.
+/// stream in one run.
 fn measure(
     singles: &[&str],
     streams: &[stream::Case],
@@ -295,7 +297,7 @@ fn measure(
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
     // Before this thread is pinned to one CPU.
-    let place = Place::choose();
+    let placement = ThreadPlacement::choose();
     let pinned = Pinned::here();
     let pinned_cpu = pinned.as_ref().map(Pinned::cpu);
     let mut counter = Counter::choose(progress);
@@ -330,7 +332,7 @@ fn measure(
     }
     for number in 1..=rounds {
         for turn in 0..alone.len() {
-            // Each variant comes at each place of its case in turn.
+            // Each variant comes at each placement of its case in turn.
             let turn = turn / VARIANTS.len() * VARIANTS.len() + (turn + number as usize) % VARIANTS.len();
             let (path, variant, subject) = &mut alone[turn];
             progress(&format!("round {number} of {rounds}: {path}: {variant}"));
@@ -353,16 +355,16 @@ fn measure(
             let turn = turn / VARIANTS.len() * VARIANTS.len() + (turn + number as usize) % VARIANTS.len();
             let (case, variant, pair) = &mut pairs[turn];
             progress(&format!("round {number} of {rounds}: {case}: {variant}"));
-            let shots: Result<Vec<_>, _> = (0..5).map(|_| pair.shoot(*case, &place, total)).collect();
-            let mut shots = shots?;
-            shots.sort_by_key(|shot| shot.time);
-            let shot = shots[shots.len() / 2];
+            let runs: Result<Vec<_>, _> = (0..5).map(|_| pair.run_once(*case, &placement, total)).collect();
+            let mut runs = runs?;
+            runs.sort_by_key(|run| run.time);
+            let run = runs[runs.len() / 2];
             let path = case.to_string();
-            let cpu = place.cpus.map(|cpus| cpus[0]);
+            let cpu = placement.cpus.map(|cpus| cpus[0]);
             let nanos = |time: Duration| time.as_nanos() as f64 / total as f64;
-            note(&path, variant, ("time", "ns/buffer", place.method()), cpu, nanos(shot.time));
-            note(&path, variant, ("cpu", "ns/buffer", "thread clock"), cpu, nanos(shot.cpu));
-            note(&path, variant, ("spins", "spins/buffer", "count"), cpu, shot.spins as f64 / total as f64);
+            note(&path, variant, ("time", "ns/buffer", placement.method()), cpu, nanos(run.time));
+            note(&path, variant, ("cpu", "ns/buffer", "thread clock"), cpu, nanos(run.cpu));
+            note(&path, variant, ("spins", "spins/buffer", "count"), cpu, run.spins as f64 / total as f64);
         }
     }
     let load = [load_start, load_average()];
@@ -434,12 +436,12 @@ mod tests {
 
     #[test]
     fn every_polling_stream_moves_every_buffer() {
-        let yielding = Place { cpus: None, real_time: false };
+        let yielding = ThreadPlacement { cpus: None, real_time: false };
         for case in stream::Case::all().into_iter().filter(|case| !case.in_order) {
             for variant in VARIANTS {
                 let mut pair = pair(case, variant).unwrap();
                 for total in [1, 1_003] {
-                    pair.shoot(case, &yielding, total)
+                    pair.run_once(case, &yielding, total)
                         .unwrap_or_else(|error| panic!("{case} {variant}: {error}"));
                 }
             }

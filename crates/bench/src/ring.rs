@@ -18,11 +18,13 @@
 //!
 //! The sums that [`Subject::run`] returns are, on the device side, all addresses and lengths seen plus one
 //! for each interrupt wanted, and on the driver side all lengths used plus one for each kick wanted.
+use crate::clock::thread_clock;
 use crate::instructions::Counter;
-use crate::machine::{Pinned, load_average};
+use crate::machine::{Pinned, ThreadPlacement, load_average};
+use crate::options::MIN_ROUNDS;
 use crate::spread::Spread;
+use crate::subject::Subject;
 use crate::{BenchError, Options, Row};
-use nix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -31,7 +33,7 @@ mod device_side;
 mod driver_side;
 mod scripted;
 pub(crate) mod stream;
-mod subject;
+mod subjects;
 #[cfg(feature = "peers")]
 mod virtio_driver;
 #[cfg(feature = "peers")]
@@ -41,7 +43,7 @@ mod virtio_queue;
 
 pub(crate) use case::{BUFFER, Case, QUEUE_SIZE, Side};
 pub(crate) use scripted::{SCRIPT, ScriptedDevice};
-pub(crate) use subject::{OURS, Subject, broken, make, miscounted};
+pub(crate) use subjects::make;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "ring";
@@ -61,8 +63,6 @@ pub(crate) const NOTES: &[&str] = &[
 const SLICES: u16 = 41;
 /// How long a slice is: much less than a scheduler lets a thread run undisturbed.
 const SLICE: Duration = Duration::from_micros(600);
-/// The fewest rounds that make a result.
-pub(crate) const FEWEST_ROUNDS: u32 = 5;
 
 /// A subject, and what the rounds have found.
 struct Entry {
@@ -136,17 +136,10 @@ impl Entry {
     }
 }
 
-/// CPU time of this thread.
-pub(crate) fn thread_clock() -> Result<Duration, BenchError> {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
-        .map(Duration::from)
-        .map_err(|error| BenchError::Os { what: "read the thread's CPU clock", source: error.into() })
-}
-
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     let (cases, streams) = selected(options)?;
-    measure(&cases, &streams, options.rounds.max(FEWEST_ROUNDS), SLICE, progress)
+    measure(&cases, &streams, options.rounds.max(MIN_ROUNDS), SLICE, progress)
 }
 
 /// The cases with one thread and with two whose path contains the filter.
@@ -171,21 +164,21 @@ fn measure(
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
     // Before this thread is pinned to one CPU.
-    let place = stream::Place::choose();
-    if !streams.is_empty() && place.cpus.is_none() {
+    let placement = ThreadPlacement::choose();
+    if !streams.is_empty() && placement.cpus.is_none() {
         progress("there is one CPU: two threads take turns by yielding, and ringtest is left out");
     }
     let mut streaming = Vec::new();
     for &case in streams {
-        progress(&format!("{case}: how many operations fill a shot"));
-        streaming.push(stream::entries(case, &place)?);
+        progress(&format!("{case}: how many operations fill a run"));
+        streaming.push(stream::entries(case, &placement)?);
     }
     let pinned = Pinned::here();
     let mut counter = Counter::choose(progress);
     let mut entries = Vec::new();
     for &case in cases {
         progress(&format!("{case}: how many chains fill a slice"));
-        let names = std::iter::once(SCRIPT).chain(subject::names(case));
+        let names = std::iter::once(SCRIPT).chain(subjects::names(case));
         let of_case: Result<Vec<Entry>, _> = names.map(|name| Entry::new(case, name, slice)).collect();
         entries.push((case, of_case?));
     }
@@ -204,7 +197,7 @@ fn measure(
             for turn in 0..subjects {
                 let entry = &mut of_case[(turn + number as usize) % subjects];
                 progress(&format!("round {} of {rounds}: {}: {}", number + 1, entry.case, entry.name));
-                entry.sample(&place)?;
+                entry.sample(&placement)?;
             }
         }
     }
@@ -242,7 +235,7 @@ fn measure(
             rows.extend(row("cpu", "ns/chain", "thread clock", |sample| Some(sample.cpu)));
         }
     }
-    rows.extend(streaming.iter().flatten().flat_map(|entry| entry.rows(&place, load)));
+    rows.extend(streaming.iter().flatten().flat_map(|entry| entry.rows(&placement, load)));
     Ok(rows)
 }
 
@@ -257,7 +250,7 @@ mod tests {
             // More than once around the ring, and no multiple of it.
             let batches = 2 * u32::from(QUEUE_SIZE / case.batch) + 3;
             let mut sums = Vec::new();
-            for name in subject::names(case) {
+            for name in subjects::names(case) {
                 let mut subject = make(case, name).unwrap().unwrap();
                 assert_eq!(subject.position(), 0, "{case} {name}");
                 sums.push(subject.run(batches).unwrap());
@@ -308,7 +301,7 @@ mod tests {
     fn a_measurement_has_a_row_for_every_subject_and_metric() {
         let cases = [Case::parse("split/device/1desc/batch32").unwrap()];
         let rows = measure(&cases, &[], 2, Duration::from_micros(20), &mut |_| {}).unwrap();
-        for name in subject::names(cases[0]) {
+        for name in subjects::names(cases[0]) {
             for metric in ["time", "cpu"] {
                 let row = rows.iter().find(|row| row.subject == name && row.metric == metric).unwrap();
                 assert_eq!((row.rounds, row.case.as_str()), (2, "split/device/1desc/batch32"));

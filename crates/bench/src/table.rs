@@ -60,7 +60,7 @@ fn subjects<'a>(line: &Line<'a>) -> Vec<&'a str> {
 
 /// The row of a line that the others are compared with: `paravane`, or the first one.
 fn base<'a>(line: &Line<'a>) -> Option<&'a Row> {
-    line.rows.iter().find(|row| row.subject == ring::OURS).or(line.rows.first()).copied()
+    line.rows.iter().find(|row| row.subject == crate::subject::PARAVANE).or(line.rows.first()).copied()
 }
 
 /// Renders a block in the first of three layouts that fits the width.
@@ -152,7 +152,7 @@ fn spread(row: &Row) -> String {
 fn ratio(line: &Line<'_>, row: &Row) -> String {
     let Some(base) = base(line).filter(|base| base.subject != row.subject) else { return String::new() };
     // Between variants of one thing, a percent counts.
-    let decimals = match line.rows.iter().find(|row| row.subject == ring::OURS) {
+    let decimals = match line.rows.iter().find(|row| row.subject == crate::subject::PARAVANE) {
         Some(ours) if ours.bench == ring::NAME => 1,
         Some(_) => 2,
         None => 3,
@@ -261,7 +261,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
     if rows.iter().any(|row| row.subject != first.subject) {
         let base = match first.bench.as_str() {
             poll::NAME | barrier::NAME | transport::NAME | notify::NAME => "the first subject",
-            _ => ring::OURS,
+            _ => crate::subject::PARAVANE,
         };
         note(
             out,

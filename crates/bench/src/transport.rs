@@ -16,15 +16,18 @@
 //! * `blk/read4k/depth1`, `blk/read4k/depth32`: random reads of 4 KiB from an image in memory.
 //!
 //! The transports differ in the exits that a transaction takes. The benchmark counts them by cause.
+use crate::error::broken;
+use crate::figures::{Collector, RoundSamples, ratio};
 use crate::guest::Image;
 use crate::machine::{Pinned, RealTime, two_cpus};
-use crate::ring::{FEWEST_ROUNDS, broken};
-use crate::series::{Gathered, Shots, ratio};
+use crate::options::MIN_ROUNDS;
 use crate::{BenchError, Options, Row, published};
+use case::Case;
 use paravane_vmm::{AccelChoice, TransportChoice};
-use shot::{Amount, shoot};
+use sample::{SampleSize, sample};
 
-mod shot;
+mod case;
+mod sample;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "transport";
@@ -47,33 +50,6 @@ pub(crate) const NOTES: &[&str] = &[
     "published: netperf TCP_RR 32,1024; three runs of 30 s. Compare ratios at most.",
 ];
 
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
-    /// Payload bytes there and back.
-    Exchange { request: u32, response: u32 },
-    /// Reads of 4 KiB, so many in flight.
-    Read { depth: u32 },
-}
-
-impl Case {
-    const ALL: [Self; 4] = [
-        Self::Exchange { request: 32, response: 1024 },
-        Self::Exchange { request: 1, response: 1 },
-        Self::Read { depth: 1 },
-        Self::Read { depth: 32 },
-    ];
-}
-
-impl std::fmt::Display for Case {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Exchange { request, response } => write!(f, "net/{request}/{response}"),
-            Self::Read { depth } => write!(f, "blk/read4k/depth{depth}"),
-        }
-    }
-}
-
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     let filter = options.filter.as_deref().unwrap_or("");
@@ -84,42 +60,42 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     if cases.is_empty() && published.is_empty() {
         return Err(BenchError::NoCase(filter.to_owned()));
     }
-    let rounds = options.rounds.max(FEWEST_ROUNDS).saturating_mul(SHORT);
-    let mut rows = measure(&cases, AccelChoice::Auto, rounds, Amount::FULL, progress)?;
+    let rounds = options.rounds.max(MIN_ROUNDS).saturating_mul(SHORT);
+    let mut rows = measure(&cases, AccelChoice::Auto, rounds, SampleSize::FULL, progress)?;
     rows.extend(published);
     Ok(rows)
 }
 
 /// Measures, interleaved: every round goes through all cases, and within a case the transports take turns, each of them the
-/// first one in turn. A round's figure is the median of its shots: a busy host then has to be busy for longer than one.
+/// first one in turn. A round's figure is the median of its samples: a busy host then has to be busy for longer than one.
 /// The guest has a CPU, and everything else has another.
 fn measure(
     cases: &[Case],
     accel: AccelChoice,
     rounds: u32,
-    amount: Amount,
+    size: SampleSize,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
-    let mut gathered = Gathered::new(NAME);
-    let image = Image::new(shot::SPAN)?;
+    let mut collector = Collector::new(NAME);
+    let image = Image::new(sample::SPAN)?;
     let (io, vcpu) = two_cpus();
     let _host = io.and_then(Pinned::to);
     // Everything sleeps when it has nothing to do, so that two CPUs never have to be shared; with one, they would.
     let real_time = vcpu.and_then(|_| RealTime::enter());
     for round in 0..rounds {
         for case in cases {
-            let mut shots = TRANSPORTS.map(|transport| (transport.name(), Shots::default()));
-            for turn in 0..TRANSPORTS.len() * amount.shots {
+            let mut samples = TRANSPORTS.map(|transport| (transport.name(), RoundSamples::default()));
+            for turn in 0..TRANSPORTS.len() * size.samples {
                 let at = (turn + turn / TRANSPORTS.len() + round as usize) % TRANSPORTS.len();
                 let transport = TRANSPORTS[at];
                 progress(&format!("round {} of {rounds}: {case}: {}", round + 1, transport.name()));
-                let figures = shoot(*case, transport, accel, amount, &image, vcpu, real_time.is_some())
+                let figures = sample(*case, transport, accel, size, &image, vcpu, real_time.is_some())
                     .map_err(|reason| broken(transport.name(), format_args!("{case}: {reason}")))?;
-                shots[at].1.add(figures);
+                samples[at].1.add(figures);
             }
             let path = case.to_string();
             let [mmio, msi, pci] =
-                shots.map(|(subject, shots)| (subject, shots.medians().collect::<Vec<_>>()));
+                samples.map(|(subject, samples)| (subject, samples.medians().collect::<Vec<_>>()));
             // Within a round they had the same host, however fast that was.
             let relative = ratio(&msi.1, &mmio.1, "rate-to-mmio").into_iter().chain(ratio(
                 &msi.1,
@@ -128,12 +104,12 @@ fn measure(
             ));
             let relative: Vec<_> = relative.collect();
             for (subject, figures) in [mmio, msi, pci] {
-                gathered.add(&path, subject, vcpu, figures);
+                collector.add(&path, subject, vcpu, figures);
             }
-            gathered.add(&path, TransportChoice::MmioMsi.name(), vcpu, relative);
+            collector.add(&path, TransportChoice::MmioMsi.name(), vcpu, relative);
         }
     }
-    Ok(gathered.rows())
+    Ok(collector.rows())
 }
 
 #[cfg(test)]

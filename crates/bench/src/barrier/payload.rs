@@ -9,16 +9,19 @@
 //! ```
 //! The payload of each buffer is one access. The rest of the device is that of `paravane bench ring`; the driver does
 //! not touch more of a payload than its number, so that the device is what is measured.
-use super::ORDERS;
+use super::order::{ORDERS, memory};
 use crate::BenchError;
 use crate::Row;
-use crate::dma::ours::{BY_DIRECTION, FULL, Ours, RELAXED};
-use crate::dma::timing::{Origin, Own, Reach, Target};
-use crate::memory::Place as Bytes;
-use crate::ring::stream::ends::{DeviceEnd, DriverEnd, Pair, activate, layout};
-use crate::ring::stream::{self, Flow, Place, Shot, Wait};
-use crate::ring::{OURS, QUEUE_SIZE, broken};
+use crate::dma::paravane::{BY_DIRECTION, FULL, Paravane, RELAXED};
+use crate::dma::timing::{LocalBuffer, MemoryAccess, Origin, Target};
+use crate::error::broken;
+use crate::machine::ThreadPlacement;
+use crate::memory::SharedMemory;
+use crate::ring::QUEUE_SIZE;
+use crate::ring::stream::ends::{activate, layout};
+use crate::ring::stream::{self, DeviceEnd, DriverEnd, Flow, Pair, RunTimes, Wait};
 use crate::spread::Spread;
+use crate::subject::PARAVANE;
 use paravane_ring::device::{self, Batch};
 use paravane_ring::driver;
 use paravane_ring::{DmaArea, Segment};
@@ -28,11 +31,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long a shot should take.
-pub(super) const SHOT: Duration = Duration::from_millis(10);
-/// Shots in one round of one subject; the median shot stands for the round.
-const SHOTS: usize = 9;
-/// Bytes between the starts of two payloads.
+/// How long a run should take.
+pub(super) const RUN_TIME: Duration = Duration::from_millis(10);
+/// Shots in one round of one subject; the median run stands for the round.
+const RUNS: usize = 9;
+/// SharedMemory between the starts of two payloads.
 const STRIDE: usize = 64 << 10;
 /// The ring is at the start of memory, payloads behind it.
 const PAYLOADS: usize = 64 << 10;
@@ -42,7 +45,7 @@ const PAYLOADS: usize = 64 << 10;
 pub(super) struct Case {
     /// Whether the device writes.
     receive: bool,
-    /// Bytes of a payload.
+    /// SharedMemory of a payload.
     len: u32,
 }
 
@@ -69,20 +72,20 @@ fn payload(n: u64) -> usize {
     PAYLOADS + (n % u64::from(QUEUE_SIZE)) as usize * STRIDE
 }
 
-/// Posts payloads.
+/// PayloadDriver payloads.
 #[repr(align(128))]
-struct Posts {
+struct PayloadDriver {
     queue: driver::Queue,
-    memory: Bytes,
+    memory: SharedMemory,
     case: Case,
-    /// Buffers in all shots so far.
+    /// Buffers in all runs so far.
     before: u64,
 }
 
-// SAFETY: the memory belongs to the pair, not to a thread; its bytes are only accessed atomically, by `Place`.
-unsafe impl Send for Posts {}
+// SAFETY: the memory belongs to the pair, not to a thread; its bytes are only accessed atomically, by `ThreadPlacement`.
+unsafe impl Send for PayloadDriver {}
 
-impl DriverEnd for Posts {
+impl DriverEnd for PayloadDriver {
     fn drive(&mut self, total: u64, case: stream::Case, wait: Wait<'_>) -> Result<u64, BenchError> {
         let (batch, outstanding) = (u64::from(case.batch()), u64::from(case.outstanding()));
         let end = self.before + total;
@@ -99,7 +102,7 @@ impl DriverEnd for Posts {
                         self.memory.store_u64(at, added);
                         self.queue.add(&buffer, &[])
                     }
-                    .map_err(|error| broken(OURS, error))?;
+                    .map_err(|error| broken(PARAVANE, error))?;
                     added += 1;
                 }
                 black_box(self.queue.publish());
@@ -122,36 +125,36 @@ impl DriverEnd for Posts {
     }
 }
 
-impl Posts {
+impl PayloadDriver {
     /// Takes back one buffer, if one is used.
     fn take(&mut self) -> Result<u64, BenchError> {
-        if self.queue.pop_used().map_err(|error| broken(OURS, error))?.is_none() {
+        if self.queue.pop_used().map_err(|error| broken(PARAVANE, error))?.is_none() {
             return Ok(0);
         }
         let number = self.before;
         self.before += 1;
         if self.case.receive && self.memory.load_u64(payload(number)) != number {
-            return Err(broken(OURS, format_args!("payload {number} came before its bytes")));
+            return Err(broken(PARAVANE, format_args!("payload {number} came before its bytes")));
         }
         Ok(1)
     }
 }
 
-/// Moves payloads, in the order that is asked for: one device for all three, since where memory happens to lie makes
+/// PayloadDevice payloads, in the order that is asked for: one device for all three, since where memory happens to lie makes
 /// more of a difference than they do.
 #[repr(align(128))]
-struct Moves {
+struct PayloadDevice {
     queue: device::Queue,
     batch: Batch,
-    guards: (Ours<RELAXED>, Ours<BY_DIRECTION>, Ours<FULL>),
+    guards: (Paravane<RELAXED>, Paravane<BY_DIRECTION>, Paravane<FULL>),
     /// Index of the order.
     order: Arc<AtomicUsize>,
     case: Case,
-    own: Own,
+    own: LocalBuffer,
     before: u64,
 }
 
-impl DeviceEnd for Moves {
+impl DeviceEnd for PayloadDevice {
     fn serve(&mut self, total: u64, wait: Wait<'_>) -> Result<(), BenchError> {
         let Self { queue, batch, guards, order, case, own, before } = self;
         let ends = (queue, batch, case, own, before);
@@ -165,24 +168,24 @@ impl DeviceEnd for Moves {
 }
 
 /// The part of a device that does not depend on the order.
-type Ends<'a> = (&'a mut device::Queue, &'a mut Batch, &'a mut Case, &'a mut Own, &'a mut u64);
+type Ends<'a> = (&'a mut device::Queue, &'a mut Batch, &'a mut Case, &'a mut LocalBuffer, &'a mut u64);
 
 /// A function of its own for each order.
 #[inline(never)]
 fn serve<const ACCESS: u32>(
     (queue, batch, case, own, before): Ends<'_>,
-    memory: &mut Ours<ACCESS>,
+    memory: &mut Paravane<ACCESS>,
     total: u64,
     wait: Wait<'_>,
 ) -> Result<(), BenchError> {
     let end = *before + total;
     while *before < end {
-        wait.until(|| Ok(queue.pop(batch, |_, _| false).map_err(|error| broken(OURS, error))? > 0))?;
-        let guard = memory.open();
+        wait.until(|| Ok(queue.pop(batch, |_, _| false).map_err(|error| broken(PARAVANE, error))? > 0))?;
+        let guard = memory.enter();
         for chain in batch.chains() {
             let bytes = &mut own.bytes()[..case.len as usize];
             let ((&[segment], []) | ([], &[segment])) = batch.segments(chain) else {
-                return Err(broken(OURS, "a buffer is not in one piece"));
+                return Err(broken(PARAVANE, "a buffer is not in one piece"));
             };
             if case.receive {
                 bytes[..8].copy_from_slice(&before.to_le_bytes());
@@ -190,14 +193,14 @@ fn serve<const ACCESS: u32>(
             } else {
                 guard.read(segment.addr, bytes)?;
                 if bytes[..8] != before.to_le_bytes() {
-                    return Err(broken(OURS, format_args!("payload {before} came before its bytes")));
+                    return Err(broken(PARAVANE, format_args!("payload {before} came before its bytes")));
                 }
             }
-            queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(OURS, error))?;
+            queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(PARAVANE, error))?;
             *before += 1;
         }
         drop(guard);
-        black_box(queue.publish().map_err(|error| broken(OURS, error))?);
+        black_box(queue.publish().map_err(|error| broken(PARAVANE, error))?);
     }
     Ok(())
 }
@@ -215,34 +218,35 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// Finds how many buffers fill a shot.
-    pub(super) fn new(case: Case, place: &Place, shot: Duration) -> Result<Self, BenchError> {
+    /// Finds how many buffers fill a run.
+    pub(super) fn new(case: Case, placement: &ThreadPlacement, run: Duration) -> Result<Self, BenchError> {
         let layout = layout(Case::stream())?;
         let size = PAYLOADS + usize::from(QUEUE_SIZE) * STRIDE;
         assert!(layout.memory() <= PAYLOADS);
-        let (memory, region) = super::memory(size as u64)?;
+        let (memory, region) = memory(size as u64)?;
         // SAFETY: the region is mapped as long as the pair keeps it, longer than its ends live; nobody makes
         // references to its bytes.
-        let bytes = unsafe { Bytes::new(region.host(), size) };
+        let bytes = unsafe { SharedMemory::new(region.host(), size) };
         let (mut queue, addresses) = driver::Queue::new(layout, DmaArea { area: bytes.area(), addr: 0 })
-            .map_err(|error| broken(OURS, error))?;
+            .map_err(|error| broken(PARAVANE, error))?;
         queue.disable_interrupts();
         let order = Arc::new(AtomicUsize::new(0));
-        let device = Moves {
+        let device = PayloadDevice {
             queue: activate(Case::stream(), addresses, 0, bytes.area())?,
             batch: Batch::new(Case::stream().batch().into()),
-            guards: (Ours::direct(&memory), Ours::direct(&memory), Ours::direct(&memory)),
+            guards: (Paravane::direct(&memory), Paravane::direct(&memory), Paravane::direct(&memory)),
             order: Arc::clone(&order),
             case,
-            own: Own::new(case.len as usize),
+            own: LocalBuffer::new(case.len as usize),
             before: 0,
         };
-        let pair = Pair::new(Posts { queue, memory: bytes, case, before: 0 }, device, (memory, region));
+        let pair =
+            Pair::new(PayloadDriver { queue, memory: bytes, case, before: 0 }, device, (memory, region));
         let mut workload = Self { case, pair, order, total: 1 << 8, samples: Default::default() };
         loop {
-            let took = workload.shoot(0, place)?.time;
-            if took >= shot / 4 || workload.total >= 1 << 26 {
-                let scale = shot.as_secs_f64() / took.as_secs_f64().max(1e-6);
+            let took = workload.run_once(0, placement)?.time;
+            if took >= run / 4 || workload.total >= 1 << 26 {
+                let scale = run.as_secs_f64() / took.as_secs_f64().max(1e-6);
                 workload.total = ((workload.total as f64 * scale) as u64).clamp(1 << 8, 1 << 26);
                 return Ok(workload);
             }
@@ -250,26 +254,26 @@ impl Workload {
         }
     }
 
-    fn shoot(&mut self, order: usize, place: &Place) -> Result<Shot, BenchError> {
+    fn run_once(&mut self, order: usize, placement: &ThreadPlacement) -> Result<RunTimes, BenchError> {
         // Relaxed: the device's thread is started after this.
         self.order.store(order, Ordering::Relaxed);
-        self.pair.shoot(Case::stream(), place, self.total)
+        self.pair.run_once(Case::stream(), placement, self.total)
     }
 
-    /// Measures one round: the median shot of each order. Shots are interleaved as well.
-    pub(super) fn sample(&mut self, place: &Place, number: usize) -> Result<(), BenchError> {
-        let mut shots = [const { Vec::new() }; ORDERS.len()];
-        for shot in 0..SHOTS {
+    /// Measures one round: the median run of each order. Shots are interleaved as well.
+    pub(super) fn sample(&mut self, placement: &ThreadPlacement, number: usize) -> Result<(), BenchError> {
+        let mut runs = [const { Vec::new() }; ORDERS.len()];
+        for run in 0..RUNS {
             for turn in 0..ORDERS.len() {
-                let order = (turn + shot + number) % ORDERS.len();
-                shots[order].push(self.shoot(order, place)?);
+                let order = (turn + run + number) % ORDERS.len();
+                runs[order].push(self.run_once(order, placement)?);
             }
         }
         let total = self.total as f64;
-        for (samples, shots) in self.samples.iter_mut().zip(&shots) {
-            let of = [|shot: &Shot| shot.time, |shot: &Shot| shot.cpu];
+        for (samples, runs) in self.samples.iter_mut().zip(&runs) {
+            let of = [|run: &RunTimes| run.time, |run: &RunTimes| run.cpu];
             samples.push(of.map(|of| {
-                let values: Vec<f64> = shots.iter().map(|shot| of(shot).as_nanos() as f64 / total).collect();
+                let values: Vec<f64> = runs.iter().map(|run| of(run).as_nanos() as f64 / total).collect();
                 Spread::of(&values).map_or(0.0, |spread| spread.median)
             }));
         }
@@ -277,7 +281,7 @@ impl Workload {
     }
 
     /// The rows of all rounds.
-    pub(super) fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+    pub(super) fn rows(&self, placement: &ThreadPlacement, origin: &Origin<'_>) -> Vec<Row> {
         let case = self.case.to_string();
         let bits = f64::from(self.case.len) * 8.0;
         let of_order = |(order, samples): (&str, &Samples)| {
@@ -287,8 +291,8 @@ impl Workload {
             };
             [
                 // Bits a nanosecond, a thousand times.
-                row(("rate", "10^6bit/s", place.method()), &|sample| bits / sample[0] * 1e3),
-                row(("time", "ns/payload", place.method()), &|sample| sample[0]),
+                row(("rate", "10^6bit/s", placement.method()), &|sample| bits / sample[0] * 1e3),
+                row(("time", "ns/payload", placement.method()), &|sample| sample[0]),
                 row(("cpu", "ns/payload", "thread clock"), &|sample| sample[1]),
             ]
         };
@@ -303,13 +307,15 @@ mod tests {
     /// Every payload arrives, numbered: both ends check what they see. On one CPU too.
     #[test]
     fn every_payload_is_moved_whole() {
-        let place = Place { cpus: None, real_time: false };
+        let placement = ThreadPlacement { cpus: None, real_time: false };
         for case in Case::all() {
-            let mut workload = Workload::new(case, &place, Duration::from_micros(20)).unwrap();
+            let mut workload = Workload::new(case, &placement, Duration::from_micros(20)).unwrap();
             for (order, name) in ORDERS.into_iter().enumerate() {
                 for total in [1, 700] {
                     workload.total = total;
-                    workload.shoot(order, &place).unwrap_or_else(|error| panic!("{case} {name}: {error}"));
+                    workload
+                        .run_once(order, &placement)
+                        .unwrap_or_else(|error| panic!("{case} {name}: {error}"));
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! What is asked of a disk.
 use crate::BenchError;
-use crate::meter::Amount;
+use crate::meter::SampleLength;
 use std::fmt;
 use std::time::Duration;
 
@@ -102,27 +102,27 @@ impl Case {
         all
     }
 
-    /// Those whose path contains `filter`, without those that this host cannot have.
+    /// Selects the cases whose path contains `filter`; with `qcow2`, those of qcow2 images too.
     ///
     /// # Errors
-    /// There is none.
-    pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
+    /// No case matches.
+    pub(super) fn select(filter: &str, quick: bool, qcow2: bool) -> Result<Vec<Self>, BenchError> {
         let mut all = Self::all(quick);
-        if !super::image::can_convert() {
+        if !qcow2 {
             all.retain(|case| case.storage != Storage::Qcow2);
         }
-        crate::select(all, filter)
+        crate::options::select(all, filter)
     }
 }
 
 /// How long a sample takes, for figures.
-pub(super) const FULL: Amount = Amount {
+pub(super) const FULL: SampleLength = SampleLength {
     warm_up: Duration::from_millis(50),
     timed: Duration::from_millis(250),
     counted: Duration::from_millis(50),
 };
 /// In a hurry.
-pub(super) const QUICK: Amount = Amount {
+pub(super) const QUICK: SampleLength = SampleLength {
     warm_up: Duration::from_millis(20),
     timed: Duration::from_millis(80),
     counted: Duration::from_millis(20),
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn a_filter_selects() {
-        let selected = Case::select("tmpfs/split/read4k/depth1", false).unwrap();
+        let selected = Case::select("tmpfs/split/read4k/depth1", false, true).unwrap();
         assert_eq!(selected.len(), 2, "depth 1 and 128: {selected:?}");
-        assert!(matches!(Case::select("disk/", true), Err(BenchError::NoCase(_))));
+        assert!(matches!(Case::select("disk/", true, true), Err(BenchError::NoCase(_))));
     }
 }

@@ -69,11 +69,11 @@ pub(super) struct Client {
     mode: Mode,
     packed: bool,
     work: Work,
-    positions: Positions,
+    offsets: Offsets,
     /// One a request: when and where, if it is in flight.
     requests: Vec<Option<(Instant, u64)>>,
     /// Those that have come back, for the moment.
-    back: Vec<usize>,
+    completed: Vec<usize>,
 }
 
 impl Client {
@@ -137,9 +137,9 @@ impl Client {
             mode,
             packed: case.packed,
             work: case.work,
-            positions: Positions::new(case.work),
+            offsets: Offsets::new(case.work),
             requests: vec![None; case.depth],
-            back: Vec::with_capacity(case.depth),
+            completed: Vec::with_capacity(case.depth),
         };
         client.queue.set_used_notif_enabled(mode == Mode::Event);
         Ok(client)
@@ -173,10 +173,10 @@ impl Client {
                 if completion.ret != 0 {
                     return Err(format!("a request failed with {}", completion.ret));
                 }
-                self.back.push(completion.context);
+                self.completed.push(completion.context);
             }
             now = Instant::now();
-            while let Some(request) = self.back.pop() {
+            while let Some(request) = self.completed.pop() {
                 let (submitted, offset) = self.requests[request].take().ok_or("a request came back twice")?;
                 self.check(request, offset)?;
                 window.requests += 1;
@@ -191,7 +191,7 @@ impl Client {
 
     /// Makes a request available. Not kicked for yet.
     fn submit(&mut self, request: usize, now: Instant) -> Result<(), String> {
-        let offset = self.positions.next();
+        let offset = self.offsets.next();
         let len = self.work.bytes as usize;
         let data = self.buffers.of(request, len);
         for block in 0..self.work.bytes / BLOCK {
@@ -327,12 +327,12 @@ impl Drop for Buffers {
 }
 
 /// Where the next request goes.
-struct Positions {
+struct Offsets {
     work: Work,
     state: u64,
 }
 
-impl Positions {
+impl Offsets {
     fn new(work: Work) -> Self {
         Self { work, state: if work.sequential { 0 } else { 0x9e37_79b9_7f4a_7c15 } }
     }
@@ -361,8 +361,8 @@ mod tests {
     fn positions_are_in_the_image() {
         for sequential in [false, true] {
             let bytes = 128 << 10;
-            let mut positions = Positions::new(Work { write: false, sequential, bytes });
-            let drawn: Vec<u64> = (0..5000).map(|_| positions.next()).collect();
+            let mut offsets = Offsets::new(Work { write: false, sequential, bytes });
+            let drawn: Vec<u64> = (0..5000).map(|_| offsets.next()).collect();
             assert!(drawn.iter().all(|offset| offset % bytes == 0 && offset + bytes <= SPAN));
             let in_order = drawn.windows(2).filter(|pair| pair[1] == (pair[0] + bytes) % SPAN).count();
             assert_eq!(in_order == drawn.len() - 1, sequential, "{in_order}");

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// `paravane serve blk`.
-    Ours(Build),
+    Paravane(Build),
     /// QEMU's.
     StorageDaemon,
 }
@@ -27,7 +27,7 @@ impl Subject {
     /// # Errors
     /// The system does not tell which program this is.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
-        let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Ours).collect();
+        let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Paravane).collect();
         if Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
             all.push(Self::StorageDaemon);
         }
@@ -37,7 +37,7 @@ impl Subject {
     /// As the rows have it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Ours(build) => build.name,
+            Self::Paravane(build) => build.name,
             Self::StorageDaemon => PEER,
         }
     }
@@ -47,14 +47,14 @@ impl Subject {
     pub(super) fn image(&self, storage: Storage) -> &'static str {
         match self {
             Self::StorageDaemon if storage == Storage::Qcow2 => "image-peer",
-            Self::Ours(build) if build.name == OTHER_NAME && storage != Storage::Direct => "image-other",
-            Self::Ours(_) | Self::StorageDaemon => "image",
+            Self::Paravane(build) if build.name == OTHER_NAME && storage != Storage::Direct => "image-other",
+            Self::Paravane(_) | Self::StorageDaemon => "image",
         }
     }
 
     /// Whether it offers packed rings.
     pub(super) fn packed(&self) -> bool {
-        matches!(self, Self::Ours(_))
+        matches!(self, Self::Paravane(_))
     }
 
     fn command(&self, storage: Storage, image: &Path, socket: &Path) -> Command {
@@ -66,7 +66,7 @@ impl Subject {
             argument
         };
         match self {
-            Self::Ours(Build { program, more, .. }) => {
+            Self::Paravane(Build { program, extra_args, .. }) => {
                 let mut command = Command::new(program);
                 command
                     .args(["serve", "blk", "--queue-size", "1024", "--image"])
@@ -75,7 +75,7 @@ impl Subject {
                 if direct {
                     command.args(["--direct", "--no-lock"]);
                 }
-                command.arg("--socket").arg(socket).args(more);
+                command.arg("--socket").arg(socket).args(extra_args);
                 // A line for each client would go into the table.
                 if std::env::var_os("RUST_LOG").is_none() {
                     command.env("RUST_LOG", "warn");

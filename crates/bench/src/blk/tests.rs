@@ -4,7 +4,7 @@ use crate::builds::Build;
 use std::io::Write;
 use std::time::Duration;
 
-const TINY: Amount = Amount {
+const TINY: SampleLength = SampleLength {
     warm_up: Duration::from_millis(1),
     timed: Duration::from_millis(5),
     counted: Duration::from_millis(1),
@@ -30,7 +30,7 @@ fn peer(test: &str) -> Option<Subject> {
 fn every_kind_of_work_yields_every_row() {
     let Some(peer) = peer("blk::every_kind_of_work_yields_every_row") else { return };
     for client in [crate::Client::Event, crate::Client::Poll] {
-        let cases = Case::select("tmpfs/split/", true).unwrap();
+        let cases = Case::select("tmpfs/split/", true, true).unwrap();
         let cases: Vec<Case> = cases.into_iter().filter(|case| case.depth == 4).collect();
         let options = Options { client, ..Options::default() };
         let rows = measure(&cases, std::slice::from_ref(&peer), &options, TINY, &mut |_| {}).unwrap();
@@ -43,7 +43,7 @@ fn every_kind_of_work_yields_every_row() {
             for metric in ["rate", "latency-p50", "cpu"] {
                 assert!(value(metric) > 0.0, "{metric}: {of:?}");
             }
-            assert!(of.iter().all(|row| row.subject == server::PEER && row.rounds == FEWEST_ROUNDS));
+            assert!(of.iter().all(|row| row.subject == server::PEER && row.rounds == MIN_ROUNDS));
             assert_eq!(value("sleeps") == 0.0, client == crate::Client::Poll, "{of:?}");
         }
     }
@@ -51,9 +51,9 @@ fn every_kind_of_work_yields_every_row() {
 
 #[test]
 fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
-    let build = Build { name: "paravane", program: "/bin/false".into(), more: Vec::new() };
-    let subject = Subject::Ours(build);
-    let cases = Case::select("tmpfs/split/read4k/depth4", true).unwrap();
+    let build = Build { name: "paravane", program: "/bin/false".into(), extra_args: Vec::new() };
+    let subject = Subject::Paravane(build);
+    let cases = Case::select("tmpfs/split/read4k/depth4", true, true).unwrap();
     let result = measure(&cases, &[subject], &Options::default(), TINY, &mut |_| {});
     let error = result.map(|rows| rows.len()).unwrap_err().to_string();
     assert!(error.starts_with("paravane does not work: tmpfs/split/read4k/depth4: it ended"), "{error}");

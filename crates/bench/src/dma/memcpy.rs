@@ -1,7 +1,8 @@
 //! Copying without asking anyone: what an access costs at least, to memory in one piece and to scattered pages.
+use super::fixture::Fixture;
 use super::ops::PAGE;
-use super::timing::{Reach, Target};
-use super::world::{IOVA, SIZE, World};
+use super::shape::{IOVA, SIZE};
+use super::timing::{MemoryAccess, Target};
 use crate::BenchError;
 use paravane_dma::Region;
 use std::ptr::NonNull;
@@ -19,8 +20,8 @@ unsafe impl Send for Memcpy {}
 
 impl Memcpy {
     /// None if memory is in several pieces.
-    pub(super) fn new(world: &World) -> Option<Self> {
-        match world.regions.as_slice() {
+    pub(super) fn new(fixture: &Fixture) -> Option<Self> {
+        match fixture.regions.as_slice() {
             [region] => Some(Self { host: region.host(), _region: Arc::clone(region) }),
             _ => None,
         }
@@ -42,12 +43,12 @@ impl Target for Memcpy {
     type AccessGuard<'a> = Raw;
 
     #[inline(always)]
-    fn open(&mut self) -> Raw {
+    fn enter(&mut self) -> Raw {
         Raw(self.host)
     }
 }
 
-impl Reach for Raw {
+impl MemoryAccess for Raw {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
         // SAFETY: the benchmark's addresses are inside the one region, which is mapped; nobody writes there meanwhile.
@@ -88,10 +89,10 @@ unsafe impl Send for Scattered {}
 
 impl Scattered {
     /// None if memory is in several pieces.
-    pub(super) fn new(world: &World) -> Option<Self> {
-        let Memcpy { host, _region } = Memcpy::new(world)?;
+    pub(super) fn new(fixture: &Fixture) -> Option<Self> {
+        let Memcpy { host, _region } = Memcpy::new(fixture)?;
         let page = |gpa: u64| host.as_ptr().wrapping_add(gpa as usize);
-        let pages = world
+        let pages = fixture
             .shape
             .map()
             .flat_map(|(_, gpa, size)| (0..size / PAGE).map(move |n| page(gpa + n * PAGE)))
@@ -107,7 +108,7 @@ impl Target for Scattered {
     type AccessGuard<'a> = Pages<'a>;
 
     #[inline(always)]
-    fn open(&mut self) -> Pages<'_> {
+    fn enter(&mut self) -> Pages<'_> {
         Pages(&self.pages)
     }
 }
@@ -132,7 +133,7 @@ impl Pages<'_> {
     }
 }
 
-impl Reach for Pages<'_> {
+impl MemoryAccess for Pages<'_> {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
         let own = out.as_mut_ptr();

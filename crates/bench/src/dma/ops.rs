@@ -32,6 +32,13 @@ pub(crate) enum Work {
     Mix,
 }
 
+/// 4 bytes, a cache line, 1, 5 and 20 pages.
+const SIZES: [u32; 5] = [4, 64, PAGE as u32, 5 * PAGE as u32, 20 * PAGE as u32];
+/// What is done, in all cases.
+pub(super) fn works() -> impl Iterator<Item = Work> {
+    SIZES.into_iter().flat_map(|len| [Work::Read(len), Work::Write(len)]).chain([Work::Mix])
+}
+
 impl Work {
     /// Bytes of the longest access.
     pub(crate) fn longest(self) -> usize {

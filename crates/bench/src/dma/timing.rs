@@ -1,8 +1,9 @@
 //! How accesses are timed: slices of a loop, the loop's own time taken off.
 use super::ops::{Op, Ops};
+use crate::error::broken;
 use crate::instructions::Counter;
-use crate::ring::{OURS, Subject, broken};
 use crate::spread::Spread;
+use crate::subject::{PARAVANE, Subject};
 use crate::{BenchError, Row};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -17,16 +18,16 @@ pub(crate) const SLICE: Duration = Duration::from_micros(400);
 /// What accesses go through.
 pub(crate) trait Target {
     /// Open for a batch.
-    type AccessGuard<'a>: Reach
+    type AccessGuard<'a>: MemoryAccess
     where
         Self: 'a;
 
     /// Opens it.
-    fn open(&mut self) -> Self::AccessGuard<'_>;
+    fn enter(&mut self) -> Self::AccessGuard<'_>;
 }
 
 /// Memory within reach.
-pub(crate) trait Reach {
+pub(crate) trait MemoryAccess {
     /// Reads.
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError>;
     /// Writes.
@@ -38,17 +39,17 @@ pub(crate) trait Reach {
 }
 
 /// A target that reaches nothing: the loop alone.
-pub(crate) struct Nothing;
+pub(crate) struct EmptyTarget;
 
-impl Target for Nothing {
+impl Target for EmptyTarget {
     type AccessGuard<'a> = Self;
 
-    fn open(&mut self) -> Self {
+    fn enter(&mut self) -> Self {
         Self
     }
 }
 
-impl Reach for Nothing {
+impl MemoryAccess for EmptyTarget {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
         black_box((addr, out.len()));
@@ -75,19 +76,19 @@ impl Reach for Nothing {
 
 /// Memory of our own, which data comes from and goes to. It starts at the same place of a page for every subject: how
 /// fast a processor copies depends on where in their pages source and target are.
-pub(crate) struct Own(Vec<OwnPage>);
+pub(crate) struct LocalBuffer(Vec<BufferPage>);
 
 #[derive(Clone, zerocopy::FromBytes, zerocopy::IntoBytes)]
 #[repr(C, align(4096))]
-struct OwnPage([u8; 4096]);
+struct BufferPage([u8; 4096]);
 
-impl Own {
+impl LocalBuffer {
     /// Where in its first page it starts: not where guest memory's ranges do.
     const OFFSET: usize = 1024 + 64;
 
     /// At least `len` bytes.
     pub(crate) fn new(len: usize) -> Self {
-        Self(vec![OwnPage([0x5a; 4096]); (len + Self::OFFSET).div_ceil(4096)])
+        Self(vec![BufferPage([0x5a; 4096]); (len + Self::OFFSET).div_ceil(4096)])
     }
 
     /// The bytes.
@@ -101,13 +102,13 @@ impl Own {
 pub(crate) struct Loop<T> {
     target: T,
     ops: Ops,
-    own: Own,
+    own: LocalBuffer,
 }
 
 impl<T> Loop<T> {
     /// `longest`: bytes of the longest access.
     pub(crate) fn new(target: T, ops: Ops, longest: usize) -> Self {
-        Self { target, ops, own: Own::new(longest) }
+        Self { target, ops, own: LocalBuffer::new(longest) }
     }
 }
 
@@ -118,7 +119,7 @@ impl<T: Target> Subject for Loop<T> {
         let mut sum = 0u64;
         for _ in 0..batches {
             self.ops.fill(&mut batch);
-            let guard = self.target.open();
+            let guard = self.target.enter();
             for op in &batch {
                 let len = op.len as usize;
                 match (op.write, len) {
@@ -331,5 +332,5 @@ pub(crate) fn overhead(origin: &Origin<'_>, rounds: u32) -> Vec<Row> {
 /// The error of an access that was refused.
 #[cold]
 pub(crate) fn refused(error: impl std::fmt::Display) -> BenchError {
-    broken(OURS, error)
+    broken(PARAVANE, error)
 }

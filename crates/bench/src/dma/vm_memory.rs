@@ -1,9 +1,10 @@
 //! vm-memory, over the same pages: plain, with its bitmap, behind its IOMMU.
 use super::ops::PAGE;
-use super::timing::{Reach, Target};
-use super::world::{SIZE, World};
+use super::shape::{SIZE, Shape};
+use super::timing::{MemoryAccess, Target};
 use crate::BenchError;
-use crate::ring::broken;
+use crate::error::broken;
+use paravane_dma::Region;
 use std::cell::OnceCell;
 use std::fmt::Display;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -46,24 +47,25 @@ fn failed(error: impl Display) -> BenchError {
     broken(NAME, error)
 }
 
-/// The regions of `world`, as the crate wants them.
-fn ranges(world: &World) -> Result<Vec<(GuestAddress, usize, Option<FileOffset>)>, BenchError> {
-    let range = |region: &Arc<paravane_dma::Region>| {
+/// The regions in the form that the crate takes.
+fn ranges(regions: &[Arc<Region>]) -> Result<Vec<(GuestAddress, usize, Option<FileOffset>)>, BenchError> {
+    let range = |region: &Arc<Region>| {
         let file = std::fs::File::from(region.fd().try_clone_to_owned().map_err(failed)?);
         Ok((GuestAddress(region.gpa()), region.size() as usize, Some(FileOffset::new(file, 0))))
     };
-    world.regions.iter().map(range).collect()
+    regions.iter().map(range).collect()
 }
 
-/// Those of one world, made when they are first asked for.
-#[derive(Default)]
+/// The crate's views of guest memory, made on first use.
 pub(super) struct Peers {
+    shape: Shape,
+    regions: Vec<Arc<Region>>,
     plain: OnceCell<Peer<Plain>>,
     logged: OnceCell<Peer<Logged>>,
     translated: OnceCell<Peer<Translated>>,
 }
 
-/// What is in `cell`, made first if need be.
+/// The value of `cell`, made on first use.
 fn once<T: Clone>(cell: &OnceCell<T>, make: impl FnOnce() -> Result<T, BenchError>) -> Result<T, BenchError> {
     if let Some(made) = cell.get() {
         return Ok(made.clone());
@@ -73,38 +75,43 @@ fn once<T: Clone>(cell: &OnceCell<T>, make: impl FnOnce() -> Result<T, BenchErro
 }
 
 impl Peers {
-    /// Makes all of them and touches every page: each has mappings of its own.
-    pub(super) fn touch(&self, world: &World) -> Result<(), BenchError> {
+    /// Views of `regions`, with the mappings of `shape`.
+    pub(super) fn new(shape: Shape, regions: Vec<Arc<Region>>) -> Self {
+        Self { shape, regions, plain: OnceCell::new(), logged: OnceCell::new(), translated: OnceCell::new() }
+    }
+
+    /// Makes all views and touches every page; each view has separate mappings.
+    pub(super) fn touch(&self) -> Result<(), BenchError> {
         fn each_page(memory: &impl GuestMemory) -> Result<(), BenchError> {
             (0..SIZE)
                 .step_by(PAGE as usize)
                 .try_for_each(|at| memory.write_obj(0_u8, GuestAddress(at)).map_err(failed))
         }
-        each_page(&*self.plain(world)?.0)?;
-        each_page(&*self.logged(world)?.0)?;
-        each_page(self.translated(world)?.0.get_backend())
+        each_page(&*self.plain()?.0)?;
+        each_page(&*self.logged()?.0)?;
+        each_page(self.translated()?.0.get_backend())
     }
 
-    /// The memory of `world`.
-    pub(super) fn plain(&self, world: &World) -> Result<Peer<Plain>, BenchError> {
+    /// Guest memory.
+    pub(super) fn plain(&self) -> Result<Peer<Plain>, BenchError> {
         once(&self.plain, || {
-            Ok(Peer(Arc::new(Plain::from_ranges_with_files(ranges(world)?).map_err(failed)?)))
+            Ok(Peer(Arc::new(Plain::from_ranges_with_files(ranges(&self.regions)?).map_err(failed)?)))
         })
     }
 
-    /// The memory of `world`, marking what is written.
-    pub(super) fn logged(&self, world: &World) -> Result<Peer<Logged>, BenchError> {
+    /// Guest memory with a dirty bitmap.
+    pub(super) fn logged(&self) -> Result<Peer<Logged>, BenchError> {
         once(&self.logged, || {
-            Ok(Peer(Arc::new(Logged::from_ranges_with_files(ranges(world)?).map_err(failed)?)))
+            Ok(Peer(Arc::new(Logged::from_ranges_with_files(ranges(&self.regions)?).map_err(failed)?)))
         })
     }
 
-    /// The device's address space of `world`.
-    pub(super) fn translated(&self, world: &World) -> Result<Peer<Translated>, BenchError> {
+    /// The device's address space.
+    pub(super) fn translated(&self) -> Result<Peer<Translated>, BenchError> {
         once(&self.translated, || {
-            let backend = Plain::from_ranges_with_files(ranges(world)?).map_err(failed)?;
+            let backend = Plain::from_ranges_with_files(ranges(&self.regions)?).map_err(failed)?;
             let mut tlb = Iotlb::new();
-            for (addr, gpa, size) in world.shape.map() {
+            for (addr, gpa, size) in self.shape.map() {
                 tlb.set_mapping(GuestAddress(addr), GuestAddress(gpa), size as usize, Permissions::ReadWrite)
                     .map_err(failed)?;
             }
@@ -123,21 +130,21 @@ impl<M> Clone for Peer<M> {
 }
 
 /// Nothing to open.
-pub(super) struct PeerOpen<'a, M>(&'a M);
+pub(super) struct PeerGuard<'a, M>(&'a M);
 
 impl<M: GuestMemory> Target for Peer<M> {
     type AccessGuard<'a>
-        = PeerOpen<'a, M>
+        = PeerGuard<'a, M>
     where
         M: 'a;
 
     #[inline(always)]
-    fn open(&mut self) -> PeerOpen<'_, M> {
-        PeerOpen(&self.0)
+    fn enter(&mut self) -> PeerGuard<'_, M> {
+        PeerGuard(&self.0)
     }
 }
 
-impl<M: GuestMemory> Reach for PeerOpen<'_, M> {
+impl<M: GuestMemory> MemoryAccess for PeerGuard<'_, M> {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
         self.0.read_slice(out, GuestAddress(addr)).map_err(failed)

@@ -18,20 +18,19 @@
 //! The difference is the cost of the further batches; the way from mark to mark cancels out. The result is
 //! the number of instructions retired in user mode, but for those with a REP prefix, which take a step for
 //! each repetition, and is the same every time that the program takes the same path.
-use super::run_subject;
-use crate::ring::{Case, QUEUE_SIZE};
 use nix::sys::ptrace;
-use nix::sys::signal::{Signal, raise};
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use std::hint::black_box;
-use std::io::{self, Write};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::io;
+use std::process::{Child, Command, Stdio};
 
 /// Tells the child its job: case, subject, batches to the first mark, batches from there to the second.
-const STEP_ENV: &str = "PARAVANE_BENCH_STEP";
+pub(crate) const STEP_ENV: &str = "PARAVANE_BENCH_STEP";
 /// An argument that no program of ours knows, so that one without the hook ends at once.
 const GUARD: &str = "bench-single-step";
+/// Case, batch and subject that show whether stepping works: the script, which every build has.
+pub(crate) const PROBE: (&str, u16, &str) = ("split/device/1desc/batch1", 1, "script");
 /// Chains whose steps are counted in one round, at least. A step costs microseconds.
 const CHAINS: u16 = 8;
 /// A child that needs more steps than this between two marks is lost.
@@ -111,44 +110,6 @@ pub(crate) fn per_chain(case: &str, batch: u16, subject: &str) -> io::Result<f64
 
 /// Whether this program, here, can be stepped.
 pub(crate) fn probe() -> io::Result<()> {
-    let case = Case::all()[0];
-    per_chain(&case.to_string(), case.batch, crate::ring::SCRIPT).map(|_| ())
-}
-
-/// The hook for a program's `main`: call it first thing there and end with the code that it returns.
-///
-/// Where the processor's counters are out of reach, instructions are counted by starting the program once
-/// more, as a child that is stepped through a piece of work. Such a child is recognised here, by an
-/// environment variable, and does its work here. In every other process this returns `None` at once.
-#[must_use]
-pub fn child_main() -> Option<ExitCode> {
-    let job = std::env::var(STEP_ENV).ok()?;
-    Some(match work(&job) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => {
-            let _ = writeln!(io::stderr(), "{STEP_ENV}: {reason}");
-            ExitCode::from(2)
-        }
-    })
-}
-
-fn work(job: &str) -> Result<(), String> {
-    let words: Vec<&str> = job.split(' ').collect();
-    let &[case, subject, first, second] = words.as_slice() else {
-        return Err(format!("not a job: {job:?}"));
-    };
-    let batches = |word: &str| word.parse::<u32>().map_err(|error| format!("{word:?}: {error}"));
-    let marks = [batches(first)?, batches(second)?];
-    let mut subject = run_subject(case, subject)?;
-    // Twice around the ring, so that nothing in the counted part happens for the first time.
-    subject.run(2 * u32::from(QUEUE_SIZE)).map_err(|error| error.to_string())?;
-    ptrace::traceme().map_err(|error| error.to_string())?;
-    raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
-    for batches in marks {
-        subject.ready().map_err(|error| error.to_string())?;
-        raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
-        black_box(subject.run(black_box(batches)).map_err(|error| error.to_string())?);
-        raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
-    }
-    Ok(())
+    let (case, batch, subject) = PROBE;
+    per_chain(case, batch, subject).map(|_| ())
 }

@@ -1,12 +1,12 @@
 //! What is asked of a network card.
 use crate::BenchError;
-use crate::meter::Amount;
+use crate::meter::SampleLength;
 use std::fmt;
 use std::time::Duration;
 
-/// Which way the packets go, as the driver sees it.
+/// Which direction the packets go, as the driver sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// The driver sends, the device swallows.
     Transmit,
     /// The device sends, the driver swallows.
@@ -20,7 +20,7 @@ pub(super) enum Way {
 pub(super) struct Case {
     pub(super) packed: bool,
     pub(super) mergeable: bool,
-    pub(super) way: Way,
+    pub(super) direction: Direction,
     /// Bytes of a packet, without the virtio header.
     pub(super) bytes: u16,
 }
@@ -29,12 +29,12 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let layout = if self.packed { "packed" } else { "split" };
         let buffers = if self.mergeable { "mergeable" } else { "single" };
-        let way = match self.way {
-            Way::Transmit => "transmit",
-            Way::Receive => "receive",
-            Way::Forward => "forward",
+        let direction = match self.direction {
+            Direction::Transmit => "transmit",
+            Direction::Receive => "receive",
+            Direction::Forward => "forward",
         };
-        write!(f, "{layout}/{buffers}/{way}/{}", self.bytes)
+        write!(f, "{layout}/{buffers}/{direction}/{}", self.bytes)
     }
 }
 
@@ -45,8 +45,8 @@ impl Case {
         let mut all = Vec::new();
         for packed in [false, true] {
             for mergeable in [false, true] {
-                for way in [Way::Transmit, Way::Receive, Way::Forward] {
-                    all.extend(sizes.iter().map(|&bytes| Self { packed, mergeable, way, bytes }));
+                for direction in [Direction::Transmit, Direction::Receive, Direction::Forward] {
+                    all.extend(sizes.iter().map(|&bytes| Self { packed, mergeable, direction, bytes }));
                 }
             }
         }
@@ -58,18 +58,18 @@ impl Case {
     /// # Errors
     /// There is none.
     pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
-        crate::select(Self::all(quick), filter)
+        crate::options::select(Self::all(quick), filter)
     }
 }
 
 /// How long a take is, for figures.
-pub(super) const FULL: Amount = Amount {
+pub(super) const FULL: SampleLength = SampleLength {
     warm_up: Duration::from_millis(30),
     timed: Duration::from_millis(100),
     counted: Duration::from_millis(20),
 };
 /// In a hurry.
-pub(super) const QUICK: Amount = Amount {
+pub(super) const QUICK: SampleLength = SampleLength {
     warm_up: Duration::from_millis(20),
     timed: Duration::from_millis(30),
     counted: Duration::from_millis(10),

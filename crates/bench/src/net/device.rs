@@ -1,5 +1,5 @@
 //! The devices: another program each, the one end of a socket.
-use super::case::{Case, Way};
+use super::case::{Case, Direction};
 use super::testpmd::{Side, Testpmd};
 use crate::BenchError;
 use crate::builds::Build;
@@ -16,7 +16,7 @@ const START: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// `paravane serve net`.
-    Ours(Build),
+    Paravane(Build),
     /// DPDK's vhost driver in its packet generator.
     Dpdk,
 }
@@ -27,13 +27,13 @@ impl Subject {
     /// # Errors
     /// The system does not tell which program this is.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
-        Ok(Build::all()?.into_iter().map(Self::Ours).chain([Self::Dpdk]).collect())
+        Ok(Build::all()?.into_iter().map(Self::Paravane).chain([Self::Dpdk]).collect())
     }
 
     /// As the rows have it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Ours(build) => build.name,
+            Self::Paravane(build) => build.name,
             Self::Dpdk => "dpdk-vhost",
         }
     }
@@ -41,7 +41,7 @@ impl Subject {
 
 /// A device that listens.
 pub(super) enum Device {
-    Ours(Daemon),
+    Paravane(Daemon),
     Dpdk(Box<Testpmd>),
 }
 
@@ -57,23 +57,23 @@ impl Device {
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
         let name = subject.name();
-        let Build { program, more, .. } = match subject {
+        let Build { program, extra_args, .. } = match subject {
             Subject::Dpdk => {
                 let mut testpmd = Testpmd::start(Side::Device, name, socket, cpu)?;
                 testpmd.set(Side::Device, case)?;
                 return Ok(Self::Dpdk(Box::new(testpmd)));
             }
-            Subject::Ours(build) => build,
+            Subject::Paravane(build) => build,
         };
         let mut command = Command::new(program);
         // DPDK's vhost driver never sleeps; this is as near as ours comes.
         command.args(["serve", "net", "--control", "off", "--poll-us", "1000", "--socket"]).arg(socket);
-        match case.way {
-            Way::Transmit => command.arg("--sink"),
-            Way::Receive => command.args(["--source", &case.bytes.to_string()]),
-            Way::Forward => command.arg("--echo"),
+        match case.direction {
+            Direction::Transmit => command.arg("--sink"),
+            Direction::Receive => command.args(["--source", &case.bytes.to_string()]),
+            Direction::Forward => command.arg("--echo"),
         };
-        command.args(more);
+        command.args(extra_args);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut daemon = Daemon::start(command, name, cpu)?;
         let start = Instant::now();
@@ -81,34 +81,34 @@ impl Device {
             let ended = daemon.ended();
             if ended.is_some() || start.elapsed() > START {
                 let reason = ended.unwrap_or_else(|| "it does not listen".to_owned());
-                return Err(crate::ring::broken(name, format_args!("{case}: {reason}")));
+                return Err(crate::error::broken(name, format_args!("{case}: {reason}")));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Self::Ours(daemon))
+        Ok(Self::Paravane(daemon))
     }
 
     /// Its process.
     pub(super) fn pid(&self) -> Pid {
         match self {
-            Self::Ours(daemon) => daemon.pid(),
+            Self::Paravane(daemon) => daemon.pid(),
             Self::Dpdk(testpmd) => testpmd.pid(),
         }
     }
 
     /// Moves packets from now on. Ours always does.
-    pub(super) fn go(&mut self) -> Result<(), BenchError> {
+    pub(super) fn start_traffic(&mut self) -> Result<(), BenchError> {
         match self {
-            Self::Ours(_) => Ok(()),
-            Self::Dpdk(testpmd) => testpmd.go(false),
+            Self::Paravane(_) => Ok(()),
+            Self::Dpdk(testpmd) => testpmd.start_traffic(false),
         }
     }
 
     /// Moves none, so that the other subject has the machine for itself. Ours sleeps when its driver does.
-    pub(super) fn halt(&mut self) -> Result<(), BenchError> {
+    pub(super) fn stop_traffic(&mut self) -> Result<(), BenchError> {
         match self {
-            Self::Ours(_) => Ok(()),
-            Self::Dpdk(testpmd) => testpmd.halt(),
+            Self::Paravane(_) => Ok(()),
+            Self::Dpdk(testpmd) => testpmd.stop_traffic(),
         }
     }
 }

@@ -3,10 +3,10 @@
 //! ```text
 //!   start -> set what it is to do -> go -> counts, as often as one likes -> halt -> go ...  -> dropped: it ends
 //! ```
-use super::case::{Case, Way};
+use super::case::{Case, Direction};
 use crate::BenchError;
 use crate::daemon::Daemon;
-use crate::ring::broken;
+use crate::error::broken;
 use nix::unistd::Pid;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -129,10 +129,12 @@ impl Testpmd {
 
     /// Says what to do with packets.
     pub(super) fn set(&mut self, side: Side, case: Case) -> Result<(), BenchError> {
-        let sends =
-            matches!((case.way, side), (Way::Transmit, Side::Driver(_)) | (Way::Receive, Side::Device));
-        let mode = match (case.way, sends) {
-            (Way::Forward, _) => "io",
+        let sends = matches!(
+            (case.direction, side),
+            (Direction::Transmit, Side::Driver(_)) | (Direction::Receive, Side::Device)
+        );
+        let mode = match (case.direction, sends) {
+            (Direction::Forward, _) => "io",
             (_, true) => "txonly",
             (_, false) => "rxonly",
         };
@@ -142,12 +144,12 @@ impl Testpmd {
     }
 
     /// Moves packets from now on; with `inject`, having sent some into the circle.
-    pub(super) fn go(&mut self, inject: bool) -> Result<(), BenchError> {
+    pub(super) fn start_traffic(&mut self, inject: bool) -> Result<(), BenchError> {
         self.tell(if inject { "start tx_first 4" } else { "start" }).map(drop)
     }
 
     /// Moves none any more.
-    pub(super) fn halt(&mut self) -> Result<(), BenchError> {
+    pub(super) fn stop_traffic(&mut self) -> Result<(), BenchError> {
         self.tell("stop").map(drop)
     }
 

@@ -110,7 +110,7 @@ pub(super) enum Case {
 
 /// How much a sample does.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Amount {
+pub(super) struct SampleSize {
     /// How long a disk is worked on.
     pub(super) blocks: Duration,
     /// Bytes of a stream; but so many frames at least, and at most.
@@ -122,7 +122,7 @@ pub(super) struct Amount {
     pub(super) injections: usize,
 }
 
-impl Amount {
+impl SampleSize {
     /// For figures.
     pub(super) const FULL: Self = Self {
         blocks: Duration::from_millis(100),
@@ -161,14 +161,14 @@ impl Case {
     }
 
     /// The machine that does it.
-    pub(super) fn machine(self, amount: Amount, image: &Image) -> RunConfig {
+    pub(super) fn machine(self, size: SampleSize, image: &Image) -> RunConfig {
         match self {
             Self::Blocks { workload, in_flight } => RunConfig {
                 depth: in_flight,
                 block: if workload.sequential() { 64 << 10 } else { 4 << 10 },
                 order: if workload.sequential() { BlockOrder::Sequential } else { BlockOrder::Random },
                 read_percent: if workload.reads() { 100 } else { 0 },
-                duration: amount.blocks,
+                duration: size.blocks,
                 ..image.machine()
             },
             Self::Stream { out, bytes } => RunConfig {
@@ -176,19 +176,19 @@ impl Case {
                 ..machine_with(NetConfig {
                     network: if out { Network::Sink } else { Network::Source },
                     size: bytes,
-                    frames: (amount.stream / u64::from(bytes)).clamp(amount.frames.0, amount.frames.1),
+                    frames: (size.stream / u64::from(bytes)).clamp(size.frames.0, size.frames.1),
                     ..NetConfig::default()
                 })
             },
             Self::Exchange { bytes } => {
-                let size = (HEADERS + bytes).min(LONGEST);
+                let frame = (HEADERS + bytes).min(LONGEST);
                 RunConfig {
                     depth: 1,
                     ..machine_with(NetConfig {
                         network: Network::Station,
-                        size,
-                        reply: Some(size),
-                        frames: amount.exchanges,
+                        size: frame,
+                        reply: Some(frame),
+                        frames: size.exchanges,
                         ..NetConfig::default()
                     })
                 }

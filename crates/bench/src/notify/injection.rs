@@ -1,5 +1,5 @@
 //! irqfd against the direct call.
-use crate::series::{Figure, by};
+use crate::figures::{Figure, by};
 use crate::spread::Spread;
 use paravane_vmm::MsiDelivery;
 use paravane_vmm::injection::{GuestState, Injections, measure};
@@ -19,7 +19,7 @@ pub(super) const STATES: [(GuestState, &str); 3] = [
 /// # Errors
 /// One line on why there are no figures.
 #[allow(clippy::type_complexity, reason = "names and their figures")]
-pub(super) fn shoot(
+pub(super) fn sample(
     state: GuestState,
     samples: usize,
     cpu: Option<usize>,

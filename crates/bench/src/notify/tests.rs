@@ -2,7 +2,7 @@
 use super::*;
 use std::time::Duration;
 
-const TINY: Amount = Amount {
+const TINY: SampleSize = SampleSize {
     blocks: Duration::from_millis(5),
     stream: 1 << 20,
     frames: (40, 60),

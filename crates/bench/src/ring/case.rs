@@ -25,9 +25,9 @@ pub(crate) enum Side {
     Driver,
 }
 
-/// One piece of a chain.
+/// One segment of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct SegmentShape {
     /// Bytes.
     pub(crate) len: u32,
     /// Whether the device writes it.
@@ -88,18 +88,18 @@ impl Case {
         Self::all().into_iter().find(|case| case.to_string() == path)
     }
 
-    /// The pieces of a chain: one that the device writes, or one that it reads and three that it writes.
-    pub(crate) fn pieces(self) -> &'static [Piece] {
-        const ONE: [Piece; 1] = [Piece { len: BUFFER as u32, writable: true }];
-        const READ: Piece = Piece { len: QUARTER as u32, writable: false };
-        const WRITE: Piece = Piece { len: QUARTER as u32, writable: true };
-        const FOUR: [Piece; 4] = [READ, WRITE, WRITE, WRITE];
+    /// The segments of a chain: one that the device writes, or one that it reads and three that it writes.
+    pub(crate) fn segments(self) -> &'static [SegmentShape] {
+        const ONE: [SegmentShape; 1] = [SegmentShape { len: BUFFER as u32, writable: true }];
+        const READ: SegmentShape = SegmentShape { len: QUARTER as u32, writable: false };
+        const WRITE: SegmentShape = SegmentShape { len: QUARTER as u32, writable: true };
+        const FOUR: [SegmentShape; 4] = [READ, WRITE, WRITE, WRITE];
         if self.descriptors == 1 { &ONE } else { &FOUR }
     }
 
     /// Bytes of a chain that the device writes.
     pub(crate) fn written(self) -> u32 {
-        self.pieces().iter().filter(|piece| piece.writable).map(|piece| piece.len).sum()
+        self.segments().iter().filter(|segment| segment.writable).map(|segment| segment.len).sum()
     }
 
     /// Ring descriptors that a chain takes.
@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn a_chain_describes_one_buffer() {
         for case in Case::all() {
-            assert_eq!(case.pieces().iter().map(|piece| piece.len as usize).sum::<usize>(), BUFFER);
-            assert_eq!(case.pieces().len(), usize::from(case.descriptors));
+            assert_eq!(case.segments().iter().map(|segment| segment.len as usize).sum::<usize>(), BUFFER);
+            assert_eq!(case.segments().len(), usize::from(case.descriptors));
         }
     }
 }

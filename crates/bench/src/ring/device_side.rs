@@ -1,9 +1,10 @@
 //! Our device side, as a device uses it: a batch popped, looked at, completed, published.
 use super::case::{Case, QUEUE_SIZE};
 use super::scripted::{ScriptedDriver, map};
-use super::subject::{OURS, Subject, broken, miscounted};
 use crate::BenchError;
-use crate::memory::Place;
+use crate::error::{broken, miscounted};
+use crate::memory::SharedMemory;
+use crate::subject::{PARAVANE, Subject};
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_ring::QueueAddresses;
 use paravane_ring::device::{Batch, Queue, QueueConfig};
@@ -11,7 +12,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 /// The subject. Fields drop in order, the memory last.
-pub(crate) struct Ours {
+pub(crate) struct Paravane {
     queue: Queue,
     batch: Batch,
     script: ScriptedDriver,
@@ -21,7 +22,7 @@ pub(crate) struct Ours {
     _region: Arc<Region>,
 }
 
-impl Ours {
+impl Paravane {
     pub(crate) fn new(case: Case) -> Result<Self, BenchError> {
         let region = Region::new(RegionConfig {
             gpa: 0,
@@ -29,25 +30,26 @@ impl Ours {
             backing: Backing::Pages,
             writable: true,
         })
-        .map_err(|error| broken(OURS, error))?;
-        let memory = Memory::new(vec![Arc::clone(&region)]).map_err(|error| broken(OURS, error))?;
+        .map_err(|error| broken(PARAVANE, error))?;
+        let memory = Memory::new(vec![Arc::clone(&region)]).map_err(|error| broken(PARAVANE, error))?;
         // SAFETY: the region is mapped for as long as it is held, which is longer than the users of the
-        // place; it is page-aligned and nothing makes references to it.
-        let place = unsafe { Place::new(region.host(), map::SIZE) };
-        let script = ScriptedDriver::new(case, place);
+        // area; it is page-aligned and nothing makes references to it.
+        let shared = unsafe { SharedMemory::new(region.host(), map::SIZE) };
+        let script = ScriptedDriver::new(case, shared);
         let addresses = QueueAddresses {
             size: QUEUE_SIZE,
             desc: map::DESC as u64,
             driver: map::AVAIL as u64,
             device: map::USED as u64,
         };
-        let config =
-            QueueConfig::new(addresses, QUEUE_SIZE, case.features()).map_err(|error| broken(OURS, error))?;
+        let config = QueueConfig::new(addresses, QUEUE_SIZE, case.features())
+            .map_err(|error| broken(PARAVANE, error))?;
         let [desc, driver, device] = config.areas().map(|request| {
-            place.area().slice(request.addr as usize, request.len).expect("the map has room for the queue")
+            shared.area().slice(request.addr as usize, request.len).expect("the map has room for the queue")
         });
         // SAFETY: the areas are what was asked for, in memory that is dropped after the queue.
-        let queue = unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(OURS, error))?;
+        let queue =
+            unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(PARAVANE, error))?;
         Ok(Self {
             queue,
             batch: Batch::new(case.batch.into()),
@@ -60,7 +62,7 @@ impl Ours {
     }
 }
 
-impl Subject for Ours {
+impl Subject for Paravane {
     fn run(&mut self, batches: u32) -> Result<u64, BenchError> {
         let Self { queue, batch, script, handle, size, .. } = self;
         let mut sum = 0u64;
@@ -70,9 +72,9 @@ impl Subject for Ours {
             let count = queue
                 // The acquire of the available index already orders the table's fetch.
                 .pop(batch, |addr, table| handle.read(addr, table, Access::READ | Access::RELAXED).is_ok())
-                .map_err(|error| broken(OURS, error))?;
+                .map_err(|error| broken(PARAVANE, error))?;
             if count != usize::from(*size) {
-                return Err(miscounted(OURS, count, *size));
+                return Err(miscounted(PARAVANE, count, *size));
             }
             let served = batch.iter().map(|(chain, readable, writable)| {
                 for segment in readable {
@@ -85,8 +87,8 @@ impl Subject for Ours {
                 }
                 (chain.head, chain.writable_len())
             });
-            queue.complete_all(served).map_err(|error| broken(OURS, error))?;
-            let interrupt = queue.publish().map_err(|error| broken(OURS, error))?;
+            queue.complete_all(served).map_err(|error| broken(PARAVANE, error))?;
+            let interrupt = queue.publish().map_err(|error| broken(PARAVANE, error))?;
             sum = sum.wrapping_add(interrupt.into());
         }
         Ok(sum)

@@ -3,10 +3,10 @@
 //! The same scripted side drives every subject of a case. It is never inlined, so what it costs alone
 //! (measured in the same rounds, as a subject of its own) is what it costs inside a subject's loop, and
 //! the difference is the subject's.
-use super::case::{BUFFER, Case, Piece, QUARTER, QUEUE_SIZE, Side};
-use super::subject::Subject;
+use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE, SegmentShape, Side};
 use crate::BenchError;
-use crate::memory::{Pages, Place, Slots, SlotsU16, SlotsU32, SlotsU64};
+use crate::memory::{Pages, SharedMemory, Strided, StridedU16, StridedU32, StridedU64};
+use crate::subject::Subject;
 use paravane_ring::QueueAddresses;
 use paravane_spec::{packed, split};
 
@@ -43,9 +43,9 @@ pub(crate) mod map {
 #[derive(Debug)]
 pub(crate) struct ScriptedDriver {
     ring: DriverRing,
-    chain: Vec<Word>,
-    addrs: SlotsU64,
-    words: SlotsU64,
+    chain: Vec<DescriptorTemplate>,
+    addrs: StridedU64,
+    words: StridedU64,
     batch: u16,
     /// The next chain's first descriptor.
     slot: u16,
@@ -54,7 +54,7 @@ pub(crate) struct ScriptedDriver {
 
 /// A descriptor of a chain.
 #[derive(Clone, Copy, Debug)]
-struct Word {
+struct DescriptorTemplate {
     /// Its address in the chain of descriptor 0, and by how much that grows with each descriptor.
     addr: u64,
     step: u64,
@@ -67,7 +67,7 @@ struct Word {
 #[derive(Debug)]
 enum DriverRing {
     /// Entries of the available ring, and then its index.
-    Split { avail: Place, heads: SlotsU16, used: Place },
+    Split { avail: SharedMemory, heads: StridedU16, used: SharedMemory },
     /// The first descriptor last.
     Packed { wrap: bool },
 }
@@ -91,7 +91,7 @@ const WRAPS: u16 = packed::DESC_F_AVAIL | packed::DESC_F_USED;
 
 impl ScriptedDriver {
     /// The queue of `case` in `memory`, whose first byte has the guest-physical address 0.
-    pub(crate) fn new(case: Case, memory: Place) -> Self {
+    pub(crate) fn new(case: Case, memory: SharedMemory) -> Self {
         if case.indirect {
             Self::tables(case, memory);
         }
@@ -99,11 +99,11 @@ impl ScriptedDriver {
             DriverRing::Packed { wrap: true }
         } else {
             let avail = memory.from(map::AVAIL);
-            let heads = Slots::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
+            let heads = Strided::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
             DriverRing::Split { avail, heads, used: memory.from(map::USED) }
         };
         // A descriptor has 16 bytes, of which the second 8 are the rest, in either layout.
-        let slots = |offset| Slots::of_u64(memory, map::DESC + offset, packed::DESC_SIZE, QUEUE_SIZE);
+        let slots = |offset| Strided::of_u64(memory, map::DESC + offset, packed::DESC_SIZE, QUEUE_SIZE);
         Self {
             ring,
             chain: Self::chain(case),
@@ -116,51 +116,52 @@ impl ScriptedDriver {
     }
 
     /// Fills the indirect tables.
-    fn tables(case: Case, memory: Place) {
+    fn tables(case: Case, memory: SharedMemory) {
         for chain in 0..usize::from(QUEUE_SIZE) {
             let mut addr = (map::BUFFERS + chain * BUFFER) as u64;
-            for (position, piece) in (0u16..).zip(case.pieces()) {
-                let flags = if piece.writable { split::DESC_F_WRITE } else { 0 };
+            for (position, segment) in (0u16..).zip(case.segments()) {
+                let flags = if segment.writable { split::DESC_F_WRITE } else { 0 };
                 let word = if case.packed {
                     // Of the flags in a table only WRITE counts (section 2.8.7).
-                    meta(piece.len, 0, flags)
+                    meta(segment.len, 0, flags)
                 } else if position + 1 == case.descriptors {
-                    split_word(piece.len, flags, 0)
+                    split_word(segment.len, flags, 0)
                 } else {
-                    split_word(piece.len, flags | split::DESC_F_NEXT, position + 1)
+                    split_word(segment.len, flags | split::DESC_F_NEXT, position + 1)
                 };
                 let at = map::TABLES + chain * map::TABLE + usize::from(position) * split::DESC_SIZE;
                 memory.store_u64(at, addr);
                 memory.store_u64(at + packed::DESC_LEN, word);
-                addr += u64::from(piece.len);
+                addr += u64::from(segment.len);
             }
         }
     }
 
     /// The descriptors of a chain in the ring.
-    fn chain(case: Case) -> Vec<Word> {
+    fn chain(case: Case) -> Vec<DescriptorTemplate> {
         let ring_descriptors = u64::from(case.ring_descriptors());
-        let whole = Piece { len: u32::from(case.descriptors) * packed::DESC_SIZE as u32, writable: false };
-        let (pieces, first, step) = if case.indirect {
+        let whole =
+            SegmentShape { len: u32::from(case.descriptors) * packed::DESC_SIZE as u32, writable: false };
+        let (segments, first, step) = if case.indirect {
             (std::slice::from_ref(&whole), map::TABLES as u64, map::TABLE as u64)
         } else {
-            (case.pieces(), map::BUFFERS as u64, BUFFER as u64 / ring_descriptors)
+            (case.segments(), map::BUFFERS as u64, BUFFER as u64 / ring_descriptors)
         };
         let mut addr = first;
-        let words = pieces.iter().enumerate().map(|(position, piece)| {
-            let last = position + 1 == pieces.len();
-            let flags = if piece.writable { split::DESC_F_WRITE } else { 0 }
+        let words = segments.iter().enumerate().map(|(position, segment)| {
+            let last = position + 1 == segments.len();
+            let flags = if segment.writable { split::DESC_F_WRITE } else { 0 }
                 | if last { 0 } else { split::DESC_F_NEXT }
                 | if case.indirect { split::DESC_F_INDIRECT } else { 0 };
             let (word, grows) = if case.packed {
-                (meta(piece.len, 0, flags | AVAILABLE), meta(0, 1, 0))
+                (meta(segment.len, 0, flags | AVAILABLE), meta(0, 1, 0))
             } else if last {
-                (split_word(piece.len, flags, 0), 0)
+                (split_word(segment.len, flags, 0), 0)
             } else {
-                (split_word(piece.len, flags, position as u16 + 1), split_word(0, 0, 1))
+                (split_word(segment.len, flags, position as u16 + 1), split_word(0, 0, 1))
             };
-            let word = Word { addr, step, word, grows };
-            addr += u64::from(piece.len);
+            let word = DescriptorTemplate { addr, step, word, grows };
+            addr += u64::from(segment.len);
             word
         });
         words.collect()
@@ -181,7 +182,7 @@ impl ScriptedDriver {
                 DriverRing::Packed { wrap: true } => 0,
                 DriverRing::Packed { wrap: false } => meta(0, 0, WRAPS),
             };
-            for Word { addr, step, word, grows } in &*chain {
+            for DescriptorTemplate { addr, step, word, grows } in &*chain {
                 addrs.store(*slot, addr + u64::from(head) * step);
                 let word = (word + u64::from(head) * grows) ^ flip;
                 // In a packed queue the first one of all makes them available.
@@ -241,32 +242,32 @@ pub(crate) struct ScriptedDevice {
 /// What using a batch takes.
 #[derive(Debug)]
 enum DeviceRing {
-    Split { avail: Place, used: Place, heads: SlotsU16, ids: SlotsU32, lens: SlotsU32 },
-    Packed { metas: SlotsU64, step: u16, slot: u16, wrap: bool },
+    Split { avail: SharedMemory, used: SharedMemory, heads: StridedU16, ids: StridedU32, lens: StridedU32 },
+    Packed { metas: StridedU64, step: u16, slot: u16, wrap: bool },
 }
 
 impl ScriptedDevice {
     /// Serves the queue of `case` at `addresses`, of which `base` is the first byte of `memory`.
-    pub(crate) fn at(case: Case, memory: Place, base: u64, addresses: QueueAddresses) -> Self {
-        let place = |addr: u64| memory.from((addr - base) as usize);
+    pub(crate) fn at(case: Case, memory: SharedMemory, base: u64, addresses: QueueAddresses) -> Self {
+        let area_at = |addr: u64| memory.from((addr - base) as usize);
         if case.packed {
-            Self::packed(case, place(addresses.desc))
+            Self::packed(case, area_at(addresses.desc))
         } else {
-            Self::split(case, place(addresses.driver), place(addresses.device))
+            Self::split(case, area_at(addresses.driver), area_at(addresses.device))
         }
     }
 
     /// Serves the split queue of `case` whose rings lie at `avail` and `used`.
-    pub(crate) fn split(case: Case, avail: Place, used: Place) -> Self {
-        let heads = Slots::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
-        let ids = Slots::of_u32(used, split::USED_RING, split::USED_ENTRY, QUEUE_SIZE);
-        let lens = Slots::of_u32(used, split::USED_RING + 4, split::USED_ENTRY, QUEUE_SIZE);
+    pub(crate) fn split(case: Case, avail: SharedMemory, used: SharedMemory) -> Self {
+        let heads = Strided::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
+        let ids = Strided::of_u32(used, split::USED_RING, split::USED_ENTRY, QUEUE_SIZE);
+        let lens = Strided::of_u32(used, split::USED_RING + 4, split::USED_ENTRY, QUEUE_SIZE);
         Self::new(case, DeviceRing::Split { avail, used, heads, ids, lens })
     }
 
     /// Serves the packed queue of `case` whose descriptors lie at `desc`.
-    fn packed(case: Case, desc: Place) -> Self {
-        let metas = Slots::of_u64(desc, packed::DESC_LEN, packed::DESC_SIZE, QUEUE_SIZE);
+    fn packed(case: Case, desc: SharedMemory) -> Self {
+        let metas = Strided::of_u64(desc, packed::DESC_LEN, packed::DESC_SIZE, QUEUE_SIZE);
         Self::new(case, DeviceRing::Packed { metas, step: case.ring_descriptors(), slot: 0, wrap: true })
     }
 
@@ -302,7 +303,7 @@ impl ScriptedDevice {
                     let flags = packed::DESC_F_WRITE | if *wrap { WRAPS } else { 0 };
                     let word = meta(written, id, flags);
                     if in_order && number > 0 {
-                        // One entry at the place of the first names the last (section 2.8.9).
+                        // One entry in the place of the first names the last (section 2.8.9).
                         first = first & !(0xffff << 32) | u64::from(id) << 32;
                     } else if number == 0 {
                         first = word;
@@ -332,23 +333,23 @@ impl ScriptedDevice {
 }
 
 /// A scripted side with no subject at the other end.
-pub(crate) enum Alone {
+pub(crate) enum ScriptAlone {
     /// In front of a device-side subject.
     Driver(ScriptedDriver, #[expect(dead_code, reason = "keeps the memory")] Pages),
     /// Behind a driver-side subject.
     Device(ScriptedDevice, #[expect(dead_code, reason = "keeps the memory")] Pages),
 }
 
-impl Alone {
+impl ScriptAlone {
     /// The scripted side of `case`.
     pub(crate) fn new(case: Case) -> Self {
         let pages = Pages::new(map::SIZE);
-        let place = pages.place();
+        let memory = pages.shared();
         match case.side {
-            Side::Device => Self::Driver(ScriptedDriver::new(case, place), pages),
+            Side::Device => Self::Driver(ScriptedDriver::new(case, memory), pages),
             Side::Driver => {
                 // What a driver-side subject would have made available.
-                let mut driver = ScriptedDriver::new(case, place);
+                let mut driver = ScriptedDriver::new(case, memory);
                 driver.offer();
                 let addresses = QueueAddresses {
                     size: QUEUE_SIZE,
@@ -356,13 +357,13 @@ impl Alone {
                     driver: map::AVAIL as u64,
                     device: map::USED as u64,
                 };
-                Self::Device(ScriptedDevice::at(case, place, 0, addresses), pages)
+                Self::Device(ScriptedDevice::at(case, memory, 0, addresses), pages)
             }
         }
     }
 }
 
-impl Subject for Alone {
+impl Subject for ScriptAlone {
     fn run(&mut self, batches: u32) -> Result<u64, BenchError> {
         match self {
             Self::Driver(driver, _) => (0..batches).for_each(|_| driver.offer()),

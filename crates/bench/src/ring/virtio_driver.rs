@@ -9,11 +9,12 @@
 //!
 //! In a packed queue it cannot add a buffer of one descriptor: version 0.6.1 leaves NEXT set in it, so that
 //! the chain goes on to a descriptor that is not there. There, it is measured with four.
-use super::case::{Case, Piece, QUEUE_SIZE, Side};
+use super::case::{Case, QUEUE_SIZE, SegmentShape, Side};
 use super::scripted::ScriptedDevice;
-use super::subject::{Subject, broken, miscounted};
 use crate::BenchError;
+use crate::error::{broken, miscounted};
 use crate::memory::Pages;
+use crate::subject::Subject;
 use ::virtio_driver::virtqueue::{Virtqueue, VirtqueueLayout};
 use ::virtio_driver::{IovaTranslator, Le64, VhostUser, VirtioFeatureFlags, VirtioTransport, iovec};
 use paravane_ring::QueueAddresses;
@@ -53,17 +54,17 @@ impl Adapter {
         Ok((Self { queue }, addresses, pages))
     }
 
-    /// Adds and publishes a buffer of these pieces.
+    /// Adds and publishes a buffer of these segments.
     #[inline]
-    pub(crate) fn add(&mut self, pieces: &[Piece]) -> io::Result<u16> {
+    pub(crate) fn add(&mut self, segments: &[SegmentShape]) -> io::Result<u16> {
         self.queue.add_request(|(), add| {
             let mut addr = 0x10_0000;
-            for piece in pieces {
-                let len = piece.len as usize;
+            for segment in segments {
+                let len = segment.len as usize;
                 // Nobody touches the buffer's bytes.
                 add(
                     iovec { iov_base: std::ptr::without_provenance_mut(addr), iov_len: len },
-                    piece.writable,
+                    segment.writable,
                 )?;
                 addr += len;
             }
@@ -146,7 +147,7 @@ pub(crate) fn has(case: Case) -> bool {
 pub(crate) struct Peer {
     adapter: Adapter,
     script: ScriptedDevice,
-    pieces: &'static [Piece],
+    segments: &'static [SegmentShape],
     batch: u16,
     written: u32,
     _pages: Pages,
@@ -156,19 +157,19 @@ impl Peer {
     pub(crate) fn new(case: Case) -> Result<Self, BenchError> {
         assert!(case.side == Side::Driver && has(case));
         let (adapter, addresses, pages) = Adapter::new(case.features())?;
-        let script = ScriptedDevice::at(case, pages.place(), pages.address(), addresses);
-        let (pieces, batch, written) = (case.pieces(), case.batch, case.written());
-        Ok(Self { adapter, script, pieces, batch, written, _pages: pages })
+        let script = ScriptedDevice::at(case, pages.shared(), pages.address(), addresses);
+        let (segments, batch, written) = (case.segments(), case.batch, case.written());
+        Ok(Self { adapter, script, segments, batch, written, _pages: pages })
     }
 }
 
 impl Subject for Peer {
     fn run(&mut self, batches: u32) -> Result<u64, BenchError> {
-        let Self { adapter, script, pieces, batch, written, .. } = self;
+        let Self { adapter, script, segments, batch, written, .. } = self;
         let mut sum = 0u64;
         for _ in 0..batches {
             for _ in 0..*batch {
-                adapter.add(pieces).map_err(|error| broken(NAME, error))?;
+                adapter.add(segments).map_err(|error| broken(NAME, error))?;
             }
             sum = sum.wrapping_add(adapter.kick().into());
             script.serve();

@@ -5,9 +5,10 @@
 //! which buffer is next, as a driver that keeps several in flight needs it.
 use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE};
 use super::scripted::ScriptedDevice;
-use super::subject::{Subject, broken, miscounted};
 use crate::BenchError;
-use crate::memory::{PAGE, Pages, Place};
+use crate::error::{broken, miscounted};
+use crate::memory::{PAGE, Pages, SharedMemory};
+use crate::subject::Subject;
 use paravane_spec::split;
 use std::ptr::NonNull;
 use virtio_drivers::queue::VirtQueue;
@@ -113,7 +114,7 @@ impl Transport for Recorder {
     }
 }
 
-/// A buffer of `R` pieces that the device reads and `W` that it writes.
+/// A buffer of `R` segments that the device reads and `W` that it writes.
 struct Buffer<const R: usize, const W: usize, const LEN: usize> {
     readable: [[u8; LEN]; R],
     writable: [[u8; LEN]; W],
@@ -141,16 +142,17 @@ impl<const R: usize, const W: usize, const LEN: usize> Peer<R, W, LEN> {
         let mut transport = Recorder::default();
         let queue =
             VirtQueue::new(&mut transport, 0, case.indirect, false).map_err(|error| broken(NAME, error))?;
-        let place = |addr: PhysAddr, len| {
+        let ring_at = |addr: PhysAddr, len| {
             let ptr = NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize));
             // SAFETY: the queue said that this ring lies here; it is as long as the specification says
             // for this queue size (without the event field, which nobody uses), and lives as long as the
             // queue, which is as long as the scripted device.
-            ptr.map(|ptr| unsafe { Place::new(ptr, len) }).ok_or_else(|| broken(NAME, "a ring at address 0"))
+            ptr.map(|ptr| unsafe { SharedMemory::new(ptr, len) })
+                .ok_or_else(|| broken(NAME, "a ring at address 0"))
         };
         let size = usize::from(QUEUE_SIZE);
-        let avail = place(transport.avail, split::AVAIL_RING + size * split::AVAIL_ENTRY)?;
-        let used = place(transport.used, split::USED_RING + size * split::USED_ENTRY)?;
+        let avail = ring_at(transport.avail, split::AVAIL_RING + size * split::AVAIL_ENTRY)?;
+        let used = ring_at(transport.used, split::USED_RING + size * split::USED_ENTRY)?;
         let buffers =
             (0..case.batch).map(|_| Buffer { readable: [[0; LEN]; R], writable: [[0; LEN]; W] }).collect();
         Ok(Self { queue, script: ScriptedDevice::split(case, avail, used), buffers })
@@ -163,8 +165,8 @@ impl<const R: usize, const W: usize, const LEN: usize> Subject for Peer<R, W, LE
         let mut sum = 0u64;
         for _ in 0..batches {
             for buffer in &mut *buffers {
-                let inputs = buffer.readable.each_ref().map(|piece| &piece[..]);
-                let mut outputs = buffer.writable.each_mut().map(|piece| &mut piece[..]);
+                let inputs = buffer.readable.each_ref().map(|segment| &segment[..]);
+                let mut outputs = buffer.writable.each_mut().map(|segment| &mut segment[..]);
                 // SAFETY: the buffer lives as long as the queue, and is next touched when it is popped.
                 unsafe { queue.add(&inputs, &mut outputs) }.map_err(|error| broken(NAME, error))?;
             }
@@ -174,8 +176,8 @@ impl<const R: usize, const W: usize, const LEN: usize> Subject for Peer<R, W, LE
             while let Some(token) = queue.peek_used() {
                 // The scripted device keeps the order, so the next buffer used is the next one added.
                 let Some(buffer) = buffers.get_mut(count) else { break };
-                let inputs = buffer.readable.each_ref().map(|piece| &piece[..]);
-                let mut outputs = buffer.writable.each_mut().map(|piece| &mut piece[..]);
+                let inputs = buffer.readable.each_ref().map(|segment| &segment[..]);
+                let mut outputs = buffer.writable.each_mut().map(|segment| &mut segment[..]);
                 // SAFETY: the same buffer was added under this token.
                 let len = unsafe { queue.pop_used(token, &inputs, &mut outputs) }
                     .map_err(|error| broken(NAME, error))?;

@@ -5,9 +5,10 @@
 //! so heads and lengths are kept until it is gone. `add_used` publishes each chain; there is no other way.
 use super::case::{Case, QUEUE_SIZE};
 use super::scripted::{ScriptedDriver, map};
-use super::subject::{Subject, broken, miscounted};
 use crate::BenchError;
-use crate::memory::Place;
+use crate::error::{broken, miscounted};
+use crate::memory::SharedMemory;
+use crate::subject::Subject;
 use std::ptr::NonNull;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -30,9 +31,9 @@ impl Peer {
         let host = memory.get_host_address(GuestAddress(0)).map_err(|error| broken(NAME, error))?;
         let host = NonNull::new(host).ok_or_else(|| broken(NAME, "its memory is at address 0"))?;
         // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is longer
-        // than the users of the place; vm-memory itself makes no references to its bytes.
-        let place = unsafe { Place::new(host, map::SIZE) };
-        let script = ScriptedDriver::new(case, place);
+        // than the users of the area; vm-memory itself makes no references to its bytes.
+        let shared = unsafe { SharedMemory::new(host, map::SIZE) };
+        let script = ScriptedDriver::new(case, shared);
         let mut queue = Queue::new(QUEUE_SIZE).map_err(|error| broken(NAME, error))?;
         queue.set_desc_table_address(Some(map::DESC as u32), Some(0));
         queue.set_avail_ring_address(Some(map::AVAIL as u32), Some(0));

@@ -2,7 +2,7 @@
 use super::*;
 use std::time::Duration;
 
-const TINY: Amount = Amount { exchanges: 60, reading: Duration::from_millis(20), shots: 1 };
+const TINY: SampleSize = SampleSize { exchanges: 60, reading: Duration::from_millis(20), samples: 1 };
 /// Of every case and subject, in this order; with KVM, [`IN_KERNEL`] before the last two.
 const METRICS: [&str; 11] = [
     "rate",

@@ -1,11 +1,13 @@
 //! Published crates as one end of a stream, with ours as the other.
-use super::super::case::{BUFFER, Piece, QUEUE_SIZE};
-use super::super::subject::{OURS, broken};
+use super::super::case::{BUFFER, QUEUE_SIZE, SegmentShape};
 use super::super::virtio_driver::{self, Adapter};
-use super::ends::{DeviceEnd, DriverEnd, OurDevice, OurDriver, Pair, layout};
-use super::{Case, Wait};
+use super::case::Case;
+use super::ends::{ParavaneDevice, ParavaneDriver, layout};
+use super::run::{DeviceEnd, DriverEnd, Pair, Wait};
 use crate::BenchError;
-use crate::memory::Place;
+use crate::error::broken;
+use crate::memory::SharedMemory;
+use crate::subject::PARAVANE;
 use paravane_ring::{DmaArea, QueueAddresses};
 use std::hint::black_box;
 use std::ptr::NonNull;
@@ -24,8 +26,8 @@ pub(super) fn with_virtio_queue(case: Case) -> Result<Box<Pair>, BenchError> {
     let host = NonNull::new(host).ok_or_else(|| broken(VIRTIO_QUEUE, "its memory is at address 0"))?;
     // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is longer than the
     // two ends; vm-memory itself makes no references to its bytes.
-    let area = unsafe { Place::new(host, size) }.area();
-    let (driver, addresses) = OurDriver::new(layout, DmaArea { area, addr: 0 })?;
+    let area = unsafe { SharedMemory::new(host, size) }.area();
+    let (driver, addresses) = ParavaneDriver::new(layout, DmaArea { area, addr: 0 })?;
     let device = VirtioQueue::new(case, addresses, memory.clone())?;
     Ok(Pair::new(driver, device, memory))
 }
@@ -88,8 +90,8 @@ impl DeviceEnd for VirtioQueue {
 /// The driver of virtio-driver, and our device.
 pub(super) fn with_virtio_driver(case: Case) -> Result<Box<Pair>, BenchError> {
     let (driver, addresses, pages) = Adapter::new(case.features())?;
-    let area = pages.place().area();
-    let device = OurDevice::new(case, addresses, pages.address(), area)?;
+    let area = pages.shared().area();
+    let device = ParavaneDevice::new(case, addresses, pages.address(), area)?;
     Ok(Pair::new(VirtioDriver(driver), device, pages))
 }
 
@@ -99,7 +101,7 @@ struct VirtioDriver(Adapter);
 impl DriverEnd for VirtioDriver {
     fn drive(&mut self, total: u64, case: Case, wait: Wait<'_>) -> Result<u64, BenchError> {
         let queue = &mut self.0;
-        let buffer = [Piece { len: BUFFER as u32, writable: true }];
+        let buffer = [SegmentShape { len: BUFFER as u32, writable: true }];
         let (batch, outstanding) = (u64::from(case.batch()), u64::from(case.outstanding()));
         let (mut added, mut taken, mut spins) = (0u64, 0u64, 0u64);
         while taken < total {
@@ -120,7 +122,7 @@ impl DriverEnd for VirtioDriver {
             }
         }
         if added != taken {
-            return Err(broken(OURS, format_args!("{added} buffers became {taken}")));
+            return Err(broken(PARAVANE, format_args!("{added} buffers became {taken}")));
         }
         Ok(spins)
     }

@@ -1,16 +1,18 @@
 //! The programs of Linux's `tools/virtio/ringtest`, run as they are beside our streams.
 //!
 //! They are built by `scripts/ringtest` from the kernel's source package and are not part of this program. One
-//! shot starts one with as many cycles as the shot has operations, its guest (the driver) and host (the device)
+//! run starts one with as many cycles as the run has operations, its guest (the driver) and host (the device)
 //! on the CPUs of our two sides and in the same scheduling class, and takes the time from its start to its end
 //! less what a start with a single cycle takes.
 //!
 //! ringtest publishes each buffer; its `--batch` only says how often it would kick, which it does not without
 //! `--sleep`. So its figures in a case with batches are those of the same work without batches.
-use super::super::subject::broken;
-use super::{Case, PATIENCE, Place, Shot};
+use super::case::Case;
+use super::run::{PATIENCE, RunTimes};
 use crate::BenchError;
-use crate::machine::{Pinned, RealTime};
+use crate::error::broken;
+use crate::machine::{Pinned, RealTime, ThreadPlacement};
+use crate::ring::case::QUEUE_SIZE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use std::os::fd::AsFd;
@@ -77,20 +79,20 @@ impl Program {
     ///
     /// # Errors
     /// It does not start, fails, or takes too long.
-    pub(crate) fn shoot(&self, place: &Place, total: u64) -> Result<Shot, BenchError> {
-        let empty = self.run(place, 1)?;
-        let full = self.run(place, total)?;
-        Ok(Shot { time: full.0.saturating_sub(empty.0), cpu: full.1.saturating_sub(empty.1), spins: 0 })
+    pub(crate) fn run_once(&self, placement: &ThreadPlacement, total: u64) -> Result<RunTimes, BenchError> {
+        let empty = self.run(placement, 1)?;
+        let full = self.run(placement, total)?;
+        Ok(RunTimes { time: full.0.saturating_sub(empty.0), cpu: full.1.saturating_sub(empty.1), spins: 0 })
     }
 
     /// Wall time and CPU time of one start with `cycles`.
-    fn run(&self, place: &Place, cycles: u64) -> Result<(Duration, Duration), BenchError> {
+    fn run(&self, placement: &ThreadPlacement, cycles: u64) -> Result<(Duration, Duration), BenchError> {
         let failed = |what: &str, error: std::io::Error| broken(self.name, format_args!("{what}: {error}"));
         let cpu_before = children()?;
         // The program inherits CPUs and class from the thread that starts it. It must not start on one CPU alone:
         // its first thread would spin there in real time, and its second one would never be made.
         let _cpus = Pinned::among(&self.cpus).ok_or_else(|| broken(self.name, "a CPU was refused"))?;
-        let real_time = if place.real_time { RealTime::enter() } else { None };
+        let real_time = if placement.real_time { RealTime::enter() } else { None };
         let start = Instant::now();
         let mut child = Command::new(&self.path)
             .arg("--guest-affinity")
@@ -98,7 +100,7 @@ impl Program {
             .arg("--host-affinity")
             .arg(self.cpus[1].to_string())
             .arg("--ring-size")
-            .arg(super::super::QUEUE_SIZE.to_string())
+            .arg(QUEUE_SIZE.to_string())
             .arg("--run-cycles")
             .arg(cycles.to_string())
             .arg("--outstanding")
@@ -109,7 +111,7 @@ impl Program {
             .spawn()
             .map_err(|error| failed("it does not start", error))?;
         if let Some(real_time) = &real_time {
-            real_time.above();
+            real_time.raise();
         }
         // It prints nothing. Its end closes the pipe, which is how it is waited for, with a limit.
         let ended = child.stdout.as_ref().is_none_or(|pipe| {
@@ -161,7 +163,7 @@ mod tests {
         let case = Case { packed: false, in_order: false, flow: Flow::RoundTrip };
         assert_eq!(names(case), ["ringtest/virtio_ring_0_9", "ringtest/virtio_ring_poll"]);
         assert_eq!(names(Case { packed: true, ..case }), ["ringtest/ring"]);
-        assert!(names(case).iter().all(|name| is_program(name)) && !is_program(crate::ring::OURS));
+        assert!(names(case).iter().all(|name| is_program(name)) && !is_program(crate::subject::PARAVANE));
     }
 
     /// A folder without programs gives no subject; one that does not behave is an error, in bounded time.
@@ -170,7 +172,7 @@ mod tests {
         let case = Case { packed: true, in_order: false, flow: Flow::RoundTrip };
         assert!(programs_in(Path::new("/nonexistent"), case, [0, 0]).is_empty());
         let program = Program { name: "false", path: "/bin/false".into(), outstanding: 1, cpus: [0, 0] };
-        let place = Place { cpus: Some([0, 0]), real_time: false };
-        assert!(matches!(program.shoot(&place, 1), Err(BenchError::Subject { subject: "false", .. })));
+        let placement = ThreadPlacement { cpus: Some([0, 0]), real_time: false };
+        assert!(matches!(program.run_once(&placement, 1), Err(BenchError::Subject { subject: "false", .. })));
     }
 }

@@ -6,24 +6,27 @@
 //!
 //! Shots of one thread and of two take turns, so that `scaling` (the rate of two as a multiple of the rate of one in the
 //! same round) does not compare the machine of one minute with that of the next.
-use super::ops::{Ops, PAGE, Work};
-use super::subject;
+use super::fixture::Fixture;
+use super::ops::{Ops, PAGE, Work, works};
+use super::shape::{IOVA, Shape};
+use super::subjects::{subject, translated};
 use super::timing::{BATCH, Origin};
-use super::world::{IOVA, Shape, World};
+use crate::clock::thread_clock;
+use crate::error::broken;
+use crate::machine::ThreadPlacement;
 use crate::machine::{Pinned, RealTime};
-use crate::ring::stream::Place;
-use crate::ring::{OURS, Subject, broken, thread_clock};
 use crate::spread::Spread;
+use crate::subject::{PARAVANE, Subject};
 use crate::{BenchError, Row};
 use std::fmt;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// How long a shot should take: long enough for the start of the threads not to count.
-pub(super) const SHOT: Duration = Duration::from_millis(4);
-/// Shots in one round of one subject; the median shot stands for the round.
-const SHOTS: usize = 9;
+/// How long a run should take: long enough for the start of the threads not to count.
+pub(super) const RUN_TIME: Duration = Duration::from_millis(4);
+/// Shots in one round of one subject; the median run stands for the round.
+const RUNS: usize = 9;
 /// Of each address space.
 const SHAPE: Shape = Shape { regions: 1, mappings: 256 };
 
@@ -44,7 +47,7 @@ impl fmt::Display for Case {
 impl Case {
     /// Every combination.
     pub(super) fn all() -> Vec<Self> {
-        super::works()
+        works()
             .flat_map(|work| [(1, 1), (2, 1), (2, 2)].map(|(threads, spaces)| Self { threads, spaces, work }))
             .collect()
     }
@@ -57,7 +60,7 @@ impl Case {
     /// The subjects: the copy alone, which shows what the machine's two CPUs do to each other, ours, and those that
     /// translate and log.
     fn subjects() -> Vec<&'static str> {
-        let mut names = vec!["memcpy", OURS, "paravane/iova+log", "paravane/mutex", "paravane/rwlock"];
+        let mut names = vec!["memcpy", PARAVANE, "paravane/iova+log", "paravane/mutex", "paravane/rwlock"];
         if cfg!(feature = "peers") {
             names.extend(["vm-memory/bitmap", "vm-memory/iommu"]);
         }
@@ -66,7 +69,7 @@ impl Case {
 
     /// The accesses of one thread: in the first or in the second half of the addresses.
     fn ops(self, name: &str, half: usize) -> Ops {
-        let first = if super::Case::translated(name) { IOVA } else { 0 };
+        let first = if translated(name) { IOVA } else { 0 };
         let size = SHAPE.span() / 2;
         debug_assert!(size >= self.work.longest() as u64 + PAGE);
         Ops::new(self.work, false, first + half as u64 * size, size)
@@ -87,45 +90,45 @@ struct Entry {
     members: Vec<Box<dyn Subject + Send>>,
     batches: u32,
     /// Of this round.
-    shots: Vec<[Duration; 2]>,
+    runs: Vec<[Duration; 2]>,
     samples: Vec<[f64; 3]>,
 }
 
 /// The address spaces of one round.
-pub(super) struct Worlds([World; 2]);
+pub(super) struct Fixtures([Fixture; 2]);
 
-impl Worlds {
+impl Fixtures {
     pub(super) fn new() -> Result<Self, BenchError> {
-        Ok(Self([World::touched(SHAPE)?, World::touched(SHAPE)?]))
+        Ok(Self([Fixture::touched(SHAPE)?, Fixture::touched(SHAPE)?]))
     }
 }
 
 /// All subjects of `cases`: for each sort of accesses, its subjects.
 pub(super) fn groups(
     cases: &[Case],
-    place: &Place,
-    shot: Duration,
+    placement: &ThreadPlacement,
+    run: Duration,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Vec<Group>>, BenchError> {
     if cases.is_empty() {
         return Ok(Vec::new());
     }
-    if place.cpus.is_none() {
+    if placement.cpus.is_none() {
         progress("there is one CPU: cases with two threads are left out");
     }
-    let worlds = Worlds::new()?;
-    let can = |case: &&Case| case.threads == 1 || place.cpus.is_some();
+    let fixtures = Fixtures::new()?;
+    let can = |case: &&Case| case.threads == 1 || placement.cpus.is_some();
     let mut works: Vec<Work> = cases.iter().filter(can).map(|case| case.work).collect();
     works.dedup();
     let group = |work: Work, name| {
         let of_work = cases.iter().filter(can).filter(|case| case.work == work);
-        let entries = of_work.map(|&case| Entry::new(case, name, &worlds, place, shot));
+        let entries = of_work.map(|&case| Entry::new(case, name, &fixtures, placement, run));
         Ok(Group { work, name, entries: entries.collect::<Result<_, BenchError>>()? })
     };
     works
         .into_iter()
         .map(|work| {
-            progress(&format!("{work}: how many accesses fill a shot"));
+            progress(&format!("{work}: how many accesses fill a run"));
             Case::subjects().into_iter().map(|name| group(work, name)).collect()
         })
         .collect()
@@ -133,16 +136,16 @@ pub(super) fn groups(
 
 impl Group {
     /// Goes over to the memory of round `number`.
-    pub(super) fn enter(&mut self, worlds: &Worlds, number: usize) -> Result<(), BenchError> {
-        self.entries.iter_mut().try_for_each(|entry| entry.enter(worlds, number))
+    pub(super) fn enter(&mut self, fixtures: &Fixtures, number: usize) -> Result<(), BenchError> {
+        self.entries.iter_mut().try_for_each(|entry| entry.enter(fixtures, number))
     }
 
     /// Measures one round.
-    pub(super) fn sample(&mut self, place: &Place) -> Result<(), BenchError> {
-        for _ in 0..SHOTS {
+    pub(super) fn sample(&mut self, placement: &ThreadPlacement) -> Result<(), BenchError> {
+        for _ in 0..RUNS {
             for entry in &mut self.entries {
-                let shot = entry.shoot(place)?;
-                entry.shots.push(shot);
+                let run = entry.run_once(placement)?;
+                entry.runs.push(run);
             }
         }
         self.entries.iter_mut().for_each(Entry::end_round);
@@ -150,7 +153,7 @@ impl Group {
     }
 
     /// The rows of all rounds.
-    pub(super) fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+    pub(super) fn rows(&self, placement: &ThreadPlacement, origin: &Origin<'_>) -> Vec<Row> {
         let one = self.entries.iter().find(|entry| entry.case.threads == 1);
         let scaling = |entry: &Entry| {
             let one = one.filter(|_| entry.case.threads > 1)?;
@@ -159,13 +162,13 @@ impl Group {
             origin.row(
                 &entry.case.to_string(),
                 self.name,
-                ("scaling", "times one thread", place.method()),
+                ("scaling", "times one thread", placement.method()),
                 &rates,
             )
         };
         self.entries
             .iter()
-            .flat_map(|entry| entry.rows(place, origin).into_iter().chain(scaling(entry)))
+            .flat_map(|entry| entry.rows(placement, origin).into_iter().chain(scaling(entry)))
             .collect()
     }
 }
@@ -174,17 +177,17 @@ impl Entry {
     fn new(
         case: Case,
         name: &'static str,
-        worlds: &Worlds,
-        place: &Place,
-        shot: Duration,
+        fixtures: &Fixtures,
+        placement: &ThreadPlacement,
+        run: Duration,
     ) -> Result<Self, BenchError> {
         let mut entry =
-            Self { case, name, members: Vec::new(), batches: 4, shots: Vec::new(), samples: Vec::new() };
-        entry.enter(worlds, 0)?;
+            Self { case, name, members: Vec::new(), batches: 4, runs: Vec::new(), samples: Vec::new() };
+        entry.enter(fixtures, 0)?;
         loop {
-            let [took, _] = entry.shoot(place)?;
-            if took >= shot / 4 || entry.batches >= 1 << 24 {
-                let scale = shot.as_secs_f64() / took.as_secs_f64().max(1e-6);
+            let [took, _] = entry.run_once(placement)?;
+            if took >= run / 4 || entry.batches >= 1 << 24 {
+                let scale = run.as_secs_f64() / took.as_secs_f64().max(1e-6);
                 entry.batches = ((f64::from(entry.batches) * scale) as u32).max(1);
                 return Ok(entry);
             }
@@ -193,12 +196,12 @@ impl Entry {
     }
 
     /// Goes over to the memory of round `number`.
-    fn enter(&mut self, worlds: &Worlds, number: usize) -> Result<(), BenchError> {
+    fn enter(&mut self, fixtures: &Fixtures, number: usize) -> Result<(), BenchError> {
         let case = self.case;
         let members: Result<Vec<_>, _> = (0..case.threads)
             .map(|thread| {
-                let world = &worlds.0[thread % case.spaces];
-                subject(self.name, world, case.ops(self.name, (thread + number) % 2), case.work.longest())
+                let fixture = &fixtures.0[thread % case.spaces];
+                subject(self.name, fixture, case.ops(self.name, (thread + number) % 2), case.work.longest())
             })
             .collect();
         self.members = members?;
@@ -206,15 +209,15 @@ impl Entry {
     }
 
     /// All threads make their accesses at the same time: the time of the slower one, and their CPU time.
-    fn shoot(&mut self, place: &Place) -> Result<[Duration; 2], BenchError> {
+    fn run_once(&mut self, placement: &ThreadPlacement) -> Result<[Duration; 2], BenchError> {
         let start = Barrier::new(self.members.len());
         let batches = self.batches;
         let run = |subject: &mut dyn Subject, thread: usize| -> Result<[Duration; 2], BenchError> {
-            let pinned = place.cpus.map(|cpus| Pinned::to(cpus[thread]));
-            let held = if place.real_time { RealTime::enter() } else { None };
+            let pinned = placement.cpus.map(|cpus| Pinned::to(cpus[thread]));
+            let held = if placement.real_time { RealTime::enter() } else { None };
             start.wait();
             if matches!(pinned, Some(None)) {
-                return Err(broken(OURS, "a CPU was refused"));
+                return Err(broken(PARAVANE, "a CPU was refused"));
             }
             let (began, cpu) = (Instant::now(), thread_clock()?);
             black_box(subject.run(black_box(batches))?);
@@ -229,7 +232,7 @@ impl Entry {
                 .collect();
             threads
                 .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|_| Err(broken(OURS, "a thread panicked"))))
+                .map(|thread| thread.join().unwrap_or_else(|_| Err(broken(PARAVANE, "a thread panicked"))))
                 .collect()
         });
         let mut most = [Duration::ZERO; 2];
@@ -240,12 +243,12 @@ impl Entry {
         Ok(most)
     }
 
-    /// A round is over: its median shot stands for it.
+    /// A round is over: its median run stands for it.
     fn end_round(&mut self) {
-        let shots = std::mem::take(&mut self.shots);
+        let runs = std::mem::take(&mut self.runs);
         let (threads, accesses) = (self.case.threads as f64, f64::from(self.batches) * f64::from(BATCH));
         let middle = |of: &dyn Fn(&[Duration; 2]) -> f64| {
-            let values: Vec<f64> = shots.iter().map(of).collect();
+            let values: Vec<f64> = runs.iter().map(of).collect();
             Spread::of(&values).map_or(0.0, |spread| spread.median)
         };
         let time = middle(&|[took, _]| took.as_nanos() as f64 / accesses);
@@ -254,15 +257,15 @@ impl Entry {
     }
 
     /// The rows of all rounds. The loop's own time is included: it belongs to a thread.
-    fn rows(&self, place: &Place, origin: &Origin<'_>) -> Vec<Row> {
+    fn rows(&self, placement: &ThreadPlacement, origin: &Origin<'_>) -> Vec<Row> {
         let case = self.case.to_string();
         let row = |index: usize, metric, unit, method| {
             let values: Vec<f64> = self.samples.iter().map(|sample| sample[index]).collect();
             origin.row(&case, self.name, (metric, unit, method), &values)
         };
         [
-            row(0, "rate", "accesses/s", place.method()),
-            row(1, "time", "ns/access", place.method()),
+            row(0, "rate", "accesses/s", placement.method()),
+            row(1, "time", "ns/access", placement.method()),
             row(2, "cpu", "ns/access", "thread clock"),
         ]
         .into_iter()

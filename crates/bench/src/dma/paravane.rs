@@ -1,5 +1,5 @@
 //! Our guard as a target.
-use super::timing::{Reach, Target, refused};
+use super::timing::{MemoryAccess, Target, refused};
 use crate::BenchError;
 use paravane_dma::{Access, AccessGuard, Domain, Handle, Memory};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -12,9 +12,9 @@ pub(crate) const RELAXED: u32 = Access::RELAXED.bits();
 pub(crate) const FULL: u32 = Access::FULL.bits();
 
 /// A handle, whose guard is opened for each batch. The flags of its accesses are constants, as a device's are.
-pub(crate) struct Ours<const ACCESS: u32 = BY_DIRECTION>(Handle);
+pub(crate) struct Paravane<const ACCESS: u32 = BY_DIRECTION>(Handle);
 
-impl<const ACCESS: u32> Ours<ACCESS> {
+impl<const ACCESS: u32> Paravane<ACCESS> {
     /// By guest-physical addresses.
     pub(crate) fn direct(memory: &Memory) -> Self {
         Self(memory.handle())
@@ -32,22 +32,22 @@ pub(crate) fn touch(memory: &Memory, addr: u64, len: u64) -> Result<(), BenchErr
 }
 
 /// Its guard.
-pub(crate) struct OursOpen<'a, const ACCESS: u32>(AccessGuard<'a>);
+pub(crate) struct ParavaneGuard<'a, const ACCESS: u32>(AccessGuard<'a>);
 
-impl<const ACCESS: u32> Target for Ours<ACCESS> {
-    type AccessGuard<'a> = OursOpen<'a, ACCESS>;
+impl<const ACCESS: u32> Target for Paravane<ACCESS> {
+    type AccessGuard<'a> = ParavaneGuard<'a, ACCESS>;
 
     #[inline(always)]
-    fn open(&mut self) -> OursOpen<'_, ACCESS> {
-        OursOpen(self.0.enter())
+    fn enter(&mut self) -> ParavaneGuard<'_, ACCESS> {
+        ParavaneGuard(self.0.enter())
     }
 }
 
-impl<const ACCESS: u32> OursOpen<'_, ACCESS> {
+impl<const ACCESS: u32> ParavaneGuard<'_, ACCESS> {
     const FLAGS: Access = Access::from_bits_truncate(ACCESS);
 }
 
-impl<const ACCESS: u32> Reach for OursOpen<'_, ACCESS> {
+impl<const ACCESS: u32> MemoryAccess for ParavaneGuard<'_, ACCESS> {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
         self.0.read(addr, out, Self::FLAGS).map_err(refused)
@@ -70,30 +70,30 @@ impl<const ACCESS: u32> Reach for OursOpen<'_, ACCESS> {
 }
 
 /// A lock that all users of an address space share, and take for each access.
-pub(crate) trait Shared: Send + Sync {
+pub(crate) trait SpaceLock: Send + Sync {
     /// While it lives, the lock is held.
     type Held<'a>
     where
         Self: 'a;
 
     /// Takes it, as one who looks things up.
-    fn take(&self) -> Self::Held<'_>;
+    fn acquire(&self) -> Self::Held<'_>;
 }
 
-impl Shared for Mutex<()> {
+impl SpaceLock for Mutex<()> {
     type Held<'a> = MutexGuard<'a, ()>;
 
     #[inline(always)]
-    fn take(&self) -> MutexGuard<'_, ()> {
+    fn acquire(&self) -> MutexGuard<'_, ()> {
         self.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared for RwLock<()> {
+impl SpaceLock for RwLock<()> {
     type Held<'a> = RwLockReadGuard<'a, ()>;
 
     #[inline(always)]
-    fn take(&self) -> RwLockReadGuard<'_, ()> {
+    fn acquire(&self) -> RwLockReadGuard<'_, ()> {
         self.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,57 +102,57 @@ impl Shared for RwLock<()> {
 ///
 /// The 2020 series compares a mutex and a reader-writer semaphore here.
 pub(crate) struct Locked<L> {
-    ours: Ours,
+    ours: Paravane,
     lock: Arc<L>,
 }
 
 impl<L> Locked<L> {
     /// `lock` is the address space's.
-    pub(crate) fn new(ours: Ours, lock: Arc<L>) -> Self {
+    pub(crate) fn new(ours: Paravane, lock: Arc<L>) -> Self {
         Self { ours, lock }
     }
 }
 
 /// Its guard.
-pub(crate) struct LockedOpen<'a, L> {
-    open: OursOpen<'a, BY_DIRECTION>,
+pub(crate) struct LockedGuard<'a, L> {
+    open: ParavaneGuard<'a, BY_DIRECTION>,
     lock: &'a L,
 }
 
-impl<L: Shared> Target for Locked<L> {
+impl<L: SpaceLock> Target for Locked<L> {
     type AccessGuard<'a>
-        = LockedOpen<'a, L>
+        = LockedGuard<'a, L>
     where
         L: 'a;
 
     #[inline(always)]
-    fn open(&mut self) -> LockedOpen<'_, L> {
-        LockedOpen { open: self.ours.open(), lock: &self.lock }
+    fn enter(&mut self) -> LockedGuard<'_, L> {
+        LockedGuard { open: self.ours.enter(), lock: &self.lock }
     }
 }
 
-impl<L: Shared> Reach for LockedOpen<'_, L> {
+impl<L: SpaceLock> MemoryAccess for LockedGuard<'_, L> {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        let _held = self.lock.take();
+        let _held = self.lock.acquire();
         self.open.read(addr, out)
     }
 
     #[inline(always)]
     fn write(&self, addr: u64, data: &[u8]) -> Result<(), BenchError> {
-        let _held = self.lock.take();
+        let _held = self.lock.acquire();
         self.open.write(addr, data)
     }
 
     #[inline(always)]
     fn read4(&self, addr: u64) -> Result<u32, BenchError> {
-        let _held = self.lock.take();
+        let _held = self.lock.acquire();
         self.open.read4(addr)
     }
 
     #[inline(always)]
     fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError> {
-        let _held = self.lock.take();
+        let _held = self.lock.acquire();
         self.open.write4(addr, value)
     }
 }

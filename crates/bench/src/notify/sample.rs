@@ -1,18 +1,18 @@
 //! One sample: a run of the microVM, and what its measured phase came to.
-use super::case::{Amount, Case, Subject};
+use super::case::{Case, SampleSize, Subject};
+use crate::figures::{Figure, by};
 use crate::guest::{self, Image, Sample};
-use crate::series::{Figure, by};
 use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, ServingMode, TransportChoice};
 
 /// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
 ///
 /// # Errors
 /// One line on why there are no figures.
-pub(super) fn shoot(
+pub(super) fn sample(
     case: Case,
     subject: Subject,
     accel: AccelChoice,
-    amount: Amount,
+    size: SampleSize,
     image: &Image,
     cpu: Option<usize>,
     real_time: bool,
@@ -30,7 +30,7 @@ pub(super) fn shoot(
         },
         time_kicks: true,
         vcpu_cpu: cpu,
-        ..case.machine(amount, image)
+        ..case.machine(size, image)
     };
     Ok(figures(case, &guest::run(config)?, real_time))
 }

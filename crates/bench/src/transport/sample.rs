@@ -1,7 +1,7 @@
 //! One sample: a run of the microVM, and what its measured phase came to.
-use super::Case;
+use super::case::Case;
+use crate::figures::{Figure, by};
 use crate::guest::{self, HEADERS, Image, Sample};
-use crate::series::{Figure, by};
 use paravane_vmm::{AccelChoice, NetConfig, Network, RunConfig, TransportChoice};
 use std::time::Duration;
 
@@ -12,52 +12,52 @@ pub(super) const SPAN: u64 = 256 << 10;
 
 /// How much a sample does.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Amount {
+pub(super) struct SampleSize {
     /// Requests over the network.
     pub(super) exchanges: u64,
     /// How long disks are read.
     pub(super) reading: Duration,
     /// How many samples a round has of each.
-    pub(super) shots: usize,
+    pub(super) samples: usize,
 }
 
-impl Amount {
+impl SampleSize {
     /// For figures.
-    pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), shots: 5 };
+    pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), samples: 5 };
 }
 
 /// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
 ///
 /// # Errors
 /// One line on why there are no figures.
-pub(super) fn shoot(
+pub(super) fn sample(
     case: Case,
     transport: TransportChoice,
     accel: AccelChoice,
-    amount: Amount,
+    size: SampleSize,
     image: &Image,
     cpu: Option<usize>,
     real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
-    let config = config(case, amount, image);
+    let config = config(case, size, image);
     let sample = guest::run(RunConfig { accel, transport, vcpu_cpu: cpu, ..config })?;
     Ok(figures(&sample, real_time))
 }
 
-fn config(case: Case, amount: Amount, image: &Image) -> RunConfig {
+fn config(case: Case, size: SampleSize, image: &Image) -> RunConfig {
     match case {
         Case::Exchange { request, response } => RunConfig {
             depth: 1,
             ..guest::machine_with(NetConfig {
                 network: Network::Station,
-                frames: amount.exchanges,
+                frames: size.exchanges,
                 size: HEADERS + request,
                 reply: Some(HEADERS + response),
                 ..NetConfig::default()
             })
         },
         Case::Read { depth } => {
-            RunConfig { depth, block: BLOCK, read_percent: 100, duration: amount.reading, ..image.machine() }
+            RunConfig { depth, block: BLOCK, read_percent: 100, duration: size.reading, ..image.machine() }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Figures that are gathered round by round, and become rows at the end.
+//! Figures collected round by round, and become rows at the end.
 use crate::Row;
 use crate::machine::load_average;
 use crate::spread::Spread;
@@ -31,9 +31,9 @@ struct Series {
 
 /// The figures of several samples of one round.
 #[derive(Default)]
-pub(crate) struct Shots(Vec<(Figure, Vec<f64>)>);
+pub(crate) struct RoundSamples(Vec<(Figure, Vec<f64>)>);
 
-impl Shots {
+impl RoundSamples {
     /// What one more sample came to.
     pub(crate) fn add(&mut self, figures: Vec<(Figure, f64)>) {
         for (figure, value) in figures {
@@ -51,13 +51,13 @@ impl Shots {
 }
 
 /// All of them, in the order in which they first came.
-pub(crate) struct Gathered {
+pub(crate) struct Collector {
     bench: &'static str,
     load_at_start: Option<f64>,
     all: Vec<Series>,
 }
 
-impl Gathered {
+impl Collector {
     /// None yet.
     pub(crate) fn new(bench: &'static str) -> Self {
         Self { bench, load_at_start: load_average(), all: Vec::new() }
@@ -138,16 +138,16 @@ mod tests {
 
     #[test]
     fn a_round_is_the_median_of_its_shots() {
-        let mut gathered = Gathered::new("test");
+        let mut collector = Collector::new("test");
         for round in 0..3 {
-            let mut shots = Shots::default();
+            let mut samples = RoundSamples::default();
             for value in [1.0, 100.0, 2.0] {
                 let figure = |metric| Figure::new(metric, "us", by("clock", "kvm", true));
-                shots.add(vec![(figure("rate"), value + f64::from(round)), (figure("cpu"), 7.0)]);
+                samples.add(vec![(figure("rate"), value + f64::from(round)), (figure("cpu"), 7.0)]);
             }
-            gathered.add("a/case", "mmio", Some(1), shots.medians());
+            collector.add("a/case", "mmio", Some(1), samples.medians());
         }
-        let rows = gathered.rows();
+        let rows = collector.rows();
         let rate = &rows[0];
         assert_eq!((rate.median, rate.min, rate.max, rate.rounds), (3.0, 2.0, 4.0, 3));
         assert_eq!(

@@ -1,47 +1,20 @@
 //! The address spaces that accesses go to.
-use super::ours::touch;
+use super::paravane::touch;
+use super::shape::{SIZE, Shape};
 use crate::BenchError;
 use crate::dma::ops::PAGE;
-use crate::ring::{OURS, broken};
+use crate::error::broken;
+use crate::subject::PARAVANE;
 use paravane_dma::{Access, Backing, DirtyLog, Domain, Memory, Region, RegionConfig};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-/// Bytes of guest memory: more than a cache holds, so that accesses at random miss it.
-pub(super) const SIZE: u64 = 64 << 20;
-/// An odd number far from 1: pages that are neighbours for the device are not in memory.
-const STRIDE: u64 = 9973;
-/// Where device addresses start: not where guest-physical ones do.
-pub(super) const IOVA: u64 = 1 << 32;
 /// Nobody else has the guard open when the log is turned on.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// What a world is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
-    /// Adjoining regions of the same size.
-    pub(super) regions: u64,
-    /// Mappings: one of everything, or so many of a page each, scattered.
-    pub(super) mappings: u64,
-}
-
-impl Shape {
-    /// Bytes of device addresses.
-    pub(super) fn span(self) -> u64 {
-        if self.mappings == 1 { SIZE } else { self.mappings * PAGE }
-    }
-
-    /// Every mapping: device address, guest-physical address, bytes. With more than memory has pages, several
-    /// mean the same one.
-    pub(super) fn map(self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let size = if self.mappings == 1 { SIZE } else { PAGE };
-        (0..self.mappings).map(move |n| (IOVA + n * size, n * STRIDE % (SIZE / PAGE) * PAGE, size))
-    }
-}
-
 /// One guest's memory, and a device's address space in front of it: ours, with a log and without; whoever else is
 /// measured uses the same pages.
-pub(super) struct World {
+pub(super) struct Fixture {
     pub(super) shape: Shape,
     pub(super) regions: Vec<Arc<Region>>,
     pub(super) plain: Memory,
@@ -54,14 +27,14 @@ pub(super) struct World {
     pub(super) peers: super::vm_memory::Peers,
 }
 
-impl World {
+impl Fixture {
     /// With all pages there, so that no access is the first one to any.
     pub(super) fn touched(shape: Shape) -> Result<Self, BenchError> {
-        let world = Self::new(shape)?;
-        touch(&world.plain, 0, SIZE)?;
+        let fixture = Self::new(shape)?;
+        touch(&fixture.plain, 0, SIZE)?;
         #[cfg(feature = "peers")]
-        world.peers.touch(&world)?;
-        Ok(world)
+        fixture.peers.touch()?;
+        Ok(fixture)
     }
 
     pub(super) fn new(shape: Shape) -> Result<Self, BenchError> {
@@ -82,6 +55,8 @@ impl World {
                 domain.map(addr, gpa, size, Access::READ | Access::WRITE).map_err(ours)?;
             }
         }
+        #[cfg(feature = "peers")]
+        let peers = super::vm_memory::Peers::new(shape, regions.clone());
         Ok(Self {
             shape,
             regions,
@@ -92,11 +67,11 @@ impl World {
             mutex: Arc::default(),
             rwlock: Arc::default(),
             #[cfg(feature = "peers")]
-            peers: super::vm_memory::Peers::default(),
+            peers,
         })
     }
 }
 
 fn ours(error: impl std::fmt::Display) -> BenchError {
-    broken(OURS, error)
+    broken(PARAVANE, error)
 }

@@ -1,0 +1,95 @@
+//! The child process of the instruction count by single steps.
+use crate::instructions::failed;
+use crate::instructions::single_step::{STEP_ENV, per_chain};
+use crate::ring::{Case, QUEUE_SIZE};
+use crate::subject::Subject;
+use crate::{BenchError, barrier, dma, poll, ring};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, raise};
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Instructions a chain of one subject of a case, by single steps: what [`crate::run`] falls back to. The
+/// scripted other side, which a table's figures leave out, is included. The program must have the hook
+/// ([`crate::child_main`]).
+///
+/// # Errors
+/// There is no such case, or the child process could not be stepped through it.
+pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
+    let batch = match Case::parse(case) {
+        Some(case) => case.batch,
+        None if poll::is_single(case) => ring::QUEUE_SIZE,
+        None if dma::is_single(case) || barrier::is_single(case) => dma::timing::BATCH,
+        None => return Err(BenchError::NoCase(case.to_owned())),
+    };
+    per_chain(case, batch, subject).map_err(failed)
+}
+
+/// The hook for a program's `main`: call it first thing there and end with the code that it returns.
+///
+/// Where the processor's counters are out of reach, instructions are counted by starting the program once
+/// more, as a child that is stepped through a piece of work. Such a child is recognised here, by an
+/// environment variable, and does its work here. In every other process this returns `None` at once.
+#[must_use]
+pub fn child_main() -> Option<ExitCode> {
+    let job = std::env::var(STEP_ENV).ok()?;
+    Some(match work(&job) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            let _ = writeln!(io::stderr(), "{STEP_ENV}: {reason}");
+            ExitCode::from(2)
+        }
+    })
+}
+
+fn work(job: &str) -> Result<(), String> {
+    let words: Vec<&str> = job.split(' ').collect();
+    let &[case, subject, first, second] = words.as_slice() else {
+        return Err(format!("not a job: {job:?}"));
+    };
+    let batches = |word: &str| word.parse::<u32>().map_err(|error| format!("{word:?}: {error}"));
+    let marks = [batches(first)?, batches(second)?];
+    let mut subject = run_subject(case, subject)?;
+    // Twice around the ring, so that nothing in the counted part happens for the first time.
+    subject.run(2 * u32::from(QUEUE_SIZE)).map_err(|error| error.to_string())?;
+    ptrace::traceme().map_err(|error| error.to_string())?;
+    raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
+    for batches in marks {
+        subject.ready().map_err(|error| error.to_string())?;
+        raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
+        black_box(subject.run(black_box(batches)).map_err(|error| error.to_string())?);
+        raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// Runs the subject that the child process was started for.
+fn run_subject(case: &str, subject: &str) -> Result<Box<dyn Subject>, String> {
+    if poll::is_single(case) {
+        return poll::make(case, subject).map_err(|error| error.to_string());
+    }
+    if dma::is_single(case) {
+        return dma::make(case, subject).map_err(|error| error.to_string());
+    }
+    if barrier::is_single(case) {
+        return barrier::make(case, subject).map_err(|error| error.to_string());
+    }
+    let case = Case::parse(case).ok_or_else(|| format!("no case {case:?}"))?;
+    ring::make(case, subject)
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| format!("no subject {subject:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instructions::single_step::PROBE;
+
+    #[test]
+    fn the_probe_is_a_case() {
+        let (case, batch, subject) = PROBE;
+        assert_eq!(Case::parse(case).map(|case| case.batch), Some(batch));
+        assert!(run_subject(case, subject).is_ok());
+    }
+}
