@@ -1,36 +1,53 @@
-//! `paravane bench blk`: `paravane serve blk` beside `qemu-storage-daemon`, on the same image.
+//! `paravane bench blk`: `paravane serve blk` beside `qemu-storage-daemon`.
 //!
-//! The servers are other programs, started once for each storage and pinned to one CPU. The client, on another CPU, is the crate
-//! virtio-driver, which connects anew for each sample:
+//! The servers are other processes. They start once for each storage and are pinned to one CPU. The
+//! client, on another CPU, is the crate virtio-driver. It connects anew for each sample:
 //!
 //! ```text
-//! for storage { image -> servers -> for round { for case { for server { connect -> warm up -> [ clock ] -> [ instructions ] } } } }
+//! for storage {
+//!     images -> servers -> read all images once
+//!     for round { for case { for sample { for server {
+//!         connect -> warm up -> [ clock ] -> [ instructions ]
+//!     } } } }
+//! }
 //! ```
-//! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. What is read is checked to be what the image has there.
+//! The order of the servers changes with each sample: what one server leaves behind in caches falls on
+//! all others alike. `rate-to-other` compares two builds of `paravane` within each round.
+//!
+//! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
+use crate::builds::OTHER_NAME;
 use crate::error::broken;
-use crate::figures::{Collector, Figure};
+use crate::figures::{Collector, Figure, RoundSamples, ratio};
 use crate::machine::{RealTime, two_cpus};
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
+use crate::subject::PARAVANE;
 use crate::{BenchError, Options, Row};
-use case::{Case, Storage};
+use case::{Case, Storage, Work};
 use client::Client;
 use image::Image;
 use server::{Server, Subject};
+use std::time::Duration;
 
 mod case;
 mod client;
 mod image;
 mod server;
 
+/// Samples of each server in a round.
+const SAMPLES: usize = 3;
+/// Time between two looks at how much of the image has been read.
+const WARM_STEP: Duration = Duration::from_millis(10);
+
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "blk";
 /// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "All servers use an image of 256 MiB. tmpfs: in /dev/shm; disk: in the current directory; direct: the same with O_DIRECT; qcow2: in /dev/shm, made by qemu-img.",
+    "Each server has a copy of an image of 256 MiB (direct: all use one). tmpfs: in /dev/shm; disk: in the current directory; direct: there, with O_DIRECT; qcow2: in /dev/shm, made by qemu-img.",
     "The servers are pinned to one CPU, the client (the crate virtio-driver: one queue, one thread) to another. The client checks all data that it reads.",
     "read4k, write4k: random offsets. seq-read128k, seq-write128k: sequential. depth: requests in flight.",
     "latency-p50, -p99, -p999: from before a request is submitted until the client has taken it back; median, 99th and 99.9th percentile.",
+    "rate-to-other: rate relative to paravane/other in the same round.",
     "cpu: CPU time of the server's process, user and kernel. instructions: the same, in a separate window, because counting slows context switches.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
@@ -44,7 +61,10 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     measure(&cases, &subjects, options, length, progress)
 }
 
-/// Measures, interleaved: every round goes through all cases of a storage, and within a case each subject comes first in turn.
+/// Measures all cases, interleaved.
+///
+/// A round goes through the cases of a storage. Within a case the servers take turns, in another order
+/// for each sample ([`turns`]), and the median sample stands for the round.
 fn measure(
     cases: &[Case],
     subjects: &[Subject],
@@ -65,32 +85,78 @@ fn measure(
         names.sort_unstable();
         names.dedup();
         let image = Image::new(storage, &names)?;
-        // With one CPU, who polls would keep the other one from working.
+        // With one CPU, a polling client would keep the server from working.
         let real_time = client_cpu.and_then(|_| RealTime::enter());
         let mut servers = Vec::new();
         for subject in subjects {
             servers.push(Server::start(subject, storage, &image, server_cpu)?);
         }
         let _pinned = client_cpu.and_then(crate::machine::Pinned::to);
-        for round in 0..rounds {
+        for server in &mut servers {
+            let name = server.subject.name();
+            progress(&format!("reading the image: {}: {name}", storage.name()));
+            warm(server, storage).map_err(|reason| broken(name, format_args!("{}: {reason}", cases[0])))?;
+        }
+        for round in 0..rounds as usize {
             for &case in &cases {
                 let path = case.to_string();
-                for turn in 0..servers.len() {
-                    let at = (turn + round as usize) % servers.len();
-                    let server = &mut servers[at];
-                    if case.packed && !server.subject.packed() {
-                        continue;
+                let fit = |server: &Server| !case.packed || server.subject.packed();
+                let mut able: Vec<(&mut Server, RoundSamples)> = servers
+                    .iter_mut()
+                    .filter(|server| fit(server))
+                    .map(|server| (server, RoundSamples::default()))
+                    .collect();
+                for number in 0..SAMPLES {
+                    for at in turns(round * SAMPLES + number, able.len()) {
+                        let (server, samples) = &mut able[at];
+                        let name = server.subject.name();
+                        progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
+                        let figures = sample(server, case, options.client, length, real_time.is_some())
+                            .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
+                        samples.add(figures);
                     }
-                    let name = server.subject.name();
-                    progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                    let figures = sample(server, case, options.client, length, real_time.is_some())
-                        .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
-                    collector.add(&path, name, client_cpu, figures);
+                }
+                let medians = |(server, samples): (&mut Server, RoundSamples)| {
+                    (server.subject.name(), samples.medians().collect::<Vec<_>>())
+                };
+                let of_round: Vec<(&'static str, Vec<_>)> = able.into_iter().map(medians).collect();
+                let other = of_round.iter().find(|(name, _)| *name == OTHER_NAME);
+                for (name, figures) in &of_round {
+                    let other = other.filter(|_| *name == PARAVANE);
+                    let relative = other.and_then(|(_, other)| ratio(figures, other, "rate-to-other"));
+                    collector.add(&path, name, client_cpu, figures.iter().cloned().chain(relative));
                 }
             }
         }
     }
     Ok(collector.rows())
+}
+
+/// The order in which `count` servers take sample number `number`.
+///
+/// The first one rotates and the direction alternates, so that no server always follows the same one.
+fn turns(number: usize, count: usize) -> impl Iterator<Item = usize> {
+    let backwards = number % 2 == 1;
+    (0..count).map(move |turn| (number + if backwards { count - turn } else { turn }) % count)
+}
+
+/// Reads the image once, so that no server pays for first accesses while it is measured.
+///
+/// # Errors
+/// One line on why the server does not work.
+fn warm(server: &mut Server, storage: Storage) -> Result<(), String> {
+    if storage == Storage::Direct {
+        return Ok(());
+    }
+    let work = Work::WARM;
+    let case = Case { storage, packed: false, work, depth: 32 };
+    let socket = server.socket.clone();
+    let mut driver = Client::connect(&socket, case, crate::Client::Event, || server.ended())?;
+    let mut bytes = 0;
+    while bytes < case::SPAN {
+        bytes += driver.run(WARM_STEP)?.requests * work.bytes;
+    }
+    Ok(())
 }
 
 /// One sample of one server.

@@ -50,6 +50,8 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// The work that touches the whole image once, before anything is measured.
+    pub(super) const WARM: Self = Self { write: false, sequential: true, bytes: 128 << 10 };
     const ALL: [Self; 4] = [
         Self { write: false, sequential: false, bytes: 4096 },
         Self { write: true, sequential: false, bytes: 4096 },
@@ -117,15 +119,15 @@ impl Case {
 
 /// How long a sample takes, for figures.
 pub(super) const FULL: SampleLength = SampleLength {
-    warm_up: Duration::from_millis(50),
-    timed: Duration::from_millis(250),
-    counted: Duration::from_millis(50),
+    warm_up: Duration::from_millis(20),
+    timed: Duration::from_millis(90),
+    counted: Duration::from_millis(20),
 };
 /// In a hurry.
 pub(super) const QUICK: SampleLength = SampleLength {
-    warm_up: Duration::from_millis(20),
-    timed: Duration::from_millis(80),
-    counted: Duration::from_millis(20),
+    warm_up: Duration::from_millis(10),
+    timed: Duration::from_millis(30),
+    counted: Duration::from_millis(10),
 };
 
 #[cfg(test)]

@@ -42,11 +42,12 @@ impl Subject {
         }
     }
 
-    /// The image that it has. Ours locks it, so that another build of ours has a copy; the peer does not lock. Of a qcow2 image each has
-    /// a copy, since both keep its tables. Past the page cache all have the same: where on a disk a file lies decides how fast it is.
+    /// The name of its image: a copy per server, so that none shares pages with another.
+    ///
+    /// With O_DIRECT all servers use one file, because its place on the disk decides the speed.
     pub(super) fn image(&self, storage: Storage) -> &'static str {
         match self {
-            Self::StorageDaemon if storage == Storage::Qcow2 => "image-peer",
+            Self::StorageDaemon if storage != Storage::Direct => "image-peer",
             Self::Paravane(build) if build.name == OTHER_NAME && storage != Storage::Direct => "image-other",
             Self::Paravane(_) | Self::StorageDaemon => "image",
         }
