@@ -209,7 +209,7 @@ impl Rig {
     fn latch(&mut self, error: QueueError) {
         let first = *self.latched.get_or_insert(error);
         assert_eq!(error, first, "another error than the one that latched");
-        assert_eq!(self.queue.ring().error(), Some(first));
+        assert_eq!(self.queue.queue().error(), Some(first));
     }
 
     fn serve(&mut self) {
@@ -219,7 +219,7 @@ impl Rig {
                 self.taken += u64::from(served.taken);
                 self.completed += u64::from(served.completed);
                 assert!(!served.interrupt || served.completed > 0);
-                assert_eq!(u64::from(self.queue.ring().in_flight()), self.taken - self.completed);
+                assert_eq!(u64::from(self.queue.queue().in_flight()), self.taken - self.completed);
             }
             Err(ServeError::Queue(error)) => self.latch(error),
             Err(ServeError::Host(error)) => panic!("the host failed: {error}"),
@@ -234,14 +234,14 @@ impl Rig {
             if self.latched.is_some() || (self.taken, self.completed) != before || self.handler.listen() {
                 continue;
             }
-            if self.queue.ring().in_flight() == 0 {
+            if self.queue.queue().in_flight() == 0 {
                 return;
             }
             let fd = self.handler.completion_fd().expect("requests in flight end some time");
             let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
             // The fuzzer's own timer may interrupt.
             let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)));
-            assert_eq!(ready, Ok(1), "{} requests hang", self.queue.ring().in_flight());
+            assert_eq!(ready, Ok(1), "{} requests hang", self.queue.queue().in_flight());
         }
     }
 
@@ -252,7 +252,7 @@ impl Rig {
         }
         let served = self.handler.drain(&mut self.queue, complete);
         self.completed += u64::from(served.completed);
-        if complete && self.queue.ring().error().is_none() {
+        if complete && self.queue.queue().error().is_none() {
             assert_eq!(self.taken, self.completed);
         }
     }

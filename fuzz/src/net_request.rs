@@ -241,9 +241,9 @@ impl<'a> Rig<'a> {
         for lane in &mut self.lanes {
             let served = lane.handler.drain(&mut lane.queue, complete);
             lane.completed += u64::from(served.completed);
-            if complete && lane.queue.ring().error().is_none() {
+            if complete && lane.queue.queue().error().is_none() {
                 assert_eq!(lane.taken, lane.completed);
-                assert_eq!(lane.queue.ring().in_flight(), 0);
+                assert_eq!(lane.queue.queue().in_flight(), 0);
             }
         }
         let now = self.card.counters().totals();
@@ -260,7 +260,7 @@ impl Lane {
     fn latch(&mut self, error: QueueError) {
         let first = *self.latched.get_or_insert(error);
         assert_eq!(error, first, "another error than the one that latched");
-        assert_eq!(self.queue.ring().error(), Some(first));
+        assert_eq!(self.queue.queue().error(), Some(first));
     }
 
     /// Serves once; says whether anything happened.
@@ -271,7 +271,7 @@ impl Lane {
                 self.taken += u64::from(served.taken);
                 self.completed += u64::from(served.completed);
                 assert!(!served.interrupt || served.completed > 0);
-                assert_eq!(u64::from(self.queue.ring().in_flight()), self.taken - self.completed);
+                assert_eq!(u64::from(self.queue.queue().in_flight()), self.taken - self.completed);
                 served.taken + served.completed > 0
             }
             Err(ServeError::Queue(error)) => {

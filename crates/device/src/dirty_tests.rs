@@ -51,7 +51,7 @@ impl<D: Device> Rig<D> {
                     break;
                 }
             }
-            if self.live.ring().in_flight() == 0 {
+            if self.live.queue().in_flight() == 0 {
                 break;
             }
             let fd = self.handler.completion_fd().expect("nothing is in flight in the host");

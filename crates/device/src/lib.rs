@@ -23,9 +23,7 @@ mod rig;
 pub mod rng;
 
 pub use log_device::LogDevice;
-pub use mapped_queue::{
-    InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, Ring, StartError,
-};
+pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
 pub use paravane_ring::device::{State, StateError};
 pub use rate::{Limiter, Rate, RateLimit};
 

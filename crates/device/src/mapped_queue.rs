@@ -1,72 +1,78 @@
-//! Where the ring is handed the memory that dma vouches for: the only place that sees both.
+//! A virtqueue together with the guest memory that it lies in.
+//!
+//! The ring accesses its areas through raw host memory, and `dma` vouches for that memory. This module sees both.
 //!
 //! ```text
-//! QueueAddresses -> QueueConfig -> areas() -> AccessGuard::map (three times) -> activate -> Ring
+//! QueueAddresses -> QueueConfig -> areas() -> AccessGuard::map (three times) -> activate, keeping the mappings
 //!
-//! MappedQueue --open--> QueueBatch { ring, memory, batch }    for one batch
-//!                       '-- drop: what the device may have written of the ring is in the dirty log, guard shut
+//! MappedQueue --begin_batch--> QueueBatch { queue, memory, chains }      for one batch
+//!                              '-- drop: the areas that the device writes to are marked in the dirty log
 //!
-//!      pop: chains that the guard reaches; the first that it does not reach stays in the ring, and the queue waits
-//!
-//! MappedQueue --park--> ParkedQueue { position, areas } --resume(position)--> MappedQueue      somebody else serves it
+//! MappedQueue --park--> ParkedQueue { position, areas } --resume(position)--> MappedQueue
 //! ```
-//! A ring writes to its areas by itself, past the guard. So whoever wants to write to it must open the queue, and
-//! when the guard is shut the areas that the device writes to are marked: once a batch, a page or two, and nothing while
-//! no log is on. A large used ring is marked whole, since the ring does not say where it wrote.
+//! **The queue owns its mappings** ([`Queue::keeping`]), so a handler gets the ring's own `&mut Queue`: it may move or
+//! swap queues without parting one from its memory.
 //!
-//! Where an IOMMU's translations come when they are asked for ([`MappedQueue::behind`]), a chain is taken when all of it is
-//! translated, and not before. So nothing of it is missed while it is served in the same batch, if nobody takes
-//! translations away meanwhile: the [`InvalidationLock`] sees to that. What is served longer holds its memory, or asks again
-//! ([`Ring::translates`]).
+//! **Dirty log.** The ring writes to its areas past the access guard, so it writes only during a batch. At the end of a
+//! batch the areas that the device writes to are marked as a whole: one page or two, and nothing while no log is on.
+//!
+//! **IOMMU.** Where translations are fetched on demand ([`MappedQueue::with_invalidation_lock`]), a chain is popped once
+//! all of it is translated. The first chain that is not stays in the ring, and the queue waits. The
+//! [`InvalidationLock`] keeps translations in place during a batch. A request that is served longer keeps its memory
+//! mapped, or checks again ([`QueueGuard::translates_chain`]).
 use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, Mapping, Region};
 use paravane_ring::device::{
     AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TranslationCheck,
 };
 use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError, Segment};
+use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 
-/// Most chains that one [`Ring::pop`] takes: enough to pay for a publish and a system call, few enough that
-/// the first completion of a batch does not wait long for its last.
+/// Chains that a batch has room for: enough to share the cost of a publication and a system call, few enough that the
+/// first completion does not wait long for the last.
 const BATCH: usize = 64;
 
-/// Why a queue could not be started.
+/// A queue cannot be started or resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum StartError {
-    /// {0}
+    /// The size or an address is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// the {part}: {source}
-    #[error("the {part}: {source}")]
+    /// An area is not in guest memory, not in one piece, or not writable.
+    #[error("the {part} is not usable guest memory: {source}")]
     Memory {
-        /// Which area.
+        /// Name of the area.
         part: &'static str,
-        /// What is wrong with its memory.
+        /// Cause.
         source: DmaError,
     },
-    /// the position to go on from: {0}
-    #[error("the position to go on from: {0}")]
+    /// The position to resume from is impossible.
+    #[error("cannot resume the queue: {0}")]
     State(#[from] StateError),
 }
 
-/// Through it a device's queues go for each batch, and nobody goes through while it is shut: to take translations away.
-/// Who waits for requests in flight must open it first, for they end in batches.
+/// Excludes the removal of translations from the batches of a device's queues.
+///
+/// Each batch holds it shared, and [`lock`](InvalidationLock::lock) holds it exclusively. Do not wait for requests in flight
+/// while you hold it: they complete in batches.
 #[derive(Clone, Debug, Default)]
 pub struct InvalidationLock(Arc<RwLock<()>>);
 
 impl InvalidationLock {
-    /// Waits for the batches that are under way, and shuts the gate until the result is dropped.
-    pub fn shut(&self) -> RwLockWriteGuard<'_, ()> {
+    /// Waits for batches in progress, and holds off new ones until the result is dropped.
+    pub fn lock(&self) -> RwLockWriteGuard<'_, ()> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self) -> RwLockReadGuard<'_, ()> {
+    fn share(&self) -> RwLockReadGuard<'_, ()> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a guard reaches of a chain.
+/// Checks chains against the translations that an access guard sees.
 struct GuardCheck<'a> {
     guard: &'a AccessGuard<'a>,
     missed: bool,
@@ -83,189 +89,74 @@ impl TranslationCheck for GuardCheck<'_> {
 
     fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool {
         let of = |segments: &[Segment], access| {
-            // All of them, so that what is missed is told at once.
+            // Checks all of them, so that all misses are reported at once.
             let missed = segments.iter().filter(|s| !self.guard.translates(s.addr, s.len as usize, access));
             missed.count() == 0
         };
-        let reached = of(readable, Access::READ) & of(writable, Access::WRITE);
-        self.missed |= !reached;
-        reached
+        let translated = of(readable, Access::READ) & of(writable, Access::WRITE);
+        self.missed |= !translated;
+        translated
     }
 }
 
-/// A ring together with the mappings that keep its memory there. The two cannot be parted: whoever moves the
-/// ring moves its memory along.
+/// A live queue with its handle to guest memory and storage for one batch.
 #[derive(Debug)]
-pub struct Ring {
-    // Dropped before `areas`: fields are dropped in the order in which they are declared.
+pub struct MappedQueue {
+    config: QueueConfig,
     queue: Queue,
-    areas: [Mapping; 3],
-    /// Where it is written down what is in flight, if it is. Dropped after `queue`, too.
-    tracking: Option<Mapping>,
-    /// Which of the areas the device writes to.
-    writable: [bool; 3],
-    /// A chain is not translated.
-    waits: bool,
+    /// Descriptor, driver and device area. The queue keeps them, too.
+    areas: Arc<[Mapping; 3]>,
+    /// Areas that the device writes to; the others are empty.
+    written: [GuestRange; 3],
+    memory: Handle,
+    invalidation: Option<InvalidationLock>,
+    chains: Batch,
+    /// An available chain is not translated.
+    waiting: bool,
 }
 
-impl Ring {
-    /// Whether a successor is told what is in flight; see [`MappedQueue::resume_tracked`].
-    pub(crate) fn is_tracked(&self) -> bool {
-        self.tracking.is_some()
-    }
+/// A queue at rest: nothing in flight, its areas mapped, its position known.
+///
+/// Another device side (a vhost back end) may serve the queue meanwhile, and reports the position to resume from.
+#[derive(Debug)]
+pub struct ParkedQueue {
+    config: QueueConfig,
+    areas: Arc<[Mapping; 3]>,
+    memory: Handle,
+    invalidation: Option<InvalidationLock>,
+    state: State,
+}
 
-    /// See [`Queue::pop`]; with a gate [`Queue::pop_translated`], and the queue waits if a chain was left.
+/// A live queue during one batch. The newest memory map applies until it is dropped.
+#[derive(Debug)]
+pub struct QueueBatch<'a> {
+    /// The virtqueue. Pop by [`QueueBatch::pop`] or [`QueueGuard::pop`], which check translations.
+    pub queue: &'a mut Queue,
+    /// Access to guest memory.
+    pub memory: QueueGuard<'a>,
+    /// Storage for popped chains.
+    pub chains: &'a mut Batch,
+}
+
+impl QueueBatch<'_> {
+    /// Pops available chains into [`QueueBatch::chains`], and returns their number; see [`QueueGuard::pop`].
     ///
     /// # Errors
     /// The queue has latched.
     #[inline]
-    pub fn pop(&mut self, batch: &mut Batch, memory: &QueueGuard<'_>) -> Result<usize, QueueError> {
-        if memory.is_gated() {
-            return self.pop_gated(batch, memory);
-        }
-        self.queue.pop(batch, |addr, table| memory.read(addr, table, Access::READ).is_ok())
-    }
-
-    #[cold]
-    fn pop_gated(&mut self, batch: &mut Batch, memory: &QueueGuard<'_>) -> Result<usize, QueueError> {
-        let mut check = GuardCheck { guard: memory, missed: false };
-        let taken = self.queue.pop_translated(batch, &mut check);
-        self.waits = check.missed;
-        taken
-    }
-
-    /// Whether a chain that was taken in an earlier batch can be served now. If not, the queue waits.
-    #[must_use]
-    pub fn translates(
-        &mut self,
-        memory: &QueueGuard<'_>,
-        readable: &[Segment],
-        writable: &[Segment],
-    ) -> bool {
-        if !memory.is_gated() {
-            return true;
-        }
-        let mut check = GuardCheck { guard: memory, missed: false };
-        self.waits = !check.translates(readable, writable);
-        !self.waits
-    }
-
-    /// See [`Queue::complete`].
-    ///
-    /// # Errors
-    /// The queue has latched.
-    pub fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
-        self.queue.complete(head, written)
-    }
-
-    /// See [`Queue::complete_all`].
-    ///
-    /// # Errors
-    /// The queue has latched.
-    pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
-        self.queue.complete_all(chains)
-    }
-
-    /// See [`Queue::expect_completions`].
-    pub fn expect_completions(&self, chains: usize) {
-        self.queue.expect_completions(chains);
-    }
-
-    /// See [`Queue::publish`].
-    ///
-    /// # Errors
-    /// The queue has latched.
-    pub fn publish(&mut self) -> Result<bool, QueueError> {
-        self.queue.publish()
-    }
-
-    /// See [`Queue::disable_kicks`].
-    pub fn disable_kicks(&mut self) {
-        self.queue.disable_kicks();
-    }
-
-    /// See [`Queue::arm_kicks`].
-    ///
-    /// # Errors
-    /// The queue has latched.
-    pub fn arm_kicks(&mut self) -> Result<bool, QueueError> {
-        self.queue.arm_kicks()
-    }
-
-    /// See [`Queue::fail`].
-    pub fn fail(&mut self, error: QueueError) -> QueueError {
-        self.queue.fail(error)
-    }
-
-    /// What the device writes to; empty where it only reads.
-    fn written(&self) -> [GuestRange; 3] {
-        let mut ranges = self.areas.each_ref().map(Mapping::range);
-        for (range, writable) in ranges.iter_mut().zip(self.writable) {
-            if !writable {
-                range.len = 0;
-            }
-        }
-        ranges
-    }
-
-    /// The latched error.
-    #[must_use]
-    pub fn error(&self) -> Option<QueueError> {
-        self.queue.error()
-    }
-
-    /// Number of descriptors.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        self.queue.size()
-    }
-
-    /// Chains popped and not yet completed.
-    #[must_use]
-    pub fn in_flight(&self) -> u16 {
-        self.queue.in_flight()
+    pub fn pop(&mut self) -> Result<usize, QueueError> {
+        self.memory.pop(self.queue, self.chains)
     }
 }
 
-/// A live queue with its handle on guest memory and its batch storage.
-#[derive(Debug)]
-pub struct MappedQueue {
-    config: QueueConfig,
-    ring: Ring,
-    memory: Handle,
-    gate: Option<InvalidationLock>,
-    batch: Batch,
-}
-
-/// A queue that rests, with nothing in flight: its memory, kept mapped, and its position. Somebody else (a vhost back
-/// end) may serve it meanwhile, and says where it has come to.
-#[derive(Debug)]
-pub struct ParkedQueue {
-    config: QueueConfig,
-    areas: [Mapping; 3],
-    memory: Handle,
-    gate: Option<InvalidationLock>,
-    state: State,
-}
-
-/// A live queue during one batch.
-#[derive(Debug)]
-pub struct QueueBatch<'a> {
-    /// The ring.
-    pub ring: &'a mut Ring,
-    /// Guest memory.
-    pub memory: QueueGuard<'a>,
-    /// Storage for popped chains.
-    pub batch: &'a mut Batch,
-}
-
-/// The guard to guest memory during one batch of a queue; marks what the ring may have written when it is shut.
+/// Access to guest memory during one batch of a queue. Marks what the ring may have written when dropped.
 #[derive(Debug)]
 pub struct QueueGuard<'a> {
-    // Shut before the gate is left.
+    // Dropped before the invalidation lock is released.
     guard: AccessGuard<'a>,
     written: [GuestRange; 3],
-    passed: Option<RwLockReadGuard<'a, ()>>,
+    waiting: &'a Cell<bool>,
+    shared: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl<'a> Deref for QueueGuard<'a> {
@@ -277,11 +168,47 @@ impl<'a> Deref for QueueGuard<'a> {
 }
 
 impl QueueGuard<'_> {
-    /// Whether translations come and go, so that it is to be asked what there is of them.
+    /// Whether translations are fetched on demand, so that any address may lack one.
     #[must_use]
     #[inline]
-    pub fn is_gated(&self) -> bool {
-        self.passed.is_some()
+    pub fn translates_on_demand(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Pops available chains of `queue` into `chains`, and returns their number; see [`Queue::pop`].
+    ///
+    /// Where translations are fetched on demand, it stops before the first chain that lacks one
+    /// ([`Queue::pop_translated`]). The queue then [waits](MappedQueue::waits_for_translation).
+    ///
+    /// # Errors
+    /// The queue has latched.
+    #[inline]
+    pub fn pop(&self, queue: &mut Queue, chains: &mut Batch) -> Result<usize, QueueError> {
+        if self.translates_on_demand() {
+            return self.pop_translated(queue, chains);
+        }
+        queue.pop(chains, |addr, table| self.read(addr, table, Access::READ).is_ok())
+    }
+
+    #[cold]
+    fn pop_translated(&self, queue: &mut Queue, chains: &mut Batch) -> Result<usize, QueueError> {
+        let mut check = GuardCheck { guard: self, missed: false };
+        let taken = queue.pop_translated(chains, &mut check);
+        self.waiting.set(check.missed);
+        taken
+    }
+
+    /// Whether a chain of an earlier batch is still translated. If not, the queue
+    /// [waits](MappedQueue::waits_for_translation).
+    #[must_use]
+    pub fn translates_chain(&self, readable: &[Segment], writable: &[Segment]) -> bool {
+        if !self.translates_on_demand() {
+            return true;
+        }
+        let mut check = GuardCheck { guard: self, missed: false };
+        let translated = check.translates(readable, writable);
+        self.waiting.set(!translated);
+        translated
     }
 }
 
@@ -294,10 +221,10 @@ impl Drop for QueueGuard<'_> {
 }
 
 impl MappedQueue {
-    /// Checks what the driver asked for, maps the three areas, and takes the queue into use.
+    /// Checks the driver's configuration, maps the three areas, and takes the queue into use.
     ///
     /// # Errors
-    /// The configuration is invalid or its memory is not there.
+    /// The configuration is invalid, or an area is not in guest memory.
     pub fn start(
         addresses: QueueAddresses,
         max_size: u16,
@@ -307,7 +234,7 @@ impl MappedQueue {
         Self::begin(addresses, max_size, features, memory, None, None)
     }
 
-    /// As [`MappedQueue::start`], from where another device side has left it.
+    /// As [`MappedQueue::start`], at the position where another device side stopped.
     ///
     /// # Errors
     /// As [`MappedQueue::start`]; or the position is impossible.
@@ -321,9 +248,10 @@ impl MappedQueue {
         Self::begin(addresses, max_size, features, memory, Some(state), None)
     }
 
-    /// As [`MappedQueue::resume`], with what is in flight written down in `tracking` (all zero, if nobody has used it yet),
-    /// whoever's memory that is. What another process had in flight there when it died is served first; `state` counts only
-    /// in a new region. A queue that is parked and resumed is tracked no more.
+    /// As [`MappedQueue::resume`], with in-flight tracking in the region `tracking`.
+    ///
+    /// A new region is all zero; the queue then starts at `state`. In a used one, the chains that the previous process
+    /// had in flight are popped first, and of `state` only the layout counts. Tracking ends when the queue is parked.
     ///
     /// # Errors
     /// As [`MappedQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or IN_ORDER was negotiated.
@@ -349,7 +277,7 @@ impl MappedQueue {
         let config = QueueConfig::new(addresses, max_size, features)?;
         let guard = memory.enter();
         let map = |request: AreaRequest| {
-            // The ring orders its own accesses; the mapping is only to be there.
+            // Relaxed: the ring orders its own accesses.
             let mut access = Access::READ | Access::RELAXED;
             access.set(Access::WRITE, request.writable);
             guard
@@ -357,22 +285,21 @@ impl MappedQueue {
                 .map_err(|source| StartError::Memory { part: request.part, source })
         };
         let [desc, driver, device] = config.areas();
-        let areas = [map(desc)?, map(driver)?, map(device)?];
+        let areas = Arc::new([map(desc)?, map(driver)?, map(device)?]);
         drop(guard);
         Self::activate(config, areas, memory, state, tracking)
     }
 
     fn activate(
         config: QueueConfig,
-        areas: [Mapping; 3],
+        areas: Arc<[Mapping; 3]>,
         memory: Handle,
         state: Option<State>,
         tracking: Option<Mapping>,
     ) -> Result<Self, StartError> {
-        // SAFETY: a Mapping keeps its bytes mapped while it lives, and no one makes Rust references to guest
-        // memory. The mappings are stored in the Ring beside the queue that uses the areas and are dropped
-        // after it; neither can be taken out of the Ring but with the queue dropped (`park`). They are what `areas`
-        // of the same configuration asked for, in its order. The same goes for the tracking region.
+        // SAFETY: a Mapping keeps its bytes mapped while it lives, and nobody makes Rust references to guest memory. The
+        // queue owns them, areas and tracking region, from the next statement on and drops them after itself; nothing takes
+        // an owner from a queue (`Queue::keeping`). The mappings are those that `areas` of the same configuration asked for, in its order.
         let queue = unsafe {
             let area = |mapping: &Mapping| Area::new(mapping.host(), mapping.len());
             let [desc, driver, device] = areas.each_ref().map(area);
@@ -384,23 +311,29 @@ impl MappedQueue {
                 (None, _) => config.activate(desc, driver, device)?,
             }
         };
-        let writable = config.areas().map(|request| request.writable);
-        let batch = Batch::new(BATCH.min(usize::from(queue.size())));
-        let ring = Ring { queue, areas, tracking, writable, waits: false };
-        Ok(Self { config, ring, memory, gate: None, batch })
+        let queue = queue.keeping((Arc::clone(&areas), tracking));
+        let mut written = areas.each_ref().map(Mapping::range);
+        for (range, request) in written.iter_mut().zip(config.areas()) {
+            if !request.writable {
+                range.len = 0;
+            }
+        }
+        let chains = Batch::new(BATCH.min(usize::from(queue.size())));
+        Ok(Self { config, queue, areas, written, memory, invalidation: None, chains, waiting: false })
     }
 
-    /// Translations come and go: from here on each batch goes through `gate`, which whoever takes them away shuts meanwhile,
-    /// and a chain that is not translated waits, instead of breaking the queue.
+    /// Serves the queue where translations are fetched on demand, and taken away under `lock`.
+    ///
+    /// Each batch holds `lock` shared. A chain that is not translated waits; without a lock it latches the queue.
     #[must_use]
-    pub fn behind(self, gate: InvalidationLock) -> Self {
-        Self { gate: Some(gate), ..self }
+    pub fn with_invalidation_lock(self, lock: InvalidationLock) -> Self {
+        Self { invalidation: Some(lock), ..self }
     }
 
-    /// A chain is available that is not translated: the queue is to be served again when translations have come.
+    /// Whether an available chain lacks a translation. Serve the queue again when translations have been added.
     #[must_use]
-    pub fn waits(&self) -> bool {
-        self.ring.waits
+    pub fn waits_for_translation(&self) -> bool {
+        self.waiting
     }
 
     /// Puts the queue to rest.
@@ -408,79 +341,80 @@ impl MappedQueue {
     /// # Errors
     /// Something is in flight, or the queue has latched.
     pub fn park(self) -> Result<ParkedQueue, StateError> {
-        let state = self.ring.queue.state()?;
-        let Self { config, ring: Ring { queue, areas, .. }, memory, gate, .. } = self;
+        let state = self.queue.state()?;
+        let Self { config, queue, areas, memory, invalidation, .. } = self;
         drop(queue);
-        Ok(ParkedQueue { config, areas, memory, gate, state })
+        Ok(ParkedQueue { config, areas, memory, invalidation, state })
     }
 
-    /// Opens the guard for one batch: the newest map is seen from here on.
+    /// Begins a batch: enters guest memory, at its newest map.
     pub fn begin_batch(&mut self) -> QueueBatch<'_> {
-        let Self { ring, memory, gate, batch, .. } = self;
-        // The gate first: who has shut it waits for guards.
-        let passed = gate.as_ref().map(InvalidationLock::pass);
-        let memory = QueueGuard { guard: memory.enter(), written: ring.written(), passed };
-        QueueBatch { memory, ring, batch }
+        let Self { queue, memory, written, invalidation, chains, waiting, .. } = self;
+        // The lock first: its exclusive holder waits for guards.
+        let shared = invalidation.as_ref().map(InvalidationLock::share);
+        let waiting = Cell::from_mut(waiting);
+        let memory = QueueGuard { guard: memory.enter(), written: *written, waiting, shared };
+        QueueBatch { memory, queue, chains }
     }
 
-    /// The regions of the newest map, and its number.
+    /// Regions of the newest memory map, and its generation.
     pub fn regions(&mut self) -> (u64, &[Arc<Region>]) {
         self.memory.regions()
     }
 
-    /// Asks the driver for no kicks; see [`Queue::disable_kicks`].
+    /// Turns kicks off; see [`Queue::disable_kicks`].
     pub fn disable_kicks(&mut self) {
-        self.begin_batch().ring.disable_kicks();
+        self.begin_batch().queue.disable_kicks();
     }
 
-    /// Asks the driver for kicks again; `true` if something has come meanwhile. See [`Queue::arm_kicks`]. A queue that waits
-    /// asks for none: no kick helps it.
+    /// Turns kicks on; `true` if more is available. See [`Queue::arm_kicks`].
+    ///
+    /// Does nothing while the queue waits for a translation, since no kick brings that.
     ///
     /// # Errors
     /// The queue has latched.
     pub fn arm_kicks(&mut self) -> Result<bool, QueueError> {
-        if self.ring.waits {
+        if self.waiting {
             return Ok(false);
         }
-        self.begin_batch().ring.arm_kicks()
+        self.begin_batch().queue.arm_kicks()
     }
 
-    /// Whether there seems to be something available; see [`Queue::has_available`]. Opens no guard: it only reads the ring.
+    /// Whether something seems to be available; see [`Queue::has_available`]. Only reads the ring, so needs no batch.
     #[must_use]
     pub fn has_available(&self) -> bool {
-        !self.ring.waits && self.ring.queue.has_available()
+        !self.waiting && self.queue.has_available()
     }
 
-    /// The ring, to look at.
+    /// The virtqueue, for its size, error and number of chains in flight.
     #[must_use]
-    pub fn ring(&self) -> &Ring {
-        &self.ring
+    pub fn queue(&self) -> &Queue {
+        &self.queue
     }
 }
 
 impl ParkedQueue {
-    /// Where it was left.
+    /// Position where the queue was parked.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The descriptor, driver and device area in this process. They stay mapped as long as this value lives.
+    /// Descriptor, driver and device area in this process. They stay mapped while this value lives.
     #[must_use]
     pub fn areas(&self) -> [HostSlice; 3] {
         self.areas.each_ref().map(|area| HostSlice { ptr: area.host().as_ptr(), len: area.len() })
     }
 
-    /// Takes it up at `state`, as whoever had it meanwhile has left it.
+    /// Resumes the queue at `state`, the position where the other device side stopped.
     ///
     /// # Errors
     /// The position is impossible, or contradicts the ring.
     pub fn resume(self, state: State) -> Result<MappedQueue, StartError> {
         let live = MappedQueue::activate(self.config, self.areas, self.memory, Some(state), None)?;
-        Ok(MappedQueue { gate: self.gate, ..live })
+        Ok(MappedQueue { invalidation: self.invalidation, ..live })
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -511,14 +445,25 @@ mod tests {
     fn a_good_queue_starts_and_outlives_the_machines_memory() {
         let mut queue = start(good()).unwrap();
         // `memory()` has been dropped; the rings are still there.
-        let QueueBatch { ring, batch, memory } = queue.begin_batch();
-        assert_eq!(ring.size(), 16);
-        assert_eq!(ring.pop(batch, &memory), Ok(0));
-        assert_eq!(ring.publish(), Ok(false));
-        assert_eq!(ring.arm_kicks(), Ok(false));
-        assert_eq!(ring.in_flight(), 0);
-        drop(memory);
-        assert_eq!(queue.ring().error(), None);
+        let mut batch = queue.begin_batch();
+        assert_eq!(batch.queue.size(), 16);
+        assert_eq!(batch.pop(), Ok(0));
+        assert_eq!(batch.queue.publish(), Ok(false));
+        assert_eq!(batch.queue.arm_kicks(), Ok(false));
+        assert_eq!(batch.queue.in_flight(), 0);
+        drop(batch);
+        assert_eq!(queue.queue().error(), None);
+    }
+
+    #[test]
+    fn a_queue_that_was_swapped_keeps_its_memory() {
+        let (mut first, mut second) = (start(good()).unwrap(), start(good()).unwrap());
+        std::mem::swap(first.begin_batch().queue, second.begin_batch().queue);
+        drop(second);
+        // Its own areas went with `second`'s memory, unless the queue keeps them.
+        let mut batch = first.begin_batch();
+        assert_eq!(batch.pop(), Ok(0));
+        assert_eq!(batch.queue.arm_kicks(), Ok(false));
     }
 
     #[test]

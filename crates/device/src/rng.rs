@@ -105,19 +105,19 @@ impl Handler {
 
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { ring, memory, batch } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains } = queue.begin_batch();
         let mut served = Served::default();
-        let taken = ring.pop(batch, &memory)?;
+        let taken = memory.pop(queue, chains)?;
         served.taken = taken as u32;
-        for (chain, _, writable) in batch.iter() {
+        for (chain, _, writable) in chains.iter() {
             match self.fill(&memory, chain, writable) {
-                Ok(written) => ring.complete(chain.head, written)?,
-                Err(ServeError::Queue(error)) => return Err(ring.fail(error).into()),
+                Ok(written) => queue.complete(chain.head, written)?,
+                Err(ServeError::Queue(error)) => return Err(queue.fail(error).into()),
                 Err(host) => return Err(host),
             }
             served.completed += 1;
         }
-        served.interrupt = ring.publish()?;
+        served.interrupt = queue.publish()?;
         Ok(served)
     }
 

@@ -182,12 +182,12 @@ impl HostQueue {
 
     /// Chains that it is good to take at once; see [`QueueHandler::preferred_batch`].
     pub(super) fn preferred_batch(&self) -> u32 {
-        self.handler.preferred_batch(self.live.ring().size())
+        self.handler.preferred_batch(self.live.queue().size())
     }
 
     /// Whether it is to be served when there is other memory, or translations: it has work that waits for them, or keeps memory.
     pub(super) fn minds_memory(&self) -> bool {
-        self.live.waits() || self.handler.keeps_memory()
+        self.live.waits_for_translation() || self.handler.keeps_memory()
     }
 
     /// `events` is told what the queue's driver has to know, from now on.

@@ -266,7 +266,7 @@ impl IoThread {
         self.answer(&taking_off.0)?
     }
 
-    /// The queues of this device that wait for translations ([`paravane_device::MappedQueue::waits`]), or keep memory that may be
+    /// The queues of this device that wait for translations ([`paravane_device::MappedQueue::waits_for_translation`]), or keep memory that may be
     /// another by now ([`paravane_device::QueueHandler::keeps_memory`]), are served once more.
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.

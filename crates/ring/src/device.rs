@@ -6,6 +6,7 @@ use crate::tracking::Tracking;
 use crate::translation::AllTranslated;
 use crate::{Area, ConfigError, Order, QueueAddresses, QueueError, Smp};
 use alloc::boxed::Box;
+use core::any::Any;
 use paravane_spec::feature;
 use paravane_spec::packed::{EVENT_ALIGN, EVENT_SIZE};
 use paravane_spec::queue::MAX_SIZE;
@@ -186,7 +187,7 @@ impl QueueConfig {
                 Layout::Split(split::device::Ring::new(areas, size, indirect, event_idx, in_order, start))
             }
         };
-        Ok(Queue { layout, tracking: None })
+        Ok(Queue { layout, tracking: None, owner: None })
     }
 }
 
@@ -198,6 +199,8 @@ pub struct Queue<O: Order = Smp> {
     pub(crate) layout: Layout<O>,
     /// What is in flight, where a crash does not check, if that was asked for.
     pub(crate) tracking: Option<Box<Tracking>>,
+    /// Keeps the areas mapped. Dropped last: fields are dropped in the order of their declaration.
+    owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
 #[derive(Debug)]
@@ -223,6 +226,26 @@ macro_rules! ring {
 }
 
 impl<O: Order> Queue<O> {
+    /// Keeps `owner` for as long as the queue lives, and drops it after the queue's last access.
+    ///
+    /// With an owner that keeps the areas mapped, the promise of [`QueueConfig::activate`] holds wherever the queue
+    /// goes: `&mut Queue` may be handed to safe code, which can move and swap queues. A second owner is kept beside
+    /// the first.
+    #[must_use]
+    pub fn keeping(mut self, owner: impl Send + Sync + 'static) -> Self {
+        self.owner = Some(match self.owner.take() {
+            Some(first) => Box::new((first, owner)),
+            None => Box::new(owner),
+        });
+        self
+    }
+
+    /// Whether in-flight tracking is on; see [`QueueConfig::resume_tracked`].
+    #[must_use]
+    pub fn is_tracked(&self) -> bool {
+        self.tracking.is_some()
+    }
+
     /// Clears `batch`, then takes as many available chains as it has room for (or as there are) and
     /// returns their number. `fetch` copies an indirect table out of the device's address space: address
     /// and destination, `false` if that memory cannot be read. A chain whose segments do not fit in the

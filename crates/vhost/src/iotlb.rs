@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   IOTLB_MSG update ----> pieces: IOVA -> user address --regions--> guest-physical --map--> dma::Domain
-//!   IOTLB_MSG invalidate -> pieces cut | gate shut, unmapped, gate open | waited for what is in flight | acknowledged
+//!   IOTLB_MSG invalidate -> pieces cut | locked, unmapped, unlocked | waited for what is in flight | acknowledged
 //! ```
 //! It is a cache: whatever is left out, is asked for again. The pieces are what the client has said; the domain has them in
 //! guest-physical terms, for which the client's memory must stay as it is ([`Translations::survives`]).
@@ -206,7 +206,7 @@ impl Translations {
         let ranges = ranges.into_iter().flatten();
         {
             // No batch is under way that may have asked for them.
-            let _shut = self.gate.shut();
+            let _shut = self.gate.lock();
             for (addr, size) in ranges.clone() {
                 match self.domain.unmap(addr, size, Duration::ZERO) {
                     Ok(_) | Err(DomainError::Busy(_)) => {}

@@ -15,10 +15,10 @@ use super::image::Image;
 use super::request::{self, Command, Limits};
 use super::slot::{Next, Slot};
 use crate::rate::{self, Brake};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, Ring, ServeError, Served, address_error};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard, Mapping};
 use paravane_ring::Segment;
-use paravane_ring::device::{Batch, Chain};
+use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::blk;
 use std::collections::VecDeque;
 use std::io;
@@ -98,7 +98,7 @@ impl Handler {
     /// Parses a chain and starts it, or answers it at once. Says how many bytes of data it moves.
     fn start(
         &mut self,
-        ring: &mut Ring,
+        queue: &mut Queue,
         memory: &AccessGuard<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
@@ -126,7 +126,7 @@ impl Handler {
                     .map_err(address_error)?;
                 // Zeroes are in the place of what its owner has taken away: they are not what the driver has written.
                 if paravane_dma::is_lost(slot.next_pieces()) {
-                    answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
+                    answer(queue, memory, chain.head, status, blk::S_IOERR, 0, served)?;
                     return Ok(0);
                 }
                 bytes = len.into();
@@ -138,7 +138,7 @@ impl Handler {
                 match slot.begin_ranges(status, discard, self.write_through && !discard) {
                     Some(job) => Ok(job),
                     None => {
-                        answer(ring, memory, chain.head, status, blk::S_OK, 0, served)?;
+                        answer(queue, memory, chain.head, status, blk::S_OK, 0, served)?;
                         return Ok(0);
                     }
                 }
@@ -146,20 +146,20 @@ impl Handler {
             Command::GetId => {
                 memory.write_segments(writable, 0, &self.id, Access::WRITE).map_err(address_error)?;
                 let written = blk::ID_LEN as u32;
-                answer(ring, memory, chain.head, status, blk::S_OK, written, served)?;
+                answer(queue, memory, chain.head, status, blk::S_OK, written, served)?;
                 return Ok(0);
             }
             Command::Answer(code) => {
                 if code != blk::S_OK {
                     self.errors.reject();
                 }
-                answer(ring, memory, chain.head, status, code, 0, served)?;
+                answer(queue, memory, chain.head, status, code, 0, served)?;
                 return Ok(0);
             }
         };
         // There is no memory for a buffer.
         let Ok(job) = job else {
-            answer(ring, memory, chain.head, status, blk::S_IOERR, 0, served)?;
+            answer(queue, memory, chain.head, status, blk::S_IOERR, 0, served)?;
             return Ok(0);
         };
         if memory.is_translated() {
@@ -181,19 +181,19 @@ impl Handler {
     fn take_limited(
         &mut self,
         limited: &mut Limited,
-        ring: &mut Ring,
+        queue: &mut Queue,
         memory: &QueueGuard<'_>,
         served: &mut Served,
     ) -> Result<(), ServeError> {
         let Limited { brake, one } = limited;
         let now = rate::now();
         while served.taken < BATCH && brake.lets_go(now) {
-            if ring.pop(one, memory)? == 0 {
+            if memory.pop(queue, one)? == 0 {
                 break;
             }
             served.taken += 1;
             for chain in one.iter() {
-                let bytes = self.start(ring, memory, chain, served)?;
+                let bytes = self.start(queue, memory, chain, served)?;
                 brake.charge(now, bytes);
             }
         }
@@ -220,14 +220,14 @@ impl Handler {
     /// Takes what the engine has done, and completes it or goes on with it.
     fn reap(
         &mut self,
-        ring: &mut Ring,
+        queue: &mut Queue,
         memory: &AccessGuard<'_>,
         served: &mut Served,
     ) -> Result<(), ServeError> {
         self.engine.reap(&mut self.outcomes);
         while let Some(outcome) = self.outcomes.pop_front() {
             self.in_flight -= 1;
-            self.step(outcome, ring, memory, served, false)?;
+            self.step(outcome, queue, memory, served, false)?;
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Handler {
     fn step(
         &mut self,
         outcome: Outcome,
-        ring: &mut Ring,
+        queue: &mut Queue,
         memory: &AccessGuard<'_>,
         served: &mut Served,
         last: bool,
@@ -246,7 +246,7 @@ impl Handler {
         let slot = &mut self.slots[usize::from(head)];
         let (code, written) = match slot.next(result) {
             Next::Again(job) if !last => return self.push(head, job),
-            Next::Again(_) if ring.is_tracked() => {
+            Next::Again(_) if queue.is_tracked() => {
                 slot.end();
                 return Ok(());
             }
@@ -257,13 +257,13 @@ impl Handler {
                 (blk::S_IOERR, written)
             }
         };
-        self.finish(ring, memory, (head, code, written), served)
+        self.finish(queue, memory, (head, code, written), served)
     }
 
     /// Answers a request whose job is done, and frees its slot.
     fn finish(
         &mut self,
-        ring: &mut Ring,
+        queue: &mut Queue,
         memory: &AccessGuard<'_>,
         (head, code, written): (u16, u8, u32),
         served: &mut Served,
@@ -272,8 +272,8 @@ impl Handler {
         let room = slot.room();
         let status = slot.end();
         match room {
-            None => answer(ring, memory, head, status, code, written, served),
-            Some(room) => answer_mapped(ring, room, head, code, written, served),
+            None => answer(queue, memory, head, status, code, written, served),
+            Some(room) => answer_mapped(queue, room, head, code, written, served),
         }
     }
 
@@ -287,10 +287,10 @@ impl Handler {
                 let stepped = match &mut finish {
                     Some((queue, served)) => {
                         // Shut again before the next wait, which may be long.
-                        let QueueBatch { ring, memory, .. } = queue.begin_batch();
+                        let QueueBatch { queue, memory, .. } = queue.begin_batch();
                         // Relaxed: a request that does not see it yet goes one job further.
                         let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
-                        self.step(outcome, ring, &memory, served, last)
+                        self.step(outcome, queue, &memory, served, last)
                     }
                     None => {
                         self.slots[usize::from(outcome.slot)].end();
@@ -331,7 +331,7 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
 /// As [`answer`], where the room for the status was kept.
 #[cold]
 fn answer_mapped(
-    ring: &mut Ring,
+    queue: &mut Queue,
     room: Mapping,
     head: u16,
     code: u8,
@@ -341,12 +341,12 @@ fn answer_mapped(
     // It was mapped for this.
     let _ = room.write(&[code]);
     drop(room);
-    complete(ring, head, written, served)
+    complete(queue, head, written, served)
 }
 
 /// Writes the status, ordered after the data, and stages the completion.
 fn answer(
-    ring: &mut Ring,
+    queue: &mut Queue,
     memory: &AccessGuard<'_>,
     head: u16,
     status: u64,
@@ -355,13 +355,13 @@ fn answer(
     served: &mut Served,
 ) -> Result<(), ServeError> {
     memory.write(status, &[code], Access::WRITE).map_err(address_error)?;
-    complete(ring, head, written, served)
+    complete(queue, head, written, served)
 }
 
 /// Stages the completion of a request whose status has been written.
-fn complete(ring: &mut Ring, head: u16, written: u32, served: &mut Served) -> Result<(), ServeError> {
+fn complete(queue: &mut Queue, head: u16, written: u32, served: &mut Served) -> Result<(), ServeError> {
     // The status byte counts; it is the last of the writable part.
-    ring.complete(head, written.saturating_add(1))?;
+    queue.complete(head, written.saturating_add(1))?;
     served.completed += 1;
     Ok(())
 }
@@ -374,31 +374,31 @@ impl QueueHandler for Handler {
         // Those of one batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
-        let QueueBatch { ring, memory, batch } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();
-            self.reap(ring, &memory, &mut served)?;
+            self.reap(queue, &memory, &mut served)?;
             if self.limit.is_none() {
-                let taken = ring.pop(batch, &memory)?;
+                let taken = memory.pop(queue, chains)?;
                 served.taken = taken as u32;
-                for chain in batch.iter() {
-                    self.start(ring, &memory, chain, &mut served)?;
+                for chain in chains.iter() {
+                    self.start(queue, &memory, chain, &mut served)?;
                 }
             } else if let Some(mut limited) = self.limit.take() {
-                let taken = self.take_limited(&mut limited, ring, &memory, &mut served);
+                let taken = self.take_limited(&mut limited, queue, &memory, &mut served);
                 self.limit = Some(limited);
                 taken?;
             }
             self.engine.submit()?;
-            self.reap(ring, &memory, &mut served)?;
+            self.reap(queue, &memory, &mut served)?;
             self.engine.submit()?;
-            served.interrupt = ring.publish()?;
+            served.interrupt = queue.publish()?;
             Ok(())
         };
         match serve() {
             Ok(()) => Ok(served),
-            Err(ServeError::Queue(error)) => Err(ring.fail(error).into()),
+            Err(ServeError::Queue(error)) => Err(queue.fail(error).into()),
             Err(host) => Err(host),
         }
     }
@@ -444,7 +444,7 @@ impl Handler {
         self.settle(complete.then_some((&mut *queue, &mut served)), cut);
         if complete {
             // A queue that has latched has nothing more to say.
-            served.interrupt = queue.begin_batch().ring.publish().unwrap_or(false);
+            served.interrupt = queue.begin_batch().queue.publish().unwrap_or(false);
         }
         served
     }

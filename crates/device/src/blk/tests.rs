@@ -181,7 +181,7 @@ impl Rig<Blk> {
             Err(ServeError::Queue(error)) => error,
             other => panic!("the queue did not latch: {other:?}"),
         };
-        assert_eq!(self.live.ring().error(), Some(error));
+        assert_eq!(self.live.queue().error(), Some(error));
         match self.serve() {
             Err(ServeError::Queue(again)) => assert_eq!(again, error),
             other => panic!("the queue did not stay latched: {other:?}"),

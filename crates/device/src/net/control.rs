@@ -68,16 +68,16 @@ impl<B: BackEnd> Control<B> {
 
 impl<B: BackEnd> QueueHandler for Control<B> {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { ring, memory, batch } = queue.begin_batch();
-        let taken = ring.pop(batch, &memory)?;
-        for (chain, readable, writable) in batch.iter() {
+        let QueueBatch { queue, memory, chains } = queue.begin_batch();
+        let taken = memory.pop(queue, chains)?;
+        for (chain, readable, writable) in chains.iter() {
             let answered = self.obey(&memory, (chain, readable, writable)).and_then(|answer| {
                 memory.write_segments(writable, 0, &[answer], Access::WRITE).map_err(address_error)?;
-                ring.complete(chain.head, 1)
+                queue.complete(chain.head, 1)
             });
-            answered.map_err(|error| ring.fail(error))?;
+            answered.map_err(|error| queue.fail(error))?;
         }
-        Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: ring.publish()? })
+        Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: queue.publish()? })
     }
 
     fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {

@@ -12,10 +12,10 @@
 use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::header;
-use crate::{MappedQueue, QueueBatch, QueueHandler, Ring, ServeError, Served, address_error};
+use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
-use paravane_ring::device::{Batch, Chain};
+use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::net::F_MRG_RXBUF;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -154,9 +154,9 @@ impl Filling {
     }
 
     /// Gives the buffers back that are done.
-    fn complete(&mut self, ring: &mut Ring, served: &mut Served) -> Result<(), ServeError> {
+    fn complete(&mut self, queue: &mut Queue, served: &mut Served) -> Result<(), ServeError> {
         served.completed += self.done as u32;
-        ring.complete_all(self.heads.drain(..std::mem::take(&mut self.done)))?;
+        queue.complete_all(self.heads.drain(..std::mem::take(&mut self.done)))?;
         Ok(())
     }
 }
@@ -168,16 +168,16 @@ impl<R: Receiver> Receive<R> {
         Self { receiver, filling, batch, waits_for_buffers: false, counters, counts: Totals::default() }
     }
 
-    fn serve_open(&mut self, open: QueueBatch<'_>) -> Result<Served, ServeError> {
-        let QueueBatch { ring, memory, .. } = open;
+    fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
+        let QueueBatch { queue, memory, .. } = batch;
         let mut served = Served::default();
         self.waits_for_buffers = false;
-        if self.filling.has_begun() && !ring.translates(&memory, &[], self.filling.header_place()) {
+        if self.filling.has_begun() && !memory.translates_chain(&[], self.filling.header_place()) {
             // The header of a frame that has been begun is written last.
             self.waits_for_buffers = true;
             return Ok(served);
         }
-        let size = ring.size();
+        let size = queue.size();
         // Chains, of which each frame takes one at least. The driver may make unusable ones available for as long as we look.
         let mut left = FRAMES + usize::from(size);
         let mut frames = 0;
@@ -188,16 +188,16 @@ impl<R: Receiver> Receive<R> {
             }
             // As many buffers as there are frames for, so that all are used.
             self.batch.limit(at_hand.min(left));
-            let taken = ring.pop(&mut self.batch, &memory)?;
+            let taken = memory.pop(queue, &mut self.batch)?;
             if taken == 0 {
                 self.waits_for_buffers = true;
                 break;
             }
             served.taken += taken as u32;
             left -= taken;
-            ring.expect_completions(taken);
+            queue.expect_completions(taken);
             let whole = if self.filling.has_begun() { 0 } else { self.place_whole(&memory)? };
-            self.complete_whole(ring, whole)?;
+            self.complete_whole(queue, whole)?;
             served.completed += whole as u32;
             frames += whole;
             for chain in self.batch.iter().skip(whole) {
@@ -212,10 +212,10 @@ impl<R: Receiver> Receive<R> {
                     Outcome::Unfinished => {}
                 }
             }
-            self.filling.complete(ring, &mut served)?;
+            self.filling.complete(queue, &mut served)?;
         }
         self.receiver.flush();
-        served.interrupt = ring.publish()?;
+        served.interrupt = queue.publish()?;
         Ok(served)
     }
 
@@ -246,11 +246,11 @@ impl<R: Receiver> Receive<R> {
     }
 
     /// Gives the buffers back to which [`Receive::place_whole`] has written so many frames.
-    fn complete_whole(&mut self, ring: &mut Ring, count: usize) -> Result<(), ServeError> {
+    fn complete_whole(&mut self, queue: &mut Queue, count: usize) -> Result<(), ServeError> {
         let receiver = &self.receiver;
         let len = |number| receiver.frame(number).map_or(0, |frame| frame.bytes.len());
         let chains = self.batch.chains()[..count].iter();
-        ring.complete_all(chains.enumerate().map(|(at, chain)| (chain.head, (HEADER + len(at)) as u32)))?;
+        queue.complete_all(chains.enumerate().map(|(at, chain)| (chain.head, (HEADER + len(at)) as u32)))?;
         self.counts.received += count as u64;
         self.counts.received_bytes += (0..count).map(|number| len(number) as u64).sum::<u64>();
         self.receiver.done(count);
@@ -260,10 +260,10 @@ impl<R: Receiver> Receive<R> {
 
 impl<R: Receiver> QueueHandler for Receive<R> {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let served = self.serve_open(queue.begin_batch());
+        let served = self.serve_batch(queue.begin_batch());
         self.counters.add(&mut self.counts);
         match served {
-            Err(ServeError::Queue(error)) => Err(queue.begin_batch().ring.fail(error).into()),
+            Err(ServeError::Queue(error)) => Err(queue.begin_batch().queue.fail(error).into()),
             served => served,
         }
     }
@@ -303,11 +303,11 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         let count = self.filling.heads.len();
         self.filling.give_up();
         if complete {
-            let ring = queue.begin_batch().ring;
+            let queue = queue.begin_batch().queue;
             // A queue that has latched has nothing more to say.
-            if ring.complete_all(self.filling.heads.drain(..)).is_ok() {
+            if queue.complete_all(self.filling.heads.drain(..)).is_ok() {
                 served.completed = count as u32;
-                served.interrupt = ring.publish().unwrap_or(false);
+                served.interrupt = queue.publish().unwrap_or(false);
             }
         }
         self.filling.done = 0;

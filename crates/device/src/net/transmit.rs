@@ -10,7 +10,7 @@
 use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::header::{self, Rules};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, Ring, ServeError, Served, address_error};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
@@ -79,19 +79,19 @@ impl<S: Sender> Transmit<S> {
 
     /// Whether what is left of an earlier batch can still be read.
     #[cold]
-    fn reaches_rest(&self, ring: &mut Ring, memory: &QueueGuard<'_>) -> bool {
-        self.batch.iter().skip(self.done).all(|(_, frame, _)| ring.translates(memory, frame, &[]))
+    fn rest_is_translated(&self, memory: &QueueGuard<'_>) -> bool {
+        self.batch.iter().skip(self.done).all(|(_, frame, _)| memory.translates_chain(frame, &[]))
     }
 
-    fn serve_open(&mut self, open: QueueBatch<'_>) -> Result<Served, ServeError> {
-        let QueueBatch { ring, memory, .. } = open;
+    fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
+        let QueueBatch { queue, memory, .. } = batch;
         let mut served = Served::default();
         if self.done == self.batch.chains().len() {
             // First: the batch is empty after an error, too.
             self.done = 0;
-            served.taken = ring.pop(&mut self.batch, &memory)? as u32;
-            ring.expect_completions(served.taken as usize);
-        } else if memory.is_gated() && !self.reaches_rest(ring, &memory) {
+            served.taken = memory.pop(queue, &mut self.batch)? as u32;
+            queue.expect_completions(served.taken as usize);
+        } else if memory.translates_on_demand() && !self.rest_is_translated(&memory) {
             self.full = false;
             return Ok(served);
         }
@@ -99,8 +99,8 @@ impl<S: Sender> Transmit<S> {
         let before = std::mem::replace(&mut self.done, done);
         let finished = &self.batch.chains()[before..self.done];
         served.completed = finished.len() as u32;
-        ring.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
-        served.interrupt = ring.publish()?;
+        queue.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
+        served.interrupt = queue.publish()?;
         Ok(served)
     }
 }
@@ -125,10 +125,10 @@ fn send<S: Sender>(
 
 impl<S: Sender> QueueHandler for Transmit<S> {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let served = self.serve_open(queue.begin_batch());
+        let served = self.serve_batch(queue.begin_batch());
         self.counters.add(&mut self.counts);
         match served {
-            Err(ServeError::Queue(error)) => Err(queue.begin_batch().ring.fail(error).into()),
+            Err(ServeError::Queue(error)) => Err(queue.begin_batch().queue.fail(error).into()),
             served => served,
         }
     }
@@ -168,11 +168,11 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         let rest = &self.batch.chains()[self.done..];
         self.counts.refused += rest.len() as u64;
         if complete {
-            let ring = queue.begin_batch().ring;
+            let queue = queue.begin_batch().queue;
             // A queue that has latched has nothing more to say.
-            if ring.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
+            if queue.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
                 served.completed = rest.len() as u32;
-                served.interrupt = ring.publish().unwrap_or(false);
+                served.interrupt = queue.publish().unwrap_or(false);
             }
         }
         (self.done, self.full) = (self.batch.chains().len(), false);

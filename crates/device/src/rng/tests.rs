@@ -4,7 +4,7 @@ use crate::rig::{BASE, DATA, Rig, SIZE, segment};
 fn refused(rig: &mut Rig<Rng>) -> QueueError {
     match rig.run() {
         Err(ServeError::Queue(error)) => {
-            assert_eq!(rig.live.ring().error(), Some(error));
+            assert_eq!(rig.live.queue().error(), Some(error));
             error
         }
         other => panic!("the queue did not latch: {other:?}"),

@@ -201,7 +201,7 @@ impl Session<'_> {
         };
         let live = match (live, &self.translations) {
             (Ok(live), None) => live,
-            (Ok(live), Some(translations)) => live.behind(translations.gate()),
+            (Ok(live), Some(translations)) => live.with_invalidation_lock(translations.gate()),
             (Err(error @ StartError::Memory { .. }), Some(_)) => {
                 self.refuse_ring(queue, &error);
                 return Ok(());

@@ -125,7 +125,7 @@ impl Work {
 
     fn serve(&mut self) {
         // One that has latched stays so.
-        if self.live.ring().error().is_none() && self.try_serve().is_err() {
+        if self.live.queue().error().is_none() && self.try_serve().is_err() {
             self.error.signal();
         }
     }

@@ -95,14 +95,15 @@ fn parts_of_a_block_are_refused() {
         let readable = &readable[..if payload.is_empty() { 1 } else { 2 }];
         let writable = [segment(ROOM, room + 1)];
         rig.add(readable, &writable);
-        let crate::QueueBatch { ring, memory, batch } = rig.live.begin_batch();
-        assert_eq!(ring.pop(batch, &memory).unwrap(), 1);
-        let chain = batch.iter().next().unwrap();
+        let mut batch = rig.live.begin_batch();
+        assert_eq!(batch.pop().unwrap(), 1);
+        let chain = batch.chains.iter().next().unwrap();
         let head = chain.0.head;
-        let command = super::super::request::parse(&memory, chain, &limits, &mut Vec::new()).unwrap().command;
-        ring.complete(head, 0).unwrap();
-        ring.publish().unwrap();
-        drop(memory);
+        let command =
+            super::super::request::parse(&batch.memory, chain, &limits, &mut Vec::new()).unwrap().command;
+        batch.queue.complete(head, 0).unwrap();
+        batch.queue.publish().unwrap();
+        drop(batch);
         rig.driver.pop_used().unwrap().unwrap();
         command
     };

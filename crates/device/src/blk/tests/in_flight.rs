@@ -205,7 +205,7 @@ fn a_stop_completes_what_is_in_flight() {
     held.rig.driver.enable_interrupts();
     let drained = held.rig.handler.drain(&mut held.rig.live, true);
     assert_eq!(drained, Served { taken: 0, completed: 8, interrupt: true });
-    assert_eq!(held.rig.live.ring().in_flight(), 0);
+    assert_eq!(held.rig.live.queue().in_flight(), 0);
     let used: Vec<_> = std::iter::from_fn(|| held.rig.driver.pop_used().unwrap()).collect();
     assert_eq!(used.len(), 8);
     assert!(used.iter().all(|used| used.len == 4097));
@@ -238,7 +238,7 @@ fn a_stop_that_is_cut_short_continues_nothing() {
         assert_eq!(held.orders().log.iter().map(|(_, result)| *result).collect::<Vec<_>>(), [1000; 8]);
         let (completed, status) = if tracked { (0, UNTOUCHED) } else { (8, blk::S_IOERR) };
         assert_eq!(drained.completed, completed);
-        assert_eq!(held.rig.live.ring().in_flight(), if tracked { 8 } else { 0 });
+        assert_eq!(held.rig.live.queue().in_flight(), if tracked { 8 } else { 0 });
         assert_eq!(held.rig.peek(STATUS, 8), [status; 8]);
         let used = std::iter::from_fn(|| held.rig.driver.pop_used().unwrap()).count();
         assert_eq!(used, completed as usize);

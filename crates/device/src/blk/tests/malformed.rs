@@ -298,12 +298,12 @@ fn a_read_over_the_used_ring_spoils_only_the_drivers_view() {
         rig.poke(HEADER, &header(blk::T_IN, 0));
         let used_ring = rig.addresses.device;
         rig.add(&[segment(HEADER, 16)], &[segment(used_ring, 2048), segment(STATUS, 1)]);
-        while rig.live.ring().in_flight() > 0 || rig.serve().unwrap().taken > 0 {
+        while rig.live.queue().in_flight() > 0 || rig.serve().unwrap().taken > 0 {
             rig.serve().unwrap();
         }
         // The index that was published is the device's own, not what it found in memory.
         assert_eq!(rig.peek(used_ring + split::USED_IDX as u64, 2), 1u16.to_le_bytes());
-        assert_eq!(rig.live.ring().error(), None);
+        assert_eq!(rig.live.queue().error(), None);
     }
 }
 
@@ -387,7 +387,7 @@ fn a_file_may_shrink_and_grow_during_io() {
                     blk::S_IOERR => assert!(answer.used <= 32 * 1024),
                     other => panic!("status {other}"),
                 }
-                assert_eq!(rig.live.ring().error(), None);
+                assert_eq!(rig.live.queue().error(), None);
             }
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
         });

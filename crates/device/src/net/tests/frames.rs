@@ -125,7 +125,7 @@ fn a_queue_that_waits_for_frames_wants_no_kicks_and_has_nothing_in_flight() {
     card.add(RX, &[], &[segment(DATA, 2000)]);
     assert!(card.settle(RX).is_empty());
     assert!(!card.lanes[RX].handler.wants_kicks());
-    assert_eq!(card.lanes[RX].live.ring().in_flight(), 0);
+    assert_eq!(card.lanes[RX].live.queue().in_flight(), 0);
     assert!(card.lanes[TX].handler.wants_kicks());
     // One buffer, two frames: now it is buffers that it waits for.
     card.send_at(TX, DATA + 4096, [0; HEADER], &frame(60, 1));
@@ -143,9 +143,9 @@ fn half_a_frame_is_given_back_empty_when_the_queue_stops() {
     card.settle(TX);
     assert!(card.settle(RX).is_empty());
     let lane = &mut card.lanes[RX];
-    assert_eq!(lane.live.ring().in_flight(), 1);
+    assert_eq!(lane.live.queue().in_flight(), 1);
     let served = lane.handler.drain(&mut lane.live, true);
-    assert_eq!((served.completed, lane.live.ring().in_flight()), (1, 0));
+    assert_eq!((served.completed, lane.live.queue().in_flight()), (1, 0));
     assert_eq!(lane.driver.pop_used().unwrap().map(|used| used.len), Some(0));
     assert_eq!(card.totals().no_room, 1);
     // And the one after it starts from its beginning.

@@ -113,7 +113,7 @@ fn frames_outside_memory_latch_the_queue() {
         card.add(TX, &[segment(addr, 100)], &[]);
         let error = card.serve(TX).unwrap_err();
         assert!(matches!(error, ServeError::Queue(QueueError::Address { .. })), "{error}");
-        assert!(card.lanes[TX].live.ring().error().is_some());
+        assert!(card.lanes[TX].live.queue().error().is_some());
         assert!(card.serve(TX).is_err());
         card.restart();
         still_works(&mut card);

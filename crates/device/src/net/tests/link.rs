@@ -68,7 +68,7 @@ fn a_full_lane_makes_the_sender_wait_and_loses_nothing() {
     }
     assert_eq!((back, sent), (LANE, LANE + 32));
     assert!(!a.lanes[TX].handler.wants_kicks(), "kicks would be of no use");
-    assert_eq!(a.lanes[TX].live.ring().in_flight(), 32);
+    assert_eq!(a.lanes[TX].live.queue().in_flight(), 32);
     assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap(), 0));
     // One buffer makes room for one frame, and the sender is woken for it.
     b.add(RX, &[], &[segment(DATA, 2000)]);
@@ -90,7 +90,7 @@ fn a_full_lane_makes_the_sender_wait_and_loses_nothing() {
         }
         a.settle(TX);
     }
-    assert_eq!(a.lanes[TX].live.ring().in_flight(), 0);
+    assert_eq!(a.lanes[TX].live.queue().in_flight(), 0);
     assert!(a.lanes[TX].handler.wants_kicks());
     assert_eq!((a.totals().transmitted, b.totals().received), (sent as u64, sent as u64));
     assert_eq!(a.totals().refused, 0);
@@ -127,7 +127,7 @@ fn a_receiver_that_goes_away_sets_its_senders_free() {
     for n in 0..5 {
         send(&mut a, n * 32, 32);
     }
-    assert_eq!(a.lanes[TX].live.ring().in_flight(), 32);
+    assert_eq!(a.lanes[TX].live.queue().in_flight(), 32);
     b.lanes.clear();
     assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
     assert_eq!(a.settle(TX).len(), 32);

@@ -117,7 +117,7 @@ fn a_command_that_is_none_latches_the_queue() {
         card.add(CONTROL, &[segment(DATA, readable)], &answer[..writable]);
         let error = card.serve(CONTROL).unwrap_err();
         assert!(matches!(error, ServeError::Queue(QueueError::Request { .. })), "{error}");
-        assert!(card.lanes[CONTROL].live.ring().error().is_some());
+        assert!(card.lanes[CONTROL].live.queue().error().is_some());
     }
 }
 

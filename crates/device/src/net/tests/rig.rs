@@ -102,7 +102,7 @@ impl<B: BackEnd> Card<B> {
         let start = |handle| MappedQueue::start(addresses, size, self.features, handle).unwrap();
         let live = match &self.translation {
             None => start(self.memory.handle()),
-            Some((domain, gate)) => start(domain.handle()).behind(gate.clone()),
+            Some((domain, gate)) => start(domain.handle()).with_invalidation_lock(gate.clone()),
         };
         let handler = self.net.start_queue(index, self.features).unwrap();
         Lane { handler, live, driver, addresses }

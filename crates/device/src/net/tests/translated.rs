@@ -25,7 +25,7 @@ impl Card<LinkEnd> {
 
     /// As who takes translations away does it.
     fn unmap(&self, at: u64, pages: u64) {
-        let _shut = self.translation.as_ref().unwrap().1.shut();
+        let _shut = self.translation.as_ref().unwrap().1.lock();
         self.domain().unmap(at, pages * PAGE, Duration::ZERO).unwrap();
     }
 
@@ -33,7 +33,10 @@ impl Card<LinkEnd> {
     fn waits(&mut self, lane: usize) -> bool {
         let served = self.settle(lane);
         let live = &mut self.lanes[lane].live;
-        served.is_empty() && live.waits() && !live.arm_kicks().unwrap() && !live.has_available()
+        served.is_empty()
+            && live.waits_for_translation()
+            && !live.arm_kicks().unwrap()
+            && !live.has_available()
     }
 }
 
