@@ -6,7 +6,7 @@
 //!    v
 //! Handler, one a queue                                          handler.rs
 //!    parse a chain into a Request                               request.rs
-//!    a Slot leads it through one system call or several         slot.rs
+//!    a RequestTable takes it through its system calls            in_flight.rs
 //!    an Engine does those: io_uring, threads, or at once        engine/
 //!       past the page cache: what the file asks for             direct.rs
 //!       registered buffers: the map of guest memory             engine/registered.rs
@@ -19,11 +19,11 @@ mod engine;
 mod errors;
 mod handler;
 mod image;
+mod in_flight;
 mod pieces;
 mod qcow2;
 mod request;
 mod resizer;
-mod slot;
 #[cfg(test)]
 mod tests;
 

@@ -1,7 +1,7 @@
 //! Who does the host I/O. An engine takes jobs and gives back results; it knows nothing of requests.
 //!
 //! ```text
-//!   push(slot, job)*  ->  submit  ->  ... kernel ...  ->  reap: (slot, result)*
+//!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
 //!   quiet() at the start of a serve, listen() before the owner sleeps: in between completions wake nobody
 //! ```
 #[cfg(test)]
@@ -74,11 +74,23 @@ pub(super) enum Job {
     Allocate { mode: i32, offset: u64, len: u64, discard: bool },
 }
 
-/// What became of a job: the system call's result, or a negative error number.
-#[derive(Clone, Copy, Debug)]
+/// Result of a job. Made by engines only, once for each job, when nothing accesses its memory any more.
+#[derive(Debug)]
 pub(super) struct Outcome {
-    pub(super) slot: u16,
-    pub(super) result: i32,
+    head: u16,
+    result: i32,
+}
+
+impl Outcome {
+    /// Descriptor head that the job was pushed with.
+    pub(super) fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// The system call's result, or a negative error number.
+    pub(super) fn result(&self) -> i32 {
+        self.result
+    }
 }
 
 /// Which engine a disk uses; made once, when it is opened.
@@ -105,16 +117,14 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// For an image, with room for `slots` jobs in flight.
-    pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, slots: u16) -> io::Result<Self> {
+    /// For an image, with room for `jobs` jobs in flight.
+    pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, jobs: u16) -> io::Result<Self> {
         Ok(match kind {
-            EngineKind::Uring { registers } => {
-                Self::Uring(uring::Uring::new(&image.file, *registers, slots)?)
-            }
+            EngineKind::Uring { registers } => Self::Uring(uring::Uring::new(&image.file, *registers, jobs)?),
             EngineKind::Immediate { mapped } => {
-                Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone(), slots))
+                Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone(), jobs))
             }
-            EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), slots)?),
+            EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), jobs)?),
         })
     }
 
@@ -181,22 +191,22 @@ impl Engine {
     ///
     /// # Safety
     /// The pieces of the job, the array that lists them, and the memory that they name must stay valid and
-    /// where they are until the job's outcome has been reaped. `slot` has no other job in flight.
-    pub(super) unsafe fn push(&mut self, slot: u16, job: Job) -> io::Result<()> {
+    /// where they are until the job's outcome has been reaped. `head` has no other job in flight.
+    pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         match self {
             // SAFETY: the caller's promise is the one that is asked for.
-            Self::Uring(uring) => unsafe { uring.push(slot, job) },
+            Self::Uring(uring) => unsafe { uring.push(head, job) },
             Self::Immediate(immediate) => {
-                immediate.push(slot, job);
+                immediate.push(head, job);
                 Ok(())
             }
             Self::Threads(threads) => {
-                threads.push(slot, job);
+                threads.push(head, job);
                 Ok(())
             }
             #[cfg(test)]
             Self::Held(held) => {
-                held.push(slot, job);
+                held.push(head, job);
                 Ok(())
             }
         }

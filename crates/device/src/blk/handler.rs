@@ -7,16 +7,16 @@
 //! With a rate limit, `pop` takes one chain at a time, for as long as the limit lets one begin. A queue that it holds wants
 //! no kicks; it sleeps on the engine and a timer.
 //!
-//! While a request is in flight the kernel reads or writes guest memory. The slot keeps that memory mapped,
+//! While a request is in flight the kernel reads or writes guest memory. Its entry keeps that memory mapped,
 //! and a handler that is dropped first waits for its requests.
-use super::engine::{Engine, Job, Outcome};
+use super::engine::{Engine, Outcome};
 use super::errors::{Cause, StorageErrors};
 use super::image::Image;
-use super::request::{self, Command, Limits};
-use super::slot::{Next, Slot};
+use super::in_flight::{Ended, Next, RequestTable};
+use super::request::{Command, Limits};
 use crate::rate::{self, Brake};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, address_error};
-use paravane_dma::{Access, AccessGuard, Mapping};
+use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::blk;
@@ -34,10 +34,7 @@ pub(super) struct Handler {
     write_through: bool,
     engine: Engine,
     limit: Option<Limited>,
-    /// One a descriptor head.
-    slots: Vec<Slot>,
-    /// Jobs in the engine, which is slots that are not idle.
-    in_flight: usize,
+    requests: RequestTable,
     /// Reaped and not yet looked at.
     outcomes: VecDeque<Outcome>,
     /// Those of the disk.
@@ -69,7 +66,7 @@ impl Handler {
         id: [u8; blk::ID_LEN],
         engine: Engine,
         limit: Option<Limited>,
-        (slots, features): (u16, u64),
+        (size, features): (u16, u64),
         (queue, errors): (u16, Arc<StorageErrors>),
     ) -> Self {
         let limits = Limits {
@@ -79,7 +76,6 @@ impl Handler {
             discard: features & blk::F_DISCARD != 0,
             write_zeroes: features & blk::F_WRITE_ZEROES != 0,
         };
-        let slots = usize::from(slots);
         Self {
             image,
             id,
@@ -87,9 +83,8 @@ impl Handler {
             write_through: features & blk::F_FLUSH == 0,
             engine,
             limit,
-            slots: std::iter::repeat_with(Slot::default).take(slots).collect(),
-            in_flight: 0,
-            outcomes: VecDeque::with_capacity(slots),
+            requests: RequestTable::new(size),
+            outcomes: VecDeque::with_capacity(size.into()),
             errors,
             queue,
         }
@@ -103,42 +98,36 @@ impl Handler {
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
     ) -> Result<u64, ServeError> {
-        // The owner limits the queue to the size that this handler was made for, and the ring hands out no
-        // head twice. Both are checked all the same: a slot in use must not be touched.
-        let Some(slot) = self.slots.get_mut(usize::from(chain.head)).filter(|slot| slot.is_idle()) else {
+        // The owner limits the queue to the size that this handler was made for, and the ring pops no head twice. Both are
+        // checked all the same.
+        let Some(free) = self.requests.free(chain.head) else {
             return Err(io::Error::other("the queue is not the one that this handler serves").into());
         };
-        let request = request::parse(memory, (chain, readable, writable), &self.limits, slot.ranges())?;
-        let status = request.status;
+        let (command, request) = free.parse(memory, (chain, readable, writable), &self.limits)?;
         let mut bytes = 0;
-        let job = match request.command {
+        let ready = match command {
             Command::Read { offset, len } => {
-                let mapping = memory
-                    .map_segments(writable, 0, len.into(), Access::WRITE, slot.pieces())
-                    .map_err(address_error)?;
                 bytes = len.into();
-                slot.begin_read(status, (offset, len), mapping, self.image.direct)
+                let data = request.read_into(memory, writable, (offset, len)).map_err(address_error)?;
+                data.begin(self.image.direct, false)
             }
             Command::Write { offset, len } => {
-                let skip = request::HEADER.into();
-                let mapping = memory
-                    .map_segments(readable, skip, len.into(), Access::READ, slot.pieces())
-                    .map_err(address_error)?;
-                // Zeroes are in the place of what its owner has taken away: they are not what the driver has written.
-                if paravane_dma::is_lost(slot.next_pieces()) {
-                    answer(queue, memory, chain.head, status, blk::S_IOERR, 0, served)?;
-                    return Ok(0);
+                let data = request.write_from(memory, readable, (offset, len)).map_err(address_error)?;
+                if data.is_lost() {
+                    // The zeroes that lie there are not the driver's data.
+                    Err(data.end())
+                } else {
+                    bytes = len.into();
+                    data.begin(self.image.direct, self.write_through)
                 }
-                bytes = len.into();
-                slot.begin_write(status, (offset, len), mapping, self.image.direct, self.write_through)
             }
-            Command::Flush => Ok(slot.begin_flush(status)),
+            Command::Flush => Ok(request.flush()),
             Command::Discard | Command::WriteZeroes => {
-                let discard = request.command == Command::Discard;
-                match slot.begin_ranges(status, discard, self.write_through && !discard) {
-                    Some(job) => Ok(job),
-                    None => {
-                        answer(queue, memory, chain.head, status, blk::S_OK, 0, served)?;
+                let discard = command == Command::Discard;
+                match request.allocate(discard, self.write_through && !discard) {
+                    Ok(ready) => Ok(ready),
+                    Err(ended) => {
+                        finish(queue, memory, ended, (chain.head, blk::S_OK, 0), served)?;
                         return Ok(0);
                     }
                 }
@@ -146,34 +135,29 @@ impl Handler {
             Command::GetId => {
                 memory.write_segments(writable, 0, &self.id, Access::WRITE).map_err(address_error)?;
                 let written = blk::ID_LEN as u32;
-                answer(queue, memory, chain.head, status, blk::S_OK, written, served)?;
+                finish(queue, memory, request.end(), (chain.head, blk::S_OK, written), served)?;
                 return Ok(0);
             }
             Command::Answer(code) => {
                 if code != blk::S_OK {
                     self.errors.reject();
                 }
-                answer(queue, memory, chain.head, status, code, 0, served)?;
+                finish(queue, memory, request.end(), (chain.head, code, 0), served)?;
                 return Ok(0);
             }
         };
-        // There is no memory for a buffer.
-        let Ok(job) = job else {
-            answer(queue, memory, chain.head, status, blk::S_IOERR, 0, served)?;
-            return Ok(0);
+        let mut ready = match ready {
+            Ok(ready) => ready,
+            // The data is lost, or the host has no memory for a buffer.
+            Err(ended) => {
+                finish(queue, memory, ended, (chain.head, blk::S_IOERR, 0), served)?;
+                return Ok(0);
+            }
         };
         if memory.is_translated() {
-            // Its translation may be gone by the time that the status is known; who takes it away waits for this.
-            let room = memory.map(status, 1, Access::WRITE);
-            match room {
-                Ok(room) => slot.keep(room),
-                Err(error) => {
-                    slot.end();
-                    return Err(address_error(error).into());
-                }
-            }
+            ready.map_status(memory).map_err(address_error)?;
         }
-        self.push(chain.head, job)?;
+        ready.push(&mut self.engine)?;
         Ok(bytes)
     }
 
@@ -200,23 +184,6 @@ impl Handler {
         Ok(())
     }
 
-    fn push(&mut self, head: u16, job: Job) -> Result<(), ServeError> {
-        // SAFETY: the pieces lie in the slot, whose `mapping` keeps what they name mapped (or they name a
-        // static). Neither changes until the outcome has been reaped: a slot that is not idle is given to no
-        // other request, and `drain` and `Drop` wait before slots go away (or leak them).
-        let pushed = unsafe { self.engine.push(head, job) };
-        match pushed {
-            Ok(()) => {
-                self.in_flight += 1;
-                Ok(())
-            }
-            Err(error) => {
-                self.slots[usize::from(head)].end();
-                Err(error.into())
-            }
-        }
-    }
-
     /// Takes what the engine has done, and completes it or goes on with it.
     fn reap(
         &mut self,
@@ -226,7 +193,6 @@ impl Handler {
     ) -> Result<(), ServeError> {
         self.engine.reap(&mut self.outcomes);
         while let Some(outcome) = self.outcomes.pop_front() {
-            self.in_flight -= 1;
             self.step(outcome, queue, memory, served, false)?;
         }
         Ok(())
@@ -242,39 +208,22 @@ impl Handler {
         served: &mut Served,
         last: bool,
     ) -> Result<(), ServeError> {
-        let Outcome { slot: head, result } = outcome;
-        let slot = &mut self.slots[usize::from(head)];
-        let (code, written) = match slot.next(result) {
-            Next::Again(job) if !last => return self.push(head, job),
-            Next::Again(_) if queue.is_tracked() => {
-                slot.end();
-                return Ok(());
-            }
-            Next::Again(_) => (blk::S_IOERR, 0),
-            Next::Done(written) => (blk::S_OK, written),
-            Next::Failed(cause, written) => {
-                self.errors.add(self.queue, slot.missed(), cause, reason(&self.image, cause));
-                (blk::S_IOERR, written)
+        let head = outcome.head();
+        let Some(reaped) = self.requests.reaped(outcome) else {
+            return Err(io::Error::other("the engine reports a request that is not in flight").into());
+        };
+        let (ended, code, written) = match reaped.advance() {
+            Next::Again(ready) if !last => return Ok(ready.push(&mut self.engine)?),
+            Next::Again(_) if queue.is_tracked() => return Ok(()),
+            Next::Again(ready) => (ready.end(), blk::S_IOERR, 0),
+            Next::Done(ended, read) => (ended, blk::S_OK, read),
+            Next::Failed(ended, failure) => {
+                let reason = reason(&self.image, failure.cause);
+                self.errors.add(self.queue, failure.missed, failure.cause, reason);
+                (ended, blk::S_IOERR, failure.read)
             }
         };
-        self.finish(queue, memory, (head, code, written), served)
-    }
-
-    /// Answers a request whose job is done, and frees its slot.
-    fn finish(
-        &mut self,
-        queue: &mut Queue,
-        memory: &AccessGuard<'_>,
-        (head, code, written): (u16, u8, u32),
-        served: &mut Served,
-    ) -> Result<(), ServeError> {
-        let slot = &mut self.slots[usize::from(head)];
-        let room = slot.room();
-        let status = slot.end();
-        match room {
-            None => answer(queue, memory, head, status, code, written, served),
-            Some(room) => answer_mapped(queue, room, head, code, written, served),
-        }
+        finish(queue, memory, ended, (head, code, written), served)
     }
 
     /// Waits for everything in flight. Unless `finish` completes it, it is forgotten. With `cut`, from the moment that it is set, no
@@ -283,7 +232,6 @@ impl Handler {
         loop {
             // An earlier error may have left some that were reaped already.
             while let Some(outcome) = self.outcomes.pop_front() {
-                self.in_flight -= 1;
                 let stepped = match &mut finish {
                     Some((queue, served)) => {
                         // Shut again before the next wait, which may be long.
@@ -293,7 +241,7 @@ impl Handler {
                         self.step(outcome, queue, &memory, served, last)
                     }
                     None => {
-                        self.slots[usize::from(outcome.slot)].end();
+                        drop(self.requests.reaped(outcome));
                         Ok(())
                     }
                 };
@@ -303,15 +251,14 @@ impl Handler {
                     finish = None;
                 }
             }
-            if self.in_flight == 0 {
+            if self.requests.in_flight() == 0 {
                 return;
             }
             if let Err(error) = self.engine.wait() {
-                // The kernel may still use the slots' memory: it stays mapped for ever, and the handler is
+                // The kernel may still use their memory: it stays mapped for ever, and the handler is
                 // useless from here on.
                 tracing::error!(%error, "cannot wait for block requests in flight");
-                std::mem::forget(std::mem::take(&mut self.slots));
-                self.in_flight = 0;
+                self.requests.leak();
                 return;
             }
             self.engine.reap(&mut self.outcomes);
@@ -328,38 +275,15 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
     }
 }
 
-/// As [`answer`], where the room for the status was kept.
-#[cold]
-fn answer_mapped(
-    queue: &mut Queue,
-    room: Mapping,
-    head: u16,
-    code: u8,
-    written: u32,
-    served: &mut Served,
-) -> Result<(), ServeError> {
-    // It was mapped for this.
-    let _ = room.write(&[code]);
-    drop(room);
-    complete(queue, head, written, served)
-}
-
-/// Writes the status, ordered after the data, and stages the completion.
-fn answer(
+/// Answers a request with a status, and completes its chain of which `written` bytes of data were written.
+fn finish(
     queue: &mut Queue,
     memory: &AccessGuard<'_>,
-    head: u16,
-    status: u64,
-    code: u8,
-    written: u32,
+    ended: Ended<'_>,
+    (head, status, written): (u16, u8, u32),
     served: &mut Served,
 ) -> Result<(), ServeError> {
-    memory.write(status, &[code], Access::WRITE).map_err(address_error)?;
-    complete(queue, head, written, served)
-}
-
-/// Stages the completion of a request whose status has been written.
-fn complete(queue: &mut Queue, head: u16, written: u32, served: &mut Served) -> Result<(), ServeError> {
+    ended.write_status(memory, status).map_err(address_error)?;
     // The status byte counts; it is the last of the writable part.
     queue.complete(head, written.saturating_add(1))?;
     served.completed += 1;
@@ -368,7 +292,7 @@ fn complete(queue: &mut Queue, head: u16, written: u32, served: &mut Served) -> 
 
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        if self.slots.is_empty() {
+        if self.requests.is_leaked() {
             return Err(io::Error::other("requests were lost in the host").into());
         }
         // Those of one batch are checked against one size.

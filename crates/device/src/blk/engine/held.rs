@@ -39,8 +39,8 @@ impl Held {
         self.event.as_fd()
     }
 
-    pub(super) fn push(&mut self, slot: u16, job: Job) {
-        self.jobs.push_back((slot, job));
+    pub(super) fn push(&mut self, head: u16, job: Job) {
+        self.jobs.push_back((head, job));
     }
 
     pub(super) fn submit(&mut self) {
@@ -51,13 +51,13 @@ impl Held {
 
     pub(super) fn wait(&mut self) {
         let mut orders = self.orders.lock().unwrap();
-        for (slot, job) in self.jobs.drain(..) {
+        for (head, job) in self.jobs.drain(..) {
             let result = match orders.results.pop_front() {
                 Some(result) => result,
                 None => shortened(&self.image, job, orders.most),
             };
             orders.log.push((job, result));
-            self.done.push(Outcome { slot, result });
+            self.done.push(Outcome { head, result });
             rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
         }
     }

@@ -18,11 +18,11 @@ pub(in crate::blk) struct Immediate {
 }
 
 impl Immediate {
-    pub(super) fn new(image: Arc<Image>, mapped: Option<Arc<Mapped>>, slots: u16) -> Self {
-        Self { image, mapped, done: VecDeque::with_capacity(slots.into()) }
+    pub(super) fn new(image: Arc<Image>, mapped: Option<Arc<Mapped>>, jobs: u16) -> Self {
+        Self { image, mapped, done: VecDeque::with_capacity(jobs.into()) }
     }
 
-    pub(super) fn push(&mut self, slot: u16, job: Job) {
+    pub(super) fn push(&mut self, head: u16, job: Job) {
         let result = match &self.mapped {
             Some(mapped) => mapped.perform(job).unwrap_or_else(|| {
                 mapped.before(job);
@@ -32,7 +32,7 @@ impl Immediate {
             }),
             None => threads::perform(&self.image, job),
         };
-        self.done.push_back(Outcome { slot, result });
+        self.done.push_back(Outcome { head, result });
     }
 
     pub(super) fn has_news(&self) -> bool {

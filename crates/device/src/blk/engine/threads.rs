@@ -25,7 +25,7 @@ const STACK: usize = 256 << 10;
 const FORMAT_STACK: usize = 1 << 20;
 
 struct Task {
-    slot: u16,
+    head: u16,
     job: Job,
     queue: Arc<Shared>,
 }
@@ -114,7 +114,7 @@ fn work(work_queue: &WorkQueue, image: &Image) {
             }
         };
         let result = perform(image, task.job);
-        task.queue.post(Outcome { slot: task.slot, result });
+        task.queue.post(Outcome { head: task.head, result });
     }
 }
 
@@ -197,12 +197,12 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    pub(super) fn new(pool: Arc<Pool>, slots: u16) -> io::Result<Self> {
+    pub(super) fn new(pool: Arc<Pool>, jobs: u16) -> io::Result<Self> {
         pool.start()?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let outcomes = Mutex::new(Vec::with_capacity(slots.into()));
+        let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
         let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event });
-        Ok(Self { pool, shared, pushed: Vec::with_capacity(slots.into()) })
+        Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()) })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -216,8 +216,8 @@ impl Threads {
         !lock(&self.shared.outcomes).is_empty()
     }
 
-    pub(super) fn push(&mut self, slot: u16, job: Job) {
-        self.pushed.push(Task { slot, job, queue: self.shared.clone() });
+    pub(super) fn push(&mut self, head: u16, job: Job) {
+        self.pushed.push(Task { head, job, queue: self.shared.clone() });
     }
 
     pub(super) fn submit(&mut self) {

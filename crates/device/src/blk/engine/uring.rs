@@ -94,10 +94,10 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    pub(super) fn new(file: &File, registers: bool, slots: u16) -> io::Result<Self> {
+    pub(super) fn new(file: &File, registers: bool, jobs: u16) -> io::Result<Self> {
         // Every job in flight has a place in either queue (the kernel makes the completion queue twice as
         // long): neither can overflow.
-        let entries = u32::from(slots).next_power_of_two().max(2);
+        let entries = u32::from(jobs).next_power_of_two().max(2);
         let ring = IoUring::new(entries).map_err(|error| no_ring(error, entries))?;
         let event = event()?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
@@ -154,8 +154,8 @@ impl Uring {
 
     /// # Safety
     /// See [`super::Engine::push`].
-    pub(super) unsafe fn push(&mut self, slot: u16, job: Job) -> io::Result<()> {
-        let entry = self.entry(job).user_data(u64::from(slot));
+    pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+        let entry = self.entry(job).user_data(u64::from(head));
         // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller promises.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             return Ok(());
@@ -181,11 +181,11 @@ impl Uring {
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        // We made every identifier from a slot number.
+        // We made every identifier from a descriptor head.
         outcomes.extend(
             self.ring
                 .completion()
-                .map(|entry| Outcome { slot: entry.user_data() as u16, result: entry.result() }),
+                .map(|entry| Outcome { head: entry.user_data() as u16, result: entry.result() }),
         );
     }
 

@@ -278,7 +278,7 @@ fn allocates_nothing(way: impl Into<Way>) {
         }
         allocated
     };
-    // Each of the 256 slots gets storage for pieces and for ranges at its first request of a kind. Which slot
+    // Each of the 256 entries gets storage for pieces and for ranges at its first request of a kind. Which entry
     // a request gets is the driver's choice, so that is all that can be said; 16200 requests are served.
     let allocated: u64 = (0..600).map(round).sum();
     assert!((1..=2 * 256).contains(&allocated), "{allocated} allocations");

@@ -1,0 +1,571 @@
+//! Requests in flight: a small state machine for each, one system call a step.
+//!
+//! ```text
+//! RequestTable --free(head)--> Free --parse--> Parsed --read_into, write_from--> WithData --begin--> Ready
+//!      |                                         |'-- flush, allocate ---------------------------------^ |
+//!      |                                         '-- write_status: answered at once   .---- again -----' | push
+//!      |                                                                              |                  v
+//!      '--reaped(outcome)--> Reaped --advance--> Next --------------------------------'           the engine has it
+//!                                                  '-- done, failed --> Ended -- write_status: answered
+//! ```
+//! Each arrow consumes the value at its tail, so no other order compiles. The values borrow one entry of the table; dropping
+//! one frees its entry. The steps of a request:
+//!
+//! ```text
+//!   Read     --short--> Read             --all--> done
+//!   Write    --short--> Write            --all--> done
+//!   Sync                                 -------> done
+//!   Allocate --next range--> Allocate    --all--> done, or Sync first where writes go through
+//!      \--not supported--> Zero --short--> Zero --all--> next range
+//! ```
+//! An entry belongs to a descriptor head, so there are as many as the queue has descriptors. Their storage is reused.
+use super::direct::{Alignment, Bounce, Page};
+use super::engine::{Engine, Job, Outcome, Pieces};
+use super::errors::{Cause, Missed, Operation};
+use super::request::{self, ByteRange, Command, Limits};
+use paravane_dma::{Access, AccessGuard, DmaError, HostSlice, Mapping, MappingGuard};
+use paravane_ring::device::Chain;
+use paravane_ring::{QueueError, Segment};
+use std::collections::TryReserveError;
+use std::io;
+use std::ptr::NonNull;
+use zerocopy::IntoBytes;
+
+/// Zeroes to write where the file system cannot allocate them.
+static ZEROES: [Page; 16] = [Page::ZEROES; 16];
+
+/// Most pieces in one system call (IOV_MAX); the rest goes into the next.
+const MAX_PIECES: usize = 1024;
+
+/// Retries of a step that the host interrupts or has no resources for.
+const RETRIES: u8 = 16;
+
+/// The requests of one queue, by descriptor head.
+///
+/// Between [`Ready::push`] and [`RequestTable::reaped`] the kernel accesses the memory of a request. A table that is
+/// dropped meanwhile leaks its entries.
+#[derive(Debug)]
+pub(super) struct RequestTable {
+    entries: Vec<Entry>,
+    in_flight: usize,
+}
+
+impl RequestTable {
+    /// For a queue of `size` descriptors.
+    pub(super) fn new(size: u16) -> Self {
+        let entries = std::iter::repeat_with(Entry::default).take(size.into()).collect();
+        Self { entries, in_flight: 0 }
+    }
+
+    /// Requests that the engine has.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Leaks all entries, so that their memory stays mapped. The table has no entries afterwards.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.entries));
+        self.in_flight = 0;
+    }
+
+    /// Whether [`RequestTable::leak`] was called.
+    pub(super) fn is_leaked(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The entry of `head`. `None` if its request is in flight, or the queue has no such head.
+    pub(super) fn free(&mut self, head: u16) -> Option<Free<'_>> {
+        let entry = self.entries.get_mut(usize::from(head)).filter(|entry| entry.step == Step::Idle)?;
+        Some(Free(Claim { entry, in_flight: &mut self.in_flight, head }))
+    }
+
+    /// Takes a request back from the engine. `None` if none is in flight there.
+    pub(super) fn reaped(&mut self, outcome: Outcome) -> Option<Reaped<'_>> {
+        let head = outcome.head();
+        let entry = self.entries.get_mut(usize::from(head)).filter(|entry| entry.step != Step::Idle)?;
+        self.in_flight -= 1;
+        Some(Reaped {
+            claim: Claim { entry, in_flight: &mut self.in_flight, head },
+            result: outcome.result(),
+        })
+    }
+}
+
+impl Drop for RequestTable {
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            self.leak();
+        }
+    }
+}
+
+/// An entry that the engine does not have. Dropping it ends the request and lets go of its memory.
+#[derive(Debug)]
+struct Claim<'a> {
+    entry: &'a mut Entry,
+    in_flight: &'a mut usize,
+    head: u16,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.entry.step = Step::Idle;
+        self.entry.release_data();
+        self.entry.status_mapping = None;
+    }
+}
+
+/// An entry without a request.
+#[derive(Debug)]
+pub(super) struct Free<'a>(Claim<'a>);
+
+impl<'a> Free<'a> {
+    /// Parses a chain; see [`request::parse`].
+    ///
+    /// # Errors
+    /// The frame is broken; latch the queue.
+    pub(super) fn parse(
+        self,
+        memory: &AccessGuard<'_>,
+        chain: (&Chain, &[Segment], &[Segment]),
+        limits: &Limits,
+    ) -> Result<(Command, Parsed<'a>), QueueError> {
+        let entry = &mut *self.0.entry;
+        let request = request::parse(memory, chain, limits, &mut entry.ranges)?;
+        entry.status = request.status;
+        Ok((request.command, Parsed(self.0)))
+    }
+}
+
+/// A request whose frame is known: where its status goes, and its ranges.
+#[derive(Debug)]
+pub(super) struct Parsed<'a>(Claim<'a>);
+
+impl<'a> Parsed<'a> {
+    /// Maps the memory that `len` bytes at `offset` of the disk are read into.
+    ///
+    /// # Errors
+    /// It is not guest memory.
+    pub(super) fn read_into(
+        self,
+        memory: &AccessGuard<'_>,
+        writable: &[Segment],
+        (offset, len): (u64, u32),
+    ) -> Result<WithData<'a>, DmaError> {
+        let pieces = self.0.entry.empty_pieces();
+        let mapping = memory.map_segments(writable, 0, len.into(), Access::WRITE, pieces)?;
+        Ok(WithData { claim: self.0, step: Step::Read, mapping, offset, len })
+    }
+
+    /// Maps the memory that `len` bytes at `offset` of the disk are written from.
+    ///
+    /// # Errors
+    /// It is not guest memory.
+    pub(super) fn write_from(
+        self,
+        memory: &AccessGuard<'_>,
+        readable: &[Segment],
+        (offset, len): (u64, u32),
+    ) -> Result<WithData<'a>, DmaError> {
+        let pieces = self.0.entry.empty_pieces();
+        let mapping =
+            memory.map_segments(readable, request::HEADER.into(), len.into(), Access::READ, pieces)?;
+        Ok(WithData { claim: self.0, step: Step::Write, mapping, offset, len })
+    }
+
+    /// A flush.
+    pub(super) fn flush(self) -> Ready<'a> {
+        self.0.entry.begin(Step::Sync, false);
+        Ready(self.0)
+    }
+
+    /// Discards or zeroes the ranges.
+    ///
+    /// # Errors
+    /// There are none, and nothing to do.
+    pub(super) fn allocate(self, discard: bool, durable: bool) -> Result<Ready<'a>, Ended<'a>> {
+        if self.0.entry.ranges.is_empty() {
+            return Err(Ended(self.0));
+        }
+        self.0.entry.begin(Step::Allocate, durable);
+        self.0.entry.discard = discard;
+        Ok(Ready(self.0))
+    }
+
+    /// Nothing more is to be done.
+    pub(super) fn end(self) -> Ended<'a> {
+        Ended(self.0)
+    }
+}
+
+/// A read or write with its guest memory mapped.
+#[derive(Debug)]
+pub(super) struct WithData<'a> {
+    claim: Claim<'a>,
+    step: Step,
+    mapping: MappingGuard,
+    offset: u64,
+    len: u32,
+}
+
+impl<'a> WithData<'a> {
+    /// Whether the owner of the memory has taken it away, so that zeroes lie in the place of the driver's data.
+    pub(super) fn is_lost(&self) -> bool {
+        paravane_dma::is_lost(&self.claim.entry.pieces)
+    }
+
+    /// Prepares the first step, by a bounce buffer where `alignment` demands one. A write is `durable` when it is done.
+    ///
+    /// # Errors
+    /// The host has no memory for the buffer.
+    pub(super) fn begin(self, alignment: Option<Alignment>, durable: bool) -> Result<Ready<'a>, Ended<'a>> {
+        let Self { claim, step, mapping, offset, len } = self;
+        let entry = &mut *claim.entry;
+        let bounce: Result<_, TryReserveError> = Bounce::for_pieces(&entry.pieces, len, alignment);
+        let Ok(bounce) = bounce else { return Err(Ended(claim)) };
+        entry.begin(step, durable);
+        (entry.bounce, entry.mapping) = (bounce, Some(mapping));
+        (entry.offset, entry.left) = (offset, len.into());
+        Ok(Ready(claim))
+    }
+
+    /// Nothing more is to be done.
+    pub(super) fn end(self) -> Ended<'a> {
+        Ended(self.claim)
+    }
+}
+
+/// A request with a step for the engine.
+#[derive(Debug)]
+pub(super) struct Ready<'a>(Claim<'a>);
+
+impl<'a> Ready<'a> {
+    /// Keeps the memory of the status byte mapped, for a request whose translation may be taken away meanwhile. The
+    /// invalidation waits for the mapping.
+    ///
+    /// # Errors
+    /// It is not guest memory.
+    pub(super) fn map_status(&mut self, memory: &AccessGuard<'_>) -> Result<(), DmaError> {
+        self.0.entry.status_mapping = Some(memory.map(self.0.entry.status, 1, Access::WRITE)?);
+        Ok(())
+    }
+
+    /// Gives the step to the engine.
+    ///
+    /// # Errors
+    /// The host refuses work; the request has ended.
+    pub(super) fn push(self, engine: &mut Engine) -> io::Result<()> {
+        let Self(claim) = self;
+        let job = claim.entry.job();
+        // SAFETY: the pieces lie in the entry, whose `mapping` keeps mapped what they name (or they name a static). Neither
+        // changes until the outcome has been reaped: no entry is handed out while its step is not `Idle`, except by
+        // `RequestTable::reaped`, which takes an outcome, and only an engine makes those. Entries of a table that is dropped
+        // before are leaked. This is the only job of `head`, since the claim is exclusive.
+        unsafe { engine.push(claim.head, job) }?;
+        *claim.in_flight += 1;
+        // The engine has it: it is not to be ended.
+        std::mem::forget(claim);
+        Ok(())
+    }
+
+    /// Ends the request before the step.
+    pub(super) fn end(self) -> Ended<'a> {
+        Ended(self.0)
+    }
+}
+
+/// A request whose step the engine has done.
+#[derive(Debug)]
+pub(super) struct Reaped<'a> {
+    claim: Claim<'a>,
+    /// The system call's result, or a negative error number.
+    result: i32,
+}
+
+impl<'a> Reaped<'a> {
+    /// Goes on by the result of the step.
+    pub(super) fn advance(self) -> Next<'a> {
+        let Self { claim, result } = self;
+        match claim.entry.advance(result) {
+            Advance::Again => Next::Again(Ready(claim)),
+            Advance::Done(read) => Next::Done(Ended(claim), read),
+            Advance::Failed(cause, read) => {
+                let missed = claim.entry.missed();
+                Next::Failed(Ended(claim), Failure { missed, cause, read })
+            }
+        }
+    }
+}
+
+/// What follows a step.
+#[derive(Debug)]
+pub(super) enum Next<'a> {
+    /// Another step.
+    Again(Ready<'a>),
+    /// The request is done; bytes of data put into guest memory.
+    Done(Ended<'a>, u32),
+    /// The host failed the request.
+    Failed(Ended<'a>, Failure),
+}
+
+/// How the host failed a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    /// Data that was not transferred.
+    pub(super) missed: Missed,
+    pub(super) cause: Cause,
+    /// Bytes of data put into guest memory before.
+    pub(super) read: u32,
+}
+
+/// A request that only lacks its answer.
+#[derive(Debug)]
+pub(super) struct Ended<'a>(Claim<'a>);
+
+impl Ended<'_> {
+    /// Writes the status, ordered after the data, and frees the entry.
+    ///
+    /// # Errors
+    /// The status byte is not in guest memory.
+    pub(super) fn write_status(self, memory: &AccessGuard<'_>, status: u8) -> Result<(), DmaError> {
+        let entry = &mut *self.0.entry;
+        // First: it is what orders the data.
+        entry.release_data();
+        match entry.status_mapping.take() {
+            None => memory.write(entry.status, &[status], Access::WRITE),
+            Some(mapping) => {
+                write_mapped(mapping, status);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cold]
+fn write_mapped(mapping: Mapping, status: u8) {
+    // It is one byte, mapped for writing.
+    let written = mapping.write(&[status]);
+    debug_assert!(written);
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    /// No request.
+    #[default]
+    Idle,
+    Read,
+    Write,
+    Sync,
+    Allocate,
+    Zero,
+}
+
+/// See [`Next`].
+enum Advance {
+    Again,
+    Done(u32),
+    Failed(Cause, u32),
+}
+
+/// Storage and state of one request.
+#[derive(Debug, Default)]
+struct Entry {
+    step: Step,
+    /// Address of the status byte.
+    status: u64,
+    /// Behind an IOMMU: the same, kept mapped.
+    status_mapping: Option<Mapping>,
+    /// Memory of the data that is left, from `first` on.
+    pieces: Vec<HostSlice>,
+    first: usize,
+    /// Keeps the pieces mapped.
+    mapping: Option<MappingGuard>,
+    /// Transferred instead of the pieces, where the file does not take them as they are.
+    bounce: Option<Box<Bounce>>,
+    /// Where on the disk the data that is left begins, and its length, in bytes.
+    offset: u64,
+    left: u64,
+    /// Bytes of data put into guest memory.
+    read: u32,
+    /// Ranges to discard or zero, the present one at `range`.
+    ranges: Vec<ByteRange>,
+    range: usize,
+    discard: bool,
+    /// Writes go through to the disk: the driver cannot flush.
+    durable: bool,
+    retries: u8,
+}
+
+impl Entry {
+    fn empty_pieces(&mut self) -> &mut Vec<HostSlice> {
+        self.pieces.clear();
+        &mut self.pieces
+    }
+
+    fn release_data(&mut self) {
+        self.mapping = None;
+        self.bounce = None;
+    }
+
+    fn begin(&mut self, step: Step, durable: bool) {
+        self.step = step;
+        self.durable = durable;
+        self.first = 0;
+        self.read = 0;
+        self.range = 0;
+        self.retries = 0;
+    }
+
+    /// Goes on by the result of the last step: the system call's, or a negative error number.
+    fn advance(&mut self, result: i32) -> Advance {
+        if result < 0 {
+            let error = -result;
+            if matches!(error, libc::EINTR | libc::EAGAIN) && self.retries < RETRIES {
+                self.retries += 1;
+                return Advance::Again;
+            }
+            if self.step == Step::Allocate && not_supported(error) {
+                // A discard is a hint (section 5.2.6.2: the device may do nothing); zeroes are not.
+                return if self.discard { self.next_range() } else { self.zero_by_writes() };
+            }
+            return Advance::Failed(Cause::Os(error), self.read);
+        }
+        self.retries = 0;
+        match self.step {
+            Step::Idle => Advance::Failed(Cause::Os(libc::EINVAL), 0),
+            Step::Sync => Advance::Done(0),
+            Step::Allocate => self.next_range(),
+            Step::Read | Step::Write | Step::Zero => {
+                // 0: the file has become shorter than the disk. More than was asked for is impossible.
+                let moved = result.unsigned_abs();
+                if moved == 0 || u64::from(moved) > self.left {
+                    let cause = if moved == 0 { Cause::End } else { Cause::Os(libc::EIO) };
+                    return Advance::Failed(cause, self.read);
+                }
+                self.offset += u64::from(moved);
+                self.left -= u64::from(moved);
+                if self.step == Step::Read {
+                    self.read += moved;
+                    if let Some(bounce) = &mut self.bounce {
+                        // SAFETY: `mapping` keeps the pieces mapped, for writing, since it is a read.
+                        unsafe { bounce.hand_on(moved as usize, &self.pieces[self.first..]) };
+                    }
+                }
+                match (self.left, self.step) {
+                    (0, Step::Zero) => self.next_range(),
+                    (0, _) => Advance::Done(self.read),
+                    (_, Step::Zero) => {
+                        self.point_at_zeroes();
+                        Advance::Again
+                    }
+                    _ => {
+                        self.consume(moved as usize);
+                        Advance::Again
+                    }
+                }
+            }
+        }
+    }
+
+    /// Data that the present step leaves undone if it fails.
+    fn missed(&self) -> Missed {
+        match self.step {
+            Step::Read => Missed::at(Operation::Read, self.offset, self.left),
+            Step::Write => Missed::at(Operation::Write, self.offset, self.left),
+            Step::Zero => Missed::at(Operation::WriteZeroes, self.offset, self.left),
+            Step::Allocate if self.discard => Missed::range(Operation::Discard, self.ranges.get(self.range)),
+            Step::Allocate => Missed::range(Operation::WriteZeroes, self.ranges.get(self.range)),
+            // After ranges of zeroes that go through to the disk, or a flush; a flush has no ranges.
+            Step::Sync if !self.ranges.is_empty() => {
+                Missed::range(Operation::WriteZeroes, self.ranges.last())
+            }
+            Step::Sync | Step::Idle => Missed::range(Operation::Flush, None),
+        }
+    }
+
+    /// The system call of the present step.
+    fn job(&mut self) -> Job {
+        match self.step {
+            Step::Read => Job::Read { pieces: self.rest(), offset: self.offset },
+            Step::Write | Step::Zero => {
+                if let Some(bounce) = &mut self.bounce {
+                    // SAFETY: `mapping` keeps the pieces mapped.
+                    unsafe { bounce.fill(&self.pieces[self.first..], self.left) };
+                }
+                Job::Write { pieces: self.rest(), offset: self.offset, durable: self.durable }
+            }
+            Step::Idle | Step::Sync => Job::Sync,
+            Step::Allocate => {
+                let ByteRange { offset, len, unmap } = self.ranges[self.range];
+                // A hole reads as zeroes, and is the only way to unmap; the two modes exclude each other.
+                let how = match self.discard || unmap {
+                    true => libc::FALLOC_FL_PUNCH_HOLE,
+                    false => libc::FALLOC_FL_ZERO_RANGE,
+                };
+                let mode = how | libc::FALLOC_FL_KEEP_SIZE;
+                Job::Allocate { mode, offset, len, discard: self.discard }
+            }
+        }
+    }
+
+    fn rest(&mut self) -> Pieces {
+        if let Some(bounce) = &mut self.bounce {
+            return Pieces { first: NonNull::from(bounce.part(self.left)), count: 1 };
+        }
+        let rest = &mut self.pieces[self.first..];
+        let count = rest.len().min(MAX_PIECES) as u32;
+        // A slice's pointer is never null.
+        let first = NonNull::new(rest.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Pieces { first, count }
+    }
+
+    /// Takes `moved` bytes off the pieces.
+    fn consume(&mut self, mut moved: usize) {
+        while let Some(piece) = self.pieces.get_mut(self.first) {
+            if moved < piece.len {
+                // The piece stays inside the memory that is mapped.
+                piece.ptr = piece.ptr.wrapping_add(moved);
+                piece.len -= moved;
+                return;
+            }
+            moved -= piece.len;
+            self.first += 1;
+        }
+    }
+
+    fn next_range(&mut self) -> Advance {
+        self.range += 1;
+        self.step = match (self.range < self.ranges.len(), self.durable) {
+            (true, _) => Step::Allocate,
+            (false, true) => Step::Sync,
+            (false, false) => return Advance::Done(0),
+        };
+        Advance::Again
+    }
+
+    fn zero_by_writes(&mut self) -> Advance {
+        let ByteRange { offset, len, .. } = self.ranges[self.range];
+        (self.step, self.offset, self.left) = (Step::Zero, offset, len);
+        self.point_at_zeroes();
+        Advance::Again
+    }
+
+    /// Makes the pieces the zeroes that are left to write, up to one system call.
+    fn point_at_zeroes(&mut self) {
+        self.pieces.clear();
+        self.first = 0;
+        let mut left = self.left;
+        while left > 0 && self.pieces.len() < MAX_PIECES {
+            let zeroes = ZEROES.as_bytes();
+            let len = left.min(zeroes.len() as u64);
+            // Only read from, see `Entry::job`.
+            self.pieces.push(HostSlice { ptr: zeroes.as_ptr().cast_mut(), len: len as usize });
+            left -= len;
+        }
+    }
+}
+
+/// Whether fallocate cannot do this here. EINVAL: a block device whose blocks are larger than our sectors.
+fn not_supported(error: i32) -> bool {
+    matches!(error, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::EINVAL)
+}
