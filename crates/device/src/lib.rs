@@ -27,6 +27,7 @@ pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, Q
 pub use paravane_ring::device::{State, StateError};
 pub use rate::{Limiter, Rate, RateLimit};
 
+use net::{NetDevice, NetQueue};
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
 use std::os::fd::BorrowedFd;
@@ -86,15 +87,9 @@ pub trait Device: Send {
     /// The host lacks what the handler needs.
     fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>>;
 
-    /// How many queues, from the first one on, the driver has enabled, where the transport tells (vhost-user does) and may keep
-    /// from the device what the driver says of that in a control queue.
-    fn enable_queues(&mut self, count: u16) {
-        let _ = count;
-    }
-
-    /// The machine has moved here, and its driver cannot tell the network so: the device does, for a card of this address.
-    fn announce(&mut self, mac: [u8; 6]) {
-        let _ = mac;
+    /// The extension of network cards, if it is one.
+    fn net(&mut self) -> Option<&mut dyn NetDevice> {
+        None
     }
 
     /// The device was reset; all handlers are drained and dropped.
@@ -156,8 +151,8 @@ pub trait QueueHandler: Send {
         0
     }
 
-    /// The queue of a TAP device that the frames go to or come from: the kernel's vhost-net can move them in our place.
-    fn tap(&self) -> Option<BorrowedFd<'_>> {
+    /// The extension of a network card's data queues, if it is one.
+    fn net(&self) -> Option<&dyn NetQueue> {
         None
     }
 

@@ -14,6 +14,7 @@ mod back_end;
 mod control;
 mod counters;
 mod echo_peer;
+mod extension;
 mod generator;
 mod header;
 mod limited;
@@ -27,6 +28,7 @@ mod wakeup;
 
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
+pub use extension::{NetDevice, NetQueue};
 pub use generator::Generator;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
 pub use link::LinkEnd;
@@ -223,6 +225,19 @@ impl<B: BackEnd> Device for Net<B> {
         })
     }
 
+    fn net(&mut self) -> Option<&mut dyn NetDevice> {
+        Some(self)
+    }
+
+    fn reset(&mut self) {
+        (self.agreed, self.enabled) = (false, 1);
+        if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
+            tracing::warn!(%error, "the network's back end does not go back to its beginning");
+        }
+    }
+}
+
+impl<B: BackEnd> NetDevice for Net<B> {
     fn enable_queues(&mut self, count: u16) {
         let pairs = count / net::PAIR;
         // With the control queue, it is there that the driver says so.
@@ -241,13 +256,6 @@ impl<B: BackEnd> Device for Net<B> {
     fn announce(&mut self, mac: [u8; 6]) {
         if let Err(error) = self.back_end.inject(&rarp(mac)) {
             tracing::warn!(%error, "the network was not told that the machine has moved");
-        }
-    }
-
-    fn reset(&mut self) {
-        (self.agreed, self.enabled) = (false, 1);
-        if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
-            tracing::warn!(%error, "the network's back end does not go back to its beginning");
         }
     }
 }

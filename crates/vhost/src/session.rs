@@ -186,7 +186,9 @@ impl<'a> Session<'a> {
             Request::SetVringEnable(state) => self.set_vring_enable(state)?,
             Request::SendRarp(mac) => {
                 self.features.need_protocol(protocol_feature::RARP, "SEND_RARP")?;
-                self.device.announce(mac);
+                if let Some(net) = self.device.net() {
+                    net.announce(mac);
+                }
             }
             Request::SetBackendReqFd(fd) => {
                 self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;

@@ -11,6 +11,7 @@
 //! written last. Most frames fit into one, and are placed in groups, which are completed together.
 use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
+use super::extension::NetQueue;
 use super::header;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
@@ -284,8 +285,8 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.waits_for_buffers
     }
 
-    fn tap(&self) -> Option<BorrowedFd<'_>> {
-        self.receiver.tap()
+    fn net(&self) -> Option<&dyn NetQueue> {
+        Some(self)
     }
 
     fn at_rest(&self) -> bool {
@@ -314,5 +315,11 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.filling.heads.clear();
         self.counters.add(&mut self.counts);
         served
+    }
+}
+
+impl<R: Receiver> NetQueue for Receive<R> {
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
     }
 }

@@ -9,6 +9,7 @@
 //! (addresses without memory) latches it.
 use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
+use super::extension::NetQueue;
 use super::header::{self, Rules};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
@@ -155,8 +156,8 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         (BATCH as u32).min(u32::from(size) / 4)
     }
 
-    fn tap(&self) -> Option<BorrowedFd<'_>> {
-        self.sender.tap()
+    fn net(&self) -> Option<&dyn NetQueue> {
+        Some(self)
     }
 
     fn at_rest(&self) -> bool {
@@ -178,5 +179,11 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         (self.done, self.full) = (self.batch.chains().len(), false);
         self.counters.add(&mut self.counts);
         served
+    }
+}
+
+impl<S: Sender> NetQueue for Transmit<S> {
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.sender.tap()
     }
 }

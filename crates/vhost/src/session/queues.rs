@@ -79,7 +79,9 @@ impl Session<'_> {
         };
         self.shared_status.write().queues[usize::from(queue)].enabled = state.num == 1;
         let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
-        self.device.enable_queues(enabled as u16);
+        if let Some(net) = self.device.net() {
+            net.enable_queues(enabled as u16);
+        }
         if state.num == 0 && self.needs_enable() {
             self.stop(queue);
         }

@@ -39,7 +39,7 @@ struct AtWork {
 
 impl QueueBackend for VhostNet {
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
-        let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.tap()) else {
+        let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.net()?.tap()) else {
             // A control queue, for one.
             return Err(io::Error::new(io::ErrorKind::NotConnected, "no TAP device is behind the queue"));
         };

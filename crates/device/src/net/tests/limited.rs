@@ -96,5 +96,5 @@ fn nobody_is_given_the_way_past_the_limit() {
     let limited = Limited::new(LinkEnd::echo(2).unwrap(), none(), none());
     assert_eq!((limited.pairs(), limited.offloads()), (2, LinkEnd::echo(2).unwrap().offloads()));
     let card = Card::new(limited);
-    assert!(card.lanes.iter().all(|lane| lane.handler.tap().is_none()));
+    assert!(card.lanes.iter().all(|lane| lane.handler.net().is_none_or(|net| net.tap().is_none())));
 }

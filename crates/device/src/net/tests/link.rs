@@ -1,7 +1,6 @@
 //! The cable: back-pressure, ends that come and go, checksums.
 use super::rig::{Card, DATA, HEADER, frame};
-use crate::Device;
-use crate::net::LinkEnd;
+use crate::net::{LinkEnd, NetDevice};
 use crate::rig::{allocations, readable, segment};
 use paravane_spec::net::F_GUEST_CSUM;
 
