@@ -592,8 +592,8 @@ fn a_kernel_that_cannot_run_is_refused() {
     }
     for (network, why) in [
         ("echo", "nothing to say to an echo"),
-        ("tap=a/b", "no interface name"),
-        ("tap-fd=0", "no TAP device"),
+        ("tap=a/b", "invalid interface name"),
+        ("tap-fd=0", "not a TAP device"),
         ("tap-fd=999", "descriptor 999"),
         ("link=a", "joins two cards"),
         ("bridge=a", "tap=NAME"),

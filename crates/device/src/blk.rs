@@ -1,18 +1,29 @@
-//! Block device (virtio specification, section 5.2): an image, its format said and never guessed.
+//! Block device (virtio specification, section 5.2): an image in a format that the caller names.
 //!
 //! ```text
 //! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs, qcow2/
 //!    | start_queue
 //!    v
-//! Handler, one a queue                                          handler.rs
-//!    parse a chain into a Request                               request.rs
-//!    a RequestTable takes it through its system calls            in_flight.rs
-//!    an Engine does those: io_uring, threads, or at once        engine/
-//!       past the page cache: what the file asks for             direct.rs
+//! Handler, one for each queue                                   handler.rs
+//!    parses a chain into a Request                              request.rs
+//!    takes it through its system calls by a RequestTable        in_flight.rs
+//!    makes them by an Engine: io_uring, threads, or at once     engine/
+//!       direct I/O: alignment and bounce buffers                direct.rs
 //!       registered buffers: the map of guest memory             engine/registered.rs
 //!
-//! StorageErrors: failed requests, for people                    errors.rs
+//! StorageErrors: counts of failed requests, the last one        errors.rs
 //! Resizer: the disk's size while it is served                   resizer.rs
+//! ```
+//! The format of an image is never guessed: a guest can write any header into a raw image.
+//!
+//! ```no_run
+//! use paravane_device::Device;
+//! use paravane_device::blk::{Blk, BlkConfig};
+//!
+//! let disk = Blk::open(BlkConfig { read_only: true, queues: 2, ..BlkConfig::new("disk.img") })?;
+//! println!("{} bytes, served by {}", disk.size(), disk.engine());
+//! assert_eq!(disk.queue_sizes(), [256, 256]);
+//! # Ok::<(), paravane_device::blk::OpenError>(())
 //! ```
 mod direct;
 mod engine;
@@ -50,87 +61,97 @@ pub use resizer::Resizer;
 /// Descriptors of a request beside its data.
 const HEADER_AND_STATUS: u16 = 2;
 
-/// Most descriptors of a request that drivers are told of, in queues of any size.
+/// Most descriptors of a request, as `seg_max` tells drivers, in queues of any size.
 ///
-/// A driver that does without INDIRECT_DESC never submits a request that is longer than its queue, and waits for ever. It reads
-/// `seg_max` before it makes a queue, and QEMU reads it for the driver before features are accepted, so the value has to fit
-/// the queues that drivers make: of 128 descriptors by default in QEMU and Cloud Hypervisor, and never of less by Linux's own choice,
-/// whose rings shrink to a page where memory is scarce. QEMU's own disks, qemu-storage-daemon and SPDK say 126 segments, too.
+/// A driver without INDIRECT_DESC cannot submit a request that is longer than its queue, and waits
+/// forever. It reads `seg_max` before it sets up a queue, and QEMU reads it for the driver before
+/// features are accepted. So the value has to fit the queues that drivers set up: 128 descriptors
+/// by default in QEMU and Cloud Hypervisor, and at least 128 in Linux, whose rings shrink to a page
+/// where memory is scarce. QEMU's own disks, qemu-storage-daemon and SPDK report 126 segments, too.
 const LONGEST_CHAIN: u16 = 128;
 
-/// Which engine does the host I/O.
+/// The engine that does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// At once, and without system calls as far as that goes, if the image lies in memory; else io_uring if the host lets us, else threads.
+    /// `Immediate` for an image in memory, else `IoUring` where the host allows it, else `Threads`.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring, or an error.
     IoUring,
-    /// A pool of threads with preadv and pwritev.
+    /// A pool of threads, with preadv and pwritev.
     Threads,
-    /// The same system calls, at once, by the thread that serves the queue; nothing else is served meanwhile.
+    /// The queue's own thread, which blocks meanwhile. An image in memory is mapped, and copied
+    /// without system calls.
     Immediate,
 }
 
-/// What is in the file of an image.
+/// The format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// The disk's bytes.
     #[default]
     Raw,
-    /// QEMU's format, versions 2 and 3, without encryption and without a data file of its own.
+    /// QEMU's qcow2, versions 2 and 3, without encryption and without an external data file.
     Qcow2,
 }
 
-/// An image that another one is based on. It is only read.
+/// A backing file, opened read-only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// The image.
+    /// Path of the image.
     pub path: PathBuf,
-    /// Its format.
+    /// Format of the image.
     pub format: Format,
 }
 
-/// How a disk is to be opened.
+/// Configuration of a disk. Start from [`BlkConfig::new`], and change fields by struct update.
 #[derive(Clone, Debug)]
 pub struct BlkConfig {
-    /// Name in the log; the path if `None`.
+    /// Name in the log [the path].
     pub name: Option<String>,
-    /// The image.
+    /// Path of the image.
     pub path: PathBuf,
-    /// Its format. A raw image is never taken for anything else, whatever its driver writes there.
+    /// Format of the image [raw]. It is not probed, whatever the guest writes there.
     pub format: Format,
-    /// What a qcow2 image is based on, and what that is based on, and so on. Must be named if and only if the images say that
-    /// they are based on something; by what name they call it does not matter, and is not looked at.
+    /// Backing files, top first [none]. Required if and only if the images have one.
+    ///
+    /// Names stored in images are ignored.
     pub backing: Vec<Layer>,
-    /// Open and offer it read-only.
+    /// Opens the image, and offers the disk, read-only [`false`].
     pub read_only: bool,
-    /// Lock the image. Without a lock any process may write to it at the same time, which is right only where at most one of
-    /// them has a driver at work: a machine that moves between two of them. A qcow2 image is always locked, since who opens it
-    /// goes on with what its tables say then.
+    /// Locks the image [`true`].
+    ///
+    /// Without a lock, other processes may write to the image at the same time. That is safe only
+    /// while one of them has a running driver at most, as in a live migration. A qcow2 image is
+    /// always locked, since its tables are read when it is opened.
     pub lock: bool,
-    /// Past the host's page cache (O_DIRECT): what the host has not read is read from the disk each time, and what is written is
-    /// on its way to the disk when it is answered. The block that drivers are told is then what the file asks for. Raw images only.
+    /// Bypasses the host's page cache (O_DIRECT) [`false`]. For raw images.
+    ///
+    /// Drivers are told a block size that the file accepts.
     pub direct: bool,
-    /// Register guest memory with io_uring (its registered buffers), which spares the kernel looking up its pages for every
-    /// transfer; of use with `direct`. **All guest memory is then held in place**, once a queue (RLIMIT_MEMLOCK), and
-    /// must not be exchanged while the disk is in use: no balloon, no virtio-mem, no postcopy. Where the host refuses, it is
-    /// logged, and transfers go by addresses.
+    /// Registers guest memory with io_uring, which saves a page look-up for each transfer
+    /// [`false`].
+    ///
+    /// Useful with `direct`. **Pins all guest memory**, once for each queue (RLIMIT_MEMLOCK). The
+    /// pages must not be replaced while the disk is in use: no balloon, no virtio-mem, no postcopy.
+    /// Where the host refuses, a warning is logged and transfers go unregistered.
     pub registered_buffers: bool,
-    /// Number of queues, at least 1.
+    /// Number of queues, at least 1 [1].
     pub queues: u16,
-    /// Largest size of each; rounded down to a power of two, from 4 to 32768. With less than 128, requests have fewer segments.
+    /// Largest queue size in descriptors, rounded down to a power of two from 4 to 32768 [256].
+    ///
+    /// Below 128, requests have fewer segments.
     pub queue_size: u16,
-    /// Host I/O.
+    /// Engine for host I/O [auto].
     pub engine: EngineChoice,
-    /// What GET_ID answers, at most 20 bytes; from the path if `None`.
+    /// Answer to GET_ID, cut to 20 bytes [the file name].
     pub serial: Option<String>,
-    /// What the disk may use, all its queues together.
+    /// Rate limit of the disk, for all its queues together [none].
     pub limiter: Option<Arc<Limiter>>,
 }
 
 impl BlkConfig {
-    /// A raw image, read-write, locked, one queue of 256, engine chosen by the host's abilities.
+    /// The defaults, for the image at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -153,125 +174,142 @@ impl BlkConfig {
     fn opening(&self) -> Result<Opening, OpenError> {
         let Self { format, read_only, direct, .. } = *self;
         if direct && format == Format::Qcow2 {
-            return Err(OpenError::DirectOfFormat);
+            return Err(OpenError::DirectOfFormat { path: self.path.clone() });
         }
         Ok(Opening { format, read_only, lock: self.lock || format == Format::Qcow2, direct })
     }
 }
 
-/// Why an image cannot be used. Nothing was touched.
+/// An image cannot be opened. It has not been changed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum OpenError {
-    /// {path}: {source}
-    #[error("{}: {source}", path.display())]
+    /// A system call failed.
+    #[error("{}: cannot open the image: {source}", path.display())]
     Os {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
-    /// {path}: is a directory, not a disk image
-    #[error("{}: is a directory, not a disk image", path.display())]
+    /// The path is a directory.
+    #[error("{}: is a directory; a disk image is a regular file or a block device", path.display())]
     Directory {
-        /// The image.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// {path}: is neither a regular file nor a block device
+    /// The path is a character device, a FIFO or a socket.
     #[error("{}: is neither a regular file nor a block device", path.display())]
     Kind {
-        /// The image.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// {path}: its size of {size} bytes is not a multiple of {block}
-    #[error("{}: its size of {size} bytes is not a multiple of {block}", path.display())]
+    /// A raw image does not end at a block.
+    #[error(
+        "{}: size of {size} bytes is not a multiple of {block}; `truncate -s %{block}` rounds it up",
+        path.display()
+    )]
     Size {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Size of the image in bytes.
         size: u64,
-        /// Bytes of a block: 512, or what transfers past the page cache are aligned to.
+        /// Block size in bytes: 512, or the alignment that direct I/O demands.
         block: u64,
     },
-    /// {path}: cannot be used past the page cache: {source}
-    #[error("{}: cannot be used past the page cache (O_DIRECT): {source}", path.display())]
+    /// The file system has no direct I/O, or demands an alignment of more than 4096 bytes.
+    #[error("{}: direct I/O (O_DIRECT) is not supported here: {source}; use the page cache", path.display())]
     Direct {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
-    /// images in the format qcow2 cannot be used past the page cache
-    #[error("images in the format qcow2 cannot be used past the page cache (O_DIRECT)")]
-    DirectOfFormat,
-    /// guest memory can be registered with io_uring only, and the image is served otherwise: {engine}
-    #[error("guest memory can be registered with io_uring only, and the image is served otherwise: {engine}")]
+    /// `direct` with a format other than raw.
+    #[error("{}: direct I/O (O_DIRECT) needs a raw image; a qcow2 image uses the page cache", path.display())]
+    DirectOfFormat {
+        /// Path of the image.
+        path: PathBuf,
+    },
+    /// `registered_buffers` with another engine than io_uring.
+    #[error("{}: registered buffers need the io_uring engine; the image uses {engine}", path.display())]
     BuffersOfEngine {
-        /// How.
+        /// Path of the image.
+        path: PathBuf,
+        /// Engine of the image; see [`Blk::engine`].
         engine: String,
     },
-    /// {path}: is empty
-    #[error("{}: is empty", path.display())]
+    /// The disk would have no sectors.
+    #[error("{}: the image is empty; `truncate -s SIZE` or `qemu-img resize` gives it a size", path.display())]
     Empty {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// {path}: in use by another process, or named twice
-    #[error("{}: in use by another process, or named twice (the image is locked)", path.display())]
+    /// The lock is held elsewhere, or the block device is mounted.
+    #[error("{}: in use by another process, or configured twice (the image is locked)", path.display())]
     InUse {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// {path}: cannot be used as a qcow2 image: {source}
-    #[error("{}: cannot be used as a qcow2 image: {source}", path.display())]
+    /// The tables of a qcow2 image are invalid, or reading them failed.
+    #[error("{}: cannot open the qcow2 image: {source}", path.display())]
     Qcow2 {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
-    /// The header of a qcow2 image asks for something that is not supported.
+    /// The header of a qcow2 image is invalid, or needs something that is not supported.
     #[error("{}: {source}", path.display())]
     Header {
-        /// The image, or one that it is based on.
+        /// Path of the image or backing file.
         path: PathBuf,
-        /// What it asks for.
+        /// Cause.
         source: Box<HeaderError>,
     },
-    /// {path}: cannot be written to: {source}
-    #[error("{}: cannot be written to: {source}", path.display())]
+    /// The reference counts of a qcow2 image are wrong.
+    #[error("{}: cannot be opened for writing: {source}", path.display())]
     Refcounts {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: RefcountError,
     },
-    /// {path}: is based on an image that it calls {name:?}; which one that is must be said
-    #[error("{}: is based on an image that it calls {name:?}; which one that is must be said", path.display())]
+    /// A backing file is missing from [`BlkConfig::backing`].
+    #[error("{}: has backing file {name:?}; pass --backing FORMAT:PATH", path.display())]
     Backing {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// The name that is in it. Anybody may have put it there.
+        /// Name stored in the image. A guest may have written it.
         name: String,
     },
-    /// {path}: is not based on another image, and one was named
-    #[error("{}: is not based on another image, and one was named", path.display())]
+    /// [`BlkConfig::backing`] has more files than the images.
+    #[error("{}: has no backing file, but one was passed; remove it", path.display())]
     NoBacking {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// {path}: has its data in another file, which is not supported
-    #[error("{}: has its data in another file, which is not supported", path.display())]
+    /// The data of a qcow2 image is in another file.
+    #[error(
+        "{}: has an external data file, which is not supported; `qemu-img convert -O qcow2` makes a copy without",
+        path.display()
+    )]
     DataFile {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
     },
-    /// io_uring was asked for, and images in the format qcow2 are served by threads
-    #[error("io_uring was asked for, and images in the format qcow2 are served by threads")]
-    EngineOfFormat,
-    /// io_uring was asked for, and this host refuses it: {source}
-    #[error("io_uring was asked for, and this host refuses it: {source}")]
+    /// [`EngineChoice::IoUring`] with a qcow2 image.
+    #[error("{}: the io_uring engine needs a raw image; use engine auto or threads for qcow2", path.display())]
+    EngineOfFormat {
+        /// Path of the image.
+        path: PathBuf,
+    },
+    /// [`EngineChoice::IoUring`] where the host does not allow it.
+    #[error("{}: this host refuses io_uring: {source}; use engine auto or threads", path.display())]
     Engine {
-        /// Why not.
+        /// Path of the image.
+        path: PathBuf,
+        /// Cause; see [`io_uring_available`].
         source: std::io::Error,
     },
 }
@@ -290,23 +328,27 @@ pub struct Blk {
 /// Whether this process can use io_uring on this host.
 ///
 /// # Errors
-/// Why not: the kernel has none (ENOSYS), it is forbidden (EPERM, EACCES), or it lacks what we use (EOPNOTSUPP).
+/// The kernel has no io_uring (ENOSYS), it is forbidden (EPERM, EACCES), or it lacks an operation
+/// (EOPNOTSUPP).
 pub fn io_uring_available() -> io::Result<()> {
     engine::probe()
 }
 
-/// An image that lies in memory is mapped, if that can be.
+/// The immediate engine; it maps an image in memory where possible.
 fn immediate(image: &Image) -> EngineKind {
     if !image.in_memory || image.qcow2.is_some() || image.direct.is_some() {
         return EngineKind::Immediate { mapped: None };
     }
     let mapped = Mapped::new(image).map(Arc::new);
-    let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "not mapped");
+    let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "the image is not mapped; using system calls");
     EngineKind::Immediate { mapped: mapped.inspect_err(say).ok() }
 }
 
 impl Blk {
-    /// Opens the image and locks it, unless told otherwise (an open-file-description lock: exclusive, shared when read-only).
+    /// Opens the image.
+    ///
+    /// The lock is an open-file-description lock on the whole file: exclusive, or shared when
+    /// read-only.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -314,8 +356,9 @@ impl Blk {
         Self::on(Image::open(&config.path, config.opening()?)?, config)
     }
 
-    /// As [`Blk::open`], of an image that is open already, perhaps by another process, whose lock is shared then. The
-    /// path of `config` is only a name.
+    /// As [`Blk::open`], for an image that is open already. The path of `config` is only a name.
+    ///
+    /// A lock of the descriptor's open file description is shared with its other holders.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -336,58 +379,65 @@ impl Blk {
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None),
             (EngineChoice::Immediate, _) => immediate(&image),
-            (EngineChoice::IoUring, _) if image.qcow2.is_some() => return Err(OpenError::EngineOfFormat),
+            (EngineChoice::IoUring, _) if image.qcow2.is_some() => {
+                return Err(OpenError::EngineOfFormat { path: config.path });
+            }
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
             (EngineChoice::Auto, _) if image.in_memory => immediate(&image),
             (_, Ok(())) => EngineKind::Uring { registers: config.registered_buffers },
-            (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { source }),
+            (EngineChoice::IoUring, Err(source)) => {
+                return Err(OpenError::Engine { path: config.path, source });
+            }
             (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string())),
         };
         let id = image.id(config.serial.as_deref());
-        // A read or write takes three descriptors at least.
+        // A read or write takes at least three descriptors.
         let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let name = config.name.unwrap_or_else(|| image.path.display().to_string());
         let errors = Arc::new(StorageErrors::new(name, queue_sizes.len()));
         let disk = Self { image, engine, id, queue_sizes, limiter: config.limiter, errors };
         if config.registered_buffers && !matches!(disk.engine, EngineKind::Uring { .. }) {
-            return Err(OpenError::BuffersOfEngine { engine: disk.engine() });
+            return Err(OpenError::BuffersOfEngine { path: config.path, engine: disk.engine() });
         }
         Ok(disk)
     }
 
-    /// Size in bytes. It changes when a [`Resizer`] finds it changed.
+    /// Size of the disk in bytes. Changes when a [`Resizer`] or [`Device::refresh`] finds a new
+    /// size.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.image.sectors() * blk::SECTOR
     }
 
-    /// Changes the size while the disk is served.
+    /// A handle that changes the size while the disk is served.
     #[must_use]
     pub fn resizer(&self) -> Resizer {
         Resizer::new(self.image.clone())
     }
 
-    /// Counts of failed requests.
+    /// Counters of failed requests.
     #[must_use]
     pub fn errors(&self) -> Arc<StorageErrors> {
         self.errors.clone()
     }
 
-    /// The image's path.
+    /// Path of the image.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.image.path
     }
 
-    /// Whether it is read-only.
+    /// Whether the disk is read-only.
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.image.read_only
     }
 
-    /// The engine that was chosen, and why if it was not the first choice: "io_uring", "io_uring, direct", "immediate, mapped",
-    /// "threads (io_uring: ...)".
+    /// Name of the engine, with the reason if it is not the first choice.
+    ///
+    /// For example `io_uring`, `io_uring, direct`, `immediate, mapped`, `threads (io_uring:
+    /// REASON)`.
     #[must_use]
     pub fn engine(&self) -> String {
         let engine = match &self.engine {
@@ -401,8 +451,9 @@ impl Blk {
         if self.image.direct.is_some() { engine + ", direct" } else { engine }
     }
 
-    /// A second descriptor of the open image's file, for the host's own reading (verification); same lock, and same
-    /// file offset, so read at explicit offsets; and past the page cache, if the disk does.
+    /// A duplicate descriptor of the image's file, for verification by the host.
+    ///
+    /// It shares the lock, the file offset (read at explicit offsets) and O_DIRECT with the disk.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -478,7 +529,7 @@ impl Device for Blk {
         let Some(&size) = self.queue_sizes.get(usize::from(index)) else {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("the disk has no queue {index}"),
+                format!("the disk has no queue {index}; it has {}", self.queue_sizes.len()),
             ));
         };
         let engine = Engine::new(&self.engine, &self.image, size)?;

@@ -1,16 +1,107 @@
-//! Virtio devices. One folder a device; what all share is here.
+//! Virtio devices: block, network, entropy, and the traits for a device of your own.
 //!
 //! ```text
-//! Device (configuration, features)          one a device, control path
-//!    | activate(features)
-//!    v  start_queue(n)
-//! QueueHandler                              one a live queue, owned by one I/O thread
-//!    serve(&mut MappedQueue)  take what is available, do it, complete, publish once
-//!    has_news               a look at the host's side, for an owner that polls
-//!    listen                 before the owner sleeps: what is not done yet wakes it
-//!    drain                  wait until nothing is in flight (reset, stop)
+//! Device (configuration, features)          one for each device, control path
+//!    |  start_queue(n)
+//!    v
+//! QueueHandler                              one for each live queue, owned by one I/O thread
+//!    serve(&mut MappedQueue)  pop what is available, start or do it, complete, publish once
+//!    has_news                 check for host events without a system call, for an owner that polls
+//!    listen                   before the owner sleeps: host events signal completion_fd from here on
+//!    drain                    wait until nothing is in flight (reset, stop)
 //! ```
-//! A handler never waits in `serve`: what is not done yet wakes the thread through `completion_fd`.
+//! A handler never blocks in `serve`. Work that the host has not finished signals `completion_fd`
+//! later.
+//!
+//! | Module | Device | Host side |
+//! |---|---|---|
+//! | [`blk`] | disk | raw and qcow2 images; io_uring, threads, or memory-mapped |
+//! | [`net`] | network card | TAP, or a link between cards |
+//! | [`rng`] | entropy source | getrandom(2) |
+//!
+//! # A device of your own
+//! A device with one queue, which returns what the driver sends. `paravane-vhost` serves it over
+//! vhost-user, and `paravane-io` on threads of your own.
+//!
+//! ```
+//! use paravane_device::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
+//! use paravane_dma::Access;
+//! use paravane_ring::device::QueueConfig;
+//! use paravane_spec::feature;
+//!
+//! struct Echo;
+//!
+//! impl Device for Echo {
+//!     fn device_id(&self) -> u32 {
+//!         0x3f
+//!     }
+//!
+//!     fn features(&self) -> u64 {
+//!         feature::VERSION_1 | feature::RING_RESET | QueueConfig::SPLIT_FEATURES
+//!     }
+//!
+//!     fn queue_sizes(&self) -> &[u16] {
+//!         &[64]
+//!     }
+//!
+//!     fn read_config(&self, _offset: u32, out: &mut [u8]) {
+//!         out.fill(0);
+//!     }
+//!
+//!     fn start_queue(&mut self, _index: u16, _features: u64) -> std::io::Result<Box<dyn QueueHandler>> {
+//!         Ok(Box::new(EchoQueue { bytes: [0; 256] }))
+//!     }
+//! }
+//!
+//! struct EchoQueue {
+//!     bytes: [u8; 256],
+//! }
+//!
+//! impl QueueHandler for EchoQueue {
+//!     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
+//!         let QueueBatch { queue, memory, chains } = queue.begin_batch();
+//!         let taken = memory.pop(queue, chains)? as u32;
+//!         for (chain, readable, writable) in chains.iter() {
+//!             let len = chain.readable_len().min(chain.writable_len()).min(256);
+//!             let bytes = &mut self.bytes[..len as usize];
+//!             memory.read_segments(readable, 0, bytes, Access::READ)?;
+//!             memory.write_segments(writable, 0, bytes, Access::WRITE)?;
+//!             queue.complete(chain.head, len)?;
+//!         }
+//!         Ok(Served { taken, completed: taken, interrupt: queue.publish()? })
+//!     }
+//!
+//!     fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
+//!         Served::default() // Nothing is in flight between two calls of `serve`.
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use paravane_dma::{Backing, Memory, Region, RegionConfig};
+//! # use paravane_ring::driver::{DriverConfig, Queue};
+//! # use paravane_ring::{Area, DmaArea, Segment};
+//! # let region = Region::new(RegionConfig { gpa: 0, size: 65536, backing: Backing::Pages, writable: true })?;
+//! # let memory = Memory::new(vec![region.clone()])?;
+//! # let features = Echo.features();
+//! # let layout = DriverConfig::new(64, 0, features)?;
+//! # // SAFETY: the region outlives the driver's queue.
+//! # let area = unsafe { Area::new(region.host(), layout.memory()) };
+//! # let (mut driver, addresses) = Queue::new(layout, DmaArea { area, addr: 0 })?;
+//! # memory.handle().enter().write(0x8000, b"hello", Access::WRITE)?;
+//! # driver.add(&[Segment { addr: 0x8000, len: 5 }], &[Segment { addr: 0x9000, len: 16 }])?;
+//! # driver.publish();
+//! // The owner of the queue, here without threads and a transport:
+//! let mut queue = MappedQueue::start(addresses, 64, features, memory.handle())?;
+//! let mut handler = Echo.start_queue(0, features)?;
+//! let served = handler.serve(&mut queue)?;
+//! assert_eq!((served.taken, served.completed), (1, 1));
+//! # let used = driver.pop_used()?.ok_or("nothing was used")?;
+//! # let mut answer = [0; 5];
+//! # memory.handle().enter().read(0x9000, &mut answer, Access::READ)?;
+//! # assert_eq!((used.len, &answer), (5, b"hello"));
+//! # Ok(())
+//! # }
+//! ```
 pub mod blk;
 #[cfg(test)]
 mod dirty_tests;
@@ -34,142 +125,181 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
 
-/// What one [`QueueHandler::serve`] did.
+/// Result of one [`QueueHandler::serve`] or [`QueueHandler::drain`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Chains taken from the queue.
+    /// Chains popped from the queue.
     pub taken: u32,
     /// Chains completed and published.
     pub completed: u32,
-    /// The driver wants an interrupt for them.
+    /// Whether the driver wants an interrupt for the completed chains.
     pub interrupt: bool,
 }
 
-/// Why a queue handler cannot go on.
+/// A queue handler cannot go on.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// the driver broke the queue: {0}
+    /// The queue has latched, until the driver resets it.
     #[error("the driver broke the queue: {0}")]
     Queue(#[from] QueueError),
-    /// the host failed: {0}
+    /// The host failed; the driver did nothing wrong.
     #[error("the host failed: {0}")]
     Host(#[from] std::io::Error),
 }
 
-/// The device as its transport sees it.
+/// A buffer that the driver placed outside guest memory.
+impl From<DmaError> for ServeError {
+    fn from(error: DmaError) -> Self {
+        Self::Queue(address_error(error))
+    }
+}
+
+/// A device as its transport sees it.
+///
+/// The transport calls [`start_queue`](Device::start_queue) for each queue that the driver starts,
+/// and [`reset`](Device::reset) when all of their handlers are drained and dropped.
 pub trait Device: Send {
-    /// Virtio device identifier.
+    /// Device ID (section 5 of the specification).
     fn device_id(&self) -> u32;
 
-    /// Feature bits to offer, ring and transport-independent ones included.
+    /// Feature bits that the device offers.
+    ///
+    /// These are the bits of its device type, and of the others exactly `VERSION_1`, `RING_RESET`,
+    /// `INDIRECT_DESC` and `EVENT_IDX` (the last two are
+    /// [`QueueConfig::SPLIT_FEATURES`](paravane_ring::device::QueueConfig::SPLIT_FEATURES)). Do not
+    /// return `RING_PACKED`, `IN_ORDER`, `ACCESS_PLATFORM`, `ORDER_PLATFORM`, `NOTIFICATION_DATA`
+    /// or a bit of a transport: the owner of the transport adds those that it serves. They work
+    /// with every device, since the queue and guest memory implement them.
     fn features(&self) -> u64;
 
-    /// Largest size of each queue; the length is the number of queues.
+    /// Largest size of each queue in descriptors; the length is the number of queues.
     fn queue_sizes(&self) -> &[u16];
 
-    /// Most descriptors of a chain that the configuration space allows; 0 if it says nothing of them. A smaller queue without
-    /// INDIRECT_DESC has no room for it, and its driver may wait for ever.
+    /// Most descriptors of a chain, as the configuration space states it [0: not stated].
+    ///
+    /// A driver without `INDIRECT_DESC` may wait forever for room in a queue that is smaller.
     fn longest_chain(&self) -> u16 {
         0
     }
 
-    /// Reads the configuration space; bytes beyond its end are 0.
+    /// Reads the configuration space at `offset` bytes; bytes beyond its end are 0.
     fn read_config(&self, offset: u32, out: &mut [u8]);
 
-    /// The driver writes to the configuration space; ignored where nothing is writable.
+    /// Writes the configuration space at `offset` bytes [ignored].
     fn write_config(&mut self, offset: u32, data: &[u8]) {
         let _ = (offset, data);
     }
 
-    /// Makes what serves one queue. Called for each queue that the driver starts; the I/O thread owns the result.
+    /// Creates the handler of queue `index`, which the driver starts with the negotiated
+    /// `features`.
     ///
     /// # Errors
-    /// The host lacks what the handler needs.
+    /// There is no such queue, or the host lacks a resource.
     fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>>;
 
-    /// The extension of network cards, if it is one.
+    /// The extension of network cards [none].
     fn net(&mut self) -> Option<&mut dyn NetDevice> {
         None
     }
 
-    /// The device was reset; all handlers are drained and dropped.
+    /// Resets the device. All handlers are drained and dropped.
     fn reset(&mut self) {}
 
-    /// Looks at the host's side again, which may wait for the host's storage. `true`: the configuration space has changed.
+    /// Checks the host's side again; `true` if the configuration space has changed. May block on
+    /// storage.
     ///
     /// # Errors
-    /// The host does not say; all is as before.
+    /// The host does not answer. Nothing has changed.
     fn refresh(&mut self) -> std::io::Result<bool> {
         Ok(false)
     }
 }
 
-/// Serves one queue, in one I/O thread.
+/// Serves one queue, on one I/O thread.
+///
+/// The owner calls [`serve`](QueueHandler::serve) until it neither pops nor completes anything. It
+/// then polls ([`has_news`](QueueHandler::has_news)) or sleeps ([`listen`](QueueHandler::listen))
+/// until a kick, or until [`completion_fd`](QueueHandler::completion_fd) becomes readable.
 pub trait QueueHandler: Send {
-    /// Takes what is available (up to a batch), starts or does it, completes what is done, publishes once.
-    /// Called again until it neither took nor completed anything.
+    /// Pops up to a batch of chains, starts or does them, completes what is done, and publishes
+    /// once.
     ///
     /// # Errors
-    /// The queue has latched or the host has failed; the owner stops the queue and marks the device.
+    /// The queue has latched or the host has failed. The owner stops the queue, and sets
+    /// DEVICE_NEEDS_RESET where the transport has it.
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError>;
 
-    /// Becomes readable when there is news from the host (something in flight is done, a frame has come) after
-    /// [`QueueHandler::listen`]; it may do so before. The owner calls `serve` once for each time that it does, whether or not
-    /// it has been readable before. The handler resets it.
+    /// Becomes readable on a host event (a request is done, a frame has arrived) [no host events].
+    ///
+    /// Reliable after [`QueueHandler::listen`]; it may become readable before. The owner watches it
+    /// edge-triggered and calls `serve` once for each edge. The handler clears it.
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The owner will sleep, after a `serve` that did nothing: from here on news from the host makes
-    /// [`QueueHandler::completion_fd`] readable. `true`: there is some already, so serve instead.
+    /// Makes host events signal [`QueueHandler::completion_fd`]; called before the owner sleeps.
+    ///
+    /// Called after a `serve` that did nothing. `true` if an event is there already: do not sleep,
+    /// serve.
     fn listen(&mut self) -> bool {
         false
     }
 
-    /// After a `serve` that did nothing: whether there seems to be news from the host by now, found out without a system
-    /// call. `None`: only the descriptor tells.
+    /// Whether a host event seems to be there, found out without a system call.
+    ///
+    /// Called after a `serve` that did nothing. `None` if only the descriptor tells [`None`].
     fn has_news(&mut self) -> Option<bool> {
         None
     }
 
-    /// After a `serve` that did nothing: whether it is new buffers that the handler waits for. If not, kicks stay off, and
-    /// buffers may be there that nothing needs yet.
+    /// Whether the handler waits for available buffers [`true`].
+    ///
+    /// Called after a `serve` that did nothing. If `false`, the owner leaves kicks off, and buffers
+    /// may stay available.
     fn wants_kicks(&self) -> bool {
         true
     }
 
-    /// Whether it keeps guest memory beyond what is in flight: then it is to be served after each change of the memory's map,
-    /// and lets go of what is not there any more.
+    /// Whether the handler keeps guest memory beyond requests in flight [`false`].
+    ///
+    /// If so, the owner serves it after each change of the memory map, and it lets go of removed
+    /// memory.
     fn keeps_memory(&self) -> bool {
         false
     }
 
-    /// Of how many buffers in a queue of `size` it is good to take so many at once, while they come fast: its owner may wait some
-    /// microseconds for them to come. 0: it is not, since somebody waits for each.
+    /// Preferred batch size under load, in buffers of a queue of `size`.
+    ///
+    /// The owner may delay the queue by up to 10 µs to fill it. 0 disables batching [0].
     fn preferred_batch(&self, size: u16) -> u32 {
         let _ = size;
         0
     }
 
-    /// The extension of a network card's data queues, if it is one.
+    /// The extension of a network card's receive and transmit queues [none].
     fn net(&self) -> Option<&dyn NetQueue> {
         None
     }
 
-    /// Whether [`QueueHandler::drain`] would lose nothing that the driver has given: nothing waits here for a host that has
-    /// no room. If not, `serve` it until it is.
+    /// Whether [`QueueHandler::drain`] would lose no buffer of the driver [`true`].
+    ///
+    /// `false` while buffers wait for room on the host's side. Serve it until it is at rest.
     fn at_rest(&self) -> bool {
         true
     }
 
-    /// Waits until nothing is in flight in the host. Afterwards guest memory is not touched any more. What was
-    /// in flight is completed and published if `complete` is set (a stop: the driver may be owed an interrupt,
-    /// see [`Served::interrupt`]), else forgotten (a reset: the driver has forgotten it too).
+    /// Waits until nothing is in flight on the host. Guest memory is not accessed afterwards.
+    ///
+    /// With `complete` (a stop), chains in flight are completed and published; see
+    /// [`Served::interrupt`]. Without (a reset), they are forgotten, as the driver has forgotten
+    /// them.
     fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served;
 
-    /// As [`QueueHandler::drain`]. Once `cut` is set, a request that takes several steps in the host is not continued: it fails, or
-    /// stays in flight where the queue's in-flight memory tells a successor of it. A step that the host has begun is waited for
-    /// all the same.
+    /// As [`QueueHandler::drain`], cut short once `cut` is set.
+    ///
+    /// A request that takes several steps on the host then ends after the present one: it fails, or
+    /// stays in flight where in-flight tracking tells a successor about it. A step that the host
+    /// has begun is always waited for.
     fn drain_until(&mut self, queue: &mut MappedQueue, complete: bool, cut: &AtomicBool) -> Served {
         let _ = cut;
         self.drain(queue, complete)
@@ -184,7 +314,7 @@ fn read_config(config: &[u8], offset: u32, out: &mut [u8]) {
     }
 }
 
-/// The queue error for a buffer that is not where the driver said.
+/// The queue error for a buffer outside guest memory.
 fn address_error(error: DmaError) -> QueueError {
     QueueError::Address { addr: error.addr(), len: u32::try_from(error.len()).unwrap_or(u32::MAX) }
 }

@@ -1,6 +1,7 @@
-//! The device that a thread works for: log lines name it, whichever crate writes them.
+//! The device that a thread works for, to be named in the log lines of all crates.
 //!
-//! A thread inherits the name only if whoever spawns it passes it on.
+//! A new thread does not inherit the name: read it by [`LogDevice::current`] before the spawn, and
+//! enter it in the thread.
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -18,17 +19,17 @@ pub struct LogDevice {
 }
 
 impl LogDevice {
-    /// Sets the device's name. `None` leaves the lines without one.
+    /// Sets the device's name. With `None`, log lines name no device.
     #[must_use = "the name is forgotten when this is dropped"]
     pub fn enter(name: Option<Arc<str>>) -> Self {
         let before = CURRENT.with(|current| current.replace(name));
         Self { before, _not_send: PhantomData }
     }
 
-    /// The name in the calling thread.
+    /// Name of the device in the calling thread.
     #[must_use]
     pub fn current() -> Option<Arc<str>> {
-        // A thread that ends has no name left.
+        // Thread-local storage is gone when a thread ends.
         CURRENT.try_with(|current| current.try_borrow().ok()?.clone()).ok()?
     }
 }

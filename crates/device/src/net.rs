@@ -6,10 +6,20 @@
 //!    v
 //! Receive, one a pair       back end -> buffers of the driver          receive.rs
 //! Transmit, one a pair      frames of the driver -> back end           transmit.rs
-//!    checked before anyone computes with what the driver says          header.rs
-//! Control                   how many pairs are in use                  control.rs
+//!    checks the driver's header before anybody computes with it       header.rs
+//! Control                   number of pairs in use                     control.rs
 //! ```
-//! What a hostile driver sends as a frame is dropped and counted ([`Counters`]); what it does to a queue latches that.
+//! An invalid frame of the driver is dropped and counted ([`Counters`]); an invalid chain latches
+//! its queue.
+//!
+//! ```no_run
+//! use paravane_device::net::{Net, NetConfig, Tap};
+//!
+//! let tap = Tap::open("tap0", 1)?;
+//! let card = Net::new(NetConfig { mtu: Some(1500), ..NetConfig::new([2, 0, 0, 0, 0, 1]) }, tap)?;
+//! let counters = card.counters();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 mod back_end;
 mod control;
 mod counters;
@@ -43,52 +53,68 @@ use paravane_spec::net::{
 };
 use paravane_spec::{feature, queue};
 use receive::Receive;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use thiserror::Error;
 use transmit::Transmit;
 use zerocopy::IntoBytes;
 
-/// The control queue is no smaller than this, and else as large as the others: some VMMs make all queues of one size (User Mode
-/// Linux 256, crosvm 1024).
+/// Least size of the control queue, which is otherwise as large as the others.
+///
+/// Some VMMs make all queues of one size: User Mode Linux 256, crosvm 1024.
 const CONTROL_SIZE: u16 = 64;
 
-/// How a card is to look to its driver.
+/// Configuration of a network card. Start from [`NetConfig::new`], and change fields by struct
+/// update.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
-    /// Its address.
+    /// MAC address.
     pub mac: [u8; 6],
-    /// Largest packet in bytes, without the Ethernet header; not offered if `None`.
+    /// MTU in bytes, without the Ethernet header, at least 68 [not offered].
     pub mtu: Option<u16>,
-    /// Offer what the back end can do of checksums and segmentation.
+    /// Offers the checksum and segmentation offloads of the back end [`true`].
     pub offloads: bool,
-    /// Offer to the driver that it announces itself where its machine has moved, and for that a control queue. Who moves the
-    /// machine asks it to (QEMU, which keeps that queue for itself).
+    /// Offers GUEST_ANNOUNCE, and the control queue that it needs [`false`].
+    ///
+    /// A VMM that handles the control queue itself (QEMU) asks the driver to announce itself after
+    /// a migration.
     pub announce: bool,
-    /// Largest size of each queue; rounded down to a power of two, from 2 to 32768.
+    /// Largest queue size in descriptors, rounded down to a power of two from 2 to 32768 [256].
     pub queue_size: u16,
 }
 
 impl NetConfig {
-    /// Queues of 256, all offloads, no word on the MTU, and no announcements.
+    /// The defaults, with the address `mac`.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
         Self { mac, mtu: None, offloads: true, announce: false, queue_size: 256 }
     }
 }
 
-/// Why there cannot be such a card.
+/// The configuration of a card is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum NetError {
-    /// the address {0:02x?} is no card's: it is all zeroes, or a group's
-    #[error("the address {0:02x?} is no card's: it is all zeroes, or a group's")]
+    /// The MAC address.
+    #[error("invalid MAC address {}: all zeroes or multicast; use 02:xx:xx:xx:xx:xx", MacAddress(*.0))]
     Mac([u8; 6]),
-    /// an MTU of {0} bytes is less than 68
-    #[error("an MTU of {0} bytes is less than 68")]
+    /// The MTU.
+    #[error("invalid MTU of {0} bytes: the minimum is 68")]
     Mtu(u16),
-    /// {0} pairs of queues are not from 1 to 32768
-    #[error("{0} pairs of queues are not from 1 to 32768")]
+    /// The number of queue pairs of the back end.
+    #[error("invalid number of queue pairs {0}: the range is 1 to 32767")]
     Pairs(u16),
+}
+
+/// Shows a MAC address with colons.
+struct MacAddress([u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
 }
 
 /// A network card.
@@ -98,14 +124,14 @@ pub struct Net<B> {
     back_end: Arc<B>,
     queue_sizes: Vec<u16>,
     counters: Arc<Counters>,
-    /// The back end knows what the driver has accepted.
+    /// The back end knows the features that the driver has accepted.
     agreed: bool,
-    /// Pairs that are in use, where the driver does not say so in a control queue of ours.
+    /// Pairs in use, where the driver does not report them through our control queue.
     enabled: u16,
 }
 
 impl<B: BackEnd> Net<B> {
-    /// A card that is connected to `back_end`.
+    /// Creates a card that is connected to `back_end`.
     ///
     /// # Errors
     /// See [`NetError`].
@@ -121,7 +147,11 @@ impl<B: BackEnd> Net<B> {
         if let (Some(mtu), Some(network)) = (config.mtu, back_end.mtu())
             && u32::from(mtu) > network
         {
-            tracing::warn!(mtu, network, "the network's MTU is below the card's: larger packets are lost");
+            tracing::warn!(
+                mtu,
+                network,
+                "the MTU of the network is below the card's: larger packets are lost"
+            );
         }
         let pairs = back_end.pairs();
         if pairs == 0 || pairs > net::MAX_PAIRS - 1 {
@@ -142,7 +172,7 @@ impl<B: BackEnd> Net<B> {
         })
     }
 
-    /// What it counts, also while it is in use.
+    /// Counters of the card, live.
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
@@ -152,8 +182,9 @@ impl<B: BackEnd> Net<B> {
         self.back_end.pairs()
     }
 
-    /// Tells the back end what the driver has accepted, once a life. A driver that knows of more pairs than one starts
-    /// with one all the same (section 5.1.6.5.6).
+    /// Tells the back end the accepted features, once between two resets.
+    ///
+    /// A driver with MQ starts with one pair, too (section 5.1.6.5.6).
     fn agree(&mut self, features: u64) -> io::Result<()> {
         if !self.agreed {
             self.back_end.accept(features)?;
@@ -207,11 +238,11 @@ impl<B: BackEnd> Device for Net<B> {
 
     fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
         let Some(&size) = self.queue_sizes.get(usize::from(index)) else {
-            let what = format!("the network card has no queue {index}");
+            let what = format!("the network card has no queue {index}; it has {}", self.queue_sizes.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
         self.agree(features)?;
-        // Section 5.1.2: the control queue comes after the pairs that a driver knows of.
+        // Section 5.1.2: the control queue follows the pairs, of which a driver without MQ has one.
         let pairs = if features & F_MQ != 0 { self.pairs() } else { 1 };
         if index >= pairs * net::PAIR {
             return Ok(Box::new(Control::new(Arc::clone(&self.back_end), features)));
@@ -232,7 +263,7 @@ impl<B: BackEnd> Device for Net<B> {
     fn reset(&mut self) {
         (self.agreed, self.enabled) = (false, 1);
         if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
-            tracing::warn!(%error, "the network's back end does not go back to its beginning");
+            tracing::warn!(%error, "cannot reset the back end");
         }
     }
 }
@@ -240,7 +271,7 @@ impl<B: BackEnd> Device for Net<B> {
 impl<B: BackEnd> NetDevice for Net<B> {
     fn enable_queues(&mut self, count: u16) {
         let pairs = count / net::PAIR;
-        // With the control queue, it is there that the driver says so.
+        // If the control queue is enabled, the driver sets the number of pairs there.
         let pairs = if usize::from(count) > usize::from(self.pairs() * net::PAIR) { 1 } else { pairs.max(1) };
         if pairs == self.enabled {
             return;
@@ -249,24 +280,25 @@ impl<B: BackEnd> NetDevice for Net<B> {
         if self.agreed
             && let Err(error) = self.back_end.use_pairs(pairs)
         {
-            tracing::warn!(pairs, %error, "the network's back end does not change its queues");
+            tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
         }
     }
 
     fn announce(&mut self, mac: [u8; 6]) {
         if let Err(error) = self.back_end.inject(&rarp(mac)) {
-            tracing::warn!(%error, "the network was not told that the machine has moved");
+            tracing::warn!(%error, "cannot announce the migrated machine to the network; switches may send its frames to the old host");
         }
     }
 }
 
-/// A question for the address of protocols that belongs to `mac` (RFC 903), to all: switches on its way learn where that is, and
-/// nobody answers.
+/// A broadcast RARP request of `mac` (RFC 903): switches on its way learn the new port, and nobody
+/// answers.
 fn rarp(mac: [u8; 6]) -> [u8; 60] {
     let mut frame = [0; 60];
     frame[..6].fill(0xff);
     frame[6..12].copy_from_slice(&mac);
-    // Ethertype; Ethernet, IPv4, their lengths, and the question; sender and target, whose IPv4 addresses are not known.
+    // Ethertype; Ethernet, IPv4, their lengths, and the request; sender and target, with unknown
+    // IPv4 addresses.
     frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
     frame[22..28].copy_from_slice(&mac);
     frame[32..38].copy_from_slice(&mac);

@@ -1,16 +1,17 @@
-//! Rate limits: so many bytes and so many operations a second, for a device and all its queues.
+//! Rate limits in bytes and operations a second, for a device and all its queues.
 //!
 //! ```text
 //!             free_at <= now                 charge: free_at = max(free_at, now - burst) + cost
 //!   open ------------------------> serve one ---------------------------------------------------> open, or held
 //!   held --- timer, at free_at ---> open
 //! ```
-//! A token bucket, kept as one number: the time at which it will be full enough again (GCRA, ITU-T I.371). Who finds that time
-//! past serves one request, whatever its size, and moves the time on by what that costs; it never lies further back than the burst. So
-//! a bucket is one word, queues share it without a lock, and a request is never larger than the bucket. Queues that look at
-//! the same moment each serve one: the debt is paid before the next.
+//! A token bucket, kept as one number: the time at which the next request may begin (GCRA, ITU-T
+//! I.371). A queue that finds it past serves one request of any size, and advances it by the
+//! request's cost; it never lies further back than the burst. So a bucket is one word, queues share
+//! it without a lock, and no request is larger than the bucket. Queues that check at the same
+//! moment each serve one; the next one waits until that debt is paid.
 //!
-//! The time is given in by the caller, so that a model needs no clock.
+//! The caller passes the time, so that a model needs no clock.
 use rustix::event::epoll;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
@@ -22,25 +23,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How much of one thing a device may use.
+/// A rate limit for one unit: bytes or operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Units a second, in the long run.
+    /// Units a second, on average.
     pub per_second: NonZeroU64,
-    /// Units beyond that after a time in which less was used. 0: no two requests come closer than the rate says.
+    /// Units beyond the average, saved up while less is used. 0 spaces requests evenly.
     pub burst: u64,
 }
 
-/// What a device may use. Without a rate there is no limit.
+/// The rate limits of a device [none].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Bytes of data: read and written, received and sent.
+    /// Bytes of data, of both directions.
     pub bytes: Option<Rate>,
-    /// Requests, frames.
+    /// Requests or frames.
     pub ops: Option<Rate>,
 }
 
-/// Keeps a limit. Shared by all that are to stay below it together: a device's queues, or several devices.
+/// Enforces a rate limit. Shared by the queues of one or several devices.
 #[derive(Debug)]
 pub struct Limiter {
     bytes: Option<Bucket>,
@@ -53,20 +54,21 @@ pub(crate) type Time = u64;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// The longest time for which a queue sleeps on after it might go on, so that it wakes up for more than one request.
+/// Longest extra sleep of a held queue, so that it wakes up for more than one request.
 const DOZE: Time = 1_000_000;
 
-/// Now.
+/// The present time.
 pub(crate) fn now() -> Time {
     let now = clock_gettime(ClockId::Monotonic);
-    // The clock counts from the start of the host: neither is negative, nor is the sum near the end of 64 bits.
+    // The clock counts from the start of the host: neither is negative, nor is the sum near the end
+    // of 64 bits.
     now.tv_sec.cast_unsigned().wrapping_mul(SECOND).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
 #[derive(Debug)]
 struct Bucket {
     rate: Rate,
-    /// When the next request may begin.
+    /// Time at which the next request may begin.
     free_at: AtomicU64,
 }
 
@@ -75,14 +77,14 @@ impl Bucket {
         Self { rate, free_at: AtomicU64::new(0) }
     }
 
-    /// How long `units` take. A time beyond the end of the clock is its end.
+    /// Time that `units` take, at most the end of the clock.
     fn time(&self, units: u64) -> Time {
         let time = (u128::from(units) * u128::from(SECOND)).div_ceil(self.rate.per_second.get().into());
         Time::try_from(time).unwrap_or(Time::MAX)
     }
 
     fn free_at(&self) -> Time {
-        // Relaxed: the number is all that there is to see.
+        // Relaxed: the number orders nothing else.
         self.free_at.load(Ordering::Relaxed)
     }
 
@@ -96,7 +98,7 @@ impl Bucket {
 }
 
 impl Limiter {
-    /// Nothing has been used yet.
+    /// Creates a limiter with full buckets.
     #[must_use]
     pub fn new(limit: RateLimit) -> Arc<Self> {
         Arc::new(Self {
@@ -106,14 +108,14 @@ impl Limiter {
         })
     }
 
-    /// The limit.
+    /// The limit that it enforces.
     #[must_use]
     pub fn limit(&self) -> RateLimit {
         let rate = |bucket: &Option<Bucket>| bucket.as_ref().map(|bucket| bucket.rate);
         RateLimit { bytes: rate(&self.bytes), ops: rate(&self.ops) }
     }
 
-    /// How often it has held a queue.
+    /// Number of times that it has held a queue.
     #[must_use]
     pub fn times_held(&self) -> u64 {
         // Relaxed: a statistic.
@@ -124,12 +126,12 @@ impl Limiter {
         self.bytes.iter().chain(&self.ops)
     }
 
-    /// When the next request may begin: now, if that is past.
+    /// Time at which the next request may begin; at once, if that is past.
     pub(crate) fn free_at(&self) -> Time {
         self.buckets().map(Bucket::free_at).max().unwrap_or(0)
     }
 
-    /// A request of so many bytes has begun.
+    /// Charges a request of `bytes` that begins now.
     pub(crate) fn charge(&self, now: Time, bytes: u64) {
         if let Some(bucket) = &self.bytes {
             bucket.charge(now, bytes);
@@ -139,27 +141,27 @@ impl Limiter {
         }
     }
 
-    /// For how long who is held may sleep on without losing any of the rate.
+    /// Extra sleep of a held queue that costs it none of its rate.
     fn doze(&self) -> Time {
         self.buckets().map(|bucket| bucket.time(bucket.rate.burst) / 2).min().unwrap_or(0).min(DOZE)
     }
 }
 
-/// One queue's part: what holds it, and what wakes it.
+/// A queue's handle to a limiter, with the timer that wakes it.
 #[derive(Debug)]
 pub(crate) struct Brake {
     limiter: Arc<Limiter>,
-    /// Until then.
+    /// Time until which the queue is held.
     held: Option<Time>,
     timer: OwnedFd,
-    /// The timer has been set since it was read.
+    /// The timer has been set since it was last cleared.
     armed: bool,
     /// Readable when the timer or the other descriptor is.
     both: OwnedFd,
 }
 
 impl Brake {
-    /// A brake for a queue that `other` wakes as well.
+    /// For a queue that `other` wakes, too.
     pub(crate) fn new(limiter: Arc<Limiter>, other: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -170,12 +172,12 @@ impl Brake {
         Ok(Self { limiter, held: None, timer, armed: false, both })
     }
 
-    /// Whether a request may begin; if not, the queue is held.
+    /// Whether a request may begin. If not, the queue is held.
     pub(crate) fn lets_go(&mut self, now: Time) -> bool {
         if self.held.is_some_and(|until| until > now) {
             return false;
         }
-        // Others may have used what it was waiting for.
+        // Other queues may have used the rate meanwhile.
         let free_at = self.limiter.free_at();
         self.held = (free_at > now).then(|| free_at.saturating_add(self.limiter.doze()));
         if self.held.is_some() {
@@ -185,39 +187,40 @@ impl Brake {
         self.held.is_none()
     }
 
-    /// A request of so many bytes has begun.
+    /// See [`Limiter::charge`].
     pub(crate) fn charge(&self, now: Time, bytes: u64) {
         self.limiter.charge(now, bytes);
     }
 
-    /// Whether the limit keeps the queue from going on.
+    /// Whether the limit holds the queue.
     pub(crate) fn holds(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Whether the limit keeps it no longer.
+    /// Whether the time of a held queue has come, or it is not held.
     pub(crate) fn is_over(&self) -> bool {
         self.held.is_none_or(|until| until <= now())
     }
 
-    /// Readable when the time has come, and whenever the other descriptor is.
+    /// Becomes readable when the time has come, and when the other descriptor does.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.both.as_fd()
     }
 
-    /// Whether the other descriptor is to be heard.
+    /// Includes the other descriptor in [`Brake::fd`], or excludes it.
     pub(crate) fn hear(&self, other: BorrowedFd<'_>, hear: bool) -> io::Result<()> {
         let mut flags = epoll::EventFlags::empty();
         flags.set(epoll::EventFlags::IN, hear);
         Ok(epoll::modify(&self.both, other, epoll::EventData::new_u64(0), flags)?)
     }
 
-    /// From here on the end of the wait makes the descriptor readable, and nothing that is over does. `true`: the wait is over
-    /// already.
+    /// Sets the timer of a held queue; clears it for one that is not held. `true` if the time has
+    /// come already.
     pub(crate) fn listen(&mut self) -> bool {
         let Some(until) = self.held else {
             if self.armed {
-                // EAGAIN means that it is not readable, which is what we want; it may become so once more, for nothing.
+                // EAGAIN: it was not readable, which is fine. It may signal once more, without
+                // effect.
                 let _ = rustix::io::read(&self.timer, &mut [0; 8]);
                 self.armed = false;
             }
@@ -228,7 +231,7 @@ impl Brake {
         }
         let value = Timespec { tv_sec: (until / SECOND) as i64, tv_nsec: (until % SECOND) as i64 };
         let interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Setting it makes it unreadable.
+        // Setting it clears it.
         let set = timerfd_settime(
             &self.timer,
             TimerfdTimerFlags::ABSTIME,
@@ -238,8 +241,8 @@ impl Brake {
         match set {
             Ok(_) => false,
             Err(error) => {
-                // Spinning is better than sleeping for ever.
-                tracing::error!(%error, "a limited queue has no timer");
+                // Spinning is better than sleeping forever.
+                tracing::error!(%error, "cannot set the timer of a rate-limited queue; the queue is polled");
                 true
             }
         }
@@ -330,7 +333,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes when: in no stretch of time is more begun than the rate, the burst and one request.
+        /// Whatever comes when: in no stretch of time is more begun than the rate, the burst and
+        /// one request.
         #[test]
         fn no_stretch_of_time_has_more_than_its_share(
             per_second in 1..10_000_000_u64,

@@ -1,7 +1,7 @@
-//! Entropy device (virtio specification, section 5.4): one queue of buffers to be filled.
+//! Entropy device (virtio specification, section 5.4): one queue of buffers to fill.
 //!
-//! The bytes come from getrandom(2), into memory of our own and from there into the guest's. Nothing is read
-//! from the guest, and nothing is ever in flight when `serve` returns.
+//! The bytes come from getrandom(2), by way of a buffer of the host. The device reads nothing from
+//! the guest, and nothing is in flight when `serve` returns.
 use crate::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::{Chain, QueueConfig};
@@ -10,25 +10,29 @@ use paravane_spec::feature;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 
-/// Most bytes that one request is given. The specification lets the device fill less than was asked for;
-/// without a bound a guest makes the host work for as long as it likes with one descriptor.
+/// Most bytes for one request.
+///
+/// The specification allows a device to fill part of a buffer. Without a bound, a guest could keep
+/// the host busy for as long as it likes with one descriptor.
 pub const MAX_REQUEST: u32 = 64 * 1024;
 
-/// Bytes fetched from the host's generator at a time.
+/// Bytes for one call of getrandom(2).
 const CHUNK: usize = 4096;
 
-/// Largest size of the queue. Drivers keep one or a few buffers in flight, but some VMMs make all queues of one size (User Mode
-/// Linux and crosvm 256), and QEMU makes none larger than this.
+/// Largest queue size.
+///
+/// Drivers keep a few buffers in flight, but some VMMs make all queues of one size (User Mode Linux
+/// and crosvm 256), and QEMU makes none larger than this.
 const QUEUE_SIZE: u16 = 1024;
 
-/// An entropy source fed by getrandom(2).
+/// An entropy source that reads getrandom(2).
 #[derive(Debug, Default)]
 pub struct Rng {
     _private: (),
 }
 
 impl Rng {
-    /// One queue.
+    /// Creates the device.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -54,7 +58,10 @@ impl Device for Rng {
 
     fn start_queue(&mut self, index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
         if index != 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the entropy device has one queue"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the entropy device has no queue {index}; it has 1"),
+            ));
         }
         Ok(Box::new(Handler { bytes: Box::new([0; CHUNK]) }))
     }
@@ -65,7 +72,7 @@ struct Handler {
 }
 
 impl Handler {
-    /// Fills one request and returns the number of bytes.
+    /// Fills one buffer, and returns the number of bytes.
     fn fill(
         &mut self,
         memory: &AccessGuard<'_>,
@@ -73,12 +80,16 @@ impl Handler {
         writable: &[Segment],
     ) -> Result<u32, ServeError> {
         if chain.readable_len() != 0 {
-            let what = "a buffer for entropy is readable";
+            let what = "an entropy request has a readable part";
             return Err(QueueError::Request { head: chain.head, what }.into());
         }
         let wanted = chain.writable_len().min(MAX_REQUEST);
         if wanted == 0 {
-            return Err(QueueError::Request { head: chain.head, what: "there is no room for entropy" }.into());
+            return Err(QueueError::Request {
+                head: chain.head,
+                what: "an entropy request has no writable part",
+            }
+            .into());
         }
         let mut done = 0u32;
         while done < wanted {

@@ -36,11 +36,11 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
         Network::Echo => {
             let end = match config.reply {
                 None => LinkEnd::echo(config.queues),
-                Some(len) => LinkEnd::answering(config.queues, len as usize),
+                Some(len) => LinkEnd::echo_of_len(config.queues, len as usize),
             };
             card(config, end.map_err(no_link)?)
         }
-        Network::Station => card(config, LinkEnd::to_station(config.queues, reply).map_err(no_link)?),
+        Network::Station => card(config, LinkEnd::to_echo_peer(config.queues, reply).map_err(no_link)?),
         Network::Sink => card(config, Generator::new(config.queues, 0, reply).map_err(no_link)?),
         Network::Source => {
             card(config, Generator::new(config.queues, config.frames, reply).map_err(no_link)?)
@@ -122,13 +122,13 @@ mod tests {
     fn what_is_no_tap_device_is_refused() {
         let net = |network| [NetConfig { network, ..NetConfig::default() }];
         let name = refused(&net(Network::Tap("a/b".into())));
-        assert!(name.contains("no interface name"), "{name}");
+        assert!(name.contains("invalid interface name"), "{name}");
         let file = tempfile::tempfile().unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         let other = refused(&net(Network::TapFds(vec![number])));
-        assert!(other.contains("no TAP device"), "{other}");
+        assert!(other.contains("not a TAP device"), "{other}");
         let nothing = refused(&net(Network::TapFds(vec![-1])));
-        assert!(nothing.starts_with("descriptor -1"), "{nothing}");
+        assert!(nothing.contains("descriptor -1"), "{nothing}");
     }
 
     #[test]

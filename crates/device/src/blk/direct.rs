@@ -1,9 +1,10 @@
-//! Past the host's page cache (O_DIRECT): what a file asks for, and what is done for requests that do not have it.
+//! Direct I/O (O_DIRECT): the alignment that a file demands, and bounce buffers for memory that
+//! lacks it.
 //!
 //! ```text
-//!   request --its place on the disk is not aligned--> an I/O error: the driver was told the size of a block
-//!      '----its memory is not aligned---------------> a buffer of ours, at most 64 KiB at a time  <-> guest memory
-//!      '----------------------------------------------> guest memory, as ever
+//!   request --offset or length is not aligned--> I/O error: the driver was told the block size
+//!      '----memory is not aligned--------------> bounce buffer, up to 64 KiB at a time  <-> guest memory
+//!      '----all is aligned---------------------> guest memory
 //! ```
 use super::pieces::{gather, scatter};
 use paravane_dma::HostSlice;
@@ -15,9 +16,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Largest block that a driver is asked to go by, which is what all guests know; and what any file is content with.
+/// Largest supported block in bytes, and largest alignment that any file demands. All guests know
+/// blocks of this size.
 const MAX_BLOCK: u64 = 4096;
-/// Most bytes that go through a buffer at once.
+/// Most bytes in a bounce buffer.
 const AT_ONCE: u64 = 64 << 10;
 
 /// Memory that is aligned for any file.
@@ -29,24 +31,24 @@ impl Page {
     pub(super) const ZEROES: Self = Self([0; 4096]);
 }
 
-/// What transfers past the page cache have to be aligned to, in bytes; powers of two.
+/// Alignment of direct I/O in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alignment {
-    /// Addresses in memory.
+    /// Of memory addresses.
     pub(super) memory: u64,
-    /// Offsets in the file, and lengths.
+    /// Of file offsets and lengths.
     pub(super) block: u64,
 }
 
 impl Alignment {
-    /// Makes transfers of this open file go past the page cache, and asks what they have to be aligned to.
+    /// Turns on direct I/O for an open file, and finds out its alignment.
     pub(super) fn begin(file: &File) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(file)?;
         rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT)?;
         let unsupported = || io::Error::from(Errno::OPNOTSUPP);
-        match said(file)? {
-            Some(said) => Some(said).filter(Self::is_usable).ok_or_else(unsupported),
-            None => tried(file)?.ok_or_else(unsupported),
+        match reported(file)? {
+            Some(reported) => Some(reported).filter(Self::is_usable).ok_or_else(unsupported),
+            None => probed(file)?.ok_or_else(unsupported),
         }
     }
 
@@ -64,8 +66,8 @@ impl Alignment {
     }
 }
 
-/// What the kernel says (from Linux 6.1 on, on most file systems). Zeroes: it cannot be.
-fn said(file: &File) -> io::Result<Option<Alignment>> {
+/// The alignment that the kernel reports (Linux 6.1, most file systems). Zeroes: no direct I/O.
+fn reported(file: &File) -> io::Result<Option<Alignment>> {
     let known = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(known) => known,
         Err(Errno::NOSYS) => return Ok(None),
@@ -77,8 +79,8 @@ fn said(file: &File) -> io::Result<Option<Alignment>> {
     }))
 }
 
-/// The least that the file takes.
-fn tried(file: &File) -> io::Result<Option<Alignment>> {
+/// The least alignment that works, found by reading.
+fn probed(file: &File) -> io::Result<Option<Alignment>> {
     let mut room = [Page::ZEROES; 2];
     for align in [512, 4096] {
         // Aligned to this and to no more.
@@ -92,10 +94,10 @@ fn tried(file: &File) -> io::Result<Option<Alignment>> {
     Ok(None)
 }
 
-/// A buffer between guest memory and the file, for one request.
+/// A bounce buffer between guest memory and the file, for one request.
 pub(super) struct Bounce {
     pages: Vec<Page>,
-    /// The part that the present transfer moves.
+    /// Part of the present transfer.
     part: HostSlice,
 }
 
@@ -106,7 +108,7 @@ impl std::fmt::Debug for Bounce {
 }
 
 impl Bounce {
-    /// For a request of `len` bytes; `None` if the file takes its pieces as they are.
+    /// Allocates a buffer for a request of `len` bytes; `None` if its pieces are aligned.
     ///
     /// # Errors
     /// The host has no memory.
@@ -126,7 +128,7 @@ impl Bounce {
         Ok(Some(Box::new(Self { pages, part })))
     }
 
-    /// What is moved next, of `left` bytes. It stays where it is until it is asked for again.
+    /// Memory of the next transfer, of `left` bytes. Valid until the next call.
     pub(super) fn part(&mut self, left: u64) -> &mut HostSlice {
         let room = self.pages.as_mut_bytes();
         let len = left.min(room.len() as u64) as usize;
@@ -134,21 +136,21 @@ impl Bounce {
         &mut self.part
     }
 
-    /// Fills the buffer with what is written next, of `left` bytes.
+    /// Fills the buffer for the next write, of `left` bytes.
     ///
     /// # Safety
     /// As [`gather`].
-    pub(super) unsafe fn fill(&mut self, pieces: &[HostSlice], left: u64) {
+    pub(super) unsafe fn copy_in(&mut self, pieces: &[HostSlice], left: u64) {
         let len = self.part(left).len;
         // SAFETY: the caller's promise.
         unsafe { gather(pieces, &mut self.pages.as_mut_bytes()[..len]) };
     }
 
-    /// Hands on the first `moved` bytes that were read.
+    /// Copies the first `moved` bytes that were read to the pieces.
     ///
     /// # Safety
     /// As [`scatter`].
-    pub(super) unsafe fn hand_on(&mut self, moved: usize, pieces: &[HostSlice]) {
+    pub(super) unsafe fn copy_out(&mut self, moved: usize, pieces: &[HostSlice]) {
         let bytes = self.pages.as_bytes();
         // SAFETY: the caller's promise.
         unsafe { scatter(&bytes[..moved.min(bytes.len())], pieces) };
@@ -180,7 +182,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(16384).unwrap();
         // Without O_DIRECT anything works, so the first try does.
-        assert_eq!(tried(file.as_file()).unwrap(), Some(Alignment { memory: 512, block: 512 }));
+        assert_eq!(probed(file.as_file()).unwrap(), Some(Alignment { memory: 512, block: 512 }));
         assert!(Alignment { memory: 4, block: 4096 }.is_usable());
         assert!(!Alignment { memory: 0, block: 0 }.is_usable(), "which is how the kernel says no");
         assert!(!Alignment { memory: 512, block: 65536 }.is_usable());

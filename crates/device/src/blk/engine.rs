@@ -1,8 +1,8 @@
-//! Who does the host I/O. An engine takes jobs and gives back results; it knows nothing of requests.
+//! Engines for host I/O. An engine takes jobs and returns results; it knows nothing of requests.
 //!
 //! ```text
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
-//!   quiet() at the start of a serve, listen() before the owner sleeps: in between completions wake nobody
+//!   quiet() at the start of a serve, listen() before the owner sleeps: in between, completions signal nothing
 //! ```
 #[cfg(test)]
 pub(super) mod held;
@@ -25,18 +25,18 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The pieces of memory of one transfer. They are not borrowed but promised, see [`Engine::push`].
+/// The pieces of memory of one transfer. Not borrowed: [`Engine::push`] has the contract.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     pub(super) first: NonNull<HostSlice>,
     pub(super) count: u32,
 }
 
-// SAFETY: plain data; whoever dereferences it relies on the promise of `Engine::push`, in any thread.
+// SAFETY: plain data; dereferencing it relies on the contract of `Engine::push`, in any thread.
 unsafe impl Send for Pieces {}
 
 impl Pieces {
-    /// As the kernel wants them: HostSlice has the layout of `struct iovec`.
+    /// As an iovec array: HostSlice has the layout of `struct iovec`.
     fn iovecs(self) -> *const libc::iovec {
         self.first.as_ptr().cast_const().cast()
     }
@@ -50,7 +50,8 @@ impl Pieces {
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count as usize) }
     }
 
-    /// The one piece, where there is only one and its length fits an io_uring entry: cheaper than a list, for system calls as well.
+    /// The piece, if there is one whose length fits an io_uring entry. Cheaper than a list, also
+    /// for system calls.
     fn single(self) -> Option<(*mut u8, u32)> {
         if self.count != 1 {
             return None;
@@ -61,7 +62,7 @@ impl Pieces {
     }
 }
 
-/// One system call's worth of work on the image. Offsets and lengths are in bytes.
+/// One system call on the image. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Job {
     /// preadv(2).
@@ -70,11 +71,12 @@ pub(super) enum Job {
     Write { pieces: Pieces, offset: u64, durable: bool },
     /// fdatasync(2).
     Sync,
-    /// fallocate(2). For a `discard` any content will do.
+    /// fallocate(2). After a `discard` the content is undefined.
     Allocate { mode: i32, offset: u64, len: u64, discard: bool },
 }
 
-/// Result of a job. Made by engines only, once for each job, when nothing accesses its memory any more.
+/// Result of a job. Made by engines only, once for each job, when nothing accesses its memory any
+/// more.
 #[derive(Debug)]
 pub(super) struct Outcome {
     head: u16,
@@ -93,21 +95,22 @@ impl Outcome {
     }
 }
 
-/// Which engine a disk uses; made once, when it is opened.
+/// The engine of a disk, chosen when it is opened.
 #[derive(Debug)]
 pub(super) enum EngineKind {
-    /// A ring for each queue, and what is registered with them: the image, and perhaps guest memory. The rings hold the image's
-    /// lock, too: requests outlive a process that is killed, and nobody else may write to the image before they are done.
+    /// A ring for each queue, with the image registered, and guest memory if `registers`. The rings
+    /// hold the image's lock, too: requests outlive a killed process, and nothing else may write to
+    /// the image before they are done.
     Uring { registers: bool },
-    /// Nothing beyond the image, which may be mapped.
+    /// The queue's own thread; the image may be mapped.
     Immediate { mapped: Option<Arc<Mapped>> },
-    /// One pool for all queues, and why it is not io_uring if that was the first choice.
+    /// One pool for all queues, and the reason if io_uring was the first choice.
     Threads { pool: Arc<Pool>, why: Option<String> },
 }
 
-/// One queue's engine.
+/// The engine of one queue.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one a queue, and the larger one is the one to be fast")]
+#[expect(clippy::large_enum_variant, reason = "one for each queue, and the larger one is to be fast")]
 pub(super) enum Engine {
     Uring(uring::Uring),
     Immediate(immediate::Immediate),
@@ -117,7 +120,7 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// For an image, with room for `jobs` jobs in flight.
+    /// Creates an engine with room for `jobs` jobs in flight.
     pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, jobs: u16) -> io::Result<Self> {
         Ok(match kind {
             EngineKind::Uring { registers } => Self::Uring(uring::Uring::new(&image.file, *registers, jobs)?),
@@ -128,19 +131,20 @@ impl Engine {
         })
     }
 
-    /// Whether it keeps guest memory beyond what jobs name.
+    /// Whether it keeps guest memory beyond that of jobs.
     pub(super) fn registers(&self) -> bool {
         matches!(self, Self::Uring(uring) if uring.registers())
     }
 
-    /// Before jobs of this queue are pushed: its memory may be another than before.
+    /// Follows changes of the memory map; called before jobs are pushed.
     pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         if let Self::Uring(uring) = self {
             uring.follow(queue);
         }
     }
 
-    /// Readable when there is something to reap while the engine listens. None: nothing ever takes any time.
+    /// Becomes readable when there is something to reap, after [`Engine::listen`]. `None` if jobs
+    /// are done at once.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Uring(uring) => Some(uring.fd()),
@@ -151,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// From here to [`Engine::listen`], completions need not make [`Engine::fd`] readable.
+    /// Turns signals of completions off, until [`Engine::listen`].
     pub(super) fn quiet(&mut self) {
         match self {
             Self::Uring(uring) => uring.quiet(),
@@ -161,8 +165,8 @@ impl Engine {
         }
     }
 
-    /// [`Engine::fd`] is not readable, and from here on completions make it so. `true`: there is something to do already,
-    /// and the next serve does it.
+    /// Clears [`Engine::fd`], and makes completions signal it. `true` if there is something to do
+    /// already.
     pub(super) fn listen(&mut self) -> bool {
         match self {
             Self::Uring(uring) => uring.listen(),
@@ -173,7 +177,8 @@ impl Engine {
         }
     }
 
-    /// Whether there is something to reap or to submit, as far as that shows without a lock or a system call.
+    /// Whether there is something to reap or submit. `None` if only a lock or a system call can
+    /// tell.
     pub(super) fn has_news(&mut self) -> Option<bool> {
         match self {
             Self::Uring(uring) => Some(uring.has_news()),
@@ -184,14 +189,15 @@ impl Engine {
         }
     }
 
-    /// Takes a job. The kernel may see it now, and has it after [`Engine::submit`].
+    /// Queues a job. The kernel has it after [`Engine::submit`] at the latest.
     ///
     /// # Errors
-    /// The host refuses work; the job was not taken.
+    /// The host refuses work; the job was not queued.
     ///
     /// # Safety
-    /// The pieces of the job, the array that lists them, and the memory that they name must stay valid and
-    /// where they are until the job's outcome has been reaped. `head` has no other job in flight.
+    /// The pieces of the job, the array that lists them, and the memory that they name must stay
+    /// valid and in place until the job's outcome has been reaped. `head` has no other job in
+    /// flight.
     pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         match self {
             // SAFETY: the caller's promise is the one that is asked for.
@@ -212,7 +218,7 @@ impl Engine {
         }
     }
 
-    /// Hands everything pushed to the kernel, in one system call.
+    /// Submits all queued jobs, in one system call.
     ///
     /// # Errors
     /// The host refuses work.
@@ -232,7 +238,7 @@ impl Engine {
         }
     }
 
-    /// Appends what is done to `outcomes`.
+    /// Appends the outcomes of finished jobs.
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         match self {
             Self::Uring(uring) => uring.reap(outcomes),
@@ -243,10 +249,10 @@ impl Engine {
         }
     }
 
-    /// Submits, and waits until there is something to reap. Something must be in flight.
+    /// Submits, and waits until there is something to reap. A job must be in flight.
     ///
     /// # Errors
-    /// The host refuses to wait; what is in flight still is.
+    /// The host refuses to wait; jobs stay in flight.
     pub(super) fn wait(&mut self) -> io::Result<()> {
         match self {
             Self::Uring(uring) => uring.wait(),

@@ -1,7 +1,7 @@
-//! Storage errors of a disk: counted by operation and queue; the last one is kept.
+//! Storage errors of a disk, counted by operation and queue; the last one is kept.
 //!
-//! Only a failed request comes here. What the driver gets wrong (a sector beyond the end, an unknown request) is no storage
-//! error; it is counted as a rejected request.
+//! A storage error is a request that the host failed. A mistake of the driver (a sector beyond the
+//! end, an unknown request) is counted as a rejected request.
 use super::request::ByteRange;
 use paravane_spec::blk::SECTOR;
 use std::io;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Shortest time between two log lines of one disk.
+/// Least time between two log lines of one disk.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a driver asks of a disk.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// VIRTIO_BLK_T_IN.
@@ -28,10 +28,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them, in the order of [`ErrorTotals::operations`].
+    /// All operations, in the order of [`ErrorTotals::operations`].
     pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
 
-    /// Its name in logs and metrics: "read", "write", "flush", "discard" or "write_zeroes".
+    /// Name in logs and metrics: "read", "write", "flush", "discard" or "write_zeroes".
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,46 +44,48 @@ impl Operation {
     }
 }
 
-/// One failed request.
+/// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StorageError {
-    /// When it failed.
+    /// Time of the failure.
     pub time: SystemTime,
-    /// What the driver asked for.
+    /// Operation of the request.
     pub operation: Operation,
-    /// Queue that the request came by.
+    /// Index of the request's queue.
     pub queue: u16,
     /// First sector that was not transferred; `None` for a flush.
     pub sector: Option<u64>,
     /// Bytes that were not transferred.
     pub bytes: u64,
-    /// What the host said.
+    /// Error of the host.
     pub error: String,
 }
 
 /// Counts since the disk was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ErrorTotals {
     /// Failed requests by operation, as [`Operation::ALL`] lists them.
     pub operations: [u64; 5],
     /// Failed requests by queue.
     pub queues: Vec<u64>,
-    /// Requests that were refused because the driver asked for what the disk has not.
+    /// Requests that were refused as the driver's mistakes.
     pub rejected: u64,
     /// The last failed request.
     pub last: Option<StorageError>,
 }
 
-/// Why the host failed a request.
+/// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// An error number.
     Os(i32),
-    /// The image has no data there any more.
+    /// The image ends before the data.
     End,
 }
 
-/// The range that a request has not transferred.
+/// The data that a failed request has not transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missed {
     pub(super) operation: Operation,
@@ -104,7 +106,7 @@ impl Missed {
     }
 }
 
-/// The counters of a disk; its queues share them.
+/// Live counters of a disk, shared by its queues.
 #[derive(Debug)]
 pub struct StorageErrors {
     /// Name in the log.
@@ -134,10 +136,10 @@ impl StorageErrors {
         }
     }
 
-    /// The counts, and the last error.
+    /// Current counts, and the last error.
     #[must_use]
     pub fn totals(&self) -> ErrorTotals {
-        // Relaxed, here and below: they order nothing.
+        // Relaxed, here and below: counts order nothing.
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ErrorTotals {
             operations: self.operations.each_ref().map(load),
@@ -147,12 +149,13 @@ impl StorageErrors {
         }
     }
 
-    /// Counts a request that the driver should not have made.
+    /// Counts a mistake of the driver.
     pub(super) fn reject(&self) {
         self.rejected.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a failed request, keeps it, and logs it unless another one was logged a moment ago.
+    /// Counts and keeps a failed request, and logs it unless another one was logged within
+    /// [`LOG_INTERVAL`].
     #[cold]
     pub(super) fn add(&self, queue: u16, missed: Missed, cause: Cause, reason: Option<String>) {
         let Missed { operation, sector, bytes } = missed;
@@ -168,7 +171,7 @@ impl StorageErrors {
         let failed =
             StorageError { time: SystemTime::now(), operation, queue, sector, bytes, error: error.clone() };
         let Some(unlogged) = self.recent().keep(failed, Instant::now()) else { return };
-        // Not under the lock: whoever reads the log may be slow.
+        // Not under the lock: the log may be slow.
         tracing::warn!(
             device = self.device,
             queue,
@@ -187,7 +190,8 @@ impl StorageErrors {
 }
 
 impl Recent {
-    /// Keeps the error. If it is to be logged: how many were not since the last line.
+    /// Keeps the error. If it is to be logged, returns the number of errors without a line since
+    /// the last one.
     fn keep(&mut self, error: StorageError, now: Instant) -> Option<u64> {
         self.last = Some(error);
         if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL) {

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   serve:  reap -> pop -> start each -> submit -> reap -> publish
-//!   drain:  wait and reap until nothing is in flight; when cut short, without another job for what is not done
+//!   drain:  wait and reap until nothing is in flight; when cut short, without further steps of requests
 //! ```
-//! With a rate limit, `pop` takes one chain at a time, for as long as the limit lets one begin. A queue that it holds wants
-//! no kicks; it sleeps on the engine and a timer.
+//! With a rate limit, chains are popped one at a time, while the limit allows. A queue that the
+//! limit holds wants no kicks; it sleeps on the engine and a timer.
 //!
-//! While a request is in flight the kernel reads or writes guest memory. Its entry keeps that memory mapped,
-//! and a handler that is dropped first waits for its requests.
+//! While a request is in flight the kernel reads or writes guest memory. Its entry keeps that
+//! memory mapped, and a handler that is dropped first waits for its requests.
 use super::engine::{Engine, Outcome};
 use super::errors::{Cause, StorageErrors};
 use super::image::Image;
@@ -35,22 +35,22 @@ pub(super) struct Handler {
     engine: Engine,
     limit: Option<Limited>,
     requests: RequestTable,
-    /// Reaped and not yet looked at.
+    /// Outcomes that were reaped and not yet handled.
     outcomes: VecDeque<Outcome>,
-    /// Those of the disk.
+    /// Counters of the disk.
     errors: Arc<StorageErrors>,
     /// Index of the queue.
     queue: u16,
 }
 
-/// What a limited queue has besides.
+/// State of a rate-limited queue.
 pub(super) struct Limited {
     brake: Brake,
-    /// Room for one chain.
+    /// Storage for one chain.
     one: Batch,
 }
 
-/// Most chains that a limited queue takes in one serve, as others do.
+/// Most chains that a rate-limited queue pops in one serve, as many as others.
 const BATCH: u32 = 64;
 
 impl Limited {
@@ -60,7 +60,7 @@ impl Limited {
 }
 
 impl Handler {
-    /// For queue `queue` of so many descriptors, with these features.
+    /// Creates the handler of queue `queue`, with `size` descriptors.
     pub(super) fn new(
         image: Arc<Image>,
         id: [u8; blk::ID_LEN],
@@ -90,7 +90,7 @@ impl Handler {
         }
     }
 
-    /// Parses a chain and starts it, or answers it at once. Says how many bytes of data it moves.
+    /// Parses a chain, and starts it or answers it at once. Returns its bytes of data.
     fn start(
         &mut self,
         queue: &mut Queue,
@@ -98,8 +98,8 @@ impl Handler {
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
     ) -> Result<u64, ServeError> {
-        // The owner limits the queue to the size that this handler was made for, and the ring pops no head twice. Both are
-        // checked all the same.
+        // The owner limits the queue to the size that this handler was made for, and the ring pops
+        // no head twice. Both are checked all the same.
         let Some(free) = self.requests.free(chain.head) else {
             return Err(io::Error::other("the queue is not the one that this handler serves").into());
         };
@@ -161,7 +161,7 @@ impl Handler {
         Ok(bytes)
     }
 
-    /// Takes and starts what the limit lets begin.
+    /// Pops and starts the requests that the limit allows.
     fn take_limited(
         &mut self,
         limited: &mut Limited,
@@ -184,7 +184,7 @@ impl Handler {
         Ok(())
     }
 
-    /// Takes what the engine has done, and completes it or goes on with it.
+    /// Reaps finished jobs, and completes or continues their requests.
     fn reap(
         &mut self,
         queue: &mut Queue,
@@ -198,8 +198,10 @@ impl Handler {
         Ok(())
     }
 
-    /// Goes on with a request whose job is done. With `last`, one that is not done goes no further: it stays in flight where a
-    /// successor is told of it, and fails elsewhere.
+    /// Completes or continues a request whose job is done.
+    ///
+    /// With `last`, a request that needs another step ends: it stays in flight with in-flight
+    /// tracking, and fails without.
     fn step(
         &mut self,
         outcome: Outcome,
@@ -226,17 +228,17 @@ impl Handler {
         finish(queue, memory, ended, (head, code, written), served)
     }
 
-    /// Waits for everything in flight. Unless `finish` completes it, it is forgotten. With `cut`, from the moment that it is set, no
-    /// request goes on with another job.
+    /// Waits for all requests in flight, which `finish` completes [they are forgotten]. Once `cut`
+    /// is set, no request takes another step.
     fn settle(&mut self, mut finish: Option<(&mut MappedQueue, &mut Served)>, cut: Option<&AtomicBool>) {
         loop {
-            // An earlier error may have left some that were reaped already.
+            // An earlier error may have left outcomes that were reaped already.
             while let Some(outcome) = self.outcomes.pop_front() {
                 let stepped = match &mut finish {
                     Some((queue, served)) => {
-                        // Shut again before the next wait, which may be long.
+                        // The batch ends before the next wait, which may be long.
                         let QueueBatch { queue, memory, .. } = queue.begin_batch();
-                        // Relaxed: a request that does not see it yet goes one job further.
+                        // Relaxed: a request that misses it takes one more step.
                         let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
                         self.step(outcome, queue, &memory, served, last)
                     }
@@ -246,8 +248,8 @@ impl Handler {
                     }
                 };
                 if let Err(error) = stepped {
-                    // The queue has latched: what is left can only be forgotten.
-                    tracing::debug!(%error, "a request was forgotten while the queue was drained");
+                    // The queue has latched: the rest can only be forgotten.
+                    tracing::debug!(%error, "cannot complete a request while draining; the rest is forgotten");
                     finish = None;
                 }
             }
@@ -255,9 +257,9 @@ impl Handler {
                 return;
             }
             if let Err(error) = self.engine.wait() {
-                // The kernel may still use their memory: it stays mapped for ever, and the handler is
+                // The kernel may still access their memory, so it stays mapped. The handler is
                 // useless from here on.
-                tracing::error!(%error, "cannot wait for block requests in flight");
+                tracing::error!(%error, "cannot wait for block requests in flight; their memory stays mapped");
                 self.requests.leak();
                 return;
             }
@@ -266,7 +268,7 @@ impl Handler {
     }
 }
 
-/// What a qcow2 image said of an error that has no number.
+/// Message of a qcow2 image for an error without a number.
 #[cold]
 fn reason(image: &Image, cause: Cause) -> Option<String> {
     match cause {
@@ -275,7 +277,8 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
     }
 }
 
-/// Answers a request with a status, and completes its chain of which `written` bytes of data were written.
+/// Answers a request with a status, and completes its chain of which `written` bytes of data were
+/// written.
 fn finish(
     queue: &mut Queue,
     memory: &AccessGuard<'_>,
@@ -293,9 +296,9 @@ fn finish(
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
         if self.requests.is_leaked() {
-            return Err(io::Error::other("requests were lost in the host").into());
+            return Err(io::Error::other("the host has lost requests of this queue; reset the device").into());
         }
-        // Those of one batch are checked against one size.
+        // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
         let QueueBatch { queue, memory, chains } = queue.begin_batch();
@@ -339,7 +342,7 @@ impl QueueHandler for Handler {
     }
 
     fn wants_kicks(&self) -> bool {
-        // What is available waits for the limit, not for a kick.
+        // Available requests wait for the limit, not for a kick.
         !self.limit.as_ref().is_some_and(|limited| limited.brake.holds())
     }
 
@@ -367,7 +370,7 @@ impl Handler {
         let mut served = Served::default();
         self.settle(complete.then_some((&mut *queue, &mut served)), cut);
         if complete {
-            // A queue that has latched has nothing more to say.
+            // A queue that has latched publishes nothing.
             served.interrupt = queue.begin_batch().queue.publish().unwrap_or(false);
         }
         served

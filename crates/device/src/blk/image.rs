@@ -1,4 +1,4 @@
-//! The image: opened, checked and locked, without changing a bit of it.
+//! The image of a disk: opened, checked and locked. Nothing of this changes the image.
 use super::direct::Alignment;
 use super::qcow2::Qcow2;
 use super::{Format, OpenError};
@@ -14,59 +14,63 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Largest physical block that is announced. `st_blksize` is the preferred size of an I/O; on local file
-/// systems that is the block, on network ones it is megabytes.
+/// Largest physical block that drivers are told, in bytes. `st_blksize` is the preferred size of an
+/// I/O: on local file systems the block, on network ones megabytes.
 const MAX_PHYSICAL: u64 = 4096;
 
-/// File systems that lie in memory, by their magic numbers: tmpfs, which a memfd is in, too, and ramfs.
+/// Magic numbers of file systems in memory: tmpfs (memfds, too) and ramfs.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// An open image.
 #[derive(Debug)]
 pub(super) struct Image {
-    /// Dropped before the file, which has the lock.
+    /// Dropped before the file, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
     pub(super) file: File,
     pub(super) path: PathBuf,
-    /// Sectors that the disk has, for whom requests are checked against it. Changes when somebody looks ([`Image::look`]):
-    /// until then what happens to the file shows as I/O errors.
+    /// Size of the disk in sectors, which requests are checked against. Updated by [`Image::look`];
+    /// until then, a file that has shrunk shows as I/O errors.
     sectors: AtomicU64,
-    /// Why the last look failed.
+    /// Error of the last look.
     look_error: Mutex<Option<String>>,
     pub(super) read_only: bool,
-    /// Its data lie in memory (or in swap), and no disk has to be waited for.
+    /// The data is in memory or swap, so that I/O need not wait for a disk.
     pub(super) in_memory: bool,
-    /// Bytes of a physical block.
+    /// Physical block in bytes.
     pub(super) physical_block: u64,
-    /// Transfers go past the host's page cache, and have to be aligned so.
+    /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
 }
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opening {
-    /// What is in it. What a format other than raw says of the disk is still to be asked for.
+    /// Format of the image. The size of a disk in another format than raw is set by
+    /// [`Image::through`].
     pub(super) format: Format,
     pub(super) read_only: bool,
     pub(super) lock: bool,
-    /// Past the host's page cache.
+    /// Direct I/O.
     pub(super) direct: bool,
 }
 
 impl Image {
-    /// Opens a file.
+    /// Opens the image at `path`.
     pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
         let read_only = opening.read_only;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
-        // Looked at before it is opened: opening a device node or a FIFO can itself have an effect.
+        // Checked before it is opened: opening a device node or a FIFO can have an effect by
+        // itself.
         let expected = std::fs::metadata(path).map_err(os)?;
         check_kind(path, &expected)?;
 
-        // O_NONBLOCK: what was a file a moment ago may be a FIFO by now, and must not make us wait.
+        // O_NONBLOCK: the file may have become a FIFO since the check, and must not block this
+        // process.
         let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let is_block_device = expected.file_type().is_block_device();
         if is_block_device && !read_only && opening.lock {
-            // Without O_CREAT this is defined for block devices only: refused while the host has it mounted.
+            // Without O_CREAT this is defined for block devices only: EBUSY while the host has it
+            // mounted.
             flags |= libc::O_EXCL;
         }
         let is_held = |error: &io::Error| is_block_device && error.raw_os_error() == Some(libc::EBUSY);
@@ -78,7 +82,7 @@ impl Image {
         Self::of(file, path, opening)
     }
 
-    /// An image that has been opened already, perhaps by another process, whose lock is then this one's, too.
+    /// Uses an open file, and shares the lock of its open file description.
     pub(super) fn of(mut file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
         let Opening { format, read_only, direct, .. } = opening;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
@@ -87,7 +91,8 @@ impl Image {
         // io_uring would answer EAGAIN instead of waiting for the disk.
         let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| os(error.into()))? - OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&file, flags).map_err(|error| os(error.into()))?;
-        // A guest's reads are none of the file's: nothing is gained from a time stamp for each. Only its owner may say so.
+        // Saves a time stamp for each read. Only the file's owner may set it, hence the ignored
+        // error.
         let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
         if opening.lock {
             lock(&file, read_only).map_err(|source| match source.raw_os_error() {
@@ -129,7 +134,7 @@ impl Image {
         })
     }
 
-    /// The disk is what `qcow2` makes of the file.
+    /// Serves the disk that `qcow2` finds in the file.
     pub(super) fn through(mut self, qcow2: Qcow2) -> Result<Self, OpenError> {
         self.sectors = AtomicU64::new(qcow2.sectors());
         self.qcow2 = Some(qcow2);
@@ -139,18 +144,20 @@ impl Image {
         }
     }
 
-    /// Bytes of a block: requests are for whole ones.
+    /// Block in bytes; requests are for whole blocks.
     pub(super) fn block(&self) -> u64 {
         self.direct.map_or(SECTOR, |direct| direct.block)
     }
 
     /// Size in sectors.
     pub(super) fn sectors(&self) -> u64 {
-        // Relaxed: a number that stands for itself. Who still has the old one asks the file for what it has no more.
+        // Relaxed: it orders nothing. A request that was checked against the old size gets an error
+        // from the file.
         self.sectors.load(Ordering::Relaxed)
     }
 
-    /// Looks how large the file is by now, and says so, in sectors. What is behind the last whole block is not the disk's.
+    /// Updates the size of the disk from the file's, and returns it in sectors. A partial block at
+    /// the end is left out.
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors()),
@@ -169,7 +176,7 @@ impl Image {
         self.look_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes the disk so many bytes large.
+    /// Sets the size of the disk in bytes.
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.resize(size),
@@ -177,7 +184,7 @@ impl Image {
         }
     }
 
-    /// What GET_ID answers (section 5.2.6: ASCII, padded with zero bytes): `serial`, or the file's name.
+    /// Answer to GET_ID (section 5.2.6: ASCII, padded with zeroes): `serial`, or the file name.
     pub(super) fn id(&self, serial: Option<&str>) -> [u8; ID_LEN] {
         let name = match serial {
             Some(serial) => serial.as_bytes(),
@@ -191,7 +198,7 @@ impl Image {
     }
 }
 
-/// Bytes of a file. The end of a block device is found by seeking (its st_size is 0); of a regular file as well.
+/// Size of a file in bytes, found by seeking: the st_size of a block device is 0.
 fn end(file: &mut impl Seek) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
@@ -207,25 +214,27 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
     }
 }
 
-/// For how long a lock may be somebody's who is about to let go. The kernel takes the rings of a process that was killed apart some
-/// time after its end: tens of milliseconds, more on a busy host.
+/// Longest wait for a lock whose holder is about to release it. The kernel releases the rings of a
+/// killed process some time after its end: tens of milliseconds, more on a busy host.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Locks the whole file for this open file description: exclusively, or shared to read. The lock goes with the last
-/// descriptor of this description; unlike a process's lock it is not lost when somebody in this process opens and
-/// closes the same file.
+/// Locks the whole file for this open file description: exclusive, or shared when read-only.
 ///
-/// A process that is just being started has a copy of each descriptor until it executes its program, and with it the lock
-/// of an image that was closed meanwhile. So somebody else's lock is waited for, a little.
+/// The lock lasts until the last descriptor of the description is closed. Unlike a process's lock,
+/// it is not lost when this process opens and closes the same file.
+///
+/// A child process has a copy of each descriptor between fork and exec, and with it the lock of an
+/// image that was closed meanwhile. So a lock that is held elsewhere is retried for [`PATIENCE`].
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     // SAFETY: `flock` is plain data, for which all zeroes are valid; l_pid must be 0 for OFD locks.
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // l_start and l_len stay 0: from the first byte to wherever the end will be.
+    // l_start and l_len stay 0: the whole file, at any size.
     let lock = || {
-        // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives the call.
+        // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives
+        // the call.
         match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
@@ -234,7 +243,7 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     patiently(lock, |error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
 }
 
-/// Tries again for a while what somebody else holds.
+/// Retries `attempt` for [`PATIENCE`] while `is_held` says that its target is held elsewhere.
 fn patiently<T>(attempt: impl Fn() -> io::Result<T>, is_held: impl Fn(&io::Error) -> bool) -> io::Result<T> {
     let start = Instant::now();
     loop {

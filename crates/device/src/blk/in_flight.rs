@@ -8,8 +8,8 @@
 //!      '--reaped(outcome)--> Reaped --advance--> Next --------------------------------'           the engine has it
 //!                                                  '-- done, failed --> Ended -- write_status: answered
 //! ```
-//! Each arrow consumes the value at its tail, so no other order compiles. The values borrow one entry of the table; dropping
-//! one frees its entry. The steps of a request:
+//! Each arrow consumes the value at its tail, so no other order compiles. The values borrow one
+//! entry of the table; dropping one frees its entry. The steps of a request:
 //!
 //! ```text
 //!   Read     --short--> Read             --all--> done
@@ -18,7 +18,8 @@
 //!   Allocate --next range--> Allocate    --all--> done, or Sync first where writes go through
 //!      \--not supported--> Zero --short--> Zero --all--> next range
 //! ```
-//! An entry belongs to a descriptor head, so there are as many as the queue has descriptors. Their storage is reused.
+//! An entry belongs to a descriptor head, so there are as many as the queue has descriptors. Their
+//! storage is reused.
 use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Engine, Job, Outcome, Pieces};
 use super::errors::{Cause, Missed, Operation};
@@ -42,8 +43,8 @@ const RETRIES: u8 = 16;
 
 /// The requests of one queue, by descriptor head.
 ///
-/// Between [`Ready::push`] and [`RequestTable::reaped`] the kernel accesses the memory of a request. A table that is
-/// dropped meanwhile leaks its entries.
+/// Between [`Ready::push`] and [`RequestTable::reaped`] the kernel accesses the memory of a
+/// request. A table that is dropped meanwhile leaks its entries.
 #[derive(Debug)]
 pub(super) struct RequestTable {
     entries: Vec<Entry>,
@@ -209,12 +210,14 @@ pub(super) struct WithData<'a> {
 }
 
 impl<'a> WithData<'a> {
-    /// Whether the owner of the memory has taken it away, so that zeroes lie in the place of the driver's data.
+    /// Whether the owner of the memory has taken it away, so that zeroes lie in the place of the
+    /// driver's data.
     pub(super) fn is_lost(&self) -> bool {
         paravane_dma::is_lost(&self.claim.entry.pieces)
     }
 
-    /// Prepares the first step, by a bounce buffer where `alignment` demands one. A write is `durable` when it is done.
+    /// Prepares the first step, by a bounce buffer where `alignment` demands one. A write is
+    /// `durable` when it is done.
     ///
     /// # Errors
     /// The host has no memory for the buffer.
@@ -240,8 +243,8 @@ impl<'a> WithData<'a> {
 pub(super) struct Ready<'a>(Claim<'a>);
 
 impl<'a> Ready<'a> {
-    /// Keeps the memory of the status byte mapped, for a request whose translation may be taken away meanwhile. The
-    /// invalidation waits for the mapping.
+    /// Keeps the memory of the status byte mapped, for a request whose translation may be taken
+    /// away meanwhile. The invalidation waits for the mapping.
     ///
     /// # Errors
     /// It is not guest memory.
@@ -257,10 +260,11 @@ impl<'a> Ready<'a> {
     pub(super) fn push(self, engine: &mut Engine) -> io::Result<()> {
         let Self(claim) = self;
         let job = claim.entry.job();
-        // SAFETY: the pieces lie in the entry, whose `mapping` keeps mapped what they name (or they name a static). Neither
-        // changes until the outcome has been reaped: no entry is handed out while its step is not `Idle`, except by
-        // `RequestTable::reaped`, which takes an outcome, and only an engine makes those. Entries of a table that is dropped
-        // before are leaked. This is the only job of `head`, since the claim is exclusive.
+        // SAFETY: the pieces lie in the entry, whose `mapping` keeps mapped what they name (or they
+        // name a static). Neither changes until the outcome has been reaped: no entry is handed out
+        // while its step is not `Idle`, except by `RequestTable::reaped`, which takes an outcome,
+        // and only an engine makes those. Entries of a table that is dropped before are leaked.
+        // This is the only job of `head`, since the claim is exclusive.
         unsafe { engine.push(claim.head, job) }?;
         *claim.in_flight += 1;
         // The engine has it: it is not to be ended.
@@ -436,7 +440,8 @@ impl Entry {
             Step::Sync => Advance::Done(0),
             Step::Allocate => self.next_range(),
             Step::Read | Step::Write | Step::Zero => {
-                // 0: the file has become shorter than the disk. More than was asked for is impossible.
+                // 0: the file has become shorter than the disk. More than was asked for is
+                // impossible.
                 let moved = result.unsigned_abs();
                 if moved == 0 || u64::from(moved) > self.left {
                     let cause = if moved == 0 { Cause::End } else { Cause::Os(libc::EIO) };
@@ -447,8 +452,9 @@ impl Entry {
                 if self.step == Step::Read {
                     self.read += moved;
                     if let Some(bounce) = &mut self.bounce {
-                        // SAFETY: `mapping` keeps the pieces mapped, for writing, since it is a read.
-                        unsafe { bounce.hand_on(moved as usize, &self.pieces[self.first..]) };
+                        // SAFETY: `mapping` keeps the pieces mapped, for writing, since it is a
+                        // read.
+                        unsafe { bounce.copy_out(moved as usize, &self.pieces[self.first..]) };
                     }
                 }
                 match (self.left, self.step) {
@@ -475,7 +481,8 @@ impl Entry {
             Step::Zero => Missed::at(Operation::WriteZeroes, self.offset, self.left),
             Step::Allocate if self.discard => Missed::range(Operation::Discard, self.ranges.get(self.range)),
             Step::Allocate => Missed::range(Operation::WriteZeroes, self.ranges.get(self.range)),
-            // After ranges of zeroes that go through to the disk, or a flush; a flush has no ranges.
+            // After ranges of zeroes that go through to the disk, or a flush; a flush has no
+            // ranges.
             Step::Sync if !self.ranges.is_empty() => {
                 Missed::range(Operation::WriteZeroes, self.ranges.last())
             }
@@ -490,14 +497,15 @@ impl Entry {
             Step::Write | Step::Zero => {
                 if let Some(bounce) = &mut self.bounce {
                     // SAFETY: `mapping` keeps the pieces mapped.
-                    unsafe { bounce.fill(&self.pieces[self.first..], self.left) };
+                    unsafe { bounce.copy_in(&self.pieces[self.first..], self.left) };
                 }
                 Job::Write { pieces: self.rest(), offset: self.offset, durable: self.durable }
             }
             Step::Idle | Step::Sync => Job::Sync,
             Step::Allocate => {
                 let ByteRange { offset, len, unmap } = self.ranges[self.range];
-                // A hole reads as zeroes, and is the only way to unmap; the two modes exclude each other.
+                // A hole reads as zeroes, and is the only way to unmap; the two modes exclude each
+                // other.
                 let how = match self.discard || unmap {
                     true => libc::FALLOC_FL_PUNCH_HOLE,
                     false => libc::FALLOC_FL_ZERO_RANGE,
@@ -565,7 +573,8 @@ impl Entry {
     }
 }
 
-/// Whether fallocate cannot do this here. EINVAL: a block device whose blocks are larger than our sectors.
+/// Whether fallocate cannot do this here. EINVAL: a block device whose blocks are larger than our
+/// sectors.
 fn not_supported(error: i32) -> bool {
     matches!(error, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::EINVAL)
 }

@@ -1,10 +1,10 @@
-//! Guest memory in pieces: what a transfer moves, and how it is copied where the kernel cannot take it as it is.
+//! Copies between a buffer and guest memory in pieces, where the kernel cannot use the pieces.
 use paravane_dma::HostSlice;
 
 /// Fills `out` from the first bytes of the pieces.
 ///
 /// # Safety
-/// What keeps the pieces mapped lives.
+/// The mapping of the pieces is alive.
 pub(super) unsafe fn gather(pieces: &[HostSlice], out: &mut [u8]) {
     let mut rest = out;
     for piece in pieces {

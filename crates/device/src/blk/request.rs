@@ -1,11 +1,11 @@
-//! What a chain asks for: parsed once, checked against the disk, before anything is done.
+//! Requests: parsed once, and checked against the disk before anything is done.
 //!
 //! ```text
 //!   readable: header (16 bytes) | data to write, or ranges        writable: data to read | status (last byte)
 //! ```
-//! The framing is the driver's choice (section 2.7.4): the header may come in pieces, the status byte may
-//! share a descriptor with data. What breaks this frame latches the queue; what is wrong inside it is
-//! answered with a status.
+//! The framing is the driver's choice (section 2.7.4): the header may span descriptors, and the
+//! status byte may share one with data. A broken frame latches the queue; an invalid request in a
+//! valid frame is answered with a status.
 use crate::address_error;
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::Chain;
@@ -23,14 +23,14 @@ pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 22;
 /// Largest write-zeroes range in sectors: 32 MiB, since zeroes may have to be written one by one.
 pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 16;
 
-/// What requests are checked against.
+/// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Size of the disk in sectors; of the present batch.
+    /// Size of the disk in sectors, for the present batch.
     pub(super) capacity: u64,
-    /// Sectors in a block of the disk, a power of two: whoever asks for parts of one is refused.
+    /// Sectors in a block of the disk, a power of two. Requests for part of a block fail.
     pub(super) block: u64,
-    /// Nothing may be written.
+    /// The disk is read-only.
     pub(super) read_only: bool,
     /// DISCARD was negotiated.
     pub(super) discard: bool,
@@ -38,16 +38,16 @@ pub(super) struct Limits {
     pub(super) write_zeroes: bool,
 }
 
-/// A range of the disk in bytes; it lies inside the disk.
+/// A range inside the disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ByteRange {
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Zeroes may be made by unmapping.
+    /// Zeroes may be written by unmapping.
     pub(super) unmap: bool,
 }
 
-/// What to do.
+/// Action of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     /// Read `len` bytes (not 0) at `offset` into the start of the writable part.
@@ -58,11 +58,11 @@ pub(super) enum Command {
     Flush,
     /// Return the identifier.
     GetId,
-    /// Discard the ranges that were parsed along.
+    /// Discard the parsed ranges.
     Discard,
-    /// Write zeroes to the ranges that were parsed along.
+    /// Write zeroes to the parsed ranges.
     WriteZeroes,
-    /// Nothing: the answer is this status.
+    /// Answer with this status, without any I/O.
     Answer(u8),
 }
 
@@ -70,14 +70,15 @@ pub(super) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) command: Command,
-    /// Where the status byte goes.
+    /// Address of the status byte.
     pub(super) status: u64,
 }
 
-/// Parses `chain`. `ranges` is cleared, and filled for [`Command::Discard`] and [`Command::WriteZeroes`].
+/// Parses a chain. `ranges` is cleared, and filled for [`Command::Discard`] and
+/// [`Command::WriteZeroes`].
 ///
 /// # Errors
-/// The frame is broken; the queue is to be latched.
+/// The frame is broken; latch the queue.
 pub(super) fn parse(
     memory: &AccessGuard<'_>,
     (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
@@ -87,9 +88,9 @@ pub(super) fn parse(
     let malformed = |what| QueueError::Request { head: chain.head, what };
     ranges.clear();
     if chain.readable_len() < HEADER {
-        return Err(malformed("its readable part is shorter than a header"));
+        return Err(malformed("the readable part is shorter than a header"));
     }
-    let status = last_byte(writable).ok_or(malformed("it has no room for a status"))?;
+    let status = last_byte(writable).ok_or(malformed("there is no writable byte for the status"))?;
     let mut header = [0; HEADER as usize];
     memory.read_segments(readable, 0, &mut header, Access::READ).map_err(address_error)?;
     let header: RequestHeader = zerocopy::transmute!(header);
@@ -131,13 +132,13 @@ pub(super) fn parse(
     Ok(Request { command, status })
 }
 
-/// The address of the last byte of a buffer.
+/// Address of the last byte of a buffer.
 fn last_byte(segments: &[Segment]) -> Option<u64> {
     let last = segments.iter().rev().find(|segment| segment.len > 0)?;
     last.addr.checked_add(u64::from(last.len) - 1)
 }
 
-/// Where on the disk `len` bytes at `sector` begin, if they are whole sectors that it has.
+/// Offset in bytes of `len` bytes at `sector`, if they are whole blocks inside the disk.
 fn extent(sector: u64, len: u32, limits: &Limits) -> Option<u64> {
     let len = u64::from(len);
     if !len.is_multiple_of(blk::SECTOR) {
@@ -146,15 +147,16 @@ fn extent(sector: u64, len: u32, limits: &Limits) -> Option<u64> {
     inside(sector, len / blk::SECTOR, limits)
 }
 
-/// Where on the disk the sectors begin, in bytes, if it has them, and they are whole blocks.
+/// Offset of the sectors in bytes, if they are whole blocks inside the disk.
 fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
     let end = sector.checked_add(sectors)?;
-    // The capacity in bytes fits in an i64, being the size of a file; so does every sector before it.
+    // The capacity in bytes fits in an i64, being the size of a file; so does every sector before
+    // it.
     (end <= limits.capacity && (sector | sectors) & (limits.block - 1) == 0).then(|| sector * blk::SECTOR)
 }
 
-/// Reads the ranges behind the header and checks them all (section 5.2.6.2). The inner result is the status
-/// to answer when one is not to be done.
+/// Reads and checks the ranges behind the header (section 5.2.6.2). The inner error is the status
+/// to answer with.
 fn parse_ranges(
     memory: &AccessGuard<'_>,
     readable: &[Segment],
@@ -186,7 +188,7 @@ fn parse_ranges(
         else {
             return Ok(Err(blk::S_IOERR));
         };
-        // A range without sectors asks for nothing (and fallocate would refuse it).
+        // A range without sectors is skipped: fallocate would refuse it.
         if sectors > 0 {
             let len = u64::from(sectors) * blk::SECTOR;
             ranges.push(ByteRange { offset, len, unmap: flags & blk::WRITE_ZEROES_F_UNMAP != 0 });

@@ -2,22 +2,23 @@
 //!
 //! ```text
 //!   truncate, lvextend, Resizer::resize -> the file -> Resizer::look -> capacity: requests, configuration space
-//!                                                            '-> true: tell the driver that the configuration has changed
+//!                                                            '-> true: report a configuration change to the driver
 //! ```
-//! Handlers check each batch against the size that was found last. A request beyond a new end is answered with an error from then
-//! on; before, a read finds nothing there and fails as well, and a write makes the file longer again. So tell the driver to use
-//! less before the file is made shorter.
+//! Handlers check each batch against the size that was found last, and fail requests beyond it.
+//! After the file has shrunk and before that is found, a read beyond its end fails, and a write
+//! extends it again. So shrink the guest's file systems first.
 use super::image::Image;
 use paravane_spec::blk::SECTOR;
 use rustix::fs::{AtFlags, StatxFlags};
 use std::io;
 use std::sync::Arc;
 
-/// Looks at the size of a disk's image, and changes it. There may be several; each says what is new to it.
+/// Detects and makes changes of a disk's size. Several may exist; each reports changes that are new
+/// to it.
 #[derive(Debug)]
 pub struct Resizer {
     image: Arc<Image>,
-    /// What it has said last, in sectors.
+    /// Size that it has reported last, in sectors.
     seen: u64,
 }
 
@@ -26,39 +27,43 @@ impl Resizer {
         Self { seen: image.sectors(), image }
     }
 
-    /// Looks at the image, after somebody may have changed its size. `true`: the disk's size is another than when this was last
-    /// asked, so the configuration space has changed, of which the driver is to be told.
+    /// Reads the size of the image; `true` if it has changed since the last call.
+    ///
+    /// The configuration space has then changed: notify the driver.
     ///
     /// # Errors
-    /// The host does not say; all is as before.
+    /// The host does not report the size. The disk has not changed.
     pub fn look(&mut self) -> io::Result<bool> {
         let sectors = self.image.look()?;
         Ok(std::mem::replace(&mut self.seen, sectors) != sectors)
     }
 
-    /// Makes the image `size` bytes long, and looks at it as [`Resizer::look`] does. What is new reads as zeroes; what is
-    /// beyond the end is lost.
+    /// Sets the size of the image to `size` bytes, then acts as [`Resizer::look`].
+    ///
+    /// New data reads as zeroes. Data beyond a new end is lost.
     ///
     /// # Errors
-    /// No multiple of 512 (past the page cache, of the block that the driver is told), or 0; the disk is read-only; or the host
-    /// refuses, as for a block device.
+    /// The size is 0 or not a multiple of the block (512 bytes; with direct I/O that of the file);
+    /// the disk is read-only; or the host refuses, as for a block device.
     pub fn resize(&mut self, size: u64) -> io::Result<bool> {
         let block = self.image.block();
         if size == 0 || !size.is_multiple_of(block) {
-            let what = format!("{size} bytes are not a number of blocks of {block}");
+            let what =
+                format!("invalid disk size of {size} bytes: it must be a positive multiple of {block}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         self.image.resize(size)?;
         self.look()
     }
 
-    /// Why the last look at the image failed, whoever looked.
+    /// Error of the last look at the image, by any resizer of the disk.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.image.look_error()
     }
 
-    /// Whether the image has no name any more: its data go when it is closed. Waits for no file server.
+    /// Whether the image has been deleted, so that its data is lost when it is closed. Never
+    /// blocks.
     #[must_use]
     pub fn is_deleted(&self) -> bool {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -66,7 +71,7 @@ impl Resizer {
             .is_ok_and(|found| found.stx_nlink == 0)
     }
 
-    /// Size of the disk in bytes, when somebody last looked at the image. Never waits.
+    /// Size of the disk in bytes at the last look at the image. Never blocks.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.image.sectors() * SECTOR

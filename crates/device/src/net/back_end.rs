@@ -1,8 +1,9 @@
-//! What a card is connected to: two ends a pair of queues, each owned by the queue's handler.
+//! The network behind a card: a sender and a receiver for each pair of queues, owned by the queues'
+//! handlers.
 //!
 //! ```text
-//!   transmit queue --Frame--> Sender    Sent, or Refused (dropped, counted), or Full: again when `fd` says so
-//!   receive queue <--Frames-- Receiver  `fetch` has some at hand, `done` lets go of them
+//!   transmit queue --frame--> Sender    Sent; Refused (dropped, counted); Full: retry when `fd` is readable
+//!   receive queue <--frames-- Receiver  `fetch` gets some, `done` releases them
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
 use crate::ServeError;
@@ -14,163 +15,167 @@ use std::os::fd::BorrowedFd;
 /// Bytes of the header before each frame.
 pub(super) const HEADER: usize = size_of::<Header>();
 
-/// One side of a network: a TAP device, the end of a link. Shared by the card's handlers.
+/// A network, as a card sees it: a TAP device, one end of a link. Shared by the card's handlers.
 pub trait BackEnd: Send + Sync + 'static {
-    /// Takes the frames of a transmit queue.
+    /// Sends the frames of a transmit queue.
     type Sender: Sender + 'static;
-    /// Gives frames to a receive queue.
+    /// Receives the frames for a receive queue.
     type Receiver: Receiver + 'static;
 
-    /// Most pairs of queues, at least 1.
+    /// Number of queue pairs, at least 1.
     fn pairs(&self) -> u16;
 
-    /// What it can do of checksums and segmentation, as feature bits of section 5.1.3.
+    /// Checksum and segmentation offloads, as feature bits of section 5.1.3.
     fn offloads(&self) -> u64;
 
-    /// Largest packet in bytes that it takes, without the Ethernet header; `None` if it takes any or does not tell.
+    /// MTU in bytes, without the Ethernet header. `None` if unlimited or unknown.
     fn mtu(&self) -> Option<u32> {
         None
     }
 
-    /// The driver has accepted these features; none after a reset. What it did not accept must not reach it.
+    /// Sets the features that the driver has accepted; 0 after a reset.
+    ///
+    /// Frames that need another feature must not reach the driver.
     ///
     /// # Errors
     /// The host refuses.
     fn accept(&self, features: u64) -> io::Result<()>;
 
-    /// From here on `pairs` pairs are in use: from 1 to [`BackEnd::pairs`].
+    /// Sets the number of pairs in use, from 1 to [`BackEnd::pairs`].
     ///
     /// # Errors
-    /// The host refuses; as many as before are in use.
+    /// The host refuses; the number has not changed.
     fn use_pairs(&self, pairs: u16) -> io::Result<()>;
 
-    /// Sends a frame that is not the driver's, beside the queues, as well as it can: a network may lose frames.
+    /// Sends a frame of the device itself. Best effort: it may be lost.
     ///
     /// # Errors
     /// The host refuses.
     fn inject(&self, frame: &[u8]) -> io::Result<()>;
 
-    /// The end for the transmit queue of `pair`.
+    /// Creates the sender for the transmit queue of `pair`, counted from 0.
     ///
     /// # Errors
-    /// The host has no file descriptors left.
+    /// The process has no file descriptors left.
     fn sender(&self, pair: u16) -> io::Result<Self::Sender>;
 
-    /// The end for the receive queue of `pair`. The one before is gone.
+    /// Creates the receiver for the receive queue of `pair`. The previous one has been dropped.
     ///
     /// # Errors
     /// As [`BackEnd::sender`].
     fn receiver(&self, pair: u16) -> io::Result<Self::Receiver>;
 }
 
-/// A frame on its way from the driver. The header was checked; the bytes behind it are still the driver's to change.
+/// A frame that the driver sends.
+///
+/// The header was checked. The frame still lies in guest memory, where the driver may change it.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
-    /// Our copy of what stood before the frame, in the machine's byte order.
+    /// Checked copy of the frame's header, in native byte order.
     pub header: Header,
-    /// The guard to the memory that the frame lies in.
+    /// Access to guest memory.
     pub memory: &'a AccessGuard<'a>,
-    /// Header and frame.
+    /// Segments of header and frame.
     pub segments: &'a [Segment],
-    /// Bytes of the frame, without the header.
+    /// Length of the frame in bytes, without the header.
     pub len: usize,
 }
 
 impl Outgoing<'_> {
-    /// Copies the frame, once. `out` is as long as it is.
+    /// Copies the first `out.len()` bytes of the frame. Reads guest memory once.
     ///
     /// # Errors
-    /// Part of it is not in memory.
+    /// The frame is not in guest memory, or shorter than `out`.
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), ServeError> {
-        let copied = self.memory.read_segments(self.segments, HEADER as u64, out, Access::READ);
-        Ok(copied.map_err(crate::address_error)?)
+        Ok(self.memory.read_segments(self.segments, HEADER as u64, out, Access::READ)?)
     }
 }
 
-/// What became of a frame.
+/// Result of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is on its way.
+    /// The frame is on its way.
     Sent,
-    /// It was dropped: nobody is there, or the host wants none of it.
+    /// The frame was dropped: there is no receiver, or the host refuses it.
     Refused,
-    /// There is no room for it now; to be tried again when [`Sender::fd`] is readable.
+    /// There is no room. Retry the frame when [`Sender::fd`] is readable.
     Full,
 }
 
-/// Takes the frames of one transmit queue.
+/// Sends the frames of one transmit queue.
 pub trait Sender: Send {
     /// Sends a frame.
     ///
     /// # Errors
-    /// The frame is not in memory.
+    /// The frame is not in guest memory.
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError>;
 
-    /// The batch ends: whoever waits for the frames is told.
+    /// Ends a batch: wakes the receiver of its frames.
     fn flush(&mut self) {}
 
-    /// After [`Sent::Full`]: from here on room makes [`Sender::fd`] readable. `true` if there is some already.
+    /// Makes room signal [`Sender::fd`], after [`Sent::Full`]. `true` if there is room already.
     fn listen(&mut self) -> bool {
         false
     }
 
-    /// After [`Sent::Full`]: whether there is room by now. `None`: that does not show without a system call.
+    /// Whether there is room, after [`Sent::Full`]. `None` if only a system call can tell.
     fn has_room(&self) -> Option<bool> {
         None
     }
 
-    /// Readable when there is room again. `None`: it is never full.
+    /// Becomes readable when there is room again. `None` if the sender is never full.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The queue of a TAP device behind it, if it is one.
+    /// Queue of the TAP device behind it, if there is one.
     fn tap(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// A frame for the driver: header in the machine's byte order, without `num_buffers`, and bytes.
+/// A frame for the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
-    /// What stands before it.
+    /// Header in native byte order. `num_buffers` is ignored.
     pub header: Header,
-    /// The frame.
+    /// Bytes of the frame, without the header.
     pub bytes: &'a [u8],
 }
 
-/// Gives frames to one receive queue.
+/// Receives the frames for one receive queue.
 pub trait Receiver: Send {
-    /// Has frames at hand, `most` (1 at least) of those that are there at most, and says how many. They stay at hand, in their
-    /// order, until [`Receiver::done`].
+    /// Gets up to `most` frames (at least 1), and returns the number at hand.
+    ///
+    /// They stay at hand, in order, until [`Receiver::done`].
     ///
     /// # Errors
     /// The host has failed.
     fn fetch(&mut self, most: usize) -> io::Result<usize>;
 
-    /// Number `number` of the frames at hand, from 0 on; `None` if there are not so many.
+    /// Frame `number` of those at hand, counted from 0.
     fn frame(&self, number: usize) -> Option<Incoming<'_>>;
 
-    /// The first `count` frames at hand were delivered or dropped.
+    /// Releases the first `count` frames at hand: they were delivered or dropped.
     fn done(&mut self, count: usize);
 
-    /// The batch ends: whoever waits for room is told.
+    /// Ends a batch: wakes senders that wait for room.
     fn flush(&mut self) {}
 
-    /// From here on a frame makes [`Receiver::fd`] readable. `true` if there is one already.
+    /// Makes frames signal [`Receiver::fd`]. `true` if there is one already.
     fn listen(&mut self) -> bool {
         false
     }
 
-    /// Whether there is a frame by now. `None`: that does not show without a system call.
+    /// Whether there is a frame. `None` if only a system call can tell.
     fn has_frame(&self) -> Option<bool> {
         None
     }
 
-    /// Becomes readable when a frame comes.
+    /// Becomes readable when a frame arrives.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// The queue of a TAP device behind it, if it is one.
+    /// Queue of the TAP device behind it, if there is one.
     fn tap(&self) -> Option<BorrowedFd<'_>> {
         None
     }

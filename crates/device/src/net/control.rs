@@ -1,4 +1,5 @@
-//! Serves the control queue: how many pairs are in use, and that a driver has announced itself (section 5.1.6.5).
+//! Serves the control queue: the number of pairs in use, and acknowledged announcements (section
+//! 5.1.6.5).
 use super::back_end::BackEnd;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
@@ -25,18 +26,18 @@ impl<B: BackEnd> Control<B> {
         Self { back_end, multiqueue: has(F_MQ), announce: has(F_GUEST_ANNOUNCE) }
     }
 
-    /// Does one command and returns the answer.
-    fn obey(
+    /// Executes one command and returns its answer.
+    fn execute(
         &self,
         memory: &AccessGuard<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
     ) -> Result<u8, QueueError> {
         let malformed = |what| QueueError::Request { head: chain.head, what };
         if chain.readable_len() < COMMAND {
-            return Err(malformed("it is shorter than a command"));
+            return Err(malformed("the readable part is shorter than a command"));
         }
         if writable.is_empty() {
-            return Err(malformed("it has no room for an answer"));
+            return Err(malformed("there is no writable byte for the answer"));
         }
         let mut bytes = [0; COMMAND as usize];
         memory.read_segments(readable, 0, &mut bytes, Access::READ).map_err(address_error)?;
@@ -59,7 +60,7 @@ impl<B: BackEnd> Control<B> {
         Ok(match self.back_end.use_pairs(pairs) {
             Ok(()) => CTRL_OK,
             Err(error) => {
-                tracing::warn!(pairs, %error, "the network's back end does not change its queues");
+                tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
                 CTRL_ERR
             }
         })
@@ -71,7 +72,7 @@ impl<B: BackEnd> QueueHandler for Control<B> {
         let QueueBatch { queue, memory, chains } = queue.begin_batch();
         let taken = memory.pop(queue, chains)?;
         for (chain, readable, writable) in chains.iter() {
-            let answered = self.obey(&memory, (chain, readable, writable)).and_then(|answer| {
+            let answered = self.execute(&memory, (chain, readable, writable)).and_then(|answer| {
                 memory.write_segments(writable, 0, &[answer], Access::WRITE).map_err(address_error)?;
                 queue.complete(chain.head, 1)
             });

@@ -1,28 +1,28 @@
-//! What a card has done, and what it has dropped.
+//! Counters of a card: transferred and dropped frames.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts since the card was made. A frame is counted in one place only.
+/// Counts since the card was created. Each frame is counted in one field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Frames from the driver that are on their way.
+    /// Frames sent for the driver.
     pub transmitted: u64,
-    /// Bytes in them, without the headers before them.
+    /// Bytes of sent frames, without headers.
     pub transmitted_bytes: u64,
-    /// Frames given to the driver.
+    /// Frames delivered to the driver.
     pub received: u64,
-    /// Bytes in them, without the headers before them.
+    /// Bytes of delivered frames, without headers.
     pub received_bytes: u64,
-    /// Frames from the driver that are none, or whose header lies: dropped.
+    /// Frames of the driver with an invalid length or header, dropped.
     pub malformed: u64,
-    /// Frames from the driver that the back end did not take: dropped.
+    /// Frames of the driver that the back end refused, dropped.
     pub refused: u64,
-    /// Frames for the driver that do not fit into the buffers that it gave: dropped.
+    /// Frames for the driver that do not fit its buffers, dropped.
     pub no_room: u64,
-    /// Buffers of the driver that no frame fits into: given back empty.
+    /// Buffers of the driver that no frame can fit, returned empty.
     pub unusable: u64,
 }
 
-/// The counts of a card, shared by its queues.
+/// Live counters of a card, shared by its queues.
 #[derive(Debug, Default)]
 pub struct Counters {
     transmitted: AtomicU64,
@@ -36,7 +36,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// As they are now.
+    /// Current values.
     #[must_use]
     pub fn totals(&self) -> Totals {
         // Relaxed: they order nothing.
@@ -53,7 +53,7 @@ impl Counters {
         }
     }
 
-    /// Adds what one batch of one queue has counted, and begins anew.
+    /// Adds the counts of one batch of one queue, and sets them to 0.
     pub(super) fn add(&self, batch: &mut Totals) {
         for (counter, more) in [
             (&self.transmitted, batch.transmitted),

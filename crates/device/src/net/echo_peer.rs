@@ -1,4 +1,4 @@
-//! What is at the far side of a cable when that is no card: a thread of the host that answers each frame.
+//! A thread at the far side of a link, which answers each frame.
 //!
 //! ```text
 //!  asleep on `arrived` ---> a frame ---> copied, answered ---> to the near side ---> asleep
@@ -17,23 +17,24 @@ use std::thread::JoinHandle;
 /// Stack of the thread: no buffers live there.
 const STACK: usize = 128 << 10;
 
-/// The thread. Dropped, it ends.
+/// The thread. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct EchoPeer {
     stop: Arc<AtomicBool>,
-    /// What comes to the echo_peer, and to whom it answers.
+    /// Port of the echo peer, and port that it answers to.
     ports: [Arc<Port>; 2],
     thread: Option<JoinHandle<()>>,
 }
 
 impl EchoPeer {
-    /// Answers what comes to `here` by frames of `len` bytes to `there`.
+    /// Starts to answer frames to `here` by frames of `len` bytes to `there`.
     ///
     /// # Errors
     /// The host refuses a thread.
     pub(super) fn start(here: Arc<Port>, there: Arc<Port>, len: usize) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        // Relaxed: as below. What comes from a pair is answered to it.
+        // Relaxed: as below. All lanes are in use, so that a frame of a pair is answered to that
+        // pair.
         here.pairs.store(here.lanes.len() as u16, Ordering::Relaxed);
         for lane in &here.lanes {
             // Relaxed: no sender is there yet.
@@ -46,7 +47,7 @@ impl EchoPeer {
             let _named = LogDevice::enter(device);
             work.run();
         };
-        let thread = std::thread::Builder::new().name("echo_peer".into()).stack_size(STACK).spawn(run)?;
+        let thread = std::thread::Builder::new().name("echo-peer".into()).stack_size(STACK).spawn(run)?;
         Ok(Self { stop, ports, thread: Some(thread) })
     }
 }
@@ -61,7 +62,7 @@ impl Drop for EchoPeer {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("a echo_peer panicked");
+            tracing::error!("the thread of an echo peer has panicked");
         }
     }
 }
@@ -91,7 +92,7 @@ impl Work {
                 continue;
             }
             self.here.lanes.iter().for_each(|lane| lane.arrived.arm());
-            // Ordered by the wakeups: a frame, or the end, that is not seen here rings.
+            // Ordered by the wakeups: a frame or a stop that is not seen here wakes the thread.
             if self.here.lanes.iter().all(|lane| lane.frames.is_empty()) && !self.stopping() {
                 sleep(&fds);
             }
@@ -110,7 +111,8 @@ impl Work {
         lane.arrived.wake();
     }
 
-    /// A buffer for `len` bytes; `None` if nobody is there to receive any more, or the host has no memory.
+    /// A buffer for `len` bytes; `None` if there is no receiver any more, or the host has no
+    /// memory.
     fn room(&self, lane: &Lane, pair: u16, len: usize) -> Option<Buffer> {
         let room = &self.there.room[usize::from(pair)];
         // Relaxed: ordered by the wakeup.
@@ -132,10 +134,10 @@ impl Work {
     }
 }
 
-/// Until one of them is readable.
+/// Sleeps until one of them is readable.
 fn sleep(fds: &[BorrowedFd<'_>]) {
     let mut fds: Vec<PollFd<'_>> =
         fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    // Interrupted or refused, the caller looks again.
+    // If it is interrupted or refused, the caller checks again.
     let _ = poll(&mut fds, None);
 }

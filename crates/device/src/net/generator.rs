@@ -1,6 +1,8 @@
-//! The far side of a stream: takes whatever is sent, and sends a number of frames as fast as the driver has buffers.
+//! Traffic for measurements: a sink for sent frames, and a source of frames as fast as the driver
+//! provides buffers.
 //!
-//! Byte n of a frame that it sends is the low byte of n, but for eight bytes behind the Ethernet header that hold its number.
+//! Byte n of a generated frame is the low byte of n, except for eight bytes behind the Ethernet
+//! header with its number.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use crate::ServeError;
 use paravane_spec::net::{ETH_HEADER, Header, MAX_FRAME};
@@ -8,14 +10,15 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Where a frame's number lies: 64 bits, little endian.
+/// Offset of a frame's number: 64 bits, little endian.
 const NUMBER_AT: usize = ETH_HEADER;
 
-/// Most frames that a source has ready, and bytes in them unless they are very long: what the nearest cache holds.
+/// Most frames that a source has ready, and most bytes of them [at least two frames]: they stay in
+/// the first-level cache.
 const MOST: usize = 64;
 const STORAGE: usize = 16 << 10;
 
-/// A back end that swallows and spouts.
+/// A back end that discards sent frames and generates received ones.
 #[derive(Debug)]
 pub struct Generator {
     pairs: u16,
@@ -24,14 +27,14 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Sends `frames` frames of `len` bytes on each pair, which is from 22 to the length of the longest frame.
+    /// Generates `frames` frames of `len` bytes for each pair.
     ///
     /// # Errors
-    /// `len` is not.
+    /// `len` is not from 22 to 65549.
     pub fn new(pairs: u16, frames: u64, len: usize) -> io::Result<Self> {
         let least = NUMBER_AT + size_of::<u64>();
         if !(least..=MAX_FRAME).contains(&len) {
-            let what = format!("frames of {len} bytes are not from {least} to {MAX_FRAME}");
+            let what = format!("invalid frame length of {len} bytes: the range is {least} to {MAX_FRAME}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         Ok(Self { pairs, frames, len })
@@ -77,7 +80,7 @@ impl BackEnd for Generator {
     }
 }
 
-/// Swallows frames, having copied them as a network would.
+/// Discards frames, after copying them as a network would.
 #[derive(Debug)]
 pub struct Sink {
     bytes: Box<[u8]>,
@@ -90,25 +93,26 @@ impl Sender for Sink {
     }
 }
 
-/// Spouts frames.
+/// Generates frames.
 #[derive(Debug)]
 pub struct Source {
     left: u64,
-    /// That of the first frame at hand.
+    /// Number of the first frame at hand.
     number: u64,
-    /// The frames at hand and those after them, in a circle. Each is written long before it is read: a load that takes more than
-    /// one store has written would wait for that store, and all before it.
+    /// The frames at hand and those after them, in a circle. Each is written long before it is
+    /// read: a load that is wider than a store in flight would wait for that store, and all before
+    /// it.
     frames: Box<[Box<[u8]>]>,
-    /// Where the first one at hand is.
+    /// Index of the first one at hand.
     at: usize,
-    /// How many are at hand.
+    /// Number of frames at hand.
     at_hand: usize,
-    /// Never readable: a frame is there at once or not at all.
+    /// Never readable: a frame is available at once or never.
     idle: OwnedFd,
 }
 
 impl Source {
-    /// Where number `number` of the frames at hand is.
+    /// Index of frame `number` of those at hand.
     #[inline(always)]
     fn place(&self, number: usize) -> usize {
         let place = self.at + number;

@@ -1,14 +1,14 @@
-//! What stands before a frame, and what a driver may say there (sections 5.1.6.2 and 5.1.6.4).
+//! The header before a frame, and the checks of a driver's header (sections 5.1.6.2 and 5.1.6.4).
 //!
-//! Whoever is behind the back end (the host's kernel, another guest) computes with these numbers. So nothing passes
-//! that was not negotiated, or points outside of the frame; what the rest does not need is 0.
+//! The host's kernel, or another guest, computes with these numbers. So nothing passes that was not
+//! negotiated or points outside of the frame. Fields that are not needed are 0.
 use super::back_end::HEADER;
 use paravane_spec::net::{
     self, ETH_HEADER, F_CSUM, F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, GSO_ECN, GSO_NONE, GSO_TCPV4,
     GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header,
 };
 
-/// What the driver has negotiated to say.
+/// The rules for headers that follow from the negotiated features.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     features: u64,
@@ -23,7 +23,7 @@ impl Rules {
         self.features & bit != 0
     }
 
-    /// The header as the back end may see it, for a frame of `len` bytes; `None` if it is a lie.
+    /// The header for the back end, of a frame of `len` bytes; `None` if it is invalid.
     pub(super) fn check(self, header: Header, len: usize) -> Option<Header> {
         let mut checked = Header::default();
         // Section 5.1.6.2.2: bits that the device does not know are ignored.
@@ -45,36 +45,37 @@ impl Rules {
             GSO_UDP_L4 if !ecn => F_HOST_USO,
             _ => return None,
         };
-        // Whoever segments must finish the checksums too (section 5.1.6.2.1).
+        // Segmentation includes completing the checksums (section 5.1.6.2.1).
         let usable = self.has(offered) && (!ecn || self.has(F_HOST_ECN)) && checked.flags != 0;
         if !usable || header.gso_size == 0 {
             return None;
         }
         (checked.gso_type, checked.gso_size) = (header.gso_type, header.gso_size);
-        // A hint, and no longer than the frame.
+        // A hint, limited to the frame.
         checked.hdr_len = u16::try_from(len).map_or(header.hdr_len, |len| header.hdr_len.min(len));
         Some(checked)
     }
 }
 
-/// What is said to a driver that has accepted `features`, with the number of buffers.
+/// The header for a driver with `features`, and a frame in `buffers` buffers.
 pub(super) fn to_driver(header: Header, features: u64, buffers: u16) -> Header {
-    // Section 5.1.6.4.1: without GUEST_CSUM the flags are 0. (Then nothing else was negotiated either.)
+    // Section 5.1.6.4.1: without GUEST_CSUM the flags are 0. (Then nothing else was negotiated
+    // either.)
     let header = if features & net::F_GUEST_CSUM == 0 { Header::default() } else { header };
     Header { num_buffers: buffers, ..header }
 }
 
-/// From the bytes in memory.
+/// Decodes the bytes in guest memory.
 pub(super) fn decode(bytes: [u8; HEADER]) -> Header {
     swapped(zerocopy::transmute!(bytes))
 }
 
-/// To the bytes in memory.
+/// Encodes the bytes in guest memory.
 pub(super) fn encode(header: Header) -> [u8; HEADER] {
     zerocopy::transmute!(words(header))
 }
 
-/// To the bytes in memory, as words that are put together in registers.
+/// As [`encode`], as words that are assembled in registers.
 #[inline(always)]
 pub(super) fn words(header: Header) -> [u32; HEADER / 4] {
     let pair = |low: u16, high: u16| (u32::from(low) | u32::from(high) << 16).to_le();
@@ -85,7 +86,7 @@ pub(super) fn words(header: Header) -> [u32; HEADER / 4] {
     ]
 }
 
-/// Between little endian and the machine's byte order.
+/// Converts between little endian and native byte order.
 fn swapped(header: Header) -> Header {
     Header {
         hdr_len: header.hdr_len.to_le(),
@@ -97,8 +98,8 @@ fn swapped(header: Header) -> Header {
     }
 }
 
-/// Finishes the checksum of a frame whose header was checked.
-pub(super) fn finish_checksum(header: &mut Header, frame: &mut [u8]) {
+/// Completes the checksum of a frame with a checked header.
+pub(super) fn complete_checksum(header: &mut Header, frame: &mut [u8]) {
     if header.flags & HDR_F_NEEDS_CSUM == 0 {
         return;
     }
@@ -112,7 +113,7 @@ pub(super) fn finish_checksum(header: &mut Header, frame: &mut [u8]) {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // RFC 768: a computed 0 is written as all ones, which for every protocol means the same.
+    // RFC 768: a computed 0 is written as all ones, which means the same in every protocol.
     let checksum = match !(sum as u16) {
         0 => 0xffff,
         other => other,
@@ -206,16 +207,16 @@ mod tests {
         frame.extend([0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7, 0, 0, 0]);
         let mut header =
             Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 8, ..Header::default() };
-        finish_checksum(&mut header, &mut frame);
+        complete_checksum(&mut header, &mut frame);
         assert_eq!(header, Header::default());
         assert_eq!(frame[22..24], (!0xddf2_u16).to_be_bytes());
         // A checksum of 0 is all ones.
         let mut frame = [[0; 14].as_slice(), &[0xff, 0xff, 0, 0]].concat();
         let mut header =
             Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..Header::default() };
-        finish_checksum(&mut header, &mut frame);
+        complete_checksum(&mut header, &mut frame);
         assert_eq!(frame[16..], [0xff, 0xff]);
         // Nothing to do.
-        finish_checksum(&mut header, &mut []);
+        complete_checksum(&mut header, &mut []);
     }
 }

@@ -1,10 +1,10 @@
-//! A back end that takes and gives no more than a limit allows.
+//! A back end behind a rate limit.
 //!
 //! ```text
-//!   Sender:    held -> Full, and room when the time has come
-//!   Receiver:  held -> no frame, and one again when the time has come; meanwhile frames wait, or are dropped, behind it
+//!   Sender:    held -> Full; room when the time has come
+//!   Receiver:  held -> no frame; one again when the time has come. Frames wait, or are dropped, in the inner back end
 //! ```
-//! The handlers know nothing of it: to them it is a network that is busy.
+//! To the queue handlers it is a busy network.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use crate::rate::{self, Brake};
 use crate::{Limiter, ServeError};
@@ -12,7 +12,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// A back end with limits, all pairs of queues together. What counts of a frame is its bytes, without the header.
+/// A back end with a rate limit for each direction, for all pairs of queues together.
+///
+/// Counts the bytes of frames, without the headers.
 #[derive(Debug)]
 pub struct Limited<B> {
     inner: B,
@@ -21,7 +23,7 @@ pub struct Limited<B> {
 }
 
 impl<B> Limited<B> {
-    /// `inner`, with one limit for what the driver sends and one for what it receives. They may be the same.
+    /// Limits `inner`. The same limiter may serve both directions.
     pub fn new(inner: B, transmit: Arc<Limiter>, receive: Arc<Limiter>) -> Self {
         Self { inner, transmit, receive }
     }
@@ -73,7 +75,7 @@ impl<B: BackEnd> BackEnd for Limited<B> {
 pub struct LimitedSender<S> {
     inner: S,
     brake: Brake,
-    /// It is the back end that has no room.
+    /// The inner back end has no room.
     full: bool,
 }
 
@@ -98,7 +100,7 @@ impl<S: Sender> Sender for LimitedSender<S> {
     }
 
     fn listen(&mut self) -> bool {
-        // Both: the brake, if it does not hold, is not readable then.
+        // Always: it also clears a timer that has expired.
         let over = self.brake.listen();
         if self.full { self.inner.listen() } else { over }
     }
@@ -110,7 +112,7 @@ impl<S: Sender> Sender for LimitedSender<S> {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.brake.fd())
     }
-    // No `tap`: who is given that goes past the limit.
+    // No `tap`: vhost-net would bypass the limit.
 }
 
 /// See [`Limited`].
@@ -120,13 +122,14 @@ pub struct LimitedReceiver<R> {
     brake: Brake,
     /// Bytes of the frame at hand; 0 if there is none.
     at_hand: u64,
-    /// Frames do not wake us.
+    /// Frames do not signal the descriptor.
     deaf: bool,
 }
 
 impl<R: Receiver> Receiver for LimitedReceiver<R> {
     fn fetch(&mut self, _most: usize) -> io::Result<usize> {
-        // A frame that waits for buffers has been let in. One at a time: the next one may have to wait.
+        // A frame that waits for buffers has passed the limit. One at a time: the next one may have
+        // to wait.
         if self.at_hand == 0 && !self.brake.lets_go(rate::now()) {
             return Ok(0);
         }
@@ -151,15 +154,15 @@ impl<R: Receiver> Receiver for LimitedReceiver<R> {
     }
 
     fn listen(&mut self) -> bool {
-        // Frames that may not come in yet are no reason to wake up, and there may be many.
+        // Frames that the limit holds must not wake the thread.
         let deaf = self.brake.holds();
         if deaf != self.deaf {
             match self.brake.hear(self.inner.fd(), !deaf) {
                 Ok(()) => self.deaf = deaf,
-                Err(error) => tracing::debug!(%error, "a limited queue cannot choose what it hears"),
+                Err(error) => tracing::debug!(%error, "cannot change the wait set of a rate-limited queue"),
             }
         }
-        // Both: the brake, if it does not hold, is not readable then.
+        // Always: it also clears a timer that has expired.
         let over = self.brake.listen();
         if deaf { over } else { self.inner.listen() }
     }

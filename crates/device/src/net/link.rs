@@ -1,22 +1,26 @@
-//! A cable in this process: what one card transmits, the other one receives; or the same one, as an echo,
-//! whose frames may be of a length of their own; or a echo_peer ([`super::echo_peer`]) that answers.
+//! A link in this process, between two cards, or from a card to an echo.
 //!
 //! ```text
 //!  Sender --- free buffer -> copy in -> lane ---> Receiver -> copy out -> buffer free again ---.
-//!    ^  none is free: Full, asleep on `room`          | nothing there: asleep on `arrived`      |
+//!    ^  none is free: Full, asleep on `room`          | lane is empty: asleep on `arrived`      |
 //!    '------------------------------------------------------------------------------------------'
 //! ```
-//! A lane makes a buffer when a frame finds none free, up to `LANE`, and frees all when its receiver goes. So a card that nobody uses
-//! has none, and one in use allocates nothing once it has as many as its traffic needs.
+//! An echo returns each frame at once, in the sender's thread, or by a thread of the host
+//! ([`super::echo_peer`]).
 //!
-//! A lane is one pair's, bounded, and without a lock. When it is full the transmit queue stands still: nothing is lost
-//! between two drivers that both have their queues running. Where nobody receives, frames are dropped.
+//! A lane belongs to one pair of queues. It is bounded and lock-free. When it is full, the transmit
+//! queue waits, so no frame is lost between two drivers with running queues. Without a receiver,
+//! frames are dropped.
 //!
-//! A cable does not segment, so none of that is offered: a large MTU serves the same end. Checksums may be left open
-//! between drivers that both agreed to it; for the others they are finished on the way.
+//! A lane allocates a buffer when a frame finds none free, up to `LANE`, and frees all when its
+//! receiver is dropped. So an unused card has none, and one in use allocates nothing once it has
+//! enough for its traffic.
+//!
+//! A link offers no segmentation: a large MTU has the same effect. Checksums stay partial between
+//! drivers that both accepted that; for others the link completes them.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::echo_peer::EchoPeer;
-use super::header::finish_checksum;
+use super::header::complete_checksum;
 use super::wakeup::Wakeup;
 use crate::ServeError;
 use crossbeam_queue::ArrayQueue;
@@ -30,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 /// Frames in flight in a lane.
 const LANE: usize = 128;
 
-/// Least size of a buffer: what an Ethernet frame without segmentation fits in.
+/// Least size of a buffer in bytes: room for any Ethernet frame without segmentation.
 const SMALL: usize = 2048;
 
 /// Storage for one frame.
@@ -38,7 +42,7 @@ const SMALL: usize = 2048;
 pub(super) struct Buffer {
     pub(super) header: Header,
     pub(super) len: usize,
-    /// At least `len` bytes, rounded up, so that frames of about the same length need no other storage.
+    /// At least `len` bytes, rounded up, so that frames of similar length reuse the storage.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -59,11 +63,11 @@ impl Buffer {
         Ok(())
     }
 
-    /// Makes the frame its own answer, of `len` bytes: addresses swapped, cut off or filled up with 0.
+    /// Turns the frame into its answer of `len` bytes: addresses swapped, cut or padded with 0.
     pub(super) fn answer(&mut self, len: usize) {
-        finish_checksum(&mut self.header, &mut self.bytes[..self.len]);
+        complete_checksum(&mut self.header, &mut self.bytes[..self.len]);
         self.swap_addresses();
-        // What was in the buffer before is another frame's.
+        // The rest of the buffer has bytes of another frame.
         self.bytes[self.len.min(len)..len].fill(0);
         self.len = len;
     }
@@ -74,21 +78,21 @@ impl Buffer {
     }
 }
 
-/// The frames for one receive queue.
+/// The frames on their way to one receive queue.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) frames: ArrayQueue<Buffer>,
     pub(super) free: ArrayQueue<Buffer>,
-    /// For who receives.
+    /// Wakes the receiver.
     pub(super) arrived: Wakeup,
-    /// Somebody receives.
+    /// There is a receiver.
     pub(super) open: AtomicBool,
-    /// Buffers that there are: free, with a frame in them, or in the hands of a sender or the receiver. At most `LANE`.
+    /// Existing buffers: free, with a frame, or held by a sender or the receiver. At most `LANE`.
     made: AtomicUsize,
 }
 
 impl Lane {
-    /// Without buffers, and nobody receives.
+    /// A lane without buffers and receiver.
     fn new() -> io::Result<Self> {
         Ok(Self {
             frames: ArrayQueue::new(LANE),
@@ -111,14 +115,14 @@ impl Lane {
         }
     }
 
-    /// As [`Lane::buffer`], with what was free.
+    /// As [`Lane::buffer`], with the free buffer that is too small.
     #[cold]
     fn make_room(&self, free: Option<Buffer>, len: usize) -> Result<Option<Buffer>, TryReserveError> {
         let Some(mut buffer) = free.or_else(|| self.make()) else { return Ok(None) };
         match buffer.fit(len) {
             Ok(()) => Ok(Some(buffer)),
             Err(error) => {
-                // There is room for every buffer.
+                // Both queues have room for every buffer.
                 let _ = self.free.push(buffer);
                 Err(error)
             }
@@ -126,19 +130,19 @@ impl Lane {
     }
 
     fn make(&self) -> Option<Buffer> {
-        // Relaxed: a count, which nothing else is ordered by.
+        // Relaxed: a count that orders nothing else.
         let count = |made| (made < LANE).then_some(made + 1);
         self.made.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).ok()?;
         Some(Buffer::empty())
     }
 
-    /// Whether a sender gets a buffer.
+    /// Whether a sender would get a buffer.
     pub(super) fn has_room(&self) -> bool {
-        // Relaxed: as above; and what has been made is given back through `free`.
+        // Relaxed: as above; buffers that exist come back through `free`.
         !self.free.is_empty() || self.made.load(Ordering::Relaxed) < LANE
     }
 
-    /// Frees all buffers but those in somebody's hands, and what is in them.
+    /// Frees all buffers, with their frames, except those that a sender or the receiver holds.
     fn clear(&self) {
         while self.frames.pop().or_else(|| self.free.pop()).is_some() {
             // Relaxed: as above.
@@ -147,15 +151,15 @@ impl Lane {
     }
 }
 
-/// What comes to one end.
+/// The receiving side of one end.
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) lanes: Box<[Lane]>,
-    /// For the senders to this port, one a pair.
+    /// Wake the senders to this port, one for each pair.
     pub(super) room: Box<[Wakeup]>,
     /// Lanes in use.
     pub(super) pairs: AtomicU16,
-    /// What the receiving driver has accepted.
+    /// Features that the receiving driver has accepted.
     features: AtomicU64,
 }
 
@@ -169,38 +173,38 @@ impl Port {
         }))
     }
 
-    /// The lane for what the far side's `pair` sends.
+    /// The lane for frames of the far side's `pair`.
     pub(super) fn lane(&self, pair: u16) -> usize {
-        // Relaxed: any answer is a lane, and who changes it rings for those who wait.
+        // Relaxed: any answer is a lane, and a change wakes all waiting senders.
         usize::from(pair % self.pairs.load(Ordering::Relaxed).max(1))
     }
 
-    /// Wakes all who wait for room.
+    /// Wakes all senders that wait for room.
     pub(super) fn wake_for_room(&self) {
         self.room.iter().for_each(Wakeup::wake);
     }
 }
 
-/// One end of a cable.
+/// One end of a link: a [`BackEnd`] without a host network.
 #[derive(Debug)]
 pub struct LinkEnd {
     near: Arc<Port>,
     far: Arc<Port>,
-    /// The far side is the near side, and each frame goes back to where it came from.
+    /// The far side is the near side: each frame returns.
     echo: Option<Echo>,
-    /// What is at the far side, if that is nobody's card.
+    /// The thread at the far side, if that is not a card.
     _echo_peer: Option<EchoPeer>,
 }
 
-/// How an echo answers.
+/// Configuration of an echo.
 #[derive(Clone, Copy, Debug)]
 struct Echo {
-    /// Bytes of each answer; `None`: as many as were sent.
+    /// Length of each answer in bytes; that of the frame if `None`.
     len: Option<usize>,
 }
 
 impl LinkEnd {
-    /// Two ends of one cable, with up to `pairs` pairs of queues each.
+    /// Creates both ends of a link, with up to `pairs` pairs of queues each.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -210,7 +214,7 @@ impl LinkEnd {
         Ok((one, Self { near: b, far: a, echo: None, _echo_peer: None }))
     }
 
-    /// Sends each frame back, with its addresses swapped.
+    /// Creates a link to an echo, which returns each frame with its addresses swapped.
     ///
     /// # Errors
     /// As [`LinkEnd::pair`].
@@ -218,27 +222,26 @@ impl LinkEnd {
         Self::echoing(pairs, Echo { len: None })
     }
 
-    /// As [`LinkEnd::echo`], and each answer has `len` bytes: what is too long is cut off, what is missing is 0. An
-    /// answer leaves no checksum open.
+    /// As [`LinkEnd::echo`], with answers of `len` bytes: cut, or padded with 0. Checksums are
+    /// completed.
     ///
     /// # Errors
-    /// As [`LinkEnd::pair`]; or `len` is no length of a frame.
-    pub fn answering(pairs: u16, len: usize) -> io::Result<Self> {
+    /// As [`LinkEnd::pair`]; or `len` is not from 14 to 65549.
+    pub fn echo_of_len(pairs: u16, len: usize) -> io::Result<Self> {
         Self::echoing(pairs, Echo { len: Some(checked(len)?) })
     }
 
-    /// To a echo_peer that answers each frame by one of `len` bytes, as [`LinkEnd::answering`] does, but from a thread of its
-    /// own, as another machine would: whoever sent it has long gone back to work, or to sleep.
+    /// As [`LinkEnd::echo_of_len`], from a separate thread, as another machine would answer.
     ///
     /// # Errors
-    /// As [`LinkEnd::answering`].
-    pub fn to_station(pairs: u16, len: usize) -> io::Result<Self> {
+    /// As [`LinkEnd::echo_of_len`]; or the host refuses a thread.
+    pub fn to_echo_peer(pairs: u16, len: usize) -> io::Result<Self> {
         let (near, far) = (Port::new(pairs)?, Port::new(pairs)?);
         let echo_peer = EchoPeer::start(Arc::clone(&far), Arc::clone(&near), checked(len)?)?;
         Ok(Self { near, far, echo: None, _echo_peer: Some(echo_peer) })
     }
 
-    /// Counts the buffers of what is sent from here.
+    /// Counts the buffers at the far side.
     #[cfg(test)]
     pub(super) fn buffers(&self) -> impl Fn() -> usize + 'static {
         let far = Arc::clone(&self.far);
@@ -252,12 +255,12 @@ impl LinkEnd {
     }
 }
 
-/// The length of an answer, if it is one.
+/// `len`, if it is the length of a frame.
 fn checked(len: usize) -> io::Result<usize> {
     if (ETH_HEADER..=MAX_FRAME).contains(&len) {
         return Ok(len);
     }
-    let what = format!("an answer of {len} bytes is not from {ETH_HEADER} to {MAX_FRAME}");
+    let what = format!("invalid answer length of {len} bytes: the range is {ETH_HEADER} to {MAX_FRAME}");
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
@@ -274,7 +277,7 @@ impl BackEnd for LinkEnd {
     }
 
     fn accept(&self, features: u64) -> io::Result<()> {
-        // Relaxed: the driver gets to know that it may receive by other, ordered, ways.
+        // Relaxed: the driver learns through other, ordered, ways that it may receive.
         self.near.features.store(features, Ordering::Relaxed);
         Ok(())
     }
@@ -308,9 +311,9 @@ impl BackEnd for LinkEnd {
 
     fn receiver(&self, pair: u16) -> io::Result<LinkReceiver> {
         let (port, lane) = (Arc::clone(&self.near), usize::from(pair));
-        // What came for the driver's former life.
+        // Frames that arrived before the queue was started.
         port.lanes[lane].clear();
-        // Relaxed: frames that are sent a moment later are lost, as on any cable.
+        // Relaxed: frames of senders that do not see it yet are lost, as on any link.
         port.lanes[lane].open.store(true, Ordering::Relaxed);
         Ok(LinkReceiver { port, lane, at_hand: VecDeque::with_capacity(LANE), freed: false })
     }
@@ -322,15 +325,16 @@ pub struct LinkSender {
     far: Arc<Port>,
     pair: u16,
     echo: Option<Echo>,
-    /// The lane that has news.
+    /// The lane whose receiver is to be woken.
     sent_to: Option<usize>,
 }
 
 impl LinkSender {
-    /// Frames can go, or need not be waited with.
+    /// Whether a frame would be sent or refused, not held up.
     fn room(&self) -> bool {
         let lane = &self.far.lanes[self.far.lane(self.pair)];
-        // Relaxed: before a sleep it is ordered by the wakeup, else it only says that sending is worth trying.
+        // Relaxed: before a sleep the wakeup orders it; otherwise it is only a hint that sending
+        // may work.
         lane.has_room() || !lane.open.load(Ordering::Relaxed)
     }
 }
@@ -363,7 +367,7 @@ impl Sender for LinkSender {
                 echo => {
                     // Relaxed: see `accept`.
                     if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
-                        finish_checksum(&mut buffer.header, bytes);
+                        complete_checksum(&mut buffer.header, bytes);
                     }
                     if echo.is_some() {
                         buffer.swap_addresses();
@@ -402,9 +406,9 @@ impl Sender for LinkSender {
 pub struct LinkReceiver {
     port: Arc<Port>,
     lane: usize,
-    /// In their order; room for all buffers of the lane.
+    /// Frames at hand, in order; room for all buffers of the lane.
     at_hand: VecDeque<Buffer>,
-    /// There is room that nobody was told of.
+    /// Buffers were freed since the last wake-up of the senders.
     freed: bool,
 }
 
@@ -465,9 +469,10 @@ impl Receiver for LinkReceiver {
 impl Drop for LinkReceiver {
     fn drop(&mut self) {
         self.done(self.at_hand.len());
-        // Relaxed: ordered by the wakeup; and see where it is set.
+        // Relaxed: the wakeup orders it; and see where it is set.
         self.lane().open.store(false, Ordering::Relaxed);
-        // What a sender puts there a moment later stays until somebody receives again: a buffer for each sender at most.
+        // A frame that a sender adds a moment later stays until the next receiver: at most one
+        // buffer for each sender.
         self.lane().clear();
         self.port.wake_for_room();
     }

@@ -1,4 +1,4 @@
-//! Serves a receive queue: frames from the back end, into the buffers that the driver has made available.
+//! Serves a receive queue: frames of the back end, into buffers of the driver.
 //!
 //! ```text
 //!            a frame is there              a buffer is taken               all of it is placed
@@ -6,9 +6,10 @@
 //!     ^   (asleep on the back end's descriptor)  ^             | none is available: asleep until a kick
 //!     '--- no frame                              '-------------'
 //! ```
-//! Buffers are taken when frames are there for them and not before, so a queue that waits has nothing in flight and wants
-//! no kicks. With MRG_RXBUF a frame that is longer than a buffer fills one after another; its header, which has their number, is
-//! written last. Most frames fit into one, and are placed in groups, which are completed together.
+//! Buffers are popped only when there are frames for them, so a waiting queue has nothing in flight
+//! and wants no kicks. With MRG_RXBUF, a frame that is longer than a buffer fills several; its
+//! header, with their number, is written last. Most frames fit one buffer. They are placed in
+//! groups, which are completed together.
 use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
@@ -23,41 +24,42 @@ use std::sync::Arc;
 
 /// Most frames in one serve.
 const FRAMES: usize = 64;
-/// Most buffers that are taken at once. Their cache lines are asked for together, and a processor forgets what it is asked for
-/// beyond some twenty.
+/// Most buffers popped at once. Their cache lines are prefetched together, and a processor drops
+/// requests beyond about twenty.
 const GROUP: usize = 8;
-/// Bytes of each buffer that are asked for: header and start of the frame. A long copy asks for the rest itself.
+/// Bytes of each buffer that are prefetched: header and start of the frame. A long copy prefetches
+/// the rest.
 const EXPECTED: usize = 128;
 
 pub(super) struct Receive<R> {
     receiver: R,
     filling: Filling,
-    /// Buffers for frames that are there; empty between two serves.
+    /// Buffers for the frames at hand; empty between two serves.
     batch: Batch,
     waits_for_buffers: bool,
     counters: Arc<Counters>,
     counts: Totals,
 }
 
-/// The frame at hand, as far as it has been placed, and buffers of those before it that are to be completed.
+/// The partly placed frame, and buffers of frames before it that are to be completed.
 struct Filling {
     features: u64,
-    /// Chains that are done or have a part of the frame at hand, and the bytes written to each, in order.
+    /// Chains that are done or hold a part of the frame, and the bytes written to each, in order.
     heads: Vec<(u16, u32)>,
-    /// Those of them that are done; the others have a part of the frame at hand.
+    /// Number of chains that are done; the others hold a part of the frame.
     done: usize,
     /// Bytes placed, without the header.
     placed: usize,
-    /// Where the header goes. No segment is empty, so this many are enough.
+    /// Memory of the header. No segment is empty, so this many are enough.
     header: [Segment; HEADER],
 }
 
-/// What became of the frame at hand.
+/// Result of placing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Delivered,
     Dropped,
-    /// It takes more buffers.
+    /// The frame needs more buffers.
     Unfinished,
 }
 
@@ -75,12 +77,12 @@ impl Filling {
         }
     }
 
-    /// Whether a part of the frame at hand has been placed.
+    /// Whether a part of a frame has been placed.
     fn has_begun(&self) -> bool {
         self.heads.len() > self.done
     }
 
-    /// Places a frame, or goes on with it, in one more buffer.
+    /// Places a frame, or the next part of it, in one more buffer.
     fn fill(
         &mut self,
         queue_size: u16,
@@ -94,7 +96,7 @@ impl Filling {
         let before = if first { HEADER } else { 0 };
         let room = chain.writable_len() as usize;
         if !readable.is_empty() || room < before.max(1) {
-            // Before those of the frame at hand: nobody may come between them.
+            // Before those of the frame, which must stay together.
             self.heads.insert(self.done, (chain.head, 0));
             self.done += 1;
             counts.unusable += 1;
@@ -128,7 +130,7 @@ impl Filling {
             counts.received += 1;
             counts.received_bytes += frame.bytes.len() as u64;
         } else {
-            // The whole queue has no room for it.
+            // It does not fit the whole queue.
             self.give_up();
             counts.no_room += 1;
         }
@@ -136,7 +138,7 @@ impl Filling {
         Ok(if finished { Outcome::Delivered } else { Outcome::Dropped })
     }
 
-    /// Where the header of a frame that has been begun goes, no segment more.
+    /// Memory of the header of a frame that has begun, without surplus segments.
     fn header_place(&self) -> &[Segment] {
         let mut left = HEADER;
         let has_part = |segment: &&Segment| {
@@ -148,13 +150,13 @@ impl Filling {
         &self.header[..count]
     }
 
-    /// What the frame at hand has of buffers is given back empty.
+    /// Drops the frame; its buffers are to be returned empty.
     fn give_up(&mut self) {
         self.placed = 0;
         self.heads[self.done..].iter_mut().for_each(|(_, len)| *len = 0);
     }
 
-    /// Gives the buffers back that are done.
+    /// Completes the buffers that are done.
     fn complete(&mut self, queue: &mut Queue, served: &mut Served) -> Result<(), ServeError> {
         served.completed += self.done as u32;
         queue.complete_all(self.heads.drain(..std::mem::take(&mut self.done)))?;
@@ -174,12 +176,13 @@ impl<R: Receiver> Receive<R> {
         let mut served = Served::default();
         self.waits_for_buffers = false;
         if self.filling.has_begun() && !memory.translates_chain(&[], self.filling.header_place()) {
-            // The header of a frame that has been begun is written last.
+            // The header is written last, and its memory is not translated.
             self.waits_for_buffers = true;
             return Ok(served);
         }
         let size = queue.size();
-        // Chains, of which each frame takes one at least. The driver may make unusable ones available for as long as we look.
+        // Chains, of which each frame takes at least one. Bounded, since the driver may add
+        // unusable ones without end.
         let mut left = FRAMES + usize::from(size);
         let mut frames = 0;
         while frames < FRAMES && left > 0 {
@@ -187,7 +190,7 @@ impl<R: Receiver> Receive<R> {
             if at_hand == 0 {
                 break;
             }
-            // As many buffers as there are frames for, so that all are used.
+            // As many buffers as there are frames, so that all are used.
             self.batch.limit(at_hand.min(left));
             let taken = memory.pop(queue, &mut self.batch)?;
             if taken == 0 {
@@ -203,7 +206,9 @@ impl<R: Receiver> Receive<R> {
             frames += whole;
             for chain in self.batch.iter().skip(whole) {
                 let Some(frame) = self.receiver.frame(0) else {
-                    return Err(std::io::Error::other("the network has fewer frames than it said").into());
+                    return Err(
+                        std::io::Error::other("the back end has fewer frames than it reported").into()
+                    );
                 };
                 match self.filling.fill(size, &memory, chain, frame, &mut self.counts)? {
                     Outcome::Delivered | Outcome::Dropped => {
@@ -220,11 +225,12 @@ impl<R: Receiver> Receive<R> {
         Ok(served)
     }
 
-    /// Places frames at hand in the chains of the batch for as long as each fits into one piece of memory, as nearly all do.
-    /// Returns how many.
+    /// Places frames in the chains of the batch, up to the first that does not fit one segment;
+    /// returns their number.
     ///
-    /// Nothing is stored here but headers and frames, and the books are kept afterwards: a store whose cache line is still
-    /// with the driver's processor holds up all stores behind it, and a processor holds back no more than a few dozen.
+    /// Stores only headers and frames; the counts are updated afterwards. A store to a cache line
+    /// that is still with the driver's processor delays all stores behind it, and a processor
+    /// buffers only a few dozen.
     #[inline(never)]
     fn place_whole(&self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
         let expected = self.receiver.frame(0).map_or(0, |frame| (HEADER + frame.bytes.len()).min(EXPECTED));
@@ -246,7 +252,7 @@ impl<R: Receiver> Receive<R> {
         Ok(placed)
     }
 
-    /// Gives the buffers back to which [`Receive::place_whole`] has written so many frames.
+    /// Completes the `count` buffers that [`Receive::place_whole`] has filled.
     fn complete_whole(&mut self, queue: &mut Queue, count: usize) -> Result<(), ServeError> {
         let receiver = &self.receiver;
         let len = |number| receiver.frame(number).map_or(0, |frame| frame.bytes.len());
@@ -296,7 +302,7 @@ impl<R: Receiver> QueueHandler for Receive<R> {
     fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {
         let mut served = Served::default();
         if self.filling.has_begun() {
-            // Half a frame is none.
+            // A partly placed frame is lost.
             self.receiver.done(1);
             self.receiver.flush();
             self.counts.no_room += 1;
@@ -305,7 +311,7 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.filling.give_up();
         if complete {
             let queue = queue.begin_batch().queue;
-            // A queue that has latched has nothing more to say.
+            // A queue that has latched publishes nothing.
             if queue.complete_all(self.filling.heads.drain(..)).is_ok() {
                 served.completed = count as u32;
                 served.interrupt = queue.publish().unwrap_or(false);

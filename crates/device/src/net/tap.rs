@@ -1,12 +1,14 @@
-//! A TAP device of the host: frames for its network stack, with offloads (Linux, Documentation/networking/tuntap).
+//! A TAP device of the host, with offloads (Linux, Documentation/networking/tuntap).
 //!
 //! ```text
-//!   transmit: our copy of the header, then the frame where it lies in guest memory --writev--> kernel
-//!   receive:  kernel --read--> a buffer of ours --copy--> buffers of the driver
+//!   transmit: our copy of the header, and the frame in guest memory --writev--> kernel
+//!   receive:  kernel --read--> our buffer --copy--> buffers of the driver
 //! ```
-//! Each pair has a queue of the device. Those that are not in use are detached, so that the kernel gives them nothing.
+//! Each pair of virtqueues has a queue of the TAP device. Queues that are not in use are detached,
+//! so that the kernel steers no frames to them.
 //!
-//! How long a frame is shows when it is read, and reading takes it. So it is read to where any frame fits, once.
+//! The length of a frame shows only when it is read, and reading removes it. So each frame is read
+//! into a buffer that has room for any.
 use super::back_end::{BackEnd, HEADER, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::header;
 use crate::{ServeError, address_error};
@@ -25,62 +27,63 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use thiserror::Error;
 
-/// Where TAP devices come from.
+/// Device node that creates TAP devices.
 const TUN: &str = "/dev/net/tun";
-/// Most pieces of memory in one frame, our header included (IOV_MAX).
+/// Most pieces of memory of one frame, including our header (IOV_MAX).
 const MAX_PIECES: usize = 1024;
 
-/// Why a TAP device cannot be used.
+/// A TAP device cannot be used.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TapError {
-    /// "{0}" is no interface name: 1 to 15 bytes, without spaces and slashes
-    #[error("{0:?} is no interface name: 1 to 15 bytes, without spaces and slashes")]
+    /// The name cannot be that of an interface.
+    #[error("invalid interface name {0:?}: use 1 to 15 printable ASCII characters, no slashes")]
     Name(String),
-    /// there are no queues
-    #[error("there are no queues")]
+    /// No queue or descriptor was given.
+    #[error("a TAP device needs at least one queue")]
     NoQueues,
-    /// cannot open /dev/net/tun: {0}
-    #[error("cannot open /dev/net/tun: {0}")]
+    /// The kernel has no TAP support, or access to its node is denied.
+    #[error("cannot open /dev/net/tun: {0}; load the module tun, and check access to the node")]
     Open(io::Error),
-    /// {name}: {why}: {source}
-    #[error("{name}: {why}: {source}")]
+    /// The kernel refuses a queue of the interface.
+    #[error("{name}: cannot attach to the TAP device: {source}; {why}")]
     Attach {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// What the error means here.
+        /// Meaning of the error, and the way out.
         why: &'static str,
-        /// What the kernel says.
+        /// Cause.
         source: io::Error,
     },
-    /// descriptor {number}: {source}
-    #[error("descriptor {number}: {source}")]
+    /// An inherited descriptor is not open.
+    #[error("cannot use descriptor {number} as a TAP device: {source}; the parent process must pass it open")]
     Descriptor {
-        /// The descriptor.
+        /// Number of the descriptor.
         number: i32,
-        /// Why it cannot be had.
+        /// Cause.
         source: io::Error,
     },
-    /// the descriptor is no TAP device: {0}
-    #[error("the descriptor is no TAP device: {0}")]
+    /// The descriptor is something else.
+    #[error("the descriptor is not a TAP device: {0}")]
     NotTap(io::Error),
-    /// {name} has flags {flags:#x}, and what is needed is TAP, NO_PI, VNET_HDR: {needed:#x}
-    #[error("{name} has flags {flags:#x}, and what is needed is TAP, NO_PI, VNET_HDR: {needed:#x}")]
+    /// The interface was set up in another mode.
+    #[error("{name}: has flags {flags:#x}, but needs IFF_TAP, IFF_NO_PI and IFF_VNET_HDR ({needed:#x})")]
     Flags {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// Its flags.
+        /// Flags of the interface.
         flags: c_int,
-        /// What they must contain.
+        /// Required flags.
         needed: c_int,
     },
-    /// {name}: {call}: {source}
-    #[error("{name}: {call}: {source}")]
+    /// Configuring the interface failed.
+    #[error("{name}: cannot configure the TAP device ({call}): {source}")]
     Set {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// What was not possible.
+        /// The failed operation.
         call: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -89,10 +92,12 @@ pub enum TapError {
 #[derive(Debug)]
 struct Queue {
     fd: OwnedFd,
-    /// With several queues, an epoll set with nothing in it but `fd`, to be waited for in its place. A queue can be waited
-    /// for only from when it is attached on, but then also across being detached; so it is put there at the beginning.
+    /// With several queues, an epoll set of `fd` alone, to wait for in its place.
+    ///
+    /// A queue can be added to a set only while it is attached, but then stays in it when it is
+    /// detached. So it is added at the start.
     wait: Option<OwnedFd>,
-    /// What the device shares with its queues.
+    /// State that the device shares with its queues.
     shared: Arc<Shared>,
     number: u16,
 }
@@ -106,7 +111,7 @@ struct Shared {
 
 impl Queue {
     fn is_in_use(&self) -> bool {
-        // Relaxed: who is too late gets an error from the kernel, and looks again.
+        // Relaxed: a stale answer leads to an error from the kernel, and to another look.
         self.number < self.shared.in_use.load(Ordering::Relaxed)
     }
 }
@@ -116,20 +121,22 @@ impl Queue {
 pub struct Tap {
     queues: Box<[Arc<Queue>]>,
     shared: Arc<Shared>,
-    /// UDP can be segmented (since Linux 6.2).
+    /// The kernel segments UDP (Linux 6.2).
     uso: bool,
     changing: Mutex<()>,
 }
 
 impl Tap {
-    /// Opens the device `name` with so many queues, and makes it if there is none. It is up when somebody has set it up.
+    /// Opens the interface `name` with `queues` queues, and creates it if it does not exist. Does
+    /// not bring it up.
     ///
     /// # Errors
-    /// See [`TapError`]. To make one takes CAP_NET_ADMIN; to use one that exists, to be its owner.
+    /// See [`TapError`]. Creating an interface takes CAP_NET_ADMIN; opening one, CAP_NET_ADMIN or
+    /// its ownership.
     pub fn open(name: &str, queues: u16) -> Result<Self, TapError> {
         let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
         let fds = attach_all(name, queues, multi).or_else(|error| match &error {
-            // One that exists and can have several must be opened so, also for one.
+            // An existing multi-queue interface must be opened as one, even for one queue.
             TapError::Attach { source, .. } if source.raw_os_error() == Some(libc::EINVAL) && multi == 0 => {
                 attach_all(name, queues, libc::IFF_MULTI_QUEUE).map_err(|_| error)
             }
@@ -138,23 +145,26 @@ impl Tap {
         Self::from_fds(fds)
     }
 
-    /// Takes descriptors that this process was started with, by their numbers; see [`Tap::from_fds`]. They stay open.
+    /// Uses inherited descriptors by their numbers; see [`Tap::from_fds`]. They stay open.
     ///
     /// # Errors
     /// See [`TapError`].
     pub fn inherited(numbers: &[i32]) -> Result<Self, TapError> {
         let copy = |&number: &i32| {
-            // SAFETY: it touches no memory. Whose descriptor it is does not matter: it is copied and asked what it is.
+            // SAFETY: the call accesses no memory, and only duplicates the descriptor, whatever
+            // that is.
             let fd = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
             check(fd as isize).map_err(|source| TapError::Descriptor { number, source })?;
-            // SAFETY: the call made it, for us alone.
+            // SAFETY: the call returned a new descriptor, which nothing else owns.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         };
         Self::from_fds(numbers.iter().map(copy).collect::<Result<_, _>>()?)
     }
 
-    /// Takes descriptors of /dev/net/tun, each attached to a queue of the same device: those of a manager that has the
-    /// rights that we lack. They become non-blocking, which whoever shares them sees too.
+    /// Uses descriptors of /dev/net/tun, each attached to a queue of the same interface.
+    ///
+    /// For a manager with the privileges that this process lacks. The descriptors become
+    /// non-blocking, for all processes that share them.
     ///
     /// # Errors
     /// See [`TapError`].
@@ -169,7 +179,7 @@ impl Tap {
         };
         for fd in &fds {
             check_flags(fd)?;
-            rustix::io::ioctl_fionbio(fd, true).map_err(|error| set("make it non-blocking")(error.into()))?;
+            rustix::io::ioctl_fionbio(fd, true).map_err(|error| set("FIONBIO")(error.into()))?;
             set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(set("TUNSETVNETHDRSZ"))?;
             set_int(fd, libc::TUNSETVNETLE, 1).map_err(set("TUNSETVNETLE"))?;
         }
@@ -180,11 +190,11 @@ impl Tap {
             let wait = if count > 1 { Some(waiting_for(&fd)?) } else { None };
             Ok(Arc::new(Queue { fd, wait, shared: Arc::clone(&shared), number }))
         };
-        let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(set("wait for it"))?;
+        let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(set("epoll"))?;
         Ok(Self { queues, shared, uso, changing: Mutex::new(()) })
     }
 
-    /// The interface's name.
+    /// Name of the interface.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.name
@@ -207,7 +217,7 @@ impl BackEnd for Tap {
     }
 
     fn mtu(&self) -> Option<u32> {
-        // Any socket answers for the interfaces of its network name space.
+        // Any socket answers for the interfaces of its network namespace.
         let socket = UnixDatagram::unbound().ok()?;
         let mut request = request(Some(self.name()), 0);
         // SAFETY: SIOCGIFMTU reads and writes a struct ifreq, which outlives the call.
@@ -225,7 +235,7 @@ impl BackEnd for Tap {
         // Relaxed: only we change it, and see `Queue::is_in_use`.
         let before = self.shared.in_use.load(Ordering::Relaxed);
         if pairs < before {
-            // First, so that who finds its queue detached finds this too.
+            // First, so that a receiver that finds its queue detached sees this, too.
             self.shared.in_use.store(pairs, Ordering::Release);
         }
         for number in pairs.min(before)..pairs.max(before) {
@@ -282,8 +292,9 @@ impl Sender for TapSender {
             return Ok(Sent::Refused);
         }
         let written = loop {
-            // SAFETY: the pieces are our header, which lives until the end of this function, and guest memory that
-            // `mapping` keeps mapped. The kernel only reads them. HostSlice has the layout of struct iovec.
+            // SAFETY: the pieces are our header, which lives until the end of this function, and
+            // guest memory that `mapping` keeps mapped. The kernel only reads them. HostSlice has
+            // the layout of struct iovec.
             let written = unsafe {
                 let pieces = self.pieces.as_ptr().cast::<libc::iovec>();
                 libc::writev(self.queue.fd.as_raw_fd(), pieces, self.pieces.len() as c_int)
@@ -294,14 +305,14 @@ impl Sender for TapSender {
             }
         };
         drop(mapping);
-        // Whatever the reason (the interface is down, its queue is full, the kernel dislikes the frame), a network may
-        // lose frames.
+        // Whatever the reason (the interface is down, its queue is full, the kernel rejects the
+        // frame): a network may lose frames.
         Ok(match written {
             Ok(()) => Sent::Sent,
             Err(error) => {
                 self.refused += 1;
                 if self.refused == 1 {
-                    tracing::warn!(interface = self.queue.shared.name, %error, "a frame was not taken");
+                    tracing::warn!(interface = self.queue.shared.name, %error, "the TAP device refused a frame, which is dropped; further ones are only counted");
                 }
                 Sent::Refused
             }
@@ -319,12 +330,12 @@ pub struct TapReceiver {
     queue: Arc<Queue>,
     /// Header and frame.
     buffer: Box<[u8]>,
-    /// Bytes of them, 0 if no frame is at hand.
+    /// Bytes in the buffer; 0 if no frame is at hand.
     filled: usize,
 }
 
 impl TapReceiver {
-    /// Reads a frame, if there is one.
+    /// Reads the next frame, if there is one.
     fn read(&mut self) -> io::Result<()> {
         while self.filled < HEADER + ETH_HEADER && self.queue.is_in_use() {
             self.filled = 0;
@@ -332,7 +343,7 @@ impl TapReceiver {
                 Ok(filled) => self.filled = filled,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => break,
-                // Detached since we looked.
+                // Detached since the check.
                 Err(rustix::io::Errno::BADFD) if !self.queue.is_in_use() => break,
                 Err(error) => return Err(error.into()),
             }
@@ -388,18 +399,22 @@ fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
         Ok(()) => Ok(fd),
         Err(source) => {
             let why = match source.raw_os_error() {
-                Some(libc::EPERM | libc::EACCES) => "to make it takes CAP_NET_ADMIN, to use it its owner",
-                Some(libc::EBUSY) => "somebody else uses it",
-                Some(libc::EINVAL) => "it exists and is no TAP device, or has another number of queues",
-                Some(libc::E2BIG) => "it has no queue left",
-                _ => "it cannot be opened",
+                Some(libc::EPERM | libc::EACCES) => {
+                    "creating it takes CAP_NET_ADMIN, opening it CAP_NET_ADMIN or its ownership"
+                }
+                Some(libc::EBUSY) => "another process uses it, and it has a single queue",
+                Some(libc::EINVAL) => {
+                    "it exists and is not a TAP device, or is single-queue where several are needed (multi_queue)"
+                }
+                Some(libc::E2BIG) => "all of its queues are in use",
+                _ => "see tun(4)",
             };
             Err(TapError::Attach { name: name.into(), why, source })
         }
     }
 }
 
-/// What we need of a device.
+/// Flags that a device must have.
 fn needed() -> c_int {
     libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR
 }
@@ -412,7 +427,7 @@ fn check_flags(fd: &OwnedFd) -> Result<(), TapError> {
     Err(TapError::Flags { name, flags, needed: needed() })
 }
 
-/// Name and flags of the device behind a descriptor.
+/// Name and flags of the interface of a descriptor.
 fn interface(fd: &OwnedFd) -> Result<(String, c_int), TapError> {
     let mut request = request(None, 0);
     // SAFETY: TUNGETIFF writes a struct ifreq, which outlives the call.
@@ -422,11 +437,11 @@ fn interface(fd: &OwnedFd) -> Result<(String, c_int), TapError> {
         request.ifr_name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
     // SAFETY: of the union's fields TUNGETIFF has written the flags; any bytes are flags.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
-    // Sixteen bits without a sign.
+    // Sixteen bits, unsigned.
     Ok((String::from_utf8_lossy(&name).into_owned(), c_int::from(flags as u16)))
 }
 
-/// A struct ifreq with a name, if one is needed, and flags.
+/// A struct ifreq with flags, and a name where one is needed.
 fn request(name: Option<&str>, flags: c_int) -> libc::ifreq {
     // SAFETY: a struct ifreq is integers and unions of such (and a pointer, for which 0 is null).
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -444,10 +459,10 @@ fn waiting_for(fd: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(set)
 }
 
-/// What the kernel may leave to a driver that has accepted `features`.
+/// Offloads that the kernel may leave to a driver with `features`.
 fn offloads(features: u64) -> libc::c_ulong {
     let has = |bit| features & bit != 0;
-    // Segmentation without checksums is refused by the kernel, and was not negotiated in good faith.
+    // The kernel refuses segmentation without checksums, and so does section 5.1.3.1.
     if !has(F_GUEST_CSUM) {
         return 0;
     }
@@ -457,20 +472,20 @@ fn offloads(features: u64) -> libc::c_ulong {
         | flag(has(F_GUEST_TSO4), libc::TUN_F_TSO4)
         | flag(has(F_GUEST_TSO6), libc::TUN_F_TSO6)
         | flag(tso && has(F_GUEST_ECN), libc::TUN_F_TSO_ECN)
-        // The kernel takes these two together only.
+        // The kernel accepts these two only together.
         | flag(has(F_GUEST_USO4) && has(F_GUEST_USO6), libc::TUN_F_USO4 | libc::TUN_F_USO6);
     flags.into()
 }
 
-/// An ioctl that takes a pointer to an int.
+/// An ioctl whose argument points to an int.
 fn set_int(fd: &OwnedFd, call: libc::Ioctl, value: c_int) -> io::Result<()> {
-    // SAFETY: the calls that this is used for read an int, which outlives them.
+    // SAFETY: callers pass ioctls that read an int, which outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), call, &value) } as isize)
 }
 
-/// An ioctl that takes a number.
+/// An ioctl whose argument is a number.
 fn set_value(fd: &OwnedFd, call: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
-    // SAFETY: the call that this is used for touches no memory of ours.
+    // SAFETY: callers pass ioctls that access no memory.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), call, value) } as isize)
 }
 

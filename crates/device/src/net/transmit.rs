@@ -3,10 +3,10 @@
 //! ```text
 //!   serve:  pop a batch -> check and send each -> complete those -> flush -> publish
 //!              ^                  | Full
-//!              '-- nothing popped until the rest has been sent; the back end's descriptor wakes us
+//!              '-- nothing popped until the rest has been sent; the back end's descriptor wakes the thread
 //! ```
-//! A chain that is no frame, or whose header lies, is given back and counted: the queue goes on. What breaks the queue
-//! (addresses without memory) latches it.
+//! A chain with an invalid frame or header is completed and counted, and the queue goes on. An
+//! address outside guest memory latches the queue.
 use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
@@ -19,19 +19,19 @@ use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Most chains that are taken at once.
+/// Most chains popped at once.
 const BATCH: usize = 64;
-/// Chains whose memory is asked for ahead, and bytes of each: header and start of the frame. A processor forgets what it is asked
-/// for beyond some twenty cache lines, and a long copy asks for the rest itself.
+/// Chains whose memory is prefetched, and bytes of each: header and start of the frame. A processor
+/// drops requests beyond about twenty cache lines, and a long copy prefetches the rest.
 const AHEAD: usize = 8;
 const EXPECTED: usize = 128;
 
 pub(super) struct Transmit<S> {
     sender: S,
     rules: Rules,
-    /// Ours and not the queue's: what the back end has no room for stays here.
+    /// Of the handler, not of the queue: frames stay here while the back end has no room.
     batch: Batch,
-    /// Chains of the batch that are done.
+    /// Number of chains of the batch that are done.
     done: usize,
     /// The back end had no room.
     full: bool,
@@ -46,11 +46,12 @@ impl<S: Sender> Transmit<S> {
         Self { sender, rules, batch: Batch::new(BATCH), done: 0, full: false, counters, counts }
     }
 
-    /// Sends what is left of the batch, and says how many chains are done now.
+    /// Sends the rest of the batch, and returns the number of chains that are done.
     fn send_rest(&mut self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
         self.full = false;
         let mut done = self.done;
-        // The driver's processor has the cache lines: those of some chains are asked for before the first one is waited for.
+        // The driver's processor has the cache lines: those of some chains are prefetched before
+        // the first one is needed.
         let expect = |chain: Option<(&Chain, &[Segment], &[Segment])>| {
             if let Some((_, [first, ..], _)) = chain {
                 memory.expect_read(first.addr, EXPECTED.min(first.len as usize));
@@ -78,7 +79,7 @@ impl<S: Sender> Transmit<S> {
         Ok(done)
     }
 
-    /// Whether what is left of an earlier batch can still be read.
+    /// Whether the rest of an earlier batch is still translated.
     #[cold]
     fn rest_is_translated(&self, memory: &QueueGuard<'_>) -> bool {
         self.batch.iter().skip(self.done).all(|(_, frame, _)| memory.translates_chain(frame, &[]))
@@ -106,7 +107,7 @@ impl<S: Sender> Transmit<S> {
     }
 }
 
-/// Sends one chain's frame and says how long it is; `None` if it is none.
+/// Sends the frame of one chain, and returns its length in bytes; `None` if it is invalid.
 fn send<S: Sender>(
     sender: &mut S,
     rules: Rules,
@@ -152,7 +153,7 @@ impl<S: Sender> QueueHandler for Transmit<S> {
     }
 
     fn preferred_batch(&self, size: u16) -> u32 {
-        // So few that the driver does not run out of descriptors meanwhile.
+        // At most a quarter, so that the driver does not run out of descriptors meanwhile.
         (BATCH as u32).min(u32::from(size) / 4)
     }
 
@@ -170,7 +171,7 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         self.counts.refused += rest.len() as u64;
         if complete {
             let queue = queue.begin_batch().queue;
-            // A queue that has latched has nothing more to say.
+            // A queue that has latched publishes nothing.
             if queue.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
                 served.completed = rest.len() as u32;
                 served.interrupt = queue.publish().unwrap_or(false);

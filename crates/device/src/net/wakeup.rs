@@ -1,14 +1,14 @@
-//! Wakes another thread if, and only if, it has said that it will sleep.
+//! Wakes another thread if, and only if, it is about to sleep.
 //!
 //! ```text
-//!   sleeper: arm, look once more, sleep          ringer: change what the sleeper looks at, ring
+//!   sleeper: arm, check once more, sleep          waker: change what the sleeper checks, wake
 //! ```
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// An eventfd that is written only while someone waits for it.
+/// An eventfd that is written only while a thread waits for it.
 #[derive(Debug)]
 pub(super) struct Wakeup {
     event: OwnedFd,
@@ -21,21 +21,24 @@ impl Wakeup {
         Ok(Self { event, armed: AtomicBool::new(false) })
     }
 
-    /// The next [`Wakeup::wake`] makes the descriptor readable. The caller looks once more before it sleeps.
+    /// Makes the next [`Wakeup::wake`] signal the descriptor. The caller checks once more before it
+    /// sleeps.
     pub(super) fn arm(&self) {
         // EAGAIN means that it was not readable, which is what we want.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        // Acquire: pairs with the release of the exchange in `ring`. Of two exchanges one comes first. If it is the
-        // ringer's, this one reads what it left, or what other exchanges made of that, and the sleeper's look sees the
-        // change; if it is this one, the ringer reads it and writes.
+        // Acquire: pairs with the release of the exchange in `wake`. One of two exchanges is first.
+        // If it is the waker's, this one reads its value, or that of a later exchange, and the
+        // sleeper's check sees the change. If it is this one, the waker reads `true` and writes the
+        // eventfd.
         self.armed.swap(true, Ordering::Acquire);
     }
 
-    /// Wakes the sleeper, if there is one. What it waits for was changed before.
+    /// Wakes the sleeper, if there is one. Change what it checks before.
     pub(super) fn wake(&self) {
-        // Release: what was changed before; pairs with the acquire in `arm`.
+        // Release: for the change before; pairs with the acquire in `arm`.
         if self.armed.swap(false, Ordering::Release) {
-            // The counter cannot overflow: it is read before each arming, and written once after it.
+            // The counter cannot overflow: it is read before each arming, and written once after
+            // it.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
     }
@@ -53,9 +56,9 @@ mod tests {
     use crate::rig::readable;
     use std::sync::atomic::AtomicU64;
 
-    /// A ring that gets lost between the sleeper's look and its sleep keeps it asleep for ever.
+    /// A wake-up that is lost between the sleeper's check and its sleep leaves it asleep forever.
     #[test]
-    fn no_ring_is_lost() {
+    fn no_wake_up_is_lost() {
         const ROUNDS: u64 = 50_000;
         let (wakeups, turn) = ([Wakeup::new().unwrap(), Wakeup::new().unwrap()], AtomicU64::new(0));
         let play = |player: u64| {
@@ -82,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_that_nobody_waits_for_makes_no_noise() {
+    fn a_wake_up_that_nobody_waits_for_signals_nothing() {
         let wakeup = Wakeup::new().unwrap();
         wakeup.wake();
         assert!(!readable(wakeup.as_fd(), 0));

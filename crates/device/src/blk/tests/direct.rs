@@ -1,4 +1,5 @@
-//! Past the page cache, and with registered buffers: what is refused, and that the two do what they are for.
+//! Past the page cache, and with registered buffers: what is refused, and that the two do what they
+//! are for.
 use super::super::OpenError;
 use super::*;
 use crate::Device;
@@ -78,7 +79,8 @@ fn memory_need_not_be_aligned() {
 
 #[test]
 fn parts_of_a_block_are_refused() {
-    // A file that asks for larger blocks than sectors is hard to come by: the limits are what such a disk has.
+    // A file that asks for larger blocks than sectors is hard to come by: the limits are what such
+    // a disk has.
     let limits = super::super::request::Limits {
         capacity: 64,
         block: 8,
@@ -145,10 +147,10 @@ fn what_cannot_be_is_refused_when_it_is_opened() {
         Blk::open(BlkConfig { format, ..config(&file, way) })
     };
     let refused = asked(true, false, EngineChoice::Auto, crate::blk::Format::Qcow2);
-    assert!(matches!(refused, Err(OpenError::DirectOfFormat)), "{refused:?}");
+    assert!(matches!(refused, Err(OpenError::DirectOfFormat { .. })), "{refused:?}");
     for (engine, name) in [(EngineChoice::Threads, "threads"), (EngineChoice::Immediate, "immediate")] {
         match asked(false, true, engine, crate::blk::Format::Raw) {
-            Err(OpenError::BuffersOfEngine { engine }) => assert!(engine.starts_with(name), "{engine}"),
+            Err(OpenError::BuffersOfEngine { engine, .. }) => assert!(engine.starts_with(name), "{engine}"),
             other => panic!("{other:?}"),
         }
     }
@@ -179,7 +181,8 @@ fn registered_memory_follows_the_map() {
         assert_eq!((used.len, rig.peek(STATUS, 1)[0]), (4097, blk::S_OK));
         rig.peek(addr, 4096)
     };
-    // Memory comes, goes, and other memory comes to the same place, perhaps at the same address of ours.
+    // Memory comes, goes, and other memory comes to the same place, perhaps at the same address of
+    // ours.
     for _ in 0..4 {
         let new = more(BASE + SIZE);
         rig.memory.replace(vec![rig.region.clone(), new.clone()]).unwrap();

@@ -183,7 +183,8 @@ fn many_requests_at_once_do_not_mix() {
     let Some(folder) = folder("many_requests_at_once_do_not_mix") else { return };
     let path = create(&folder, "disk.qcow2", 8 << 20, "cluster_size=64k");
     let mut rig = Rig::new(open(disk(&path)).unwrap());
-    // Neighbours in one cluster, which all want to allocate it; and a discard of another between them.
+    // Neighbours in one cluster, which all want to allocate it; and a discard of another between
+    // them.
     for round in 0..4_u64 {
         for number in 0..64_u64 {
             let at = PAYLOAD + number * 4096;
@@ -308,7 +309,7 @@ fn what_is_no_qcow2_image_is_refused() {
     std::fs::write(&path, []).unwrap();
     assert!(matches!(open(disk(&path)), Err(OpenError::Empty { .. })));
     let config = BlkConfig { engine: EngineChoice::IoUring, ..disk(&folder.path().join("good.qcow2")) };
-    assert!(matches!(open(config), Err(OpenError::EngineOfFormat)));
+    assert!(matches!(open(config), Err(OpenError::EngineOfFormat { .. })));
 }
 
 #[test]
@@ -483,8 +484,8 @@ fn an_image_whose_writer_was_killed_is_written_to_again() {
         for gigabyte in 0..2 {
             assert_eq!(rig.status(blk::T_OUT, gigabyte << 21, &[7; 512]), blk::S_OK);
         }
-        // As the file would be if the process had been killed when it had entered the new L2 tables, and before it wrote
-        // what counts them and what is in them.
+        // As the file would be if the process had been killed when it had entered the new L2
+        // tables, and before it wrote what counts them and what is in them.
         let copy = folder.path().join("copy.qcow2");
         std::fs::copy(&path, &copy).unwrap();
         let mut after = Anatomy::of(&copy);
@@ -585,7 +586,8 @@ fn header_error(config: BlkConfig) -> HeaderError {
     }
 }
 
-/// Refuses an image whose header was changed, alone and as a backing file, to write and to read; nothing is written to it.
+/// Refuses an image whose header was changed, alone and as a backing file, to write and to read;
+/// nothing is written to it.
 fn refuses(folder: &TempDir, image: &Anatomy, wanted: impl Fn(&HeaderError) -> bool) {
     let overlay = create_on(folder, "overlay.qcow2", Path::new("nowhere"), "qcow2", 1 << 20);
     let backing = vec![layer(&image.path, Format::Qcow2)];
@@ -611,7 +613,8 @@ fn an_encrypted_image_is_refused() {
         let encrypted = |error: &HeaderError| matches!(error, HeaderError::Encrypted(n) if *n == number);
         refuses(&folder, &Anatomy::of(&path), encrypted);
     }
-    // A method that nobody knows, also in version 2; and the header of an encryption without a method.
+    // A method that nobody knows, also in version 2; and the header of an encryption without a
+    // method.
     for options in ["", "compat=0.10"] {
         let image = Anatomy::of(&create(&folder, "disk.qcow2", 1 << 20, options)).put(32, &[0, 0, 0, 9]);
         refuses(&folder, &image, |error| matches!(error, HeaderError::Encrypted(9)));
@@ -669,7 +672,8 @@ fn what_is_not_understood_of_a_header_is_refused() {
     refuses(&folder, &image, |error| matches!(error, HeaderError::Extension));
 }
 
-/// Whoever writes without keeping dirty bitmaps has to say that they are inconsistent, or a backup would miss what was written.
+/// Whoever writes without keeping dirty bitmaps has to say that they are inconsistent, or a backup
+/// would miss what was written.
 #[test]
 fn bitmaps_are_inconsistent_once_the_image_is_open_for_writing() {
     let Some(folder) = folder("bitmaps_are_inconsistent_once_the_image_is_open_for_writing") else { return };
@@ -688,7 +692,8 @@ fn bitmaps_are_inconsistent_once_the_image_is_open_for_writing() {
     assert_eq!(output.status.code(), Some(3), "{output:?}");
 }
 
-/// An internal snapshot keeps what it had: clusters that are shared with it are copied before they are written.
+/// An internal snapshot keeps what it had: clusters that are shared with it are copied before they
+/// are written.
 #[test]
 fn snapshots_keep_what_they_had() {
     let Some(folder) = folder("snapshots_keep_what_they_had") else { return };

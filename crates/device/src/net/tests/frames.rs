@@ -49,7 +49,7 @@ fn a_frame_comes_back_with_its_addresses_swapped() {
 #[test]
 fn an_answer_has_the_length_that_was_asked_for() {
     for len in [14, 60, 61, 1038] {
-        let mut card = Card::new(LinkEnd::answering(1, len).unwrap());
+        let mut card = Card::new(LinkEnd::echo_of_len(1, len).unwrap());
         // A long one first, so that what is left of it would show.
         for (size, fill) in [(1500, 1), (60, 2), (14, 3)] {
             let sent = frame(size, fill);
@@ -66,7 +66,7 @@ fn an_answer_has_the_length_that_was_asked_for() {
         }
     }
     for len in [0, 13, MAX_FRAME + 1] {
-        assert_eq!(LinkEnd::answering(1, len).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+        assert_eq!(LinkEnd::echo_of_len(1, len).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     }
 }
 
@@ -185,7 +185,8 @@ fn frame_len() -> impl Strategy<Value = usize> {
     prop_oneof![8 => 14..200_usize, 3 => 200..4000_usize, 1 => 4000..=MAX_FRAME]
 }
 
-/// What the driver must find, by the rules and without any of the device's code: buffer by buffer, the bytes.
+/// What the driver must find, by the rules and without any of the device's code: buffer by buffer,
+/// the bytes.
 fn expected(frames: &[Vec<u8>], shapes: &[Shape], mergeable: bool) -> (Vec<Vec<u8>>, Totals) {
     let mut totals = Totals::default();
     let mut buffers: Vec<Vec<u8>> = Vec::new();
@@ -246,7 +247,8 @@ proptest! {
         card.poke(DATA, &vec![0xee; (at - DATA) as usize]);
         let end = at;
 
-        // Some buffers are there first, then come the frames, each in pieces, then the other buffers.
+        // Some buffers are there first, then come the frames, each in pieces, then the other
+        // buffers.
         let early = shapes.len() - late.min(shapes.len());
         let offer = |card: &mut Card<LinkEnd>, places: &[Vec<Segment>]| {
             for segments in places {

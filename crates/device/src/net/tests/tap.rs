@@ -1,4 +1,5 @@
-//! A TAP device of this host, in a network of its own. Needs root, /dev/net/tun and the program `ip`.
+//! A TAP device of this host, in a network of its own. Needs root, /dev/net/tun and the program
+//! `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::Device;
 use crate::net::{BackEnd, Receiver, Tap, TapError, header};
@@ -193,7 +194,8 @@ fn pairs_are_attached_as_the_driver_asks() {
                 card.settle(2 * pair);
             }
         }
-        // The answers come on all pairs, and wake also those that were detached when they were first waited for.
+        // The answers come on all pairs, and wake also those that were detached when they were
+        // first waited for.
         for asker in 2..66 {
             let mut question = who_is_the_host(MAC);
             question[31] = asker;
@@ -218,7 +220,8 @@ fn offloads_are_what_kernel_and_driver_can_do() {
             let shown = Command::new("ip").args(["-d", "link", "show", "pv0"]).output().unwrap();
             String::from_utf8(shown.stdout).unwrap()
         };
-        // Whatever the driver accepts, in whatever combination, the kernel is asked for something that it does.
+        // Whatever the driver accepts, in whatever combination, the kernel is asked for something
+        // that it does.
         for features in [0, F_GUEST_TSO4, F_GUEST_CSUM, F_GUEST_CSUM | F_GUEST_TSO4, offered] {
             tap.accept(features).unwrap_or_else(|error| panic!("{features:#x}: {error}\n{}", shown()));
         }
@@ -259,9 +262,9 @@ fn errors_say_what_is_wrong() {
     assert!(matches!(Tap::from_fds(vec![file.into()]), Err(TapError::NotTap(_))));
     in_own_network("net::tap::errors_say_what_is_wrong", || {
         let said = |name| Tap::open(name, 1).unwrap_err().to_string();
-        assert!(said("lo").contains("no TAP device"), "{}", said("lo"));
+        assert!(said("lo").contains("not a TAP device"), "{}", said("lo"));
         ip("tuntap add dev tun0 mode tun");
-        assert!(said("tun0").contains("no TAP device"), "{}", said("tun0"));
+        assert!(said("tun0").contains("not a TAP device"), "{}", said("tun0"));
         let _tap = Tap::open("pv0", 1).unwrap();
         assert!(said("pv0").contains("somebody else"), "{}", said("pv0"));
         // Several queues, of which we want one.
