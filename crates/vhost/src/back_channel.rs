@@ -1,12 +1,16 @@
-//! The socket for requests of ours: the configuration has changed, a translation is missing. Nothing waits for its answers,
-//! and a client that does not read loses what does not fit; what was missed is told again.
+//! Back channel: the socket for requests to the client (configuration changes, missing
+//! translations).
+//!
+//! No request waits for an answer. A client that does not read loses what does not fit in its
+//! socket; a lost miss is reported again.
 //!
 //! ```text
-//!   I/O thread: a chain misses --miss--> told not long ago? nothing : IOTLB_MSG, and remembered
-//!   session:    a translation comes --answered--> forgotten, and those who wait look again
+//!   I/O thread: a chain misses --miss--> reported recently? nothing : send IOTLB_MSG, and record the miss
+//!   session:    a translation arrives --answered--> delete the record; waiting queues look again
 //! ```
-//! A miss is remembered before anybody looks again for what it is about (`AccessGuard::is_translated`), and forgotten after that has
-//! come: one of the two sides sees the other.
+//! A miss is recorded before its queue looks the translation up again
+//! (`AccessGuard::is_translated`), and the record is deleted after the translation is in place: so
+//! one of the two sides sees the other.
 use crate::message::message;
 use crate::socket::{SocketError, send};
 use paravane_dma::{Access, Miss};
@@ -19,31 +23,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Most misses that are remembered; the oldest is forgotten for the next. What is sent of them fits in any socket.
-const MOST: usize = 64;
-/// A miss that was not answered for so long is told again, when it is met again.
-const AGAIN: Duration = Duration::from_millis(100);
-/// Most reads of what nobody has asked for, before the socket is given up.
-const DISCARDS: usize = 64;
-/// Misses are of pages of so many bytes.
+/// Most misses on record; the oldest makes room. All of them fit in the buffer of a socket.
+const MAX_RECORDS: usize = 64;
+/// A miss that is met again is reported again after this time without an answer.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+/// Most reads of unexpected data before the socket is closed.
+const MAX_DISCARDS: usize = 64;
+/// Granularity of misses in bytes.
 const PAGE: u64 = 4096;
 
-/// Our end, shared by the session and its queues.
+/// Our end of the back channel, shared by the session and its queues.
 #[derive(Debug, Default)]
 pub(crate) struct BackChannel(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     socket: Option<Arc<OwnedFd>>,
-    told: VecDeque<Told>,
-    /// A miss could not be told.
-    untold: bool,
-    /// A miss was told and is not remembered.
-    forgotten: bool,
+    reported: VecDeque<ReportedMiss>,
+    /// A miss could not be sent.
+    unreported: bool,
+    /// A reported miss is no longer on record.
+    lost_records: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct ReportedMiss {
     page: u64,
     access: Access,
     when: Instant,
@@ -51,31 +55,32 @@ struct Told {
 
 impl BackChannel {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Each change leaves it in order.
+        // Each change under the lock leaves the fields consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client's socket has come. What was missed before is to be told.
+    /// Takes the client's socket. Earlier misses are to be reported again.
     pub(crate) fn connect(&self, socket: OwnedFd) {
         let mut inner = self.lock();
         inner.socket = Some(Arc::new(socket));
         inner.forget();
-        inner.untold = true;
+        inner.unreported = true;
     }
 
-    /// The client's socket. When it is readable or broken, [`BackChannel::discard`].
+    /// The client's socket. Call [`BackChannel::discard`] when it is readable or broken.
     pub(crate) fn socket(&self) -> Option<Arc<OwnedFd>> {
         self.lock().socket.clone()
     }
 
-    /// Throws away what has come: no request of ours asks for an answer. Descriptors in it would be held open for as long as it
-    /// lies there, the client's end of our connection perhaps. Gives up a socket that is closed.
+    /// Discards all received data, because no request asks for an answer. Drops a closed socket.
+    ///
+    /// Unread descriptors would stay open, the client's end of our connection perhaps.
     pub(crate) fn discard(&self) {
         let mut inner = self.lock();
         let Some(socket) = &inner.socket else { return };
         let mut bytes = [0; 4096];
-        // What is more waits for the next time.
-        for _ in 0..DISCARDS {
+        // The rest waits for the next call.
+        for _ in 0..MAX_DISCARDS {
             match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => break,
                 Ok(_) | Err(Errno::INTR) => continue,
@@ -83,16 +88,16 @@ impl BackChannel {
                 Err(_) => break,
             }
         }
-        tracing::debug!("the client's socket for our requests is closed, or flooded");
+        tracing::debug!("client closed or flooded the back channel; dropping it");
         inner.socket = None;
     }
 
-    /// The configuration space has changed.
+    /// Reports a change of the configuration space.
     pub(crate) fn config_changed(&self) {
         self.lock().send(&message(back_end_request::CONFIG_CHANGE_MSG, flags::VERSION, &[]));
     }
 
-    /// An access found no translation, or one that forbids it. Never waits.
+    /// Reports an access that found no translation, or one that forbids it. Never waits.
     pub(crate) fn miss(&self, miss: Miss) {
         let Miss { addr, access, denied } = miss;
         let page = addr & !(PAGE - 1);
@@ -102,62 +107,63 @@ impl BackChannel {
             return;
         }
         let now = Instant::now();
-        let same = |told: &Told| told.page == page && told.access == access;
-        match inner.told.iter().position(same) {
-            Some(at) if now.duration_since(inner.told[at].when) < AGAIN => return,
-            Some(at) => drop(inner.told.remove(at)),
+        let same = |reported: &ReportedMiss| reported.page == page && reported.access == access;
+        match inner.reported.iter().position(same) {
+            Some(at) if now.duration_since(inner.reported[at].when) < REPORT_INTERVAL => return,
+            Some(at) => drop(inner.reported.remove(at)),
             None => {}
         }
         if !inner.send(&iotlb_message(page, access, iotlb::MISS)) {
-            inner.untold = true;
+            inner.unreported = true;
             return;
         }
-        if inner.told.len() == MOST {
-            inner.told.pop_front();
-            inner.forgotten = true;
+        if inner.reported.len() == MAX_RECORDS {
+            inner.reported.pop_front();
+            inner.lost_records = true;
         }
-        inner.told.push_back(Told { page, access, when: now });
+        inner.reported.push_back(ReportedMiss { page, access, when: now });
     }
 
-    /// A translation of `first..=last` has come: whether somebody may have waited for it.
+    /// Deletes the records of `first..=last`. Returns whether a queue may wait for this
+    /// translation.
     pub(crate) fn answered(&self, first: u64, last: u64) -> bool {
         let mut inner = self.lock();
-        let before = inner.told.len();
-        inner.told.retain(|told| !(first..=last).contains(&told.page));
-        std::mem::take(&mut inner.forgotten) | (inner.told.len() < before)
+        let before = inner.reported.len();
+        inner.reported.retain(|reported| !(first..=last).contains(&reported.page));
+        std::mem::take(&mut inner.lost_records) | (inner.reported.len() < before)
     }
 
-    /// What was told is told again, when it is met again.
+    /// Deletes all records, so that a miss that is met again is reported again.
     pub(crate) fn forget(&self) {
         self.lock().forget();
     }
 
-    /// Whether a miss could not be told: those who wait are to look again in a while.
-    pub(crate) fn has_untold(&self) -> bool {
+    /// Whether a miss could not be reported and the client may read it later.
+    pub(crate) fn has_unreported(&self) -> bool {
         let inner = self.lock();
-        inner.untold && inner.socket.is_some()
+        inner.unreported && inner.socket.is_some()
     }
 
-    /// Those who wait look again now.
-    pub(crate) fn take_untold(&self) -> bool {
-        std::mem::take(&mut self.lock().untold)
+    /// Whether waiting queues must look again; clears the mark.
+    pub(crate) fn take_unreported(&self) -> bool {
+        std::mem::take(&mut self.lock().unreported)
     }
 }
 
 impl Inner {
     fn forget(&mut self) {
-        self.forgotten |= !self.told.is_empty();
-        self.told.clear();
+        self.lost_records |= !self.reported.is_empty();
+        self.reported.clear();
     }
 
-    /// Whether it was sent.
+    /// Returns whether the message was sent.
     fn send(&mut self, bytes: &[u8]) -> bool {
         let Some(socket) = &self.socket else { return false };
         match send(socket.as_fd(), bytes, None) {
             Ok(()) => true,
             Err(SocketError::NotReading) => false,
             Err(error) => {
-                tracing::warn!("the client's socket for our requests is given up: {error}");
+                tracing::warn!("dropping the back channel: {error}");
                 self.socket = None;
                 false
             }
@@ -172,8 +178,8 @@ fn iotlb_message(iova: u64, access: Access, kind: u8) -> Vec<u8> {
             perm |= bit;
         }
     }
-    let said = Iotlb { iova, perm, kind, ..Iotlb::default() };
-    message(back_end_request::IOTLB_MSG, flags::VERSION, said.as_bytes())
+    let payload = Iotlb { iova, perm, kind, ..Iotlb::default() };
+    message(back_end_request::IOTLB_MSG, flags::VERSION, payload.as_bytes())
 }
 
 #[cfg(test)]
@@ -191,24 +197,24 @@ mod tests {
         theirs.set_nonblocking(true).unwrap();
         let channel = BackChannel::default();
         channel.connect(ours.into());
-        assert!(channel.take_untold(), "what was missed before is told now");
+        assert!(channel.take_unreported(), "earlier misses are reported now");
         (channel, theirs)
     }
 
-    /// Address, direction and kind of the next message.
+    /// Address, direction and type of the next message.
     fn next(socket: &UnixStream) -> Option<(u64, u8, u8)> {
         let mut bytes = [0; size_of::<Header>() + size_of::<Iotlb>()];
         (&mut &*socket).read_exact(&mut bytes).ok()?;
-        let (header, said) = bytes.split_at(size_of::<Header>());
+        let (header, payload) = bytes.split_at(size_of::<Header>());
         let header = Header::read_from_bytes(header).unwrap();
         assert_eq!((header.request, header.flags), (back_end_request::IOTLB_MSG, flags::VERSION));
-        let said = Iotlb::read_from_bytes(said).unwrap();
-        assert_eq!((said.size, said.user), (0, 0));
-        Some((said.iova, said.perm, said.kind))
+        let payload = Iotlb::read_from_bytes(payload).unwrap();
+        assert_eq!((payload.size, payload.user), (0, 0));
+        Some((payload.iova, payload.perm, payload.kind))
     }
 
     #[test]
-    fn a_miss_is_told_once_until_it_is_answered() {
+    fn a_miss_is_reported_once_until_it_is_answered() {
         let (channel, socket) = connected();
         channel.miss(MISS);
         channel.miss(Miss { addr: 0x5ff0, ..MISS });
@@ -217,34 +223,34 @@ mod tests {
         assert!(!channel.answered(0x6000, 0x6fff) && channel.answered(0x5000, 0x5fff));
         channel.miss(MISS);
         assert!(next(&socket).is_some());
-        // Somebody does not answer.
-        std::thread::sleep(AGAIN);
+        // The client does not answer.
+        std::thread::sleep(REPORT_INTERVAL);
         channel.miss(MISS);
         assert!(next(&socket).is_some());
         channel.miss(Miss { addr: 0x5001, access: Access::READ | Access::WRITE, denied: true });
-        assert_eq!(next(&socket), Some((0x5001, 3, iotlb::ACCESS_FAIL)), "of the byte that was refused");
+        assert_eq!(next(&socket), Some((0x5001, 3, iotlb::ACCESS_FAIL)), "the refused byte, not its page");
     }
 
     #[test]
-    fn what_is_forgotten_and_what_is_not_told_is_made_up_for() {
+    fn lost_records_and_unsent_misses_are_reported_again() {
         let (channel, socket) = connected();
-        for page in 0..=MOST as u64 {
+        for page in 0..=MAX_RECORDS as u64 {
             channel.miss(Miss { addr: page * PAGE, ..MISS });
         }
-        assert!(channel.answered(0x1000_0000, 0x1000_0fff), "one was told that is not remembered");
+        assert!(channel.answered(0x1000_0000, 0x1000_0fff), "a reported miss is off the record");
         assert!(!channel.answered(0x1000_0000, 0x1000_0fff));
-        // Nobody reads.
+        // The client does not read.
         let pages = (1_u64 << 20..).take(1 << 16).find(|page| {
             channel.miss(Miss { addr: page * PAGE, ..MISS });
-            channel.has_untold()
+            channel.has_unreported()
         });
-        let untold = pages.expect("a socket has an end");
+        let unreported = pages.expect("the socket's buffer is finite");
         while next(&socket).is_some() {}
-        assert!(channel.take_untold() && !channel.has_untold());
-        channel.miss(Miss { addr: untold * PAGE, ..MISS });
-        assert_eq!(next(&socket), Some((untold * PAGE, iotlb::READ, iotlb::MISS)));
+        assert!(channel.take_unreported() && !channel.has_unreported());
+        channel.miss(Miss { addr: unreported * PAGE, ..MISS });
+        assert_eq!(next(&socket), Some((unreported * PAGE, iotlb::READ, iotlb::MISS)));
         drop(socket);
         channel.miss(MISS);
-        assert!(!channel.has_untold(), "nobody is there to be told");
+        assert!(!channel.has_unreported(), "no client is connected");
     }
 }

@@ -1,12 +1,12 @@
-//! The device's own state, on its way to another host.
+//! Device state in a migration.
 //!
 //! ```text
-//!   SET_DEVICE_STATE_FD, out: written to the client's pipe at once       CHECK_DEVICE_STATE: did that work?
-//!   SET_DEVICE_STATE_FD, in:  the pipe is kept, the client fills it      CHECK_DEVICE_STATE: read, was that good?
+//!   SET_DEVICE_STATE_FD, save: written to the client's pipe at once       CHECK_DEVICE_STATE: did the write succeed?
+//!   SET_DEVICE_STATE_FD, load: the pipe is kept, the client fills it      CHECK_DEVICE_STATE: read; is it valid?
 //! ```
-//! Our devices have no state beside their queues' positions and their configuration, which travel by other requests. So what
-//! is carried is a word on which device it was, and a device that is another one refuses it. It fits in any pipe; nothing
-//! here waits for the client.
+//! Paravane's devices have no state beside their queue positions and their configuration, which
+//! other requests carry. The state only identifies the device; a different device refuses it. It
+//! fits in any pipe, so nothing here waits for the client.
 use crate::session::SessionError;
 use paravane_spec::vhost_user::StateTransfer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,23 +15,23 @@ use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// What it begins with: whose format it is, and its version.
+/// Magic number and format version at the start of the state.
 const MAGIC: &[u8; 8] = b"PRVANE\x00\x01";
-/// Bytes of it.
+/// Size of the state in bytes.
 const SIZE: usize = 16;
 
-/// A transfer, or none.
+/// State of a transfer.
 #[derive(Debug, Default)]
 pub(crate) enum Transfer {
     #[default]
     None,
-    /// Done; whether it worked.
+    /// Finished, and whether it succeeded.
     Done(bool),
-    /// To be read from there.
+    /// To be read from this pipe.
     In(OwnedFd),
 }
 
-/// The state of a device of this kind.
+/// State of a device of this type.
 fn state(device_id: u32, queues: u32) -> [u8; SIZE] {
     let mut state = [0; SIZE];
     state[..8].copy_from_slice(MAGIC);
@@ -41,9 +41,9 @@ fn state(device_id: u32, queues: u32) -> [u8; SIZE] {
 }
 
 impl Transfer {
-    /// A transfer begins.
+    /// Begins a transfer.
     pub(crate) fn begin(
-        said: StateTransfer,
+        transfer: StateTransfer,
         pipe: OwnedFd,
         device_id: u32,
         queues: u32,
@@ -51,11 +51,11 @@ impl Transfer {
         let request = "SET_DEVICE_STATE_FD";
         let refused = |source| SessionError::Fd { request, source };
         let mode = rustix::fs::fstat(&pipe).map_err(|error| refused(error.into()))?.st_mode;
-        // A socket could keep its owner's connection open while we keep it, and a file could block us.
+        // A socket could keep its owner's connection open while we hold it, and a file could block.
         if FileType::from_raw_mode(mode) != FileType::Fifo {
             return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "not a pipe")));
         }
-        match said {
+        match transfer {
             StateTransfer { direction: 0, phase: 0 } => {
                 Ok(Self::Done(write(&pipe, &state(device_id, queues)) == Some(SIZE)))
             }
@@ -64,10 +64,10 @@ impl Transfer {
         }
     }
 
-    /// Whether it worked, as far as it has come.
+    /// Whether the transfer succeeded so far. Reads a pending state.
     pub(crate) fn check(&mut self, device_id: u32, queues: u32) -> bool {
         if let Self::In(pipe) = self {
-            // One more than there should be.
+            // One byte more than a valid state, to detect a longer one.
             let mut found = [0; SIZE + 1];
             let mut have = 0;
             while let Some(count @ 1..) = read(pipe, &mut found[have..]) {
@@ -89,16 +89,16 @@ fn is_ready(pipe: &OwnedFd, what: PollFlags) -> bool {
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Bytes written, without waiting.
+/// Writes without waiting; returns the number of bytes.
 fn write(pipe: &OwnedFd, bytes: &[u8]) -> Option<usize> {
-    // No offset is -1.
+    // Offset -1 (u64::MAX) means none.
     match rustix::io::pwritev2(pipe, &[IoSlice::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
         Err(Errno::OPNOTSUPP) if is_ready(pipe, PollFlags::OUT) => rustix::io::write(pipe, bytes).ok(),
         written => written.ok(),
     }
 }
 
-/// Bytes read, without waiting.
+/// Reads without waiting; returns the number of bytes.
 fn read(pipe: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
     match rustix::io::preadv2(pipe, &mut [IoSliceMut::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
         Err(Errno::OPNOTSUPP) if is_ready(pipe, PollFlags::IN) => rustix::io::read(pipe, bytes).ok(),

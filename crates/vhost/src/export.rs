@@ -1,18 +1,19 @@
-//! A device that other VMMs can have: a socket, a thread for its protocol, threads for its queues.
+//! Export: a socket, a thread for the protocol, and threads for the queues of one device.
 //!
 //! ```text
-//!  start --> waiting (listens, or tries to connect) --a client--> session --it goes, or is thrown out--> waiting ...
+//!  start --> waiting (listens, or tries to connect) --client--> session --it disconnects, or is disconnected--> waiting
 //!                     |                                   |
-//!                     '--- stop, or a thread panics ------'--> stopping: socket file removed, queues drained --> ended
+//!                     '--- stop, or a thread panics ------'--> stopping: socket removed, queues drained --> ended
 //! ```
-//! One client at a time; the next one waits until this one is gone. Whatever a client does ends its session at most. A mistake
-//! of ours, a panic in one of its threads, ends the export: nobody knows what the device is worth then.
+//! One client at a time; the next one waits until it has disconnected. A client can end its session
+//! at most. A panic in one of the threads ends the export, because the state of the device is then
+//! unknown.
 //!
-//! Draining waits for the host's storage, which may take any time. [`Export::begin_stop`] does not wait for it; an owner that
-//! has others to look after asks [`Export::has_ended`].
+//! Draining waits for the host's storage, which may take any time. [`Export::begin_stop`] does not
+//! next_client; call [`Export::has_ended`] to learn when the export has ended.
 //!
-//! The export's thread is never blocked by its client. It signals the client by its I/O threads only (`notifiers`), and frees those
-//! whenever it waits for them.
+//! A client never blocks the export's thread. The thread signals the client through the I/O threads
+//! only (`notifiers`), and unblocks those whenever it waits for them.
 mod backoff;
 mod endpoint;
 mod rights;
@@ -38,35 +39,38 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long to wait before the next attempt when the host refuses to wait for events.
-const REST: Duration = Duration::from_millis(200);
+/// Pause after a failed `poll`.
+const POLL_RETRY: Duration = Duration::from_millis(200);
 
-/// What to export.
+/// Configuration of an export.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ExportConfig {
-    /// What it is called in logs and in its status.
+    /// Name in logs and in the status.
     pub name: String,
-    /// Where clients come from.
+    /// How the export meets its clients.
     pub endpoint: Endpoint,
-    /// Threads that serve its queues, at least 1.
+    /// Number of I/O threads [1]; at least 1. Queues are assigned round-robin.
     pub workers: usize,
-    /// Longest poll of a queue before its thread waits for a kick; 0: none.
+    /// Longest poll of a queue before its thread waits for a kick [50 µs]; 0 disables polling.
     pub longest_poll: Duration,
-    /// Offer packed queues.
+    /// Offer packed queues [true].
     pub packed: bool,
-    /// Offer to use buffers in the order in which they were made available. Good for network cards; a disk's requests wait
-    /// for one another then, if the driver accepts it.
+    /// Offer to use buffers in the order in which they were made available [false].
+    ///
+    /// Good for network devices. If the driver accepts it, the requests of a disk wait for one
+    /// another.
     pub in_order: bool,
-    /// What its clients may have mapped. Give all exports of a process quotas of one pool.
+    /// Quota of the clients' mappings [a pool of its own, with the limits of the host].
+    ///
+    /// Give all exports of a process quotas of one pool.
     pub quota: MappingQuota,
-    /// Signalled when the export has ended: stopped, or failed.
+    /// Notifier to signal when the export has ended: stopped, or failed [none].
     pub ended: Option<Arc<Notifier>>,
 }
 
 impl ExportConfig {
-    /// One worker, polls of up to 50 microseconds where that pays, packed queues offered, a quota alone in a pool with the limits
-    /// of the host.
+    /// Makes a configuration with the defaults.
     #[must_use]
     pub fn new(name: impl Into<String>, endpoint: Endpoint) -> Self {
         Self {
@@ -82,34 +86,34 @@ impl ExportConfig {
     }
 }
 
-/// Why a device cannot be exported.
+/// Device that cannot be exported.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// {path}: another server listens there
-    #[error("{}: another server listens there", path.display())]
+    /// Socket path with a live server.
+    #[error("{}: another server listens here; stop it or use another path", path.display())]
     InUse {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// {path}: is there, and is no socket
-    #[error("{}: is there, and is no socket", path.display())]
+    /// Socket path with another file.
+    #[error("{}: exists and is not a socket; remove it or use another path", path.display())]
     NotASocket {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// {path}: {source}
+    /// Socket that cannot be made.
     #[error("{}: {source}", path.display())]
     Socket {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// the device has {0} queues, and a client can name 256
-    #[error("the device has {0} queues, and a client can name 256")]
+    /// Device with more queues than vhost-user can address.
+    #[error("the device has {0} queues; vhost-user addresses at most 256")]
     Queues(usize),
-    /// cannot start a thread: {0}
+    /// Thread or eventfd that cannot be made.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
     /// A thread of the export panicked, see [`Export::join`].
@@ -117,7 +121,7 @@ pub enum ExportError {
     Failed(String),
 }
 
-/// A device that is exported. Stops when it is dropped.
+/// Exported device. Stops when it is dropped.
 #[derive(Debug)]
 pub struct Export {
     shared: Arc<Shared>,
@@ -125,7 +129,7 @@ pub struct Export {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the export's thread and its owner both have.
+/// State shared by the export's thread and its owner.
 #[derive(Debug)]
 struct Shared {
     shared_status: SharedStatus,
@@ -135,21 +139,24 @@ struct Shared {
     refresh: AtomicBool,
     config_changed: AtomicBool,
     failed: AtomicBool,
-    /// Set last, when the device is gone.
+    /// Set last, when the device has been dropped.
     ended: AtomicBool,
-    /// The socket's file, until the export stops.
+    /// File of the socket, until the export stops.
     file: Mutex<Option<SocketFile>>,
 }
 
 impl Shared {
-    /// A thread has panicked, with these words.
-    fn fail(&self, words: &str) {
+    /// Records that a thread panicked with this message.
+    fn fail(&self, message: &str) {
         let name = {
             let mut status = self.shared_status.write();
-            status.failed.get_or_insert_with(|| words.to_owned());
+            status.failed.get_or_insert_with(|| message.to_owned());
             status.name.clone()
         };
-        tracing::error!(device = name, "failed, and served no more: {words}");
+        tracing::error!(
+            device = name,
+            "device failed: a thread panicked: {message}; restart to serve it again"
+        );
         // Relaxed: the signal orders.
         self.failed.store(true, Ordering::Relaxed);
         self.control.signal();
@@ -160,18 +167,21 @@ impl Shared {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Nobody is to come any more.
+    /// Removes the socket, so that no client can connect.
     fn remove_file(&self) {
         drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
 impl Export {
-    /// Returns when the socket listens, or the first attempt to connect is under way. The socket's file has mode 0600; one that
-    /// nobody listens on any more is replaced.
+    /// Starts an export. Returns when the socket listens, or when the first attempt to connect is
+    /// under way.
+    ///
+    /// The socket's file has mode 0600. A stale socket, on which no server listens, is replaced.
     ///
     /// # Errors
-    /// See [`ExportError`].
+    /// The socket or a thread cannot be made, or the device has too many queues: see
+    /// [`ExportError`].
     pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
         let queues = device.queue_sizes().len();
         if queues > 256 {
@@ -197,28 +207,29 @@ impl Export {
         let thread = |number| {
             let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
             let name = format!("io{number}-{name}");
-            let thread = IoThread::watched(name, longest_poll, move |words| shared.fail(words))?;
+            let thread = IoThread::watched(name, longest_poll, move |message| shared.fail(message))?;
             Ok(thread.freed_by(move || notifiers.unblock()))
         };
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
-        let at_work = AtWork { shared: Arc::clone(&shared), name, device, threads, offer };
+        let export_thread = ExportThread { shared: Arc::clone(&shared), name, device, threads, offer };
         let thread = std::thread::Builder::new()
-            .name(format!("vhost-{}", at_work.name))
+            .name(format!("vhost-{}", export_thread.name))
             .spawn(move || {
                 let _named = LogDevice::enter(Some(log_name));
                 paravane_io::outlive_pipes();
-                let shared = Arc::clone(&at_work.shared);
-                // Queues that are still served are stopped with their threads.
-                if let Err(words) = caught(|| at_work.run(acceptor)) {
+                let shared = Arc::clone(&export_thread.shared);
+                // Queues that are still served stop with their threads.
+                if let Err(message) = caught(|| export_thread.run(acceptor)) {
                     let mut status = shared.shared_status.write();
                     status.connected = false;
                     status.queues.iter_mut().for_each(|queue| queue.live = false);
                     drop(status);
-                    shared.fail(&words);
+                    shared.fail(&message);
                 }
                 shared.remove_file();
-                // Release: who sees it sees that the device is gone.
+                // Release: a thread that loads it (Acquire, in [`Export::has_ended`]) sees that the
+                // device is gone.
                 shared.ended.store(true, Ordering::Release);
                 if let Some(ended) = ended {
                     ended.signal();
@@ -228,35 +239,39 @@ impl Export {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// What it is doing.
+    /// Returns the current status.
     #[must_use]
     pub fn status(&self) -> ExportStatus {
         self.shared.shared_status.read()
     }
 
-    /// Whether a thread of it has panicked. Its client has been disconnected then, or soon will be, and it takes no other one.
+    /// Whether a thread has panicked. The export disconnects its client and accepts no other.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.has_failed()
     }
 
-    /// The device's configuration space has changed: the driver is told, if its VMM can hear it.
+    /// Tells the driver that the configuration space changed, if its VMM supports that.
     pub fn config_changed(&self) {
         // Relaxed: the signal orders.
         self.shared.config_changed.store(true, Ordering::Relaxed);
         self.shared.control.signal();
     }
 
-    /// Has the device look at the host's side again ([`Device::refresh`]), in the export's own thread. If its configuration
-    /// space has changed, the driver is told, if its VMM can hear it.
+    /// Has the device read its host-side configuration again ([`Device::refresh`]), on the export's
+    /// thread.
+    ///
+    /// Tells the driver about a change, if its VMM supports that.
     pub fn refresh(&self) {
         // Relaxed: the signal orders.
         self.shared.refresh.store(true, Ordering::Relaxed);
         self.shared.control.signal();
     }
 
-    /// Has it stop, and returns at once: the socket's file is removed, requests in flight are completed, the connection is
-    /// closed, and the device is dropped. [`Export::has_ended`] says when.
+    /// Begins to stop, and returns at once.
+    ///
+    /// The socket is removed, requests in flight are completed, the connection is closed, and the
+    /// device is dropped. [`Export::has_ended`] then returns true.
     pub fn begin_stop(&self) {
         // Relaxed: the signal orders.
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -264,21 +279,25 @@ impl Export {
         self.shared.remove_file();
     }
 
-    /// After [`Export::begin_stop`]: a request that takes several steps in the host is not continued; see
-    /// [`paravane_device::QueueHandler::drain_until`].
+    /// Has requests that take several steps end after the current one. Call it after
+    /// [`Export::begin_stop`].
+    ///
+    /// See [`paravane_device::QueueHandler::drain_until`].
     pub fn cut_short(&self) {
-        // Relaxed: a request that does not see it yet goes one step further.
+        // Relaxed: a request that misses it takes one more step.
         self.shared.shared_status.cut.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the device is gone: the export was stopped, or has failed.
+    /// Whether the device has been dropped: the export was stopped, or has failed.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Completes what is in flight, closes the connection, and removes the socket's file. Waits as long as the host takes for
-    /// what is in flight.
+    /// Stops the export: completes what is in flight, closes the connection, and removes the
+    /// socket.
+    ///
+    /// Waits as long as the host takes to complete what is in flight.
     pub fn stop(mut self) {
         self.quit();
     }
@@ -306,7 +325,7 @@ impl Export {
         self.begin_stop();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread of an export panicked");
+            tracing::error!("export's thread panicked");
         }
     }
 }
@@ -317,8 +336,8 @@ impl Drop for Export {
     }
 }
 
-/// The export's thread.
-struct AtWork {
+/// State of the export's thread.
+struct ExportThread {
     shared: Arc<Shared>,
     name: String,
     device: Box<dyn Device>,
@@ -326,43 +345,43 @@ struct AtWork {
     offer: Offer,
 }
 
-/// Why a session ended that was not simply closed.
+/// Error that ended a session.
 #[derive(Debug, Error)]
-enum Ended {
+enum SessionEnd {
     #[error(transparent)]
     Session(#[from] SessionError),
     #[error(transparent)]
     Socket(#[from] SocketError),
-    #[error("cannot wait: {0}")]
+    #[error("poll: {0}")]
     Poll(#[from] rustix::io::Errno),
-    #[error("the device has failed")]
+    #[error("device failed")]
     Failed,
 }
 
-impl From<MessageError> for Ended {
+impl From<MessageError> for SessionEnd {
     fn from(error: MessageError) -> Self {
         Self::Session(error.into())
     }
 }
 
-impl AtWork {
-    /// Looks at the host's side again, if that was asked for. There is no session.
+impl ExportThread {
+    /// Refreshes the device between sessions, if requested.
     fn refresh(&mut self) {
         // Relaxed: the signal orders.
         if self.shared.refresh.swap(false, Ordering::Relaxed) {
-            refreshed(&self.name, self.device.refresh());
+            log_refresh(&self.name, self.device.refresh());
         }
     }
 
     fn run(mut self, mut acceptor: Acceptor) {
-        while let Some(socket) = self.wait(&mut acceptor) {
+        while let Some(socket) = self.next_client(&mut acceptor) {
             let (start, before) = (Instant::now(), self.completed());
             self.session(socket);
             acceptor.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
         }
     }
 
-    /// Buffers that clients were given back so far.
+    /// Number of buffers returned to clients so far.
     fn completed(&self) -> u64 {
         self.shared.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
     }
@@ -372,8 +391,8 @@ impl AtWork {
         self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed()
     }
 
-    /// The next client; `None`: the export is to stop.
-    fn wait(&mut self, acceptor: &mut Acceptor) -> Option<OwnedFd> {
+    /// Waits for the next client; `None` to stop the export.
+    fn next_client(&mut self, acceptor: &mut Acceptor) -> Option<OwnedFd> {
         loop {
             if self.stopping() {
                 return None;
@@ -396,8 +415,8 @@ impl AtWork {
                 }
             };
             if let Err(error) = waited {
-                tracing::error!("poll: {error}");
-                std::thread::sleep(REST);
+                tracing::error!("cannot next_client for clients: poll: {error}; retrying");
+                std::thread::sleep(POLL_RETRY);
             }
             let _ = self.shared.control.take();
         }
@@ -411,16 +430,16 @@ impl AtWork {
             (status.features, status.protocol_features) = (0, 0);
             status.sessions
         };
-        tracing::info!(device = self.name, session = number, "a client has come");
+        tracing::info!(device = self.name, session = number, "client connected");
         let result = self.converse(Connection::new(socket));
         let mut status = self.shared.shared_status.write();
         status.connected = false;
         match result {
             Ok(()) => {
                 drop(status);
-                tracing::info!(device = self.name, session = number, "the client has gone");
+                tracing::info!(device = self.name, session = number, "client disconnected");
             }
-            // No fault of the client's, and told already.
+            // Not the client's fault, and already logged.
             Err(_) if self.shared.has_failed() => {}
             Err(error) => {
                 status.protocol_errors += 1;
@@ -431,7 +450,7 @@ impl AtWork {
         }
     }
 
-    fn converse(&mut self, mut connection: Connection) -> Result<(), Ended> {
+    fn converse(&mut self, mut connection: Connection) -> Result<(), SessionEnd> {
         let Self { shared, device, threads, offer, name } = self;
         let workers = Workers { threads, device: 0 };
         let mut session = Session::new(&mut **device, workers, &shared.shared_status, *offer)?;
@@ -441,22 +460,22 @@ impl AtWork {
     }
 }
 
-/// Says what came of a look at the host's side.
-fn refreshed(device: &str, changed: io::Result<bool>) {
+/// Logs the result of a refresh.
+fn log_refresh(device: &str, changed: io::Result<bool>) {
     match changed {
-        Ok(true) => tracing::info!(device, "the device's configuration has changed"),
+        Ok(true) => tracing::info!(device, "device configuration has changed"),
         Ok(false) => {}
-        Err(error) => tracing::error!(device, %error, "cannot look at the device's configuration"),
+        Err(error) => tracing::error!(device, %error, "cannot read the device's configuration"),
     }
 }
 
-/// Until the client goes, or has to go, or the export stops.
+/// Handles messages until the client disconnects, an error occurs, or the export stops.
 fn converse(
     session: &mut Session<'_>,
     connection: &mut Connection,
     shared: &Shared,
     device: &str,
-) -> Result<(), Ended> {
+) -> Result<(), SessionEnd> {
     loop {
         match connection.receive()? {
             Received::Closed => return Ok(()),
@@ -493,10 +512,10 @@ fn converse(
             return Ok(());
         }
         if shared.has_failed() {
-            return Err(Ended::Failed);
+            return Err(SessionEnd::Failed);
         }
         if shared.refresh.swap(false, Ordering::Relaxed) {
-            refreshed(device, session.refresh());
+            log_refresh(device, session.refresh());
         }
         // Relaxed: as above.
         if shared.config_changed.swap(false, Ordering::Relaxed) {
@@ -505,7 +524,7 @@ fn converse(
     }
 }
 
-/// Waits until one of them is readable (or broken), and says which are.
+/// Waits until a descriptor is readable or broken; returns which are.
 fn wait_for(fds: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<Vec<bool>, rustix::io::Errno> {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let time = time

@@ -1,10 +1,11 @@
-//! Memory in which is written down what is in flight, kept by the client while we may die.
+//! In-flight tracking: memory that the client keeps if this process dies.
 //!
 //! ```text
-//!   GET_INFLIGHT_FD: a file of zeroes is made and given away ----> the client keeps it
-//!   SET_INFLIGHT_FD: it comes back, after a crash as it was -----> a region for each queue, for the ring to track in
+//!   GET_INFLIGHT_FD: a file of zeroes is made and sent ---------> the client keeps it
+//!   SET_INFLIGHT_FD: the client returns it, after a crash too --> one region per queue, in which the ring tracks chains
 //! ```
-//! What is in it is as hostile as everything else of the client's; the ring checks it (`paravane_ring`'s tracking).
+//! Its contents are as hostile as all client memory. The ring checks them (tracking in
+//! `paravane_ring`).
 use crate::memory::ClientMemory;
 use crate::session::SessionError;
 use paravane_dma::{Access, Backing, FileRange, Mapping, Memory, Region, RegionConfig};
@@ -13,26 +14,28 @@ use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::vhost_user::Inflight;
 use std::os::fd::OwnedFd;
 
-/// The region of each queue is on a multiple of this.
+/// Alignment of each queue's region in bytes.
 const ALIGN: u64 = 64;
 const PAGE: u64 = 4096;
 
-/// The client's memory for all queues.
+/// In-flight region of all queues.
 #[derive(Debug)]
 pub(crate) struct InflightMemory {
-    said: Inflight,
-    /// The region is at its address 0.
+    layout: Inflight,
+    /// The region is at address 0.
     memory: Memory,
 }
 
-/// Bytes from one queue's region to the next one's: all queues have as much of the memory.
-fn stride(said: Inflight) -> u64 {
-    let share = said.size / u64::from(said.queues.max(1));
+/// Distance in bytes between the regions of two queues: each queue has an equal share.
+fn stride(layout: Inflight) -> u64 {
+    let share = layout.size / u64::from(layout.queues.max(1));
     share - share % ALIGN
 }
 
-/// New memory for `wanted` queues, to be given to the client. There is room for queues of `most` descriptors in it: a driver may
-/// make its queues larger than the client has said here (the firmware of QEMU 10 does).
+/// Makes an in-flight region for `wanted` queues, to be sent to the client.
+///
+/// Each queue gets room for at least `most` descriptors: a driver may make its queues larger than
+/// the client layout here (the firmware of QEMU 10 does).
 pub(crate) fn make(
     wanted: Inflight,
     most: u16,
@@ -40,7 +43,7 @@ pub(crate) fn make(
 ) -> Result<(Inflight, OwnedFd), SessionError> {
     let Inflight { queues, queue_size, .. } = wanted;
     if !(1..=256).contains(&queues) || !(1..=MAX_SIZE).contains(&queue_size) {
-        return Err(SessionError::Inflight("there are no such queues"));
+        return Err(SessionError::Inflight("invalid number of queues (1 to 256) or queue size"));
     }
     let each = (tracking_bytes(queue_size.max(most), is_packed) as u64).next_multiple_of(ALIGN);
     let size = (each * u64::from(queues)).next_multiple_of(PAGE);
@@ -54,32 +57,32 @@ pub(crate) fn make(
 }
 
 impl InflightMemory {
-    /// The client gives memory back.
-    pub(crate) fn new(said: Inflight, file: OwnedFd, client: &ClientMemory) -> Result<Self, SessionError> {
-        let size = said.size.checked_next_multiple_of(PAGE).unwrap_or(0);
-        let range = FileRange { gpa: 0, size, offset: said.offset, writable: true };
+    /// Maps the region that the client returns.
+    pub(crate) fn new(layout: Inflight, file: OwnedFd, client: &ClientMemory) -> Result<Self, SessionError> {
+        let size = layout.size.checked_next_multiple_of(PAGE).unwrap_or(0);
+        let range = FileRange { gpa: 0, size, offset: layout.offset, writable: true };
         let refused = crate::memory::TableError::Memory;
         let region = Region::guarded(range, file, client.alarm(), client.quota()).map_err(refused)?;
-        Ok(Self { said, memory: Memory::new(vec![region]).map_err(refused)? })
+        Ok(Self { layout, memory: Memory::new(vec![region]).map_err(refused)? })
     }
 
-    /// Whether it is gone.
+    /// Whether the client truncated the file.
     pub(crate) fn lost(&self) -> bool {
         self.memory.regions().iter().any(|region| region.lost())
     }
 
-    /// The region of a queue with `size` descriptors.
+    /// Maps the region of a queue with `size` descriptors.
     pub(crate) fn region(&self, queue: u16, size: u16, is_packed: bool) -> Result<Mapping, SessionError> {
-        let (stride, needed) = (stride(self.said), tracking_bytes(size, is_packed) as u64);
-        if queue >= self.said.queues || needed > stride {
-            return Err(SessionError::Inflight("it has no room for this queue"));
+        let (stride, needed) = (stride(self.layout), tracking_bytes(size, is_packed) as u64);
+        if queue >= self.layout.queues || needed > stride {
+            return Err(SessionError::Inflight("too small for this queue"));
         }
-        // Less than the size of all.
+        // Less than the size of the whole region, so it cannot overflow.
         let at = stride * u64::from(queue);
         let mut handle = self.memory.handle();
         let guard = handle.enter();
         guard
             .map(at, needed as usize, Access::READ | Access::WRITE | Access::RELAXED)
-            .map_err(|_| SessionError::Inflight("it is too small"))
+            .map_err(|_| SessionError::Inflight("smaller than its size field"))
     }
 }

@@ -1,11 +1,12 @@
-//! What a device's addresses (IOVAs) mean, as a client that has an IOMMU tells it.
+//! Translations from IOVAs, sent by a client with an IOMMU.
 //!
 //! ```text
-//!   IOTLB_MSG update ----> pieces: IOVA -> user address --regions--> guest-physical --map--> dma::Domain
-//!   IOTLB_MSG invalidate -> pieces cut | locked, unmapped, unlocked | waited for what is in flight | acknowledged
+//!   IOTLB_MSG update -----> pieces: IOVA -> user address --regions--> guest-physical --map--> dma::Domain
+//!   IOTLB_MSG invalidate -> cut pieces | lock out batches, unmap | wait for what is in flight | acknowledge
 //! ```
-//! It is a cache: whatever is left out, is asked for again. The pieces are what the client has said; the domain has them in
-//! guest-physical terms, for which the client's memory must stay as it is ([`Translations::survives`]).
+//! This is a cache: a missing translation is requested again. The pieces are what the client sent.
+//! The domain has them in guest-physical addresses, which depend on the client's memory table
+//! ([`Translations::survives`]).
 use crate::memory::ClientRegions;
 use paravane_device::InvalidationLock;
 use paravane_dma::{Access, Busy, Domain, DomainError, Handle, Memory, Miss, headroom};
@@ -15,30 +16,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
-/// Most pieces, of pages that do not adjoin.
-const MOST: usize = 1 << 16;
-/// Insertions from one look at what memory the process can still have to the next.
-const LOOK: u32 = 64;
-/// What they may take, in bytes: tables above all.
+/// Most pieces; adjacent pages that agree form one piece.
+const MAX_PIECES: usize = 1 << 16;
+/// Insertions between two checks of the memory that is left to the process.
+const CHECK_INTERVAL: u32 = 64;
+/// Memory in bytes that must be left for these insertions: the domain's tables take most of it.
 const HEADROOM: usize = 32 << 20;
-/// How often somebody looks after those who are waited for.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Interval between calls of the `waiting` closure.
+const WAIT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A run of IOVAs that means a run of user addresses.
+/// Range of IOVAs that maps to a range of user addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The first and the last IOVA: whole pages.
+    /// First and last IOVA; whole pages.
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// What the first one means.
+    /// User address of the first IOVA.
     pub(crate) user: u64,
     pub(crate) access: Access,
 }
 
 impl Piece {
-    /// What an update says; `None` if that means nothing.
-    pub(crate) fn new(said: &Iotlb) -> Option<Self> {
-        let &Iotlb { iova: first, size, user, perm, .. } = said;
+    /// Reads an update; `None` if it is invalid.
+    pub(crate) fn new(msg: &Iotlb) -> Option<Self> {
+        let &Iotlb { iova: first, size, user, perm, .. } = msg;
         let access = match perm {
             iotlb::READ => Access::READ,
             iotlb::WRITE => Access::WRITE,
@@ -51,50 +52,53 @@ impl Piece {
         whole.then_some(Self { first, last, user, access })
     }
 
-    /// The part of it in `first..=last`, which overlap.
+    /// The part in `first..=last`, which must overlap the piece.
     fn part(self, first: u64, last: u64) -> Self {
         let from = self.first.max(first);
         Self { first: from, last: self.last.min(last), user: self.user + (from - self.first), ..self }
     }
 
-    /// Whether it says the same where the two overlap.
+    /// Whether both map each common IOVA to the same address with the same access.
     fn agrees(self, other: Self) -> bool {
         let offset = |piece: Self| piece.user.wrapping_sub(piece.first);
         self.access == other.access && offset(self) == offset(other)
     }
 }
 
-/// What an invalidation is of: whole pages, all that it touches.
-pub(crate) fn touched(said: &Iotlb) -> (u64, u64) {
-    // No bytes at all are the whole space of 2^64 to some clients (QEMU counts in 64 bits).
-    match said.size.checked_sub(1) {
+/// Pages that an invalidation touches, as first and last IOVA.
+pub(crate) fn touched_pages(msg: &Iotlb) -> (u64, u64) {
+    // Size 0 means the whole space of 2^64 bytes to some clients: QEMU computes it in 64 bits.
+    match msg.size.checked_sub(1) {
         None => (0, u64::MAX),
-        Some(more) => (said.iova & !(PAGE - 1), said.iova.saturating_add(more) | (PAGE - 1)),
+        Some(more) => (msg.iova & !(PAGE - 1), msg.iova.saturating_add(more) | (PAGE - 1)),
     }
 }
 
-/// Why a translation is not taken.
+/// Reason to refuse a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The client's memory is not there, or not in whole pages.
+    /// It maps to no memory of the client, or not to whole pages.
     NoMemory,
-    /// There are too many, or the host has no memory for more.
+    /// The table is full, or the host has no memory for more.
     Full,
 }
 
-/// One client's translations.
+/// Translations of one client.
 #[derive(Debug)]
 pub(crate) struct Translations {
     domain: Domain,
-    gate: InvalidationLock,
-    /// By their first IOVA. They do not overlap.
+    invalidation_lock: InvalidationLock,
+    /// By first IOVA; they do not overlap.
     pieces: BTreeMap<u64, Piece>,
-    /// Insertions so far.
+    /// Number of insertions so far.
     inserted: u32,
 }
 
 impl Translations {
-    /// None yet, in front of `memory`; the tables may take `max_tables` bytes. `on_miss` hears of accesses without a translation.
+    /// Makes an empty set of translations in front of `memory`.
+    ///
+    /// The tables may take `max_tables` bytes. `on_miss` is called for accesses without a
+    /// translation.
     pub(crate) fn new(
         memory: &Memory,
         max_tables: u64,
@@ -102,17 +106,17 @@ impl Translations {
     ) -> Self {
         let domain = Domain::with_limit(memory, max_tables);
         domain.on_miss(on_miss);
-        Self { domain, gate: InvalidationLock::default(), pieces: BTreeMap::new(), inserted: 0 }
+        Self { domain, invalidation_lock: InvalidationLock::default(), pieces: BTreeMap::new(), inserted: 0 }
     }
 
-    /// For a queue.
+    /// Handle for a queue.
     pub(crate) fn handle(&self) -> Handle {
         self.domain.handle()
     }
 
-    /// What its batches go through.
-    pub(crate) fn gate(&self) -> InvalidationLock {
-        self.gate.clone()
+    /// Lock that the batches of a queue take for reading.
+    pub(crate) fn invalidation_lock(&self) -> InvalidationLock {
+        self.invalidation_lock.clone()
     }
 
     fn overlapping(&self, first: u64, last: u64) -> impl Iterator<Item = Piece> {
@@ -121,20 +125,21 @@ impl Translations {
         before.filter(|piece| piece.last >= first).into_iter().chain(inside)
     }
 
-    /// Whether it contradicts what is known: that is to go first.
+    /// Whether `new` contradicts a known translation, which must be removed first.
     pub(crate) fn contradicts(&self, new: Piece) -> bool {
         self.overlapping(new.first, new.last).any(|old| !old.agrees(new))
     }
 
-    /// Takes what contradicts nothing.
+    /// Inserts a translation that contradicts no other.
     ///
     /// # Errors
-    /// Nothing was taken. [`Refused::Full`]: it would be, if nothing else were known.
+    /// Nothing was inserted. After [`Refused::Full`] the insertion succeeds if all others are
+    /// removed.
     pub(crate) fn insert(&mut self, new: Piece, regions: &ClientRegions) -> Result<(), Refused> {
         let runs = runs(new, regions).ok_or(Refused::NoMemory)?;
-        // Pieces take little each, and cannot fail singly.
-        let is_short = self.inserted.is_multiple_of(LOOK) && headroom(HEADROOM).is_err();
-        if self.pieces.len() >= MOST || is_short {
+        // Pieces are small, and their allocation cannot report failure.
+        let is_short = self.inserted.is_multiple_of(CHECK_INTERVAL) && headroom(HEADROOM).is_err();
+        if self.pieces.len() >= MAX_PIECES || is_short {
             return Err(Refused::Full);
         }
         self.inserted = self.inserted.wrapping_add(1);
@@ -144,7 +149,7 @@ impl Translations {
             for (first, last) in gaps(run, &known) {
                 let result = self.domain.map(first, gpa + (first - run.first), last - first + 1, new.access);
                 if result.is_err() {
-                    // What was mapped of it is unknown to all, and goes again.
+                    // No queue knows of what was mapped so far; remove it.
                     for (first, last) in mapped {
                         self.unmap(first, last, &mut |_| ());
                     }
@@ -153,7 +158,7 @@ impl Translations {
                 mapped.push((first, last));
             }
         }
-        // One piece of all that adjoins and agrees.
+        // Merge with the adjacent pieces that agree.
         let mut whole = new;
         let (before, after) = (new.first.checked_sub(1), new.last.checked_add(1));
         let near = self.overlapping(before.unwrap_or(0), after.unwrap_or(u64::MAX));
@@ -169,14 +174,16 @@ impl Translations {
         Ok(())
     }
 
-    /// Forgets `first..=last`, whole pages. When it returns nobody goes by it any more; `waiting` is called from time to time
-    /// until then. `false`: the tables have no room to cut larger ones, and nothing was done; all must be given up instead.
+    /// Removes `first..=last`, whole pages. On return no access uses them any more.
     ///
-    /// No live ring may lie there: it would be waited for, for ever.
+    /// Calls `waiting` periodically until then. Returns `false` if the tables have no room to split
+    /// larger entries: nothing was removed, and the caller must drop all translations.
+    ///
+    /// No live ring may be in the range: the wait would never end.
     #[must_use]
     pub(crate) fn remove(&mut self, first: u64, last: u64, waiting: &mut dyn FnMut(&Busy)) -> bool {
         let old: Vec<Piece> = self.overlapping(first, last).collect();
-        // Most of what clients invalidate was never asked for.
+        // Clients mostly invalidate ranges that were never requested.
         if old.is_empty() {
             return true;
         }
@@ -198,15 +205,15 @@ impl Translations {
     }
 
     fn unmap(&self, first: u64, last: u64, waiting: &mut dyn FnMut(&Busy)) -> bool {
-        // A size of 2^64 has no number.
+        // A size of 2^64 does not fit in a u64.
         let ranges = match (last - first).checked_add(1) {
             Some(size) => [Some((first, size)), None],
             None => [Some((0, u64::MAX - (PAGE - 1))), Some((u64::MAX - (PAGE - 1), PAGE))],
         };
         let ranges = ranges.into_iter().flatten();
         {
-            // No batch is under way that may have asked for them.
-            let _shut = self.gate.lock();
+            // No batch that could have looked them up is running.
+            let _exclusive = self.invalidation_lock.lock();
             for (addr, size) in ranges.clone() {
                 match self.domain.unmap(addr, size, Duration::ZERO) {
                     Ok(_) | Err(DomainError::Busy(_)) => {}
@@ -214,16 +221,16 @@ impl Translations {
                 }
             }
         }
-        // What is in flight holds its memory, and ends in batches.
+        // Chains in flight hold their memory until a batch completes them.
         for (addr, size) in ranges {
-            while let Err(DomainError::Busy(busy)) = self.domain.unmap(addr, size, PATIENCE) {
+            while let Err(DomainError::Busy(busy)) = self.domain.unmap(addr, size, WAIT_INTERVAL) {
                 waiting(&busy);
             }
         }
         true
     }
 
-    /// Whether all that is known means the same when the client's memory has become `new`.
+    /// Whether all translations stay the same when the client's memory changes from `old` to `new`.
     pub(crate) fn survives(&self, old: &ClientRegions, new: &ClientRegions) -> bool {
         self.pieces.values().all(|piece| {
             let meaning = |regions| {
@@ -237,8 +244,9 @@ impl Translations {
     }
 }
 
-/// Cuts a piece into runs of guest-physical memory, and says where each begins. `None`: some of it is nowhere, or does not
-/// lie in whole pages.
+/// Splits a piece into runs of guest-physical memory; returns each with its address.
+///
+/// `None` if a part maps to no region, or not to whole pages.
 fn runs(piece: Piece, regions: &ClientRegions) -> Option<Vec<(Piece, u64)>> {
     let mut runs = Vec::new();
     let mut at = piece.first;
@@ -260,7 +268,7 @@ fn runs(piece: Piece, regions: &ClientRegions) -> Option<Vec<(Piece, u64)>> {
     }
 }
 
-/// What of a run is in none of the pieces, which are in order.
+/// Parts of a run that no piece covers. `known` is sorted.
 fn gaps(run: Piece, known: &[Piece]) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut next = Some(run.first);

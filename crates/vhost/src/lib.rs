@@ -1,18 +1,52 @@
-//! Virtio devices for other people's VMMs: the device side of vhost-user.
+//! Serve virtio devices to other VMMs over vhost-user.
+//!
+//! [`Export`] does all of it: it listens on a socket (or connects to one), speaks the protocol on
+//! one thread, and serves the queues on I/O threads. [`message`] and [`session`] use no socket, so
+//! that they can be tested and fuzzed alone.
 //!
 //! ```text
-//!   client (a VMM)                      export's thread                                I/O threads
+//!   client (a VMM)                   export's thread                                       I/O threads
 //!   messages, descriptors --socket--> Request --session--> Reply
-//!                                        |  memory: files -> dma::Memory
-//!                                        '- vring: addresses, position, kick -> HostQueue --put_on--> served
-//!   kick: eventfd or pipe ------------------------------------------------------------------------------>|
-//!   call: eventfd, pipe, pair <-------------------------------------------------------- notifiers ------------ '
+//!                                       |  memory: files -> dma::Memory
+//!                                       '- vring: addresses, position, kick -> HostQueue --put_on--> served
+//!   kick: eventfd or pipe -------------------------------------------------------------------------->|
+//!   call: eventfd, pipe, socket pair <---------------------------------------------- notifiers ------'
 //! ```
-//! [`Export`] is all of it. [`message`] and [`session`] know no socket, so that they can be tested and fuzzed as they are.
 //!
-//! Everybody on the other side is hostile: messages are checked when they are decoded and again against the state of the
-//! session; guest memory may vanish; rings and requests are checked where they always are. A client that breaks the
-//! protocol is disconnected, and the next one is served.
+//! # States of an export
+//!
+//! ```text
+//!   start --> waiting --client connects--> session --client disconnects, or breaks the protocol--> waiting
+//!                |                            |
+//!                '-- stop, or a panic --------'--> stopping: socket removed, queues drained --> ended
+//! ```
+//!
+//! An export serves one client at a time; further clients wait until it disconnects. See
+//! [`session`] for the states of a session.
+//!
+//! # Trust
+//!
+//! The client is hostile. Messages are checked when they are decoded, and again against the state
+//! of the session. Guest memory may vanish at any time. Rings and requests are checked by the ring
+//! and the device. A client that breaks the protocol is disconnected, and the next one is served.
+//!
+//! # Example
+//!
+//! Serve an entropy device:
+//!
+//! ```
+//! use paravane_device::rng::Rng;
+//! use paravane_vhost::{Endpoint, Export, ExportConfig};
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("rng.sock");
+//!
+//! let config = ExportConfig::new("rng", Endpoint::Listen(path));
+//! let export = Export::start(config, Box::new(Rng::new()))?;
+//! assert!(!export.status().connected);
+//! // A VMM connects here: qemu -chardev socket,id=c,path=rng.sock -device vhost-user-rng-pci,chardev=c
+//! export.stop();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 mod back_channel;
 mod device_state;
 mod export;

@@ -1,13 +1,15 @@
-//! A client's memory: which files it is in, and what its addresses mean.
+//! Guest memory of a client: the regions that it shares, and the translation of its addresses.
 //!
 //! ```text
-//!   SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG --> regions --> dma::Memory (published; queues see it when they next look)
+//!   SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG --> regions --> dma::Memory (published; queues see it in their next batch)
 //!   user address --regions--> guest-physical address --dma--> host
 //! ```
-//! A region that is named again as it was, file and all, keeps its mapping, so that queues whose rings lie there need not
-//! be stopped. A client may take its file away at any time: the region is lost then, and [`ClientMemory::lost`] tells.
+//! A region that is sent again unchanged, file included, keeps its mapping, so that queues whose
+//! rings are in it need not stop. A client may truncate its file at any time: the region is then
+//! lost, and [`ClientMemory::lost`] returns true.
 //!
-//! The client's quota bounds what is mapped. A new table is mapped before the old one is unmapped, so both count for a moment.
+//! The client's quota limits what is mapped. A new table is mapped before the old one is unmapped,
+//! so both count for a moment.
 use paravane_dma::{Alarm, FileRange, MappingQuota, Memory, MemoryError, Region};
 use paravane_spec::vhost_user::MemoryRegion;
 use std::io;
@@ -20,65 +22,63 @@ use crate::message::SharedRegion;
 /// Most regions of one client.
 pub const MAX_SLOTS: usize = 64;
 
-/// Regions are mapped in pages of this many bytes.
+/// Regions are mapped in pages of this size in bytes.
 const PAGE: u64 = 4096;
 
-/// Why memory cannot be shared so.
+/// Memory region that cannot be shared.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// a region of {size:#x} bytes at {addr:#x} wraps around the end of the address space, or is empty
-    #[error(
-        "a region of {size:#x} bytes at {addr:#x} wraps around the end of the address space, or is empty"
-    )]
+    /// Empty region, or one that wraps.
+    #[error("region of {size:#x} bytes at {addr:#x} is empty or wraps around the end of the address space")]
     Extent {
-        /// Its address, guest-physical or in the client, or its offset in the file.
+        /// Its guest-physical address, user address, or offset in the file.
         addr: u64,
-        /// Its bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// the regions at user addresses {first:#x} and {second:#x} overlap
-    #[error("the regions at user addresses {first:#x} and {second:#x} overlap")]
+    /// Two regions that overlap in the client's address space.
+    #[error("regions at user addresses {first:#x} and {second:#x} overlap")]
     Overlap {
-        /// The one that is there.
+        /// User address of the existing region.
         first: u64,
-        /// The one that is new.
+        /// User address of the new region.
         second: u64,
     },
-    /// more than {MAX_SLOTS} regions
-    #[error("more than {MAX_SLOTS} regions")]
+    /// Full memory table.
+    #[error("more than {MAX_SLOTS} memory regions")]
     TooMany,
-    /// there is no region of {size:#x} bytes at guest-physical {gpa:#x} and user address {user:#x}
-    #[error("there is no region of {size:#x} bytes at guest-physical {gpa:#x} and user address {user:#x}")]
+    /// REM_MEM_REG of a region that is not in the table.
+    #[error("no region of {size:#x} bytes at guest-physical {gpa:#x} and user address {user:#x}")]
     Unknown {
         /// Guest-physical address.
         gpa: u64,
-        /// Its address in the client.
+        /// User address.
         user: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// {0}
+    /// Region that cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// its file: {0}
-    #[error("its file: {0}")]
+    /// File that cannot be examined.
+    #[error("cannot examine its file: {0}")]
     File(#[source] io::Error),
 }
 
-/// One region.
+/// One region and its mapping.
 #[derive(Clone, Debug)]
 struct ClientRegion {
-    said: MemoryRegion,
+    layout: MemoryRegion,
     /// Device and inode number.
     file: (u64, u64),
     region: Arc<Region>,
-    /// How often it was added: so often it is to be removed. QEMU (7.2) adds and removes each region once for every pair of a
-    /// card's queues.
+    /// Number of times that it was added, and must be removed. QEMU (7.2) adds and removes each
+    /// region once for every queue pair of a network device.
     times: u32,
 }
 
-/// The regions of a client, now or after a change.
+/// Regions of a client, current or after a change.
 #[derive(Clone, Debug, Default)]
 pub struct ClientRegions(Vec<ClientRegion>);
 
@@ -92,49 +92,49 @@ pub struct ClientMemory {
 }
 
 impl ClientMemory {
-    /// No memory yet; all that will be mapped counts in `quota`.
+    /// Makes an empty memory, whose mappings count in `quota`.
     ///
     /// # Errors
-    /// The process has no descriptors left.
+    /// The process has too few descriptors left.
     pub fn new(quota: MappingQuota) -> Result<Self, TableError> {
         let alarm = Alarm::new().map_err(TableError::File)?;
         Ok(Self { regions: ClientRegions::default(), memory: Memory::new(Vec::new())?, alarm, quota })
     }
 
-    /// What the client may have mapped.
+    /// Quota of the client's mappings.
     #[must_use]
     pub fn quota(&self) -> &MappingQuota {
         &self.quota
     }
 
-    /// What devices see.
+    /// Memory as devices see it.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Rings when one of the files was made shorter.
+    /// Alarm that is raised when the client truncates a file.
     #[must_use]
     pub fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }
 
-    /// Whether memory is gone that the client has shared.
+    /// Whether the client truncated the file of a region.
     #[must_use]
     pub fn lost(&self) -> bool {
-        self.regions.0.iter().any(|slot| slot.region.lost())
+        self.regions.0.iter().any(|entry| entry.region.lost())
     }
 
-    /// The regions as they are.
+    /// Current regions.
     #[must_use]
     pub fn regions(&self) -> &ClientRegions {
         &self.regions
     }
 
-    /// What they would be with these and no others.
+    /// Regions after SET_MEM_TABLE: these and no others.
     ///
     /// # Errors
-    /// They cannot be.
+    /// A region is invalid or cannot be mapped.
     pub fn with_all(&self, regions: Vec<SharedRegion>) -> Result<ClientRegions, TableError> {
         let mut all = ClientRegions::default();
         for region in regions {
@@ -143,28 +143,30 @@ impl ClientMemory {
         Ok(all)
     }
 
-    /// What they would be with one more, or the same once more.
+    /// Regions after ADD_MEM_REG: one more, or a known one added again.
     ///
     /// # Errors
-    /// It cannot be.
+    /// The region is invalid or cannot be mapped.
     pub fn with(&self, region: SharedRegion) -> Result<ClientRegions, TableError> {
         let mut regions = self.regions.clone();
         let new = self.client_region(region)?;
-        match regions.0.iter_mut().find(|slot| slot.file == new.file && slot.said == new.said) {
-            Some(slot) if !slot.region.lost() => slot.times = slot.times.saturating_add(1),
+        match regions.0.iter_mut().find(|entry| entry.file == new.file && entry.layout == new.layout) {
+            Some(entry) if !entry.region.lost() => entry.times = entry.times.saturating_add(1),
             _ => regions.push(new)?,
         }
         Ok(regions)
     }
 
-    /// What they would be without the one at these addresses, wherever it is in its file.
+    /// Regions after REM_MEM_REG: without the one at these addresses, at any offset in its file.
     ///
     /// # Errors
     /// There is no such region.
     pub fn without(&self, region: MemoryRegion) -> Result<ClientRegions, TableError> {
         let MemoryRegion { gpa, size, user, .. } = region;
         let mut regions = self.regions.clone();
-        let same = |slot: &ClientRegion| (slot.said.gpa, slot.said.size, slot.said.user) == (gpa, size, user);
+        let same = |entry: &ClientRegion| {
+            (entry.layout.gpa, entry.layout.size, entry.layout.user) == (gpa, size, user)
+        };
         let at = regions.0.iter().position(same).ok_or(TableError::Unknown { gpa, user, size })?;
         regions.0[at].times -= 1;
         if regions.0[at].times == 0 {
@@ -173,69 +175,70 @@ impl ClientMemory {
         Ok(regions)
     }
 
-    /// Devices see these from now on. What is left out stays mapped for as long as something in flight uses it.
+    /// Publishes regions to devices. Removed ones stay mapped while something in flight uses them.
     ///
     /// # Errors
-    /// Two overlap in guest-physical memory, or are not covered by the log that is on; nothing has changed then.
+    /// Two overlap in guest-physical memory, or the active dirty log does not cover them. Nothing
+    /// changes then.
     pub fn publish(&mut self, regions: ClientRegions) -> Result<(), TableError> {
-        self.memory.replace(regions.0.iter().map(|slot| Arc::clone(&slot.region)).collect())?;
+        self.memory.replace(regions.0.iter().map(|entry| Arc::clone(&entry.region)).collect())?;
         self.regions = regions;
         Ok(())
     }
 
     fn client_region(&self, shared: SharedRegion) -> Result<ClientRegion, TableError> {
-        let SharedRegion { region: said, file } = shared;
-        for addr in [said.gpa, said.user, said.offset] {
-            if said.size == 0 || addr.checked_add(said.size - 1).is_none() {
-                return Err(TableError::Extent { addr, size: said.size });
+        let SharedRegion { region: layout, file } = shared;
+        for addr in [layout.gpa, layout.user, layout.offset] {
+            if layout.size == 0 || addr.checked_add(layout.size - 1).is_none() {
+                return Err(TableError::Extent { addr, size: layout.size });
             }
         }
         let found = rustix::fs::fstat(&file).map_err(|error| TableError::File(error.into()))?;
         let id = (found.st_dev, found.st_ino);
-        let known = self.regions.0.iter().find(|slot| slot.file == id && slot.said == said);
-        let region = match known.filter(|slot| !slot.region.lost()) {
-            Some(slot) => Arc::clone(&slot.region),
-            None => self.map(said, file)?,
+        let known = self.regions.0.iter().find(|entry| entry.file == id && entry.layout == layout);
+        let region = match known.filter(|entry| !entry.region.lost()) {
+            Some(entry) => Arc::clone(&entry.region),
+            None => self.map(layout, file)?,
         };
-        Ok(ClientRegion { said, file: id, region, times: 1 })
+        Ok(ClientRegion { layout, file: id, region, times: 1 })
     }
 
-    fn map(&self, said: MemoryRegion, file: OwnedFd) -> Result<Arc<Region>, TableError> {
-        // The rest of the last page is there as well: files are mapped in pages.
-        let size = said
+    fn map(&self, layout: MemoryRegion, file: OwnedFd) -> Result<Arc<Region>, TableError> {
+        // Files are mapped in pages, so the rest of the last page is there as well.
+        let size = layout
             .size
             .checked_next_multiple_of(PAGE)
-            .ok_or(TableError::Extent { addr: said.gpa, size: said.size })?;
-        let range = FileRange { gpa: said.gpa, size, offset: said.offset, writable: true };
+            .ok_or(TableError::Extent { addr: layout.gpa, size: layout.size })?;
+        let range = FileRange { gpa: layout.gpa, size, offset: layout.offset, writable: true };
         Ok(Region::guarded(range, file, &self.alarm, &self.quota)?)
     }
 }
 
 impl AsFd for ClientMemory {
-    /// Readable when memory may have been lost.
+    /// Readable when memory may be lost.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
     }
 }
 
 impl ClientRegions {
-    /// Guest-physical address of what the client knows at `user`, and the region that it is in.
+    /// Returns the guest-physical address for a user address, and its region.
     #[must_use]
     pub fn find(&self, user: u64) -> Option<(u64, &Arc<Region>)> {
-        self.slot_of(user).map(|(slot, inside)| (slot.said.gpa + inside, &slot.region))
+        self.entry_at(user).map(|(entry, inside)| (entry.layout.gpa + inside, &entry.region))
     }
 
-    /// Guest-physical address of what the client knows at `user`, and the bytes from there to the end of the region, at
-    /// least 1.
+    /// Returns the guest-physical address for a user address, and the bytes up to the end of the
+    /// region (at least 1).
     pub(crate) fn rest(&self, user: u64) -> Option<(u64, u64)> {
-        self.slot_of(user).map(|(slot, inside)| (slot.said.gpa + inside, slot.said.size - inside))
+        self.entry_at(user).map(|(entry, inside)| (entry.layout.gpa + inside, entry.layout.size - inside))
     }
 
-    /// What the client knows at `user` is in, and how far inside.
-    fn slot_of(&self, user: u64) -> Option<(&ClientRegion, u64)> {
-        self.0.iter().find_map(|slot| {
-            let inside = user.checked_sub(slot.said.user).filter(|inside| *inside < slot.said.size)?;
-            Some((slot, inside))
+    /// Returns the region that holds a user address, and the offset in it.
+    fn entry_at(&self, user: u64) -> Option<(&ClientRegion, u64)> {
+        self.0.iter().find_map(|entry| {
+            let inside = user.checked_sub(entry.layout.user).filter(|inside| *inside < entry.layout.size)?;
+            Some((entry, inside))
         })
     }
 
@@ -243,13 +246,13 @@ impl ClientRegions {
         if self.0.len() >= MAX_SLOTS {
             return Err(TableError::TooMany);
         }
-        // Differences, so that nothing overflows at the end of the address space.
-        let overlap = |slot: &&ClientRegion| {
-            let (a, b) = (&slot.said, &new.said);
+        // Compares differences, which cannot overflow at the end of the address space.
+        let overlap = |entry: &&ClientRegion| {
+            let (a, b) = (&entry.layout, &new.layout);
             if a.user <= b.user { b.user - a.user < a.size } else { a.user - b.user < b.size }
         };
-        if let Some(slot) = self.0.iter().find(overlap) {
-            return Err(TableError::Overlap { first: slot.said.user, second: new.said.user });
+        if let Some(entry) = self.0.iter().find(overlap) {
+            return Err(TableError::Overlap { first: entry.layout.user, second: new.layout.user });
         }
         self.0.push(new);
         Ok(())

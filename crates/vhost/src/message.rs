@@ -1,11 +1,14 @@
-//! Messages of vhost-user: bytes and descriptors in, a typed request out; a typed reply in, bytes out. No socket here.
+//! Decode and encode vhost-user messages. Uses no socket.
 //!
 //! ```text
-//! 12 bytes --payload_len--> so many more --Request::decode(header, payload, descriptors)--> Request
-//! Reply --encode(request)--> bytes (and a descriptor)
+//! 12 bytes --payload_len--> payload --Request::decode(header, payload, descriptors)--> Request
+//! Reply --encode(request)--> bytes, and at most one descriptor
 //! ```
-//! Every length and number of descriptors is checked against what the request is; what is left of descriptors is closed.
-//! Whether a request fits the state of the session is the session's business.
+//! Payload sizes and numbers of descriptors are checked for each request. Descriptors that are not
+//! handed out are closed. Whether a request is allowed in the state of the session is checked by
+//! [`crate::session`].
+//!
+//! Source: QEMU's `docs/interop/vhost-user.rst`.
 use paravane_spec::vhost_user::{
     ConfigAccess, Header, INFLIGHT_SIZE, Inflight, Iotlb, LogArea, MAX_TABLE_REGIONS, MemoryRegion,
     MemoryTable, SingleRegion, StateTransfer, VRING_INDEX_MASK, VRING_NO_FD, VringAddr, VringState, flags,
@@ -15,71 +18,71 @@ use std::os::fd::OwnedFd;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: usize = size_of::<Header>();
-/// Most bytes after a header.
+/// Largest payload in bytes.
 pub const MAX_PAYLOAD: usize = 4096;
-/// Most descriptors with a message.
+/// Largest number of descriptors with a message.
 pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
 
-/// Why bytes are no message.
+/// Malformed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// a message of version {0}
-    #[error("a message of version {0}")]
+    /// Protocol version other than 1.
+    #[error("unsupported message version {0}: need 1")]
     Version(u32),
-    /// unknown flags in {0:#x}
-    #[error("unknown flags in {0:#x}")]
+    /// Reserved flag bits in the header.
+    #[error("reserved bits set in message flags {0:#x}")]
     Flags(u32),
-    /// a reply to nothing that was asked
-    #[error("a reply to nothing that was asked")]
+    /// Reply from a client that was asked nothing.
+    #[error("unexpected reply: no request is pending")]
     Reply,
-    /// request {0} is unknown
-    #[error("request {0} is unknown")]
+    /// Request code out of range.
+    #[error("unknown request {0}")]
     Request(u32),
-    /// request {request} with {size} bytes, which it cannot have
-    #[error("request {request} with {size} bytes, which it cannot have")]
+    /// Payload of a size that the request cannot have.
+    #[error("request {request}: invalid payload of {size} bytes")]
     Size {
-        /// Which.
+        /// Request code.
         request: u32,
-        /// Bytes after the header.
+        /// Payload size in bytes.
         size: usize,
     },
-    /// request {request} with {given} descriptors in place of {needed}
-    #[error("request {request} with {given} descriptors in place of {needed}")]
+    /// Wrong number of descriptors.
+    #[error("request {request}: {given} file descriptors, need {needed}")]
     Fds {
-        /// Which.
+        /// Request code.
         request: u32,
-        /// How many came.
+        /// Number of descriptors received.
         given: usize,
-        /// How many belong to it.
+        /// Number of descriptors that the request takes.
         needed: usize,
     },
-    /// request {request} says {value:#x}, which means nothing
-    #[error("request {request} says {value:#x}, which means nothing")]
+    /// Payload that the protocol does not define.
+    #[error("request {request}: invalid value {value:#x}")]
     Value {
-        /// Which.
+        /// Request code.
         request: u32,
-        /// What is in it.
+        /// Invalid value.
         value: u64,
     },
 }
 
-/// A file and where guest memory is in it.
+/// Memory region and the file that holds it.
 #[derive(Debug)]
 pub struct SharedRegion {
-    /// Where.
+    /// Addresses, size and offset in the file.
     pub region: MemoryRegion,
-    /// The file.
+    /// File of the region.
     pub file: OwnedFd,
 }
 
-/// What a client asks for.
+/// Request of a client.
 #[derive(Debug)]
 #[expect(
     missing_docs,
-    reason = "the names are those of paravane_spec::vhost_user::request, which says what they mean"
+    reason = "the names are those of paravane_spec::vhost_user::request, which documents them"
 )]
 pub enum Request {
     GetFeatures,
@@ -117,10 +120,10 @@ pub enum Request {
     CheckDeviceState,
 }
 
-/// The size of what follows a header.
+/// Size in bytes of the payload that follows a header.
 ///
 /// # Errors
-/// The header is of no request.
+/// The header is not that of a request, or its payload is too large.
 pub fn payload_len(header: Header) -> Result<usize, MessageError> {
     let Header { request, flags, size } = header;
     if flags & flags::VERSION_MASK != flags::VERSION {
@@ -138,7 +141,7 @@ pub fn payload_len(header: Header) -> Result<usize, MessageError> {
     }
 }
 
-/// A message while it is taken apart.
+/// Message that is being decoded.
 struct Parts<'a> {
     request: u32,
     payload: &'a [u8],
@@ -154,17 +157,17 @@ impl Parts<'_> {
         MessageError::Value { request: self.request, value: value.into() }
     }
 
-    /// Nothing but the header.
+    /// Checks that there is no payload.
     fn empty<T>(&self, request: T) -> Result<T, MessageError> {
         self.payload.is_empty().then_some(request).ok_or(self.wrong_size())
     }
 
-    /// One structure and nothing else.
+    /// Reads a payload of exactly one structure.
     fn only<T: FromBytes>(&self) -> Result<T, MessageError> {
         T::read_from_bytes(self.payload).map_err(|_| self.wrong_size())
     }
 
-    /// A structure, and what comes after it.
+    /// Reads a structure, and returns the bytes after it.
     fn first<T: FromBytes + Immutable + KnownLayout>(&self) -> Result<(T, &[u8]), MessageError> {
         T::read_from_prefix(self.payload).map_err(|_| self.wrong_size())
     }
@@ -173,7 +176,7 @@ impl Parts<'_> {
         MessageError::Fds { request: self.request, given: self.fds.len(), needed }
     }
 
-    /// The one descriptor.
+    /// Takes the one descriptor.
     fn fd(&mut self) -> Result<OwnedFd, MessageError> {
         match (self.fds.len(), self.fds.pop()) {
             (1, Some(fd)) => Ok(fd),
@@ -181,7 +184,7 @@ impl Parts<'_> {
         }
     }
 
-    /// A queue, and the descriptor for it unless there is to be none.
+    /// Reads a queue index, and takes its descriptor unless the payload says that there is none.
     fn vring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), MessageError> {
         let value: u64 = self.only()?;
         if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
@@ -207,7 +210,8 @@ impl Parts<'_> {
         if needed > MAX_TABLE_REGIONS {
             return Err(self.wrong_value(count));
         }
-        // There may be room for more regions than there are: User Mode Linux sends a structure of a fixed size.
+        // The payload may have room for unused regions: User Mode Linux sends a structure of fixed
+        // size.
         if !rest.len().is_multiple_of(entry) || room > MAX_TABLE_REGIONS || needed > room {
             return Err(self.wrong_size());
         }
@@ -240,10 +244,11 @@ impl Parts<'_> {
 }
 
 impl Request {
-    /// What a message says. `payload` has the bytes that [`payload_len`] told.
+    /// Decodes a request. `payload` has the size that [`payload_len`] returned.
     ///
     /// # Errors
-    /// The request is unknown, or its payload or its descriptors do not fit it. All descriptors are closed.
+    /// The request is unknown, or its payload or descriptors do not fit. All descriptors are
+    /// closed.
     pub fn decode(header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
         let mut parts = Parts { request: header.request, payload, fds };
         let parts = &mut parts;
@@ -255,7 +260,7 @@ impl Request {
             request::SET_MEM_TABLE => Self::SetMemTable(parts.table()?),
             request::SET_LOG_BASE => Self::SetLogBase(parts.only()?, parts.fd()?),
             request::SET_LOG_FD => {
-                // Some send a number with it, which says nothing.
+                // Some clients send an unused number with it.
                 if !matches!(payload.len(), 0 | 8) {
                     return Err(parts.wrong_size());
                 }
@@ -282,7 +287,7 @@ impl Request {
             request::GET_QUEUE_NUM => parts.empty(Self::GetQueueNum)?,
             request::SET_VRING_ENABLE => Self::SetVringEnable(parts.only()?),
             request::SEND_RARP => {
-                // An address, and two bytes that mean nothing.
+                // A MAC address and two bytes of padding.
                 let [a, b, c, d, e, f, _, _] = parts.only()?;
                 Self::SendRarp([a, b, c, d, e, f])
             }
@@ -308,7 +313,7 @@ impl Request {
             }
             request::REM_MEM_REG => {
                 let SingleRegion { region, .. } = parts.only()?;
-                // Some send the file as well, which is closed (the specification says so).
+                // Some clients send the file as well. The specification says to close it.
                 if parts.fds.len() == 1 {
                     parts.fds.clear();
                 }
@@ -325,28 +330,28 @@ impl Request {
     }
 }
 
-/// What is answered.
+/// Reply to a client.
 #[derive(Debug)]
 pub enum Reply {
-    /// A number; of an acknowledgement: 0 if it was done.
+    /// A number; as an acknowledgement, 0 means success.
     Number(u64),
-    /// It was not done, and the session goes on: an acknowledgement, if one was asked for.
+    /// Failed, and the session continues. Sent as a negative acknowledgement, if one was requested.
     Refused,
-    /// A queue's position.
+    /// Position of a queue.
     Vring(VringState),
     /// Bytes of the configuration space.
     Config(ConfigAccess, Vec<u8>),
-    /// The log as it was told: the specification does not say what is answered, QEMU takes anything, and Cloud Hypervisor
-    /// wants this.
+    /// The log area as the client sent it. The specification defines no payload: QEMU accepts any,
+    /// Cloud Hypervisor needs this.
     Log(LogArea),
-    /// Memory to track in.
+    /// In-flight region.
     Inflight(Inflight, OwnedFd),
-    /// Nothing but the header, which in some requests means that it cannot be done.
+    /// Header without payload, which some requests define as failure.
     Empty,
 }
 
 impl Reply {
-    /// The bytes of a reply to `request`, and the descriptor that goes with them.
+    /// Encodes a reply to `request`; returns its bytes and its descriptor.
     #[must_use]
     pub fn encode(self, request: u32) -> (Vec<u8>, Option<OwnedFd>) {
         let flags = flags::VERSION | flags::REPLY;
@@ -359,7 +364,7 @@ impl Reply {
                 (message(request, flags, &[access.as_bytes(), &bytes].concat()), None)
             }
             Self::Inflight(inflight, fd) => {
-                // With the padding, as all known clients have it.
+                // With the padding, as all known clients send it.
                 (message(request, flags, inflight.as_bytes()), Some(fd))
             }
             Self::Empty => (message(request, flags, &[]), None),
@@ -367,10 +372,10 @@ impl Reply {
     }
 }
 
-/// A message: header and payload.
+/// Encodes a message: header and payload.
 #[must_use]
 pub fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
-    // Payloads of ours are below 4 KiB.
+    // Payloads sent here are below 4 KiB.
     let header = Header { request, flags, size: payload.len() as u32 };
     [header.as_bytes(), payload].concat()
 }

@@ -1,10 +1,11 @@
-//! What the I/O threads tell a client: interrupts, and failures of queues.
+//! Notifications to a client: interrupts, and errors of queues.
 //!
-//! A client's descriptors share their file descriptions with it, so their flags are not ours to change. An eventfd is
-//! written to as it is, by one system call. That blocks only if the client has filled its counter, and only an I/O thread may be
-//! blocked so: other threads have it signal the client ([`Relay`]), and whoever waits for an I/O thread calls
-//! [`ClientNotifiers::unblock`] meanwhile. A pipe, or one end of a socket pair (User Mode Linux), fills up when its reader sleeps, and is
-//! written to only if that does not block: a full one signals already.
+//! A client's descriptors share their open file descriptions with the client, so their flags must
+//! not change. An eventfd is written as it is, with one system call. The call blocks only if the
+//! client has filled the counter. Only an I/O thread may block so: other threads have it signal the
+//! client ([`Relay`]), and a thread that waits for an I/O thread calls [`ClientNotifiers::unblock`]
+//! meanwhile. A pipe, or one end of a socket pair (User Mode Linux), fills up while its reader
+//! sleeps. It is written only if that does not block: a full one is a signal already.
 use crate::pair;
 use paravane_device::ServeError;
 use paravane_io::{QueueEvents, Tasks, is_eventfd};
@@ -18,12 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
-/// A descriptor of the client's that we signal.
+/// Descriptor of the client that signals it.
 #[derive(Debug)]
 pub(crate) struct Signal {
     fd: OwnedFd,
-    /// It is an eventfd.
-    counts: bool,
+    /// Whether it is an eventfd.
+    has_counter: bool,
 }
 
 impl Signal {
@@ -31,22 +32,22 @@ impl Signal {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) == FileType::Socket {
             pair::write_only(&fd)?;
-            return Ok(Self { fd, counts: false });
+            return Ok(Self { fd, has_counter: false });
         }
-        let counts = is_eventfd(&fd)?;
-        Ok(Self { fd, counts })
+        let has_counter = is_eventfd(&fd)?;
+        Ok(Self { fd, has_counter })
     }
 
     fn send(&self) {
-        // Whatever comes of it: a client that has made its descriptor useless hears nothing.
-        if self.counts {
+        // Ignores errors: a client that breaks its descriptor receives nothing.
+        if self.has_counter {
             let _ = rustix::io::write(&self.fd, &ONE);
             return;
         }
         let slices = [IoSlice::new(&ONE)];
-        // No offset is -1: a pipe has none.
+        // Offset -1 (u64::MAX) means none: a pipe has no offset.
         match rustix::io::pwritev2(&self.fd, &slices, u64::MAX, ReadWriteFlags::NOWAIT) {
-            // Older hosts cannot do that.
+            // Older hosts lack RWF_NOWAIT for this file.
             Err(Errno::OPNOTSUPP) if self.is_ready(PollFlags::OUT) => {
                 let _ = rustix::io::write(&self.fd, &ONE);
             }
@@ -60,9 +61,9 @@ impl Signal {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(what)
     }
 
-    /// Whoever waits in [`Signal::send`] goes on.
+    /// Frees a thread that blocks in [`Signal::send`].
     fn unblock(&self) {
-        if self.counts && !self.is_ready(PollFlags::OUT) {
+        if self.has_counter && !self.is_ready(PollFlags::OUT) {
             let mut count = [0; 8];
             let mut slices = [IoSliceMut::new(&mut count)];
             let _ = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
@@ -70,26 +71,26 @@ impl Signal {
     }
 }
 
-/// One queue's.
+/// Notifiers and counters of one queue.
 #[derive(Debug, Default)]
 struct QueueNotifiers {
-    // Who rings takes a reference first, and holds no lock while it may wait.
+    // Senders clone the reference first, so that they hold no lock while they block.
     call: Mutex<Option<Arc<Signal>>>,
     err: Mutex<Option<Arc<Signal>>>,
     kicks: AtomicU64,
     failure: Mutex<Option<String>>,
 }
 
-/// All of a device.
+/// Notifiers of all queues of a device.
 #[derive(Debug)]
 pub(crate) struct ClientNotifiers {
     name: String,
     queues: Box<[QueueNotifiers]>,
-    /// Descriptors that others have taken the place of. An I/O thread may still be blocked in one.
+    /// Replaced descriptors, in which an I/O thread may still block.
     replaced: Mutex<Vec<Weak<Signal>>>,
 }
 
-/// Has an I/O thread signal the client, for a queue that is on no thread.
+/// Has an I/O thread signal the client for a queue that is on no thread.
 #[derive(Debug)]
 pub(crate) struct Relay {
     pub(crate) notifiers: Arc<ClientNotifiers>,
@@ -107,14 +108,14 @@ impl QueueEvents for Relay {
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {
-        self.notifiers.remember(queue, error);
+        self.notifiers.record_failure(queue, error);
         let notifiers = Arc::clone(&self.notifiers);
         self.tasks.run(move || notifiers.signal_error(queue));
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is one assignment.
+    // Each change under the lock is one assignment.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -131,12 +132,12 @@ impl ClientNotifiers {
         Self { name: name.to_owned(), queues: notifiers, replaced: Mutex::default() }
     }
 
-    /// Puts a descriptor, or none, in the place of another.
+    /// Replaces a descriptor.
     fn replace(&self, place: &Mutex<Option<Arc<Signal>>>, signal: Option<Signal>) {
         let old = std::mem::replace(&mut *lock(place), signal.map(Arc::new));
         if let Some(old) = old {
             let mut replaced = lock(&self.replaced);
-            // Those in use, one a thread at most.
+            // Keep those in use: at most one per thread.
             replaced.retain(|other| other.strong_count() > 0);
             replaced.push(Arc::downgrade(&old));
         }
@@ -146,46 +147,47 @@ impl ClientNotifiers {
         self.queues.get(usize::from(queue))
     }
 
-    /// Interrupts go there from now on. What the old one, or none, was told meanwhile may have been heard by nobody.
+    /// Sets the call descriptor. The client may have missed an interrupt through the old one, or
+    /// while there was none.
     pub(crate) fn set_call(&self, queue: u16, call: Option<Signal>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             self.replace(&queue_notifiers.call, call);
         }
     }
 
-    /// Failures are told there from now on.
+    /// Sets the error descriptor.
     pub(crate) fn set_err(&self, queue: u16, err: Option<Signal>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             self.replace(&queue_notifiers.err, err);
         }
     }
 
-    /// An interrupt, perhaps one too many.
+    /// Interrupts the driver, perhaps once too often.
     pub(crate) fn interrupt(&self, queue: u16) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             send(&queue_notifiers.call);
         }
     }
 
-    /// Why the queue has failed, if it has.
+    /// Error that stopped the queue, if any.
     pub(crate) fn failure(&self, queue: u16) -> Option<String> {
         lock(&self.queue_notifiers(queue)?.failure).clone()
     }
 
-    /// The queue begins anew.
+    /// Clears the error: the queue starts over.
     pub(crate) fn forget_failure(&self, queue: u16) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             *lock(&queue_notifiers.failure) = None;
         }
     }
 
-    /// Kicks so far, of all clients.
+    /// Number of kicks so far, over all clients.
     pub(crate) fn kicks(&self, queue: u16) -> u64 {
         // Relaxed: a statistic.
         self.queue_notifiers(queue).map_or(0, |queue_notifiers| queue_notifiers.kicks.load(Ordering::Relaxed))
     }
 
-    /// The client is gone: its descriptors go, and nothing is remembered of its queues but what was counted.
+    /// Drops the client's descriptors and all errors. Counters stay.
     pub(crate) fn clear(&self) {
         for queue_notifiers in &self.queues {
             self.replace(&queue_notifiers.call, None);
@@ -194,7 +196,8 @@ impl ClientNotifiers {
         }
     }
 
-    /// Frees an I/O thread that is blocked since the client has filled an eventfd; the client loses what was in it.
+    /// Frees an I/O thread that blocks because the client filled an eventfd. The client loses its
+    /// count.
     pub(crate) fn unblock(&self) {
         for queue_notifiers in &self.queues {
             for signal in [&queue_notifiers.call, &queue_notifiers.err] {
@@ -208,8 +211,8 @@ impl ClientNotifiers {
         replaced.iter().for_each(|signal| signal.unblock());
     }
 
-    fn remember(&self, queue: u16, error: &ServeError) {
-        tracing::warn!(device = self.name, queue, "queue stopped until its driver resets it: {error}");
+    fn record_failure(&self, queue: u16, error: &ServeError) {
+        tracing::warn!(device = self.name, queue, "queue stopped until the driver resets it: {error}");
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             *lock(&queue_notifiers.failure) = Some(error.to_string());
         }
@@ -235,7 +238,7 @@ impl QueueEvents for ClientNotifiers {
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {
-        self.remember(queue, error);
+        self.record_failure(queue, error);
         self.signal_error(queue);
     }
 }

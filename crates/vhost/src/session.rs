@@ -1,14 +1,15 @@
-//! One client: what it has been told and has told us, and the queues that are served for it. No socket here.
+//! Session of one client: negotiated features, memory, and the queues that are served for it. Uses
+//! no socket.
 //!
 //! ```text
-//!   header, payload, descriptors --Request::decode--> Request --handle--> Reply, or an acknowledgement if one was asked for
+//!   header, payload, descriptors --Request::decode--> Request --handle--> Reply, or an acknowledgement on request
 //!                                                        |
-//!                                                        +--> features, memory, log, in-flight memory: kept here
+//!                                                        +--> features, memory, log, in-flight region: kept here
 //!                                                        '--> Vring: started on an I/O thread, stopped, moved
-//!   end:  all queues drained, the client's descriptors and memory let go, the device reset
+//!   end:  drain all queues, close the client's descriptors, unmap its memory, reset the device
 //! ```
-//! The first thing that is wrong ends the session: what a client means by what follows cannot be known. If it waits for an
-//! acknowledgement it is told so first.
+//! The first error ends the session: the messages that follow it have no defined meaning. A client
+//! that asked for an acknowledgement receives a negative one first.
 mod error;
 mod features;
 mod migration;
@@ -44,31 +45,32 @@ use std::sync::Arc;
 use std::time::Duration;
 use translation::Handled;
 
-/// How often a queue is looked at whose client gives no kicks.
-const TICK: Duration = Duration::from_micros(500);
-/// How soon it is tried again to tell a client what is missed that does not read.
-const RETRY: Duration = Duration::from_millis(20);
+/// Interval between looks at a queue whose client sends no kicks.
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
+/// Interval between attempts to report a missing translation to a client that does not read.
+const REPORT_RETRY: Duration = Duration::from_millis(20);
 
-/// Address space that must be left when a session or a queue begins, in bytes: what they allocate cannot all fail singly. The
-/// largest queue takes a quarter of it.
+/// Address space that must be free when a session or a queue starts, in bytes.
+///
+/// Single allocations cannot all report failure. The largest queue takes a quarter of this.
 const HEADROOM: usize = 32 << 20;
 
-/// How long a change waits for a batch that is under way.
-const SETTLE: Duration = Duration::from_secs(5);
+/// Longest wait for a running batch when memory, the log or the features change.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is sent back: bytes, and perhaps a descriptor.
+/// Bytes to send, and at most one descriptor.
 pub type Answer = (Vec<u8>, Option<OwnedFd>);
 
-/// What serves the queues of a session.
+/// Threads that serve the queues of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Workers<'a> {
-    /// Queue n is on thread n modulo their number; at least one.
+    /// I/O threads, at least one; queue n runs on thread n modulo their number.
     pub threads: &'a [IoThread],
-    /// The device's number among all on these threads.
+    /// Index of the device among all devices on these threads.
     pub device: usize,
 }
 
-/// One client's session.
+/// Session of one client.
 pub struct Session<'a> {
     device: &'a mut dyn Device,
     workers: Workers<'a>,
@@ -79,19 +81,19 @@ pub struct Session<'a> {
     log: Option<Arc<DirtyLog>>,
     inflight: Option<InflightMemory>,
     back_channel: Arc<BackChannel>,
-    /// Where addresses are IOVAs.
+    /// Set while addresses are IOVAs.
     translations: Option<Translations>,
     transfer: Transfer,
     status: u8,
-    /// Kicks of the queues that are to be looked at from time to time.
+    /// Kick of the queues whose client sends none; signalled every [`POLL_INTERVAL`].
     ticker: Notifier,
 }
 
 impl<'a> Session<'a> {
-    /// A client has come.
+    /// Begins the session of a client that has connected.
     ///
     /// # Errors
-    /// The process has no descriptors or no memory left.
+    /// The process has too few descriptors or too little memory left.
     pub fn new(
         device: &'a mut dyn Device,
         workers: Workers<'a>,
@@ -118,10 +120,15 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Does what a message says. The answer is to be sent even if there is an error, which ends the session.
+    /// Handles a message. Send the answer even if the result is an error, which ends the session.
     ///
-    /// What the message changes is told to the queues, and through descriptors of the client: in a process that does not ignore
-    /// SIGPIPE, as Rust programs do, the calling thread has called [`paravane_io::outlive_pipes`].
+    /// A message may signal the client through its descriptors. A process that does not ignore
+    /// SIGPIPE must call [`paravane_io::outlive_pipes`] on the calling thread first; Rust programs
+    /// ignore it by default.
+    ///
+    /// # Errors
+    /// The message is malformed or not allowed in this state, or the host cannot serve it. End the
+    /// session.
     pub fn answer(
         &mut self,
         header: Header,
@@ -131,7 +138,7 @@ impl<'a> Session<'a> {
         let done = Request::decode(header, payload, fds)
             .map_err(SessionError::from)
             .and_then(|request| self.handle(request));
-        // Also of the message that accepts this: User Mode Linux waits for it.
+        // The message that accepts REPLY_ACK is acknowledged too: User Mode Linux waits for it.
         let acknowledge =
             header.flags & flags::NEED_REPLY != 0 && self.features.has_protocol(protocol_feature::REPLY_ACK);
         let (reply, result) = match done {
@@ -166,7 +173,7 @@ impl<'a> Session<'a> {
             Request::SetVringNum(state) => self.set_vring_num(state)?,
             Request::SetVringAddr(addr) => self.set_vring_addr(addr)?,
             Request::SetVringBase(VringState { index, num }) => {
-                self.resting(index, "SET_VRING_BASE")?.base = num;
+                self.stopped_vring(index, "SET_VRING_BASE")?.base = num;
             }
             Request::GetVringBase(VringState { index, .. }) => return self.get_vring_base(index),
             Request::SetVringKick(index, fd) => self.set_vring_kick(index, fd)?,
@@ -174,7 +181,7 @@ impl<'a> Session<'a> {
                 let queue = self.queue(index.into())?;
                 let call = signal(fd, "SET_VRING_CALL")?;
                 self.shared_status.notifiers.set_call(queue, call);
-                // What was interrupted by the old one may have been missed.
+                // An interrupt through the old descriptor may have been missed.
                 if self.vrings[usize::from(queue)].is_live() {
                     self.interrupt(queue);
                 }
@@ -208,7 +215,8 @@ impl<'a> Session<'a> {
                 self.set_log_base(area, fd)?;
                 return Ok(Some(Reply::Log(area)));
             }
-            // We need tell nobody that the log has changed: it is looked at all the same.
+            // This descriptor would announce changes of the log. Clients poll the log, so nothing
+            // uses it.
             Request::SetLogFd(_) => {}
             Request::GetInflightFd(wanted) => {
                 self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "GET_INFLIGHT_FD")?;
@@ -233,7 +241,7 @@ impl<'a> Session<'a> {
                 }
                 let queues = self.vrings.len() as u32;
                 self.transfer = Transfer::begin(said, pipe, self.device.device_id(), queues)?;
-                // The client's pipe does; none of ours comes with the answer.
+                // The state travels through the client's pipe; the reply carries no descriptor.
                 return number(VRING_NO_FD);
             }
             Request::CheckDeviceState => {
@@ -258,19 +266,20 @@ impl<'a> Session<'a> {
         }
         self.features.accept(features)?;
         self.shared_status.write().features = features;
-        // A driver begins anew, with other translations. (A client that turns its log on says its features, too.)
+        // A driver starts over, with new translations. (Clients also send the features to turn the
+        // log on.)
         if changed & !F_LOG_ALL != 0 || self.is_idle() {
             self.forget_translations();
         }
-        self.log_or_not()
+        self.update_logging()
     }
 
-    /// A queue that is live, if any is.
+    /// Index of the first live queue, if any.
     fn live_queue(&self) -> Option<u32> {
         self.vrings.iter().position(Vring::is_live).map(|index| index as u32)
     }
 
-    /// Of a network card: the pairs, as clients expect.
+    /// Number of queues; of queue pairs for a network device, as clients expect.
     fn queue_num(&self) -> u64 {
         let queues = self.vrings.len() as u64;
         if self.device.device_id() == device_id::NET { queues / u64::from(net::PAIR) } else { queues }
@@ -290,8 +299,9 @@ impl<'a> Session<'a> {
         self.features.need_protocol(protocol_feature::STATUS, "SET_STATUS")?;
         let status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
         if status == 0 {
-            // QEMU says so whenever it stops a device, before it asks where the queues have come to (GET_VRING_BASE): a
-            // machine that moves takes them along. For a driver that begins anew a client says all of them again.
+            // QEMU sends status 0 whenever it stops a device, before it reads the queue positions
+            // with GET_VRING_BASE for a migration. So positions stay. A client sends them all again
+            // for a driver that starts over.
             self.disable_all();
             self.device.reset();
         }
@@ -299,7 +309,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The device is as it was when the client came; memory and protocol features stay.
+    /// Resets the device to its state at connection. Memory and protocol features stay.
     fn reset(&mut self) {
         for queue in 0..self.vrings.len() as u16 {
             self.abandon(queue);
@@ -310,15 +320,16 @@ impl<'a> Session<'a> {
         self.status = 0;
         self.device.reset();
         for (queue, vring) in (0..).zip(&self.vrings) {
-            self.show(queue, vring);
+            self.publish_status(queue, vring);
         }
     }
 
-    /// Has the device look at the host's side again, and tells the client if the configuration space has changed. Says
-    /// whether it has.
+    /// Has the device read its host-side configuration again. Returns whether it changed.
+    ///
+    /// Tells the client about a change.
     ///
     /// # Errors
-    /// The host does not say.
+    /// The host reports an error.
     pub fn refresh(&mut self) -> io::Result<bool> {
         let changed = self.device.refresh()?;
         if changed {
@@ -327,34 +338,36 @@ impl<'a> Session<'a> {
         Ok(changed)
     }
 
-    /// The configuration space has changed: tells the client, if it can hear it.
+    /// Tells the client that the configuration space changed, if it accepted CONFIG.
     pub fn config_changed(&mut self) {
         if self.features.has_protocol(protocol_feature::CONFIG) {
             self.back_channel.config_changed();
         }
     }
 
-    /// The socket for requests of ours, if the client has given one. When it is readable or broken, [`Session::hear`].
+    /// Socket for requests to the client, if there is one. Call [`Session::hear`] when it is
+    /// readable or broken.
     #[must_use]
     pub fn back_channel(&self) -> Option<Arc<OwnedFd>> {
         self.back_channel.socket()
     }
 
-    /// Throws away what has come on [`Session::back_channel`].
+    /// Discards what the client sent on [`Session::back_channel`].
     pub fn hear(&self) {
         self.back_channel.discard();
     }
 
-    /// Readable when memory may have been lost.
+    /// Descriptor that becomes readable when shared memory may be lost. Then call
+    /// [`Session::check_memory`].
     #[must_use]
     pub fn alarm(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// After [`Session::alarm`].
+    /// Checks that shared memory is still there. Call it after [`Session::alarm`].
     ///
     /// # Errors
-    /// Memory that the client has shared is gone.
+    /// Shared memory is lost: the client truncated a file.
     pub fn check_memory(&self) -> Result<(), SessionError> {
         let _ = self.memory.alarm().take();
         let log = self.log.as_ref().is_some_and(|log| log.lost());
@@ -362,26 +375,26 @@ impl<'a> Session<'a> {
         if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
     }
 
-    /// When [`Session::tick`] is to be called, if nothing else happens.
+    /// Time until the next call of [`Session::tick`] is due, if nothing else happens.
     #[must_use]
     pub fn next_tick(&self) -> Option<Duration> {
         let polls = |vring: &Vring| vring.is_live() && matches!(vring.kick, Some(Kick::Poll));
         if self.vrings.iter().any(polls) {
-            return Some(TICK);
+            return Some(POLL_INTERVAL);
         }
-        (self.translations.is_some() && self.back_channel.has_untold()).then_some(RETRY)
+        (self.translations.is_some() && self.back_channel.has_unreported()).then_some(REPORT_RETRY)
     }
 
-    /// Kicks the queues that nobody kicks, and tells again what could not be told.
+    /// Kicks the queues whose client sends no kicks, and reports missing translations again.
     ///
     /// # Errors
-    /// A queue whose ring is there now cannot be served.
+    /// A queue that became ready cannot be served.
     pub fn tick(&mut self) -> Result<(), SessionError> {
         self.ticker.signal();
-        self.tell_again()
+        self.report_again()
     }
 
-    /// The client is gone: what it had in flight is completed, and nothing of it is left.
+    /// Ends the session: completes what is in flight, and drops all that belongs to the client.
     pub fn end(mut self) {
         self.stop_every();
         self.shared_status.notifiers.clear();

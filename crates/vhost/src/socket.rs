@@ -1,13 +1,13 @@
-//! The socket to a client: whole messages with their descriptors, and no call that waits.
+//! Connection to a client: whole messages with their descriptors. No call waits.
 //!
 //! ```text
-//!  nothing --12 bytes--> header --payload_len--> payload --the last byte--> a message, and nothing again
-//!     |                    |                        |
-//!     closed: the end      closed: cut off          closed: cut off
+//!  idle --12 bytes--> header --payload_len--> payload --last byte--> a message, and idle again
+//!    |                  |                        |
+//!    closed: end        closed: cut off          closed: cut off
 //! ```
-//! A client may send its bytes one by one: who waits for it, waits by `poll`. What it must not do is stop in the middle, since
-//! the descriptors that have come may be its own end of the connection, which is not closed then while we wait; nor let our
-//! replies fill its socket.
+//! A client may send its bytes one by one; wait for them with `poll`. It must not stop in the
+//! middle of a message: the received descriptors may include its own end of the connection, which
+//! would never close while we wait. It must not let our replies fill its socket either.
 use crate::message::{self, HEADER, MAX_FDS, MAX_PAYLOAD, MessageError};
 use paravane_spec::vhost_user::Header;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -22,72 +22,72 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use zerocopy::FromBytes;
 
-/// Longest time from the first byte of a message to the last.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time from the first to the last byte of a message.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a connection cannot go on.
+/// Error that ends a connection.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// {0}
+    /// Malformed message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// the client went away in the middle of a message
-    #[error("the client went away in the middle of a message")]
+    /// Disconnection within a message.
+    #[error("client disconnected in the middle of a message")]
     CutOff,
-    /// more than {MAX_FDS} descriptors came with a message
-    #[error("more than {MAX_FDS} descriptors came with a message")]
+    /// Message with too many descriptors.
+    #[error("message with more than {MAX_FDS} file descriptors")]
     TooManyFds,
-    /// a message was not whole after {PATIENCE:?}
-    #[error("a message was not whole after {PATIENCE:?}")]
+    /// Message that takes too long to arrive.
+    #[error("incomplete message after {MESSAGE_TIMEOUT:?}")]
     Slow,
-    /// the client does not read what it is sent
-    #[error("the client does not read what it is sent")]
+    /// Client whose socket buffer is full.
+    #[error("client does not read its socket, and the reply does not fit")]
     NotReading,
-    /// the socket: {0}
-    #[error("the socket: {0}")]
+    /// Failed system call.
+    #[error("socket: {0}")]
     Os(#[from] io::Error),
 }
 
-/// What a look at the socket brought.
+/// Result of [`Connection::receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// A message; its payload is in [`Connection::payload`].
+    /// A message. [`Connection::payload`] returns its payload.
     Message(Header, Vec<OwnedFd>),
-    /// Nothing whole yet.
+    /// No complete message yet.
     Nothing,
-    /// The client has closed its end.
+    /// The client closed its end.
     Closed,
 }
 
-/// Our end.
+/// Our end of a connection.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
     bytes: Box<[u8; HEADER + MAX_PAYLOAD]>,
-    /// Bytes that have come.
+    /// Number of bytes received.
     have: usize,
-    /// Bytes of the message, as far as is known.
+    /// Number of bytes of the message, as far as known.
     need: usize,
-    /// When its first byte came.
+    /// Time of its first byte.
     begun: Option<Instant>,
     fds: Vec<OwnedFd>,
 }
 
 impl Connection {
-    /// Takes a connected stream socket. Its flags stay what they are.
+    /// Takes a connected stream socket. Leaves its flags unchanged.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         let bytes = Box::new([0; HEADER + MAX_PAYLOAD]);
         Self { socket, bytes, have: 0, need: HEADER, begun: None, fds: Vec::new() }
     }
 
-    /// Takes what has come, up to the end of a message.
+    /// Receives until a message is complete or nothing is left to read.
     ///
     /// # Errors
-    /// What has come is no message.
+    /// The data is no valid message, or the message takes too long.
     pub fn receive(&mut self) -> Result<Received, SocketError> {
-        // The message that was handed out is done with.
+        // The last message has been handled.
         if self.have == self.need {
             (self.have, self.need) = (0, HEADER);
         }
@@ -105,7 +105,7 @@ impl Connection {
             if self.have < self.need {
                 continue;
             }
-            // Plain data: every value is one.
+            // Plain data: every bit pattern is valid.
             let (header, _) = Header::read_from_prefix(&self.bytes[..]).map_err(|_| SocketError::CutOff)?;
             if self.have == HEADER {
                 self.need = HEADER + message::payload_len(header)?;
@@ -117,19 +117,19 @@ impl Connection {
         }
     }
 
-    /// How long the message that has begun to come may take still; `None`: none has.
+    /// Time left for the current message to complete; `None` if none has begun.
     #[must_use]
     pub fn rest(&self) -> Option<Duration> {
-        Some(PATIENCE.saturating_sub(self.begun?.elapsed()))
+        Some(MESSAGE_TIMEOUT.saturating_sub(self.begun?.elapsed()))
     }
 
-    /// What came after the header of the last message.
+    /// Payload of the last message.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.bytes[HEADER..self.need.max(HEADER)]
     }
 
-    /// One call; `None`: nothing is there.
+    /// Receives once; `None` if there is no data.
     fn receive_some(&mut self) -> Result<Option<usize>, SocketError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -140,7 +140,7 @@ impl Connection {
                 Ok(received) => break received,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
-                // As a client is gone that was killed.
+                // The client was killed.
                 Err(Errno::CONNRESET) => return Ok(Some(0)),
                 Err(error) => return Err(io::Error::from(error).into()),
             }
@@ -150,7 +150,7 @@ impl Connection {
                 self.fds.extend(fds);
             }
         }
-        // The kernel has closed what there was no room for.
+        // The kernel closed the descriptors that did not fit.
         if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
             return Err(SocketError::TooManyFds);
         }
@@ -160,7 +160,7 @@ impl Connection {
     /// Sends a message.
     ///
     /// # Errors
-    /// The client does not read, or is gone.
+    /// The client does not read, or has disconnected.
     pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), SocketError> {
         send(self.socket.as_fd(), bytes, fd)
     }
@@ -172,7 +172,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Sends a message, whole or not at all.
+/// Sends a message completely or not at all.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -189,7 +189,8 @@ pub(crate) fn send(
         match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
             Ok(sent) if sent == bytes.len() => return Ok(()),
             Err(Errno::AGAIN) => return Err(SocketError::NotReading),
-            // Half a message is none, and nothing can follow it. One of ours is smaller than any buffer.
+            // A part of a message is useless, and nothing can follow it. Our messages are smaller
+            // than any buffer.
             Ok(_) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),

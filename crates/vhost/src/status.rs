@@ -1,84 +1,85 @@
-//! What an export is doing, for those who look on.
+//! Status of an export.
 use crate::notifiers::ClientNotifiers;
 use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One queue.
+/// Status of one queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStatus {
-    /// It is being served.
+    /// Whether it is served.
     pub live: bool,
-    /// The client has enabled it.
+    /// Whether the client enabled it.
     pub enabled: bool,
-    /// Number of descriptors; 0: the client has not said.
+    /// Number of descriptors; 0 if the client has not set it.
     pub size: u16,
-    /// Where it stood when it was last started or stopped, as vhost-user tells positions.
+    /// Position at its last start or stop, in the encoding of GET_VRING_BASE.
     pub position: u32,
-    /// Kicks seen. Several that come at once are one.
+    /// Number of kicks seen. Kicks that arrive together count once.
     pub kicks: u64,
-    /// Chains taken.
+    /// Number of chains taken.
     pub taken: u64,
-    /// Chains completed.
+    /// Number of chains completed.
     pub completed: u64,
-    /// Chains taken that are neither completed nor forgotten.
+    /// Number of chains that are taken and neither completed nor dropped.
     pub in_flight: u64,
-    /// Interrupts that the driver wanted.
+    /// Number of interrupts that the driver requested.
     pub interrupts: u64,
-    /// Why it was stopped, if its driver or the host broke it.
+    /// Error that stopped it, caused by the driver or the host.
     pub error: Option<String>,
 }
 
-/// An export.
+/// Status of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportStatus {
-    /// Its name.
+    /// Name of the export.
     pub name: String,
-    /// A client is connected.
+    /// Whether a client is connected.
     pub connected: bool,
-    /// Clients so far, this one included.
+    /// Number of clients so far, the current one included.
     pub sessions: u64,
-    /// Virtio features that this client has accepted.
+    /// Virtio features that the current client accepted.
     pub features: u64,
-    /// Protocol features that it has accepted.
+    /// Protocol features that the current client accepted.
     pub protocol_features: u64,
-    /// Bytes mapped for the client: its memory, in-flight memory and dirty log.
+    /// Bytes mapped for the client: its memory, in-flight region and dirty log.
     pub memory: u64,
-    /// Most bytes that may be mapped for a client.
+    /// Limit of `memory` in bytes.
     pub max_memory: u64,
-    /// By index. What is counted goes on from client to client.
+    /// Queues by index. Their counters span all clients.
     pub queues: Vec<QueueStatus>,
-    /// Translations that clients have told and that were not taken: not of whole pages of their memory.
+    /// Number of translations refused: they did not map whole pages of the client's memory.
     pub refused_translations: u64,
-    /// Connections that could not be accepted.
+    /// Number of connections that could not be accepted.
     pub refused_connections: u64,
-    /// Sessions that ended with an error.
+    /// Number of sessions that ended with an error.
     pub protocol_errors: u64,
-    /// The last of those.
+    /// Most recent of these errors.
     pub last_error: Option<String>,
-    /// A thread of it has panicked, with these words: it is served no more.
+    /// Panic message of a thread; set once the export has failed.
     pub failed: Option<String>,
-    /// The client has memory in which it is written down what is in flight.
+    /// Whether the client keeps an in-flight region.
     pub tracked: bool,
 }
 
-/// Where a session says what it does.
+/// Status that a session writes and its owner reads.
 #[derive(Debug)]
 pub struct SharedStatus {
     status: Mutex<ExportStatus>,
     pub(crate) notifiers: Arc<ClientNotifiers>,
     pub(crate) work: Vec<Arc<QueueWork>>,
-    /// What clients may have mapped.
+    /// Quota of the clients' mappings.
     pub(crate) quota: MappingQuota,
-    /// Queues are to end what is in flight early.
+    /// Set when queues must not continue multi-step requests.
     pub(crate) cut: Arc<AtomicBool>,
 }
 
 impl SharedStatus {
-    /// Of a device with so many queues, whose clients may have `quota` mapped.
+    /// Makes the status of a device with this number of queues. `quota` limits its clients'
+    /// mappings.
     #[must_use]
     pub fn new(name: &str, queues: usize, quota: MappingQuota) -> Self {
         let status = ExportStatus {
@@ -91,12 +92,12 @@ impl SharedStatus {
         Self { status: Mutex::new(status), notifiers, work, quota, cut: Arc::default() }
     }
 
-    /// To write on. Not held while anything else is done.
+    /// Locks the status for writing. Hold the lock for nothing else.
     pub(crate) fn write(&self) -> MutexGuard<'_, ExportStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A look at it.
+    /// Returns a snapshot.
     #[must_use]
     pub fn read(&self) -> ExportStatus {
         let mut status = self.write().clone();

@@ -1,45 +1,45 @@
-//! What a client has said of one queue, and whether that is enough.
+//! Configuration of one queue, and whether it is complete.
 //!
 //! ```text
-//!              size, addresses, kick, enabled (or no protocol features): all are there
+//!              size, addresses, kick, enabled (or no protocol features): all set
 //!   Stopped -------------------------------------------------------------------------> Live, on an I/O thread
 //!      ^                                                                                |       |
-//!      |   disabled, GET_VRING_BASE, memory gone, reset: drained, position kept         |       | the driver broke it
+//!      |   disabled, GET_VRING_BASE, memory gone, reset: drained, position kept         |       | driver error
 //!      |<-------------------------------------------------------------------------------'       v
 //!      '<---------------------------------------------------- GET_VRING_BASE, reset --------- Failed
 //! ```
-//! While a queue is live nothing of it can be changed but its descriptors and whether its ring is logged.
+//! While a queue is live, only its descriptors and the logging of its ring can change.
 use paravane_ring::device::{State, StateError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::vhost_user::VringAddr;
 use std::os::fd::OwnedFd;
 
-/// Where a queue's kicks come from.
+/// Source of a queue's kicks.
 #[derive(Debug)]
 pub(crate) enum Kick {
-    /// A descriptor of the client's.
+    /// A descriptor of the client.
     Fd(OwnedFd),
-    /// Nowhere: the queue is looked at from time to time.
+    /// None: the session kicks the queue periodically.
     Poll,
 }
 
-/// What becomes of a queue.
+/// State of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It rests.
+    /// Not served.
     #[default]
     Stopped,
-    /// It is on an I/O thread, with its areas there.
+    /// On an I/O thread, with its ring at these addresses.
     Live(QueueAddresses),
 }
 
-/// One queue, as the client has told it.
+/// Configuration of one queue, as the client sent it.
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
-    /// Number of descriptors; 0: not said yet.
+    /// Number of descriptors; 0 if not set yet.
     pub(crate) size: u16,
     pub(crate) addr: Option<VringAddr>,
-    /// Its position, as SET_VRING_BASE gives it.
+    /// Position, as in SET_VRING_BASE.
     pub(crate) base: u32,
     pub(crate) kick: Option<Kick>,
     pub(crate) enabled: bool,
@@ -51,27 +51,33 @@ impl Vring {
         matches!(self.stage, Stage::Live(_))
     }
 
-    /// Whether all is there that serving it takes.
+    /// Whether the queue has all that it needs to start.
     pub(crate) fn is_complete(&self, needs_enable: bool) -> bool {
         self.size > 0 && self.addr.is_some() && self.kick.is_some() && (self.enabled || !needs_enable)
     }
 
-    /// Where to begin. `last_flags` are the flags of the last descriptor of a packed ring, `used_idx` is the used index of a
-    /// split ring; `None` if in-flight memory tells the position.
+    /// Position to start from.
     ///
-    /// The position 0 of a packed queue means the beginning of an even round. Drivers say it of a new queue as well, which
-    /// is at the beginning of round 1 (libblkio and the crate virtio-driver do). The last descriptor tells: in an even round
-    /// its flag AVAIL is set, for it was made available in the round before; in a new ring it is clear.
+    /// `last_flags` reads the flags of the last descriptor of a packed ring, `used_idx` the used
+    /// index of a split ring; `None` if the in-flight region has the position.
     ///
-    /// A used position of 0 beside another available one is not said at all: DPDK's virtio-user leaves it out. Nothing is in
-    /// flight but what the in-flight memory tells, so the two are the same.
+    /// Position 0 of a packed queue is the beginning of an even round. Some drivers also send it
+    /// for a new queue, which is at the beginning of round 1 (libblkio and the crate
+    /// virtio-driver). The last descriptor decides: in an even round its AVAIL flag is set, because
+    /// it was made available in the round before; in a new ring the flag is clear.
     ///
-    /// The position 0 of a split queue may mean that the client does not know it: DPDK's virtio-user says 0 whenever a server
-    /// connects anew, and leaves the ring as it is. The queue then goes on from its used index, as DPDK's vhost does: what the
-    /// server before had taken and not returned is taken again. In a new ring the used index is 0. This believes the client no
-    /// more than before: the used index is in its own memory, it could have said that number, and the ring is refused all the
-    /// same if its available index does not fit. Any other position that contradicts the ring is refused, and with in-flight
-    /// memory this one is, too: which chains are in flight is known there and is not guessed.
+    /// A used position of 0 beside a different available position was not sent at all: DPDK's
+    /// virtio-user leaves it out. Only the in-flight region knows of chains in flight, so the two
+    /// positions are equal.
+    ///
+    /// Position 0 of a split queue may mean that the client does not know it: DPDK's virtio-user
+    /// sends 0 whenever a server reconnects, and leaves the ring as it is. The queue then continues
+    /// from its used index, as in DPDK's vhost: chains that the earlier server took and did not
+    /// return are taken again. In a new ring the used index is 0. This trusts the client no
+    /// further: the used index is in its own memory, it could have sent that number, and a ring
+    /// whose available index does not fit is refused in any case. Any other position that
+    /// contradicts the ring is refused. With an in-flight region this position is refused too: the
+    /// region records which chains are in flight, so nothing is guessed.
     pub(crate) fn position(
         &self,
         features: u64,

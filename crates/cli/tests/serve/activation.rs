@@ -67,10 +67,10 @@ fn a_vmm_that_listens_is_tried_again_and_again() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         let listener = UnixListener::bind(folder.path("s")).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        daemon.wait_for(&format!("a client has come device=\"rng\" session={session}"));
+        daemon.wait_for(&format!("client connected device=\"rng\" session={session}"));
         std::fs::remove_file(folder.path("s")).unwrap();
         drop((stream, listener));
-        daemon.wait_for("the client has gone");
+        daemon.wait_for("client disconnected");
     }
     let (status, log) = daemon.end();
     assert!(status.success(), "{log:?}");

@@ -1,33 +1,33 @@
-//! How long to wait between attempts that fail.
+//! Pauses between failed attempts.
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// The first pause.
+/// First pause.
 pub(super) const SHORTEST: Duration = Duration::from_millis(250);
-/// The longest pause, but for jitter.
+/// Longest pause, without jitter.
 pub(super) const LONGEST: Duration = Duration::from_secs(4);
 
-/// Pauses that double, each shorter or longer by up to a quarter, so that those who wait for the same thing do not come at once.
+/// Pauses that double, each with up to 25 % of jitter, so that many waiters do not retry together.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
-    /// An attempt has failed: how long to wait before the next.
+    /// Records a failed attempt; returns the pause before the next.
     pub(super) fn pause(&mut self) -> Duration {
         self.jittered(RandomState::new().hash_one(self.failures) as u32)
     }
 
-    fn jittered(&mut self, dice: u32) -> Duration {
+    fn jittered(&mut self, random: u32) -> Duration {
         let pause = SHORTEST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
         // 0 to 1/2.
-        let part = f64::from(dice) / f64::from(u32::MAX) / 2.0;
+        let part = f64::from(random) / f64::from(u32::MAX) / 2.0;
         pause.mul_f64(0.75 + part)
     }
 
-    /// The next attempt may come at once.
+    /// Allows the next attempt at once.
     pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
@@ -40,8 +40,8 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_longest_and_begin_anew() {
         let mut backoff = Backoff::default();
-        let mut pauses = |dice| -> Vec<_> {
-            let pauses = (0..100).map(|_| backoff.jittered(dice).as_millis()).collect();
+        let mut pauses = |random| -> Vec<_> {
+            let pauses = (0..100).map(|_| backoff.jittered(random).as_millis()).collect();
             backoff.reset();
             pauses
         };

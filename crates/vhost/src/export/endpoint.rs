@@ -1,4 +1,4 @@
-//! Where clients come from.
+//! Endpoints: how an export meets its clients.
 use super::ExportError;
 use super::backoff::Backoff;
 use super::rights;
@@ -12,63 +12,63 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Clients that wait for their turn.
+/// Backlog of connections that wait.
 const BACKLOG: i32 = 16;
 
-/// Where clients come from.
+/// How an export meets its clients.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Endpoint {
-    /// Listen on a socket of this path. The file is ours: it is made, and removed in the end.
+    /// Listen on a socket at this path. The export creates the file, and removes it when it stops.
     Listen(PathBuf),
-    /// Listen on a socket that is there already (socket activation).
+    /// Listen on an existing socket (socket activation).
     Listener(UnixListener),
-    /// Connect to the socket of this path, and try again for ever, with pauses of up to 5 seconds.
+    /// Connect to the socket at this path. Retries forever, with pauses of up to 5 seconds.
     Connect(PathBuf),
 }
 
-/// An endpoint in use.
+/// Endpoint in use.
 ///
 /// ```text
-///  listens:  accept --a client--> session, and accept again at once
-///               '----error------> pause
-///  connects: connect --a VMM----> session --it did something--> connect again at once
-///               |                    '----it did nothing------> pause
-///               '-----error------> pause
+///  listens:  accept --client--> session, and accept again at once
+///               '----error----> pause
+///  connects: connect --VMM--> session --it made progress--> connect again at once
+///               |                '------no progress-------> pause
+///               '----error----> pause
 /// ```
-/// Pauses grow ([`Backoff`]). An error is logged once, and again when it is another.
+/// Pauses grow ([`Backoff`]). An error is logged once, and again when it changes.
 #[derive(Debug)]
 pub(super) struct Acceptor {
-    way: Kind,
+    kind: EndpointKind,
     backoff: Backoff,
-    /// No attempt before.
+    /// Earliest time of the next attempt.
     due: Option<Instant>,
-    /// The error that was logged last, if nobody has come since.
-    told: Option<String>,
+    /// Error logged last, unless a client connected since.
+    last_logged: Option<String>,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum EndpointKind {
     Listens { listener: UnixListener },
     Connects { path: PathBuf },
 }
 
-/// What came of a look out of the acceptor.
+/// Result of [`Acceptor::next`].
 #[derive(Debug)]
 pub(super) enum NextClient {
     Here(OwnedFd),
-    /// Nobody yet: look again when [`Acceptor::fd`] is readable.
+    /// No client yet. Try again when [`Acceptor::fd`] is readable.
     Wait,
-    /// Look again after that time.
+    /// Try again after this time.
     Pause(Duration),
-    /// The attempt failed: look again after `pause`.
+    /// The attempt failed. Try again after `pause`.
     Failed {
         error: String,
         pause: Duration,
     },
 }
 
-/// The socket's file, removed when this is dropped, if it still is ours.
+/// File of a socket. Removed on drop, if it still is the same file.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -87,17 +87,17 @@ impl Drop for SocketFile {
 }
 
 impl Acceptor {
-    /// Opens it; with the socket's file, if that is ours.
+    /// Opens an endpoint. Returns the socket's file too, if the export created it.
     pub(super) fn open(endpoint: Endpoint) -> Result<(Self, Option<SocketFile>), ExportError> {
         match endpoint {
-            Endpoint::Connect(path) => Ok((Self::new(Kind::Connects { path }), None)),
+            Endpoint::Connect(path) => Ok((Self::new(EndpointKind::Connects { path }), None)),
             Endpoint::Listener(listener) => {
-                // A client that goes away before we look must not make us wait for the next one.
+                // A client that disconnects before we accept it must not make us wait for the next.
                 listener.set_nonblocking(true).map_err(|source| {
                     let path = listener.local_addr().ok().and_then(|addr| Some(addr.as_pathname()?.into()));
                     ExportError::Socket { path: path.unwrap_or_default(), source }
                 })?;
-                Ok((Self::new(Kind::Listens { listener }), None))
+                Ok((Self::new(EndpointKind::Listens { listener }), None))
             }
             Endpoint::Listen(path) => {
                 let refused = |source: rustix::io::Errno| ExportError::Socket {
@@ -107,7 +107,8 @@ impl Acceptor {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let socket =
                     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(refused)?;
-                // The file gets the socket's mode: nobody else can connect, not even for a moment.
+                // The file gets the mode of the socket, so no other user can connect even for a
+                // moment.
                 fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(refused)?;
                 let addr = SocketAddrUnix::new(&*path).map_err(refused)?;
                 match bind(&socket, &addr) {
@@ -120,18 +121,18 @@ impl Acceptor {
                 let found = lstat(&path).map_err(refused)?;
                 let file = SocketFile { path: path.clone(), id: (found.st_dev, found.st_ino) };
                 listen(&socket, BACKLOG).map_err(refused)?;
-                Ok((Self::new(Kind::Listens { listener: socket.into() }), Some(file)))
+                Ok((Self::new(EndpointKind::Listens { listener: socket.into() }), Some(file)))
             }
         }
     }
 
-    fn new(way: Kind) -> Self {
-        if let Kind::Listens { listener } = &way
+    fn new(kind: EndpointKind) -> Self {
+        if let EndpointKind::Listens { listener } = &kind
             && let Err(error) = rights::set(listener.as_fd(), false)
         {
-            tracing::debug!("connections that wait for their turn may bring descriptors: {error}");
+            tracing::debug!("kernel lacks SO_PASSRIGHTS; waiting connections can hold descriptors: {error}");
         }
-        Self { way, backoff: Backoff::default(), due: None, told: None }
+        Self { kind, backoff: Backoff::default(), due: None, last_logged: None }
     }
 
     pub(super) fn next(&mut self) -> NextClient {
@@ -140,20 +141,20 @@ impl Acceptor {
         {
             return NextClient::Pause(rest);
         }
-        let attempt = match &self.way {
-            Kind::Listens { listener } => accept(listener),
-            Kind::Connects { path } => connect_to(path),
+        let attempt = match &self.kind {
+            EndpointKind::Listens { listener } => accept(listener),
+            EndpointKind::Connects { path } => connect_to(path),
         };
         match attempt {
             Ok(socket) => {
-                if matches!(self.way, Kind::Listens { .. }) {
+                if matches!(self.kind, EndpointKind::Listens { .. }) {
                     self.backoff.reset();
                 }
-                (self.due, self.told) = (None, None);
+                (self.due, self.last_logged) = (None, None);
                 NextClient::Here(socket)
             }
-            Err(error) => match (error.kind(), &self.way) {
-                (io::ErrorKind::WouldBlock, Kind::Listens { .. }) => NextClient::Wait,
+            Err(error) => match (error.kind(), &self.kind) {
+                (io::ErrorKind::WouldBlock, EndpointKind::Listens { .. }) => NextClient::Wait,
                 (io::ErrorKind::Interrupted, _) => NextClient::Pause(Duration::ZERO),
                 _ => self.failed(&error),
             },
@@ -161,17 +162,19 @@ impl Acceptor {
     }
 
     fn failed(&mut self, error: &io::Error) -> NextClient {
-        let words = match &self.way {
-            Kind::Listens { .. } => format!("cannot accept a client: {error}; trying again"),
-            Kind::Connects { path } => format!("cannot connect to {}: {error}; trying again", path.display()),
+        let message = match &self.kind {
+            EndpointKind::Listens { .. } => format!("cannot accept a connection: {error}; retrying"),
+            EndpointKind::Connects { path } => {
+                format!("cannot connect to {}: {error}; retrying", path.display())
+            }
         };
-        if self.told.as_ref() == Some(&words) {
-            tracing::debug!("{words}");
+        if self.last_logged.as_ref() == Some(&message) {
+            tracing::debug!("{message}");
         } else {
-            tracing::warn!("{words}");
-            self.told = Some(words.clone());
+            tracing::warn!("{message}");
+            self.last_logged = Some(message.clone());
         }
-        NextClient::Failed { error: words, pause: self.pause() }
+        NextClient::Failed { error: message, pause: self.pause() }
     }
 
     fn pause(&mut self) -> Duration {
@@ -181,33 +184,33 @@ impl Acceptor {
         pause
     }
 
-    /// The client is gone. `served`: its session did something.
+    /// Records the end of a session. `served`: it made progress.
     pub(super) fn closed(&mut self, served: bool) {
-        match self.way {
-            Kind::Listens { .. } => {}
-            Kind::Connects { .. } if served => self.backoff.reset(),
-            Kind::Connects { .. } => drop(self.pause()),
+        match self.kind {
+            EndpointKind::Listens { .. } => {}
+            EndpointKind::Connects { .. } if served => self.backoff.reset(),
+            EndpointKind::Connects { .. } => drop(self.pause()),
         }
     }
 
-    /// Readable when somebody is there.
+    /// Readable when a client waits.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.way {
-            Kind::Listens { listener } => Some(listener.as_fd()),
-            Kind::Connects { .. } => None,
+        match &self.kind {
+            EndpointKind::Listens { listener } => Some(listener.as_fd()),
+            EndpointKind::Connects { .. } => None,
         }
     }
 }
 
-/// The next client, which may send descriptors from now on.
+/// Accepts the next client, which may send descriptors from now on.
 fn accept(listener: &UnixListener) -> io::Result<OwnedFd> {
     let (stream, _) = listener.accept()?;
-    // Where the option is unknown, it was so all the time.
+    // Without the option, descriptors were allowed all the time.
     let _ = rights::set(stream.as_fd(), true);
     Ok(stream.into())
 }
 
-/// Connects without a wait: a VMM whose queue of connections is full is tried again later.
+/// Connects without waiting: if the VMM's backlog is full, a later attempt follows.
 fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -215,7 +218,7 @@ fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket that no server listens on.
 fn remove_stale(path: &PathBuf) -> Result<(), ExportError> {
     let refused =
         |source: rustix::io::Errno| ExportError::Socket { path: path.clone(), source: source.into() };
@@ -227,7 +230,7 @@ fn remove_stale(path: &PathBuf) -> Result<(), ExportError> {
     let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(refused)?;
     match connect(&probe, &SocketAddrUnix::new(&**path).map_err(refused)?) {
         Err(rustix::io::Errno::CONNREFUSED) => unlink(path).map_err(refused),
-        // Also if it has no time for us now (AGAIN), or is of another kind (PROTOTYPE).
+        // Also if its backlog is full (AGAIN) or its type differs (PROTOTYPE).
         _ => Err(ExportError::InUse { path: path.clone() }),
     }
 }
@@ -236,45 +239,47 @@ fn remove_stale(path: &PathBuf) -> Result<(), ExportError> {
 mod tests {
     use super::*;
 
-    /// The pause before the next attempt, which then is due.
+    /// Returns the pause before the next attempt, and skips it.
     fn pause(acceptor: &mut Acceptor) -> Duration {
-        let NextClient::Failed { pause, .. } = acceptor.next() else { panic!("somebody is there") };
-        let NextClient::Pause(_) = acceptor.next() else { panic!("it did not pause") };
+        let NextClient::Failed { pause, .. } = acceptor.next() else { panic!("unexpected connection") };
+        let NextClient::Pause(_) = acceptor.next() else { panic!("no pause") };
         acceptor.due = None;
         pause
     }
 
     #[test]
-    fn a_vmm_that_does_nothing_is_asked_less_and_less_often() {
+    fn pauses_grow_while_the_vmm_makes_no_progress() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let (mut acceptor, _) = Acceptor::open(Endpoint::Connect(path.clone())).unwrap();
         let (first, second, third) = (pause(&mut acceptor), pause(&mut acceptor), pause(&mut acceptor));
         assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
-        assert!(acceptor.told.as_ref().unwrap().contains("No such file"), "{acceptor:?}");
+        assert!(acceptor.last_logged.as_ref().unwrap().contains("No such file"), "{acceptor:?}");
         let _listener = UnixListener::bind(&path).unwrap();
-        let NextClient::Here(_) = acceptor.next() else { panic!("it does not connect") };
-        assert_eq!(acceptor.told, None);
+        let NextClient::Here(_) = acceptor.next() else { panic!("no connection") };
+        assert_eq!(acceptor.last_logged, None);
         acceptor.closed(false);
-        let NextClient::Pause(fourth) = acceptor.next() else { panic!("it flaps") };
+        let NextClient::Pause(fourth) = acceptor.next() else {
+            panic!("no pause after a session without progress")
+        };
         assert!(fourth > third, "{third:?} {fourth:?}");
         acceptor.due = None;
-        let NextClient::Here(_) = acceptor.next() else { panic!("it does not connect") };
+        let NextClient::Here(_) = acceptor.next() else { panic!("no connection") };
         acceptor.closed(true);
-        let NextClient::Here(_) = acceptor.next() else { panic!("it paused") };
+        let NextClient::Here(_) = acceptor.next() else { panic!("unexpected pause") };
     }
 
     #[test]
-    fn a_vmm_whose_queue_of_connections_is_full_keeps_nobody_waiting() {
+    fn connecting_to_a_full_backlog_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let _listener = UnixListener::bind(&path).unwrap();
         let (mut acceptor, _) = Acceptor::open(Endpoint::Connect(path)).unwrap();
         let mut sockets = Vec::new();
-        // Nobody accepts. Its end is reached, or this test never ends.
+        // Nothing accepts, so the backlog fills up and the loop ends.
         while let NextClient::Here(socket) = acceptor.next() {
             sockets.push(socket);
         }
-        assert!(acceptor.told.as_ref().unwrap().contains("temporarily unavailable"), "{acceptor:?}");
+        assert!(acceptor.last_logged.as_ref().unwrap().contains("temporarily unavailable"), "{acceptor:?}");
     }
 }

@@ -1,18 +1,18 @@
-//! Whether a socket takes descriptors (SCM_RIGHTS).
+//! SO_PASSRIGHTS: whether a socket accepts descriptors (SCM_RIGHTS).
 //!
-//! A connection that waits for its turn takes none. Nobody reads it yet, and what lies there stays open: with the end of the
-//! connection that is served in it, that session would never be seen to end. No client sends a descriptor before it has
-//! the answer to GET_FEATURES.
+//! A connection in the backlog accepts none. Nothing reads it yet, and descriptors in it stay open:
+//! if one were the end of the connection that is served, that session would never be seen to end.
+//! No client sends a descriptor before it has the answer to GET_FEATURES.
 //!
-//! Kernels before Linux 6.16 do not know the option. There the waiting connection is the only place that is left for such a
-//! descriptor.
+//! Kernels before Linux 6.16 lack the option. There a connection in the backlog is the only place
+//! where such a descriptor can hide.
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// asm-generic/socket.h, which x86, Arm and RISC-V use.
+/// Value in asm-generic/socket.h, which x86, Arm and RISC-V use.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Lets the socket take descriptors, or refuses them to whoever sends. Connections get it from the socket that listens.
+/// Allows or refuses descriptors. Accepted connections inherit the setting of their listener.
 ///
 /// # Errors
 /// The kernel does not know the option.

@@ -119,7 +119,7 @@ proptest! {
                     }
                 }
                 Step::Invalidate { page, pages } => {
-                    let (first, last) = touched(&said(page, pages, 0, 0));
+                    let (first, last) = touched_pages(&said(page, pages, 0, 0));
                     prop_assert!(known.remove(first, last, &mut never));
                     model[page as usize..(page + pages) as usize].fill(None);
                 }
@@ -171,7 +171,7 @@ fn what_means_nothing_is_no_translation() {
 
 #[test]
 fn an_invalidation_is_of_all_pages_that_it_touches() {
-    let of = |iova, size| touched(&Iotlb { iova, size, ..Iotlb::default() });
+    let of = |iova, size| touched_pages(&Iotlb { iova, size, ..Iotlb::default() });
     assert_eq!(of(0x1000, 0x1000), (0x1000, 0x1fff));
     assert_eq!(of(0x1fff, 2), (0x1000, 0x2fff));
     assert_eq!(of(0x1000, 0), (0, u64::MAX), "2^64 bytes do not fit in 64 bits");
@@ -222,10 +222,10 @@ fn the_number_of_pieces_has_a_limit() {
         let iova = number as u64 * 2 * PAGE;
         Piece::new(&Iotlb { iova, size: PAGE, user: USER, perm: BOTH, ..Iotlb::default() }).unwrap()
     };
-    for number in 0..MOST {
+    for number in 0..MAX_PIECES {
         assert_eq!(known.insert(piece(number), memory.regions()), Ok(()));
     }
-    let one_more = piece(MOST);
+    let one_more = piece(MAX_PIECES);
     assert_eq!(known.insert(one_more, memory.regions()), Err(Refused::Full));
     assert!(known.remove(0, PAGE - 1, &mut never));
     assert_eq!(known.insert(one_more, memory.regions()), Ok(()));

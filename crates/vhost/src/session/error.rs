@@ -1,133 +1,136 @@
-//! What ends a session.
+//! Errors that end a session.
 use crate::memory::TableError;
 use crate::message::MessageError;
 use paravane_device::{StartError, StateError};
 use paravane_dma::LogError;
 use paravane_notify::NotifyError;
+use paravane_spec::queue::MAX_SIZE;
 use std::io;
 use thiserror::Error;
 
-/// Why a session cannot go on.
+/// Error that ends a session.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// {0}
+    /// Malformed message.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// the memory: {0}
-    #[error("the memory: {0}")]
+    /// Memory table, or a change of it, that cannot be used.
+    #[error("guest memory: {0}")]
     Table(#[from] TableError),
-    /// feature bits {0:#x} were accepted that are not offered
-    #[error("feature bits {0:#x} were accepted that are not offered")]
+    /// SET_FEATURES or SET_PROTOCOL_FEATURES with bits outside of the offer.
+    #[error("client accepted feature bits {0:#x} that were not offered")]
     NotOffered(u64),
-    /// {request} needs a protocol feature that was not accepted
-    #[error("{request} needs a protocol feature that was not accepted")]
+    /// Request of a protocol feature that is off.
+    #[error("{request}: needs a protocol feature that the client did not accept")]
     NotAccepted {
-        /// Which.
+        /// Name of the request.
         request: &'static str,
     },
-    /// there is no queue {0}
-    #[error("there is no queue {0}")]
+    /// Queue index out of range.
+    #[error("queue {0} does not exist")]
     Queue(u32),
-    /// {request} while queue {queue} is live
-    #[error("{request} while queue {queue} is live")]
+    /// Request that needs a stopped queue.
+    #[error("{request}: not allowed while queue {queue} is live; stop it first (GET_VRING_BASE)")]
     Live {
-        /// Which queue.
+        /// Index of the queue.
         queue: u32,
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
     },
-    /// queue {queue} is to have {size} descriptors
-    #[error("queue {queue} is to have {size} descriptors")]
+    /// SET_VRING_NUM with an invalid queue size.
+    #[error("SET_VRING_NUM: invalid size {size} of queue {queue}: need 1 to {MAX_SIZE}")]
     Size {
-        /// Which.
+        /// Index of the queue.
         queue: u32,
-        /// So many.
+        /// Number of descriptors.
         size: u32,
     },
-    /// queue {queue} is to be enabled by {value}
-    #[error("queue {queue} is to be enabled by {value}")]
+    /// SET_VRING_ENABLE with an invalid value.
+    #[error("SET_VRING_ENABLE: invalid value {value} for queue {queue}: need 0 or 1")]
     Enable {
-        /// Which.
+        /// Index of the queue.
         queue: u32,
         /// Neither 0 nor 1.
         value: u32,
     },
-    /// address {addr:#x} of queue {queue} is not in the client's memory
-    #[error("address {addr:#x} of queue {queue} is not in the client's memory")]
+    /// SET_VRING_ADDR with an address outside of the memory table.
+    #[error("queue {queue}: ring address {addr:#x} is not in the client's memory")]
     NoMemory {
-        /// Which queue.
+        /// Index of the queue.
         queue: u32,
-        /// Where an area of it should be.
+        /// User address of an area of the ring.
         addr: u64,
     },
-    /// the driver of queue {0} does not follow version 1 of the specification
-    #[error("the driver of queue {0} does not follow version 1 of the specification")]
+    /// Queue start without VIRTIO_F_VERSION_1.
+    #[error("queue {0}: legacy driver: VIRTIO_F_VERSION_1 was not accepted; use a virtio 1.0 driver")]
     Legacy(u32),
-    /// queue {queue} does not start: {source}
-    #[error("queue {queue} does not start: {source}")]
+    /// Ring that cannot be started.
+    #[error("cannot start queue {queue}: {source}")]
     Start {
-        /// Which.
+        /// Index of the queue.
         queue: u32,
-        /// Why.
+        /// Cause.
         source: StartError,
     },
-    /// the position of queue {queue}: {source}
-    #[error("the position of queue {queue}: {source}")]
+    /// SET_VRING_BASE with an invalid position.
+    #[error("invalid position of queue {queue}: {source}")]
     Position {
-        /// Which.
+        /// Index of the queue.
         queue: u32,
-        /// What is wrong.
+        /// Cause.
         source: StateError,
     },
-    /// the device cannot serve queue {queue}: {source}
-    #[error("the device cannot serve queue {queue}: {source}")]
+    /// Failure of the device or of its I/O thread.
+    #[error("cannot serve queue {queue}: {source}")]
     Handler {
-        /// Which.
+        /// Index of the queue.
         queue: u32,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// the descriptor of {request}: {source}
-    #[error("the descriptor of {request}: {source}")]
+    /// File descriptor that cannot be used.
+    #[error("{request}: unusable file descriptor: {source}")]
     Fd {
-        /// Which.
+        /// Name of the request.
         request: &'static str,
-        /// What is wrong with it.
+        /// Cause.
         source: io::Error,
     },
-    /// a translation of kind {0}, which is none for us
-    #[error("a translation of kind {0}, which is none for us")]
+    /// IOTLB message that is neither an update nor an invalidation.
+    #[error("IOTLB_MSG: unsupported type {0}: need 2 (update) or 3 (invalidate)")]
     Iotlb(u8),
-    /// the device status is to be {0:#x}
-    #[error("the device status is to be {0:#x}")]
+    /// SET_STATUS with more than 8 bits.
+    #[error("SET_STATUS: invalid device status {0:#x}: need 8 bits")]
     Status(u64),
-    /// device state is to be carried in direction {direction}, phase {phase}
-    #[error("device state is to be carried in direction {direction}, phase {phase}")]
+    /// SET_DEVICE_STATE_FD with an unknown direction or phase.
+    #[error(
+        "SET_DEVICE_STATE_FD: unsupported direction {direction}, phase {phase}: need direction 0 or 1, phase 0"
+    )]
     Transfer {
-        /// 0 and 1 are known.
+        /// Direction; 0 (save) and 1 (load) are supported.
         direction: u32,
-        /// 0 is known.
+        /// Phase; 0 (stopped) is supported.
         phase: u32,
     },
-    /// the log: {0}
-    #[error("the log: {0}")]
+    /// Dirty log that cannot be used.
+    #[error("dirty log: {0}")]
     Log(#[from] LogError),
-    /// the in-flight memory: {0}
-    #[error("the in-flight memory: {0}")]
+    /// In-flight region that cannot be used.
+    #[error("in-flight region: {0}")]
     Inflight(&'static str),
-    /// memory that the client has shared is gone: its file was made shorter
-    #[error("memory that the client has shared is gone: its file was made shorter")]
+    /// Access to a page behind the new end of a truncated file.
+    #[error("shared memory is lost: the client truncated its file")]
     MemoryLost,
-    /// The host has no memory for what the client asks for.
-    #[error("no memory for {what}: {source}")]
+    /// The host refuses memory for a session or a queue.
+    #[error("not enough memory for {what}: {source}")]
     OutOfMemory {
-        /// A session or a queue.
+        /// What the memory was for.
         what: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// {0}
+    /// Failure to make an eventfd.
     #[error(transparent)]
     Host(#[from] NotifyError),
 }

@@ -1,12 +1,13 @@
-//! What live migration asks of a session: a log of the pages that devices write.
+//! Live migration: the log of the pages that a device writes.
 //!
 //! ```text
-//!   SET_LOG_BASE: where ----> kept --SET_FEATURES with LOG_ALL--> on: every write is marked by the end of its batch
+//!   SET_LOG_BASE: area ----> stored --SET_FEATURES with LOG_ALL--> on: every write is marked by the end of its batch
 //!                              ^                                   |
 //!                              '------- SET_FEATURES without ------'
 //! ```
-//! The used ring is marked with everything else, by its guest-physical address, whether SET_VRING_ADDR asks for it or not.
-use super::{SETTLE, Session, SessionError};
+//! The used ring is marked like all other memory, by its guest-physical address, whether
+//! SET_VRING_ADDR asks for it or not.
+use super::{BATCH_TIMEOUT, Session, SessionError};
 use paravane_dma::DirtyLog;
 use paravane_spec::vhost_user::{F_LOG_ALL, LogArea, protocol_feature};
 use std::os::fd::OwnedFd;
@@ -19,20 +20,20 @@ impl Session<'_> {
         let log = DirtyLog::guarded(file, area.offset, area.size, alarm, quota)?;
         self.log = Some(Arc::clone(&log));
         if self.features.has(F_LOG_ALL) {
-            self.memory.memory().start_log(log, SETTLE)?;
+            self.memory.memory().start_log(log, BATCH_TIMEOUT)?;
         }
         Ok(())
     }
 
-    /// After the features have changed.
-    pub(super) fn log_or_not(&mut self) -> Result<(), SessionError> {
+    /// Starts or stops logging. Call it after a change of the features.
+    pub(super) fn update_logging(&mut self) -> Result<(), SessionError> {
         let memory = self.memory.memory();
         match (self.features.has(F_LOG_ALL), &self.log) {
-            (true, Some(log)) => memory.start_log(Arc::clone(log), SETTLE)?,
-            // It is turned on when it comes.
+            (true, Some(log)) => memory.start_log(Arc::clone(log), BATCH_TIMEOUT)?,
+            // SET_LOG_BASE turns it on.
             (true, None) => {}
             (false, _) => {
-                memory.stop_log(SETTLE)?;
+                memory.stop_log(BATCH_TIMEOUT)?;
             }
         }
         Ok(())

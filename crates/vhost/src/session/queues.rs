@@ -1,5 +1,5 @@
-//! The queues of a session: what is set of them, and when they start and stop.
-use super::{HEADROOM, SETTLE, Session, SessionError};
+//! Queues of a session: their configuration, start and stop.
+use super::{BATCH_TIMEOUT, HEADROOM, Session, SessionError};
 use crate::memory::ClientRegions;
 use crate::message::Reply;
 use crate::notifiers::Relay;
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 impl Session<'_> {
-    /// The queue's number, if there is such a queue.
+    /// Checks the index of a queue.
     pub(super) fn queue(&self, index: u32) -> Result<u16, SessionError> {
         let queue = u16::try_from(index).map_err(|_| SessionError::Queue(index))?;
         if usize::from(queue) < self.vrings.len() { Ok(queue) } else { Err(SessionError::Queue(index)) }
@@ -26,15 +26,19 @@ impl Session<'_> {
         self.vrings.get_mut(index as usize).ok_or(SessionError::Queue(index))
     }
 
-    /// The queue, which must rest for `request`.
-    pub(super) fn resting(&mut self, index: u32, request: &'static str) -> Result<&mut Vring, SessionError> {
+    /// Returns a queue that must be stopped for `request`.
+    pub(super) fn stopped_vring(
+        &mut self,
+        index: u32,
+        request: &'static str,
+    ) -> Result<&mut Vring, SessionError> {
         let vring = self.vring(index)?;
         if vring.is_live() { Err(SessionError::Live { queue: index, request }) } else { Ok(vring) }
     }
 
     pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), SessionError> {
         let VringState { index, num } = state;
-        let vring = self.resting(index, "SET_VRING_NUM")?;
+        let vring = self.stopped_vring(index, "SET_VRING_NUM")?;
         match u16::try_from(num) {
             Ok(size @ 1..=MAX_SIZE) => vring.size = size,
             _ => return Err(SessionError::Size { queue: index, size: num }),
@@ -45,7 +49,7 @@ impl Session<'_> {
     pub(super) fn set_vring_addr(&mut self, addr: VringAddr) -> Result<(), SessionError> {
         let queue = self.queue(addr.index)?;
         let vring = self.vring(addr.index)?;
-        // Whether the ring is logged may change at any time; it always is, while a log is on.
+        // Whether the ring is logged may change at any time: while a log is on, it always is.
         let areas = |addr: VringAddr| (addr.desc, addr.driver, addr.device);
         if vring.is_live() && vring.addr.map(areas) != Some(areas(addr)) {
             return Err(SessionError::Live { queue: addr.index, request: "SET_VRING_ADDR" });
@@ -65,7 +69,7 @@ impl Session<'_> {
         let Some(mut host_queue) = self.take_off(queue) else {
             return self.start_if_complete(queue);
         };
-        // It goes on, with kicks from elsewhere.
+        // The queue continues, with kicks from the new descriptor.
         host_queue.kick_by(kicks);
         self.put_on(queue, host_queue)
     }
@@ -93,7 +97,7 @@ impl Session<'_> {
         self.stop(queue);
         self.shared_status.notifiers.forget_failure(queue);
         let vring = self.vring(index)?;
-        // It starts when it is given a descriptor for kicks again.
+        // A new kick descriptor starts it again.
         vring.kick = None;
         let num = vring.base;
         if self.is_idle() {
@@ -102,7 +106,7 @@ impl Session<'_> {
         Ok(Some(Reply::Vring(VringState { index, num })))
     }
 
-    /// RESET_OWNER.
+    /// Stops and disables all queues (RESET_OWNER).
     pub(super) fn disable_all(&mut self) {
         for queue in 0..self.vrings.len() as u16 {
             self.stop(queue);
@@ -113,33 +117,37 @@ impl Session<'_> {
         }
     }
 
-    /// Without protocol features there is nothing to enable a queue with.
+    /// Whether queues need SET_VRING_ENABLE, which only exists with protocol features.
     pub(super) fn needs_enable(&self) -> bool {
         self.features.has(F_PROTOCOL_FEATURES)
     }
 
-    /// Changes the client's memory. Queues whose rings that moves or takes away are stopped before, and started when there
-    /// is memory where they lie.
+    /// Changes the client's memory.
+    ///
+    /// Queues whose rings move or lose their memory are stopped first. Queues whose rings gain
+    /// memory are started.
     pub(super) fn change_memory(&mut self, regions: ClientRegions) -> Result<(), SessionError> {
         let translated = self.translations.is_some();
         self.keep_translations(&regions);
         for queue in 0..self.vrings.len() as u16 {
             let vring = &self.vrings[usize::from(queue)];
-            let moves = !translated && places(vring, &regions) != places(vring, self.memory.regions());
+            let moves = !translated
+                && ring_placement(vring, &regions) != ring_placement(vring, self.memory.regions());
             if vring.is_live() && moves {
                 self.stop(queue);
             }
         }
         self.memory.publish(regions)?;
         for queue in 0..self.vrings.len() as u16 {
-            // A queue that lies nowhere waits for more memory.
-            if translated || places(&self.vrings[usize::from(queue)], self.memory.regions()).is_some() {
+            // A queue whose ring is in no region waits for more memory.
+            if translated || ring_placement(&self.vrings[usize::from(queue)], self.memory.regions()).is_some()
+            {
                 self.start_if_complete(queue)?;
             }
         }
         self.look_again();
-        if let Err(busy) = self.memory.memory().synchronize(SETTLE) {
-            tracing::warn!("memory that the client has taken back may still be in use: {busy}");
+        if let Err(busy) = self.memory.memory().synchronize(BATCH_TIMEOUT) {
+            tracing::warn!("memory that the client removed may still be in use: {busy}");
         }
         Ok(())
     }
@@ -168,8 +176,8 @@ impl Session<'_> {
         let kicks = self.kicks(kick)?;
         let addresses = self.addresses(index, vring.size, addr)?;
         let max = self.device.queue_sizes()[usize::from(queue)];
-        if !self.reaches_ring(addresses, max, features) {
-            // It starts when the translations come.
+        if !self.translates_ring(addresses, max, features) {
+            // The translations start it when they arrive.
             return Ok(());
         }
         let handle = match &self.translations {
@@ -177,16 +185,17 @@ impl Session<'_> {
             None => self.memory.memory().handle(),
         };
         let mut handle = handle.named(format!("queue {queue}"));
-        // An IOVA is any number; a ring that wraps is refused below.
+        // An IOVA can be any number. A ring that wraps is refused below.
         let last = (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
         let last = addresses.desc.checked_add(last);
         let used_idx = addresses.device.checked_add(USED_IDX as u64);
-        // What is not there is refused below.
+        // Missing memory is refused below.
         let guard = handle.enter();
         let word = |at: Option<u64>| {
             at.and_then(|at| guard.read_obj(at, Access::RELAXED).ok()).map_or(0, u16::from_le)
         };
-        // In order, the ring itself tells what is in flight: all from its used position on.
+        // With IN_ORDER the ring itself says what is in flight: everything from its used position
+        // on.
         let inflight = self.inflight.as_ref().filter(|_| features & feature::IN_ORDER == 0);
         let state = vring
             .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
@@ -203,7 +212,7 @@ impl Session<'_> {
         };
         let live = match (live, &self.translations) {
             (Ok(live), None) => live,
-            (Ok(live), Some(translations)) => live.with_invalidation_lock(translations.gate()),
+            (Ok(live), Some(translations)) => live.with_invalidation_lock(translations.invalidation_lock()),
             (Err(error @ StartError::Memory { .. }), Some(_)) => {
                 self.refuse_ring(queue, &error);
                 return Ok(());
@@ -214,22 +223,22 @@ impl Session<'_> {
             .device
             .start_queue(queue, features)
             .map_err(|source| SessionError::Handler { queue: index, source })?;
-        let site: Arc<dyn QueueEvents> =
+        let events: Arc<dyn QueueEvents> =
             Arc::<crate::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
         let work = Arc::clone(&self.shared_status.work[usize::from(queue)]);
-        let mut host_queue = HostQueue::new(self.key(queue), live, handler, kicks, site, work);
+        let mut host_queue = HostQueue::new(self.key(queue), live, handler, kicks, events, work);
         host_queue.cut_by(Arc::clone(&self.shared_status.cut));
         self.put_on(queue, Box::new(host_queue))?;
         self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
-        // What was used before we came may have brought no interrupt: whoever served the queue then may have died between
-        // the two.
+        // Buffers used before this start may have caused no interrupt: an earlier server may have
+        // died between the two.
         self.interrupt(queue);
         tracing::debug!(queue, ?addresses, ?state, "queue started");
-        self.show(queue, &self.vrings[usize::from(queue)]);
+        self.publish_status(queue, &self.vrings[usize::from(queue)]);
         Ok(())
     }
 
-    /// Nobody can tell a driver what its queue has no room for, but the operator can make the VMM's queues larger.
+    /// Warns the operator: the driver cannot know that its queue is too short.
     fn warn_of_short_queue(&self, queue: u32, size: u16, features: u64) {
         let needed = self.device.longest_chain();
         if size < needed && features & feature::INDIRECT_DESC == 0 {
@@ -237,13 +246,13 @@ impl Session<'_> {
                 queue,
                 size,
                 needed,
-                "queue is shorter than the longest request, and indirect descriptors are off: the guest's I/O may hang; \
+                "queue is shorter than the longest request, and indirect descriptors are off: the guest's I/O can hang; \
                  give the VMM's queues {needed} descriptors, or start with --queue-size {size}"
             );
         }
     }
 
-    /// Where the areas are, as the device addresses them.
+    /// Ring addresses as the device uses them: guest-physical or IOVA.
     fn addresses(&self, queue: u32, size: u16, addr: VringAddr) -> Result<QueueAddresses, SessionError> {
         if self.translations.is_some() {
             let VringAddr { desc, driver, device, .. } = addr;
@@ -258,7 +267,7 @@ impl Session<'_> {
         Ok(QueueAddresses { size, desc, driver, device })
     }
 
-    /// A descriptor of our own for the same kicks.
+    /// Duplicates the kick descriptor for an I/O thread.
     fn kicks(&self, kick: &Kick) -> Result<Kicks, SessionError> {
         let refused = |source| SessionError::Fd { request: "SET_VRING_KICK", source };
         let fd = match kick {
@@ -269,7 +278,7 @@ impl Session<'_> {
         Ok(Kicks::Foreign(ForeignKicks::new(fd).map_err(refused)?))
     }
 
-    /// Signals the client from another thread than this one, which must never be blocked by the client.
+    /// Signals the client from an I/O thread, because this thread must never block on the client.
     pub(super) fn relay(&self, queue: u16) -> Arc<dyn QueueEvents> {
         Arc::new(Relay {
             notifiers: Arc::clone(&self.shared_status.notifiers),
@@ -277,7 +286,7 @@ impl Session<'_> {
         })
     }
 
-    /// An interrupt, perhaps one too many.
+    /// Interrupts the driver, perhaps once too often.
     pub(super) fn interrupt(&self, queue: u16) {
         self.relay(queue).used_buffer(queue);
         self.thread(queue).finish_tasks();
@@ -294,7 +303,7 @@ impl Session<'_> {
 
     fn put_on(&self, queue: u16, host_queue: Box<HostQueue>) -> Result<(), SessionError> {
         self.thread(queue).put_on(host_queue).map_err(|NotPutOn { queue: unserved, source }| {
-            // Nothing of it is in flight yet, or all of that is completed.
+            // Nothing of the queue is in flight: it has not started, or everything is completed.
             if let Some(mut unserved) = unserved {
                 unserved.tell(self.relay(queue));
                 unserved.stop(true);
@@ -303,7 +312,7 @@ impl Session<'_> {
         })
     }
 
-    /// `None`: it is not live, or has failed.
+    /// Takes a queue off its thread. `None` if it is not live or has failed.
     fn take_off(&self, queue: u16) -> Option<Box<HostQueue>> {
         if !self.vrings[usize::from(queue)].is_live() {
             return None;
@@ -311,17 +320,18 @@ impl Session<'_> {
         self.thread(queue).take_off(self.key(queue))
     }
 
-    /// Stops a queue: what is in flight is completed, and its position is kept.
+    /// Stops a queue: completes what is in flight, and keeps its position.
     pub(super) fn stop(&mut self, queue: u16) {
-        // What it has missed and was not told is missed again when it goes on.
+        // Misses that were not reported occur again when the queue continues.
         self.back_channel.forget();
         if let Some(host_queue) = self.take_off(queue) {
             self.park(queue, host_queue);
         }
-        self.rest(queue);
+        self.set_stopped(queue);
     }
 
-    /// Stops all queues. All have left their threads before the first one is drained: nobody goes on with the others meanwhile.
+    /// Stops all queues. All leave their threads before the first is drained, so that none runs on
+    /// meanwhile.
     pub(super) fn stop_every(&mut self) {
         self.back_channel.forget();
         let live = (0..).zip(&self.vrings).filter(|(_, vring)| vring.is_live());
@@ -331,36 +341,36 @@ impl Session<'_> {
             if let Some(host_queue) = self.thread(queue).taken_off(taking_off) {
                 self.park(queue, host_queue);
             }
-            self.rest(queue);
+            self.set_stopped(queue);
         }
     }
 
-    /// Drains a queue that is on no thread any more, and keeps its position.
+    /// Drains a queue that has left its thread, and keeps its position.
     fn park(&mut self, queue: u16, mut host_queue: Box<HostQueue>) {
         host_queue.tell(self.relay(queue));
         match host_queue.park() {
             Ok((parked, _handler)) => {
                 self.vrings[usize::from(queue)].base = parked.state().vring_base();
             }
-            Err(error) => tracing::warn!(queue, "a queue keeps no position: {error}"),
+            Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
         }
         self.thread(queue).finish_tasks();
     }
 
-    /// Stops a queue that its driver has forgotten.
+    /// Stops a queue whose driver has been reset.
     pub(super) fn abandon(&mut self, queue: u16) {
         if let Some(host_queue) = self.take_off(queue) {
             host_queue.stop(false);
         }
-        self.rest(queue);
+        self.set_stopped(queue);
     }
 
-    fn rest(&mut self, queue: u16) {
+    fn set_stopped(&mut self, queue: u16) {
         self.vrings[usize::from(queue)].stage = Stage::Stopped;
-        self.show(queue, &self.vrings[usize::from(queue)]);
+        self.publish_status(queue, &self.vrings[usize::from(queue)]);
     }
 
-    pub(super) fn show(&self, queue: u16, vring: &Vring) {
+    pub(super) fn publish_status(&self, queue: u16, vring: &Vring) {
         if let Some(shown) = self.shared_status.write().queues.get_mut(usize::from(queue)) {
             shown.live = vring.is_live();
             shown.enabled = vring.enabled;
@@ -370,12 +380,12 @@ impl Session<'_> {
     }
 }
 
-/// Where the areas of a queue are, and in which mappings.
-fn places(vring: &Vring, regions: &ClientRegions) -> Option<[(u64, usize); 3]> {
+/// Guest-physical addresses of the areas of a ring, and the mappings that hold them.
+fn ring_placement(vring: &Vring, regions: &ClientRegions) -> Option<[(u64, usize); 3]> {
     let addr = vring.addr?;
-    let place = |user| {
+    let placement = |user| {
         let (gpa, region) = regions.find(user)?;
         Some((gpa, Arc::as_ptr(region).addr()))
     };
-    Some([place(addr.desc)?, place(addr.driver)?, place(addr.device)?])
+    Some([placement(addr.desc)?, placement(addr.driver)?, placement(addr.device)?])
 }

@@ -1,17 +1,18 @@
-//! A client with an IOMMU: with ACCESS_PLATFORM all addresses of rings and buffers are the device's (IOVAs).
+//! Clients with an IOMMU: with ACCESS_PLATFORM all addresses of rings and buffers are IOVAs.
 //!
 //! ```text
-//!   ring set up: its areas looked for --all translated--> live
-//!                 |     ^                                  |  a chain is not translated: told, the queue waits
-//!                told   '---- IOTLB_MSG update ----------->'  looks again
+//!   ring set up: its areas looked up --all translated--> live
+//!                  |     ^                                 |  a chain misses: reported, the queue waits
+//!               reported '----- IOTLB_MSG update --------->'  looks again
 //!                                                          |
-//!   IOTLB_MSG invalidate: queues whose rings lie there are stopped, what is in flight there is waited for,
-//!                         acknowledged; the queues' rings are looked for again
+//!   IOTLB_MSG invalidate: stop the queues whose rings are in the range, wait for what is in flight there,
+//!                         acknowledge, look the rings up again
 //! ```
-//! Translations are forgotten when a driver begins anew (SET_FEATURES while no queue is in use, or the last GET_VRING_BASE), and
-//! when there are too many of them: whatever is needed is asked for again.
+//! Translations are dropped when a driver starts over (SET_FEATURES while no queue is in use, or
+//! the last GET_VRING_BASE), and when the table is full. Those that are still needed are requested
+//! again.
 use super::{Session, SessionError};
-use crate::iotlb::{Piece, Refused, Translations, touched};
+use crate::iotlb::{Piece, Refused, Translations, touched_pages};
 use crate::vring::Stage;
 use paravane_device::{ServeError, StartError};
 use paravane_dma::{Access, Busy};
@@ -21,7 +22,7 @@ use paravane_spec::feature;
 use paravane_spec::vhost_user::{Iotlb, iotlb};
 use std::sync::Arc;
 
-/// What became of a message that may be refused without harm to the session.
+/// Outcome of a message whose refusal does not end the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handled {
     Done,
@@ -29,14 +30,14 @@ pub(super) enum Handled {
 }
 
 impl Session<'_> {
-    pub(super) fn iotlb(&mut self, said: &Iotlb) -> Result<Handled, SessionError> {
+    pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
         if self.translations.is_none() {
             return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
         }
-        match said.kind {
-            iotlb::UPDATE => self.update(said),
+        match msg.kind {
+            iotlb::UPDATE => self.update(msg),
             iotlb::INVALIDATE => {
-                let (first, last) = touched(said);
+                let (first, last) = touched_pages(msg);
                 self.invalidate(first, last)?;
                 self.start_all()?;
                 Ok(Handled::Done)
@@ -45,9 +46,9 @@ impl Session<'_> {
         }
     }
 
-    fn update(&mut self, said: &Iotlb) -> Result<Handled, SessionError> {
-        let Some(piece) = Piece::new(said) else { return Ok(self.refuse(said)) };
-        if self.translations.as_ref().is_some_and(|known| known.contradicts(piece)) {
+    fn update(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
+        let Some(piece) = Piece::new(msg) else { return Ok(self.refuse(msg)) };
+        if self.translations.as_ref().is_some_and(|translations| translations.contradicts(piece)) {
             self.invalidate(piece.first, piece.last)?;
         }
         let mut inserted = self.insert(piece);
@@ -58,7 +59,7 @@ impl Session<'_> {
         }
         if inserted.is_err() {
             self.start_all()?;
-            return Ok(self.refuse(said));
+            return Ok(self.refuse(msg));
         }
         if self.back_channel.answered(piece.first, piece.last) {
             self.look_again();
@@ -68,27 +69,27 @@ impl Session<'_> {
     }
 
     fn insert(&mut self, piece: Piece) -> Result<(), Refused> {
-        self.translations.as_mut().map_or(Ok(()), |known| known.insert(piece, self.memory.regions()))
+        self.translations
+            .as_mut()
+            .map_or(Ok(()), |translations| translations.insert(piece, self.memory.regions()))
     }
 
-    /// What it says is not taken; who misses it waits for something better. A guest can bring that about (an IOVA that means
-    /// no memory), so the session goes on.
-    fn refuse(&self, said: &Iotlb) -> Handled {
+    /// Refuses an update; the queue that misses the translation waits for a better one.
+    ///
+    /// A guest can cause this with an IOVA that maps to no memory, so the session continues.
+    fn refuse(&self, msg: &Iotlb) -> Handled {
         let refused = {
             let mut status = self.shared_status.write();
             status.refused_translations += 1;
             status.refused_translations
         };
         if refused == 1 {
-            tracing::warn!(
-                ?said,
-                "a translation is not taken: it is not of whole pages of the client's memory"
-            );
+            tracing::warn!(?msg, "translation refused: it does not map whole pages of the client's memory");
         }
         Handled::Refused
     }
 
-    /// Forgets translations. Queues whose rings lie there are stopped.
+    /// Drops translations. Queues whose rings are in the range are stopped.
     fn invalidate(&mut self, first: u64, last: u64) -> Result<(), SessionError> {
         for queue in 0..self.vrings.len() as u16 {
             let Stage::Live(addresses) = self.vrings[usize::from(queue)].stage else { continue };
@@ -101,10 +102,10 @@ impl Session<'_> {
         let mut waited = 0_u64;
         let mut waiting = |busy: &Busy| {
             waited += 1;
-            // Its thread may be waiting for a client that does not read.
+            // The thread may be blocked by a client that does not read.
             notifiers.unblock();
             if waited.is_multiple_of(50) {
-                tracing::warn!("a translation is still in use: {busy}");
+                tracing::warn!("still waiting to drop a translation: {busy}");
             }
         };
         if let Some(translations) = &mut self.translations
@@ -116,19 +117,19 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The first and the last address of each area of a queue.
+    /// First and last address of each area of a ring.
     fn areas(&self, queue: u16, addresses: QueueAddresses) -> Vec<(u64, u64)> {
         let max = self.device.queue_sizes()[usize::from(queue)];
         let config = QueueConfig::new(addresses, max, self.features.of_driver());
-        // It is live, so that cannot fail, and no area is empty or wraps.
+        // The queue is live, so its configuration is valid, and no area is empty or wraps.
         config.map_or(Vec::new(), |config| {
             config.areas().iter().map(|area| (area.addr, area.addr + (area.len as u64 - 1))).collect()
         })
     }
 
-    /// Whether the areas of a ring are translated. What is not, is told.
-    pub(super) fn reaches_ring(&self, addresses: QueueAddresses, max: u16, features: u64) -> bool {
-        // What is wrong with the addresses is found when the queue is started.
+    /// Whether all areas of a ring are translated. Reports the misses.
+    pub(super) fn translates_ring(&self, addresses: QueueAddresses, max: u16, features: u64) -> bool {
+        // Invalid addresses are refused when the queue starts.
         let (Some(translations), Ok(config)) =
             (&self.translations, QueueConfig::new(addresses, max, features))
         else {
@@ -144,20 +145,25 @@ impl Session<'_> {
         missed.count() == 0
     }
 
-    /// A ring whose memory is translated and cannot be used all the same: the guest's doing, which ends its queue alone.
+    /// Fails a queue whose translated ring cannot be used. The guest caused it, so the session
+    /// continues.
     pub(super) fn refuse_ring(&self, queue: u16, error: &StartError) {
         self.relay(queue).failed(queue, &ServeError::Host(std::io::Error::other(error.to_string())));
     }
 
-    /// Before the client's memory changes: what is known is given up if it would mean something else.
+    /// Drops the translations that a change of the client's memory would alter.
     pub(super) fn keep_translations(&mut self, new: &crate::memory::ClientRegions) {
-        if self.translations.as_ref().is_some_and(|known| !known.survives(self.memory.regions(), new)) {
+        if self
+            .translations
+            .as_ref()
+            .is_some_and(|translations| !translations.survives(self.memory.regions(), new))
+        {
             self.stop_all();
             self.forget_translations();
         }
     }
 
-    /// Begins with no translations, or has no use for any. No queue may be live.
+    /// Starts over without translations, or turns them off. No queue may be live.
     pub(super) fn forget_translations(&mut self) {
         let translated = self.features.has(feature::ACCESS_PLATFORM);
         let channel = Arc::clone(&self.back_channel);
@@ -167,7 +173,7 @@ impl Session<'_> {
         self.back_channel.forget();
     }
 
-    /// The driver may begin anew: no queue is live, nor about to be.
+    /// Whether the driver may start over: no queue is live or ready to start.
     pub(super) fn is_idle(&self) -> bool {
         let needs_enable = self.needs_enable();
         !self.vrings.iter().any(|vring| vring.is_live() || vring.is_complete(needs_enable))
@@ -181,20 +187,20 @@ impl Session<'_> {
         }
     }
 
-    /// Starts all queues of which everything is known, rings translated.
+    /// Starts all queues that are completely configured and whose rings are translated.
     fn start_all(&mut self) -> Result<(), SessionError> {
         (0..self.vrings.len() as u16).try_for_each(|queue| self.start_if_complete(queue))
     }
 
-    /// Queues that wait for translations, or keep memory, are served once more.
+    /// Has the threads serve queues again that wait for translations or hold memory.
     pub(super) fn look_again(&self) {
         let count = self.vrings.len().min(self.workers.threads.len());
         self.workers.threads[..count].iter().for_each(|thread| thread.look_again(self.workers.device));
     }
 
-    /// What could not be told of is met again.
-    pub(super) fn tell_again(&mut self) -> Result<(), SessionError> {
-        if self.translations.is_some() && self.back_channel.take_untold() {
+    /// Has queues miss again what could not be reported.
+    pub(super) fn report_again(&mut self) -> Result<(), SessionError> {
+        if self.translations.is_some() && self.back_channel.take_unreported() {
             self.look_again();
             self.start_all()?;
         }

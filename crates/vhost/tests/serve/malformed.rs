@@ -72,19 +72,19 @@ fn say(stage: Stage, request: u32, payload: &[u8], fds: Vec<OwnedFd>, error: &'s
 /// Messages that are none, whatever comes before them.
 fn headers() -> Vec<Case> {
     let mut cases = vec![
-        raw(Fresh, header(request::GET_FEATURES, 0, 0), vec![], "a message of version 0"),
-        raw(Fresh, header(request::GET_FEATURES, 2, 0), vec![], "a message of version 2"),
-        raw(Fresh, header(request::GET_FEATURES, 1 | 1 << 4, 0), vec![], "unknown flags"),
-        raw(Fresh, header(request::GET_FEATURES, 1 | 1 << 31, 0), vec![], "unknown flags"),
-        raw(Fresh, header(request::GET_FEATURES, 1 | flags::REPLY, 0), vec![], "a reply to nothing"),
-        raw(Fresh, header(request::GET_CONFIG, 1, 4097), vec![], "with 4097 bytes"),
-        raw(Fresh, header(request::GET_CONFIG, 1, u32::MAX), vec![], "with 4294967295 bytes"),
+        raw(Fresh, header(request::GET_FEATURES, 0, 0), vec![], "unsupported message version 0"),
+        raw(Fresh, header(request::GET_FEATURES, 2, 0), vec![], "unsupported message version 2"),
+        raw(Fresh, header(request::GET_FEATURES, 1 | 1 << 4, 0), vec![], "reserved bits"),
+        raw(Fresh, header(request::GET_FEATURES, 1 | 1 << 31, 0), vec![], "reserved bits"),
+        raw(Fresh, header(request::GET_FEATURES, 1 | flags::REPLY, 0), vec![], "unexpected reply"),
+        raw(Fresh, header(request::GET_CONFIG, 1, 4097), vec![], "payload of 4097 bytes"),
+        raw(Fresh, header(request::GET_CONFIG, 1, u32::MAX), vec![], "payload of 4294967295 bytes"),
         bytes_then_hang_up(header(request::SET_OWNER, 1, 0)[..5].to_vec(), "in the middle of a message"),
         bytes_then_hang_up(header(request::SET_FEATURES, 1, 8), "in the middle of a message"),
         bytes_then_hang_up([header(request::SET_FEATURES, 1, 8), vec![0; 7]].concat(), "in the middle"),
     ];
     for unknown in [0, 20, 23, 26, 27, 28, 29, 30, 33, 35, 41, 44, 1000, u32::MAX] {
-        cases.push(say(Agreed, unknown, &[], vec![], "is unknown"));
+        cases.push(say(Agreed, unknown, &[], vec![], "unknown request"));
     }
     cases
 }
@@ -127,25 +127,24 @@ fn shapes() -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for (request, size, fds) in of {
-        let sized =
-            |size: usize| say(Agreed, request, &vec![0; size], events(fds), "bytes, which it cannot have");
+        let sized = |size: usize| say(Agreed, request, &vec![0; size], events(fds), "invalid payload");
         cases.push(sized(size + 1));
         if size > 0 {
             cases.push(sized(size - 1));
         }
-        let with = |fds| say(Agreed, request, &vec![0; size], events(fds), "descriptors in place of");
+        let with = |fds| say(Agreed, request, &vec![0; size], events(fds), "file descriptors, need");
         // Some send one with REM_MEM_REG, which is forgiven.
         cases.push(with(if request == request::REM_MEM_REG { 2 } else { fds + 1 }));
         if fds > 0 {
             cases.push(with(fds - 1));
         }
     }
-    cases.push(say(Agreed, request::SET_FEATURES, &[0; 8], events(9), "more than 8 descriptors"));
-    cases.push(say(Fresh, request::SET_MEM_TABLE, &[0; 264], events(60), "more than 8 descriptors"));
+    cases.push(say(Agreed, request::SET_FEATURES, &[0; 8], events(9), "more than 8 file descriptors"));
+    cases.push(say(Fresh, request::SET_MEM_TABLE, &[0; 264], events(60), "more than 8 file descriptors"));
     let nothing = VRING_NO_FD.as_bytes();
-    cases.push(say(Agreed, request::SET_VRING_KICK, nothing, events(1), "descriptors in place of 0"));
-    cases.push(say(Agreed, request::SET_VRING_KICK, (1_u64 << 9).as_bytes(), vec![], "which means nothing"));
-    cases.push(say(Agreed, request::SET_INFLIGHT_FD, &[0; INFLIGHT_SIZE + 1], events(1), "bytes, which"));
+    cases.push(say(Agreed, request::SET_VRING_KICK, nothing, events(1), "file descriptors, need 0"));
+    cases.push(say(Agreed, request::SET_VRING_KICK, (1_u64 << 9).as_bytes(), vec![], "invalid value"));
+    cases.push(say(Agreed, request::SET_INFLIGHT_FD, &[0; INFLIGHT_SIZE + 1], events(1), "invalid payload"));
     cases
 }
 
@@ -174,26 +173,26 @@ fn memory() -> Vec<Case> {
         one(MemoryRegion { gpa: u64::MAX - 4095, ..good }, file(), "wraps around"),
         one(MemoryRegion { user: u64::MAX - 4095, ..good }, file(), "wraps around"),
         one(MemoryRegion { offset: u64::MAX - 4095, ..good }, file(), "wraps around"),
-        one(MemoryRegion { size: u64::MAX, gpa: 0, user: 0, offset: 0 }, file(), "the memory"),
+        one(MemoryRegion { size: u64::MAX, gpa: 0, user: 0, offset: 0 }, file(), "guest memory"),
         one(MemoryRegion { gpa: GPA + 1, ..good }, file(), "multiples of 4096"),
         one(MemoryRegion { offset: 100, size: 4096, ..good }, file(), "multiples of 4096"),
         one(MemoryRegion { size: size + 1, ..good }, file(), "its file has"),
         one(MemoryRegion { offset: size, ..good }, file(), "its file has"),
         one(good, memfd(0), "its file has"),
-        one(good, pipe(), "the memory"),
-        one(good, event(), "the memory"),
-        one(good, std::fs::File::open("/dev/zero").unwrap().into(), "the memory"),
+        one(good, pipe(), "guest memory"),
+        one(good, event(), "guest memory"),
+        one(good, std::fs::File::open("/dev/zero").unwrap().into(), "guest memory"),
         two(MemoryRegion { gpa: 0, ..good }, "overlap"),
         two(MemoryRegion { gpa: 0, user: USER + size - 1, ..good }, "overlap"),
         two(MemoryRegion { gpa: GPA + size - 4096, user: 0, ..good }, "overlap"),
-        say(Agreed, request::SET_MEM_TABLE, &counted(9, 8), events(8), "which means nothing"),
-        say(Agreed, request::SET_MEM_TABLE, &counted(u32::MAX, 1), events(1), "which means nothing"),
-        say(Agreed, request::SET_MEM_TABLE, &counted(2, 1), events(2), "bytes, which it cannot have"),
-        say(Agreed, request::SET_MEM_TABLE, &counted(2, 2), events(1), "descriptors in place of 2"),
-        say(Agreed, request::SET_MEM_TABLE, &counted(8, 9), events(8), "bytes, which it cannot have"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(9, 8), events(8), "invalid value"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(u32::MAX, 1), events(1), "invalid value"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(2, 1), events(2), "invalid payload"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(2, 2), events(1), "file descriptors, need 2"),
+        say(Agreed, request::SET_MEM_TABLE, &counted(8, 9), events(8), "invalid payload"),
         slot(request::ADD_MEM_REG, good, vec![file()], "overlap"),
-        slot(request::REM_MEM_REG, MemoryRegion { size: 4096, ..good }, vec![], "there is no region"),
-        slot(request::REM_MEM_REG, MemoryRegion { gpa: 0, ..good }, vec![], "there is no region"),
+        slot(request::REM_MEM_REG, MemoryRegion { size: 4096, ..good }, vec![], "no region"),
+        slot(request::REM_MEM_REG, MemoryRegion { gpa: 0, ..good }, vec![], "no region"),
     ]
 }
 
@@ -209,22 +208,22 @@ fn queues() -> Vec<Case> {
             request::GET_VRING_BASE,
             request::SET_VRING_ENABLE,
         ] {
-            cases.push(vring(Agreed, request, state(index, 1), "there is no queue"));
+            cases.push(vring(Agreed, request, state(index, 1), "does not exist"));
         }
         let addr = VringAddr { index, ..VringAddr::default() };
-        cases.push(say(Agreed, request::SET_VRING_ADDR, addr.as_bytes(), vec![], "there is no queue"));
+        cases.push(say(Agreed, request::SET_VRING_ADDR, addr.as_bytes(), vec![], "does not exist"));
     }
     for request in [request::SET_VRING_KICK, request::SET_VRING_CALL, request::SET_VRING_ERR] {
         for index in [1_u64, 255] {
-            cases.push(say(Agreed, request, index.as_bytes(), events(1), "there is no queue"));
+            cases.push(say(Agreed, request, index.as_bytes(), events(1), "does not exist"));
         }
         // It cannot be waited for, or written to, without end.
-        cases.push(say(Agreed, request, 0_u64.as_bytes(), vec![memfd(4096)], "the descriptor of"));
+        cases.push(say(Agreed, request, 0_u64.as_bytes(), vec![memfd(4096)], "unusable file descriptor"));
     }
     for size in [0, 32769, 65536, 65792, u32::MAX] {
-        cases.push(vring(Agreed, request::SET_VRING_NUM, state(0, size), "descriptors"));
+        cases.push(vring(Agreed, request::SET_VRING_NUM, state(0, size), "invalid size"));
     }
-    cases.push(vring(Agreed, request::SET_VRING_ENABLE, state(0, 2), "is to be enabled by 2"));
+    cases.push(vring(Agreed, request::SET_VRING_ENABLE, state(0, 2), "invalid value 2"));
     let live = "while queue 0 is live";
     cases.push(vring(Live, request::SET_VRING_NUM, state(0, 128), live));
     cases.push(vring(Live, request::SET_VRING_BASE, state(0, 1), live));
@@ -240,14 +239,14 @@ fn queues() -> Vec<Case> {
 fn others() -> Vec<Case> {
     let log = |size, offset, file| {
         let area = LogArea { size, offset };
-        say(Agreed, request::SET_LOG_BASE, area.as_bytes(), vec![memfd(file)], "the log")
+        say(Agreed, request::SET_LOG_BASE, area.as_bytes(), vec![memfd(file)], "dirty log")
     };
     let inflight = |inflight: Inflight, file, error| {
         say(Agreed, request::SET_INFLIGHT_FD, inflight.as_bytes(), vec![memfd(file)], error)
     };
     let good = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
     let get = |wanted: Inflight| {
-        say(Agreed, request::GET_INFLIGHT_FD, wanted.as_bytes(), vec![], "there are no such queues")
+        say(Agreed, request::GET_INFLIGHT_FD, wanted.as_bytes(), vec![], "invalid number of queues")
     };
     let pipe = || OwnedFd::from(std::io::pipe().unwrap().1);
     vec![
@@ -256,32 +255,32 @@ fn others() -> Vec<Case> {
         say(Fresh, request::SET_FEATURES, feature::NOTIFICATION_DATA.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_PROTOCOL_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_PROTOCOL_FEATURES, (1_u64 << 14).as_bytes(), vec![], "not offered"),
-        say(Fresh, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "was not accepted"),
+        say(Fresh, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "did not accept"),
         say(Agreed, request::SET_DEVICE_STATE_FD, 2_u64.as_bytes(), vec![pipe()], "direction 2"),
         say(Agreed, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "not a pipe"),
         say(Agreed, request::SET_BACKEND_REQ_FD, &[], events(1), "not an end of a pair"),
         say(Agreed, request::SET_VRING_CALL, &[0; 8], vec![memfd(8)], "neither an eventfd nor a pipe"),
         say(Live, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "while queue 0 is live"),
-        say(Fresh, request::IOTLB_MSG, &[0; 32], vec![], "was not accepted"),
-        say(Fresh, request::RESET_DEVICE, &[], vec![], "was not accepted"),
+        say(Fresh, request::IOTLB_MSG, &[0; 32], vec![], "did not accept"),
+        say(Fresh, request::RESET_DEVICE, &[], vec![], "did not accept"),
         // A disk has no place in a network.
-        say(Agreed, request::SEND_RARP, &[0; 8], vec![], "was not accepted"),
-        say(Agreed, request::SEND_RARP, &[0; 6], vec![], "request 19 with 6 bytes"),
-        say(Fresh, request::SET_STATUS, &[0; 8], vec![], "was not accepted"),
-        say(Fresh, request::SET_BACKEND_REQ_FD, &[], events(1), "was not accepted"),
-        say(Fresh, request::SET_LOG_BASE, &[0; 16], events(1), "was not accepted"),
-        say(Fresh, request::GET_INFLIGHT_FD, &[0; 24], vec![], "was not accepted"),
-        say(Fresh, request::SET_INFLIGHT_FD, &[0; 24], events(1), "was not accepted"),
-        say(Agreed, request::SET_STATUS, 256_u64.as_bytes(), vec![], "the device status"),
+        say(Agreed, request::SEND_RARP, &[0; 8], vec![], "did not accept"),
+        say(Agreed, request::SEND_RARP, &[0; 6], vec![], "request 19: invalid payload of 6 bytes"),
+        say(Fresh, request::SET_STATUS, &[0; 8], vec![], "did not accept"),
+        say(Fresh, request::SET_BACKEND_REQ_FD, &[], events(1), "did not accept"),
+        say(Fresh, request::SET_LOG_BASE, &[0; 16], events(1), "did not accept"),
+        say(Fresh, request::GET_INFLIGHT_FD, &[0; 24], vec![], "did not accept"),
+        say(Fresh, request::SET_INFLIGHT_FD, &[0; 24], events(1), "did not accept"),
+        say(Agreed, request::SET_STATUS, 256_u64.as_bytes(), vec![], "invalid device status"),
         log(4096, 0, 4095),
         log(4096, 4096, 4096),
         log(8, 4, 4096),
         log(u64::MAX, 0, 4096),
         log(4096, u64::MAX - 7, 4096),
-        inflight(Inflight { size: 0, ..good }, 4096, "the memory"),
-        inflight(Inflight { size: 8192, ..good }, 4096, "the memory"),
-        inflight(Inflight { size: u64::MAX, ..good }, 4096, "the memory"),
-        inflight(Inflight { offset: 8, ..good }, 8192, "the memory"),
+        inflight(Inflight { size: 0, ..good }, 4096, "guest memory"),
+        inflight(Inflight { size: 8192, ..good }, 4096, "guest memory"),
+        inflight(Inflight { size: u64::MAX, ..good }, 4096, "guest memory"),
+        inflight(Inflight { offset: 8, ..good }, 8192, "guest memory"),
         get(Inflight { queues: 0, ..good }),
         get(Inflight { queues: 257, ..good }),
         get(Inflight { queue_size: 0, ..good }),
@@ -366,7 +365,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         (0, |_, _, size, _| *size = 512, "not a power of two from 1 to 256"),
         (feature::RING_PACKED, |_, _, size, _| *size = 257, "is not from 1 to 256"),
         (0, |_, _, _, base| *base = 0x1_0000, "more than 16 bits"),
-        (0, |_, _, _, base| *base = 7, "the position"),
+        (0, |_, _, _, base| *base = 7, "invalid position"),
         (0, |machine, _, _, _| indices(machine, 68, 3), "the driver's available index 68 is not within 64"),
         (
             0,
@@ -380,7 +379,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         ),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8040, "outside a ring of 64"),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8001, "is not the 0 in flight"),
-        (0, |machine, _, _, _| machine.features &= !feature::VERSION_1, "does not follow version 1"),
+        (0, |machine, _, _, _| machine.features &= !feature::VERSION_1, "legacy driver"),
         (
             0,
             |machine, _, _, _| {
