@@ -1,4 +1,4 @@
-//! The one guard: every access of a device to guest memory.
+//! Access guard: every access of a device to guest memory in one batch.
 use crate::cache::CacheLine;
 use crate::handle::{Fault, Handle};
 use crate::pin_table::{PinList, Run};
@@ -8,20 +8,24 @@ use crate::{Access, DmaError, GuestRange, HostSlice, Mapping, MappingGuard, Segm
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Access to guest memory for one batch of one holder. No access takes a lock, counts a reference or writes what
-/// another thread writes.
+/// Access to guest memory for one batch of one holder; a read-side critical section.
 ///
-/// An access may cross from one region or translation into the next where they adjoin; it ends at the first byte that
-/// is not there or not allowed, and the error tells how many bytes had been moved. What was written is in the dirty
-/// log by the time that the guard is shut, also what was written before a fault. An access of no bytes succeeds at any
-/// address. What each [`Access`] flag promises is said there.
+/// No access takes a lock, counts a reference, or writes what another thread writes.
+///
+/// An access may cross from one region or translation into the next if they are adjacent. It ends
+/// at the first byte that is missing or forbidden, and the error says how many bytes were moved.
+/// All bytes written, including those before a fault, are in the dirty log once the guard is
+/// dropped. An access of 0 bytes succeeds at any address. [`Access`] states what each flag
+/// promises.
+///
+/// Changes of the memory map wait for live guards, so drop the guard at the end of the batch.
 #[derive(Debug)]
 pub struct AccessGuard<'a> {
     handle: &'a Handle,
     inside: u64,
 }
 
-/// A contiguous piece of host memory behind an access.
+/// Contiguous piece of host memory in an access.
 #[derive(Clone, Copy)]
 struct Piece {
     host: *mut u8,
@@ -31,15 +35,16 @@ struct Piece {
 }
 
 impl Piece {
-    /// `len` bytes of a window from `offset` on, which are inside.
+    /// `len` bytes of a window from `offset` on; they must be inside.
     #[inline(always)]
     fn of(window: &Window, offset: u64, len: usize) -> Self {
         let (host, gpa) = (window.host(offset), window.gpa(offset));
         Self { host, len, gpa, region: window.region() }
     }
 
-    /// Whether `next` lies behind it in the same region. (The sum wraps at the end of the address space only, and no
-    /// region is at both ends.)
+    /// Whether `next` follows directly in the same region.
+    ///
+    /// The sum wraps at the end of the address space only, and no region is at both ends.
     #[inline(always)]
     fn adjoins(&self, next: &Self) -> bool {
         self.region == next.region && self.gpa.wrapping_add(self.len as u64) == next.gpa
@@ -54,19 +59,19 @@ impl Drop for AccessGuard<'_> {
 }
 
 impl<'a> AccessGuard<'a> {
-    /// `handle` has entered its reader with the number `inside`, and no other guard of it is open.
+    /// `handle` has entered its reader slot with number `inside`, and has no other live guard.
     #[inline(always)]
     pub(crate) fn new(handle: &'a Handle, inside: u64) -> Self {
         Self { handle, inside }
     }
 
-    // The accessors are inlined whatever the compiler thinks of it: with flags that are constants, and a length that
-    // is, a third of their instructions is left.
+    // The accessors are always inlined: with constant flags and a constant length, a third of their
+    // instructions remains.
 
     /// Copies guest memory at `addr` into `out`.
     ///
     /// # Errors
-    /// Part of it is not there; `done` bytes of `out` have been filled.
+    /// A part is not there or must not be read; `done` bytes of `out` have been filled.
     #[inline(always)]
     pub fn read(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
         let access = access | Access::READ;
@@ -79,7 +84,7 @@ impl<'a> AccessGuard<'a> {
     /// Copies `data` into guest memory at `addr`.
     ///
     /// # Errors
-    /// Part of it is not there or not writable; `done` bytes have been written.
+    /// A part is not there or must not be written; `done` bytes have been written.
     #[inline(always)]
     pub fn write(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
         let access = access | Access::WRITE;
@@ -89,7 +94,7 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// Reads a value. Aligned values of 1, 2, 4 or 8 bytes are read in one access.
+    /// Reads a value. An aligned value of 1, 2, 4 or 8 bytes is read in one access.
     ///
     /// # Errors
     /// As [`AccessGuard::read`].
@@ -100,7 +105,7 @@ impl<'a> AccessGuard<'a> {
         Ok(value)
     }
 
-    /// Writes a value. Aligned values of 1, 2, 4 or 8 bytes are written in one access.
+    /// Writes a value. An aligned value of 1, 2, 4 or 8 bytes is written in one access.
     ///
     /// # Errors
     /// As [`AccessGuard::write`].
@@ -114,7 +119,7 @@ impl<'a> AccessGuard<'a> {
         self.write(addr, value.as_bytes(), access)
     }
 
-    /// Writes `len` bytes of `byte`.
+    /// Sets `len` bytes at `addr` to `byte`.
     ///
     /// # Errors
     /// As [`AccessGuard::write`].
@@ -122,7 +127,7 @@ impl<'a> AccessGuard<'a> {
         let access = access | Access::WRITE;
         access.begin();
         let result = self.each_piece(addr, len, access, |_, piece| {
-            // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot.
+            // SAFETY: `each_piece` yields mapped guest memory of the pinned snapshot.
             unsafe { copy::fill(piece.host, byte, piece.len) };
             self.handle.wrote(piece.gpa, piece.len);
         });
@@ -130,7 +135,7 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// Reads `out.len()` bytes, starting `skip` bytes into the buffer that `segments` make up.
+    /// Reads `out.len()` bytes from offset `skip` of the buffer that consists of `segments`.
     ///
     /// # Errors
     /// As [`AccessGuard::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
@@ -153,7 +158,7 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// Writes `data`, starting `skip` bytes into the buffer that `segments` make up.
+    /// Writes `data` at offset `skip` of the buffer that consists of `segments`.
     ///
     /// # Errors
     /// As [`AccessGuard::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
@@ -176,14 +181,15 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// The device will read `len` bytes at `addr` soon: where a look-up has found them before, the processor fetches their
-    /// cache lines, and nobody waits. Any address will do.
+    /// Prefetches `len` bytes at `addr` that will be read soon. Any address is allowed.
+    ///
+    /// Has an effect where an earlier look-up found the address. Never waits.
     #[inline]
     pub fn expect_read(&self, addr: u64, len: usize) {
         self.expect::<false>(addr, len);
     }
 
-    /// As [`AccessGuard::expect_read`], for what will be written.
+    /// As [`AccessGuard::expect_read`], for bytes that will be written.
     #[inline]
     pub fn expect_write(&self, addr: u64, len: usize) {
         self.expect::<true>(addr, len);
@@ -193,7 +199,7 @@ impl<'a> AccessGuard<'a> {
     fn expect<const WRITE: bool>(&self, addr: u64, len: usize) {
         let window = self.handle.line(addr).window();
         if let Some(offset) = window.offset(addr) {
-            // Not beyond the window: what is there is somebody else's.
+            // Not beyond the window: the memory behind it is unrelated.
             let len = (len as u64).min(window.left(offset)) as usize;
             crate::copy::expect::<WRITE>(window.host(offset), len);
         }
@@ -206,35 +212,37 @@ impl<'a> AccessGuard<'a> {
         self.handle.is_translated()
     }
 
-    /// Whether the domain translates all of these bytes, whatever it allows and whether or not there is memory. If not, it
-    /// is told what it misses, the first of it.
+    /// Whether the domain translates all of these bytes. Reports the first miss to the domain.
     ///
-    /// No translation comes unnoticed: whoever maps what is missing, and asks then what was missed, either hears of this
-    /// one, or has it found here.
+    /// Permissions do not matter, nor whether there is memory. No translation arrives unnoticed: a
+    /// thread that first maps a missing range and then looks for reported misses either finds the
+    /// report of this one, or has its translation found here.
     #[must_use]
     pub fn translates(&self, addr: u64, len: usize, access: Access) -> bool {
         if len == 0 || !self.is_translated() || addr.checked_add(len as u64 - 1).is_none() {
             return true;
         }
-        let mut told = None;
+        let mut reported = None;
         loop {
             let (done, fault) = self.walk(addr, len, access, |_, _| ());
             if fault != Some(Fault::Untranslated) {
                 return true;
             }
-            if told == Some(done) {
+            if reported == Some(done) {
                 return false;
             }
             self.handle.missed(addr + done as u64, access, false);
-            told = Some(done);
+            reported = Some(done);
         }
     }
 
-    /// Maps one piece that is contiguous in host memory. Adjoining regions are not; an empty piece is mapped
-    /// nowhere in particular.
+    /// Maps bytes that are contiguous in host memory, for use in place.
+    ///
+    /// Adjacent regions are not contiguous. The address of an empty mapping is arbitrary.
     ///
     /// # Errors
-    /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`], and [`DmaError::NotContiguous`].
+    /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`];
+    /// [`DmaError::NotContiguous`]; [`DmaError::TooMany`].
     pub fn map(&self, addr: u64, len: usize, access: Access) -> Result<Mapping, DmaError> {
         let access = with_direction(access);
         let mut found: Option<Piece> = None;
@@ -264,12 +272,15 @@ impl<'a> AccessGuard<'a> {
         Ok(Mapping::new(host, range, MappingGuard::new(self.handle.pin(), access, list)))
     }
 
-    /// Appends to `out` the host memory behind bytes `skip .. skip + len` of the buffer that `segments` make
-    /// up, and returns what keeps it mapped. Nothing is appended on an error. No piece is empty.
+    /// Maps bytes `skip .. skip + len` of the buffer that consists of `segments`, for use in place.
+    ///
+    /// Appends their host memory to `out`, and returns the guard that keeps it mapped. Appends
+    /// nothing on an error. No piece is empty.
     ///
     /// # Errors
-    /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`]; `done` is what could have been mapped. A buffer that is
-    /// too short is [`DmaError::Unmapped`] at its end.
+    /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`]; `done` is the number of
+    /// bytes that could have been mapped. A buffer that is too short is [`DmaError::Unmapped`] at
+    /// its end.
     pub fn map_segments(
         &self,
         segments: &[Segment],
@@ -298,14 +309,16 @@ impl<'a> AccessGuard<'a> {
         Ok(MappingGuard::new(self.handle.pin(), access, list))
     }
 
-    /// Guest memory was written by other means than this guard: through a [`Mapping`] that lives on
-    /// ([`Mapping::range`]). It is in the log by the time that the guard is shut.
+    /// Marks memory that was written through a [`Mapping`] that continues to live
+    /// ([`Mapping::range`]).
+    ///
+    /// It is in the dirty log once this access guard is dropped.
     #[inline]
     pub fn mark(&self, range: GuestRange) {
         self.handle.wrote(range.gpa, range.len);
     }
 
-    /// Notes what a mapping covers: for those who unmap, and for the log. `false` if there is no room.
+    /// Records what a mapping covers, for unmapping and for the log. `false` if the table is full.
     fn take(&self, list: &mut PinList, addr: u64, piece: Piece, access: Access) -> bool {
         if !self.handle.is_translated() && !access.contains(Access::WRITE) {
             return true;
@@ -323,23 +336,24 @@ impl<'a> AccessGuard<'a> {
     /// [`AccessGuard::read`] without the order.
     #[inline(always)]
     fn load(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
-        // The length is list first: while bytes are moved nobody else may look at `out`.
+        // The length is taken first: while bytes move, nothing else may look at `out`.
         let (own, len) = (out.as_mut_ptr(), out.len());
         if let Some((_, host)) = self.whole(addr, len, access) {
-            // SAFETY: `whole` is mapped guest memory of the pinned snapshot, as long as `out`, which is ours.
+            // SAFETY: `whole` is mapped guest memory of the pinned snapshot, as long as `out`,
+            // which is ours.
             unsafe { copy::load(host, own, len) };
             return Ok(());
         }
         self.load_pieces(addr, out, access)
     }
 
-    /// [`AccessGuard::load`], of what lies in several pieces or is not all there.
+    /// [`AccessGuard::load`], if the bytes are in several pieces or partly missing.
     #[inline(never)]
     fn load_pieces(&self, addr: u64, out: &mut [u8], access: Access) -> Result<(), DmaError> {
         let (own, len) = (out.as_mut_ptr(), out.len());
         self.each_piece(addr, len, access, |done, piece| {
-            // SAFETY: `each_piece` hands out mapped guest memory of the pinned snapshot, and `done + len` is at
-            // most the length of `out`, which is ours alone.
+            // SAFETY: `each_piece` yields mapped guest memory of the pinned snapshot, and `done +
+            // len` is at most the length of `out`, which is ours alone.
             unsafe { copy::load_part(piece.host, own.add(done), piece.len, len) };
         })
     }
@@ -356,7 +370,7 @@ impl<'a> AccessGuard<'a> {
         self.store_pieces(addr, data, access)
     }
 
-    /// [`AccessGuard::store`], of what lies in several pieces or is not all there.
+    /// [`AccessGuard::store`], if the bytes are in several pieces or partly missing.
     #[inline(never)]
     fn store_pieces(&self, addr: u64, data: &[u8], access: Access) -> Result<(), DmaError> {
         let own = data.as_ptr();
@@ -367,7 +381,7 @@ impl<'a> AccessGuard<'a> {
         })
     }
 
-    /// [`AccessGuard::each_piece`] for what may fail itself; a fault of the access comes first.
+    /// [`AccessGuard::each_piece`] with a fallible closure. A fault of the access takes precedence.
     fn each_mapped(
         &self,
         addr: u64,
@@ -384,8 +398,11 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// Host memory behind `addr .. addr + len`, and the line of the window that it is in, if one window has it all, that
-    /// was found before or is found now; as nearly always. `None`: that is not so, or there is nothing to do, or a fault.
+    /// Host memory of `addr .. addr + len`, and the cache line of its window, if one window has it
+    /// all.
+    ///
+    /// This is the common case. `None` if it does not apply, if there is nothing to do, or on a
+    /// fault.
     #[inline(always)]
     fn whole(&self, addr: u64, len: usize, access: Access) -> Option<(&CacheLine, *mut u8)> {
         let line = self.handle.line(addr);
@@ -398,9 +415,11 @@ impl<'a> AccessGuard<'a> {
         whole.then(|| (line, window.host(offset)))
     }
 
-    /// Finds what is behind `addr .. addr + len` and hands it out in order: bytes done before, then the piece. What lies
-    /// side by side in one region is one piece. The one behind a piece is found before that piece is handed out, so that
-    /// looking it up and moving bytes overlap.
+    /// Finds the memory of `addr .. addr + len` and yields it in order: the number of bytes before
+    /// the piece, and the piece.
+    ///
+    /// Adjacent memory in one region is one piece. The next piece is found before a piece is
+    /// yielded, so that look-up and copy overlap.
     #[inline(never)]
     fn each_piece(
         &self,
@@ -419,8 +438,10 @@ impl<'a> AccessGuard<'a> {
         fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
     }
 
-    /// The part of [`AccessGuard::each_piece`] that tells nobody of a fault: the bytes before it, and the fault. There is at least
-    /// one byte, and the last address does not wrap.
+    /// [`AccessGuard::each_piece`] without reporting faults: returns the bytes before the fault,
+    /// and the fault.
+    ///
+    /// There must be at least one byte, and the last address must not wrap.
     #[inline(always)]
     fn walk(
         &self,
@@ -432,7 +453,8 @@ impl<'a> AccessGuard<'a> {
         let mut near = Near::nowhere();
         let mut last: Option<(usize, Piece)> = None;
         let mut done = 0;
-        // Each turn finds at least one byte, and the last address does not wrap, so the sum below does not.
+        // Each turn finds at least one byte, and the last address does not wrap, so the sum below
+        // does not.
         let fault = loop {
             if done == len {
                 break None;
@@ -465,9 +487,11 @@ impl<'a> AccessGuard<'a> {
         (done, fault)
     }
 
-    /// The window around `at`, which is `done` bytes into an access with `left` bytes to go. Where one begins, and what
-    /// ends inside a page, is often used again, and through the cache. Whole pages behind that would push out more than
-    /// they bring: they are found beside the ones before.
+    /// Window around `at`, which is `done` bytes into an access with `left` bytes to go.
+    ///
+    /// Starts of accesses and partial pages are often used again, so they go through the cache.
+    /// Whole pages behind the start would evict more than they add: they are found beside the ones
+    /// before.
     #[inline(always)]
     fn next_window(&self, at: u64, done: usize, left: usize, near: &mut Near) -> Result<Window, Fault> {
         if done > 0 && left >= 1 << PAGE_SHIFT {
@@ -478,7 +502,7 @@ impl<'a> AccessGuard<'a> {
         if window.offset(at).is_some() { Ok(window) } else { self.handle.look_up(at, line) }
     }
 
-    /// The error of an access that ends at `addr + done`; the domain is told what it misses.
+    /// Error of an access that ends at `addr + done`. Reports a miss to the domain.
     #[cold]
     fn failed(&self, fault: Fault, addr: u64, len: usize, done: usize, access: Access) -> DmaError {
         let addr = addr + done as u64;
@@ -496,12 +520,12 @@ impl<'a> AccessGuard<'a> {
     }
 }
 
-/// A mapping without a direction is one for reading.
+/// Adds READ to a mapping without a direction.
 fn with_direction(access: Access) -> Access {
     if access.intersects(Access::READ | Access::WRITE) { access } else { access | Access::READ }
 }
 
-/// The address of bytes `skip .. skip + len` of the buffer that `segments` make up, if they lie in its only segment.
+/// Address of bytes `skip .. skip + len` of a buffer, if it has a single segment that holds them.
 #[inline(always)]
 fn inside_one(segments: &[Segment], skip: u64, len: usize) -> Option<u64> {
     let [only] = segments else { return None };
@@ -509,8 +533,10 @@ fn inside_one(segments: &[Segment], skip: u64, len: usize) -> Option<u64> {
     if end <= only.len.into() { only.addr.checked_add(skip) } else { None }
 }
 
-/// Cuts bytes `skip .. skip + len` of the buffer that `segments` make up into runs of guest addresses, and hands
-/// out each: address, bytes done before, bytes. The errors of `each` are put in terms of the whole access.
+/// Cuts bytes `skip .. skip + len` of a buffer into runs of guest addresses.
+///
+/// Yields each run: address, bytes before, length. Errors of `each` are converted to the whole
+/// access.
 #[inline]
 fn each_segment(
     segments: &[Segment],
@@ -518,7 +544,7 @@ fn each_segment(
     len: u64,
     mut each: impl FnMut(u64, usize, usize) -> Result<(), DmaError>,
 ) -> Result<(), DmaError> {
-    // More than fits is more than any buffer in memory has: it ends as too short.
+    // A length that does not fit is longer than any buffer in memory, so it ends as too short.
     let whole = usize::try_from(len).unwrap_or(usize::MAX);
     let mut done = 0;
     for segment in segments {
@@ -541,7 +567,7 @@ fn each_segment(
     if done == whole {
         return Ok(());
     }
-    // The end of the buffer, which the driver may have put at the end of the address space.
+    // End of the buffer, which the driver may have put at the end of the address space.
     let addr = segments.last().map_or(0, |last| last.addr.wrapping_add(u64::from(last.len)));
     Err(DmaError::Unmapped { addr, len: whole, done })
 }

@@ -1,51 +1,56 @@
-//! Windows that a handle has found lately: the first and mostly the only look-up of an access.
+//! Cache of windows that a handle found recently: the first and mostly the only look-up of an
+//! access.
 use crate::line_set::{LINES, LineSet};
 use crate::snapshot::Window;
 use crate::table::PAGE_SHIFT;
 use std::cell::Cell;
 
-/// A window for each of 256 classes of pages, or one for all where there is only one to be found. What is not there is
-/// not remembered, so that what is mapped later is found.
+/// One window for each of 256 classes of pages, or one for all if there is only one to be found.
+///
+/// Misses are not cached, so that what is mapped later is found.
 #[derive(Debug)]
 pub(crate) struct Cache {
     lines: Box<[CacheLine; LINES]>,
     /// Number of lines in use, less 1: a power of two less 1.
     mask: usize,
-    /// LineSet that are not empty.
+    /// Lines that are not empty.
     used: LineSet,
 }
 
-/// Spreads page numbers over the lines. Buffers lie near one another, or at regular distances, mostly powers of two, and
-/// would meet in a few lines if low bits named those. The factor was searched for: with it no two pages meet at any of the
-/// distances that the test below has, which neither folded bits nor the golden ratio can say.
+/// Spreads page numbers over the lines.
+///
+/// Buffers lie near one another, or at regular distances, mostly powers of two, and would collide
+/// in a few lines if low bits selected those. The factor was searched for: with it no two pages
+/// collide at any of the distances in the test below, unlike with folded bits or the golden ratio.
 #[inline(always)]
 fn spread(page: u64) -> usize {
     (page.wrapping_mul(0xa232_cf20_c135_0971) >> (64 - LINES.trailing_zeros())) as usize
 }
 
-/// One line; a cache line.
+/// One line of the cache; one cache line of the processor.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct CacheLine {
     window: Cell<Window>,
-    /// The turn in which its page was last noted as written ([`PendingMarks`](crate::pending_marks::PendingMarks)).
+    /// Turn in which its page was last noted as written
+    /// ([`PendingMarks`](crate::pending_marks::PendingMarks)).
     noted: Cell<u64>,
 }
 
 impl CacheLine {
-    /// What is in it.
+    /// Window in this line.
     #[inline(always)]
     pub(crate) fn window(&self) -> Window {
         self.window.get()
     }
 
-    /// Whether there is nothing to be noted before the turn after `turn`.
+    /// Whether its page needs no note before the turn after `turn`.
     #[inline(always)]
     pub(crate) fn is_noted(&self, turn: u64) -> bool {
         self.noted.get() >= turn
     }
 
-    /// All of its window is noted in `turn`.
+    /// Records that all of its window is noted in `turn`.
     #[inline(always)]
     pub(crate) fn note(&self, turn: u64) {
         self.noted.set(turn);
@@ -69,14 +74,15 @@ impl Cache {
         spread(addr >> PAGE_SHIFT) & self.mask
     }
 
-    /// The line where the window around `addr` is, if it is there.
+    /// Line for `addr`, which holds its window if that is cached.
     #[inline(always)]
     pub(crate) fn line(&self, addr: u64) -> &CacheLine {
-        // Numbers are below that of the lines, so the remainder changes nothing, and needs no check.
+        // Numbers are below the number of lines, so the remainder changes nothing, and needs no
+        // check.
         &self.lines[self.number(addr) % LINES]
     }
 
-    /// Remembers the window around `addr` in `line`, which is the line for it. `noted`: as if in this turn.
+    /// Stores the window around `addr` in `line`, which is its line, as if noted in turn `noted`.
     #[inline(always)]
     pub(crate) fn put(&self, line: &CacheLine, addr: u64, window: Window, noted: u64) {
         if line.window().is_empty() {
@@ -85,20 +91,20 @@ impl Cache {
         self.replace(line, window, noted);
     }
 
-    /// [`Cache::put`], where a window is already.
+    /// [`Cache::put`] into a line that holds a window.
     #[inline(always)]
     pub(crate) fn replace(&self, line: &CacheLine, window: Window, noted: u64) {
         line.window.set(window);
         line.noted.set(noted);
     }
 
-    /// Forgets everything.
+    /// Empties the cache.
     pub(crate) fn clear(&mut self) {
         self.used.drain(|number| self.lines[number].window.set(Window::EMPTY));
         self.mask = LINES - 1;
     }
 
-    /// Forgets everything but `window`, which is found for every address. There is no other.
+    /// Empties the cache and stores the only `window` there is, which is found for every address.
     pub(crate) fn put_only(&mut self, window: Window, noted: u64) {
         self.clear();
         self.mask = 0;
@@ -110,7 +116,7 @@ impl Cache {
 mod tests {
     use super::*;
 
-    /// Neither any two of 131 pages in a row, nor any two of sixteen pages at a distance that is likely.
+    /// No two of 131 consecutive pages collide, nor any two of 16 pages at a likely distance.
     #[test]
     fn pages_at_likely_distances_do_not_meet() {
         let odd = [3, 5, 6, 7, 9, 10, 12, 15, 17, 20, 24, 33, 48, 63, 65, 96, 100, 127, 257, 1000, 9973];

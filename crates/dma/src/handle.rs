@@ -1,4 +1,4 @@
-//! A holder's line at the memory: what it keeps from batch to batch.
+//! Handle: what a holder keeps from batch to batch.
 use crate::cache::{Cache, CacheLine};
 use crate::domain::Shared;
 use crate::memory::{Published, SnapshotPin};
@@ -9,23 +9,25 @@ use crate::table::Near;
 use crate::{Access, AccessGuard, DirtyLog, Miss, Region};
 use std::sync::Arc;
 
-/// `Handle::shift` when no log is on.
+/// [`Handle::shift`] while no log is on.
 const OFF: u32 = u32::MAX;
-/// A page that is found while no log is on: as if noted in all turns to come.
+/// Turn of a page found while no log is on: as if noted in all turns to come.
 const NEVER: u64 = u64::MAX;
-/// A page that is found while one is on: as if noted in a turn before the first.
+/// Turn of a page found while a log is on: as if noted in a turn before the first.
 const ONCE_WRITTEN: u64 = 0;
 
-/// What one holder (a queue, say) keeps across calls: a pinned snapshot of the map, the translations that it has found,
-/// its line in the list of those who are waited for. Accesses are made through the [`AccessGuard`], which is open for one
-/// batch; while it is shut nobody waits for the holder.
+/// Access of one holder (a queue, say) to a memory or a domain.
+///
+/// Keeps the pinned snapshot of the map, the cache of translations, and the reader slot. Accesses
+/// go through the [`AccessGuard`] of [`Handle::enter`], which lives for one batch. Without a live
+/// guard, nothing waits for the holder.
 #[derive(Debug)]
 pub struct Handle {
-    /// Where accesses look first. With one region and no domain, the only look-up there is.
+    /// Where accesses look first. With one region and no domain, it is the only look-up.
     cache: Cache,
-    /// Page size of the log that is on, as a power of two.
+    /// Page size of the active log, as a power of two.
     shift: u32,
-    /// What pages are noted as when they are found.
+    /// Turn that pages get when they are found.
     found: u64,
     /// The largest region.
     home: Window,
@@ -39,7 +41,7 @@ pub struct Handle {
 #[derive(Debug)]
 struct Translation {
     shared: Arc<Shared>,
-    /// The change that the cache is up to.
+    /// Change number of the domain that the cache reflects.
     change: u64,
 }
 
@@ -52,14 +54,14 @@ impl Drop for Handle {
     }
 }
 
-/// Why an access ends.
+/// Reason why an access ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// No memory.
     Unmapped,
     /// No translation.
     Untranslated,
-    /// These directions are forbidden.
+    /// Forbidden directions.
     Denied(Access),
 }
 
@@ -82,28 +84,30 @@ impl Handle {
             translation,
             reader,
         };
-        handle.look_at_pin();
+        handle.load_pin();
         handle
     }
 
-    /// Names the holder, for errors of those who wait for it. The first name stays.
+    /// Names the holder for the errors of threads that wait for it. The first name stays.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         self.reader.call(name.into());
         self
     }
 
-    /// Opens the guard for one batch. All that was published before is seen; what is published later is seen when it is
-    /// opened again, but for new translations of a [`Domain`](crate::Domain), which are seen at once.
+    /// Begins a batch: enters the read-side critical section.
     ///
-    /// Costs a full fence (about 5 ns) and two loads while nothing changes. Whoever changes the map may wait until
-    /// the guard is shut, so nothing that takes long belongs into a batch.
+    /// The batch sees all that was published before. What is published later is seen by the next
+    /// batch, except new translations of a [`Domain`](crate::Domain), which are seen at once.
+    ///
+    /// Costs a full fence (about 5 ns) and two loads while nothing changes. A thread that changes
+    /// the map may wait until the guard is dropped, so keep slow work out of a batch.
     #[inline]
     pub fn enter(&mut self) -> AccessGuard<'_> {
         let inside = self.reader.enter();
         if self.published.generation() != self.pin.generation {
             self.pin = self.published.pin(&self.reader);
-            self.look_at_pin();
+            self.load_pin();
         }
         if let Some(translation) = &mut self.translation {
             let change = translation.shared.change();
@@ -115,21 +119,22 @@ impl Handle {
         AccessGuard::new(self, inside)
     }
 
-    /// The regions of the newest map, by address, and its number: another map has another one. What a guard that is opened later
-    /// finds may be newer.
+    /// Returns the regions of the newest map, by address, and its generation number.
+    ///
+    /// Each map has a different number. A later batch may see a newer map.
     pub fn regions(&mut self) -> (u64, &[Arc<Region>]) {
         drop(self.enter());
         (self.pin.generation, self.pin.snapshot.regions())
     }
 
-    /// Whether the device's addresses are translated.
+    /// Whether addresses are translated by a domain.
     #[must_use]
     pub fn is_translated(&self) -> bool {
         self.translation.is_some()
     }
 
     #[cold]
-    fn look_at_pin(&mut self) {
+    fn load_pin(&mut self) {
         self.shift = self.log().map_or(OFF, |log| log.shift());
         self.home = self.pin.snapshot.largest();
         self.found = if self.shift == OFF { NEVER } else { ONCE_WRITTEN };
@@ -142,10 +147,10 @@ impl Handle {
         }
     }
 
-    /// Forgets what it has found.
+    /// Clears the cache.
     #[cold]
     fn forget(&mut self) {
-        // Nothing is left to mark, unless a guard was leaked instead of shut.
+        // Nothing is left to mark, unless an access guard was leaked.
         self.mark_written();
         self.cache.clear();
     }
@@ -162,26 +167,27 @@ impl Handle {
         &self.reader
     }
 
-    /// The number of the domain's last change that this batch has seen; 0 without a domain.
+    /// Number of the domain's last change that this batch has seen; 0 without a domain.
     pub(crate) fn change(&self) -> u64 {
         self.translation.as_ref().map_or(0, |translation| translation.change)
     }
 
-    /// The line where the window around `addr` is, if it has been found already.
+    /// Cache line of `addr`, which holds its window if that was found before.
     #[inline(always)]
     pub(crate) fn line(&self, addr: u64) -> &CacheLine {
         self.cache.line(addr)
     }
 
-    /// Finds the window around `addr`. To be called while the guard is open, the same one that `near` was made in.
+    /// Finds the window around `addr`. The access guard in which `near` was made must be live.
     #[inline(always)]
     pub(crate) fn find_near(&self, addr: u64, near: &mut Near) -> Result<Window, Fault> {
         let snapshot = &self.pin.snapshot;
         Ok(match &self.translation {
             None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
             Some(Translation { shared, .. }) => {
-                // SAFETY: the guard is open, as it was for what is in `near`: `Domain::unmap` frees no node that a walk
-                // inside it can find before it has seen the guard shut.
+                // SAFETY: the access guard is live, as it was for what is in `near`:
+                // `Domain::unmap` frees no node that a walk inside it can find before it has seen
+                // the guard dropped.
                 let block = unsafe { shared.table().find(addr, near) }.ok_or(Fault::Untranslated)?;
                 let region = snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
                 region.behind(block.start, block.size, block.gpa, block.allows)
@@ -189,11 +195,12 @@ impl Handle {
         })
     }
 
-    /// Finds the window around `addr` and puts it in its line, if there is one. To be called while the guard is open.
+    /// Finds the window around `addr` and puts it in its line, if there is one. An access guard
+    /// must be live.
     ///
-    /// What most look-ups need is here, and needs so few registers that none is saved first. Accesses that find nothing in
-    /// the cache wait for memory, and the fewer instructions each has, the further ahead the processor looks at the next
-    /// ones.
+    /// Handles the common case, and needs so few registers that none is saved first. Accesses that
+    /// miss the cache wait for memory: the fewer instructions each has, the further ahead the
+    /// processor looks at the next ones.
     #[inline(never)]
     pub(crate) fn find(&self, addr: u64, line: &CacheLine) -> bool {
         if let Some(Translation { shared, .. }) = &self.translation
@@ -214,14 +221,14 @@ impl Handle {
         self.look_up(addr, line).is_ok()
     }
 
-    /// Finds the window around `addr` and puts it in its line. To be called while the guard is open.
+    /// Finds the window around `addr` and puts it in its line. An access guard must be live.
     pub(crate) fn look_up(&self, addr: u64, line: &CacheLine) -> Result<Window, Fault> {
         let window = self.find_near(addr, &mut Near::nowhere())?;
         self.cache.put(line, addr, window, self.found);
         Ok(window)
     }
 
-    /// An access has failed for want of a translation, or of what it allows.
+    /// Reports to the domain that an access lacked a translation or a permission.
     #[cold]
     pub(crate) fn missed(&self, addr: u64, access: Access, denied: bool) {
         if let Some(translation) = &self.translation {
@@ -230,8 +237,8 @@ impl Handle {
         }
     }
 
-    /// `len` bytes have been written, which are not none, from `addr` on inside the window of a line: they are to be
-    /// marked when the guard is shut.
+    /// Notes `len` written bytes (at least 1) from `addr` on, inside the window of `line`. They are
+    /// marked when the access guard is dropped.
     #[inline(always)]
     pub(crate) fn wrote_inside(&self, line: &CacheLine, addr: u64, len: usize) {
         let turn = self.written.turn();
@@ -247,7 +254,7 @@ impl Handle {
         }
     }
 
-    /// Some of a window of many pages has been written, and a log is on.
+    /// Notes a write to a part of a window of many pages while a log is on.
     #[inline(never)]
     fn wrote_part(&self, line: &CacheLine, addr: u64, len: usize) {
         let window = line.window();
@@ -256,7 +263,7 @@ impl Handle {
         }
     }
 
-    /// Guest-physical memory has been written: it is to be marked when the guard is shut.
+    /// Notes a write to guest-physical memory. It is marked when the access guard is dropped.
     #[inline(always)]
     pub(crate) fn wrote(&self, gpa: u64, len: usize) {
         if self.shift != OFF && len > 0 {
@@ -264,7 +271,7 @@ impl Handle {
         }
     }
 
-    /// [`Handle::wrote`], of more than nothing, when a log is on.
+    /// [`Handle::wrote`] for at least one byte while a log is on.
     #[inline(always)]
     fn wrote_run(&self, gpa: u64, len: usize) {
         let last = gpa + (len as u64 - 1);
@@ -278,7 +285,8 @@ impl Handle {
         let Some(log) = self.log() else { return };
         let (first_page, last_page) = (gpa >> self.shift, last >> self.shift);
         if last_page - first_page > 1 {
-            // Many at once: a word is marked at a time, and the fence is cheap beside so much data.
+            // Many pages at once: each word is marked in one go, and the fence is cheap relative to
+            // the data.
             crate::sync::fence(std::sync::atomic::Ordering::SeqCst);
             return log.mark_pages(first_page, last_page);
         }
@@ -288,7 +296,7 @@ impl Handle {
         }
     }
 
-    /// The page around `gpa` has been written, and a log is on.
+    /// Notes a write to the page around `gpa` while a log is on.
     #[inline(always)]
     fn wrote_page(&self, gpa: u64) {
         if !self.written.add(gpa) {
@@ -296,14 +304,14 @@ impl Handle {
         }
     }
 
-    /// [`Handle::wrote_page`], when the list is full.
+    /// [`Handle::wrote_page`] when the list is full.
     #[cold]
     fn make_room(&self, gpa: u64) {
         self.mark_written();
         self.written.add(gpa);
     }
 
-    /// Marks all that was written.
+    /// Marks everything noted.
     #[inline(always)]
     fn mark_written(&self) {
         if !self.written.is_empty()
@@ -313,9 +321,9 @@ impl Handle {
         }
     }
 
-    /// The batch ends.
+    /// Ends the batch.
     #[inline(always)]
-    pub(crate) fn shut(&self, inside: u64) {
+    pub(crate) fn leave(&self, inside: u64) {
         self.mark_written();
         self.reader.leave(inside);
     }

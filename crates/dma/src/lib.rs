@@ -1,29 +1,67 @@
-//! Guest memory, and the one guard through which devices reach it.
+//! Ordered access of devices to guest memory, with translation and dirty logging.
+//!
+//! A [`Memory`] is a published map of [`Region`]s. Each queue of a device has a [`Handle`] to it,
+//! directly or through a [`Domain`] that translates IOVAs. An [`AccessGuard`] lasts for one batch
+//! of a queue; every access goes through it.
 //!
 //! ```text
-//! RegionConfig -> Region (memfd, mapped) --+      FileRange -> Region (a client's file, guarded: Alarm)
+//! RegionConfig -> Region (memfd, mapped) --+      FileRange -> Region (a client's file, protected: Alarm)
 //!                                          v
-//!                       Memory (published snapshot, can be swapped)  <--- start_log, stop_log: DirtyLog
+//!                       Memory (published snapshot, replaceable) <--- start_log, stop_log: DirtyLog
 //!                          | handle()                ^ replace(regions)         | harvest
 //!                          |                                                    v
 //!                          |     Domain (IOVA -> guest-physical: map, unmap)  DirtyPages (report, merge, count)
 //!                          |        | handle()
 //!                          v        v
-//!                       Handle (one a queue): keeps snapshot and translations from batch to batch
-//!                          | open()            sees what was published, announces that it is inside
+//!                       Handle (one per queue): keeps snapshot and translations from batch to batch
+//!                          | enter()           begins a read-side critical section; sees what was published
 //!                          v
-//!                       AccessGuard (one a batch)
-//!                          read / write / read_obj / write_obj / fill     bytes, copied, in order (Access)
-//!                          map -> Mapping, MappingGuard                           host memory, held while the guard lives
-//!                          | drop              marks what was written, announces that it is outside
+//!                       AccessGuard (one per batch)
+//!                          read / write / read_obj / write_obj / fill     copies bytes, in order (Access)
+//!                          map -> Mapping, MappingGuard                   host memory, may outlive the batch
+//!                          | drop              marks what was written, ends the critical section
 //! ```
-//! **Who waits for whom.** Accesses wait for nobody. Who changes something publishes it and, where the caller must know
-//! that nobody goes by the old state any more, waits for the guards that are open ([`Memory::synchronize`],
-//! [`Domain::unmap`]), with a timeout that names the holder. Nobody waits for a holder whose guard is shut, nor does a
-//! slow holder make another one wait.
 //!
-//! Guest memory is never behind a Rust reference. Copies are made of relaxed atomic words or one string
-//! instruction ([`Access`] states what is promised about order), and mappings are raw pointers with a guard.
+//! # Example
+//!
+//! ```
+//! use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
+//!
+//! let config = RegionConfig { gpa: 0x8000_0000, size: 1 << 20, backing: Backing::Pages, writable: true };
+//! let memory = Memory::new(vec![Region::new(config)?])?;
+//!
+//! let mut handle = memory.handle().named("queue 0");
+//! let guard = handle.enter(); // one batch
+//! guard.write_obj(0x8000_1000, &0x1234_u32, Access::empty())?;
+//! assert_eq!(guard.read_obj::<u32>(0x8000_1000, Access::empty())?, 0x1234);
+//! drop(guard); // what was written is now in the dirty log, if one is on
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Order
+//!
+//! An access is ordered against the vCPUs by default, and the order follows from its direction: a
+//! read acquires, a write releases. On x86-64 this costs no instruction. Two cases need a flag, and
+//! only the caller knows them:
+//!
+//! - [`Access::FULL`]: a load must not pass an earlier store. Use it where a device publishes
+//!   something and then reads whether the driver wants a notification.
+//! - [`Access::RELAXED`]: the caller orders by other means, for example one fence for a batch.
+//!
+//! [`Access`] states each promise. It covers accesses by this crate only: system calls on a
+//! [`HostSlice`] are ordered by the start and the end of their mapping.
+//!
+//! # Waiting
+//!
+//! Accesses never wait. A change is published at once. A caller that must know that the old state
+//! is out of use waits for the access guards that are live ([`Memory::synchronize`],
+//! [`Domain::unmap`]), with a timeout whose error names the holder. A handle without a live guard
+//! is never waited for, and one slow holder does not delay another.
+//!
+//! # Safety
+//!
+//! Guest memory is never behind a Rust reference. Copies consist of relaxed atomic words or of one
+//! string instruction. Mappings are raw pointers with a [`MappingGuard`] that keeps them valid.
 mod access;
 mod access_guard;
 mod cache;

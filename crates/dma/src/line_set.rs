@@ -1,11 +1,12 @@
-//! A set of lines of the cache.
+//! Set of cache lines.
 use std::cell::Cell;
 
-/// How many there are: as many as the pages of a queue's buffers, often enough. 16 KiB, of which what is in use matters.
+/// Number of lines: often enough for the pages of a queue's buffers. They take 16 KiB, of which
+/// only the part in use matters.
 pub(crate) const LINES: usize = 256;
 const WORDS: usize = LINES / u64::BITS as usize;
 
-/// Numbers below [`LINES`], a bit each.
+/// Set of numbers below [`LINES`], one bit each.
 #[derive(Debug)]
 pub(crate) struct LineSet([Cell<u64>; WORDS]);
 
@@ -14,14 +15,14 @@ impl LineSet {
         Self([const { Cell::new(0) }; WORDS])
     }
 
-    /// Puts a number in.
+    /// Adds a number.
     #[cold]
     pub(crate) fn insert(&self, number: usize) {
         let word = &self.0[number / u64::BITS as usize];
         word.set(word.get() | 1 << (number % u64::BITS as usize));
     }
 
-    /// Takes all out.
+    /// Removes all numbers, and yields each.
     pub(crate) fn drain(&self, mut each: impl FnMut(usize)) {
         for (index, word) in self.0.iter().enumerate() {
             let mut left = word.replace(0);

@@ -1,4 +1,4 @@
-//! Guest memory that is used in place: what keeps it mapped, and in which order it ends.
+//! Mappings: guest memory that is used in place, and the guard that keeps it mapped.
 use crate::memory::SnapshotPin;
 use crate::pin_table::PinList;
 use crate::sync::fence;
@@ -7,64 +7,69 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A contiguous piece of guest memory in this process. Plain data: it is valid only while the [`MappingGuard`] or
-/// [`Mapping`] that it came with lives. Guest and devices change the bytes at any time.
+/// Contiguous piece of guest memory in this process.
 ///
-/// It has the layout of `struct iovec` (POSIX: `void *iov_base; size_t iov_len`, in this order on Linux), so that a
-/// slice of these can be handed to `preadv` and io_uring as it is.
+/// Plain data: valid only while the [`MappingGuard`] or [`Mapping`] that it came with lives. The
+/// guest and other devices may change the bytes at any time.
+///
+/// It has the layout of `struct iovec` (POSIX: `void *iov_base; size_t iov_len`, in this order on
+/// Linux), so that a slice of these can be passed to `preadv` and io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HostSlice {
     /// First byte (layout of `struct iovec`).
     pub ptr: *mut u8,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-// SAFETY: plain data; the memory it names is only touched by system calls and raw accesses.
+// SAFETY: plain data; the memory that it names is only touched by system calls and raw accesses.
 unsafe impl Send for HostSlice {}
 // SAFETY: as above.
 unsafe impl Sync for HostSlice {}
 
 impl HostSlice {
-    /// Copies its first bytes into `out`, in no particular order: who mapped them sees to that.
+    /// Copies its first bytes into `out`, in no particular order: the mapping orders them.
     ///
     /// # Safety
-    /// What it came with ([`MappingGuard`], [`Mapping`]) lives, and `out` is no longer than it.
+    /// The [`MappingGuard`] or [`Mapping`] that it came with lives, and `out` is no longer than it.
     pub unsafe fn read(&self, out: &mut [u8]) {
         debug_assert!(out.len() <= self.len);
         // SAFETY: mapped guest memory, as the caller promises; `out` is ours.
         unsafe { copy::load(self.ptr, out.as_mut_ptr(), out.len()) };
     }
 
-    /// Copies `data` to its beginning, in no particular order.
+    /// Copies `data` to its beginning, in no particular order: the mapping orders it.
     ///
     /// # Safety
     /// As [`HostSlice::read`]; and it was mapped for writing.
     pub unsafe fn write(&self, data: &[u8]) {
         debug_assert!(data.len() <= self.len);
-        // SAFETY: mapped guest memory, as the caller promises; `data` does not change while it is borrowed.
+        // SAFETY: mapped guest memory, as the caller promises; `data` does not change while it is
+        // borrowed.
         unsafe { copy::store(self.ptr, data.as_ptr(), data.len()) };
     }
 }
 
-/// Bytes of guest-physical memory.
+/// Range of guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestRange {
-    /// Guest-physical address of the first.
+    /// Guest-physical address of the first byte.
     pub gpa: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// Keeps the memory mapped that some [`HostSlice`]s name. Dropping it ends the mapping, ordered as
-/// a release of what was written (and an acquire of what was read), unless it was made with
-/// [`Access::RELAXED`]. It may be dropped by another thread than the one that made it, which then
-/// must itself be ordered after whoever used the memory (a completion that was received is).
+/// Mapping guard: keeps the memory of some [`HostSlice`]s mapped.
 ///
-/// It outlives the guard that it was made at, and what it holds stays what it was when it was made: it delays
-/// [`Domain::unmap`](crate::Domain::unmap) of the addresses that it covers. All that was mapped for writing counts as
-/// written when it is dropped, in the dirty log that is on then.
+/// Dropping it ends the mapping: a release of what was written and an acquire of what was read,
+/// unless it was made with [`Access::RELAXED`]. It may be dropped by another thread than the one
+/// that made it, if that thread is itself ordered after all uses of the memory (a received
+/// completion is).
+///
+/// It may outlive the [`AccessGuard`](crate::AccessGuard) that made it. It delays
+/// [`Domain::unmap`](crate::Domain::unmap) of the addresses that it covers. All memory mapped for
+/// writing counts as written when the guard is dropped, in the dirty log that is active then.
 #[derive(Debug)]
 pub struct MappingGuard {
     pin: Arc<SnapshotPin>,
@@ -73,7 +78,7 @@ pub struct MappingGuard {
 }
 
 impl MappingGuard {
-    /// `list` are entries of the reader of `pin`, given up to the guard.
+    /// Takes over entries of the pin table of `pin`.
     pub(crate) fn new(pin: &Arc<SnapshotPin>, access: Access, list: PinList) -> Self {
         access.map();
         Self { pin: Arc::clone(pin), access, list }
@@ -82,9 +87,9 @@ impl MappingGuard {
     /// Marks what was mapped for writing.
     fn mark(&self) {
         let pin = &*self.pin;
-        // Pairs with the fence in `ReaderSlots::synchronize`: either the generation below is the one that turned a log on, or
-        // what was written is seen by whoever copies the memory after that. And with the one in `DirtyLog::harvest`,
-        // for the marks.
+        // Pairs with the fence in `ReaderSlots::synchronize`: either the generation below is the
+        // one that turned a log on, or what was written is seen by the thread that copies the
+        // memory after that. And with the one in `DirtyLog::harvest`, for the marks.
         fence(Ordering::SeqCst);
         let now;
         let snapshot = if pin.published.generation() == pin.generation {
@@ -111,8 +116,9 @@ impl Drop for MappingGuard {
     }
 }
 
-/// One contiguous piece of guest memory, mapped for as long as the guard lives. Dropping it is ordered as
-/// dropping a [`MappingGuard`].
+/// Contiguous piece of guest memory with its mapping guard.
+///
+/// Dropping it orders as dropping a [`MappingGuard`].
 #[derive(Debug)]
 pub struct Mapping {
     host: NonNull<u8>,
@@ -120,43 +126,49 @@ pub struct Mapping {
     guard: MappingGuard,
 }
 
-// SAFETY: the pointer is to process-wide memory that the guard keeps mapped, and that is accessed as shared memory is.
+// SAFETY: the pointer is to process-wide memory that the guard keeps mapped, and that is accessed
+// as shared memory is.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// From `host` on, the bytes of `range` are inside a region of the snapshot that `guard` keeps (or there are none).
+    /// `range.len` bytes from `host` on are inside a region of the snapshot that `guard` keeps (or
+    /// there are none).
     pub(crate) fn new(host: NonNull<u8>, range: GuestRange, guard: MappingGuard) -> Self {
         Self { host, range, guard }
     }
 
-    /// First byte in this process. Only raw atomic or volatile accesses and system calls may touch it.
+    /// First byte in this process. Touch it only by raw atomic or volatile accesses and system
+    /// calls.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
         self.host
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len
     }
 
-    /// Copies `data` to its beginning, in no particular order: dropping the mapping orders it. `false`, and nothing was
-    /// copied: it is shorter, or was not mapped for writing.
+    /// Copies `data` to its beginning, in no particular order: dropping the mapping orders it.
+    ///
+    /// Returns `false`, and copies nothing, if the mapping is shorter or was not mapped for
+    /// writing.
     #[must_use]
     pub fn write(&self, data: &[u8]) -> bool {
         if data.len() > self.len() || !self.guard.access.contains(Access::WRITE) {
             return false;
         }
-        // SAFETY: the guard keeps that many bytes mapped, and writable, while the mapping lives; `data` does not change while
-        // it is borrowed.
+        // SAFETY: the guard keeps that many bytes mapped, and writable, while the mapping lives;
+        // `data` does not change while it is borrowed.
         unsafe { copy::store(self.host.as_ptr(), data.as_ptr(), data.len()) };
         true
     }
 
-    /// Where it lies in guest-physical memory: for [`AccessGuard::mark`](crate::AccessGuard::mark), when it is written to and lives on.
+    /// Guest-physical range: for [`AccessGuard::mark`](crate::AccessGuard::mark) after a write to a
+    /// mapping that stays alive.
     #[must_use]
     pub fn range(&self) -> GuestRange {
         self.range

@@ -1,17 +1,17 @@
-//! The memory map: a published snapshot that holders pin and that can be swapped under them.
+//! Memory map: a published snapshot that holders pin, and that can be replaced.
 //!
 //! ```text
-//! publish:  [lock] current = new snapshot, generation += 1 [unlock]      old snapshot let go
-//! open:     generation as pinned? ---- yes ---> nothing to do            one load, no write
+//! publish:  [lock] current = new snapshot, generation += 1 [unlock]      drop the old snapshot
+//! enter:    generation as pinned? ---- yes ---> nothing to do            one load, no write
 //!                |
-//!                no --> [lock] pin = a new SnapshotPin(current) [unlock]         old pin let go
+//!                no --> [lock] pin = a new SnapshotPin(current) [unlock]    drop the old pin
 //!
 //! region <-- snapshot <-- pin <-- handle           the handle's own pin: no other handle counts on it
 //!                          ^----- MappingGuard, Mapping    so a mapping writes no cache line that handles share
 //! ```
-//! A region is unmapped when no snapshot names it any more, and a snapshot goes when it is not the current one and
-//! no pin is left. A slow holder therefore delays the unmapping, and nothing else. Who must know that nobody goes by
-//! an old snapshot any more waits for it: [`Memory::synchronize`].
+//! A region is unmapped when no snapshot names it any more. A snapshot is dropped when it is
+//! neither current nor pinned. A slow holder therefore delays the unmapping, and nothing else.
+//! [`Memory::synchronize`] waits until an old snapshot is out of use.
 use crate::reader_slot::{ReaderSlot, ReaderSlots};
 use crate::snapshot::Snapshot;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
@@ -20,26 +20,28 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// A machine's memory as its devices see it. Cheap to clone; clones are the same memory.
+/// Guest memory as devices see it. Cheap to clone; clones are the same memory.
 #[derive(Clone, Debug)]
 pub struct Memory {
     published: Arc<Published>,
 }
 
-/// What all handles look at.
+/// State that all handles share.
 #[derive(Debug)]
 pub(crate) struct Published {
-    /// Grows with each publication. PendingMarks only under the lock.
+    /// Grows with each publication. Written only under the lock.
     generation: AtomicU64,
     current: Mutex<Arc<Snapshot>>,
-    /// Everyone who has a handle.
+    /// Reader slots of all handles.
     readers: ReaderSlots,
-    /// How many borrow the memory ([`Memory::lend`]). Read and written only under the lock.
+    /// Number of live loans ([`Memory::lend`]). Read and written only under the lock.
     lent: AtomicU64,
 }
 
-/// One handle's reference to a snapshot. It exists so that the counts which mappings write are the handle's
-/// own: the snapshot's count is written only when a pin is made or goes.
+/// Reference of one handle to a snapshot.
+///
+/// It exists so that mappings count on the handle's own reference: the snapshot's count is written
+/// only when a pin is made or dropped.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct SnapshotPin {
@@ -51,16 +53,17 @@ pub(crate) struct SnapshotPin {
 
 impl Published {
     fn lock(&self) -> MutexGuard<'_, Arc<Snapshot>> {
-        // Nothing under the lock can panic half-way, so a poisoned value is as good as any.
+        // Code under the lock cannot panic half-way, so a poisoned value is valid.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The present generation, for comparing.
+    /// Current generation, for comparison.
     #[inline(always)]
     pub(crate) fn generation(&self) -> u64 {
-        // Relaxed: a number that differs only leads to the lock, which pairs with the publisher's and brings the
-        // map; one that is stale is noticed at the next batch. A publication that happened before this call, or
-        // that has settled without waiting for this holder, is not missed: see `ReaderSlot::enter`.
+        // Relaxed: a number that differs only leads to the lock, which pairs with the publisher's
+        // and brings the map; a stale one is noticed at the next batch. A publication that happened
+        // before this call, or whose `synchronize` did not wait for this holder, is not missed: see
+        // `ReaderSlot::enter`.
         self.generation.load(Ordering::Relaxed)
     }
 
@@ -68,7 +71,7 @@ impl Published {
         Arc::clone(&self.lock())
     }
 
-    /// A new pin of the present snapshot.
+    /// Pins the current snapshot.
     #[cold]
     pub(crate) fn pin(self: &Arc<Self>, reader: &Arc<ReaderSlot>) -> Arc<SnapshotPin> {
         let current = self.lock();
@@ -84,20 +87,20 @@ impl Published {
         })
     }
 
-    /// Publishes what `make` makes of the present snapshot, and returns that.
+    /// Publishes what `make` makes of the current snapshot, and returns it.
     fn publish<E>(&self, make: impl FnOnce(&Snapshot) -> Result<Snapshot, E>) -> Result<Arc<Snapshot>, E> {
         let mut current = self.lock();
         let new = Arc::new(make(&current)?);
         let old = std::mem::replace(&mut *current, new);
-        // Relaxed: the lock orders. Under it, so that the number and the snapshot that `pin` finds belong
-        // together.
+        // Relaxed: the lock orders. Under it, so that the number and the snapshot that `pin` finds
+        // belong together.
         self.generation.fetch_add(1, Ordering::Relaxed);
         Ok(old)
     }
 }
 
 impl Memory {
-    /// Publishes the first map. No region at all is a map, too.
+    /// Publishes the first map, which may be empty.
     ///
     /// # Errors
     /// Two regions overlap.
@@ -112,11 +115,14 @@ impl Memory {
         Ok(Self { published: Arc::new(published) })
     }
 
-    /// Publishes a new map. Handles notice when they next open their guard; a region that is no longer
-    /// named stays mapped until the last holder of an old snapshot has let go.
+    /// Publishes a new map. Handles see it in their next batch.
+    ///
+    /// A region that is no longer named stays mapped until the last holder has dropped the old
+    /// snapshot.
     ///
     /// # Errors
-    /// As [`Memory::new`], or a dirty log is on that does not reach so far; the old map then stays.
+    /// As [`Memory::new`], or the active dirty log does not cover the regions; the old map then
+    /// stays.
     pub fn replace(&self, regions: Vec<Arc<Region>>) -> Result<(), MemoryError> {
         let new = Snapshot::new(regions)?;
         // Perhaps the last reference to the old one is dropped behind the lock: unmapping takes long.
@@ -129,9 +135,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Waits until every handle has either noticed all that was published before the call, or has its guard shut and
-    /// will notice when it opens it. [`Mapping`](crate::Mapping)s and [`MappingGuard`](crate::MappingGuard)s are not waited for: they keep
-    /// their regions by themselves.
+    /// Waits until no batch uses anything older than what was published before the call.
+    ///
+    /// A handle without a live access guard is not waited for. [`Mapping`](crate::Mapping)s and
+    /// [`MappingGuard`](crate::MappingGuard)s are not waited for: they keep their regions mapped.
     ///
     /// # Errors
     /// A batch lasts longer than `timeout`; the error names its holder.
@@ -139,13 +146,17 @@ impl Memory {
         self.published.readers.synchronize(timeout, None)
     }
 
-    /// Turns a dirty log on, in place of another if one is on. When it returns, every write that a device makes from
-    /// then on is marked in `log` by the time that its guard is closed (its [`MappingGuard`](crate::MappingGuard) dropped), and every
-    /// write that is not marked was made before the return: memory copied after the return has it.
+    /// Turns a dirty log on; replaces one that is on.
+    ///
+    /// When it returns, every later write of a device is marked in `log` by the time that its
+    /// access guard (for a mapping: its [`MappingGuard`](crate::MappingGuard)) is dropped. Every
+    /// write that is not marked was made before the return, so memory copied after the return has
+    /// it.
     ///
     /// # Errors
-    /// The log does not cover all regions, or memory is lent ([`Memory::lend`]): nothing was changed. Or a batch lasts longer than `timeout`: the log is on,
-    /// and only when [`Memory::synchronize`] has succeeded does it hold what is said above.
+    /// The log does not cover all regions, or memory is lent ([`Memory::lend`]): nothing was
+    /// changed. Or a batch lasts longer than `timeout`: the log is on, and the guarantee holds once
+    /// [`Memory::synchronize`] has succeeded.
     pub fn start_log(&self, log: Arc<DirtyLog>, timeout: Duration) -> Result<(), LogError> {
         self.published.publish(|old| match self.published.lent.load(Ordering::Relaxed) {
             0 => old.logged(Some(log)),
@@ -154,43 +165,44 @@ impl Memory {
         Ok(self.synchronize(timeout)?)
     }
 
-    /// Turns the log off and returns it. When it returns without an error nobody marks in it any more but those who
-    /// still hold mappings.
+    /// Turns the log off and returns it. Afterwards only live mappings mark in it.
     ///
     /// # Errors
-    /// A batch lasts longer than `timeout`; the log is off for all who come.
+    /// A batch lasts longer than `timeout`; the log is off for all later batches.
     pub fn stop_log(&self, timeout: Duration) -> Result<Option<Arc<DirtyLog>>, LogError> {
         let old = self.published.publish(|old| old.logged(None))?;
         self.synchronize(timeout)?;
         Ok(old.log().cloned())
     }
 
-    /// The log that is on.
+    /// Active log, if any.
     #[must_use]
     pub fn log(&self) -> Option<Arc<DirtyLog>> {
         self.published.lock().log().cloned()
     }
 
-    /// The regions of the present map, by address.
+    /// Regions of the current map, by address.
     #[must_use]
     pub fn regions(&self) -> Vec<Arc<Region>> {
         self.published.lock().regions().to_vec()
     }
 
-    /// Where the last region ends; 0 without regions.
+    /// End of the last region; 0 without regions.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.published.lock().last().map_or(0, |last| last.saturating_add(1))
     }
 
-    /// A guard for one holder, with the present map pinned: the device's addresses are guest-physical.
+    /// Makes a handle for one holder whose addresses are guest-physical.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle::new(&self.published, None)
     }
 
-    /// Lends the memory to somebody who accesses it by host addresses and marks nothing: the kernel, another process.
-    /// Until the result is dropped no dirty log can be turned on, for it would not tell the truth.
+    /// Lends the memory to an accessor that uses host addresses and marks nothing: the kernel, or
+    /// another process.
+    ///
+    /// Until the loan is dropped, no dirty log can be turned on, because it would be incomplete.
     ///
     /// # Errors
     /// A log is on.
@@ -209,7 +221,7 @@ impl Memory {
     }
 }
 
-/// Memory that is lent ([`Memory::lend`]). Keeps the regions of the map of that moment mapped.
+/// Loan of memory ([`Memory::lend`]). Keeps the regions of its map mapped.
 #[derive(Debug)]
 pub struct Lent {
     snapshot: Arc<Snapshot>,
@@ -217,7 +229,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// The regions that are lent, by address.
+    /// Lent regions, by address.
     #[must_use]
     pub fn regions(&self) -> &[Arc<Region>] {
         self.snapshot.regions()

@@ -1,42 +1,43 @@
-//! What a guard has written and not marked yet.
+//! Pending dirty marks: what an access guard has written and not marked yet.
 //!
 //! ```text
-//!  a write of at most a page:  its window is one page?  yes: its address, in a list, once a turn
-//!                                                       no:  its address, in the list
-//!  the list is full, or the guard is shut:               one fence, all are marked and forgotten: the next turn
+//!  a write of at most a page:  its window is one page?  yes: note its address in the list, once per turn
+//!                                                       no:  note its address in the list
+//!  the list is full, or the guard is dropped:           one fence, mark all, empty the list: the next turn begins
 //! ```
-//! So a page that is found in the cache is looked up in the log once a batch however often it is written, and the fence
-//! is shared. See [`log`](crate::log) for why there is one.
+//! So a page that is found in the cache is looked up in the log once per batch, however often it is
+//! written, and all share the fence. See [`log`](crate::log) for why there is one.
 use crate::DirtyLog;
 use crate::sync::fence;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 /// Addresses in the list.
-const MOST: usize = 32;
+const CAPACITY: usize = 32;
 
-/// Addresses, and a number for the time between two markings.
+/// Noted addresses, and a number for the time between two markings (a turn).
 #[derive(Debug)]
 pub(crate) struct PendingMarks {
     turn: Cell<u64>,
     count: Cell<usize>,
-    /// Guest-physical, each for its page.
-    list: [Cell<u64>; MOST],
+    /// Guest-physical addresses, each for its page.
+    list: [Cell<u64>; CAPACITY],
 }
 
 impl PendingMarks {
     pub(crate) fn new() -> Self {
-        // Not 0: what was noted in no turn is not noted in this one.
-        Self { turn: Cell::new(1), count: Cell::new(0), list: [const { Cell::new(0) }; MOST] }
+        // Not 0: a page that was noted in no turn must not count as noted in this one.
+        Self { turn: Cell::new(1), count: Cell::new(0), list: [const { Cell::new(0) }; CAPACITY] }
     }
 
-    /// Number of the present turn: what was noted in it is in the list. (2^64 of them do not pass.)
+    /// Number of the current turn: what was noted in it is in the list. (It does not wrap: 2^64
+    /// turns do not pass.)
     #[inline(always)]
     pub(crate) fn turn(&self) -> u64 {
         self.turn.get()
     }
 
-    /// The page around an address is written. `false`: the list is full.
+    /// Notes a write to the page around an address. `false` if the list is full.
     #[inline(always)]
     pub(crate) fn add(&self, gpa: u64) -> bool {
         let count = self.count.get();
@@ -51,14 +52,14 @@ impl PendingMarks {
         self.count.get() == 0
     }
 
-    /// Marks it all and forgets it. The data were written before.
+    /// Marks everything noted and empties the list. The data were written before.
     #[inline(never)]
     pub(crate) fn mark(&self, log: &DirtyLog) {
         // Pairs with the fence in `DirtyLog::harvest`.
         fence(Ordering::SeqCst);
-        // What is written from here on is not marked by what follows.
+        // Later writes are not covered by the marks below.
         self.turn.set(self.turn.get() + 1);
-        let count = self.count.replace(0).min(MOST);
+        let count = self.count.replace(0).min(CAPACITY);
         let pages = &self.list[..count];
         // Mostly all of them are marked already, and a loop that only looks is short.
         if !pages.iter().all(|gpa| log.is_marked(gpa.get())) {
@@ -67,7 +68,7 @@ impl PendingMarks {
     }
 }
 
-/// Marks the pages around some addresses; the caller has made the fence.
+/// Marks the pages around some addresses. The caller has made the fence.
 #[cold]
 #[inline(never)]
 fn mark_each(pages: &[Cell<u64>], log: &DirtyLog) {

@@ -1,31 +1,33 @@
-//! What a holder has mapped and not let go of: a table that the holder fills, anyone may empty, and waiters read.
+//! Pin table: the mappings of one holder. The holder fills it, any thread may release entries,
+//! publishers read it.
 //!
 //! ```text
-//!            take (the holder)                    give back (whoever drops the guard)
-//!  free ------------------------> list: device address, guest address, length ----> returned
+//!            add (the holder)                     release (the thread that drops the mapping guard)
+//!  free -----------------------> pinned: device address, guest address, length ----> returned
 //!    ^                                                                                  |
-//!    '----------------- the holder takes all that was returned at once <---------------'
+//!    '--------------- the holder takes over all returned entries at once <-------------'
 //! ```
-//! Entries are named by number and never move. Only the holder takes from either list, so that a number cannot come
-//! back between a look and an exchange (no ABA); whoever gives back writes one word. The table grows by doubling and
-//! never shrinks: it allocates only when more is in flight than ever before.
+//! Entries have numbers and never move. Only the holder takes entries from either list, so that a
+//! number cannot come back between a look and an exchange (no ABA); a release writes one word. The
+//! table grows by doubling and never shrinks: it allocates only when more is in flight than ever
+//! before.
 use crate::sync::{AtomicU32, AtomicU64};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// One run of bytes that is mapped.
+/// One mapped run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Where the device sees it.
+    /// Device address.
     pub(crate) addr: u64,
-    /// Guest-physical.
+    /// Guest-physical address.
     pub(crate) gpa: u64,
-    /// Bytes, not 0.
+    /// Length in bytes, not 0.
     pub(crate) len: u64,
 }
 
-/// Number of the last entry of a list.
+/// Marks the end of a list.
 const END: u32 = u32::MAX;
 /// Entries of the first chunk; every further chunk doubles the table.
 const FIRST: u32 = if cfg!(loom) { 1 } else { 32 };
@@ -37,20 +39,20 @@ struct Entry {
     gpa: AtomicU64,
     /// 0 while the entry is free.
     len: AtomicU64,
-    /// The domain's change number when the run was looked up.
+    /// Change number of the domain when the run was looked up.
     change: AtomicU64,
     next: AtomicU32,
 }
 
-/// The table.
+/// Pin table of one holder.
 #[derive(Debug)]
 pub(crate) struct PinTable {
     chunks: [OnceLock<Box<[Entry]>>; CHUNKS],
-    /// Entries that exist. PendingMarks by the holder only.
+    /// Number of entries. Written by the holder only.
     count: AtomicU32,
     /// The holder's own list. Used by the holder only.
     free: AtomicU32,
-    /// What others gave back.
+    /// Entries that mapping guards released.
     returned: Returned,
 }
 
@@ -58,14 +60,14 @@ pub(crate) struct PinTable {
 #[repr(align(64))]
 struct Returned(AtomicU32);
 
-/// A list of entries that belong to one guard. Plain data: the guard gives it back, once.
+/// List of entries that belong to one mapping guard. Plain data: the guard releases it, once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinList {
     head: u32,
 }
 
 impl PinList {
-    /// No entry.
+    /// Empty list.
     pub(crate) const NONE: Self = Self { head: END };
 
     pub(crate) fn is_empty(self) -> bool {
@@ -83,38 +85,39 @@ impl PinTable {
         }
     }
 
-    /// Chunk and place in it: chunk 0 has FIRST entries, chunk n as many as all before it.
-    fn place(number: u32) -> (usize, usize) {
+    /// Chunk and position in it: chunk 0 has FIRST entries, chunk n as many as all before it.
+    fn position(number: u32) -> (usize, usize) {
         let chunk = (number / FIRST).checked_ilog2().map_or(0, |log| log + 1);
         let start = if chunk == 0 { 0 } else { FIRST << (chunk - 1) };
         (chunk as usize, (number - start) as usize)
     }
 
     fn entry(&self, number: u32) -> Option<&Entry> {
-        let (chunk, place) = Self::place(number);
-        self.chunks.get(chunk)?.get()?.get(place)
+        let (chunk, position) = Self::position(number);
+        self.chunks.get(chunk)?.get()?.get(position)
     }
 
-    /// Puts `run` before `list`; for the holder only. `None` when 2^28 entries are in use.
-    pub(crate) fn take(&self, list: PinList, run: Run, change: u64) -> Option<PinList> {
+    /// Puts `run` before `list`; for the holder only. `None` if 2^28 entries are in use.
+    pub(crate) fn add(&self, list: PinList, run: Run, change: u64) -> Option<PinList> {
         let head = self.pop()?;
         let entry = self.entry(head)?;
-        // Release, these: a waiter that reads any of them has seen the entry's former use end (the holder took it over
-        // from `give_back` by an Acquire). Waiters load with Acquire, see `overlapping`.
+        // Release, these: a waiter that reads any of them has seen the entry's former use end (the
+        // holder took it over from `release` by an Acquire). Waiters load with Acquire, see
+        // `overlapping`.
         entry.change.store(change, Release);
         entry.addr.store(run.addr, Release);
         entry.len.store(run.len, Release);
-        // Relaxed, both: read by the one who gives back, to whom the guard was handed.
+        // Relaxed, both: read by the thread that releases, to which the mapping guard was handed.
         entry.gpa.store(run.gpa, Relaxed);
         entry.next.store(list.head, Relaxed);
         Some(PinList { head })
     }
 
     fn pop(&self) -> Option<u32> {
-        // Relaxed, `free` and `count`: the holder's own.
+        // Relaxed, `free` and `count`: only the holder uses them.
         let mut head = self.free.load(Relaxed);
         if head == END {
-            // Acquire: pairs with the Release exchange in `give_back`.
+            // Acquire: pairs with the Release exchange in `release`.
             head = self.returned.0.swap(END, Acquire);
         }
         if head == END {
@@ -124,11 +127,11 @@ impl PinTable {
         Some(head)
     }
 
-    /// Makes a chunk and returns its list.
+    /// Makes a chunk; returns the list of its entries.
     #[cold]
     fn grow(&self) -> Option<u32> {
         let first = self.count.load(Relaxed);
-        let (chunk, _) = Self::place(first);
+        let (chunk, _) = Self::position(first);
         let more = first.max(FIRST);
         let chunk = self.chunks.get(chunk)?;
         chunk.get_or_init(|| {
@@ -146,12 +149,12 @@ impl PinTable {
         Some(first)
     }
 
-    /// The runs of a guard.
+    /// Runs of a mapping guard.
     pub(crate) fn runs(&self, list: PinList) -> impl Iterator<Item = Run> {
         let mut next = list.head;
         std::iter::from_fn(move || {
             let entry = self.entry(next)?;
-            // Relaxed: whoever has the guard was handed it by the holder.
+            // Relaxed: a thread with the mapping guard was handed it by the holder.
             next = entry.next.load(Relaxed);
             Some(Run {
                 addr: entry.addr.load(Relaxed),
@@ -161,8 +164,8 @@ impl PinTable {
         })
     }
 
-    /// Gives the entries of a guard back. By any thread, once.
-    pub(crate) fn give_back(&self, list: PinList) {
+    /// Releases the entries of a mapping guard. By any thread, once.
+    pub(crate) fn release(&self, list: PinList) {
         if list.is_empty() {
             return;
         }
@@ -188,18 +191,19 @@ impl PinTable {
     }
 
     /// Whether anything is mapped. If not, what was done through mappings happened before.
-    pub(crate) fn is_any_taken(&self) -> bool {
-        // The count Relaxed: the holder has gone, and said so under the caller's lock. Acquire: pairs with the Release in
-        // `give_back`.
+    pub(crate) fn is_any_pinned(&self) -> bool {
+        // Relaxed for the count: the holder is gone, which it recorded under the caller's lock.
+        // Acquire: pairs with the Release in `release`.
         (0..self.count.load(Relaxed))
             .any(|number| self.entry(number).is_some_and(|entry| entry.len.load(Acquire) != 0))
     }
 
-    /// A run that overlaps `addrs` and was looked up before the domain's change number `change`, if there is one.
-    /// To be called by one who knows that no such run is added any more.
+    /// Finds a run that overlaps `addrs` and was looked up before the domain's change number
+    /// `change`.
     ///
-    /// The fields of an entry that changes hands meanwhile may not belong together. A run that is looked for does not
-    /// change until it is given back, so it is found; what is found wrongly is gone at the next look.
+    /// The caller must know that no such run is added any more. The fields of an entry that changes
+    /// hands meanwhile may not belong together. A run that is looked for does not change until it
+    /// is released, so it is found; a run found wrongly is gone at the next look.
     pub(crate) fn overlapping(&self, addrs: &Range<u128>, change: u64) -> Option<(u64, u64)> {
         // Acquire, all of these: see the stores.
         (0..self.count.load(Acquire)).find_map(|number| {
@@ -224,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn places_follow_one_another() {
+    fn positions_follow_one_another() {
         let mut expected = (0, 0);
         for number in 0..1000 {
-            assert_eq!(PinTable::place(number), expected, "{number}");
+            assert_eq!(PinTable::position(number), expected, "{number}");
             let size = if expected.0 == 0 { FIRST } else { FIRST << (expected.0 - 1) };
             expected.1 += 1;
             if expected.1 == size as usize {
@@ -237,12 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_found_until_it_is_given_back() {
+    fn a_run_is_found_until_it_is_released() {
         let pins = PinTable::new();
         let guards: Vec<PinList> = (0..100)
             .map(|n| {
-                let one = pins.take(PinList::NONE, run(n * 8), 5).expect("room");
-                pins.take(one, run(0x1000 + n * 8), 5).expect("room")
+                let one = pins.add(PinList::NONE, run(n * 8), 5).expect("room");
+                pins.add(one, run(0x1000 + n * 8), 5).expect("room")
             })
             .collect();
         assert_eq!(pins.runs(guards[3]).collect::<Vec<_>>(), [run(0x1018), run(0x18)]);
@@ -250,7 +254,7 @@ mod tests {
         assert_eq!(pins.overlapping(&(0x1c..0x20), 6), None, "it ends there");
         assert_eq!(pins.overlapping(&(0x1b..0x20), 5), None, "it came after the change");
         for guard in guards {
-            pins.give_back(guard);
+            pins.release(guard);
         }
         assert_eq!(pins.overlapping(&(0..1 << 64), 9), None);
     }
@@ -259,10 +263,10 @@ mod tests {
     fn entries_are_used_again() {
         let pins = PinTable::new();
         for n in 0..if cfg!(miri) { 100 } else { 10_000 } {
-            let a = pins.take(PinList::NONE, run(n), 0).expect("room");
-            let b = pins.take(PinList::NONE, run(n + 1), 0).expect("room");
-            pins.give_back(a);
-            pins.give_back(b);
+            let a = pins.add(PinList::NONE, run(n), 0).expect("room");
+            let b = pins.add(PinList::NONE, run(n + 1), 0).expect("room");
+            pins.release(a);
+            pins.release(b);
         }
         assert_eq!(pins.count.load(Relaxed), FIRST);
     }

@@ -1,87 +1,93 @@
-//! Who is inside, and how somebody else waits until they have left.
+//! Reader slots: which holders are inside a batch, and how a publisher waits for them.
 //!
 //! ```text
 //!  outside (seq even) --enter: seq + 1, full fence--> inside (seq odd) --leave: seq + 1, release--> outside
 //!
-//!  synchronize:  publish the change | full fence | for each reader: even? done. odd? wait until it is another number.
+//!  synchronize:  publish the change | full fence | for each slot: even? done. odd? wait until the number changes.
 //! ```
-//! A holder looks at what is published after its fence, the waiter looks at the readers after its own. Of two such
-//! pairs at least one sees the other's store (the store-buffering shape), so that either the waiter finds the holder
-//! inside and waits, or the holder has found the change.
+//! A holder reads what is published after its fence; the publisher reads the slots after its own.
+//! In each such pair at least one side sees the other's store (the store-buffering shape): either
+//! the publisher finds the holder inside and waits, or the holder has seen the change.
 //!
-//! The word is written by its holder only and has a cache line to itself; nobody else's work makes it miss. It is
-//! announced once a batch, which is why an ordinary full fence does (5 ns): membarrier(2) on the waiter's side would
-//! save that, and cost a system call that interrupts every processor, and a second scheme for hosts without it.
+//! Only the holder writes its `seq`, which has a cache line to itself, so that no other thread's
+//! work makes it miss. A batch enters once, so an ordinary full fence (5 ns) is good enough:
+//! membarrier(2) on the publisher's side would save it, but cost a system call that interrupts
+//! every processor, and a second scheme for hosts that lack it.
 use crate::pin_table::PinTable;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Patience, fence};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Deadline, fence};
 use crate::{Busy, BusyWith};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// One holder's place.
+/// Slot of one holder.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct ReaderSlot {
     seq: AtomicU64,
-    rest: Rest,
+    shared: Shared,
 }
 
-/// What is read by others, or rarely: kept off the line of `seq`.
+/// Fields that other threads read, or that are rarely used: kept off the cache line of `seq`.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Rest {
+struct Shared {
     name: OnceLock<String>,
     pins: PinTable,
 }
 
 impl ReaderSlot {
     pub(crate) fn new() -> Arc<Self> {
-        let rest = Rest { name: OnceLock::new(), pins: PinTable::new() };
-        Arc::new(Self { seq: AtomicU64::new(0), rest })
+        let shared = Shared { name: OnceLock::new(), pins: PinTable::new() };
+        Arc::new(Self { seq: AtomicU64::new(0), shared })
     }
 
     /// Names the holder, once.
-    pub(crate) fn call(&self, name: String) {
-        let _ = self.rest.name.set(name);
+    pub(crate) fn set_name(&self, name: String) {
+        let _ = self.shared.name.set(name);
     }
 
     fn name(&self) -> String {
-        self.rest.name.get().map_or_else(|| "a holder without a name".to_owned(), Clone::clone)
+        self.shared.name.get().map_or_else(|| "a holder without a name".to_owned(), Clone::clone)
     }
 
-    /// What the holder has mapped.
+    /// The holder's mappings.
     pub(crate) fn pins(&self) -> &PinTable {
-        &self.rest.pins
+        &self.shared.pins
     }
 
-    /// The holder comes in. What it loads from here on is at least as new as what was published before a
-    /// [`ReaderSlots::synchronize`] that did not wait for it. Returns what [`ReaderSlot::leave`] wants to know.
+    /// Enters a batch; returns the number to pass to [`ReaderSlot::leave`].
+    ///
+    /// Later loads of the holder are at least as new as what was published before a
+    /// [`ReaderSlots::synchronize`] that did not wait for it.
     #[inline(always)]
     pub(crate) fn enter(&self) -> u64 {
-        // Relaxed: only the holder writes it. Odd again if a guard was forgotten: then nobody ever saw it leave.
+        // Relaxed: only the holder writes it. If a guard was leaked, the number is odd and stays
+        // odd: no thread ever saw it leave.
         let inside = (self.seq.load(Ordering::Relaxed) + 1) | 1;
-        // Release: whoever reads this number and not the even one before it must still see what was done in the
-        // batch before. Pairs with the Acquire loads of `synchronize`.
+        // Release: a thread that reads this number, and not the even one before it, must still see
+        // what was done in the batch before. Pairs with the Acquire loads of `synchronize`.
         self.seq.store(inside, Ordering::Release);
-        // Pairs with the fence of `synchronize`, see above.
+        // Pairs with the fence of `synchronize`, see the module documentation.
         fence(Ordering::SeqCst);
         inside
     }
 
-    /// The holder goes out.
+    /// Leaves a batch.
     #[inline(always)]
     pub(crate) fn leave(&self, inside: u64) {
-        // Release: what was done inside happened before; pairs with the Acquire loads of `synchronize`.
+        // Release: what was done inside happened before; pairs with the Acquire loads of
+        // `synchronize`.
         self.seq.store(inside + 1, Ordering::Release);
     }
 }
 
-/// The readers that one publisher has to wait for.
+/// Reader slots that one publisher has to wait for.
 ///
-/// A reader is list off the list under the lock, by the holder when it goes, or, if it leaves mappings behind, by whoever
-/// finds them given back. So what was done from a reader that is not on the list any more happened before.
+/// A slot is taken off the list under the lock: by the holder when it goes, or, if it leaves
+/// mappings behind, by the thread that finds them released. So what was done from a slot that is no
+/// longer listed happened before.
 #[derive(Debug)]
 pub(crate) struct ReaderSlots {
     readers: Mutex<Vec<Listed>>,
@@ -90,14 +96,14 @@ pub(crate) struct ReaderSlots {
 #[derive(Debug)]
 struct Listed {
     reader: Arc<ReaderSlot>,
-    /// The holder has gone and will not come in again; its mappings may be left.
+    /// The holder is gone and will not enter again; its mappings may remain.
     gone: bool,
 }
 
 impl Listed {
-    /// Whether somebody may still have to wait for it.
+    /// Whether a publisher may still have to wait for it.
     fn is_needed(&self) -> bool {
-        !self.gone || self.reader.pins().is_any_taken()
+        !self.gone || self.reader.pins().is_any_pinned()
     }
 }
 
@@ -107,7 +113,7 @@ impl ReaderSlots {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Listed>> {
-        // Nothing under the lock can panic half-way.
+        // No code under the lock can panic half-way.
         self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,7 +123,7 @@ impl ReaderSlots {
         readers.push(Listed { reader: Arc::clone(reader), gone: false });
     }
 
-    /// The holder goes, with its guard shut.
+    /// Removes a holder that has no live access guard.
     pub(crate) fn remove(&self, reader: &Arc<ReaderSlot>) {
         let mut readers = self.lock();
         for listed in readers.iter_mut().filter(|listed| Arc::ptr_eq(&listed.reader, reader)) {
@@ -126,41 +132,43 @@ impl ReaderSlots {
         readers.retain(Listed::is_needed);
     }
 
-    /// Waits until nobody is inside who came in before the change that the caller has just published, and no
-    /// mapping is left that overlaps `addrs` and was made before the domain's change number `change`.
+    /// Waits until no batch is running that began before the published change, and until no mapping
+    /// remains that overlaps `mapped` and was made before the domain's change number in it.
     ///
-    /// Nobody waits for the caller: a reader list after the look at the list enters after it, too.
+    /// Call it after publishing the change. No holder waits for the caller: a slot that is listed
+    /// after this function read the list also enters after it.
     ///
     /// # Errors
-    /// Somebody stays for longer than `timeout`.
+    /// A batch or a mapping lasts longer than `timeout`.
     pub(crate) fn synchronize(
         &self,
         timeout: Duration,
         mapped: Option<(Range<u128>, u64)>,
     ) -> Result<(), Busy> {
-        // Pairs with the fence of `enter`: the change was stored before this, the readers are read after it.
+        // Pairs with the fence of `enter`: the change was stored before this, the slots are read
+        // after it.
         fence(Ordering::SeqCst);
         let readers: Vec<Arc<ReaderSlot>> =
             self.lock().iter().map(|listed| Arc::clone(&listed.reader)).collect();
-        let mut patience = Patience::new(timeout);
+        let mut deadline = Deadline::new(timeout);
         for reader in &readers {
-            // Acquire, here and below: pairs with the Release stores of `enter` and `leave`: what the holder did in
-            // the batch that ended happened before what the caller does next.
+            // Acquire, here and below: pairs with the Release stores of `enter` and `leave`: what
+            // the holder did in the batch that ended happened before what the caller does next.
             let found = reader.seq.load(Ordering::Acquire);
             if found % 2 == 0 {
                 continue;
             }
             while reader.seq.load(Ordering::Acquire) == found {
-                if !patience.wait() {
+                if !deadline.wait() {
                     return Err(Busy { holder: reader.name(), with: BusyWith::Batch, timeout });
                 }
             }
         }
-        // Only now: whoever was inside may have made a mapping last.
+        // Only now: a batch may have made a mapping at its end.
         let Some((addrs, change)) = mapped else { return Ok(()) };
         for reader in &readers {
             while let Some((addr, len)) = reader.pins().overlapping(&addrs, change) {
-                if !patience.wait() {
+                if !deadline.wait() {
                     return Err(Busy {
                         holder: reader.name(),
                         with: BusyWith::Mapping { addr, len },

@@ -1,31 +1,31 @@
-//! One state of the memory map, which never changes once it is made.
+//! Snapshot: one immutable state of the memory map.
 use crate::log::LOG_PAGE;
 use crate::{Access, DirtyLog, LogError, MemoryError, Region};
 use std::sync::Arc;
 
-/// A run of device addresses that lies in one piece of host memory: all that an access needs to know.
+/// Run of device addresses in one piece of host memory: all that an access needs to know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
-    /// First address, as the device sees it.
+    /// First device address.
     start: u64,
     size: u64,
     host: *mut u8,
     /// Guest-physical address of `start`.
     gpa: u64,
-    /// READ, WRITE.
+    /// Allowed directions.
     allows: Access,
-    /// Which region it lies in.
+    /// Index of its region.
     region: u32,
 }
 
-// SAFETY: plain data; what the pointer names is touched only through the raw accesses of this crate, by those
-// who hold the snapshot that the window came from.
+// SAFETY: plain data; what the pointer names is touched only through the raw accesses of this
+// crate, by those who hold the snapshot that the window came from.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// A window that holds no address.
+    /// Window that holds no address.
     pub(crate) const EMPTY: Self =
         Self { start: 0, size: 0, host: std::ptr::null_mut(), gpa: 0, allows: Access::empty(), region: 0 };
 
@@ -40,15 +40,17 @@ impl Window {
         }
     }
 
-    /// The part of this window, a region's, that a block of a domain's translation opens: device addresses from
-    /// `start` on, `size` bytes, of which the first is at guest-physical `gpa`. The two overlap.
+    /// Part of this region's window that a block of a domain translates.
+    ///
+    /// The block has `size` bytes of device addresses from `start` on, the first of which is at
+    /// guest-physical `gpa`. The two must overlap.
     #[inline(always)]
     pub(crate) fn behind(&self, start: u64, size: u64, gpa: u64, allows: Access) -> Self {
         if let Some(whole) = self.behind_whole(start, size, gpa, allows) {
             return whole;
         }
-        // How far the block begins before the region, or inside it. Blocks and regions are below 2^64 bytes and
-        // overlap, so the sums below stay where they belong.
+        // How far the block begins before the region, or inside it. Blocks and regions are below
+        // 2^64 bytes and overlap, so the sums below do not overflow.
         let before = self.gpa.saturating_sub(gpa);
         let inside = gpa.saturating_sub(self.gpa);
         Self {
@@ -81,54 +83,54 @@ impl Window {
         self.size == 0
     }
 
-    /// How far into the window `addr` is, if it is inside.
+    /// Offset of `addr` in the window, if it is inside.
     #[inline(always)]
     pub(crate) fn offset(&self, addr: u64) -> Option<u64> {
-        // One compare does for both ends: an address below wraps to a large number.
+        // One comparison covers both ends: an address below wraps to a large number.
         let offset = addr.wrapping_sub(self.start);
         (offset < self.size).then_some(offset)
     }
 
-    /// Bytes from `offset` (which is inside) to the end.
+    /// Number of bytes from `offset` to the end; `offset` must be inside.
     #[inline(always)]
     pub(crate) fn left(&self, offset: u64) -> u64 {
         self.size - offset
     }
 
-    /// Where `offset` (which is inside) is mapped.
+    /// Host address of `offset`, which must be inside.
     #[inline(always)]
     pub(crate) fn host(&self, offset: u64) -> *mut u8 {
-        // `offset < size`, and `size` bytes are mapped at `host` (the size fitted a usize then), so the result is
-        // inside one mapping; the wrapping form needs no unsafe to say so.
+        // `offset < size`, and `size` bytes are mapped at `host` (the size fitted a usize then), so
+        // the result is inside one mapping; the wrapping form needs no unsafe to express that.
         self.host.wrapping_add(offset as usize)
     }
 
-    /// Whether it is no larger than the smallest page, and so in one page of any log: blocks of translations and regions
-    /// are whole pages.
+    /// Whether it is at most the smallest page, and so in one page of any log: blocks of
+    /// translations and regions are whole pages.
     #[inline(always)]
     pub(crate) fn is_in_one_page(&self) -> bool {
         self.size <= LOG_PAGE
     }
 
-    /// Guest-physical address of `offset` (which is inside).
+    /// Guest-physical address of `offset`, which must be inside.
     #[inline(always)]
     pub(crate) fn gpa(&self, offset: u64) -> u64 {
         self.gpa + offset
     }
 
-    /// What of the directions in `access` is forbidden.
+    /// Directions in `access` that are forbidden.
     #[inline(always)]
     pub(crate) fn forbidden(&self, access: Access) -> Access {
         (access & (Access::READ | Access::WRITE)) - self.allows
     }
 
-    /// The region's number.
+    /// Index of the region.
     pub(crate) fn region(&self) -> u32 {
         self.region
     }
 }
 
-/// Regions by address, none overlapping, and the log that covers them. Whoever holds it keeps them mapped.
+/// Regions by address, none overlapping, and the log that covers them. Keeps the regions mapped.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     windows: Box<[Window]>,
@@ -137,14 +139,14 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Up to this many regions, comparing with each is quicker than halving.
+    /// Up to this many regions, a linear search is faster than a binary one.
     const FEW: usize = 4;
 
     pub(crate) fn new(mut regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
         regions.sort_by_key(|region| region.gpa());
         for pair in regions.windows(2) {
             let (first, second) = (pair[0].gpa(), pair[1].gpa());
-            // PendingMarks so that nothing overflows when a region ends at the end of the address space.
+            // Written so that nothing overflows when a region ends at the end of the address space.
             if second - first < pair[0].size() {
                 return Err(MemoryError::Overlap { first, second });
             }
@@ -153,7 +155,7 @@ impl Snapshot {
         Ok(Self { windows, regions, log: None })
     }
 
-    /// The same regions, with this log.
+    /// Same regions with this log.
     pub(crate) fn logged(&self, log: Option<Arc<DirtyLog>>) -> Result<Self, LogError> {
         if let Some(log) = &log
             && let Some(last) = self.last()
@@ -186,12 +188,12 @@ impl Snapshot {
         }
     }
 
-    /// The largest region; one that holds no address if there is none.
+    /// The largest region; an empty window if there is none.
     pub(crate) fn largest(&self) -> Window {
         self.windows.iter().copied().max_by_key(|window| window.size).unwrap_or(Window::EMPTY)
     }
 
-    /// The region that holds guest-physical `addr`.
+    /// Region that holds guest-physical `addr`.
     #[inline]
     pub(crate) fn find(&self, addr: u64) -> Option<&Window> {
         if self.windows.len() <= Self::FEW {

@@ -10,7 +10,7 @@
 //! unknown.
 //!
 //! Draining waits for the host's storage, which may take any time. [`Export::begin_stop`] does not
-//! next_client; call [`Export::has_ended`] to learn when the export has ended.
+//! wait; call [`Export::has_ended`] to learn when the export has ended.
 //!
 //! A client never blocks the export's thread. The thread signals the client through the I/O threads
 //! only (`notifiers`), and unblocks those whenever it waits for them.
@@ -415,7 +415,7 @@ impl ExportThread {
                 }
             };
             if let Err(error) = waited {
-                tracing::error!("cannot next_client for clients: poll: {error}; retrying");
+                tracing::error!("cannot wait for clients: poll: {error}; retrying");
                 std::thread::sleep(POLL_RETRY);
             }
             let _ = self.shared.control.take();

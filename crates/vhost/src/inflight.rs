@@ -35,7 +35,7 @@ fn stride(layout: Inflight) -> u64 {
 /// Makes an in-flight region for `wanted` queues, to be sent to the client.
 ///
 /// Each queue gets room for at least `most` descriptors: a driver may make its queues larger than
-/// the client layout here (the firmware of QEMU 10 does).
+/// the client said here (the firmware of QEMU 10 does).
 pub(crate) fn make(
     wanted: Inflight,
     most: u16,

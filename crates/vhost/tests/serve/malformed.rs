@@ -365,7 +365,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         (0, |_, _, size, _| *size = 512, "not a power of two from 1 to 256"),
         (feature::RING_PACKED, |_, _, size, _| *size = 257, "is not from 1 to 256"),
         (0, |_, _, _, base| *base = 0x1_0000, "more than 16 bits"),
-        (0, |_, _, _, base| *base = 7, "invalid position"),
+        (0, |_, _, _, base| *base = 7, "available position 0x7"),
         (0, |machine, _, _, _| indices(machine, 68, 3), "the driver's available index 68 is not within 64"),
         (
             0,
@@ -486,7 +486,7 @@ fn memory_that_is_taken_away_ends_the_session() {
         machine.kick();
         assert!(raw.is_closed(), "{part}");
         let status = rig.wait_for(|status| status.protocol_errors == errors);
-        assert!(status.last_error.unwrap().contains("is gone"), "{part}");
+        assert!(status.last_error.unwrap().contains("is lost"), "{part}");
         a_good_one_works(&rig, &mut vec![0; DISK]);
         rig.wait_for(|status| !status.connected);
     }
@@ -561,7 +561,7 @@ fn in_flight_memory_may_hold_anything() {
         raw.send(request::SET_VRING_ENABLE, VringState { index: 0, num: 1 }.as_bytes(), &[]).unwrap();
         assert!(raw.is_closed());
         let status = rig.wait_for(|status| status.protocol_errors == errors + 1);
-        assert!(status.last_error.unwrap().contains("no room for this queue"));
+        assert!(status.last_error.unwrap().contains("too small for this queue"));
     }
     a_good_one_works(&rig, &mut vec![0; DISK]);
 }
