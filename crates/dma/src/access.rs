@@ -13,7 +13,7 @@
 //! | `WRITE` | release: a thread that sees a value written by this access (and then has its own read barrier) sees every write that this thread made *before* it. |
 //! | `READ \| WRITE` | both of the above (a mapping used in both directions). |
 //! | `RELAXED` | none. The caller orders by other means, for example one fence for a batch. |
-//! | `FULL` | the order of the direction, and: if the other side has a full barrier between a store and a load, then its load sees every write that this thread made before this access, or this access and all later ones see its store (or both). This is the only level that keeps a load behind an earlier store. QEMU has used it for every access since 2012. |
+//! | `FULL` | the order of the direction, and: if the other side has a full barrier between a store and a load, then its load sees every write that this thread made before this access, or this access and all later ones see its store (or both). This is the only level that keeps a load behind an earlier store. QEMU's patch "Add a memory barrier to DMA functions" (2012) used it for every access. |
 //!
 //! The order of a direction costs no instruction on x86-64, whose loads stay in order among
 //! themselves, as do its stores; it restrains the compiler. `FULL` is one locked instruction;

@@ -54,7 +54,7 @@ impl Piece {
 impl Drop for AccessGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.handle.shut(self.inside);
+        self.handle.leave(self.inside);
     }
 }
 
@@ -304,7 +304,7 @@ impl<'a> AccessGuard<'a> {
         })
         .inspect_err(|_| {
             out.truncate(before);
-            self.handle.reader().pins().give_back(list);
+            self.handle.reader().pins().release(list);
         })?;
         Ok(MappingGuard::new(self.handle.pin(), access, list))
     }
@@ -324,7 +324,7 @@ impl<'a> AccessGuard<'a> {
             return true;
         }
         let run = Run { addr, gpa: piece.gpa, len: piece.len as u64 };
-        match self.handle.reader().pins().take(*list, run, self.handle.change()) {
+        match self.handle.reader().pins().add(*list, run, self.handle.change()) {
             Some(more) => {
                 *list = more;
                 true

@@ -1,21 +1,23 @@
-//! Moving bytes between guest memory and memory of our own.
+//! Copies between guest memory and memory of this process.
 //!
-//! Guest memory changes under our hands, so it is never behind a Rust reference, and never the operand of a plain
-//! Rust copy: a racing plain access is undefined in Rust's model even when the hardware shrugs. Two means are left:
+//! Guest memory changes at any time, so it is never behind a Rust reference, and never the operand
+//! of a plain Rust copy: a racing plain access is undefined in Rust's model, whatever the hardware
+//! does. Two means remain:
 //!
-//! - **Atomic words**, relaxed. An access is cut into naturally aligned pieces of 8, 4, 2 and 1 bytes, as large as
-//!   alignment allows. Strictly, Rust leaves races between atomics of different sizes undefined; no compiler makes use
-//!   of that, the hardware defines it, and no object that both sides touch at the same time is accessed in different
-//!   sizes by us.
-//! - **Assembly**, which is opaque to the compiler, so that it is an access "by the hardware", like a system call's.
-//!   On x86-64 all but single words is moved by it ([`x86_64`]).
+//! - **Atomic words**, relaxed. An access is cut into naturally aligned pieces of 8, 4, 2 and 1
+//!   bytes, as large as alignment allows. Strictly, Rust leaves races between atomics of different
+//!   sizes undefined; no compiler exploits that, the hardware defines it, and this crate never
+//!   accesses an object that both sides touch at the same time in different sizes.
+//! - **Assembly**, which is opaque to the compiler, so that it is an access "by the hardware", like
+//!   that of a system call. On x86-64 it moves all but single words ([`x86_64`]).
 //!
-//! Either way an aligned object of 1, 2, 4 or 8 bytes is moved in *one* access and is never torn; the specification
-//! needs that of the rings' 16-bit indices, and drivers expect it of their 32- and 64-bit fields. Elsewhere than on
-//! x86-64 everything is words. Miri knows neither assembly nor atomics that overlap in different sizes; for it, every
-//! word is moved as atomic bytes. For loom, memory is modelled, a cell for each object.
+//! Either way an aligned object of 1, 2, 4 or 8 bytes is moved in *one* access and is never torn.
+//! The specification requires that of the 16-bit indices of rings, and drivers expect it of their
+//! 32- and 64-bit fields. Other architectures than x86-64 use words throughout. Miri knows neither
+//! assembly nor atomics that overlap in different sizes; for it, every word is moved as atomic
+//! bytes. For loom, memory is modelled, a cell for each object.
 //!
-//! Orders are not made here: see [`Access`](crate::Access).
+//! These functions make no order: see [`Access`](crate::Access).
 #[cfg(not(loom))]
 mod atomic;
 #[cfg(loom)]
@@ -30,30 +32,32 @@ use words as many;
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 use x86_64 as many;
 
-/// A word that is moved in one relaxed atomic access on the guest's side and in an unaligned one on ours.
+/// Word that is moved in one relaxed atomic access on the guest's side and in an unaligned one on
+/// ours.
 trait Word: Sized {
-    /// One word out of guest memory.
+    /// Loads one word from guest memory.
     ///
     /// # Safety
     /// `guest` is valid for atomic reads and aligned; `own` is valid for writes and not shared.
     unsafe fn load(guest: *const u8, own: *mut u8);
 
-    /// One word into guest memory.
+    /// Stores one word into guest memory.
     ///
     /// # Safety
-    /// `guest` is valid for atomic writes and aligned; `own` is valid for reads and does not change.
+    /// `guest` is valid for atomic writes and aligned; `own` is valid for reads and does not
+    /// change.
     unsafe fn store(guest: *mut u8, own: *const u8);
 }
 
-/// Copies `len` bytes out of guest memory.
+/// Copies `len` bytes from guest memory.
 ///
 /// # Safety
-/// `guest .. guest + len` is mapped guest memory that stays mapped during the call, `own .. own + len` is
-/// memory of our own that nobody else touches.
+/// `guest .. guest + len` is mapped guest memory that stays mapped during the call, `own .. own +
+/// len` is memory of our own that nothing else touches.
 #[inline(always)]
 pub(crate) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
-    // SAFETY: each arm stays within `len` bytes, which the caller vouches for, and checks alignment first.
-    // With a constant length, as for objects, one arm remains.
+    // SAFETY: each arm stays within `len` bytes, which the caller vouches for, and checks alignment
+    // first. With a constant length, as for objects, one arm remains.
     unsafe {
         match len {
             1 => u8::load(guest, own),
@@ -65,7 +69,7 @@ pub(crate) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
     }
 }
 
-/// [`load`], of a part of an access of `whole` bytes in all.
+/// [`load`] of a part of an access of `whole` bytes.
 ///
 /// # Safety
 /// As [`load`].
@@ -88,8 +92,8 @@ pub(crate) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
             2 if guest.cast::<u16>().is_aligned() => u16::store(guest, own),
             4 if guest.cast::<u32>().is_aligned() => u32::store(guest, own),
             8 if guest.cast::<u64>().is_aligned() => u64::store(guest, own),
-            // As long as the header of a network frame, which is put together in registers: those who wrote it to memory
-            // and read it back in other pieces would wait for all stores before it.
+            // Size of the header of a network frame, which is built in registers. Stored to memory
+            // and read back in pieces of other sizes, it would wait for all earlier stores.
             12 if guest.cast::<u32>().is_aligned() => {
                 u32::store(guest, own);
                 u32::store(guest.add(4), own.add(4));
@@ -100,7 +104,7 @@ pub(crate) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     }
 }
 
-/// [`store`], of a part of an access of `whole` bytes in all.
+/// [`store`] of a part of an access of `whole` bytes.
 ///
 /// # Safety
 /// As [`store`].
@@ -110,14 +114,15 @@ pub(crate) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, whol
     unsafe { if len <= 8 { store(guest, own, len) } else { many::store_part(guest, own, len, whole) } }
 }
 
-/// [`store`] into memory that nobody uses soon, where that makes a difference. What is stored later may be seen before it, unless
-/// [`synchronize`] comes in between.
+/// [`store`] into memory that is not used soon, past the caches where that makes a difference.
+///
+/// Later stores may be seen before it, unless [`flush_far`] comes in between.
 ///
 /// # Safety
 /// As [`store`].
 #[cfg(not(miri))]
 pub(crate) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller's promise is the one that is required.
     unsafe {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         x86_64::store_far(far, own, len);
@@ -126,21 +131,23 @@ pub(crate) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
     }
 }
 
-/// What [`store_far`] has stored is seen before what is stored later, by whoever sees that by an acquire.
+/// Orders what [`store_far`] stored before later stores, for a thread that sees those by an
+/// acquire.
 #[cfg(not(miri))]
-pub(crate) fn synchronize() {
+pub(crate) fn flush_far() {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    x86_64::synchronize();
+    x86_64::flush_far();
 }
 
-/// Copies `len` bytes from one memory that others use to another one.
+/// Copies `len` bytes between two memories that others use.
 ///
 /// # Safety
-/// Both are mapped for as many bytes, and stay so during the call.
+/// Both are mapped for `len` bytes, and stay so during the call.
 #[cfg(not(miri))]
 pub(crate) unsafe fn between(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: the caller's promise; assembly reads either memory as it does ours, and two mappings do not overlap.
+    // SAFETY: the caller's promise; assembly reads either memory as it does ours, and two mappings
+    // do not overlap.
     unsafe {
         x86_64::store(to, from, len);
     }
@@ -162,15 +169,15 @@ pub(crate) unsafe fn between(from: *const u8, to: *mut u8, len: usize) {
 /// `guest .. guest + len` is mapped guest memory that stays mapped during the call.
 #[inline]
 pub(crate) unsafe fn fill(guest: *mut u8, byte: u8, len: usize) {
-    // SAFETY: the caller's promise is the one that is asked for.
+    // SAFETY: the caller's promise is the one that is required.
     unsafe { many::set(guest, byte, len) };
 }
 
-/// Bytes that a processor fetches at once, on most machines. On others a hint is worth less.
+/// Size of a cache line in bytes on most machines. On others the hint is worth less.
 const LINE: usize = 64;
 
-/// Has the processor fetch the cache lines of `guest .. guest + len`, that will be read, or written. A hint: any pointer
-/// will do.
+/// Prefetches the cache lines of `guest .. guest + len` for reading or writing. A hint: any pointer
+/// is allowed.
 #[inline(always)]
 pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
     let mut at = guest.map_addr(|addr| addr & !(LINE - 1));
@@ -181,8 +188,8 @@ pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             if WRITE {
-                // The intrinsic becomes a prefetch for reading unless the compiler is told that every processor has this one;
-                // those that do not take it for no operation.
+                // The intrinsic becomes a prefetch for reading unless the compiler is told that
+                // every processor has this one. Processors that lack it treat it as no operation.
                 std::arch::asm!("prefetchw [{at}]", at = in(reg) at.addr(), options(nomem, nostack, preserves_flags));
             } else {
                 _mm_prefetch::<_MM_HINT_T0>(at.cast());
@@ -218,7 +225,7 @@ mod tests {
                 far.0.fill(0xee);
                 // SAFETY: `shift + len` is below the size of `far`, and nothing else uses it.
                 unsafe { store_far(far.0.as_mut_ptr().add(shift), source.as_ptr(), len) };
-                synchronize();
+                flush_far();
                 assert!(far.0[shift..shift + len] == source[..len], "{len} bytes at {shift}");
                 assert!(far.0[..shift].iter().all(|&b| b == 0xee), "before {len} bytes at {shift}");
                 assert!(far.0[shift + len..].iter().all(|&b| b == 0xee), "after {len} bytes at {shift}");
@@ -232,8 +239,8 @@ mod tests {
 
     #[test]
     fn every_length_and_alignment_copies_exactly() {
-        // Every way through each loop, and both sides of each length from which another one is taken; miri, which
-        // is slow, gets every way through the word loop once.
+        // Every path through each loop, and both sides of each length at which the path changes;
+        // Miri, which is slow, gets every path through the word loop once.
         let small = if cfg!(miri) { 20 } else { 300 };
         let large: &[usize] = if cfg!(miri) {
             &[37]

@@ -1,15 +1,15 @@
-//! The address space of a device behind an IOMMU.
+//! Domain: the address space of a device behind an IOMMU.
 //!
 //! ```text
 //! device address (IOVA) --domain: Table--> guest-physical --snapshot: regions--> host
 //!
-//!  map:    [lock] leaves stored [unlock]           seen by the next walk, nobody waits
-//!  unmap:  [lock] leaves cleared, change += 1 [unlock] | synchronize: every guard shut or opened since,
-//!          every mapping of the range dropped | emptied nodes freed
+//!  map:    [lock] store leaves [unlock]                the next walk sees them, nothing waits
+//!  unmap:  [lock] clear leaves, change += 1 [unlock] | synchronize: every live access guard dropped,
+//!          every mapping of the range dropped | free emptied nodes
 //! ```
-//! A handle walks the tree where its cache does not know, and nothing that is cached outlives a batch in which `change`
-//! has grown. So a translation that is gone may be used until the batch ends that found it, and [`Domain::unmap`]
-//! waits for that end. What has not been mapped is not cached, so that mapping disturbs nobody.
+//! A handle walks the tree when its cache misses. Nothing cached outlives a batch in which `change`
+//! has grown: a removed translation may be used until the batch ends that found it, and
+//! [`Domain::unmap`] waits for that end. Misses are not cached, so that mapping disturbs nobody.
 use crate::reader_slot::ReaderSlots;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::table::{PAGE_SHIFT, Table, Unlinked};
@@ -19,23 +19,25 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 const PAGE: u64 = 1 << PAGE_SHIFT;
-/// Bytes of a node of the tree.
+/// Size of a node of the tree in bytes.
 const NODE: u64 = size_of::<crate::table::Node>() as u64;
-/// What the tables may take unless said otherwise: enough for 16 million scattered pages' worth of leaves.
+/// Default limit of the tables in bytes: enough for the leaves of 16 million scattered pages.
 const TABLES: u64 = 256 << 20;
 
-/// An access that found no translation, or one that forbids it.
+/// Access that found no translation, or one that forbids it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// Address of the first byte.
     pub addr: u64,
-    /// Directions that are missing.
+    /// Missing directions.
     pub access: Access,
-    /// There is a translation, and it forbids the access.
+    /// Whether there is a translation that forbids the access.
     pub denied: bool,
 }
 
-/// A device's address space: which device addresses (IOVA) mean which guest-physical ones, and what is allowed there.
+/// Address space of a device: maps device addresses (IOVAs) to guest-physical ones, with
+/// permissions.
+///
 /// Cheap to clone; clones are the same domain.
 #[derive(Clone, Debug)]
 pub struct Domain {
@@ -43,7 +45,7 @@ pub struct Domain {
     shared: Arc<Shared>,
 }
 
-/// What the handles look at.
+/// State that all handles share.
 pub(crate) struct Shared {
     table: Table,
     /// Grows with each removal.
@@ -59,37 +61,40 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// What belongs to the one who changes the table.
+/// State that only the thread that changes the table uses.
 #[derive(Debug)]
 struct Changing {
     nodes: u64,
     most: u64,
     pages: u64,
-    /// Nodes whose last walker could not be waited for.
+    /// Nodes that may still have a walker.
     limbo: Vec<Unlinked>,
 }
 
 impl Changing {
-    /// Keeps what could not be freed, and its room.
+    /// Keeps nodes that could not be freed, and their capacity.
     fn keep(&mut self, mut unlinked: Vec<Unlinked>) {
         if self.limbo.is_empty() {
             self.limbo = unlinked;
         } else if self.limbo.try_reserve(unlinked.len()).is_ok() {
             self.limbo.append(&mut unlinked);
         }
-        // Else another removal has left some there meanwhile, and there is no memory: these are never freed.
+        // Another removal left some there meanwhile, and there is no memory: these nodes are never
+        // freed.
     }
 }
 
 impl Domain {
-    /// An empty address space in front of `memory`. Its tables may take 256 MiB.
+    /// Makes an empty address space in front of `memory`. Its tables may take 256 MiB.
     #[must_use]
     pub fn new(memory: &Memory) -> Self {
         Self::with_limit(memory, TABLES)
     }
 
-    /// As [`Domain::new`]; the tables may take `bytes`. A page far from all others costs up to 20 KiB, one among many
-    /// 8 bytes. (Cutting large mappings by unmapping parts of them may take as much again.)
+    /// As [`Domain::new`], with a limit of the tables in bytes.
+    ///
+    /// A page far from all others takes up to 20 KiB, one among many 8 bytes. Splitting large
+    /// mappings by unmapping parts of them may take as much again.
     #[must_use]
     pub fn with_limit(memory: &Memory, bytes: u64) -> Self {
         let changing = Changing { nodes: 0, most: bytes / NODE, pages: 0, limbo: Vec::new() };
@@ -103,22 +108,25 @@ impl Domain {
         Self { memory: memory.clone(), shared: Arc::new(shared) }
     }
 
-    /// Has `hook` called for each access that fails for want of a translation or of its permission, before the access
-    /// returns its error. The first hook stays.
+    /// Sets the hook to call for each access that lacks a translation or a permission. The first
+    /// hook stays.
     ///
-    /// The hook must not wait for a translation to come, nor change the domain: the guard is open while it runs, and an
-    /// unmapping waits for that guard. It passes the miss on (vhost: `VHOST_IOTLB_MISS`), the device ends its batch,
-    /// and tries again when it is told that the translation is there.
+    /// The hook runs before the access returns its error, inside its batch. It must not wait for a
+    /// translation, nor change the domain: an unmapping waits for that batch. It reports the miss
+    /// (vhost: `VHOST_IOTLB_MISS`); the device ends its batch, and tries again when it learns that
+    /// the translation exists.
     pub fn on_miss(&self, hook: impl Fn(Miss) + Send + Sync + 'static) {
         let _ = self.shared.on_miss.set(Box::new(hook));
     }
 
-    /// Makes `size` bytes of device addresses from `addr` on mean guest-physical memory from `gpa` on, for accesses in
-    /// the directions of `access` (READ, WRITE or both). Whether there is memory is seen at the access.
+    /// Maps `size` bytes of device addresses from `addr` on to guest-physical memory from `gpa` on.
+    ///
+    /// `access` is the set of allowed directions: READ, WRITE or both. Whether there is memory is
+    /// checked by each access.
     ///
     /// # Errors
-    /// Not whole pages, beyond the end of either address space, a page that is mapped already, or the tables have
-    /// reached their limit, or the host has no memory for them. Nothing was changed.
+    /// The range is not whole pages, ends beyond either address space, or is mapped in part; the
+    /// tables have reached their limit, or the host has no memory for them. Nothing was changed.
     pub fn map(&self, addr: u64, gpa: u64, size: u64, access: Access) -> Result<(), DomainError> {
         let (first, last) = pages(addr, size)?;
         pages(gpa, size)?;
@@ -137,16 +145,21 @@ impl Domain {
         Ok(())
     }
 
-    /// Ends the translation of `size` bytes of device addresses from `addr` on, in whatever pieces they were mapped,
-    /// and of those that were not mapped at all. Returns the bytes that were. When it returns without an error no
-    /// access and no mapping touches them through this domain any more.
+    /// Unmaps `size` bytes of device addresses from `addr` on. Returns the number of bytes that
+    /// were mapped.
+    ///
+    /// The pieces need not be those that were mapped. When it returns without an error, no access
+    /// and no mapping touches them through this domain any more.
     ///
     /// # Errors
-    /// Not whole pages, or beyond the end of the address space. Or a batch or a mapping lasts longer than `timeout`:
-    /// then nobody finds the translation any more who comes, but the holder that the error names may still use it;
-    /// the call may be repeated to go on waiting, and the memory behind must not be given to others before it
-    /// has succeeded. Or cutting larger mappings takes more tables than twice the limit, or than the host has memory for: nothing
-    /// was changed.
+    /// The range is not whole pages, or ends beyond the address space: nothing was changed.
+    ///
+    /// A batch or a mapping lasts longer than `timeout`: no new access finds the translation, but
+    /// the holder that the error names may still use it. Repeat the call to continue to wait; do
+    /// not reuse the memory before it succeeds.
+    ///
+    /// Splitting larger mappings takes more tables than twice the limit, or than the host has
+    /// memory for: nothing was changed.
     pub fn unmap(&self, addr: u64, size: u64, timeout: Duration) -> Result<u64, DomainError> {
         let (first, last) = pages(addr, size)?;
         let shared = &*self.shared;
@@ -154,8 +167,8 @@ impl Domain {
         if changing.nodes + Table::NODES_TO_REMOVE > changing.most.saturating_mul(2) {
             return Err(DomainError::Full { limit: changing.most * NODE });
         }
-        // What earlier ones could not free has been out of the tree for as long as what is unlinked now.
-        // Room for all nodes is kept from one removal to the next.
+        // Nodes that earlier calls could not free have been out of the tree for as long as those
+        // unlinked now. Room for all nodes is kept from one removal to the next.
         let room = changing.nodes + Table::NODES_TO_REMOVE;
         let limbo = &mut changing.limbo;
         if limbo.try_reserve(room as usize).is_err() {
@@ -178,44 +191,44 @@ impl Domain {
             return Err(busy.into());
         }
         for node in unlinked.drain(..) {
-            // SAFETY: it was unlinked before `change` grew. Walks happen inside open guards; `synchronize` has seen each
-            // guard of this domain shut since, and one that opens later starts at the root, where the node is no
-            // more to be found.
+            // SAFETY: it was unlinked before `change` grew. Walks happen inside access guards;
+            // `synchronize` has seen each guard of this domain dropped since, and a later one
+            // starts at the root, where the node is no longer found.
             unsafe { node.free() };
         }
         shared.lock().keep(unlinked);
         Ok(removed << PAGE_SHIFT)
     }
 
-    /// Ends all translations.
+    /// Unmaps everything.
     ///
     /// # Errors
     /// As [`Domain::unmap`].
     pub fn clear(&self, timeout: Duration) -> Result<u64, DomainError> {
-        // All but the last page in one go, since a size of 2^64 has no number.
+        // All but the last page in one go, since a size of 2^64 does not fit in a u64.
         let most = self.unmap(0, u64::MAX - (PAGE - 1), timeout)?;
         Ok(most.saturating_add(self.unmap(u64::MAX - (PAGE - 1), PAGE, timeout)?))
     }
 
-    /// Bytes that are mapped.
+    /// Number of bytes that are mapped.
     #[must_use]
     pub fn mapped(&self) -> u64 {
         self.shared.lock().pages.saturating_mul(PAGE)
     }
 
-    /// Bytes that the tables take.
+    /// Size of the tables in bytes.
     #[must_use]
     pub fn table_bytes(&self) -> u64 {
         self.shared.lock().nodes * NODE
     }
 
-    /// A guard for one holder, through this domain.
+    /// Makes a handle for one holder whose addresses this domain translates.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle::new(self.memory.published(), Some(Arc::clone(&self.shared)))
     }
 
-    /// The memory behind it.
+    /// Memory behind the domain.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -224,14 +237,15 @@ impl Domain {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Changing> {
-        // Nothing under the lock panics.
+        // No code under the lock panics.
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the last change, for comparing.
+    /// Number of the last change, for comparison.
     #[inline(always)]
     pub(crate) fn change(&self) -> u64 {
-        // Acquire: pairs with the Release in `unmap`: who sees its number finds none of the leaves that it cleared.
+        // Acquire: pairs with the Release in `unmap`: a thread that sees its number finds none of
+        // the leaves that it cleared.
         self.change.load(Ordering::Acquire)
     }
 

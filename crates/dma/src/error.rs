@@ -1,74 +1,74 @@
-//! What can go wrong with guest memory.
+//! Errors of guest memory.
 use crate::Access;
 use std::time::Duration;
 use thiserror::Error;
 
-/// An access that failed. Bytes before the failing one may have been transferred; `done` says how many.
+/// Failed access. Bytes before the failing one may have been moved; `done` says how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DmaError {
-    /// {addr:#x}: no memory there ({len} bytes wanted, {done} done)
+    /// Address without memory.
     #[error("{addr:#x}: no memory there ({len} bytes wanted, {done} done)")]
     Unmapped {
-        /// First byte that is not there.
+        /// First missing byte.
         addr: u64,
-        /// Length of the whole access.
+        /// Length of the whole access in bytes.
         len: usize,
-        /// Bytes transferred before.
+        /// Bytes moved before the fault.
         done: usize,
     },
-    /// {addr:#x}: the device may not {access:?} there ({len} bytes wanted, {done} done)
-    #[error("{addr:#x}: the device may not {access:?} there ({len} bytes wanted, {done} done)")]
+    /// Address that the region or the domain protects.
+    #[error("{addr:#x}: access denied: {access:?} ({len} bytes wanted, {done} done)")]
     Denied {
-        /// First byte that is forbidden.
+        /// First forbidden byte.
         addr: u64,
-        /// What was tried.
+        /// Forbidden directions.
         access: Access,
-        /// Length of the whole access.
+        /// Length of the whole access in bytes.
         len: usize,
-        /// Bytes transferred before.
+        /// Bytes moved before the fault.
         done: usize,
     },
-    /// {addr:#x}: {len} bytes wrap around the end of the address space there ({done} done)
-    #[error("{addr:#x}: {len} bytes wrap around the end of the address space there ({done} done)")]
+    /// Access beyond the end of the address space.
+    #[error("{addr:#x}: {len} bytes wrap around the end of the address space ({done} done)")]
     Wraps {
         /// First byte of the piece that wraps.
         addr: u64,
-        /// Length of the whole access.
+        /// Length of the whole access in bytes.
         len: usize,
-        /// Bytes transferred before (pieces of a buffer that came earlier).
+        /// Bytes moved before the fault (earlier pieces of the buffer).
         done: usize,
     },
-    /// {addr:#x}: the device's domain maps nothing there ({len} bytes wanted, {done} done)
-    #[error("{addr:#x}: the device's domain maps nothing there ({len} bytes wanted, {done} done)")]
+    /// Address without a translation in the device's domain.
+    #[error("{addr:#x}: no translation in the device's domain ({len} bytes wanted, {done} done)")]
     Untranslated {
         /// First byte that is not mapped.
         addr: u64,
-        /// Length of the whole access.
+        /// Length of the whole access in bytes.
         len: usize,
-        /// Bytes transferred before.
+        /// Bytes moved before the fault.
         done: usize,
     },
-    /// {addr:#x}: {len} bytes in too many pieces to be kept mapped
-    #[error("{addr:#x}: {len} bytes in too many pieces to be kept mapped")]
+    /// Mapping that does not fit in the holder's pin table.
+    #[error("{addr:#x}: {len} bytes are in too many pieces to map")]
     TooMany {
         /// First byte.
         addr: u64,
-        /// Length.
+        /// Length in bytes.
         len: usize,
     },
-    /// {addr:#x}, {len} bytes: not contiguous in host memory, and one piece was asked for
-    #[error("{addr:#x}, {len} bytes: not contiguous in host memory, and one piece was asked for")]
+    /// Mapping of one piece that consists of several.
+    #[error("{addr:#x}, {len} bytes: not contiguous in host memory; map it as segments")]
     NotContiguous {
         /// First byte.
         addr: u64,
-        /// Length.
+        /// Length in bytes.
         len: usize,
     },
 }
 
 impl DmaError {
-    /// The address at fault.
+    /// Address at fault.
     #[must_use]
     pub fn addr(&self) -> u64 {
         match *self {
@@ -81,7 +81,7 @@ impl DmaError {
         }
     }
 
-    /// Length of the whole access.
+    /// Length of the whole access in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "the length of the access, not of the error")]
     pub fn len(&self) -> usize {
@@ -95,7 +95,7 @@ impl DmaError {
         }
     }
 
-    /// Bytes transferred before the fault.
+    /// Bytes moved before the fault.
     #[must_use]
     pub fn done(&self) -> usize {
         match *self {
@@ -107,7 +107,7 @@ impl DmaError {
         }
     }
 
-    /// The same error, of an access of `whole` bytes of which this one came after `before` bytes.
+    /// Same error for an access of `whole` bytes, in which this one came after `before` bytes.
     pub(crate) fn within(mut self, whole: usize, before: usize) -> Self {
         match &mut self {
             Self::Unmapped { len, done, .. }
@@ -123,11 +123,11 @@ impl DmaError {
     }
 }
 
-/// Why no more can be mapped for a client.
+/// Mapping beyond a client's quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// One client has too much.
+    /// Memory limit of one client.
     #[error(
         "{} more for this client, which has {} mapped, limit {}: raise max-client-memory",
         Bytes(*wanted), Bytes(*mapped), Bytes(*limit)
@@ -137,13 +137,13 @@ pub enum QuotaError {
         wanted: u64,
         /// Bytes that this client has mapped.
         mapped: u64,
-        /// Bytes that it may have.
+        /// Bytes that one client may have mapped.
         limit: u64,
     },
-    /// All clients together have too much.
+    /// Memory limit of all clients.
     #[error(
-        "{} more for this client, which has {} mapped, do not fit beside what the others have or are guaranteed, \
-         limit for all {}: raise max-memory",
+        "{} more for this client, which has {} mapped: the limit of {} for all clients leaves no room beside what \
+         the others have or are guaranteed: raise max-memory",
         Bytes(*wanted), Bytes(*mapped), Bytes(*limit)
     )]
     Memory {
@@ -151,19 +151,19 @@ pub enum QuotaError {
         wanted: u64,
         /// Bytes that this client has mapped.
         mapped: u64,
-        /// Bytes that all clients may have.
+        /// Bytes that all clients may have mapped.
         limit: u64,
     },
-    /// One client has too many mappings.
-    #[error("this client has {limit} mappings, the most that one client may have")]
+    /// Mapping limit of one client.
+    #[error("one more region for this client, which has {limit}, the maximum")]
     ClientMappings {
-        /// Mappings.
+        /// Most mappings of one client.
         limit: u64,
     },
-    /// All clients together have too many mappings.
+    /// Mapping limit of all clients.
     #[error(
-        "one more mapping for this client, which has {mapped}, does not fit beside what the others have or are \
-         guaranteed, limit for all {limit}: raise max-mappings"
+        "one more region for this client, which has {mapped}: the limit of {limit} for all clients leaves no room \
+         beside what the others have or are guaranteed: raise max-mappings"
     )]
     Mappings {
         /// Mappings that this client has.
@@ -173,7 +173,7 @@ pub enum QuotaError {
     },
 }
 
-/// A number of bytes for people: the largest binary unit that has one decimal.
+/// Displays a number of bytes in the largest binary unit, with at most one decimal.
 struct Bytes(u64);
 
 impl std::fmt::Display for Bytes {
@@ -188,85 +188,85 @@ impl std::fmt::Display for Bytes {
     }
 }
 
-/// Why guest memory could not be made or arranged.
+/// Guest memory that cannot be made or arranged.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The limits on what clients may have mapped.
+    /// Mapping beyond the client's quota.
     #[error("cannot map {0}")]
     Quota(#[from] QuotaError),
-    /// a region of {size} bytes at {gpa:#x}: size and address must be multiples of {align}, and the size not 0
+    /// Misaligned or empty region.
     #[error(
-        "a region of {size} bytes at {gpa:#x}: size and address must be multiples of {align}, and the size not 0"
+        "region of {size} bytes at {gpa:#x}: address and size must be multiples of {align}, and the size not 0"
     )]
     Unaligned {
         /// Guest-physical address.
         gpa: u64,
         /// Size in bytes.
         size: u64,
-        /// Page size of its backing.
+        /// Page size of its backing in bytes.
         align: u64,
     },
-    /// the regions at {first:#x} and {second:#x} overlap
-    #[error("the regions at {first:#x} and {second:#x} overlap")]
+    /// Two regions that overlap.
+    #[error("regions at {first:#x} and {second:#x} overlap")]
     Overlap {
-        /// Start of the lower one.
+        /// Start of the lower region.
         first: u64,
-        /// Start of the upper one.
+        /// Start of the upper region.
         second: u64,
     },
-    /// a region ends at {end:#x}, and the dirty log that is on ends at {log:#x}
-    #[error("a region ends at {end:#x}, and the dirty log that is on ends at {log:#x}")]
+    /// Region beyond the end of the active dirty log.
+    #[error("region ends at {end:#x}, beyond the end of the active dirty log at {log:#x}")]
     BeyondLog {
         /// End of the region.
         end: u64,
         /// End of the log.
         log: u64,
     },
-    /// a region of {size} bytes at {gpa:#x} wraps around the end of the address space
-    #[error("a region of {size} bytes at {gpa:#x} wraps around the end of the address space")]
+    /// Region that wraps around the end of the address space.
+    #[error("region of {size} bytes at {gpa:#x} wraps around the end of the address space")]
     Wraps {
         /// Guest-physical address.
         gpa: u64,
         /// Size in bytes.
         size: u64,
     },
-    /// cannot {what} {size} bytes of guest memory: {source}
+    /// Failed system call.
     #[error("cannot {what} {size} bytes of guest memory: {source}")]
     Os {
         /// What was tried.
         what: &'static str,
         /// Size in bytes.
         size: u64,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
-    /// the host has not enough free 2 MiB pages for {size} bytes of guest memory ({source}); `sysctl vm.nr_hugepages={pages}` makes them
+    /// Too few free huge pages.
     #[error(
-        "the host has not enough free 2 MiB pages for {size} bytes of guest memory ({source}); \
-         `sysctl vm.nr_hugepages={pages}` makes them"
+        "the host has too few free 2 MiB pages for {size} bytes of guest memory ({source}): \
+         run sysctl vm.nr_hugepages={pages}"
     )]
     HugePages {
         /// Size in bytes.
         size: u64,
-        /// How large the pool must be: the pages that are taken, and these.
+        /// Necessary size of the pool in pages: those in use, and these.
         pages: u64,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// What a holder is at.
+/// What keeps a holder busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BusyWith {
-    /// A batch: its guard is open.
+    /// A batch: its access guard is live.
     Batch,
-    /// It has these bytes mapped, as the device addresses them.
+    /// A mapping, by device address.
     Mapping {
         /// First byte.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
 }
@@ -280,130 +280,130 @@ impl std::fmt::Display for BusyWith {
     }
 }
 
-/// {holder} was still {with} after {timeout:?}
+/// A holder that did not finish in time.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{holder} was still {with} after {timeout:?}")]
 pub struct Busy {
     /// Name of the handle, see [`Handle::named`](crate::Handle::named).
     pub holder: String,
-    /// What it did not let go of.
+    /// What it did not end.
     pub with: BusyWith,
-    /// How long it was given.
+    /// How long the caller waited.
     pub timeout: Duration,
 }
 
-/// Why a domain was not changed, or not yet.
+/// Domain that was not changed, or is still in use.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DomainError {
-    /// {size} bytes at {addr:#x}: address and size must be multiples of 4096, and the size not 0
+    /// Misaligned or empty range.
     #[error("{size} bytes at {addr:#x}: address and size must be multiples of 4096, and the size not 0")]
     Unaligned {
-        /// The address, the device's or the guest's.
+        /// Device or guest-physical address.
         addr: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// {size} bytes at {addr:#x} wrap around the end of the address space
+    /// Range that wraps around the end of the address space.
     #[error("{size} bytes at {addr:#x} wrap around the end of the address space")]
     Wraps {
-        /// The address, the device's or the guest's.
+        /// Device or guest-physical address.
         addr: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// {addr:#x} is mapped already
+    /// Page with a translation.
     #[error("{addr:#x} is mapped already")]
     Overlap {
-        /// First page that is.
+        /// First page that is mapped already.
         addr: u64,
     },
-    /// the domain's tables have reached their limit of {limit} bytes
+    /// Tables at their limit.
     #[error("the domain's tables have reached their limit of {limit} bytes")]
     Full {
-        /// Bytes.
+        /// Limit in bytes.
         limit: u64,
     },
     /// Nothing was changed.
     #[error("the host has no memory for the domain's tables")]
     NoMemory,
-    /// unmapped for all who come, but {0}
-    #[error("unmapped for all who come, but {0}")]
+    /// The translation is removed, but a holder may still use it.
+    #[error("unmapped, but {0}")]
     Busy(#[from] Busy),
 }
 
-/// Why a dirty log cannot be made or used so.
+/// Dirty log that cannot be made or used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LogError {
-    /// The limits on what clients may have mapped.
+    /// Mapping beyond the client's quota.
     #[error("cannot map {0}")]
     Quota(#[from] QuotaError),
-    /// pages of {0} bytes: a power of two from 4096 on is needed
-    #[error("pages of {0} bytes: a power of two from 4096 on is needed")]
+    /// Invalid page size.
+    #[error("invalid page size of {0} bytes: need a power of two, at least 4096")]
     PageSize(u64),
-    /// addresses up to {end:#x} are to be logged, and {most:#x} is the most
-    #[error("addresses up to {end:#x} are to be logged, and {most:#x} is the most")]
+    /// Log that is too large.
+    #[error("cannot log addresses up to {end:#x}: the maximum is {most:#x}")]
     Addresses {
-        /// End of what is to be logged.
+        /// Requested end of the log.
         end: u64,
-        /// The limit.
+        /// Highest end of a log.
         most: u64,
     },
-    /// {len} bytes at {gpa:#x} are no range of pages of {page_size} bytes
-    #[error("{len} bytes at {gpa:#x} are no range of pages of {page_size} bytes")]
+    /// Invalid range.
+    #[error("{len} bytes at {gpa:#x} are not aligned to pages of {page_size} bytes, or wrap around")]
     Range {
         /// First byte.
         gpa: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Bytes a page.
+        /// Page size in bytes.
         page_size: u64,
     },
-    /// a bitmap of {words} words for a range that needs {needed}
-    #[error("a bitmap of {words} words for a range that needs {needed}")]
+    /// Bitmap that is too short.
+    #[error("bitmap of {words} words is too short: need {needed}")]
     Bitmap {
-        /// Words of 64 bits that were given.
+        /// Number of 64-bit words given.
         words: u64,
-        /// Words of 64 bits that are needed.
+        /// Number of 64-bit words needed.
         needed: u64,
     },
-    /// the log's file may shrink: it must be sealed against that
-    #[error("the log's file may shrink: it must be sealed against that")]
+    /// File without the seal F_SEAL_SHRINK.
+    #[error("the log's file may shrink: seal it (F_SEAL_SHRINK)")]
     MayShrink,
-    /// {words} words at offset {offset} are not in the log's file of {size} bytes
-    #[error("{words} words at offset {offset} are not in the log's file of {size} bytes")]
+    /// Log beyond the end of its file.
+    #[error("the log's file of {size} bytes has no {words} words at offset {offset}")]
     Extent {
-        /// Bytes from the start of the file; a multiple of 8.
+        /// Offset in the file in bytes; a multiple of 8.
         offset: u64,
-        /// Words of 64 bits.
+        /// Number of 64-bit words.
         words: u64,
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         size: u64,
     },
-    /// memory is lent to {0} who would not mark what they write
-    #[error("memory is lent to {0} who would not mark what they write")]
+    /// Log while memory is lent; the number of loans.
+    #[error("cannot log: memory is lent to {0} accessors that do not mark their writes")]
     Lent(u64),
-    /// a log is on, and who borrows memory would not mark in it
-    #[error("a log is on, and who borrows memory would not mark in it")]
+    /// Loan while a log is on.
+    #[error("cannot lend memory: a dirty log is on, and the borrower would not mark its writes")]
     On,
-    /// memory ends at {memory:#x}, and the log at {log:#x}
-    #[error("memory ends at {memory:#x}, and the log at {log:#x}")]
+    /// Log that does not cover all memory.
+    #[error("dirty log ends at {log:#x}, below the end of memory at {memory:#x}")]
     TooShort {
         /// End of the highest region.
         memory: u64,
         /// End of the log.
         log: u64,
     },
-    /// cannot {what} the memory of a dirty log: {source}
+    /// Failed system call.
     #[error("cannot {what} the memory of a dirty log: {source}")]
     Os {
         /// What was tried.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
-    /// the log is changed for all who come, but {0}
-    #[error("the log is changed for all who come, but {0}")]
+    /// The change is published, but a batch may still use the old log.
+    #[error("dirty log changed, but {0}")]
     Busy(#[from] Busy),
 }

@@ -91,7 +91,7 @@ impl Handle {
     /// Names the holder for the errors of threads that wait for it. The first name stays.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
-        self.reader.call(name.into());
+        self.reader.set_name(name.into());
         self
     }
 

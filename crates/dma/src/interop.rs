@@ -1,11 +1,13 @@
-//! Our memory in the terms of the crate vm-memory, for crates that take those: linux-loader, vhost, vfio-ioctls.
+//! vm-memory adapter: guest memory for crates that take vm-memory's traits (linux-loader, vhost,
+//! vfio-ioctls).
 //!
 //! ```text
 //! Memory --View::new--> View: GuestMemoryBackend --iter, find_region--> ViewRegion: GuestMemoryRegion
-//!                                                       writes --Marks--> the dirty log that is on
+//!                                                       writes --Marks--> the active dirty log
 //! ```
-//! This is the only module that names vm-memory, whose interface changes with almost every release. A view is the
-//! VMM's, not a device's: it may write where devices may not, it goes through no domain and no guard, and it is not made to be fast.
+//! Only this module names vm-memory, whose interface changes with almost every release. A view
+//! belongs to the VMM, not to a device: it may write where devices may not, uses no domain and no
+//! access guard, and is not optimized.
 use crate::memory::Published;
 use crate::sync::fence;
 use crate::{Lent, Memory, Region};
@@ -19,7 +21,7 @@ use vm_memory::{
     MemoryRegionAddress, VolatileSlice,
 };
 
-/// The regions of one map, as they were when the view was made. It keeps them mapped.
+/// Regions of one map, as they were when the view was made. Keeps them mapped.
 #[derive(Debug)]
 pub struct View {
     regions: Vec<ViewRegion>,
@@ -33,7 +35,7 @@ pub struct ViewRegion {
     marks: Marks,
 }
 
-/// Where writes to a region are marked: the dirty log that is on at the time, whichever that is.
+/// Bitmap of a region: marks writes in the dirty log that is active at the time.
 #[derive(Clone, Debug)]
 pub struct Marks {
     published: Arc<Published>,
@@ -42,15 +44,15 @@ pub struct Marks {
 }
 
 impl View {
-    /// The present map of `memory`.
+    /// Makes a view of the current map of `memory`.
     ///
     /// # Errors
-    /// The process has no file descriptors left: a view names the regions' files.
+    /// The process has no file descriptors left: a view holds the regions' files.
     pub fn new(memory: &Memory) -> std::io::Result<Self> {
         Self::over(&memory.regions(), memory.published())
     }
 
-    /// The memory that is lent.
+    /// Makes a view of lent memory.
     ///
     /// # Errors
     /// As [`View::new`].
@@ -87,13 +89,14 @@ impl GuestMemoryBackend for View {
 }
 
 impl ViewRegion {
-    /// The host memory behind `count` bytes from `offset` on.
+    /// Host memory of `count` bytes from `offset` on.
     fn host(&self, offset: MemoryRegionAddress, count: usize) -> Result<*mut u8, AccessError> {
         let end = offset.0.checked_add(count as u64);
         if end.is_none_or(|end| end > self.region.size()) {
             return Err(AccessError::InvalidBackendAddress);
         }
-        // Inside one mapping, or at its end without a byte; the wrapping form needs no unsafe to say so.
+        // Inside one mapping, or at its end with no byte; the wrapping form needs no unsafe to
+        // express that.
         Ok(self.region.host().as_ptr().wrapping_add(offset.0 as usize))
     }
 }
@@ -128,9 +131,9 @@ impl GuestMemoryRegion for ViewRegion {
     ) -> Result<VolatileSlice<'_, Marks>, AccessError> {
         let host = self.host(offset, count)?;
         let marks = self.marks.slice_at(offset.0 as usize);
-        // SAFETY: `host` has checked that the bytes are inside the region, which stays mapped as long as `self`, from
-        // which the slice borrows, holds its Arc. Nobody makes references to guest memory, and everyone accesses it
-        // atomically or by volatile means.
+        // SAFETY: `host` has checked that the bytes are inside the region, which stays mapped as
+        // long as `self`, from which the slice borrows, holds its Arc. There are no references to
+        // guest memory, and all accesses are atomic or volatile.
         Ok(unsafe { VolatileSlice::with_bitmap(host, count, marks, None) })
     }
 }
@@ -145,9 +148,10 @@ impl BitmapSlice for Marks {}
 
 impl Bitmap for Marks {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        // Pairs with the fence in `ReaderSlots::synchronize`, as that of a `MappingGuard` that ends: either the log that is found is the
-        // one that was turned on, or what was written is seen by whoever copies the memory after that. And with the
-        // one in `DirtyLog::harvest`, for the mark.
+        // Pairs with the fence in `ReaderSlots::synchronize`, like that of a `MappingGuard` that
+        // ends: either the log that is found is the one that was turned on, or what was written is
+        // seen by the thread that copies the memory after that. And with the one in
+        // `DirtyLog::harvest`, for the mark.
         fence(Ordering::SeqCst);
         if let Some(log) = self.published.current().log() {
             log.mark(self.gpa + offset as u64, len as u64);

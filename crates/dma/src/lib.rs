@@ -68,8 +68,6 @@ mod cache;
 mod copy;
 mod domain;
 mod error;
-#[cfg(not(miri))]
-mod fault_guard;
 mod handle;
 #[cfg(feature = "vm-memory")]
 pub mod interop;
@@ -85,6 +83,8 @@ mod quota;
 mod ram;
 mod reader_slot;
 mod region;
+#[cfg(not(miri))]
+mod sigbus;
 mod snapshot;
 mod sync;
 mod table;
@@ -96,8 +96,6 @@ pub use access::Access;
 pub use access_guard::AccessGuard;
 pub use domain::{Domain, Miss};
 pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError, QuotaError};
-#[cfg(not(miri))]
-pub use fault_guard::{Alarm, is_lost};
 pub use handle::Handle;
 pub use log::DirtyLog;
 pub use mapping::{GuestRange, HostSlice, Mapping, MappingGuard};
@@ -107,5 +105,7 @@ pub use paravane_spec::queue::Segment;
 #[cfg(not(miri))]
 pub use quota::{HEADROOM, MAX_CLIENT_MAPPINGS, MappingLimits, MappingPool, MappingQuota, headroom};
 pub use region::{Backing, FileRange, Region, RegionConfig};
+#[cfg(not(miri))]
+pub use sigbus::{Alarm, is_lost};
 #[cfg(not(miri))]
 pub use view::{FileView, NotWritten};

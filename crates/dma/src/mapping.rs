@@ -112,7 +112,7 @@ impl Drop for MappingGuard {
             self.mark();
         }
         self.access.unmap();
-        self.pin.reader.pins().give_back(self.list);
+        self.pin.reader.pins().release(self.list);
     }
 }
 

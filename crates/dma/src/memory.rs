@@ -125,7 +125,8 @@ impl Memory {
     /// stays.
     pub fn replace(&self, regions: Vec<Arc<Region>>) -> Result<(), MemoryError> {
         let new = Snapshot::new(regions)?;
-        // Perhaps the last reference to the old one is dropped behind the lock: unmapping takes long.
+        // The last reference to the old snapshot may be dropped here, after the lock: unmapping
+        // is slow.
         self.published.publish(|old| {
             new.logged(old.log().cloned()).map_err(|error| match error {
                 LogError::TooShort { memory, log } => MemoryError::BeyondLog { end: memory, log },

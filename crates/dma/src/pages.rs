@@ -1,13 +1,13 @@
-//! Dirty pages, out of the log: what is reported, merged and counted.
+//! Dirty pages taken from a log: reported, merged and counted.
 //!
-//! The layout is the one of KVM_GET_DIRTY_LOG, of QEMU's bitmaps and of VFIO's DMA-logging report: page n of the range
-//! is bit n % 64 of word n / 64, and what is beyond the end of the range is 0.
+//! The format is that of KVM_GET_DIRTY_LOG, of QEMU's bitmaps and of VFIO's DMA logging report:
+//! page n of the range is bit n % 64 of word n / 64, and bits beyond the end of the range are 0.
 use crate::LogError;
 use crate::log::shift_of;
 use crate::words::WORD_BITS;
 use std::ops::Range;
 
-/// A set of pages of one range of guest-physical memory. Nobody else sees it.
+/// Set of pages of one range of guest-physical memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirtyPages {
     start: u64,
@@ -17,11 +17,14 @@ pub struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// No page of `gpa .. gpa + len`, in pages of `page_size` bytes (a power of two, 4096 at least; `gpa` is a multiple
-    /// of it; the last page may be a part).
+    /// Makes an empty set for `gpa .. gpa + len`, in pages of `page_size` bytes.
+    ///
+    /// `page_size` is a power of two, at least 4096; `gpa` is a multiple of it; the last page may
+    /// be partial.
     ///
     /// # Errors
-    /// No such page size, a start inside a page, or an end beyond the address space.
+    /// The page size is invalid, the range starts inside a page, or it ends beyond the address
+    /// space.
     pub fn new(gpa: u64, len: u64, page_size: u64) -> Result<Self, LogError> {
         let shift = shift_of(page_size)?;
         let Some(end) = gpa.checked_add(len).filter(|_| gpa.is_multiple_of(page_size)) else {
@@ -31,54 +34,56 @@ impl DirtyPages {
         Ok(Self { start: gpa, end, shift, words: vec![0; words as usize] })
     }
 
-    /// The addresses that it is about.
+    /// Address range of the set.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.start..self.end
     }
 
-    /// Bytes of a page.
+    /// Page size in bytes.
     #[must_use]
     pub fn page_size(&self) -> u64 {
         1 << self.shift
     }
 
-    /// The bitmap.
+    /// Bitmap of the set.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// How many pages are set.
+    /// Number of pages in the set.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Whether the page at `gpa` is set.
+    /// Whether the page at `gpa` is in the set.
     #[must_use]
     pub fn contains(&self, gpa: u64) -> bool {
         let Some(page) = gpa.checked_sub(self.start).map(|at| at >> self.shift) else { return false };
         self.words.get((page / WORD_BITS) as usize).is_some_and(|word| word >> (page % WORD_BITS) & 1 != 0)
     }
 
-    /// Addresses of the pages that are set, rising.
+    /// Addresses of the pages in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.words.iter().zip(0_u64..).flat_map(move |(&word, number)| {
             bits(word).map(move |bit| self.start + ((number * WORD_BITS + bit) << self.shift))
         })
     }
 
-    /// No page any more.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Adds a bitmap of the same range in pages of `page_size` bytes: KVM's own log of a memory slot, say. Pages
-    /// beyond the range are not looked at.
+    /// Adds a bitmap of the same range in pages of `page_size` bytes: KVM's log of a memory slot,
+    /// for example.
+    ///
+    /// Ignores pages beyond the range.
     ///
     /// # Errors
-    /// No such page size.
+    /// The page size is invalid.
     pub fn merge(&mut self, bitmap: &[u64], page_size: u64) -> Result<(), LogError> {
         let shift = shift_of(page_size)?;
         for (&word, number) in bitmap.iter().zip(0_u64..) {
@@ -87,12 +92,13 @@ impl DirtyPages {
         Ok(())
     }
 
-    /// Adds these pages to `bitmap`, which is about `gpa .. gpa + len` in pages of `page_size` bytes: what
-    /// VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT does (bits are only ever set; a larger page is set if any part of it is,
-    /// of a smaller one all parts are set).
+    /// Adds these pages to `bitmap`, which covers `gpa .. gpa + len` in pages of `page_size` bytes.
+    ///
+    /// Does what VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT does: only sets bits. A larger page is set
+    /// if any part of it is in the set; of smaller pages all parts are set.
     ///
     /// # Errors
-    /// No such page size, or the bitmap is too short.
+    /// The page size is invalid, or the bitmap is too short.
     pub fn report(&self, gpa: u64, len: u64, page_size: u64, bitmap: &mut [u64]) -> Result<(), LogError> {
         let mut wanted = Self::new(gpa, len, page_size)?;
         if bitmap.len() < wanted.words.len() {
@@ -107,7 +113,7 @@ impl DirtyPages {
         Ok(())
     }
 
-    /// Adds what a word of a log says, whose bit 0 is page `page` of all memory.
+    /// Adds a word of a log whose bit 0 is page `page` of all memory.
     pub(crate) fn add_word(&mut self, page: u64, shift: u32, word: u64) {
         if word == 0 {
             return;
@@ -124,7 +130,7 @@ impl DirtyPages {
     /// Adds a word whose bit 0 is page `page` of the range.
     fn add_relative(&mut self, page: u64, shift: u32, word: u64) {
         if shift == self.shift {
-            // The same pages: a word at a time.
+            // Pages of the same size: a word at a time.
             let pages = (self.end - self.start).div_ceil(1 << shift);
             if let Some(ours) = self.words.get_mut((page / WORD_BITS) as usize) {
                 let beyond = (page + WORD_BITS).saturating_sub(pages).min(WORD_BITS);
@@ -156,7 +162,7 @@ impl DirtyPages {
     }
 }
 
-/// Numbers of the bits that are set.
+/// Indices of the bits that are set.
 fn bits(mut word: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let bit = (word != 0).then(|| u64::from(word.trailing_zeros()))?;

@@ -1,55 +1,64 @@
-//! How much memory clients may have mapped, each and together.
+//! Quotas: how much memory clients may have mapped, each and together.
 //!
 //! ```text
 //!   MappingLimits --> MappingPool (a process) --quota()--> MappingQuota (a client) --lease--> MappingLease (a mapping)
 //! ```
-//! **A guaranteed share.** Half of the pool is divided evenly among the quotas. A client that stays below its share is never refused
-//! on account of the others; beyond it, clients take from the other half, first come, first served. So a few greedy clients cannot
-//! keep the rest out.
+//! **Guaranteed share.** Half of the pool is divided evenly among the quotas. A client below its
+//! share is never refused because of the others; beyond it, clients take from the other half, first
+//! come, first served. So a few greedy clients cannot lock the others out.
 //!
-//! **What a lease counts.** The bytes that the host maps, rounding to huge pages included, and one mapping. It ends when the
-//! memory is unmapped, so a client that replaces its memory pays for both until the old mapping is gone.
+//! **What a lease counts.** The bytes that the host maps, rounding to huge pages included, and one
+//! mapping. It ends when the memory is unmapped, so a client that replaces its memory pays for both
+//! until the old mapping is gone.
 use crate::QuotaError;
-use crate::fault_guard;
+use crate::sigbus;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most guarded mappings of one client: twice the 64 regions that vhost-user allows, since a new table is mapped before the old
-/// one is unmapped, and as many again for what requests in flight keep, for in-flight memory and for dirty logs.
+/// Most protected mappings of one client.
+///
+/// Twice the 64 regions that vhost-user allows, because a new table is mapped before the old one is
+/// unmapped, and as many again for requests in flight, in-flight regions and dirty logs.
 pub const MAX_CLIENT_MAPPINGS: u64 = 256;
 
-/// Address space that a client's mapping leaves to the rest of the process, in bytes: for what cannot fail singly, such as threads
-/// and small allocations.
+/// Address space in bytes that a client's mapping must leave to the rest of the process.
+///
+/// Threads and small allocations need it: they cannot each report failure.
 pub const HEADROOM: usize = 64 << 20;
 
 /// Most bytes of one client's translation tables.
 const MAX_CLIENT_TABLES: u64 = 64 << 20;
-/// Least bytes of one client's translation tables, however many clients there are.
+/// Fewest bytes of one client's translation tables, with any number of clients.
 const MIN_CLIENT_TABLES: u64 = 1 << 20;
 
-/// Limits on what clients may have mapped.
+/// Limits of what clients may have mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingLimits {
     /// Most bytes mapped for one client.
     pub max_client_memory: u64,
     /// Most bytes mapped for all clients together.
     pub max_memory: u64,
-    /// Most guarded mappings of all clients together; one client has at most [`MAX_CLIENT_MAPPINGS`].
+    /// Most protected mappings of all clients together; one client has at most
+    /// [`MAX_CLIENT_MAPPINGS`].
     pub max_mappings: u64,
-    /// Most bytes of all clients' translation tables; a client has an even part of them, from 1 MiB to 64 MiB.
+    /// Most bytes of all clients' translation tables; each client gets an equal part, from 1 MiB to
+    /// 64 MiB.
     pub max_tables: u64,
 }
 
 impl MappingLimits {
-    /// Highest useful value of [`max_mappings`](Self::max_mappings); what is left of the process's table is for images.
-    pub const MOST_MAPPINGS: u64 = fault_guard::MOST as u64 / 4 * 3;
+    /// Highest useful value of [`max_mappings`](Self::max_mappings); the rest of the process's
+    /// table is for images.
+    pub const MOST_MAPPINGS: u64 = sigbus::MAX_MAPPINGS as u64 / 4 * 3;
 
-    /// Limits from what this host has.
+    /// Derives limits from this host.
     ///
     /// - All clients: half of the address space (2^47 bytes, or RLIMIT_AS).
-    /// - One client: 8 times RAM and swap, at least 1 TiB, at most half of what all have.
-    /// - Mappings: three quarters of `vm.max_map_count`, at most half of RLIMIT_NOFILE, since each keeps a descriptor open.
+    /// - One client: 8 times RAM and swap, at least 1 TiB, at most half of the limit of all
+    ///   clients.
+    /// - Mappings: three quarters of `vm.max_map_count`, at most half of RLIMIT_NOFILE, since each
+    ///   keeps a descriptor open.
     /// - Translation tables: a sixteenth of RAM.
     #[must_use]
     pub fn of_host() -> Self {
@@ -69,7 +78,7 @@ impl MappingLimits {
     }
 }
 
-/// Whether this process can have `bytes` of memory more. Nothing is allocated.
+/// Checks that this process can have `bytes` more of memory. Allocates nothing.
 ///
 /// # Errors
 /// The address space, RLIMIT_AS, RLIMIT_DATA or the host's commit limit does not allow it.
@@ -81,16 +90,16 @@ pub fn headroom(bytes: usize) -> io::Result<()> {
             let what = format!("less than {} MiB would be left to the process ({error})", bytes >> 20);
             io::Error::new(io::ErrorKind::OutOfMemory, what)
         })?;
-    // SAFETY: the mapping was just made, and nobody else knows of it.
+    // SAFETY: the mapping was just made, and no other code knows of it.
     Ok(unsafe { munmap(start, bytes) }?)
 }
 
-/// What the host has.
+/// Resources of the host.
 #[derive(Debug)]
 struct Host {
     address_space: u64,
     ram: u64,
-    /// RAM and swap.
+    /// RAM and swap in bytes.
     memory: u64,
     max_map_count: u64,
     max_files: u64,
@@ -116,35 +125,36 @@ impl Host {
     }
 }
 
-/// What one client has mapped.
+/// Bytes and mappings of one client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Use {
     bytes: u64,
     mappings: u64,
 }
 
-/// What all clients of a process may have mapped.
+/// Pool of what all clients of a process may have mapped.
 #[derive(Debug)]
 pub struct MappingPool {
     limits: MappingLimits,
-    /// One a quota; `None`: free.
+    /// One entry per quota; `None` if free.
     uses: Mutex<Vec<Option<Use>>>,
 }
 
 impl MappingPool {
-    /// An empty pool.
+    /// Makes an empty pool.
     #[must_use]
     pub fn new(limits: MappingLimits) -> Arc<Self> {
         Arc::new(Self { limits, uses: Mutex::default() })
     }
 
-    /// The limits.
+    /// Limits of the pool.
     #[must_use]
     pub fn limits(&self) -> MappingLimits {
         self.limits
     }
 
-    /// A quota for one more client. Guaranteed shares get smaller by it: make all before the first client is served.
+    /// Makes a quota for one more client. It reduces the guaranteed shares: make all quotas before
+    /// the first client is served.
     #[must_use]
     pub fn quota(self: &Arc<Self>) -> MappingQuota {
         let mut uses = self.lock();
@@ -159,12 +169,12 @@ impl MappingPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Use>>> {
-        // Each change is one assignment.
+        // Each change under the lock is one assignment.
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What one client may have mapped. Cheap to clone; clones are the same quota.
+/// Quota of one client. Cheap to clone; clones are the same quota.
 #[derive(Clone, Debug)]
 pub struct MappingQuota(Arc<Member>);
 
@@ -180,7 +190,7 @@ impl Drop for Member {
     }
 }
 
-/// Alone in a pool with the limits of the host.
+/// A quota alone in a pool with the limits of the host.
 impl Default for MappingQuota {
     fn default() -> Self {
         MappingPool::new(MappingLimits::of_host()).quota()
@@ -188,7 +198,7 @@ impl Default for MappingQuota {
 }
 
 impl MappingQuota {
-    /// The limits of the pool.
+    /// Limits of the pool.
     #[must_use]
     pub fn limits(&self) -> MappingLimits {
         self.0.pool.limits
@@ -200,13 +210,14 @@ impl MappingQuota {
         self.used().bytes
     }
 
-    /// Guarded mappings.
+    /// Number of protected mappings.
     #[must_use]
     pub fn mappings(&self) -> u64 {
         self.used().mappings
     }
 
-    /// Most bytes of this client's translation tables ([`Domain::with_limit`](crate::Domain::with_limit)).
+    /// Most bytes of this client's translation tables
+    /// ([`Domain::with_limit`](crate::Domain::with_limit)).
     #[must_use]
     pub fn max_tables(&self) -> u64 {
         let clients = self.0.pool.lock().iter().flatten().count() as u64;
@@ -244,16 +255,16 @@ impl MappingQuota {
     }
 }
 
-/// What one client may have of `limit` in all, beside what the others use and are guaranteed.
+/// Part of `limit` that one client may have, given what the others use and are guaranteed.
 fn room(limit: u64, others: impl Iterator<Item = u64> + Clone) -> u64 {
     let share = limit / 2 / (others.clone().count() as u64 + 1);
     let used = others.clone().fold(0, u64::saturating_add);
     let reserved = others.map(|used| used.max(share)).fold(0, u64::saturating_add);
-    // Shares are smaller than they were when a quota has been added: then others may use more than the rest.
+    // Shares shrink when a quota is added: then the others may use more than the rest.
     limit.saturating_sub(reserved).max(share.min(limit.saturating_sub(used)))
 }
 
-/// One mapping that is counted. To be dropped after that is unmapped.
+/// One counted mapping. Drop it after the memory is unmapped.
 #[derive(Debug)]
 pub(crate) struct MappingLease {
     quota: MappingQuota,

@@ -1,4 +1,4 @@
-//! Host memory that can be shared by descriptor: a memfd, mapped shared.
+//! Host memory that can be shared by descriptor: a memfd or a client's file, mapped shared.
 #[cfg(miri)]
 pub(crate) use interpreted::Ram;
 #[cfg(not(miri))]
@@ -6,8 +6,8 @@ pub(crate) use mapped::Ram;
 
 #[cfg(not(miri))]
 mod mapped {
-    use crate::fault_guard::{Alarm, Guard};
     use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
+    use crate::sigbus::{Alarm, Protection};
     use crate::{Backing, MemoryError};
     use rustix::fs::{
         FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
@@ -22,36 +22,37 @@ mod mapped {
     const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
     const FUSE: rustix::fs::FsWord = 0x6573_5546;
 
-    /// A mapping of a file, or of a part of it. Unmapped when dropped.
+    /// Mapping of a file, or of a part of it. Unmapped on drop.
     #[derive(Debug)]
     pub(crate) struct Ram {
         host: NonNull<u8>,
         _mapping: Mapped,
         file: OwnedFd,
-        /// Where in the file `host` is, in bytes.
+        /// Offset of `host` in the file, in bytes.
         offset: u64,
-        guard: Option<Guard>,
-        /// Ends after the mapping, which stands before it.
+        protection: Option<Protection>,
+        /// Ends after the mapping, whose field stands before it.
         _lease: Option<MappingLease>,
     }
 
-    /// Whole pages that are mapped.
+    /// Mapped whole pages.
     #[derive(Debug)]
     struct Mapped {
         start: NonNull<u8>,
         len: usize,
     }
 
-    // SAFETY: the mapping belongs to the process, not to a thread; this type never reads or writes it.
+    // SAFETY: the mapping belongs to the process, not to a thread; this type never reads or writes
+    // it.
     unsafe impl Send for Ram {}
     // SAFETY: as above.
     unsafe impl Sync for Ram {}
 
-    /// Huge pages for memory that would have small ones. The host may have been told never to.
+    /// Alignment for transparent huge pages. The host may refuse them.
     const HUGE: u64 = Backing::HugePages.page_size();
 
     impl Ram {
-        /// `size` bytes of zeroes, a multiple of the page size of `backing` and not 0.
+        /// Makes `size` bytes of zeroes, a multiple of the page size of `backing` and not 0.
         pub(crate) fn new(size: u64, backing: Backing) -> Result<Self, MemoryError> {
             let huge = backing == Backing::HugePages;
             let refused = |what, source: std::io::Error| {
@@ -65,22 +66,27 @@ mod mapped {
             }
             let file = memfd_create(c"paravane-guest-ram", flags).map_err(|e| refused("create", e.into()))?;
             ftruncate(&file, size).map_err(|e| refused("size", e.into()))?;
-            // Other processes get this descriptor. One that shrinks the file would make our accesses fault, so
-            // that is forbidden where the host can; where it cannot, the file works all the same.
+            // Other processes get this descriptor. One that shrinks the file would make our
+            // accesses fault, so that is forbidden where the host supports seals; without them the
+            // file works all the same.
             let _ = fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
             Self::whole(file, len, refused)
         }
 
-        /// The file of another process, which must be sealed as [`Ram::new`] seals its own, and have `size` bytes.
+        /// Maps the file of another process, which must be sealed as [`Ram::new`] seals its own,
+        /// and have `size` bytes.
         pub(crate) fn of(file: OwnedFd, size: u64) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
             let len = usize::try_from(size).map_err(|_| refused("address", invalid("too large")))?;
-            let seals = fcntl_get_seals(&file).map_err(|e| refused("look at", e.into()))?;
-            let found = fstat(&file).map_err(|e| refused("look at", e.into()))?;
+            let seals = fcntl_get_seals(&file).map_err(|e| refused("examine", e.into()))?;
+            let found = fstat(&file).map_err(|e| refused("examine", e.into()))?;
             if !seals.contains(SealFlags::SHRINK)
                 || u64::try_from(found.st_size).is_ok_and(|found| found < size)
             {
-                return Err(refused("map", invalid("its file may shrink, or is too small")));
+                return Err(refused(
+                    "map",
+                    invalid("its file is not sealed against shrinking, or is too small"),
+                ));
             }
             Self::whole(file, len, refused)
         }
@@ -91,12 +97,22 @@ mod mapped {
             refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
         ) -> Result<Self, MemoryError> {
             let mapping = Mapped::new(&file, 0, len, true).map_err(|error| refused("map", error))?;
-            Ok(Self { host: mapping.start, _mapping: mapping, file, offset: 0, guard: None, _lease: None })
+            Ok(Self {
+                host: mapping.start,
+                _mapping: mapping,
+                file,
+                offset: 0,
+                protection: None,
+                _lease: None,
+            })
         }
 
-        /// `size` bytes of the file of another process, from `offset` on; both are whole pages of 4096 bytes. The file may
-        /// shrink, and the alarm rings when we notice. Huge pages are asked for where they are wanted. What is mapped is counted in
-        /// the quota, if there is one, and then some address space must be left.
+        /// Maps `size` bytes of the file of another process from `offset` on; both are whole pages
+        /// of 4096 bytes.
+        ///
+        /// The file may shrink; the alarm is raised when that is noticed. Asks for huge pages where
+        /// they are wanted. The mapping counts in the quota, if there is one, and must then leave
+        /// [`HEADROOM`](crate::HEADROOM).
         pub(crate) fn guarded(
             file: OwnedFd,
             (offset, size): (u64, u64),
@@ -106,13 +122,14 @@ mod mapped {
             quota: Option<&MappingQuota>,
         ) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
-            let found = fstat(&file).map_err(|e| refused("look at", e.into()))?;
-            let system = fstatfs(&file).map_err(|e| refused("look at the file system of", e.into()))?;
-            // What a page of such a file holds is up to another process, which can take for ever over it.
+            let found = fstat(&file).map_err(|e| refused("examine", e.into()))?;
+            let system = fstatfs(&file).map_err(|e| refused("examine the file system of", e.into()))?;
+            // Another process serves the pages of such a file, and may never do so.
             if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || system.f_type == FUSE {
-                return Err(refused("map", invalid("its file is none that the kernel alone keeps")));
+                return Err(refused("map", invalid("its file must be a regular file, and not on FUSE")));
             }
-            // Pages of hugetlbfs are mapped whole, and a client's region may begin in the middle of one.
+            // Pages of hugetlbfs are mapped whole, and a client's region may begin in the middle of
+            // one.
             let page = match system.f_type {
                 HUGETLBFS => u64::try_from(system.f_bsize).unwrap_or(HUGE),
                 _ => rustix::param::page_size() as u64,
@@ -123,7 +140,7 @@ mod mapped {
             let had = found.st_size.cast_unsigned().checked_next_multiple_of(page);
             let Some(end) = end.filter(|end| had.is_some_and(|had| *end <= had)) else {
                 let end = found.st_size;
-                let why = format!("its file has {end} bytes, and it is to begin at {offset}");
+                let why = format!("its file has {end} bytes, too few for offset {offset}");
                 return Err(refused("map", invalid(&why)));
             };
             let (Ok(len), Ok(skipped), Ok(page_len)) =
@@ -137,14 +154,15 @@ mod mapped {
                 headroom(HEADROOM).map_err(|error| refused("map", error))?;
             }
             if wants_huge && page < HUGE && size >= HUGE {
-                // SAFETY: advice about the mapping that was just made. Refused where it does not apply.
+                // SAFETY: advice about the mapping that was just made. Refused where it does not
+                // apply.
                 let _ = unsafe { madvise(mapping.start.as_ptr().cast(), len, Advice::LinuxHugepage) };
             }
-            let guard =
-                Guard::new(mapping.start, len, page_len, alarm).map_err(|error| refused("guard", error))?;
+            let protection = Protection::new(mapping.start, len, page_len, alarm)
+                .map_err(|error| refused("guard", error))?;
             // SAFETY: `size` bytes, not none, are mapped from there on.
             let host = unsafe { mapping.start.add(skipped) };
-            Ok(Self { host, _mapping: mapping, file, offset, guard: Some(guard), _lease: lease })
+            Ok(Self { host, _mapping: mapping, file, offset, protection: Some(protection), _lease: lease })
         }
 
         pub(crate) fn host(&self) -> NonNull<u8> {
@@ -160,7 +178,7 @@ mod mapped {
         }
 
         pub(crate) fn lost(&self) -> bool {
-            self.guard.as_ref().is_some_and(Guard::lost)
+            self.protection.as_ref().is_some_and(Protection::lost)
         }
     }
 
@@ -168,9 +186,9 @@ mod mapped {
         fn new(file: &OwnedFd, offset: u64, len: usize, writable: bool) -> std::io::Result<Self> {
             let mut protection = ProtFlags::READ;
             protection.set(ProtFlags::WRITE, writable);
-            // Huge pages are reserved here, which is why a pool that is too small shows now and not as a fault
-            // in the middle of a request.
-            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            // Reserves huge pages, so that a pool that is too small shows now and not as a fault in
+            // a request. SAFETY: a new mapping at an address of the kernel's choice replaces
+            // nothing.
             let start =
                 unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
             let start = NonNull::new(start.cast()).ok_or(std::io::ErrorKind::AddrNotAvailable)?;
@@ -180,15 +198,16 @@ mod mapped {
 
     impl Drop for Ram {
         fn drop(&mut self) {
-            // Before the mapping goes: its addresses may be another's at once. The mapping is dropped after this.
-            self.guard = None;
+            // Before the mapping goes: its addresses may be reused at once. The mapping is dropped
+            // after this.
+            self.protection = None;
         }
     }
 
     impl Drop for Mapped {
         fn drop(&mut self) {
-            // SAFETY: `start` and `len` are those of the mapping that `new` made. Whoever uses it holds the
-            // region (by way of a snapshot), so nobody does any more.
+            // SAFETY: `start` and `len` are those of the mapping that `new` made. All users hold
+            // the region (by way of a snapshot), so none is left.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
@@ -197,7 +216,7 @@ mod mapped {
         std::io::Error::new(std::io::ErrorKind::InvalidInput, what.to_owned())
     }
 
-    /// The error that says how large the pool would have to be.
+    /// Error that says how large the pool of huge pages must be.
     fn huge_refused(size: u64, source: std::io::Error) -> MemoryError {
         let wanted = size.div_ceil(Backing::HugePages.page_size());
         let count = |name: &str| -> Option<u64> {
@@ -214,7 +233,7 @@ mod mapped {
 
 #[cfg(miri)]
 mod interpreted {
-    //! Miri maps no files, so an allocation stands in.
+    //! Miri maps no files; an allocation replaces the mapping.
     use crate::{Backing, MemoryError};
     use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -240,7 +259,7 @@ mod interpreted {
             let layout = Layout::from_size_align(len, 4096).map_err(|_| refused("address"))?;
             // SAFETY: the caller has checked that the size is not 0.
             let host = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refused("map"))?;
-            // Nothing maps the descriptor under miri; any will do.
+            // Nothing maps the descriptor under Miri; any descriptor will do.
             let (file, _) =
                 std::io::pipe().map_err(|source| MemoryError::Os { what: "create", size, source })?;
             Ok(Self { host, layout, file: file.into() })

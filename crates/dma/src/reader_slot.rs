@@ -14,7 +14,7 @@
 //! membarrier(2) on the publisher's side would save it, but cost a system call that interrupts
 //! every processor, and a second scheme for hosts that lack it.
 use crate::pin_table::PinTable;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Deadline, fence};
+use crate::sync::{AtomicU64, Deadline, Mutex, MutexGuard, fence};
 use crate::{Busy, BusyWith};
 use std::ops::Range;
 use std::sync::atomic::Ordering;

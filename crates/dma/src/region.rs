@@ -1,4 +1,4 @@
-//! One piece of guest RAM: a memfd, or a client's file, mapped.
+//! Region: one mapped piece of guest RAM, a memfd or a client's file.
 use crate::MemoryError;
 use crate::ram::Ram;
 #[cfg(not(miri))]
@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What kind of pages a region has.
+/// Kind of pages of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
     /// Ordinary pages.
@@ -18,7 +18,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Bytes of a page; a region's address and size are multiples of it.
+    /// Page size in bytes; a region's address and size are multiples of it.
     #[must_use]
     pub const fn page_size(self) -> u64 {
         match self {
@@ -28,12 +28,12 @@ impl Backing {
     }
 }
 
-/// A region to be made.
+/// Configuration of a region to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionConfig {
     /// Guest-physical address of the first byte.
     pub gpa: u64,
-    /// Bytes, a multiple of 4096 (of 2 MiB with huge pages).
+    /// Size in bytes, a multiple of 4096 (of 2 MiB with huge pages).
     pub size: u64,
     /// Kind of pages.
     pub backing: Backing,
@@ -41,22 +41,22 @@ pub struct RegionConfig {
     pub writable: bool,
 }
 
-/// A part of a client's file that is to be a region ([`Region::guarded`]).
+/// Part of a client's file that becomes a region ([`Region::guarded`]).
 #[derive(Clone, Copy, Debug)]
 pub struct FileRange {
     /// Guest-physical address of the first byte, a multiple of 4096.
     pub gpa: u64,
-    /// Bytes, a multiple of 4096.
+    /// Size in bytes, a multiple of 4096.
     pub size: u64,
-    /// Where in the file it begins, in bytes; a multiple of 4096.
+    /// Offset in the file in bytes, a multiple of 4096.
     pub offset: u64,
     /// Whether devices may write to it.
     pub writable: bool,
 }
 
-/// Mapped guest RAM. Unmapped when the last holder lets go.
+/// Mapped guest RAM. Unmapped when the last reference is dropped.
 ///
-/// The host maps it readable and writable in any case; `writable` is what devices are held to.
+/// The host maps it readable and writable in any case; `writable` limits devices.
 #[derive(Debug)]
 pub struct Region {
     gpa: u64,
@@ -66,20 +66,22 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a memfd and maps it shared. The file can neither shrink nor grow, where the host can forbid it.
+    /// Makes a memfd and maps it shared. The file is sealed against changes of size, where the host
+    /// supports it.
     ///
     /// # Errors
-    /// Misaligned, or the host has no such memory (the error says what to do about huge pages).
+    /// The configuration is misaligned, or the host lacks the memory (for huge pages the error says
+    /// what to do).
     pub fn new(config: RegionConfig) -> Result<Arc<Self>, MemoryError> {
         let RegionConfig { gpa, size, backing, writable } = config;
         check(gpa, size, backing)?;
         Ok(Arc::new(Self { gpa, size, writable, ram: Ram::new(size, backing)? }))
     }
 
-    /// Maps what another process has made by [`Region::new`], from its descriptor ([`Region::fd`]).
+    /// Maps what another process made by [`Region::new`], from its descriptor ([`Region::fd`]).
     ///
     /// # Errors
-    /// As [`Region::new`]; or the file may shrink, and our accesses with it into nothing.
+    /// As [`Region::new`]; or the file is not sealed against shrinking.
     #[cfg(not(miri))]
     pub fn open(config: RegionConfig, file: std::os::fd::OwnedFd) -> Result<Arc<Self>, MemoryError> {
         let RegionConfig { gpa, size, backing, writable } = config;
@@ -87,19 +89,21 @@ impl Region {
         Ok(Arc::new(Self { gpa, size, writable, ram: Ram::of(file, size)? }))
     }
 
-    /// Maps a part of the file of another process, which may do to it what it likes. If the file gets shorter, an access of
-    /// ours finds that out and is not the end of this process: private zeroes take the region's place, all of it, the region is
-    /// [`lost`](Region::lost), and `alarm` rings. System calls that use what is gone fail with EFAULT instead, and nothing else
-    /// happens.
+    /// Maps a part of the file of another process, protected against truncation.
     ///
-    /// Files of hugetlbfs are mapped in their pages; a range may begin and end inside one. For others huge pages are asked for. What
-    /// devices may not write, this process cannot either.
+    /// If the file shrinks, an access to the missing part does not end this process: private zeroes
+    /// replace the whole region, it becomes [`lost`](Region::lost), and `alarm` is raised. A system
+    /// call that uses missing memory fails with EFAULT instead, without these effects.
     ///
-    /// What is mapped is counted in `quota` until it is unmapped.
+    /// Files of hugetlbfs are mapped in their pages; a range may begin and end inside one. For
+    /// other files huge pages are requested. Memory that devices may not write is mapped read-only.
+    ///
+    /// The mapping counts in `quota` until it is unmapped.
     ///
     /// # Errors
-    /// Misaligned, or the file has no such bytes; it is no regular file, or one of FUSE, where accesses may hang; the host
-    /// refuses the mapping; the quota is used up, or the process has no room for one more guarded mapping.
+    /// The range is misaligned or beyond the end of the file; the file is no regular file, or is on
+    /// FUSE, where accesses may hang; the host refuses the mapping; the quota is used up; the
+    /// process has no room for one more protected mapping.
     #[cfg(not(miri))]
     pub fn guarded(
         range: FileRange,
@@ -122,13 +126,13 @@ impl Region {
         self.gpa
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where the region is mapped in this process.
+    /// Address of the mapping in this process.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
         self.ram.host()
@@ -140,20 +144,21 @@ impl Region {
         self.writable
     }
 
-    /// The memfd, or the client's file; the region is at [`Region::offset`].
+    /// The memfd, or the client's file. The region begins at [`Region::offset`].
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ram.fd()
     }
 
-    /// Where in the file the region begins, in bytes. 0 but for a client's file.
+    /// Offset of the region in its file in bytes; 0 except in a client's file.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.ram.offset()
     }
 
-    /// Whether its file has been taken away, and private zeroes are in its place, or are about to be. Only regions that are guarded
-    /// ([`Region::guarded`]) can be lost.
+    /// Whether its file was truncated, so that private zeroes have replaced it or are about to.
+    ///
+    /// Only a protected region ([`Region::guarded`]) can be lost.
     #[must_use]
     pub fn lost(&self) -> bool {
         self.ram.lost()

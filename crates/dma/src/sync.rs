@@ -1,4 +1,4 @@
-//! The primitives that the model checker replaces.
+//! Synchronization primitives, which the model checker replaces.
 #[cfg(not(loom))]
 pub(crate) use real::*;
 #[cfg(loom)]
@@ -11,18 +11,18 @@ mod real {
 
     use std::time::{Duration, Instant};
 
-    /// Until when somebody waits, and how.
-    pub(crate) struct Patience {
+    /// Deadline of a wait, and its state: spinning, yielding, sleeping.
+    pub(crate) struct Deadline {
         started: Instant,
         timeout: Duration,
         rounds: u32,
     }
 
-    impl Patience {
-        /// Rounds of spinning, then of giving way, before the waits become sleeps.
+    impl Deadline {
+        /// Number of rounds of spinning, then of yielding, before the waits become sleeps.
         const SPIN: u32 = 64;
         const GIVE_WAY: u32 = 80;
-        /// The longest sleep.
+        /// Longest sleep.
         const SLEEP: Duration = Duration::from_millis(1);
 
         pub(crate) fn new(timeout: Duration) -> Self {
@@ -54,10 +54,10 @@ mod replaced {
     pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, fence};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 
-    /// A model has no clock: whoever waits, waits until it comes true.
-    pub(crate) struct Patience;
+    /// A model has no clock: a wait lasts until its condition holds.
+    pub(crate) struct Deadline;
 
-    impl Patience {
+    impl Deadline {
         pub(crate) fn new(_timeout: std::time::Duration) -> Self {
             Self
         }

@@ -1,26 +1,30 @@
-//! Translations of one domain: a radix tree over page numbers that is changed while others walk it.
+//! Translation table of a domain: a radix tree over page numbers that changes while other threads
+//! walk it.
 //!
 //! ```text
 //! root (height 0 to 6) --> node: 512 entries --> node ... --> leaf: guest page, permissions
 //!                                     '--> leaf: 512 pages at once (or 512^2 ...), if the mapping covers them
 //! ```
-//! An entry is one word: nothing, a child, or a leaf. Walkers load it, the one who holds the domain's lock stores it;
-//! so a walker sees each page's translation before or after a change and nothing in between. The tree is as high as
-//! the highest address needs: two loads for devices that use less than a gigabyte of addresses.
+//! An entry is one word: nothing, a child, or a leaf. Walkers load it; the holder of the domain's
+//! lock stores it. So a walker sees each page's translation before or after a change and nothing in
+//! between. The tree is as high as the highest address requires: two loads for devices that use
+//! less than a gigabyte of addresses.
 //!
-//! Why a tree: a change costs what it covers and not what is there (a sorted array would be copied), a million
-//! single pages take 8 MiB of leaves, neighbours share a cache line, and no hash is to be made or probed.
+//! Reasons for a tree: the cost of a change depends on what it covers, not on what exists (a sorted
+//! array would be copied); a million single pages take 8 MiB of leaves; neighbours share a cache
+//! line; nothing is hashed or probed.
 //!
-//! A node that a removal has emptied is unlinked at once and handed to the caller, who frees it when no walker can be
-//! in it any more.
+//! A node that a removal has emptied is unlinked at once and returned to the caller, which frees it
+//! once no walker can be in it.
 use crate::Access;
 use crate::sync::AtomicPtr;
 use std::ptr::{NonNull, null_mut, without_provenance_mut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// The smallest page, as a power of two.
+/// Base-2 logarithm of the smallest page.
 pub(crate) const PAGE_SHIFT: u32 = 12;
-/// Bits of the page number that one node resolves. Models have tiny nodes, since each atomic costs there.
+/// Number of bits of the page number that one node resolves. Models have tiny nodes, since each
+/// atomic is expensive there.
 const BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 const ENTRIES: usize = 1 << BITS;
 /// Height that resolves every 64-bit address.
@@ -28,7 +32,8 @@ const MAX_HEIGHT: u32 = (64 - PAGE_SHIFT).div_ceil(BITS);
 /// Highest level of a leaf: one of 2^48 bytes, so that sizes stay far below 2^64.
 const MAX_LEAF: u32 = 36 / BITS;
 
-/// Bit 0 of an entry tells a leaf from a child, which is aligned. The device's permissions follow.
+/// Bit 0 of an entry distinguishes a leaf from a child, which is aligned. The device's permissions
+/// follow.
 const LEAF: usize = 1;
 const ALLOWS_SHIFT: u32 = 1;
 const ALLOWS: usize = (Access::READ.bits() | Access::WRITE.bits()) as usize;
@@ -36,11 +41,11 @@ const ALLOWS: usize = (Access::READ.bits() | Access::WRITE.bits()) as usize;
 const _: () = assert!(size_of::<usize>() == 8, "a leaf holds a 64-bit guest address");
 const _: () = assert!(BITS * (MAX_HEIGHT - 1) < 64 && ALLOWS < 8);
 
-/// Child, leaf or nothing. How many bits of the page number the root leaves to those below it stands in the low bits of
-/// its pointer.
+/// Child, leaf or nothing. In the root pointer, the low bits hold the number of bits of the page
+/// number that the root leaves to the nodes below it.
 type Entry = AtomicPtr<Node>;
 
-/// A node of the tree.
+/// Node of the tree.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Node {
@@ -48,13 +53,14 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// `None`: the host has no memory.
+    /// `None` if the host has no memory.
     fn new() -> Option<Box<Self>> {
         #[cfg(not(loom))]
         {
             // SAFETY: a node has a size, and is an array of pointers, for which zeroes are null.
             let node = unsafe { std::alloc::alloc_zeroed(std::alloc::Layout::new::<Self>()) }.cast::<Self>();
-            // SAFETY: if it is not null, it was allocated by the global allocator with the layout of a node, and is valid.
+            // SAFETY: if it is not null, it was allocated by the global allocator with the layout
+            // of a node, and is valid.
             (!node.is_null()).then(|| unsafe { Box::from_raw(node) })
         }
         #[cfg(loom)]
@@ -62,17 +68,18 @@ impl Node {
     }
 
     fn is_empty(&self) -> bool {
-        // Relaxed: for the one who holds the domain's lock, under which all stores are made.
+        // Relaxed: for the holder of the domain's lock, under which all stores are made.
         self.entries.iter().all(|entry| entry.load(Relaxed).is_null())
     }
 }
 
-/// Nodes that a change will put into the tree: all are made before it begins, so that it cannot fail half-way.
+/// Nodes that a change will put into the tree. All are made before the change begins, so that it
+/// cannot fail half-way.
 #[derive(Debug, Default)]
 pub(crate) struct Spares(Vec<Box<Node>>);
 
 impl Spares {
-    /// So many; `None`: the host has no memory.
+    /// Makes `count` nodes. `None` if the host has no memory.
     pub(crate) fn new(count: usize) -> Option<Self> {
         let mut nodes = Vec::new();
         nodes.try_reserve_exact(count).ok()?;
@@ -83,20 +90,20 @@ impl Spares {
     }
 
     fn take(&mut self) -> *mut Node {
-        Box::into_raw(self.0.pop().expect("as many as the change was counted to need"))
+        Box::into_raw(self.0.pop().expect("the change needs no more nodes than were counted"))
     }
 
-    /// Nodes that were not taken.
+    /// Number of nodes that were not taken.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 }
 
-/// A node that is out of the tree, with nothing below it.
+/// Node outside of the tree, with nothing below it.
 #[derive(Debug)]
 pub(crate) struct Unlinked(*mut Node);
 
-// SAFETY: the node belongs to whoever has this, but for walkers that may still read its atomics.
+// SAFETY: this owns the node, except that walkers may still read its atomics.
 unsafe impl Send for Unlinked {}
 
 impl Unlinked {
@@ -105,26 +112,26 @@ impl Unlinked {
     /// # Safety
     /// Every walk that began before it was unlinked has ended.
     pub(crate) unsafe fn free(self) {
-        // SAFETY: made by `Node::new`, unlinked once, and by the caller's promise nobody's any more.
+        // SAFETY: made by `Node::new`, unlinked once, and by the caller's promise out of use.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// What a walk finds: the largest aligned block around the address that one entry translates.
+/// Result of a walk: the largest aligned block around the address that one entry translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     /// First device address.
     pub(crate) start: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     /// Guest-physical address of `start`.
     pub(crate) gpa: u64,
-    /// READ, WRITE.
+    /// Allowed directions.
     pub(crate) allows: Access,
 }
 
 impl Block {
-    /// What a leaf says of the addresses around `addr`, of whose page number it leaves `below` bits open.
+    /// Block of the leaf at `addr`; `below` bits of the page number are below the leaf.
     #[inline(always)]
     fn of(addr: u64, leaf: *mut Node, below: u32) -> Self {
         let size = 1 << PAGE_SHIFT << below;
@@ -138,7 +145,7 @@ impl Block {
     }
 }
 
-/// The node of single pages that a walk ended in: leaves beside the one that it found need no walk of their own.
+/// Lowest node that a walk ended in: leaves beside the one found need no walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Near {
     node: *const Node,
@@ -147,14 +154,14 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    /// None yet: no page has this number.
+    /// No node: no page has this number.
     #[inline(always)]
     pub(crate) fn nowhere() -> Self {
         Self { node: std::ptr::null(), number: u64::MAX }
     }
 }
 
-/// A range of pages that becomes leaves.
+/// Range of pages that becomes leaves.
 #[derive(Clone, Copy)]
 struct Change {
     first: u64,
@@ -163,19 +170,19 @@ struct Change {
 }
 
 impl Change {
-    /// The leaf of `page`.
+    /// Leaf of `page`.
     fn at(&self, page: u64) -> *mut Node {
         without_provenance_mut(self.leaf + (((page - self.first) as usize) << PAGE_SHIFT))
     }
 }
 
-/// The tree. All that changes it must be called by one thread at a time.
+/// Translation table. Call its changing methods from one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Table {
     root: Entry,
 }
 
-/// Pages below one entry of a node at `level` (0 is the lowest).
+/// Number of pages below one entry of a node at `level` (0 is the lowest).
 const fn span(level: u32) -> u64 {
     1 << (BITS * level)
 }
@@ -199,13 +206,14 @@ fn height_for(last: u64) -> u32 {
     (1..MAX_HEIGHT).find(|high| last >> (BITS * high) == 0).unwrap_or(MAX_HEIGHT)
 }
 
-/// Whether the part `first..=last` of what an entry covers, from `start` on, is all of it and can be one leaf.
+/// Whether `first..=last` is all that an entry from page `start` on covers, and can be one leaf.
 fn is_whole(level: u32, start: u64, first: u64, last: u64) -> bool {
     level <= MAX_LEAF && first == start && last - start == span(level) - 1
 }
 
-/// The entries of a node that covers pages from `start` on, as far as they meet `first..=last`: the number of each, the first page
-/// that it covers, and the part of the range that it covers.
+/// Entries of a node that overlap `first..=last`; the node covers pages from `start` on.
+///
+/// Yields the index of each, the first page that it covers, and its part of the range.
 fn spans(level: u32, start: u64, first: u64, last: u64) -> impl Iterator<Item = (usize, u64, u64, u64)> {
     // A page number has 52 bits, so nothing overflows; a root of full height has entries for more.
     let below = |page: u64| page.checked_sub(start).map(|at| at >> (BITS * level));
@@ -222,19 +230,21 @@ impl Table {
         Self { root: AtomicPtr::new(null_mut()) }
     }
 
-    /// The block around `addr`, in the node that an earlier walk has left in `near` if it is that one's.
+    /// Block around `addr`. Uses the node that an earlier walk left in `near`, if `addr` is in it.
     ///
     /// # Safety
-    /// No node that was unlinked after the first walk with `near` began is freed before the last one ends.
+    /// No node that was unlinked after the first walk with `near` began is freed before the last
+    /// one ends.
     #[inline]
     pub(crate) unsafe fn find(&self, addr: u64, near: &mut Near) -> Option<Block> {
         if addr >> (PAGE_SHIFT + BITS) == near.number {
-            // SAFETY: a walk has found the node, and the caller sees to it that it stays. Acquire: as in `walk`.
+            // SAFETY: a walk has found the node, and the caller ensures that it stays. Acquire: as
+            // in `walk`.
             let entry = unsafe { &*near.node }.entries[index(addr >> PAGE_SHIFT, 0)].load(Acquire);
             if is_leaf(entry) {
                 return Some(Block::of(addr, entry, 0));
             }
-            // Nothing: but the node may have been replaced since.
+            // No leaf: but the node may have been replaced since.
         }
         // SAFETY: the caller's promise.
         unsafe { self.walk(addr, near) }
@@ -243,22 +253,23 @@ impl Table {
     /// [`Table::find`], from the root.
     ///
     /// # Safety
-    /// As there.
+    /// As [`Table::find`].
     #[inline]
     unsafe fn walk(&self, addr: u64, near: &mut Near) -> Option<Block> {
         let page = addr >> PAGE_SHIFT;
-        // Acquire, here and below: pairs with the Release stores in `insert` and `remove`. A child's entries, and
-        // what the one who mapped did before, are seen with it.
+        // Acquire, here and below: pairs with the Release stores in `insert` and `remove`. A
+        // child's entries, and what the mapping thread did before, are seen with it.
         let root = self.root.load(Acquire);
-        // Bits of the page number below those that the node resolves. Above those of the root there are none.
+        // Bits of the page number below those that the node resolves. Above those of the root there
+        // are none.
         let mut below = (root.addr() & 63) as u32;
         if root.is_null() || page >> below >= ENTRIES as u64 {
             return None;
         }
         let mut node = root.map_addr(|addr| addr & !63);
         loop {
-            // SAFETY: a root and a child are nodes, and the caller sees to it that they stay. Nodes that leave no bits have
-            // no children, so that this ends there.
+            // SAFETY: a root and a child are nodes, and the caller ensures that they stay. Nodes
+            // that leave no bits have no children, so that this ends there.
             let entry = unsafe { &*node }.entries[(page >> below) as usize % ENTRIES].load(Acquire);
             if is_leaf(entry) {
                 if below == 0 {
@@ -274,7 +285,7 @@ impl Table {
         }
     }
 
-    /// The first page in `first..=last` that is mapped.
+    /// First page in `first..=last` that is mapped.
     pub(crate) fn first_mapped(&self, first: u64, last: u64) -> Option<u64> {
         let (root, height) = split(self.root.load(Relaxed));
         if height == 0 { None } else { Self::first_mapped_below(root, height - 1, 0, first, last) }
@@ -291,8 +302,9 @@ impl Table {
         })
     }
 
-    /// The entries of a node that covers pages from `start` on, as far as they meet `first..=last`: each with the
-    /// first page that it covers, and the part of the range that it covers.
+    /// Entries of a node that overlap `first..=last`; the node covers pages from `start` on.
+    ///
+    /// Yields each with the first page that it covers, and its part of the range.
     fn entries<'a>(
         node: *mut Node,
         level: u32,
@@ -300,27 +312,28 @@ impl Table {
         first: u64,
         last: u64,
     ) -> impl Iterator<Item = (&'a Entry, u64, u64, u64)> {
-        // SAFETY: nodes in the tree live until they are unlinked, and only the caller, who changes the tree, does
-        // that; it does not use an entry of a node that it has unlinked.
+        // SAFETY: nodes in the tree live until they are unlinked, and only the caller, who changes
+        // the tree, does that; it does not use an entry of a node that it has unlinked.
         let entries = unsafe { &(*node).entries };
         let each = move |(index, start, first, last)| (&entries[index], start, first, last);
         spans(level, start, first, last).map(each)
     }
 
-    /// Most nodes that [`Table::insert`] makes: only the paths to the two ends need any, and every page of the
-    /// largest leaves' worth of 512.
+    /// Most nodes that [`Table::insert`] makes: only the paths to the two ends need any, and each
+    /// 512 pages of the largest leaf size.
     pub(crate) fn nodes_to_insert(first: u64, last: u64) -> u64 {
         2 * u64::from(MAX_HEIGHT) + ((last - first) >> (BITS * (MAX_LEAF + 1)))
     }
 
-    /// Most nodes that [`Table::remove`] makes: it may cut a leaf at either end.
+    /// Most nodes that [`Table::remove`] makes: it may split a leaf at either end.
     pub(crate) const NODES_TO_REMOVE: u64 = 2 * MAX_LEAF as u64;
 
-    /// Translates pages `first..=last`, none of which is mapped, to guest memory from `gpa` on. Returns how many nodes
-    /// were made.
+    /// Translates pages `first..=last`, none of which is mapped, to guest memory from `gpa` on.
+    /// Returns the number of nodes made.
     ///
     /// # Errors
-    /// The host has no memory: no page is translated. The nodes that were made all the same stay in the tree.
+    /// The host has no memory: no page is translated. The nodes made until then stay in the tree;
+    /// the error is their number.
     pub(crate) fn insert(&self, first: u64, last: u64, gpa: u64, allows: Access) -> Result<u64, u64> {
         let leaf = gpa as usize | (allows.bits() as usize & ALLOWS) << ALLOWS_SHIFT | LEAF;
         let above = self.nodes_to_raise(last);
@@ -333,7 +346,7 @@ impl Table {
         Ok((above + below - spares.len()) as u64)
     }
 
-    /// Nodes that [`Table::raise`] makes.
+    /// Number of nodes that [`Table::raise`] makes.
     fn nodes_to_raise(&self, last: u64) -> usize {
         let height = split(self.root.load(Relaxed)).1;
         match (height, height_for(last)) {
@@ -342,7 +355,7 @@ impl Table {
         }
     }
 
-    /// Nodes that [`Table::insert_below`] makes; `node` is null where there is none yet.
+    /// Number of nodes that [`Table::insert_below`] makes; `node` is null where there is none yet.
     fn nodes_below(node: *mut Node, level: u32, start: u64, first: u64, last: u64) -> usize {
         let below = |(index, start, first, last): (usize, u64, u64, u64)| {
             let child = match NonNull::new(node) {
@@ -363,9 +376,9 @@ impl Table {
         for _ in 0..self.nodes_to_raise(last) {
             let (root, height) = split(self.root.load(Relaxed));
             let new = spares.take();
-            // SAFETY: just made, and nobody else's yet.
+            // SAFETY: just made, and not shared yet.
             unsafe { &(*new).entries[0] }.store(root, Relaxed);
-            // The first root has the height that is wanted: nodes between it and nothing would only be in the way.
+            // The first root gets its final height: nodes between it and nothing would be useless.
             let height = if height == 0 { height_for(last) } else { height + 1 };
             // Release: pairs with the Acquire load in `find`, which then sees the node's entries.
             self.root.store(new.map_addr(|addr| addr | (BITS * (height - 1)) as usize), Release);
@@ -396,7 +409,8 @@ impl Table {
         }
     }
 
-    /// Nodes that cutting a leaf at `page`, an end of `first..=last`, takes: none if the range has all of the leaf.
+    /// Number of nodes that splitting a leaf at `page`, an end of `first..=last`, takes: none if
+    /// the range has all of the leaf.
     fn nodes_to_cut(&self, page: u64, first: u64, last: u64) -> usize {
         let (mut node, height) = split(self.root.load(Relaxed));
         let mut leaf = false;
@@ -424,9 +438,11 @@ impl Table {
         count
     }
 
-    /// Removes what translates pages `first..=last`, in whatever pieces it was mapped; a leaf that reaches beyond them
-    /// is cut. Nodes that are left empty are appended to `unlinked`, which has room for all nodes. Returns the pages that were
-    /// mapped, and how many nodes were made; `None`: the host has no memory to cut leaves, and nothing was changed.
+    /// Removes the translation of pages `first..=last`; splits leaves that reach beyond them.
+    ///
+    /// Appends emptied nodes to `unlinked`, which must have room for all nodes. Returns the number
+    /// of pages that were mapped, and of nodes made. `None` if the host has no memory to split
+    /// leaves: nothing was changed.
     pub(crate) fn remove(&self, first: u64, last: u64, unlinked: &mut Vec<Unlinked>) -> Option<(u64, u64)> {
         let (root, height) = split(self.root.load(Relaxed));
         let cuts = self.nodes_to_cut(first, first, last) + self.nodes_to_cut(last, first, last);
@@ -455,16 +471,17 @@ impl Table {
             if is_leaf(child) {
                 if first == start && last - start == span(level) - 1 {
                     *pages += span(level);
-                    // Relaxed: the domain's change number, which is stored with Release after this, brings it.
+                    // Relaxed: the domain's change number, which is stored with Release after this,
+                    // brings it.
                     entry.store(null_mut(), Relaxed);
                     continue;
                 }
-                // Cut: the same translations, one level lower. A walker finds either.
+                // Split: the same translations, one level lower. A walker finds either.
                 let below = span(level - 1);
                 let whole = Change { first: start, leaf: child.addr() };
                 child = spares.take();
                 for index in 0..ENTRIES {
-                    // SAFETY: just made, and nobody else's yet.
+                    // SAFETY: just made, and not shared yet.
                     let entry = unsafe { &(*child).entries[index] };
                     entry.store(whole.at(start + index as u64 * below), Relaxed);
                 }
@@ -484,7 +501,7 @@ impl Table {
     /// Frees everything below and including `node`.
     ///
     /// # Safety
-    /// Nobody else uses the tree any more.
+    /// Nothing else uses the tree any more.
     unsafe fn free(node: *mut Node) {
         // SAFETY: nodes in the tree are alive and in it once; the caller owns them all.
         let node = unsafe { Box::from_raw(node) };
@@ -502,7 +519,7 @@ impl Drop for Table {
     fn drop(&mut self) {
         let (root, height) = split(self.root.load(Relaxed));
         if height > 0 {
-            // SAFETY: `&mut self`: nobody walks or changes the tree.
+            // SAFETY: `&mut self`: no thread walks or changes the tree.
             unsafe { Self::free(root) };
         }
     }
@@ -515,14 +532,14 @@ mod tests {
     const ALL: u64 = u64::MAX >> PAGE_SHIFT;
 
     fn find(table: &Table, addr: u64) -> Option<Block> {
-        // SAFETY: one thread, and nothing is freed but by `free_all` below.
+        // SAFETY: one thread, and only `free_all` below frees nodes.
         unsafe { table.find(addr, &mut Near::nowhere()) }
     }
 
     fn free_all(unlinked: Vec<Unlinked>) -> u64 {
         let count = unlinked.len() as u64;
         for node in unlinked {
-            // SAFETY: one thread: nobody walks.
+            // SAFETY: one thread: there are no walks.
             unsafe { node.free() };
         }
         count
@@ -554,7 +571,7 @@ mod tests {
 
     #[test]
     fn the_whole_address_space_can_be_mapped_and_unmapped() {
-        // 128 subtrees below the root, each with 512 leaves. Miri takes minutes for all of them, and gets the last two.
+        // 128 subtrees below the root, each with 512 leaves. Miri, which is slow, gets the last two.
         let first = if cfg!(miri) { ALL - ((2 << 45) - 1) } else { 0 };
         let table = Table::new();
         let made = table.insert(first, ALL, first << PAGE_SHIFT, Access::all()).unwrap();

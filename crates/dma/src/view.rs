@@ -1,15 +1,17 @@
-//! A file that is copied to and from guest memory without a system call: mapped, and guarded.
-use crate::fault_guard::is_lost;
+//! File view: a mapped, protected file, copied to and from guest memory without a system call.
 use crate::ram::Ram;
+use crate::sigbus::is_lost;
 use crate::{Alarm, HostSlice, MemoryError, copy};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// From this length on a piece is not expected to be read again soon: it goes past the caches, and takes nothing else out of them.
-/// 128 KiB take 5.5 µs so, and 8 otherwise.
-const FAR: usize = 64 << 10;
+/// Length in bytes from which a piece bypasses the caches, since it is not expected to be read
+/// again soon.
+///
+/// A copy of 128 KiB takes 5.5 µs this way, and 8 µs otherwise.
+const FAR_MIN: usize = 64 << 10;
 
 /// Why a piece was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -22,8 +24,10 @@ pub enum NotWritten {
     Lost,
 }
 
-/// A file, mapped from its beginning. Others may write to it at any time, and make it shorter: then it is
-/// [`lost`](FileView::lost), and what is done with it is to be done anew by other means.
+/// File that is mapped from its beginning.
+///
+/// Other processes may write to it at any time, and truncate it: then it is
+/// [`lost`](FileView::lost), and the operation must be repeated by other means.
 #[derive(Debug)]
 pub struct FileView {
     ram: Ram,
@@ -31,18 +35,20 @@ pub struct FileView {
 }
 
 impl FileView {
-    /// Maps `len` bytes of a regular file, to be written as well if it is `writable`. `alarm` rings when it is lost.
+    /// Maps `len` bytes of a regular file, for writing too if `writable`. `alarm` is raised when it
+    /// is lost.
     ///
     /// # Errors
     /// As [`Region::guarded`](crate::Region::guarded).
     pub fn new(file: OwnedFd, len: u64, writable: bool, alarm: &Arc<Alarm>) -> Result<Self, MemoryError> {
         let ram = Ram::guarded(file, (0, len), writable, false, alarm, None)?;
-        // It has been mapped.
+        // It has been mapped, so its length fits.
         Ok(Self { ram, len: len as usize })
     }
 
-    /// Whether some of it was not there when it was accessed, and private zeroes are in the place of all of it. Who has found
-    /// this `false` after a copy has copied what the file has.
+    /// Whether an access hit a missing part, so that private zeroes have replaced all of it.
+    ///
+    /// If this returns `false` after a copy, the copy has the contents of the file.
     #[must_use]
     pub fn lost(&self) -> bool {
         self.ram.lost()
@@ -53,33 +59,39 @@ impl FileView {
         usize::try_from(offset).is_ok_and(|offset| offset <= self.len && len <= self.len - offset)
     }
 
-    /// Copies what is there from `offset` on to `piece`, as much as that has. `false`, and nothing was done: there is not so much.
+    /// Copies from `offset` on to `piece`, all of its length. Returns `false`, and does nothing, if
+    /// the view is too short.
     ///
     /// # Safety
-    /// What the piece came with ([`MappingGuard`](crate::MappingGuard), [`Mapping`](crate::Mapping)) lives, and it was mapped for writing.
+    /// The guard that the piece came with ([`MappingGuard`](crate::MappingGuard),
+    /// [`Mapping`](crate::Mapping)) lives, and it was mapped for writing.
     #[must_use]
     pub unsafe fn read(&self, offset: u64, piece: &HostSlice) -> bool {
         if !self.has(offset, piece.len) {
             return false;
         }
-        // SAFETY: inside the mapping, which is ours while this lives; the piece is mapped, as the caller promises.
+        // SAFETY: inside the mapping, which is ours while this lives; the piece is mapped, as the
+        // caller promises.
         unsafe { copy::between(self.ram.host().as_ptr().add(offset as usize), piece.ptr, piece.len) };
         true
     }
 
-    /// Copies `piece` to `offset`, a page at a time, which is looked at in between: none of it is written if its owner has taken it
-    /// away, so that it may be zeroes.
+    /// Copies `piece` to `offset`, page by page.
+    ///
+    /// Checks each page before it is written: if the piece is lost, so that it may be zeroes, the
+    /// page is not written.
     ///
     /// # Errors
-    /// There is not so much room, and nothing was done; or the piece is gone, and a part of it may have been written.
+    /// The view is too short, and nothing was done ([`NotWritten::Outside`]); or the piece is lost,
+    /// and a part of it may have been written ([`NotWritten::Lost`]).
     ///
     /// # Safety
-    /// As [`FileView::read`], but the piece is only read; and this was made to be written.
+    /// As [`FileView::read`], except that the piece is only read; and the view was made writable.
     pub unsafe fn write(&self, offset: u64, piece: &HostSlice) -> Result<(), NotWritten> {
         if !self.has(offset, piece.len) {
             return Err(NotWritten::Outside);
         }
-        let far = piece.len >= FAR;
+        let far = piece.len >= FAR_MIN;
         let mut page = MaybeUninit::<[u8; 4096]>::uninit();
         let own = page.as_mut_ptr().cast::<u8>();
         for done in (0..piece.len).step_by(size_of_val(&page)) {
@@ -96,8 +108,8 @@ impl FileView {
             }
         }
         if far {
-            // Whoever is told of this write, by a store behind it, sees it.
-            copy::synchronize();
+            // A thread that learns of this write by a later store sees the write.
+            copy::flush_far();
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Where a dirty log's bits are: words that may be shared with another process.
+//! Words of a dirty log, which may be shared with another process.
 use crate::sync::AtomicU64;
 
 #[cfg(not(any(loom, miri)))]
@@ -6,15 +6,15 @@ pub(crate) use mapped::Words;
 #[cfg(any(loom, miri))]
 pub(crate) use owned::Words;
 
-/// Bits in a word.
+/// Number of bits in a word.
 pub(crate) const WORD_BITS: u64 = 64;
 
 #[cfg(not(any(loom, miri)))]
 mod mapped {
     use super::AtomicU64;
     use crate::LogError;
-    use crate::fault_guard::{Alarm, Guard};
     use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
+    use crate::sigbus::{Alarm, Protection};
     use rustix::fs::{
         MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
     };
@@ -23,7 +23,7 @@ mod mapped {
     use std::ptr::NonNull;
     use std::sync::Arc;
 
-    /// A mapped piece of a memfd. Pages of it that nobody has touched take no memory.
+    /// Mapped piece of a memfd. Untouched pages take no memory.
     #[derive(Debug)]
     pub(crate) struct Words {
         /// First word, in the mapping.
@@ -31,7 +31,7 @@ mod mapped {
         count: usize,
         mapping: (NonNull<u8>, usize),
         file: OwnedFd,
-        guard: Option<Guard>,
+        protection: Option<Protection>,
         /// Ends after the memory is unmapped, in `drop`.
         _lease: Option<MappingLease>,
     }
@@ -46,7 +46,7 @@ mod mapped {
     }
 
     impl Words {
-        /// So many words, all zero.
+        /// Makes `count` words, all zero.
         pub(crate) fn new(count: usize) -> Result<Self, LogError> {
             let bytes = count
                 .checked_mul(8)
@@ -54,14 +54,15 @@ mod mapped {
             let file = memfd_create(c"paravane-dirty-log", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .map_err(refused("create"))?;
             ftruncate(&file, bytes.max(8) as u64).map_err(refused("size"))?;
-            // As `attach` demands of others.
+            // The seals that `attach` demands of others.
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
                 .map_err(refused("seal"))?;
             Self::map(file, 0, count)
         }
 
-        /// `count` words of somebody else's file, from `offset` bytes on. The file must be sealed against
-        /// shrinking, or its owner could make every mark a fault.
+        /// Maps `count` words of another process's file, from `offset` bytes on.
+        ///
+        /// The file must be sealed against shrinking, or its owner could make every mark a fault.
         pub(crate) fn attach(file: OwnedFd, offset: u64, count: usize) -> Result<Self, LogError> {
             let seals = fcntl_get_seals(&file).map_err(refused("read the seals of"))?;
             if !seals.contains(SealFlags::SHRINK) {
@@ -70,7 +71,8 @@ mod mapped {
             Self::part(file, offset, count)
         }
 
-        /// As [`Words::attach`], of a file that may shrink: the alarm rings when that is noticed.
+        /// As [`Words::attach`], for a file that may shrink: the alarm is raised when that is
+        /// noticed.
         pub(crate) fn guarded(
             file: OwnedFd,
             offset: u64,
@@ -85,13 +87,13 @@ mod mapped {
             words._lease = Some(lease);
             headroom(HEADROOM).map_err(|source| LogError::Os { what: "map", source })?;
             let (start, len) = words.mapping;
-            let guard = Guard::new(start, len.next_multiple_of(page), page, alarm);
-            words.guard = Some(guard.map_err(|source| LogError::Os { what: "guard", source })?);
+            let protection = Protection::new(start, len.next_multiple_of(page), page, alarm);
+            words.protection = Some(protection.map_err(|source| LogError::Os { what: "guard", source })?);
             Ok(words)
         }
 
         fn part(file: OwnedFd, offset: u64, count: usize) -> Result<Self, LogError> {
-            let size = fstat(&file).map_err(refused("look at"))?.st_size;
+            let size = fstat(&file).map_err(refused("examine"))?.st_size;
             let end = (count as u64).checked_mul(8).and_then(|bytes| bytes.checked_add(offset));
             if !offset.is_multiple_of(8) || end.is_none_or(|end| end > size.cast_unsigned()) {
                 return Err(LogError::Extent { offset, words: count as u64, size: size.cast_unsigned() });
@@ -99,7 +101,7 @@ mod mapped {
             Self::map(file, offset, count)
         }
 
-        /// Maps it; offset and length have been checked.
+        /// Maps the words; offset and length have been checked.
         fn map(file: OwnedFd, offset: u64, count: usize) -> Result<Self, LogError> {
             let page = rustix::param::page_size() as u64;
             let skip = (offset % page) as usize;
@@ -120,13 +122,14 @@ mod mapped {
                 .ok_or(LogError::Os { what: "map", source: std::io::ErrorKind::AddrNotAvailable.into() })?;
             // SAFETY: `skip` is inside the mapping, or at its end with no words.
             let first = unsafe { start.add(skip) }.cast();
-            Ok(Self { first, count, mapping: (start, len), file, guard: None, _lease: None })
+            Ok(Self { first, count, mapping: (start, len), file, protection: None, _lease: None })
         }
 
         #[inline(always)]
         pub(crate) fn words(&self) -> &[AtomicU64] {
-            // SAFETY: `count` words from `first` on are mapped as long as `self` lives, and aligned, since the offset
-            // is a multiple of 8. They are atomics, which other processes may change as well.
+            // SAFETY: `count` words from `first` on are mapped as long as `self` lives, and
+            // aligned, since the offset is a multiple of 8. They are atomics, which other processes
+            // may change as well.
             unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
         }
 
@@ -135,13 +138,13 @@ mod mapped {
         }
 
         pub(crate) fn lost(&self) -> bool {
-            self.guard.as_ref().is_some_and(Guard::lost)
+            self.protection.as_ref().is_some_and(Protection::lost)
         }
     }
 
     impl Drop for Words {
         fn drop(&mut self) {
-            self.guard = None;
+            self.protection = None;
             let (start, len) = self.mapping;
             // SAFETY: made by `map`; the slices handed out were borrowed from `self`.
             let _ = unsafe { munmap(start.as_ptr().cast(), len) };

@@ -99,7 +99,7 @@ fn an_unmapping_waits_for_the_accesses() {
     });
 }
 
-/// The same for what was mapped: the guard may outlive the batch. Fails without: the Release store in `give_back`.
+/// The same for what was mapped: the guard may outlive the batch. Fails without: the Release store in `release`.
 #[test]
 fn an_unmapping_waits_for_the_mappings() {
     both_ways(|note| {
@@ -127,7 +127,7 @@ fn an_unmapping_waits_for_the_mappings() {
 }
 
 /// The same when the handle has gone and left its mapping behind. Fails if its reader is not kept on the list, and without
-/// the Acquire in `is_any_taken`.
+/// the Acquire in `is_any_pinned`.
 #[test]
 fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
     check(|| {
@@ -158,7 +158,7 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
 
 /// The same when another one gives the entry back than the one who uses it again, for bytes that are not waited for; with
 /// what is left of the numbers from before they would not be either. Fails without: the Release of `len`, `addr` or
-/// `change` in `take`, the Acquire exchange in `pop`, the Release exchange in `give_back`, the Release and the Acquire of
+/// `change` in `add`, the Acquire exchange in `pop`, the Release exchange in `release`, the Release and the Acquire of
 /// the count.
 #[test]
 fn an_entry_that_passes_through_two_hands_hides_nothing() {

@@ -1,4 +1,5 @@
-//! Words of guest memory as Rust's atomics, relaxed: the order is made by the fences in [`Access`](crate::Access).
+//! Words of guest memory as Rust atomics, relaxed. The fences in [`Access`](crate::Access) make the
+//! order.
 use super::Word;
 use std::sync::atomic::{AtomicU8, Ordering};
 #[cfg(not(miri))]
@@ -10,7 +11,8 @@ macro_rules! word {
             #[inline(always)]
             unsafe fn load(guest: *const u8, own: *mut u8) {
                 debug_assert!(guest.cast::<$int>().is_aligned());
-                // SAFETY: the caller promises validity and alignment; an atomic may be shared with anyone.
+                // SAFETY: the caller promises validity and alignment; any thread may share an
+                // atomic.
                 #[cfg(not(miri))]
                 unsafe {
                     let value = <$atomic>::from_ptr(guest.cast_mut().cast()).load(Ordering::Relaxed);

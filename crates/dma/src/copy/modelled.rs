@@ -1,7 +1,8 @@
-//! Words of guest memory in the loom model checker: a cell for each object, by its address.
+//! Words of guest memory in the loom model checker: one cell per object, by address.
 //!
-//! A cell comes into being, as 0, with the first access to it, and goes with the execution. An object is accessed in one
-//! size, or the model ends: it could not tell what hardware would do.
+//! The first access to an object creates its cell, as 0; the cell lives until the execution ends.
+//! An object must always be accessed in one size: the model cannot tell what hardware would do
+//! otherwise, and panics.
 use super::Word;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -14,9 +15,9 @@ loom::lazy_static! {
     static ref CELLS: Cells = Mutex::new(BTreeMap::new());
 }
 
-/// The cell of the object of `size` bytes at `at`.
+/// Cell of the object of `size` bytes at `at`.
 fn cell(at: usize, size: usize) -> Arc<AtomicU64> {
-    // Not a lock of the model's: nothing of the model happens under it.
+    // Not a lock of the model: no operation of the model happens under it.
     let mut cells = CELLS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((before, (length, _))) = cells.range(..at + size).next_back() {
         let same = (*before, *length) == (at, size);

@@ -1,13 +1,13 @@
-//! Moving many bytes in atomic words: what there is where [`super`] knows no assembly.
+//! Copies in atomic words, where [`super`] has no assembly.
 use super::Word;
 
-/// Copies `len` bytes out of guest memory.
+/// Copies `len` bytes from guest memory.
 ///
 /// # Safety
 /// As [`super::load`].
 pub(super) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
     pieces(guest.addr(), len, |at, size| {
-        // SAFETY: the caller's promise; `pieces` stays within `len` and aligns what it hands out.
+        // SAFETY: the caller's promise; `pieces` stays within `len` and aligns what it yields.
         unsafe {
             let (guest, own) = (guest.add(at), own.add(at));
             match size {
@@ -31,7 +31,7 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     });
 }
 
-/// [`load`]: a part is moved as a whole is.
+/// [`load`] of a part, which is the same here.
 ///
 /// # Safety
 /// As [`load`].
@@ -41,7 +41,7 @@ pub(super) unsafe fn load_part(guest: *const u8, own: *mut u8, len: usize, _whol
     unsafe { load(guest, own, len) };
 }
 
-/// [`store`]: a part is moved as a whole is.
+/// [`store`] of a part, which is the same here.
 ///
 /// # Safety
 /// As [`store`].
@@ -64,7 +64,7 @@ pub(super) unsafe fn set(guest: *mut u8, byte: u8, len: usize) {
     });
 }
 
-/// Stores one of the pieces that [`pieces`] hands out.
+/// Stores one of the pieces that [`pieces`] yields.
 ///
 /// # Safety
 /// As [`Word::store`] for a word of `size` bytes.
@@ -81,14 +81,15 @@ unsafe fn store_piece(guest: *mut u8, own: *const u8, size: usize) {
     }
 }
 
-/// Cuts `len` bytes at address `start` into naturally aligned pieces of 1, 2, 4 and 8 bytes: small ones up to a
-/// multiple of 8, then words, then small ones. `each` gets offset and size; sizes are literals so that, inlined,
-/// each call is one access.
+/// Cuts `len` bytes at address `start` into naturally aligned pieces of 1, 2, 4 and 8 bytes.
+///
+/// Small pieces up to a multiple of 8 come first, then words, then small pieces. `each` gets offset
+/// and size; sizes are literals so that, inlined, each call is one access.
 #[inline(always)]
 fn pieces(start: usize, len: usize, mut each: impl FnMut(usize, usize)) {
     let mut at = 0;
-    // Up to a multiple of 2, of 4, of 8. A piece that does not fit is left to the tail, where what remains
-    // is shorter than the alignment that has been reached.
+    // Up to a multiple of 2, of 4, of 8. A piece that does not fit is left to the tail, where the
+    // rest is shorter than the alignment that was reached.
     if start & 1 != 0 && len >= 1 {
         each(at, 1);
         at += 1;

@@ -1,40 +1,42 @@
-//! Moving many bytes on x86-64: assembly throughout, so that the compiler sees accesses "by the hardware".
+//! Copies on x86-64: assembly throughout, so that the compiler sees accesses "by the hardware".
 //!
 //! ```text
-//! len        1 ..= 63      general registers and 16-byte ones, a piece for each bit of the length
+//! len        1 ..= 63      general and 16-byte registers, a piece for each bit of the length
 //!           64 ..          blocks of 64 bytes first
 //!          384 ..          with AVX: up to a multiple of 64, blocks of 128 bytes, then as above
 //!         3072 ..          with AVX-512 as well: blocks of 256 bytes
 //!         1024 ..          without AVX, with ERMS: `rep movsb`
 //!        16384 ..          with ERMS: `rep movsb`; into memory of our own, 32768
 //! ```
-//! A part of a longer access, such as a page of scattered guest memory, is moved by `rep movsb` if the whole would be: what
-//! counts is whether the data will be found in the first-level cache.
+//! A part of a longer access, such as a page of scattered guest memory, is moved by `rep movsb` if
+//! the whole would be: what counts is whether the data will be found in the first-level cache.
 //!
-//! No byte is accessed twice: a guest that answers to the first byte it sees is not overwritten by the second try.
-//! Every instruction here is an ordinary load or store to x86's memory order: a later one, and a fence of
-//! [`Access`](crate::Access), which the compiler does not move across assembly, keeps its place. Within `rep movsb` alone,
-//! the stores may become visible in any order; those after it stay after it.
+//! No byte is accessed twice: if a guest answers to the first byte it sees, no second try
+//! overwrites the answer. Every instruction here is an ordinary load or store in x86's memory
+//! order: a later one, and a fence of [`Access`](crate::Access), which the compiler does not move
+//! across assembly, keeps its place. Only within `rep movsb` may the stores become visible in any
+//! order; those after it stay after it.
 use std::arch::asm;
 use std::arch::x86_64::{__m128i, _mm_set1_epi8};
 use std::is_x86_feature_detected as detected;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// From this length on 32-byte registers gain more than asking for them costs.
+/// Length from which 32-byte registers gain more than detecting them costs.
 const AVX_MIN: usize = 384;
 /// Bytes in one turn of the AVX loop.
 const AVX_BLOCK: usize = 128;
-/// From this length on it pays to store whole cache lines at once, if the processor can.
+/// Length from which storing whole cache lines at once pays, if the processor can.
 const AVX512_MIN: usize = 3 << 10;
-/// From this length on the string instruction beats 32-byte registers: it takes lines of the destination over without
-/// reading them.
+/// Length from which the string instruction beats 32-byte registers: it takes over lines of the
+/// destination without reading them.
 const STRING_STORE_MIN: usize = 16 << 10;
-/// The same for memory of our own, which is used again and so mostly near.
+/// The same for memory of our own, which is used again and so mostly cached.
 const STRING_LOAD_MIN: usize = 32 << 10;
-/// From this length on the string instruction beats 16-byte registers; its start-up cost dominates below, in any case.
+/// Length from which the string instruction beats 16-byte registers; below, its start-up cost
+/// dominates.
 const STRING_MIN_NO_AVX: usize = 1 << 10;
 
-/// What the processor has.
+/// Features of the processor.
 #[derive(Clone, Copy, Debug)]
 struct Has {
     /// Registers of 32 bytes.
@@ -45,7 +47,7 @@ struct Has {
     erms: bool,
 }
 
-/// What [`Has::detect`] has found, in bits; 0 before it was asked for the first time.
+/// Result of [`Has::detect`] as bits; 0 before the first call.
 static FOUND: AtomicU8 = AtomicU8::new(0);
 const KNOWN: u8 = 1;
 const AVX: u8 = 2;
@@ -53,10 +55,10 @@ const AVX512: u8 = 4;
 const ERMS: u8 = 8;
 
 impl Has {
-    /// Asks once; later calls test bits.
+    /// Detects the features once; later calls test bits.
     #[inline(always)]
     fn detect() -> Self {
-        // Relaxed: whoever finds nothing finds out itself, with the same result.
+        // Relaxed: a thread that finds 0 detects them itself, with the same result.
         let mut found = FOUND.load(Ordering::Relaxed);
         if found == 0 {
             found = Self::find_out();
@@ -81,7 +83,7 @@ impl Has {
     }
 }
 
-/// One instruction's load and one's store, `$bytes` apart from what was done, and the step over it.
+/// Load and store of one instruction, `$bytes` from the current position, and the step over it.
 macro_rules! piece {
     ($to:ident, $from:ident, $bytes:literal, $class:ident, $load:literal, $store:literal) => {
         asm!(
@@ -97,11 +99,12 @@ macro_rules! piece {
     };
 }
 
-/// Copies blocks of [`AVX_BLOCK`] bytes while `$left` has one, of which there is one at least. `$store` says what alignment it wants.
+/// Copies blocks of [`AVX_BLOCK`] bytes while `$left` has one; at least one. `$store` chooses the
+/// alignment of the store.
 macro_rules! avx_blocks {
     ($store:literal, $to:ident, $from:ident, $left:ident) => {
-        // The upper halves of all sixteen registers are cleared in the end, which is more than the four in use:
-        // hence the clobbers of a whole call.
+        // The instruction clears the upper halves of all sixteen registers, not only of the four in
+        // use: hence the clobbers of a whole call.
         asm!(
             "2:",
             "vmovdqu ymm0, [rsi]",
@@ -127,7 +130,7 @@ macro_rules! avx_blocks {
     };
 }
 
-/// Copies `len` bytes out of guest memory.
+/// Copies `len` bytes from guest memory.
 ///
 /// # Safety
 /// As [`super::load`].
@@ -137,7 +140,7 @@ pub(super) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
     unsafe { copy::<STRING_LOAD_MIN>(own, guest, len) };
 }
 
-/// [`load`], for a part of an access of `whole` bytes.
+/// [`load`] of a part of an access of `whole` bytes.
 ///
 /// # Safety
 /// As [`super::load`].
@@ -156,8 +159,9 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     unsafe { copy::<STRING_STORE_MIN>(guest, own, len) };
 }
 
-/// Copies `len` bytes of our own past the caches, into memory that nobody uses soon. What is stored later may be seen before it,
-/// unless [`synchronize`] comes in between.
+/// Copies `len` bytes of our own past the caches, into memory that is not used soon.
+///
+/// Later stores may be seen before it, unless [`flush_far`] comes in between.
 ///
 /// # Safety
 /// As [`super::store`].
@@ -167,7 +171,8 @@ pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
         return unsafe { store(far, own, len) };
     }
     let mut left = len;
-    // SAFETY: the caller's promise; at least a block, to where the instructions want it, and then what is left.
+    // SAFETY: the caller's promise; at least a block, to where the instructions want it, and then
+    // what is left.
     unsafe {
         avx_blocks!("vmovntdq", far, own, left);
         let done = len - left;
@@ -175,13 +180,13 @@ pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
     }
 }
 
-/// What [`store_far`] has stored is seen before what is stored later.
-pub(super) fn synchronize() {
+/// Orders what [`store_far`] stored before later stores.
+pub(super) fn flush_far() {
     // SAFETY: orders stores, and does nothing else.
     unsafe { std::arch::x86_64::_mm_sfence() };
 }
 
-/// [`store`], for a part of an access of `whole` bytes.
+/// [`store`] of a part of an access of `whole` bytes.
 ///
 /// # Safety
 /// As [`super::store`].
@@ -200,7 +205,7 @@ unsafe fn copy<const MIN: usize>(to: *mut u8, from: *const u8, len: usize) {
     unsafe { copy_part::<MIN>(to, from, len, len) };
 }
 
-/// [`copy`], for a part of `whole` bytes.
+/// [`copy`] of a part of `whole` bytes.
 ///
 /// # Safety
 /// As [`copy`].
@@ -208,12 +213,12 @@ unsafe fn copy<const MIN: usize>(to: *mut u8, from: *const u8, len: usize) {
 unsafe fn copy_part<const MIN: usize>(to: *mut u8, from: *const u8, len: usize, whole: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        // Apart, so that short copies save no registers for the sake of long ones.
+        // Separate functions, so that short copies save no registers that only long ones need.
         if len < AVX_MIN { copy_short(to, from, len) } else { copy_all(to, from, len, whole >= MIN) }
     }
 }
 
-/// [`copy`], for [`AVX_MIN`] bytes and more.
+/// [`copy`] for at least [`AVX_MIN`] bytes.
 ///
 /// # Safety
 /// As [`copy`].
@@ -226,14 +231,14 @@ unsafe fn copy_all(to: *mut u8, from: *const u8, len: usize, string: bool) {
     }
 }
 
-/// [`copy`], in blocks of 64 bytes and smaller pieces.
+/// [`copy`] in blocks of 64 bytes and smaller pieces.
 ///
 /// # Safety
 /// As [`copy`].
 #[inline(always)]
 unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, mut len: usize) {
-    // SAFETY: the caller's promise; each step moves both pointers by what it has done and is taken only while as
-    // many bytes are left.
+    // SAFETY: the caller's promise; each step moves both pointers by what it has done and is taken
+    // only while as many bytes are left.
     unsafe {
         while len >= 64 {
             asm!(
@@ -282,8 +287,9 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, mut len: usize) {
     }
 }
 
-/// Copies the start of `len` bytes, [`AVX_MIN`] at least, and returns how many. `string`: they are many, or a part of
-/// many, for which the string instruction is best.
+/// Copies the start of `len` bytes, at least [`AVX_MIN`]; returns the number copied.
+///
+/// `string`: the access is long, or part of a long one, so that the string instruction is best.
 ///
 /// # Safety
 /// As [`copy`]; and the processor has what `has` says.
@@ -310,7 +316,8 @@ unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, string: bo
     if left < AVX_BLOCK {
         return 0;
     }
-    // SAFETY: the caller's promise; `head` is below 64, its pieces add up to it, and each grows the alignment of `to`.
+    // SAFETY: the caller's promise; `head` is below 64, its pieces add up to it, and each grows the
+    // alignment of `to`.
     unsafe {
         if head != 0 {
             if head & 1 != 0 {
@@ -368,8 +375,9 @@ unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, string: bo
 /// # Safety
 /// As [`super::fill`].
 pub(super) unsafe fn set(mut to: *mut u8, byte: u8, mut len: usize) {
-    // SAFETY: SSE2 is part of x86-64. Then the caller's promise; each step moves the pointer by what it has done and
-    // is taken only while as many bytes are left; the ABI keeps the direction flag clear.
+    // SAFETY: SSE2 is part of x86-64. Then the caller's promise; each step moves the pointer by
+    // what it has done and is taken only while as many bytes are left; the ABI keeps the direction
+    // flag clear.
     unsafe {
         if len >= STRING_MIN_NO_AVX && Has::detect().erms {
             asm!(
@@ -409,7 +417,7 @@ pub(super) unsafe fn set(mut to: *mut u8, byte: u8, mut len: usize) {
 mod tests {
     use super::*;
 
-    /// [`super::super`] tests what this machine has; here, what others lack.
+    /// The test in [`super::super`] covers what this machine has; this one covers what others lack.
     #[test]
     fn every_processor_copies_a_prefix() {
         let here = Has::detect();
@@ -427,7 +435,7 @@ mod tests {
                 for (shift, string) in [(0, false), (1, true), (8, false), (31, true)] {
                     target.fill(0xee);
                     let to = target[shift..].as_mut_ptr();
-                    // SAFETY: both are `len` bytes long, and this processor has what it is said to have.
+                    // SAFETY: both are `len` bytes long, and this processor has what `has` says.
                     let done = unsafe { copy_long(to, source.as_ptr(), len, string, has) };
                     assert!(done <= len);
                     assert!(target[..shift].iter().all(|&b| b == 0xee));
