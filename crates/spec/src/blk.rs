@@ -1,21 +1,21 @@
-//! Block device (section 5.2).
+//! Block device (section 5.2): features 5.2.3, configuration space 5.2.4, requests 5.2.6.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Feature: the largest segment is in `size_max`.
+/// Feature: `size_max` is the largest segment.
 pub const F_SIZE_MAX: u64 = 1 << 1;
-/// Feature: the largest number of segments is in `seg_max`.
+/// Feature: `seg_max` is the largest number of segments.
 pub const F_SEG_MAX: u64 = 1 << 2;
 /// Feature: the device is read-only.
 pub const F_RO: u64 = 1 << 5;
-/// Feature: the optimal block size is in `blk_size`.
+/// Feature: `blk_size` is the optimal block size.
 pub const F_BLK_SIZE: u64 = 1 << 6;
 /// Feature: the flush command is supported.
 pub const F_FLUSH: u64 = 1 << 9;
-/// Feature: `physical_block_exp` and its neighbours are valid.
+/// Feature: `physical_block_exp` and the three fields after it are valid.
 pub const F_TOPOLOGY: u64 = 1 << 10;
-/// Feature: the cache mode can be switched by `writeback`.
+/// Feature: `writeback` switches the cache mode.
 pub const F_CONFIG_WCE: u64 = 1 << 11;
-/// Feature: more than one queue, `num_queues` says how many.
+/// Feature: more than one queue; `num_queues` is their number.
 pub const F_MQ: u64 = 1 << 12;
 /// Feature: the discard command is supported.
 pub const F_DISCARD: u64 = 1 << 13;
@@ -35,7 +35,7 @@ pub const T_DISCARD: u32 = 11;
 /// Request type: write zeroes to ranges.
 pub const T_WRITE_ZEROES: u32 = 13;
 
-/// Status byte: done.
+/// Status byte: success.
 pub const S_OK: u8 = 0;
 /// Status byte: an error of the device or the driver.
 pub const S_IOERR: u8 = 1;
@@ -45,20 +45,20 @@ pub const S_UNSUPP: u8 = 2;
 /// Flag of a [`DiscardRange`]: the range may be unmapped (write-zeroes only).
 pub const WRITE_ZEROES_F_UNMAP: u32 = 1;
 
-/// Bytes of a sector: the unit of `capacity` and of every request, whatever `blk_size` says.
+/// Size of a sector in bytes: the unit of `capacity` and of every request, for any `blk_size`.
 pub const SECTOR: u64 = 512;
-/// Length of the identifier that [`T_GET_ID`] returns, padded with zero bytes.
+/// Size in bytes of the identifier that [`T_GET_ID`] returns, padded with zeroes.
 pub const ID_LEN: usize = 20;
 
-/// What starts every request (little endian).
+/// Header of every request (little endian; section 5.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RequestHeader {
     /// One of the `T_` constants.
     pub kind: u32,
-    /// Reserved (was the I/O priority).
+    /// Reserved (formerly the I/O priority).
     pub reserved: u32,
-    /// First sector; 0 for requests that name none.
+    /// First sector; 0 for requests without one.
     pub sector: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct DiscardRange {
     pub flags: u32,
 }
 
-/// The configuration space (little endian; offsets follow from the layout).
+/// Configuration space (section 5.2.4; little endian; offsets follow from the layout).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct Config {
@@ -116,7 +116,7 @@ pub struct Config {
     pub max_write_zeroes_sectors: u32,
     /// Largest number of ranges in a write-zeroes.
     pub max_write_zeroes_seg: u32,
-    /// 1 when write-zeroes may unmap.
+    /// 1 if write-zeroes may unmap.
     pub write_zeroes_may_unmap: u8,
     /// Padding.
     pub unused1: [u8; 3],

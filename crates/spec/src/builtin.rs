@@ -1,11 +1,11 @@
-//! The contract between the microVM and its built-in guest. Ours, not the specification's.
+//! Contract between the microVM and its built-in guest. Source: Paravane, not the specification.
 //!
-//! The guest is one flat image, loaded at [`IMAGE_BASE`] and started in ring 3 of long mode with flat,
-//! identity-mapped page tables. It finds a [`BootInfo`] at [`BOOT_INFO`], works on the devices named there,
-//! and keeps a [`ReportHeader`] and one [`DiskReport`] a disk at [`BootInfo::report_addr`] up to date while
-//! it runs, so that the VMM can show progress and can report even if the guest is stopped half-way. The VMM
-//! trusts none of it. Run as a host thread, the same program gets the same structures at the same
-//! guest-physical addresses.
+//! The guest is one flat image, loaded at [`IMAGE_BASE`] and started in ring 3 of long mode with
+//! flat, identity-mapped page tables. It finds a [`BootInfo`] at [`BOOT_INFO`] and works on the
+//! devices listed there. It keeps a [`ReportHeader`] and one [`DiskReport`] per disk at
+//! [`BootInfo::report_addr`] up to date while it runs, so that the VMM can show progress, and can
+//! report even if the guest is stopped half-way. The VMM trusts none of it. If the same program
+//! runs as a host thread, it gets the same structures at the same guest-physical addresses.
 //!
 //! ```text
 //! 0x0000_1000  BootInfo (one page)
@@ -16,11 +16,11 @@
 //! 0xd000_0000  virtio-mmio devices, two pages each
 //! 0xd0ff_f000  control page
 //! 0xe000_0000  PCI: configuration spaces of bus 0 (ECAM)
-//! 0xe800_0000  PCI: where BARs lie
+//! 0xe800_0000  PCI: BARs
 //! ```
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Where [`BootInfo`] lies.
+/// Address of [`BootInfo`].
 pub const BOOT_INFO: u64 = 0x1000;
 /// "PARABOOT", little endian: [`BootInfo::magic`].
 pub const BOOT_MAGIC: u64 = u64::from_le_bytes(*b"PARABOOT");
@@ -31,7 +31,7 @@ pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
 pub const ABI: u32 = 8;
 
-/// Where the flat image is loaded and linked.
+/// Address at which the flat image is loaded and linked.
 pub const IMAGE_BASE: u64 = 0x10_0000;
 /// Top of the guest's ring-3 stack (it grows down towards the image).
 pub const STACK_TOP: u64 = 0x40_0000;
@@ -41,15 +41,17 @@ pub const REPORT_BASE: u64 = 0x40_0000;
 pub const REPORT_SIZE: u64 = 0x40_0000;
 /// Start of the guest's heap: rings, buffers, pass maps.
 pub const HEAP_BASE: u64 = 0x80_0000;
-/// First virtio-mmio device; device n is at this plus n times [`crate::mmio_msi::WINDOW`].
+/// Address of the first virtio-mmio device; device n is n times [`crate::mmio_msi::WINDOW`]
+/// further.
 pub const MMIO_BASE: u64 = 0xd000_0000;
-/// The control page.
+/// Address of the control page.
 pub const CONTROL_BASE: u64 = 0xd0ff_f000;
-/// The configuration spaces of the PCI bus.
+/// Address of the PCI configuration spaces.
 pub const PCI_ECAM: u64 = 0xe000_0000;
-/// Where the BARs of PCI devices lie: device n's at the start plus n times [`PCI_BAR_STEP`].
+/// Address range of the BARs of PCI devices; that of device n begins n times [`PCI_BAR_STEP`] after
+/// the start.
 pub const PCI_WINDOW: core::ops::Range<u64> = 0xe800_0000..0xf000_0000;
-/// Bytes from one device's BAR to the next; no BAR is larger.
+/// Distance in bytes between the BARs of two devices; no BAR is larger.
 pub const PCI_BAR_STEP: u64 = 1 << 20;
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
@@ -62,11 +64,13 @@ pub const IRQ_COUNT: usize = 24;
 pub const INTERRUPTS: usize = 152;
 /// Address of messages: the local APIC of the only processor.
 pub const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
-/// Vector by which ring 3 goes to sleep: returns at once if the interrupt count is no longer what RDI holds,
-/// else sleeps until an interrupt. It is the breakpoint exception (the instruction `int3`), because some hosts
-/// (kvm-pvm) let no other software interrupt out of ring 3. Its gate must be open to ring 3.
+/// Vector by which ring 3 sleeps until an interrupt.
+///
+/// Returns at once if the interrupt count differs from RDI. It is the breakpoint exception (the
+/// instruction `int3`), because some hosts (kvm-pvm) allow no other software interrupt from ring 3.
+/// Its gate must be open to ring 3.
 pub const WAIT_VECTOR: u8 = 3;
-/// First GSI given to a device (below lie the legacy ones).
+/// First GSI of a device; legacy devices use those below.
 pub const FIRST_GSI: u32 = 5;
 
 /// Registers of the control page: 32 bits wide, write-only, offsets in bytes.
@@ -93,7 +97,7 @@ pub mod event {
     pub const DRIVERS_UP: u32 = 2;
     /// The first request has been published.
     pub const FIRST_IO: u32 = 3;
-    /// A device's measured phase has begun, and none was in its before.
+    /// The first device has begun its measured phase.
     pub const MEASURE: u32 = 4;
     /// The last device has ended its measured phase.
     pub const MEASURED: u32 = 5;
@@ -113,7 +117,7 @@ pub mod exit {
 pub mod transport {
     /// Virtio over MMIO, version 2.
     pub const MMIO: u32 = 0;
-    /// The same with our extension ([`crate::mmio_msi`]).
+    /// The same with the MSI extension ([`crate::mmio_msi`]).
     pub const MMIO_MSI: u32 = 1;
     /// Virtio over PCI, modern, with MSI-X.
     pub const PCI: u32 = 2;
@@ -129,18 +133,20 @@ pub mod job {
     pub const WRITE_TEST: u32 = 2;
     /// Entropy source: draw bytes and count them.
     pub const RNG: u32 = 3;
-    /// Network card with an echo behind it: send frames, and compare what comes back.
+    /// Network device with an echo behind it: send frames, and compare those that return.
     pub const NET_ECHO: u32 = 4;
-    /// Network card: send frames, as fast as they go.
+    /// Network device: send frames at the highest rate.
     pub const NET_SEND: u32 = 5;
-    /// Network card: receive frames that come as fast as there are buffers. Byte n of a frame is the low byte of n, but
-    /// for eight bytes at 14 that hold its number, from 0 on, little endian.
+    /// Network device: receive frames that arrive whenever there are buffers.
+    ///
+    /// Byte n of a frame is the low byte of n, except for eight bytes at 14 that hold its number,
+    /// from 0 on, little endian.
     pub const NET_RECEIVE: u32 = 6;
-    /// Network card whose far side is a card with [`NET_ECHO`]: be its echo.
+    /// Network device whose peer is a device with [`NET_ECHO`]: echo its frames.
     pub const NET_MIRROR: u32 = 7;
 }
 
-/// Values of [`BootInfo::inject`]: faults that tests ask for.
+/// Values of [`BootInfo::inject`]: faults for tests.
 pub mod inject {
     /// None.
     pub const NONE: u32 = 0;
@@ -168,7 +174,7 @@ pub mod order {
     pub const SEQUENTIAL: u32 = 1;
 }
 
-/// Values of [`DiskReport::state`], in the order in which they come.
+/// Values of [`DiskReport::state`], in their order over time.
 pub mod state {
     /// Not started.
     pub const IDLE: u32 = 0;
@@ -204,7 +210,7 @@ pub mod error {
     pub const MEMORY: u32 = 5;
 }
 
-/// What starts the flat image. The VMM reads it from the file, before the guest runs.
+/// Header of the flat image. The VMM reads it from the file, before the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ImageHeader {
@@ -226,7 +232,7 @@ pub struct ImageHeader {
     pub wait_stub: u64,
 }
 
-/// One device, as the VMM made it.
+/// Device, as the VMM made it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceEntry {
@@ -236,29 +242,34 @@ pub struct DeviceEntry {
     pub gsi: u32,
     /// One of the [`job`] codes.
     pub job: u32,
-    /// Write test: bytes from the start of the disk to work on, a multiple of the block size. Rng: bytes to draw. Net:
-    /// frames to send.
+    /// Write test: size in bytes of the part to work on, from the start of the disk, a multiple of
+    /// the block size. Entropy source: bytes to draw. Network device: frames to send.
     pub span: u64,
-    /// What the device's addresses are more than guest-physical ones (modulo 2^64), a multiple of 4096: the
-    /// translation that the VMM has put in front of the device. Only the heap is mapped there. 0: no translation.
+    /// Difference between the device's addresses and guest-physical ones (modulo 2^64), a multiple
+    /// of 4096.
+    ///
+    /// It is the translation that the VMM has put in front of the device. Only the heap is mapped
+    /// there. 0: no translation.
     pub iova_offset: u64,
-    /// Number of the interrupt that is free for the message of its configuration change; those that follow are for its
-    /// queues. The message of interrupt n is a write of [`IRQ_VECTOR_BASE`] + n to [`MESSAGE_ADDRESS`].
+    /// Number of the interrupt for messages of its configuration change; those of its queues
+    /// follow.
+    ///
+    /// The message of interrupt n is a write of [`IRQ_VECTOR_BASE`] + n to [`MESSAGE_ADDRESS`].
     pub messages: u32,
-    /// How many interrupts are free for its messages.
+    /// Number of interrupts for its messages.
     pub message_count: u32,
-    /// Net: bytes of a frame, from 22 to 65549.
+    /// Network device: size of a frame in bytes, from 22 to 65549.
     pub frame: u32,
-    /// Net: pairs of queues to use.
+    /// Network device: number of queue pairs to use.
     pub pairs: u32,
-    /// Net: bytes of each frame that comes back, from 22 to 65549. It begins as the frame that was sent, with its
-    /// addresses swapped; what it has more is 0.
+    /// Network device: size in bytes of each returning frame, from 22 to 65549. It starts with the
+    /// frame that was sent, with its addresses swapped; the rest is 0.
     pub reply: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// Everything the guest is told.
+/// Boot information of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BootInfo {
@@ -268,25 +279,25 @@ pub struct BootInfo {
     pub abi: u32,
     /// One of the [`inject`] codes.
     pub inject: u32,
-    /// Frequency of the time-stamp counter in kHz; 0 when the platform has its own clock.
+    /// Frequency of the time-stamp counter in kHz; 0 if the platform has another clock.
     pub tsc_khz: u64,
-    /// Bytes of RAM from address 0.
+    /// Size of RAM in bytes, from address 0.
     pub ram_size: u64,
     /// Start of the heap.
     pub heap_base: u64,
-    /// Bytes of the heap.
+    /// Size of the heap in bytes.
     pub heap_size: u64,
     /// Start of the report area.
     pub report_addr: u64,
-    /// Bytes of the report area.
+    /// Size of the report area in bytes.
     pub report_size: u64,
-    /// Write test: how long the mixed phase lasts, in nanoseconds.
+    /// Write test: duration of the mixed phase in nanoseconds.
     pub duration_ns: u64,
-    /// Write test: seed of pattern and order.
+    /// Write test: random seed of pattern and order.
     pub seed: u64,
-    /// Requests in flight a disk.
+    /// Number of requests in flight per disk.
     pub depth: u32,
-    /// Bytes a request, a multiple of 512.
+    /// Size of a request in bytes, a multiple of 512.
     pub block: u32,
     /// One of the [`completion`] codes.
     pub completion: u32,
@@ -294,7 +305,7 @@ pub struct BootInfo {
     pub read_percent: u32,
     /// Write test: one of the [`order`] codes for the mixed phase.
     pub order: u32,
-    /// Whether kicks are timed: 0 or 1.
+    /// Whether to time kicks: 0 or 1.
     pub time_kicks: u32,
     /// Number of valid entries in `devices`.
     pub device_count: u32,
@@ -304,23 +315,24 @@ pub struct BootInfo {
     pub devices: [DeviceEntry; MAX_DEVICES],
 }
 
-/// Head of the report area; [`ReportHeader::disk_count`] [`DiskReport`]s follow at [`DISK_REPORTS`].
+/// Header of the report area; [`ReportHeader::disk_count`] [`DiskReport`]s follow at
+/// [`DISK_REPORTS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReportHeader {
     /// [`REPORT_MAGIC`] once the guest has started.
     pub magic: u64,
-    /// Counts up whenever the guest makes progress; a VMM that sees it stand still suspects a hang.
+    /// Grows with each progress of the guest; a VMM that sees it stand still suspects a hang.
     pub heartbeat: u64,
-    /// Interrupts that the guest took.
+    /// Number of interrupts that the guest took.
     pub interrupts: u64,
-    /// Of those, the ones from the begin of the first measured phase to the end of the last.
+    /// Number of these from the start of the first measured phase to the end of the last.
     pub measured_interrupts: u64,
-    /// Kicks that the guest wrote.
+    /// Number of kicks that the guest wrote.
     pub kicks: u64,
-    /// Entropy bytes drawn and found plausible.
+    /// Number of entropy bytes drawn and found plausible.
     pub entropy_bytes: u64,
-    /// Number of disk reports, one a device entry (in the same order, also for jobs that are not a disk's).
+    /// Number of disk reports: one per device entry, in the same order, also for other jobs.
     pub disk_count: u32,
     /// Padding.
     pub reserved: u32,
@@ -331,24 +343,26 @@ pub const KICK_REPORT: u64 = 0x1000;
 /// Offset of the first [`DiskReport`] in the report area.
 pub const DISK_REPORTS: u64 = 0x4000;
 
-/// Sub-buckets of an octave in a latency histogram, as a power of two.
+/// Base-2 logarithm of the sub-buckets per octave in a latency histogram.
 pub const HIST_SUB_BITS: u32 = 5;
-/// Buckets of a latency histogram. A value v in nanoseconds below 32 has bucket v; above, with
-/// e = floor(log2 v), it has bucket (e - 4) * 32 + (v >> (e - 5)) - 32. Values of 2^40 ns and more share the last.
+/// Number of buckets of a latency histogram.
+///
+/// A value v in nanoseconds below 32 has bucket v; above, with e = floor(log2 v), it has bucket (e
+/// - 4) * 32 + (v >> (e - 5)) - 32. Values of 2^40 ns and more share the last bucket.
 pub const HIST_BUCKETS: usize = 36 * 32;
 
-/// For how long kicks have stopped the guest, if it was to time them: from right before the write to the notification
-/// address until right after it.
+/// Durations of kicks, if they were timed: from right before the write to the notification address
+/// until right after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct KickReport {
     /// Sum in nanoseconds.
     pub ns: u64,
-    /// Each, see [`HIST_BUCKETS`].
+    /// Histogram, see [`HIST_BUCKETS`].
     pub histogram: [u32; HIST_BUCKETS],
 }
 
-/// What the guest knows of one disk.
+/// Report on one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DiskReport {
@@ -356,25 +370,26 @@ pub struct DiskReport {
     pub state: u32,
     /// One of the [`error`] codes.
     pub error: u32,
-    /// More on the error: the status byte, or the driver's code.
+    /// Detail of the error: the status byte, or the driver's code.
     pub error_detail: u64,
     /// First sector of the request that failed or did not match.
     pub error_sector: u64,
     /// Capacity in sectors, as the device's configuration says.
     pub capacity: u64,
-    /// Bytes that the whole job will move; `bytes_done` of them are done.
+    /// Number of bytes that the whole job will move.
     pub bytes_total: u64,
-    /// Bytes moved so far, over all phases.
+    /// Number of bytes moved so far, over all phases.
     pub bytes_done: u64,
-    /// Requests completed in the measured phase (mixed phase, or the hash job's reading).
+    /// Number of requests completed in the measured phase (mixed phase, or the hash job's reading).
     pub ops: u64,
-    /// Bytes moved in the measured phase.
+    /// Number of bytes moved in the measured phase.
     pub bytes: u64,
     /// Duration of the measured phase in nanoseconds.
     pub elapsed_ns: u64,
-    /// Bytes that were read and compared with what they must be (write test).
+    /// Write test: number of bytes read and compared.
     pub bytes_verified: u64,
-    /// Write test: guest-physical address of one u32 a block: the pass of the last write that was acknowledged and flushed.
+    /// Write test: guest-physical address of one u32 per block: the pass of its last acknowledged
+    /// and flushed write.
     pub pass_map: u64,
     /// Write test: number of entries there.
     pub pass_map_blocks: u64,

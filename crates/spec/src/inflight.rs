@@ -1,18 +1,21 @@
-//! The region in which a vhost-user back-end keeps track of what is in flight, so that it survives the back-end
-//! (the vhost-user specification, "Inflight I/O tracking"). One region a queue. Offsets and sizes are in bytes.
+//! In-flight region of vhost-user: a back end tracks chains in it, so that they survive the back
+//! end.
+//!
+//! Source: vhost-user specification, "Inflight I/O tracking". One region per queue. Offsets and
+//! sizes are in bytes.
 
 /// Offset of the region's features (u64), none of which is defined.
 pub const FEATURES: usize = 0;
 /// Offset of its version (u16).
 pub const VERSION: usize = 8;
-/// A region that nobody has used yet.
+/// Version of an unused region.
 pub const VERSION_NONE: u16 = 0;
 /// The only version.
 pub const VERSION_1: u16 = 1;
 /// Offset of the number of descriptor states (u16): the queue's size.
 pub const DESC_NUM: usize = 10;
 
-/// A split queue's region.
+/// Region of a split queue.
 pub mod split {
     /// Offset of the head of the list of the last batch of used descriptors (u16).
     pub const LAST_BATCH_HEAD: usize = 12;
@@ -31,7 +34,7 @@ pub mod split {
     pub const DESC_COUNTER: usize = 8;
 }
 
-/// A packed queue's region.
+/// Region of a packed queue.
 pub mod packed {
     /// Offset of the head of the list of free descriptor states (u16).
     pub const FREE_HEAD: usize = 12;

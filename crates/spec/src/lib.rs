@@ -1,7 +1,25 @@
-//! The numbers and plain layouts that both sides of every interface read: the virtio specification's
-//! (version 1.4 unless said otherwise), our virtio-mmio extension's, and the built-in guest's contract.
+//! Numbers and plain layouts of the virtio specification and its neighbours.
 //!
-//! There is no code here. What is not in the specification says so.
+//! Both sides of every interface read them here. There is no code, only constants and plain
+//! structures.
+//!
+//! | module | source |
+//! |---|---|
+//! | [`device_id`], [`feature`], [`status`], [`queue`], [`split`], [`packed`], [`mmio`], [`pci`], [`blk`], [`net`] | virtio specification 1.4; each item names its section |
+//! | [`vhost_user`], [`inflight`] | vhost-user specification (QEMU, `docs/interop/vhost-user.rst`) |
+//! | [`mmio_msi`] | Paravane's extension of virtio-mmio (`docs/virtio-mmio-msi.md`) |
+//! | [`builtin`] | Paravane's contract with its built-in guest |
+//!
+//! Section numbers are those of virtio 1.4 unless another document is named. Structures are little
+//! endian and convert to bytes with the crate `zerocopy`:
+//!
+//! ```
+//! use paravane_spec::blk::{RequestHeader, T_IN};
+//! use zerocopy::IntoBytes;
+//!
+//! let header = RequestHeader { kind: T_IN, reserved: 0, sector: 8 };
+//! assert_eq!(header.as_bytes()[8], 8);
+//! ```
 #![no_std]
 
 pub mod blk;
@@ -22,7 +40,7 @@ pub mod vhost_user;
 pub mod device_id {
     /// No device: a driver must ignore the slot (section 4.2.2).
     pub const NONE: u32 = 0;
-    /// Network card (section 5.1).
+    /// Network device (section 5.1).
     pub const NET: u32 = 1;
     /// Block device (section 5.2).
     pub const BLK: u32 = 2;

@@ -1,49 +1,54 @@
-//! Our extension of virtio over MMIO: message-signalled interrupts, and a notification address for every queue
-//! (docs/reference/virtio-mmio-msi.md). All of its numbers are here, so that they can move: the specification reserves the
-//! feature bits for future extensions and leaves the registers unassigned (version 1.4).
+//! Paravane's extension of virtio-mmio: message-signalled interrupts, and a notification address
+//! per queue.
 //!
-//! Offsets are in bytes; every register is 32 bits wide and must be accessed as such.
+//! Source: `docs/reference/virtio-mmio-msi.md`. All of its numbers are here, so that they can move: version
+//! 1.4 of the specification reserves the feature bits for future extensions and leaves the
+//! registers unassigned.
+//!
+//! Offsets are in bytes. Every register is 32 bits wide and must be accessed as such.
 
-/// Feature bit, as a mask: every queue has a notification address of its own.
+/// Feature bit, as a mask: every queue has its own notification address.
 pub const F_NOTIFICATION: u64 = 1 << 44;
 /// Feature bit, as a mask: interrupts can be messages.
 pub const F_MSI: u64 = 1 << 45;
 
-/// Distance of queue 0's notification address from the device's first register, in bytes (R). Needs
-/// [`F_NOTIFICATION`], as the next does.
+/// Distance in bytes of queue 0's notification address from the device's first register (R).
+///
+/// Needs [`F_NOTIFICATION`], like [`NOTIFY_MULTIPLIER`].
 pub const NOTIFY_BASE: u64 = 0x0c4;
-/// Distance of one queue's notification address from the next one's, in bytes (R).
+/// Distance in bytes between the notification addresses of two queues (R).
 pub const NOTIFY_MULTIPLIER: u64 = 0x0c8;
 
-/// How many different messages the device can deliver (R). Needs [`F_MSI`], as all that follow do.
+/// Number of different messages that the device can deliver (R). Needs [`F_MSI`], like all `MSI_`
+/// registers.
 pub const MSI_LIMIT: u64 = 0x0d0;
-/// Low 32 bits of the address that the next [`command::CONFIGURE`] takes (W).
+/// Message address that the next [`command::CONFIGURE`] takes, low 32 bits (W).
 pub const MSI_ADDRESS_LOW: u64 = 0x0d4;
-/// High 32 bits of the same (W).
+/// Message address that the next [`command::CONFIGURE`] takes, high 32 bits (W).
 pub const MSI_ADDRESS_HIGH: u64 = 0x0d8;
-/// The data that the next [`command::CONFIGURE`] takes (W).
+/// Message data that the next [`command::CONFIGURE`] takes (W).
 pub const MSI_DATA: u64 = 0x0dc;
-/// Carries out one of the [`command`]s (W).
+/// Carries out a [`command`] (W).
 pub const MSI_COMMAND: u64 = 0x0e0;
-/// The [`state`] of MSI and of the selected source (R).
+/// [`state`] of MSI and of the selected source (R).
 pub const MSI_STATE: u64 = 0x0e4;
 
-/// Value of QueueSel that selects the configuration change as the source that MSI registers speak of.
+/// Value of QueueSel that selects the configuration change as the source of the MSI registers.
 pub const SELECT_CONFIGURATION: u32 = 0xffff;
 
 /// Values of [`MSI_COMMAND`].
 pub mod command {
-    /// Turns MSI on: no source has a message yet.
+    /// Turns MSI on, without messages.
     pub const ENABLE: u32 = 1;
-    /// Turns MSI off and forgets all messages: the wired interrupt is used.
+    /// Turns MSI off and drops all messages: the wired interrupt is used.
     pub const DISABLE: u32 = 2;
-    /// The selected source sends the staged message from now on.
+    /// Gives the selected source the staged message.
     pub const CONFIGURE: u32 = 3;
-    /// The selected source sends nothing, but remembers that it would have.
+    /// Masks the selected source: it sends nothing, and its interrupts become pending.
     pub const MASK: u32 = 4;
-    /// The selected source sends again, at once if it would have.
+    /// Unmasks the selected source: a pending interrupt is sent at once.
     pub const UNMASK: u32 = 5;
-    /// The selected source has no message from now on, and so sends none and remembers nothing.
+    /// Removes the message of the selected source: it sends nothing, and nothing is pending.
     pub const UNCONFIGURE: u32 = 6;
 }
 
@@ -53,17 +58,18 @@ pub mod state {
     pub const ON: u32 = 1;
     /// The selected source has a message.
     pub const CONFIGURED: u32 = 2;
-    /// It is masked.
+    /// The selected source is masked.
     pub const MASKED: u32 = 4;
-    /// It would have sent its message, and is masked.
+    /// An interrupt of the selected source is pending: it is masked.
     pub const PENDING: u32 = 8;
-    /// The last command was not carried out, and changed nothing.
+    /// The last command was refused, and changed nothing.
     pub const REFUSED: u32 = 16;
 }
 
-/// Where our devices put queue 0's notification address: a page after the registers' own.
+/// Offset of queue 0's notification address on Paravane's devices: the page after the registers.
 pub const NOTIFY_PAGE: u64 = 0x1000;
-/// Bytes between the notification addresses of our devices.
+/// Distance in bytes between notification addresses on Paravane's devices.
 pub const NOTIFY_STRIDE: u32 = 4;
-/// Bytes that one of our devices occupies with this extension: registers and notification addresses.
+/// Size in bytes of the window of a Paravane device with this extension: registers and notification
+/// addresses.
 pub const WINDOW: u64 = 0x2000;

@@ -1,42 +1,43 @@
-//! Network card (section 5.1).
+//! Network device (section 5.1): features 5.1.3, configuration space 5.1.4, packets 5.1.6, control
+//! queue 5.1.6.5.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Feature: the device takes frames whose checksum is yet to be computed.
+/// Feature: the device accepts frames with a partial checksum.
 pub const F_CSUM: u64 = 1 << 0;
-/// Feature: the driver takes frames whose checksum is yet to be computed, or was checked already.
+/// Feature: the driver accepts frames with a partial or an already verified checksum.
 pub const F_GUEST_CSUM: u64 = 1 << 1;
-/// Feature: the driver may change what is offloaded towards it ([`CLASS_GUEST_OFFLOADS`]).
+/// Feature: the driver can change the offloads of received frames ([`CLASS_GUEST_OFFLOADS`]).
 pub const F_CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
-/// Feature: the largest packet is in `mtu`.
+/// Feature: `mtu` is the largest packet.
 pub const F_MTU: u64 = 1 << 3;
-/// Feature: the device's address is in `mac`.
+/// Feature: `mac` is the device's address.
 pub const F_MAC: u64 = 1 << 5;
-/// Feature: the driver takes TCP over IPv4 in pieces larger than the MTU.
+/// Feature: the driver accepts TCP over IPv4 in segments larger than the MTU.
 pub const F_GUEST_TSO4: u64 = 1 << 7;
-/// Feature: the driver takes TCP over IPv6 in pieces larger than the MTU.
+/// Feature: the driver accepts TCP over IPv6 in segments larger than the MTU.
 pub const F_GUEST_TSO6: u64 = 1 << 8;
-/// Feature: with [`F_GUEST_TSO4`] or [`F_GUEST_TSO6`], also with congestion notification.
+/// Feature: [`F_GUEST_TSO4`] and [`F_GUEST_TSO6`] also with congestion notification.
 pub const F_GUEST_ECN: u64 = 1 << 9;
 /// Feature: the device segments TCP over IPv4.
 pub const F_HOST_TSO4: u64 = 1 << 11;
 /// Feature: the device segments TCP over IPv6.
 pub const F_HOST_TSO6: u64 = 1 << 12;
-/// Feature: with [`F_HOST_TSO4`] or [`F_HOST_TSO6`], also with congestion notification.
+/// Feature: [`F_HOST_TSO4`] and [`F_HOST_TSO6`] also with congestion notification.
 pub const F_HOST_ECN: u64 = 1 << 13;
-/// Feature: the driver takes a frame in several buffers.
+/// Feature: the driver accepts a frame in several buffers.
 pub const F_MRG_RXBUF: u64 = 1 << 15;
 /// Feature: `status` is valid.
 pub const F_STATUS: u64 = 1 << 16;
 /// Feature: there is a control queue.
 pub const F_CTRL_VQ: u64 = 1 << 17;
-/// Feature: the device asks by [`S_ANNOUNCE`] that the driver makes itself known to the network, and is told when that is
-/// done ([`CLASS_ANNOUNCE`]).
+/// Feature: the device requests by [`S_ANNOUNCE`] that the driver announces itself to the network,
+/// and receives [`CLASS_ANNOUNCE`] when that is done.
 pub const F_GUEST_ANNOUNCE: u64 = 1 << 21;
-/// Feature: more than one pair of queues, `max_virtqueue_pairs` says how many at most.
+/// Feature: more than one queue pair; `max_virtqueue_pairs` is their maximum number.
 pub const F_MQ: u64 = 1 << 22;
-/// Feature: the driver takes UDP in pieces larger than the MTU, over IPv4.
+/// Feature: the driver accepts UDP over IPv4 in segments larger than the MTU.
 pub const F_GUEST_USO4: u64 = 1 << 54;
-/// Feature: the driver takes UDP in pieces larger than the MTU, over IPv6.
+/// Feature: the driver accepts UDP over IPv6 in segments larger than the MTU.
 pub const F_GUEST_USO6: u64 = 1 << 55;
 /// Feature: the device segments UDP.
 pub const F_HOST_USO: u64 = 1 << 56;
@@ -44,15 +45,17 @@ pub const F_HOST_USO: u64 = 1 << 56;
 /// Bit of [`Config::status`]: the link is up.
 pub const S_LINK_UP: u16 = 1;
 
-/// Bit of [`Config::status`]: the driver is to make itself known, since it may be at another place of the network now.
+/// Bit of [`Config::status`]: the driver must announce itself to the network, where its place may
+/// have changed.
 pub const S_ANNOUNCE: u16 = 2;
 
-/// Bit of [`Header::flags`]: the checksum from `csum_start` on is to be put at `csum_offset` behind it.
+/// Bit of [`Header::flags`]: compute the checksum from `csum_start` on, and store it `csum_offset`
+/// bytes further.
 pub const HDR_F_NEEDS_CSUM: u8 = 1;
-/// Bit of [`Header::flags`]: the checksum has been found right (device to driver only).
+/// Bit of [`Header::flags`]: the checksum was verified (device to driver only).
 pub const HDR_F_DATA_VALID: u8 = 2;
 
-/// Value of [`Header::gso_type`]: one frame as it is.
+/// Value of [`Header::gso_type`]: one frame, not to be segmented.
 pub const GSO_NONE: u8 = 0;
 /// Value of [`Header::gso_type`]: TCP over IPv4, to be segmented.
 pub const GSO_TCPV4: u8 = 1;
@@ -60,48 +63,51 @@ pub const GSO_TCPV4: u8 = 1;
 pub const GSO_TCPV6: u8 = 4;
 /// Value of [`Header::gso_type`]: UDP, to be segmented.
 pub const GSO_UDP_L4: u8 = 5;
-/// Bit of [`Header::gso_type`], beside TCP: congestion notification.
+/// Bit of [`Header::gso_type`] beside TCP: congestion notification.
 pub const GSO_ECN: u8 = 0x80;
 
-/// Bytes of an Ethernet header: what a frame has at least.
+/// Size in bytes of an Ethernet header, the shortest frame.
 pub const ETH_HEADER: usize = 14;
-/// Most bytes of a frame: an IP packet of 65535 bytes and its Ethernet header with a VLAN tag.
+/// Size in bytes of the longest frame: an IP packet of 65535 bytes and its Ethernet header with a
+/// VLAN tag.
 pub const MAX_FRAME: usize = 65535 + ETH_HEADER + 4;
-/// Least MTU that a device may offer (section 5.1.4.1).
+/// Smallest MTU that a device may offer (section 5.1.4.1).
 pub const MIN_MTU: u16 = 68;
 
-/// Most pairs of queues (section 5.1.5).
+/// Most queue pairs (section 5.1.5).
 pub const MAX_PAIRS: u16 = 0x8000;
 
-/// Queues of a pair (section 5.1.2). Pair `p` has the queues from `p` times this on; the control queue comes after the
-/// last pair, which is the first one where [`F_MQ`] was not negotiated.
+/// Number of queues in a pair (section 5.1.2).
+///
+/// Pair `p` starts at queue `p * PAIR`. The control queue follows the last pair, which is the first
+/// if [`F_MQ`] was not negotiated.
 pub const PAIR: u16 = 2;
-/// The receive queue in its pair.
+/// Index of the receive queue in its pair.
 pub const RECEIVE: u16 = 0;
-/// The transmit queue in its pair.
+/// Index of the transmit queue in its pair.
 pub const TRANSMIT: u16 = 1;
 
-/// Class of control commands: which frames are received.
+/// Class of control commands: receive filtering.
 pub const CLASS_RX: u8 = 0;
 /// Class of control commands: address filtering.
 pub const CLASS_MAC: u8 = 1;
-/// Class of control commands: the driver has made itself known.
+/// Class of control commands: the driver has announced itself.
 pub const CLASS_ANNOUNCE: u8 = 3;
-/// Class of control commands: pairs of queues.
+/// Class of control commands: number of queue pairs.
 pub const CLASS_MQ: u8 = 4;
-/// Class of control commands: what is offloaded towards the driver.
+/// Class of control commands: offloads of received frames.
 pub const CLASS_GUEST_OFFLOADS: u8 = 5;
-/// Command of [`CLASS_ANNOUNCE`]: [`S_ANNOUNCE`] was seen, and may go.
+/// Command of [`CLASS_ANNOUNCE`]: acknowledges [`S_ANNOUNCE`].
 pub const ANNOUNCE_ACK: u8 = 0;
-/// Command of [`CLASS_MQ`]: how many pairs are in use (a little-endian u16 follows).
+/// Command of [`CLASS_MQ`]: sets the number of pairs in use (a little-endian u16 follows).
 pub const MQ_VQ_PAIRS_SET: u8 = 0;
 
-/// Answer to a control command: done.
+/// Result of a control command: success.
 pub const CTRL_OK: u8 = 0;
-/// Answer to a control command: not done.
+/// Result of a control command: failure.
 pub const CTRL_ERR: u8 = 1;
 
-/// What stands before every frame (little endian; section 5.1.6). With VERSION_1 it has all its fields, always.
+/// Header of every frame (section 5.1.6; little endian). With VERSION_1 it always has all fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -109,19 +115,20 @@ pub struct Header {
     pub flags: u8,
     /// One of the `GSO_` values.
     pub gso_type: u8,
-    /// Bytes of all headers, where the frame is to be segmented: a hint.
+    /// Length in bytes of all headers of a frame to be segmented; a hint.
     pub hdr_len: u16,
-    /// Bytes of payload in each segment.
+    /// Size in bytes of the payload of each segment.
     pub gso_size: u16,
-    /// Where the checksum begins, in bytes from the start of the frame.
+    /// Start of the checksummed part, in bytes from the start of the frame.
     pub csum_start: u16,
-    /// Where it goes, in bytes from there.
+    /// Position of the checksum, in bytes from there.
     pub csum_offset: u16,
-    /// Device to driver, with [`F_MRG_RXBUF`]: the buffers that the frame lies in.
+    /// Device to driver, with [`F_MRG_RXBUF`]: number of buffers that hold the frame.
     pub num_buffers: u16,
 }
 
-/// What starts every control command; data and, writable, one byte for the answer follow (section 5.1.6.5).
+/// Header of every control command; data and one writable byte for the result follow (section
+/// 5.1.6.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Command {
@@ -131,8 +138,7 @@ pub struct Command {
     pub command: u8,
 }
 
-/// The configuration space (little endian; offsets follow from the layout). What follows `mtu` in the specification
-/// belongs to features that are not named here.
+/// Configuration space (section 5.1.4; little endian; offsets follow from the layout), up to `mtu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {
@@ -140,7 +146,7 @@ pub struct Config {
     pub mac: [u8; 6],
     /// `S_` bits.
     pub status: u16,
-    /// Most pairs of queues.
+    /// Maximum number of queue pairs.
     pub max_virtqueue_pairs: u16,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,

@@ -1,4 +1,4 @@
-//! The packed virtqueue in memory (section 2.8). Offsets and sizes are in bytes.
+//! Memory layout of the packed virtqueue (section 2.8). Offsets and sizes are in bytes.
 
 /// Size of one descriptor: address u64, length u32, buffer identifier u16, flags u16.
 pub const DESC_SIZE: usize = 16;
@@ -13,15 +13,15 @@ pub const DESC_ID: usize = 12;
 /// Offset of the flags in a descriptor.
 pub const DESC_FLAGS: usize = 14;
 
-/// Descriptor flag: the buffer goes on in the next descriptor.
+/// Descriptor flag: the buffer continues in the next descriptor.
 pub const DESC_F_NEXT: u16 = 1;
-/// Descriptor flag: the device writes this buffer (in a used descriptor: it has written to it).
+/// Descriptor flag: the device writes this buffer; in a used descriptor, it has written to it.
 pub const DESC_F_WRITE: u16 = 2;
 /// Descriptor flag: the buffer holds a table of descriptors.
 pub const DESC_F_INDIRECT: u16 = 4;
-/// Descriptor flag: equal to the driver's wrap counter when it is made available.
+/// Descriptor flag: equals the driver's wrap counter when made available.
 pub const DESC_F_AVAIL: u16 = 1 << 7;
-/// Descriptor flag: equal to the device's wrap counter when it is used, to its inverse when available.
+/// Descriptor flag: equals the device's wrap counter when used, and its inverse when available.
 pub const DESC_F_USED: u16 = 1 << 15;
 
 /// Size of an event suppression structure (section 2.8.14): offset and wrap counter u16, flags u16.

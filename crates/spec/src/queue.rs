@@ -1,9 +1,9 @@
-//! What every queue layout and every transport agrees on.
+//! Queue parameters that all layouts and transports share (section 2.6).
 
-/// The largest queue that the specification allows (section 2.6).
+/// Largest queue size that the specification allows (section 2.6).
 pub const MAX_SIZE: u16 = 32768;
 
-/// What a driver tells the transport about one queue. Nothing here has been checked.
+/// Queue configuration from the driver, unchecked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueAddresses {
     /// Number of descriptors.
@@ -16,7 +16,7 @@ pub struct QueueAddresses {
     pub device: u64,
 }
 
-/// One contiguous piece of a buffer, in the device's address space (a descriptor without its flags).
+/// Contiguous piece of a buffer, in the device's address space: a descriptor without its flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// First byte.

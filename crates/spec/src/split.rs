@@ -1,4 +1,4 @@
-//! The split virtqueue in memory (section 2.7). Offsets and sizes are in bytes.
+//! Memory layout of the split virtqueue (section 2.7). Offsets and sizes are in bytes.
 
 /// Size of one descriptor: address u64, length u32, flags u16, next u16.
 pub const DESC_SIZE: usize = 16;
@@ -9,7 +9,7 @@ pub const AVAIL_ALIGN: u64 = 2;
 /// Alignment of the used ring.
 pub const USED_ALIGN: u64 = 4;
 
-/// Descriptor flag: the chain goes on at `next`.
+/// Descriptor flag: the chain continues at `next`.
 pub const DESC_F_NEXT: u16 = 1;
 /// Descriptor flag: the device writes this buffer (otherwise it reads it).
 pub const DESC_F_WRITE: u16 = 2;
@@ -24,7 +24,7 @@ pub const AVAIL_IDX: usize = 2;
 pub const AVAIL_RING: usize = 4;
 /// Size of an available ring entry.
 pub const AVAIL_ENTRY: usize = 2;
-/// Available ring flag: the driver wants no used-buffer notification.
+/// Available ring flag: the driver wants no used buffer notification.
 pub const AVAIL_F_NO_INTERRUPT: u16 = 1;
 
 /// `flags` in the used ring.
@@ -35,5 +35,5 @@ pub const USED_IDX: usize = 2;
 pub const USED_RING: usize = 4;
 /// Size of a used ring entry.
 pub const USED_ENTRY: usize = 8;
-/// Used ring flag: the device wants no available-buffer notification.
+/// Used ring flag: the device wants no available buffer notification.
 pub const USED_F_NO_NOTIFY: u16 = 1;

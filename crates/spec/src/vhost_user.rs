@@ -1,282 +1,286 @@
-//! vhost-user: how a VMM hands the queues of a device to another process, over a Unix socket (the vhost-user
-//! specification). Numbers on the socket are in the byte order of the host.
+//! vhost-user protocol: a VMM hands the queues of a device to another process over a Unix socket.
+//!
+//! Source: vhost-user specification (QEMU, `docs/interop/vhost-user.rst`); each group names its
+//! chapter. The *front end* is the VMM, the *back end* serves the device. Numbers on the socket
+//! have the byte order of the host.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Virtio feature bit (unused by devices): the peer knows protocol features.
+/// Virtio feature bit, unused by devices: the peer supports protocol features ("Feature
+/// negotiation").
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Virtio feature bit (unused by devices): writes to guest memory are logged.
+/// Virtio feature bit, unused by devices: log writes to guest memory ("Migration").
 pub const F_LOG_ALL: u64 = 1 << 26;
 
-/// Before each message.
+/// Header of every message ("Message specification").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// What is asked: see [`request`] and [`back_end_request`].
+    /// Code from [`request`] or [`back_end_request`].
     pub request: u32,
-    /// See [`flags`].
+    /// Bits from [`flags`].
     pub flags: u32,
-    /// Bytes that follow.
+    /// Size of the payload in bytes.
     pub size: u32,
 }
 
-/// Flags of a message.
+/// Flags of a message ("Message specification").
 pub mod flags {
     /// Bits that hold the version.
     pub const VERSION_MASK: u32 = 3;
     /// The only version.
     pub const VERSION: u32 = 1;
-    /// It is a reply.
+    /// The message is a reply.
     pub const REPLY: u32 = 1 << 2;
-    /// The sender waits for a reply that says whether it was done.
+    /// The sender waits for a reply that reports success or failure.
     pub const NEED_REPLY: u32 = 1 << 3;
 }
 
-/// Protocol features, as masks.
+/// Protocol features, as masks ("Protocol features").
 pub mod protocol_feature {
-    /// The number of queues can be asked for.
+    /// The front end can query the number of queues.
     pub const MQ: u64 = 1 << 0;
-    /// The log of written pages is shared by descriptor.
+    /// The dirty log is shared by descriptor.
     pub const LOG_SHMFD: u64 = 1 << 1;
-    /// The device side can tell the network that a machine has moved.
+    /// The back end can announce a migrated guest to the network.
     pub const RARP: u64 = 1 << 2;
-    /// Any request may ask to be answered.
+    /// Any request may ask for an acknowledgement.
     pub const REPLY_ACK: u64 = 1 << 3;
-    /// The device side has a socket for requests of its own.
+    /// The back end has a socket for requests to the front end.
     pub const BACKEND_REQ: u64 = 1 << 5;
-    /// The configuration space is the device side's.
+    /// The back end provides the configuration space.
     pub const CONFIG: u64 = 1 << 9;
-    /// What is in flight is tracked in memory that both have.
+    /// In-flight tracking in shared memory.
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
-    /// There is a request that resets the device.
+    /// The front end can reset the device.
     pub const RESET_DEVICE: u64 = 1 << 13;
     /// Memory regions are added and removed one by one.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    /// The device status is told.
+    /// The front end forwards the device status.
     pub const STATUS: u64 = 1 << 16;
-    /// The device side's own state is carried to another host.
+    /// The back end's own state can be migrated.
     pub const DEVICE_STATE: u64 = 1 << 19;
 }
 
-/// Requests to the device side.
+/// Requests of the front end ("Front-end message types").
 pub mod request {
-    /// Which virtio features are there?
+    /// Query the offered virtio features.
     pub const GET_FEATURES: u32 = 1;
-    /// These were accepted.
+    /// Set the accepted virtio features.
     pub const SET_FEATURES: u32 = 2;
-    /// A session begins.
+    /// Begin a session.
     pub const SET_OWNER: u32 = 3;
     /// Disable all queues (deprecated).
     pub const RESET_OWNER: u32 = 4;
-    /// All of guest memory.
+    /// Set all memory regions.
     pub const SET_MEM_TABLE: u32 = 5;
-    /// Where to log written pages.
+    /// Set the dirty log.
     pub const SET_LOG_BASE: u32 = 6;
-    /// What to signal when the log has changed.
+    /// Set the descriptor that signals changes of the log.
     pub const SET_LOG_FD: u32 = 7;
-    /// A queue's size.
+    /// Set a queue's size.
     pub const SET_VRING_NUM: u32 = 8;
-    /// A queue's addresses.
+    /// Set a queue's addresses.
     pub const SET_VRING_ADDR: u32 = 9;
-    /// A queue's position.
+    /// Set a queue's position.
     pub const SET_VRING_BASE: u32 = 10;
-    /// Stop a queue; where has it come to?
+    /// Stop a queue, and query its position.
     pub const GET_VRING_BASE: u32 = 11;
-    /// What a queue's driver kicks.
+    /// Set the descriptor of a queue's kicks.
     pub const SET_VRING_KICK: u32 = 12;
-    /// What interrupts a queue's driver.
+    /// Set the descriptor of a queue's interrupts.
     pub const SET_VRING_CALL: u32 = 13;
-    /// What to signal when a queue fails.
+    /// Set the descriptor that signals a queue's errors.
     pub const SET_VRING_ERR: u32 = 14;
-    /// Which protocol features are there?
+    /// Query the offered protocol features.
     pub const GET_PROTOCOL_FEATURES: u32 = 15;
-    /// These were accepted.
+    /// Set the accepted protocol features.
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
-    /// How many queues (of a network card: pairs) are there?
+    /// Query the number of queues (network devices: queue pairs).
     pub const GET_QUEUE_NUM: u32 = 17;
-    /// Whether a queue is to be served.
+    /// Enable or disable a queue.
     pub const SET_VRING_ENABLE: u32 = 18;
-    /// Tell the network where the address of this card is now (the machine has moved, and its driver cannot do so).
+    /// Announce the MAC address to the network, after a migration whose driver cannot do so.
     pub const SEND_RARP: u32 = 19;
-    /// The socket for the device side's own requests.
+    /// Set the socket for the back end's requests.
     pub const SET_BACKEND_REQ_FD: u32 = 21;
-    /// A translation comes or goes.
+    /// Add or remove a translation.
     pub const IOTLB_MSG: u32 = 22;
-    /// Bytes of the configuration space.
+    /// Read the configuration space.
     pub const GET_CONFIG: u32 = 24;
-    /// Write them.
+    /// Write the configuration space.
     pub const SET_CONFIG: u32 = 25;
-    /// Make memory in which to track what is in flight.
+    /// Make an in-flight region.
     pub const GET_INFLIGHT_FD: u32 = 31;
-    /// Track it there.
+    /// Set the in-flight region.
     pub const SET_INFLIGHT_FD: u32 = 32;
     /// Reset the device.
     pub const RESET_DEVICE: u32 = 34;
-    /// How many memory regions can there be?
+    /// Query the maximum number of memory regions.
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
-    /// One more memory region.
+    /// Add a memory region.
     pub const ADD_MEM_REG: u32 = 37;
-    /// One memory region less.
+    /// Remove a memory region.
     pub const REM_MEM_REG: u32 = 38;
-    /// The driver writes the device status.
+    /// Write the device status.
     pub const SET_STATUS: u32 = 39;
-    /// The driver reads it.
+    /// Read the device status.
     pub const GET_STATUS: u32 = 40;
-    /// Carry the device side's state through a pipe.
+    /// Begin to save or load the back end's state through a pipe.
     pub const SET_DEVICE_STATE_FD: u32 = 42;
-    /// Was it carried well?
+    /// Query whether the transfer of the state succeeded.
     pub const CHECK_DEVICE_STATE: u32 = 43;
 }
 
-/// Requests of the device side.
+/// Requests of the back end ("Back-end message types").
 pub mod back_end_request {
-    /// A translation is missing, or does not allow the access.
+    /// Report that a translation is missing, or forbids the access.
     pub const IOTLB_MSG: u32 = 1;
-    /// The configuration space has changed.
+    /// Report that the configuration space changed.
     pub const CONFIG_CHANGE_MSG: u32 = 2;
 }
 
 /// Most memory regions in [`request::SET_MEM_TABLE`].
 pub const MAX_TABLE_REGIONS: usize = 8;
 
-/// Bits of the queue's index in [`request::SET_VRING_KICK`] and its like.
+/// Bits of the queue index in [`request::SET_VRING_KICK`], `SET_VRING_CALL` and `SET_VRING_ERR`.
 pub const VRING_INDEX_MASK: u64 = 0xff;
-/// There: no descriptor comes with it.
+/// Bit beside the queue index: no descriptor comes with the message.
 pub const VRING_NO_FD: u64 = 1 << 8;
 
-/// In [`VringAddr::flags`]: writes to the used ring are logged.
+/// Bit of [`VringAddr::flags`]: log writes to the used ring.
 pub const VRING_F_LOG: u32 = 1 << 0;
 
-/// Bytes of memory that one bit of the log stands for.
+/// Size in bytes of the memory that one bit of the dirty log covers.
 pub const LOG_PAGE: u64 = 4096;
 
-/// A queue and a number: its size, its position, or whether it is enabled.
+/// Vring state description: a queue and its size, position or enable bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringState {
-    /// Which queue.
+    /// Index of the queue.
     pub index: u32,
-    /// The number.
+    /// Value.
     pub num: u32,
 }
 
-/// The addresses of a queue's areas, in the VMM's address space, or the device's if an IOMMU translates that.
+/// Vring address description: addresses of a queue in the front end's address space, or IOVAs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {
-    /// Which queue.
+    /// Index of the queue.
     pub index: u32,
     /// [`VRING_F_LOG`].
     pub flags: u32,
-    /// Descriptor area.
+    /// Address of the descriptor area.
     pub desc: u64,
-    /// Device area.
+    /// Address of the device area.
     pub device: u64,
-    /// Driver area.
+    /// Address of the driver area.
     pub driver: u64,
-    /// Guest-physical address by which the device area is logged.
+    /// Guest-physical address for the log of the device area.
     pub log: u64,
 }
 
-/// A piece of guest memory, and where it is in a file.
+/// Memory region description: a piece of guest memory, and its place in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryRegion {
     /// Guest-physical address of the first byte.
     pub gpa: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Address of the first byte in the VMM.
+    /// User address: address of the first byte in the front end.
     pub user: u64,
     /// Offset of the first byte in the file.
     pub offset: u64,
 }
 
-/// Before the regions of [`request::SET_MEM_TABLE`].
+/// Header of [`request::SET_MEM_TABLE`], followed by the regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryTable {
-    /// How many.
+    /// Number of regions.
     pub regions: u32,
-    /// No meaning.
+    /// Unused.
     pub padding: u32,
 }
 
-/// [`request::ADD_MEM_REG`] and [`request::REM_MEM_REG`].
+/// Payload of [`request::ADD_MEM_REG`] and [`request::REM_MEM_REG`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SingleRegion {
-    /// No meaning.
+    /// Unused.
     pub padding: u64,
-    /// The region.
+    /// Region to add or remove.
     pub region: MemoryRegion,
 }
 
-/// Where the log is in its file.
+/// Log description: the dirty log in its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LogArea {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Of the first byte.
+    /// Offset in the file in bytes.
     pub offset: u64,
 }
 
-/// Before bytes of the configuration space.
+/// Virtio device config space description, followed by the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ConfigAccess {
-    /// Of the first byte.
+    /// Offset of the first byte.
     pub offset: u32,
-    /// Bytes.
+    /// Number of bytes.
     pub size: u32,
     /// [`CONFIG_MIGRATION`] or 0.
     pub flags: u32,
 }
 
-/// In [`ConfigAccess::flags`]: it is not the driver that writes, but a migration.
+/// Bit of [`ConfigAccess::flags`]: the write is part of a migration, not from the driver.
 pub const CONFIG_MIGRATION: u32 = 1;
 
-/// Largest configuration space that clients ask for, in bytes.
+/// Largest configuration space that front ends read, in bytes.
 pub const MAX_CONFIG: u32 = 256;
 
-/// Memory to track what is in flight in.
+/// Inflight description: the in-flight region in its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inflight {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Of the first byte, in its file.
+    /// Offset in the file in bytes.
     pub offset: u64,
     /// Number of queues.
     pub queues: u16,
-    /// Their size.
+    /// Size of the queues.
     pub queue_size: u16,
-    /// Fills the structure, as C does; some send it and some do not.
+    /// Padding of the C structure; only some front ends send it.
     pub padding: u32,
 }
 
-/// Bytes of [`Inflight`] without its padding.
+/// Size in bytes of [`Inflight`] without its padding.
 pub const INFLIGHT_SIZE: usize = 20;
 
-/// A translation, or the lack of one.
+/// IOTLB message: a translation, or a missing one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Iotlb {
-    /// Device address of the first byte.
+    /// First IOVA.
     pub iova: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Address of the first byte in the VMM.
+    /// User address of the first byte.
     pub user: u64,
-    /// [`iotlb`]'s `READ` and `WRITE`.
+    /// Permissions: `READ` and `WRITE` of [`iotlb`].
     pub perm: u8,
-    /// [`iotlb`]'s `MISS` and others.
+    /// Type: `MISS`, `UPDATE`, `INVALIDATE` or `ACCESS_FAIL` of [`iotlb`].
     pub kind: u8,
-    /// Fills the structure.
+    /// Padding.
     pub padding: [u8; 6],
 }
 
-/// Fields of [`Iotlb`].
+/// Values in an [`Iotlb`].
 pub mod iotlb {
     /// The device may read.
     pub const READ: u8 = 1;
@@ -284,20 +288,20 @@ pub mod iotlb {
     pub const WRITE: u8 = 2;
     /// A translation is missing.
     pub const MISS: u8 = 1;
-    /// A translation comes.
+    /// A translation is added.
     pub const UPDATE: u8 = 2;
-    /// A translation goes.
+    /// A translation is removed.
     pub const INVALIDATE: u8 = 3;
-    /// An access was refused.
+    /// An access was denied.
     pub const ACCESS_FAIL: u8 = 4;
 }
 
-/// How the device side's state is carried.
+/// Device state transfer parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct StateTransfer {
-    /// 0: out of the device side; 1: into it.
+    /// 0: save, out of the back end; 1: load, into it.
     pub direction: u32,
-    /// 0: while it is stopped.
+    /// 0: while the queues are stopped.
     pub phase: u32,
 }
