@@ -1,54 +1,58 @@
-//! How long to leave work alone while it comes fast, so that more of it is taken at once: a policy beside [`PollWindow`].
+//! Batch delay: lets work accumulate while it arrives fast, so that more is taken at once.
+//!
+//! Complements [`PollWindow`].
 //!
 //! ```text
-//!   measuring, no pauses --an epoch--> fast? --yes--> gathering, a pause after each turn --an epoch--> as fast as without?
+//!   measuring, no pauses --an epoch--> fast? --yes--> batching, a pause after each turn --an epoch--> as fast as without?
 //!      ^      ^                  | no                    ^                                              | yes | no
 //!      |      '------------------'                       '----------------------------------------------'     |
-//!      '-- after many epochs: once more ---------------------------------------------- the pauses cost: rest --'
+//!      '-- after many epochs: once more ------------------------------------------- pauses cost time: rest --'
 //! ```
-//! Each look at a ring takes a cache line from the side that is about to write it, and so does each buffer given back. A side
-//! that is slower than its peer is made slower still by a peer that looks all the time and takes one buffer at a time. So a
-//! queue's owner may wait until a good number has come. What that costs is bounded: a pause is [`LONGEST`] at most, and there is
-//! none unless the last turn brought some, and work comes so fast that a pause preferred_batch many.
+//! Each look at a ring takes a cache line from the side that is about to write it, and so does each
+//! returned buffer. A peer that looks all the time and takes one buffer at a time slows down a side
+//! that is slower than itself. So the owner of a queue may wait until a good number of buffers has
+//! arrived. The cost is limited: a pause lasts at most [`LONGEST`], and there is none unless the
+//! last turn brought work, and work arrives fast enough for a pause to collect a batch.
 //!
-//! Where the other side waits for what it is to get back, a pause makes it slower instead. So it is measured: an epoch that
-//! is slower than one without pauses ends them, for longer each time in a row.
+//! A side that waits for its buffers gets slower by a pause. So the effect is measured: epochs that
+//! are slower than one without pauses end them, for longer each time in a row.
 //!
 //! [`PollWindow`]: crate::PollWindow
 use std::time::Duration;
 
 /// Longest pause.
 const LONGEST: Duration = Duration::from_micros(10);
-/// What the longest pause is to gather at least. Where work comes slower there is none.
+/// Fewest buffers that the longest pause must collect. There is no pause if work arrives more
+/// slowly.
 const LEAST: u32 = 16;
-/// A turn that brought less is followed by none: the rush may be over.
+/// Fewest buffers in a turn that a pause follows: after less, the burst may be over.
 const SOME: u32 = 8;
-/// Work in an epoch.
+/// Buffers per epoch.
 const EPOCH: u32 = 1024;
-/// A longer turn says something of a side that was idle, or was not running, and nothing of pauses.
+/// A longer turn means that a side was idle or not running. It is not measured.
 const IDLE: Duration = Duration::from_micros(100);
-/// Epochs with pauses until it is measured again how fast it goes without.
+/// Epochs with pauses before the rate without them is measured again.
 const RUN: u32 = 64;
-/// Epochs in a row that must have been slower: a single one may have been the work of others on this processor.
+/// Consecutive epochs that must be slower: a single one may be due to other work on this processor.
 const SLOW: u32 = 4;
 /// Longest rest, in epochs.
 const LONGEST_REST: u32 = 1024;
 
-/// How long one queue is left alone after a turn.
+/// Decides how long to delay one queue after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchDelay {
     wanted: u32,
     stage: Stage,
-    /// Epochs of this stage that are left.
+    /// Epochs left in this stage.
     left: u32,
-    /// Of this epoch so far.
+    /// Buffers in this epoch so far.
     count: u32,
     time: Duration,
-    /// The pause after a turn.
+    /// Pause after a turn.
     pause: Duration,
-    /// Time in which an epoch's work comes without pauses.
+    /// Duration of an epoch without pauses.
     without: Duration,
-    /// Epochs in a row that were slower than that.
+    /// Consecutive epochs that were slower than that.
     slow: u32,
     /// Epochs of the last rest, 0 after a good run.
     rest: u32,
@@ -57,11 +61,11 @@ pub struct BatchDelay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Measuring,
-    Gathering,
+    Batching,
 }
 
 impl BatchDelay {
-    /// For a queue of whose work it is good to take `wanted` at once; 0: it is never left alone.
+    /// Makes a delay for a queue with this preferred batch size; 0 disables it.
     #[must_use]
     pub fn new(wanted: u32) -> Self {
         let (count, time, pause) = (0, Duration::ZERO, Duration::ZERO);
@@ -69,14 +73,17 @@ impl BatchDelay {
         Self { wanted, stage, left: 1, count, time, pause, without, slow: 0, rest: 0 }
     }
 
-    /// What a turn may end with: once less than this is there at a time, the rest may come in a pause. 0: the turn ends with a
-    /// look that finds nothing.
+    /// Number of buffers at which a turn may end: if fewer are there, the rest may arrive in a
+    /// pause.
+    ///
+    /// 0 if the turn must end with a look that finds nothing.
     #[must_use]
     pub fn enough(&self) -> u32 {
-        if self.stage == Stage::Gathering { self.wanted } else { 0 }
+        if self.stage == Stage::Batching { self.wanted } else { 0 }
     }
 
-    /// A turn brought `taken`, and ended `elapsed` after the end of the one before. How long to leave it alone now.
+    /// Records a turn that took `taken` buffers and ended `elapsed` after the last one. Returns the
+    /// pause.
     pub fn turn(&mut self, taken: u32, elapsed: Duration) -> Duration {
         if self.wanted == 0 || elapsed > IDLE {
             return Duration::ZERO;
@@ -84,18 +91,18 @@ impl BatchDelay {
         self.count += taken;
         self.time += elapsed;
         if self.count >= EPOCH {
-            // No more than was taken in two turns or so.
+            // No more than was taken in about two turns.
             let time = self.time * EPOCH / self.count;
             (self.count, self.time) = (0, Duration::ZERO);
             self.epoch(time);
         }
-        if self.stage == Stage::Gathering && taken >= SOME { self.pause } else { Duration::ZERO }
+        if self.stage == Stage::Batching && taken >= SOME { self.pause } else { Duration::ZERO }
     }
 
-    /// An epoch's work has come in `time`.
+    /// Records an epoch that lasted `time`.
     fn epoch(&mut self, time: Duration) {
         self.left -= 1;
-        let slower = self.stage == Stage::Gathering && time > self.without + self.without / 8;
+        let slower = self.stage == Stage::Batching && time > self.without + self.without / 8;
         self.slow = if slower { self.slow + 1 } else { 0 };
         match self.stage {
             Stage::Measuring => {
@@ -106,14 +113,14 @@ impl BatchDelay {
                 if time <= LONGEST * (EPOCH / LEAST) {
                     self.without = time;
                     self.pause = (time * self.wanted / EPOCH).min(LONGEST);
-                    (self.stage, self.left) = (Stage::Gathering, RUN);
+                    (self.stage, self.left) = (Stage::Batching, RUN);
                 }
             }
-            Stage::Gathering if self.slow == SLOW => {
+            Stage::Batching if self.slow == SLOW => {
                 self.rest = (self.rest * 2).clamp(1, LONGEST_REST);
                 (self.stage, self.left) = (Stage::Measuring, self.rest);
             }
-            Stage::Gathering => {
+            Stage::Batching => {
                 if self.left == 0 {
                     (self.slow, self.rest) = (0, 0);
                     (self.stage, self.left) = (Stage::Measuring, 1);
@@ -127,8 +134,9 @@ impl BatchDelay {
 mod tests {
     use super::*;
 
-    /// Lets `turns` pass of a side that makes one each `each` nanoseconds, but has no more than `most` under way, and needs
-    /// `back` nanoseconds until it goes on. Work and time in all, and the longest pause.
+    /// Simulates `turns` turns. The other side makes a buffer each `each` ns, but has at most
+    /// `most` in flight, and takes `back` ns to continue. Returns the work and time in all, and the
+    /// longest pause.
     fn play(
         window: &mut BatchDelay,
         turns: u32,
@@ -139,7 +147,7 @@ mod tests {
         let (mut work, mut sum, mut longest) = (0, Duration::ZERO, Duration::ZERO);
         let mut pause = Duration::ZERO;
         for _ in 0..turns {
-            // A look and what is done with what it finds take some time, too.
+            // A look and the work on what it finds take time too.
             let elapsed = pause + Duration::from_nanos(back);
             let taken = (elapsed.as_nanos() as u64 / each).clamp(1, most);
             let elapsed = elapsed.max(Duration::from_nanos(each));
@@ -155,7 +163,7 @@ mod tests {
         let (work, _, longest) = play(&mut window, 10_000, 50, u64::MAX, 500);
         assert_eq!(longest, Duration::from_nanos(64 * 50));
         assert!(work / 10_000 > 60, "{}", work / 10_000);
-        // A slower one, too, for no longer than is said.
+        // Also a slower one, for no longer than the limit.
         let (work, _, longest) = play(&mut window, 10_000, 250, u64::MAX, 2000);
         assert_eq!(longest, LONGEST);
         assert!(work / 10_000 > 40, "{}", work / 10_000);
@@ -183,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_side_that_waits_for_us_is_not_made_slower() {
-        // It has 32 under way and makes the next 32 when it has got them back.
+        // It has 32 in flight, and makes the next 32 once it has them back.
         let mut window = BatchDelay::new(64);
         let (work, time, longest) = play(&mut window, 400_000, 20, 32, 2000);
         let (alone, time_alone, _) = play(&mut BatchDelay::new(0), 400_000, 20, 32, 2000);

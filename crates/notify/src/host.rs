@@ -1,4 +1,4 @@
-//! The host notifier of one queue: who gets its kicks.
+//! Host notifier of one queue: decides where its kicks arrive.
 //!
 //! ```text
 //!             assign                      grab
@@ -11,47 +11,53 @@
 //! Deassigned -- grab --> OffLimits -- last release --> Deassigned     the same, on a host that refused
 //! ```
 //!
-//! **Deassigned**: no ioeventfd. A kick is an exit, and the exit path signals the eventfd ([`HostNotifier::kick`]).
-//! **Assigned**: the host signals the eventfd without an exit. A kick that exits all the same (it was under way
-//! when the state changed) signals the eventfd as well. **`OffLimits`**: a vhost back end waits on the eventfd, and
-//! our event loop does not touch it; the ioeventfd stays as it was.
+//! **Deassigned**: no ioeventfd. A kick is an exit, and the exit path signals the eventfd
+//! ([`HostNotifier::kick`]). **Assigned**: the host signals the eventfd without an exit. A kick
+//! that still exits (it began before the change of state) signals the eventfd too. **`OffLimits`**:
+//! a vhost back end waits on the eventfd, and our event loop does not touch it; the ioeventfd stays
+//! as it was.
 //!
-//! In every state the eventfd is the one place where kicks arrive, and whoever waits on it is the queue's one owner.
-//! So no transition has a window in which a kick has nowhere to go. What remains is a signal whose owner has gone;
-//! it stays in the eventfd, and these rules (QEMU's ioeventfd series of 2010, and the bugs that came after it) deal with it:
+//! In every state kicks arrive in the eventfd only, and exactly one owner of the queue waits on it.
+//! So no transition has a window in which a kick is lost. The remaining case is a signal whose
+//! owner is gone: it stays in the eventfd, and the following rules handle it. They come from QEMU's
+//! patch "virtio: Use ioeventfd for virtqueue notify" (2010) and the bugs that were fixed after it:
 //!
-//! - A notifier is born signalled.
-//! - After any start, resume or change of owner the queue is signalled once: [`HostNotifier::assign`], refused or
-//!   not, the first [`HostNotifier::grab`] and the last [`HostNotifier::release`] do it. The new owner then looks at the
-//!   ring whatever was missed: the old one may have taken a signal and gone before it looked, with kicks turned off.
-//! - To stop: first the owner takes its handler off (so that nothing runs concurrently), then
-//!   [`HostNotifier::deassign`] removes the ioeventfd (so that no new signal comes but through exits), then
-//!   the owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and only then drops it.
+//! - A notifier is signalled when it is made.
+//! - Each start, resume or change of owner signals the queue once: [`HostNotifier::assign`],
+//!   refused or not, the first [`HostNotifier::grab`], and the last [`HostNotifier::release`]. The
+//!   new owner then looks at the ring, whatever was missed: the old one may have taken a signal,
+//!   disabled kicks, and ended before it looked.
+//! - To stop: first the owner removes its handler (so that nothing runs concurrently), then
+//!   [`HostNotifier::deassign`] removes the ioeventfd (so that only exits can signal), then the
+//!   owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and
+//!   only then drops it.
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::{IoEventFds, NoIoEventFds, Notifier, NotifyError};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-/// Who owns a queue's kicks.
+/// Owner of a queue's kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotifierState {
-    /// Kicks exit, and the exit path signals the notifier; our event loop owns it.
+    /// Kicks exit, and the exit path signals the notifier. Our event loop owns it.
     Deassigned,
-    /// Kicks signal the notifier without an exit; our event loop owns it.
+    /// Kicks signal the notifier without an exit. Our event loop owns it.
     Assigned,
     /// A vhost back end owns the notifier.
     OffLimits,
 }
 
-/// What became of a kick that came by an exit.
+/// Outcome of a kick that came by an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kick {
-    /// It was passed to the owner of the eventfd.
+    /// It was forwarded to the owner of the eventfd.
     Forwarded,
 }
 
-/// One queue's notifier, its address and its state. The eventfd always exists and an event loop always
-/// waits on it: without an ioeventfd the exit path writes it, so the queue has one owner either way.
+/// Notifier of one queue, with its address and its state.
+///
+/// The eventfd always exists, and an event loop always waits on it: without an ioeventfd the exit
+/// path writes it, so the queue has one owner either way.
 pub struct HostNotifier {
     fds: Arc<dyn IoEventFds>,
     datamatch: Option<u32>,
@@ -63,13 +69,13 @@ pub struct HostNotifier {
 
 #[derive(Clone, Copy, Debug)]
 struct Ownership {
-    /// Guest-physical address of the kicks; `None`: they arrive nowhere.
+    /// Guest-physical address of the kicks; `None` if they arrive nowhere.
     addr: Option<u64>,
-    /// Whether there is to be an ioeventfd wherever kicks arrive.
+    /// Whether an ioeventfd is wanted wherever kicks arrive.
     wanted: bool,
     /// Whether the ioeventfd is registered, at `addr`.
     registered: bool,
-    /// How often a back end has grabbed the notifier and not yet released it.
+    /// Number of grabs that are not released.
     grabs: u32,
 }
 
@@ -82,7 +88,7 @@ impl Ownership {
         }
     }
 
-    /// An error unless the state is `needed`.
+    /// Returns an error unless the state is `needed`.
     fn expect(self, needed: NotifierState, wanted: &'static str) -> Result<(), NotifyError> {
         let state = self.state();
         if state == needed { Ok(()) } else { Err(NotifyError::State { state, wanted }) }
@@ -90,7 +96,7 @@ impl Ownership {
 }
 
 impl HostNotifier {
-    /// A deassigned notifier, born signalled, for writes of `datamatch` to guest-physical `addr`.
+    /// Makes a deassigned, signalled notifier for writes of `datamatch` to guest-physical `addr`.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -108,24 +114,26 @@ impl HostNotifier {
         }
     }
 
-    /// A deassigned notifier whose kicks another process takes care of: only its eventfd is of interest here.
+    /// Makes a deassigned notifier whose kicks another process manages: only its eventfd is used.
     #[must_use]
     pub fn of(notifier: Notifier) -> Self {
         Self::with(notifier, Arc::new(NoIoEventFds), 0, None)
     }
 
-    /// The eventfd, for the owner to wait on.
+    /// Eventfd for the owner to wait on.
     #[must_use]
     pub fn notifier(&self) -> &Notifier {
         &self.notifier
     }
 
-    /// Registers the ioeventfd and signals once. On refusal the state stays `Deassigned` and kicks exit; the
-    /// notifier is signalled then, too, since the queue starts either way. While kicks arrive nowhere there is nothing to
-    /// register; [`HostNotifier::relocate`] does it when they do.
+    /// Registers the ioeventfd, and signals once.
+    ///
+    /// On refusal the state stays `Deassigned` and kicks exit; the notifier is signalled too,
+    /// because the queue starts either way. While kicks arrive nowhere, there is nothing to
+    /// register; [`HostNotifier::relocate`] registers it later.
     ///
     /// # Errors
-    /// The host refuses, or the notifier is not deassigned (and then it is not signalled).
+    /// The host refuses; or the notifier is not deassigned, and then it is not signalled.
     pub fn assign(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         ownership.expect(NotifierState::Deassigned, "assigned")?;
@@ -134,12 +142,14 @@ impl HostNotifier {
         result
     }
 
-    /// Removes the ioeventfd; or, while kicks arrive nowhere, what would register it. The caller has taken its handler
-    /// off before, and afterwards tests the notifier once more: a kick may have come in between.
+    /// Removes the ioeventfd, or the request for one while kicks arrive nowhere.
+    ///
+    /// Remove the handler before, and test the notifier once more afterwards: a kick may have come
+    /// in between.
     ///
     /// # Errors
-    /// The notifier is not assigned; or the host refuses, and the state stays `Assigned`, for the host may
-    /// still signal the eventfd.
+    /// The notifier is not assigned; or the host refuses, and the state stays `Assigned`, because
+    /// the host may still signal the eventfd.
     pub fn deassign(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         if ownership.state() == NotifierState::Deassigned && std::mem::take(&mut ownership.wanted) {
@@ -151,7 +161,7 @@ impl HostNotifier {
         Ok(())
     }
 
-    /// Asks for the ioeventfd, wherever kicks arrive.
+    /// Requests the ioeventfd, wherever kicks arrive.
     fn register(&self, ownership: &mut Ownership) -> Result<(), NotifyError> {
         let result = match ownership.addr {
             Some(addr) => self.fds.assign(addr, self.datamatch, &self.notifier),
@@ -171,12 +181,14 @@ impl HostNotifier {
         Ok(())
     }
 
-    /// Kicks arrive at `addr` from now on; `None`: nowhere (the guest has moved the device, or switched it off). An
-    /// ioeventfd moves with them, and comes back when there is an address again. Signals once, for what was kicked
-    /// meanwhile. Whoever owns the eventfd notices nothing.
+    /// Sets the address of kicks; `None` for nowhere (the guest moved the device or disabled it).
+    ///
+    /// An ioeventfd moves along, and returns when there is an address again. Signals once, for
+    /// kicks in between. The owner of the eventfd is not affected.
     ///
     /// # Errors
-    /// The host refuses the new address, and kicks exit; or it refuses to let the old one go, and nothing has changed.
+    /// The host refuses the new address, and kicks exit; or it refuses to release the old one, and
+    /// nothing changes.
     pub fn relocate(&self, addr: Option<u64>) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         self.unregister(&mut ownership)?;
@@ -186,11 +198,14 @@ impl HostNotifier {
         result
     }
 
-    /// Hands the notifier to a vhost back end. The caller has taken its handler off before. Counted: each grab needs
-    /// its [`HostNotifier::release`]. The first one signals once, so the back end may start to wait before or after.
+    /// Hands the notifier to a vhost back end. Counted: each grab needs a
+    /// [`HostNotifier::release`].
+    ///
+    /// Remove the handler before. The first grab signals once, so the back end may begin to wait
+    /// before or after.
     ///
     /// # Errors
-    /// It was grabbed more often than can be counted.
+    /// The count overflows.
     pub fn grab(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         let state = ownership.state();
@@ -204,11 +219,13 @@ impl HostNotifier {
         Ok(())
     }
 
-    /// Ends one [`HostNotifier::grab`]. The last one gives the notifier back to our event loop and signals once. The
-    /// back end has stopped using it before, the handler may be put on before or after.
+    /// Ends one [`HostNotifier::grab`].
+    ///
+    /// The last release returns the notifier to our event loop, and signals once. The back end must
+    /// have stopped before; the handler may be installed before or after.
     ///
     /// # Errors
-    /// Nobody has grabbed it.
+    /// The notifier is not grabbed.
     pub fn release(&self) -> Result<(), NotifyError> {
         let mut ownership = self.lock();
         ownership.expect(NotifierState::OffLimits, "released")?;
@@ -219,23 +236,23 @@ impl HostNotifier {
         Ok(())
     }
 
-    /// Present state.
+    /// Current state.
     #[must_use]
     pub fn state(&self) -> NotifierState {
         self.lock().state()
     }
 
-    /// A kick that came by an exit: hands it to the owner, whoever that is. Counted. Takes no lock.
+    /// Forwards a kick that came by an exit to the owner. Takes no lock.
     pub fn kick(&self) -> Kick {
         // Relaxed: a statistic, which orders nothing.
         self.exit_kicks.fetch_add(1, Ordering::Relaxed);
-        // A release, by the notifier's promise: the owner that takes it sees the driver's available index, which
-        // this thread saw (or made) before.
+        // A release, as the notifier promises: the owner that takes the signal sees the driver's
+        // available index, which this thread saw (or made) before.
         self.notifier.signal();
         Kick::Forwarded
     }
 
-    /// Kicks that came by an exit.
+    /// Number of kicks that came by an exit.
     #[must_use]
     pub fn exit_kicks(&self) -> u64 {
         // Relaxed: a statistic.
@@ -243,7 +260,7 @@ impl HostNotifier {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ownership> {
-        // Each change under the lock is one assignment, so a poisoned value is as good as any.
+        // Each change under the lock is one assignment, so a poisoned value is valid.
         self.ownership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -262,10 +279,10 @@ impl std::fmt::Debug for HostNotifier {
 }
 
 impl Drop for HostNotifier {
-    /// The host holds on to the eventfd of a registration, and would refuse the address to the next one.
+    /// The host keeps the eventfd of a registration, and would refuse the address to the next one.
     fn drop(&mut self) {
         let mut ownership = *self.lock();
-        // Nobody is left to be told of a refusal.
+        // There is no caller to report a refusal to.
         let _ = self.unregister(&mut ownership);
     }
 }

@@ -1,10 +1,10 @@
-//! A device's way to its driver, whatever that is at the moment.
+//! Interrupts of one device, by its wired line or by messages.
 //!
 //! ```text
 //! queue handler, transport: "queue n", "configuration" --> Interrupts --.--> InterruptLine   (MSI off, or none)
 //!                                                                       '--> MsiTable        (MSI on)
 //! ```
-//! While MSI is on the status register stays 0. Whoever turns it on or off has no queue running, or does not mind
+//! While MSI is on, the status register stays 0. Turn it on or off while no queue runs, or accept
 //! that an interrupt under way takes the other way.
 use crate::msi::MsiTable;
 use crate::sync::AtomicBool;
@@ -13,7 +13,7 @@ use paravane_spec::mmio::{INT_CONFIG_CHANGE, INT_USED_BUFFER};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The interrupts of one device: its wired line, and its messages if it has any.
+/// Interrupts of one device: its wired line, and its messages if it has any.
 #[derive(Debug)]
 pub struct Interrupts {
     line: InterruptLine,
@@ -23,19 +23,22 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// A wired line and nothing else.
+    /// Makes interrupts with a wired line only.
     #[must_use]
     pub fn wired(sink: Arc<dyn InterruptSink>) -> Self {
         Self { line: InterruptLine::new(sink), msi: None, on: AtomicBool::new(false) }
     }
 
-    /// A wired line, and messages that are off until [`Interrupts::use_msi`].
+    /// Makes interrupts with a wired line, and with messages that are off until
+    /// [`Interrupts::use_msi`].
     #[must_use]
     pub fn with_msi(sink: Arc<dyn InterruptSink>, msi: MsiTable) -> Self {
         Self { msi: Some(msi), ..Self::wired(sink) }
     }
 
-    /// Used buffers of `queue` were published. Any thread; takes at most one lock, the vector's.
+    /// Interrupts the driver for used buffers of `queue`.
+    ///
+    /// Call it from any thread. Takes at most one lock, that of the vector.
     pub fn used_buffer(&self, queue: u16) {
         match self.messages() {
             Some(msi) => msi.queue(queue),
@@ -43,7 +46,7 @@ impl Interrupts {
         }
     }
 
-    /// The configuration has changed, or the device needs a reset.
+    /// Interrupts the driver for a configuration change, or because the device needs a reset.
     pub fn config_change(&self) {
         match self.messages() {
             Some(msi) => msi.configuration(),
@@ -68,7 +71,7 @@ impl Interrupts {
         self.msi.as_ref()
     }
 
-    /// Uses messages from now on, or the line. Without messages there is nothing but the line.
+    /// Switches to messages or to the line. Without messages, only the line is used.
     pub fn use_msi(&self, on: bool) {
         // Relaxed: see the module.
         self.on.store(on, Ordering::Relaxed);
@@ -80,8 +83,9 @@ impl Interrupts {
         self.messages().is_some()
     }
 
-    /// Forgets everything (device reset): no cause is pending, MSI is off, no vector has a message. The caller has
-    /// stopped whoever raises.
+    /// Resets to the defaults: no cause is pending, MSI is off, no vector has a message.
+    ///
+    /// Stop all threads that raise interrupts first.
     pub fn reset(&self) {
         self.use_msi(false);
         self.line.reset();
@@ -90,7 +94,7 @@ impl Interrupts {
         }
     }
 
-    /// Interrupts raised since the start, by either way.
+    /// Number of interrupts raised since the start, by line or message.
     #[must_use]
     pub fn raised(&self) -> u64 {
         self.line.raised() + self.msi.as_ref().map_or(0, MsiTable::sent)

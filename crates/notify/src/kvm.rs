@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 /// ioeventfds of one VM.
 ///
-/// With a datamatch the write must have its 4 bytes. Without one KVM takes a write of any length (length 0), so
-/// that an address of its own per queue works with NOTIFICATION_DATA, whose upper bits vary (virtio 1.4, 2.9).
+/// With a datamatch a write must have 4 bytes. Without one KVM accepts a write of any length
+/// (length 0), so that a separate address per queue works with NOTIFICATION_DATA, whose upper bits
+/// vary (virtio 1.4, section 2.9).
 pub struct KvmIoEventFds {
     vm: Arc<VmFd>,
 }
 
 impl KvmIoEventFds {
-    /// For `vm`.
+    /// Makes the ioeventfds of `vm`.
     #[must_use]
     pub fn new(vm: Arc<VmFd>) -> Self {
         Self { vm }
@@ -43,9 +44,10 @@ impl IoEventFds for KvmIoEventFds {
     }
 }
 
-/// An irqfd: raising it makes KVM deliver an edge on `gsi`, with no exit and no system call on the vCPU's side.
+/// irqfd: raising it makes KVM deliver an edge on `gsi`, without an exit or a system call on the
+/// vCPU's side.
 ///
-/// KVM lets go of it when the eventfd is closed, that is, when this is dropped.
+/// KVM releases it when the eventfd is closed, that is, when this is dropped.
 #[derive(Debug)]
 pub struct KvmIrqfd {
     notifier: Notifier,

@@ -1,14 +1,42 @@
-//! Notifications both ways: kicks from the driver, interrupts to it.
+//! Notifications in both directions: kicks from the driver, interrupts to it.
+//!
+//! A kick is the specification's available buffer notification; an interrupt is its used buffer
+//! notification.
 //!
 //! ```text
-//! kick:      guest write -> ioeventfd -------------------> Notifier (eventfd) -> its one owner     (assigned)
-//!            guest write -> exit -> HostNotifier::kick --> the same eventfd                     (deassigned)
+//! kick:      guest write -> ioeventfd -------------------> Notifier (eventfd) -> its one owner     (Assigned)
+//!            guest write -> exit -> HostNotifier::kick --> the same eventfd                     (Deassigned)
 //! interrupt: device -> Interrupts -.-> InterruptLine (status register) --> InterruptSink (irqfd)  --> vCPU
 //!                                  '-> MsiTable (message, mask, pending) -> MsiSink (irqfd with a route,
 //!                                                                            KVM_SIGNAL_MSI) ----> vCPU
 //! ```
-//! Feature `kvm` adds ioeventfd, irqfd and MSI on a VM of the crate kvm-ioctls. Without it an embedder implements
-//! [`IoEventFds`], [`InterruptSink`] and [`msi::MsiController`].
+//!
+//! - [`HostNotifier`] decides where the kicks of one queue arrive. Its documentation has the state
+//!   machine and the rules by which no kick is lost.
+//! - [`Interrupts`] sends the interrupts of one device, by line or by [`msi`].
+//! - [`PollWindow`] and [`BatchDelay`] decide how long to poll a queue and how long to let work
+//!   accumulate.
+//! - [`IoEventFds`], [`InterruptSink`] and [`msi::MsiController`] are the interface to the machine;
+//!   feature `kvm` implements all three
+//!   on a VM of the crate kvm-ioctls.
+//!
+//! # Example
+//!
+//! On a host without ioeventfds, kicks exit and reach the same eventfd:
+//!
+//! ```
+//! use paravane_notify::{HostNotifier, NoIoEventFds, NotifierState};
+//! use std::sync::Arc;
+//!
+//! let queue = HostNotifier::new(Arc::new(NoIoEventFds), 0xd000_0050, Some(0))?;
+//! assert!(queue.assign().is_err());
+//! assert_eq!(queue.state(), NotifierState::Deassigned);
+//! assert!(queue.notifier().take() > 0); // every start signals: look at the ring
+//!
+//! queue.kick(); // from the exit handler
+//! assert!(queue.notifier().take() > 0);
+//! # Ok::<(), paravane_notify::NotifyError>(())
+//! ```
 mod batch_delay;
 mod host;
 mod interrupts;
@@ -35,46 +63,47 @@ pub use poll::PollWindow;
 
 use thiserror::Error;
 
-/// Why a notification path could not be set up or used.
+/// Notification path that cannot be set up or used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NotifyError {
-    /// cannot {what}: {source}
+    /// Failed system call.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
-    /// the notifier is {state:?}, so it cannot be {wanted}
-    #[error("the notifier is {state:?}, so it cannot be {wanted}")]
+    /// Call in the wrong state.
+    #[error("notifier cannot be {wanted}: its state is {state:?}")]
     State {
-        /// State that it is in.
+        /// Current state of the notifier.
         state: NotifierState,
-        /// What was asked.
+        /// Requested operation, as a participle.
         wanted: &'static str,
     },
-    /// all {limit} ioeventfds are in use
+    /// No ioeventfd left; kicks exit.
     #[error("all {limit} ioeventfds are in use")]
     Limit {
-        /// How many there are.
+        /// Number of ioeventfds.
         limit: u32,
     },
-    /// a write of {data:#x} to {address:#x} is no interrupt
-    #[error("a write of {data:#x} to {address:#x} is no interrupt")]
+    /// Message that the platform does not treat as an interrupt.
+    #[error("MSI message {data:#x} to {address:#x} is no interrupt")]
     Message {
-        /// Where to.
+        /// Address of the write.
         address: u64,
-        /// What.
+        /// Data of the write.
         data: u32,
     },
 }
 
-/// What registers an eventfd behind a guest address: KVM's ioeventfd, or a machine without one.
+/// Registers eventfds at guest addresses: KVM's ioeventfd, or a machine without one.
 pub trait IoEventFds: Send + Sync {
-    /// From now on a 32-bit write of `datamatch` (any write at all if `None`) to guest-physical `addr` signals
-    /// `notifier` without an exit. It must not call back into the notifier's [`HostNotifier`].
+    /// Has a 32-bit write of `datamatch` to guest-physical `addr` signal `notifier` without an exit.
+    ///
+    /// With `None` any write signals. Must not call back into the notifier's [`HostNotifier`].
     ///
     /// # Errors
     /// The host refuses; the caller falls back to exits.
@@ -87,7 +116,7 @@ pub trait IoEventFds: Send + Sync {
     fn deassign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError>;
 }
 
-/// A host without ioeventfds, or one that is told not to use them: every kick exits.
+/// Host without ioeventfds, or one that must not use them: every kick exits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoIoEventFds;
 

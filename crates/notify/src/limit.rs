@@ -1,11 +1,12 @@
-//! A host with few ioeventfds.
+//! Limit on the number of ioeventfds.
 use crate::sync::AtomicU32;
 use crate::{IoEventFds, Notifier, NotifyError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Gives out at most so many ioeventfds of another's: who comes too late gets exits. For hosts that are to keep some for
-/// others, and to try out what happens on one that has few.
+/// Gives out a limited number of ioeventfds; further kicks exit.
+///
+/// For hosts that must reserve some for other users, and to test hosts that have few.
 pub struct LimitedIoEventFds {
     fds: Arc<dyn IoEventFds>,
     limit: u32,
@@ -13,7 +14,7 @@ pub struct LimitedIoEventFds {
 }
 
 impl LimitedIoEventFds {
-    /// At most `limit` of `fds` at a time.
+    /// Limits `fds` to `limit` at a time.
     #[must_use]
     pub fn new(fds: Arc<dyn IoEventFds>, limit: u32) -> Self {
         Self { fds, limit, left: AtomicU32::new(limit) }
@@ -22,8 +23,8 @@ impl LimitedIoEventFds {
 
 impl IoEventFds for LimitedIoEventFds {
     fn assign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError> {
-        // Relaxed, here and below: a number, which orders nothing. It is changed by read-modify-writes only, so no place
-        // is given out twice.
+        // Relaxed, here and below: a number, which orders nothing. It is changed by
+        // read-modify-writes only, so no ioeventfd is given out twice.
         let one_less = |left: u32| left.checked_sub(1);
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         taken.map_err(|_| NotifyError::Limit { limit: self.limit })?;

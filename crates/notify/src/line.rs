@@ -1,20 +1,23 @@
-//! The wired interrupt of a virtio-mmio device: a status register and a line.
+//! Wired interrupt of a virtio-mmio device: a status register and a line.
 //!
 //! ```text
 //! device:  used buffers published -> status |= cause -> edge
 //! driver:  interrupt -> reads status -> acknowledges it -> looks for used buffers
 //! ```
-//! A cause that is added between the driver's read and its acknowledgement may be cleared with it; the driver looks
-//! at the ring afterwards and finds what the cause stood for (that is what the orders below are for). A cause
-//! that is not cleared would be forgotten, since edges do not repeat, so [`InterruptLine::acknowledge`] repeats them.
+//! A cause that is added between the driver's read and its acknowledgement may be cleared with it;
+//! the driver looks at the ring afterwards and finds what the cause stood for (the orders below
+//! ensure that). A cause that is not cleared would be lost, since edges do not repeat, so
+//! [`InterruptLine::acknowledge`] repeats them.
 use crate::Notifier;
 use crate::sync::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What raises the line: an irqfd, or in-process delivery. Edge: every call is one interrupt.
+/// Sink that raises the line: an irqfd, or in-process delivery. Edge-triggered: each call is one
+/// interrupt.
 pub trait InterruptSink: Send + Sync {
-    /// Raises one interrupt. Whoever it interrupts sees all that this thread did before (a release).
+    /// Raises one interrupt. A release: the interrupted thread sees all that this thread did
+    /// before.
     fn raise(&self);
 }
 
@@ -25,11 +28,14 @@ impl InterruptSink for Notifier {
     }
 }
 
-/// In the status, beside the causes: the line is silent. One word holds both, so that a cause that comes while that
-/// changes is either raised by who adds it or by who ends the silence.
+/// Bit beside the causes: the line is silent.
+///
+/// One word holds both, so that a cause that is added while the bit changes is raised either by the
+/// thread that adds it, or by the one that clears the bit.
 const SILENT: u32 = 1 << 31;
 
-/// InterruptStatus and the line behind it. Any thread may raise; the transport reads and acknowledges.
+/// InterruptStatus and the line behind it. Any thread may raise; the transport reads and
+/// acknowledges.
 pub struct InterruptLine {
     sink: Arc<dyn InterruptSink>,
     status: AtomicU32,
@@ -37,36 +43,40 @@ pub struct InterruptLine {
 }
 
 impl InterruptLine {
-    /// A line with no cause pending.
+    /// Makes a line with no cause pending.
     #[must_use]
     pub fn new(sink: Arc<dyn InterruptSink>) -> Self {
         Self { sink, status: AtomicU32::new(0), raised: AtomicU64::new(0) }
     }
 
-    /// Adds `causes` (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) to the status and raises the line. Nothing
-    /// happens if there are none.
+    /// Adds `causes` (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) to the status, and raises the line.
+    ///
+    /// Does nothing without causes.
     pub fn raise(&self, causes: u32) {
         if causes == 0 {
             return;
         }
-        // Release: pairs with the Acquire in `status` and in `acknowledge`, made by the vCPU that reads the
-        // register. The driver that learns of the cause, or clears it unseen, then sees the used buffers
-        // (the configuration) that were published before.
+        // Release: pairs with the Acquire in `status` and in `acknowledge`, made by the vCPU that
+        // reads the register. The driver that learns of the cause, or clears it unseen, then sees
+        // the used buffers (the configuration) that were published before.
         let before = self.status.fetch_or(causes & !SILENT, Ordering::Release);
         if before & SILENT == 0 {
             self.edge();
         }
     }
 
-    /// Raises nothing from now on, though causes are still added to the status (PCI: INTx is disabled); or ends that,
-    /// and raises once if a cause is pending. Doing either twice does nothing.
+    /// Silences the line (PCI: INTx is disabled), or ends that. Idempotent.
+    ///
+    /// A silent line raises nothing, but causes are still added to the status. The end of silence
+    /// raises once if a cause is pending.
     pub fn silence(&self, silent: bool) {
         if silent {
             // Relaxed: it hands nothing over.
             self.status.fetch_or(SILENT, Ordering::Relaxed);
             return;
         }
-        // Acquire: pairs with the Release in `raise`. What a cause stood for happened before the edge.
+        // Acquire: pairs with the Release in `raise`. What a cause stood for happened before the
+        // edge.
         let before = self.status.fetch_and(!SILENT, Ordering::Acquire);
         if before & SILENT != 0 && before != SILENT {
             self.edge();
@@ -80,25 +90,27 @@ impl InterruptLine {
         self.status.load(Ordering::Acquire) & !SILENT
     }
 
-    /// Clears `causes`. If others stay pending the line is raised again, since it is an edge.
+    /// Clears `causes`. Raises the line again if others stay pending, since it is edge-triggered.
     pub fn acknowledge(&self, causes: u32) {
-        // Acquire: pairs with the Release in `raise`. A cause that comes before this in the order of the
-        // register is cleared, and the driver, which looks at the ring next, must find what it stood for.
-        // As a read-modify-write it does not break the release sequence for a later `status` either.
+        // Acquire: pairs with the Release in `raise`. A cause that comes before this in the order
+        // of the register is cleared, and the driver, which looks at the ring next, must find what
+        // it stood for. As a read-modify-write it does not break the release sequence for a later
+        // `status` either.
         let before = self.status.fetch_and(!causes | SILENT, Ordering::Acquire);
         if before & SILENT == 0 && before & !causes != 0 {
             self.edge();
         }
     }
 
-    /// Forgets everything pending (device reset); silence stays. The caller has stopped whoever raises: a cause that is
-    /// added at the same time may stay.
+    /// Clears all pending causes (device reset); silence stays.
+    ///
+    /// Stop all threads that raise first: a cause that is added at the same time may stay.
     pub fn reset(&self) {
         // Relaxed: it hands nothing over; the vCPU that resets the device reads its own write.
         self.status.fetch_and(SILENT, Ordering::Relaxed);
     }
 
-    /// Interrupts raised since the start.
+    /// Number of interrupts raised since the start.
     #[must_use]
     pub fn raised(&self) -> u64 {
         // Relaxed: a statistic.

@@ -1,4 +1,4 @@
-//! An eventfd that one side signals and one owner waits on.
+//! Notifier: an eventfd that one side signals and one owner waits on.
 use crate::NotifyError;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -7,21 +7,23 @@ use std::{marker::PhantomData, mem::ManuallyDrop, ops::Deref, os::fd::FromRawFd}
 #[cfg(feature = "kvm")]
 use vmm_sys_util::eventfd::EventFd;
 
-/// An eventfd, non-blocking. Signals collapse: a test takes all of them at once.
+/// Non-blocking eventfd. Signals collapse: one test takes all of them.
 ///
-/// A signal is a release and a take that finds it an acquire: what was done before the signal is seen after
-/// the take. (The kernel changes and tests the count under one lock.)
+/// A signal is a release, and a take that finds it is an acquire: what was done before the signal
+/// is seen after the take. (The kernel changes and tests the count under one lock.)
 #[derive(Debug)]
 pub struct Notifier {
     event: OwnedFd,
-    /// The model checker cannot look into the kernel, so there the count is its own.
+    /// The model checker cannot look into the kernel, so models count here.
     #[cfg(loom)]
     count: std::sync::Arc<loom::sync::atomic::AtomicU64>,
 }
 
 impl Notifier {
-    /// A new eventfd; `signalled` ones wake their owner at once (a queue's notifier is born so, as QEMU came to do for
-    /// ioeventfd: a kick from before the birth cannot be lost).
+    /// Makes an eventfd. If `signalled`, it wakes its owner at once.
+    ///
+    /// The notifier of a queue is made signalled, so that a kick from before it existed is not
+    /// lost.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -39,7 +41,7 @@ impl Notifier {
         Ok(notifier)
     }
 
-    /// A second descriptor of the same eventfd.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -62,12 +64,12 @@ impl Notifier {
             // Release: pairs with the Acquire in `take`, as in the kernel.
             self.count.fetch_add(1, std::sync::atomic::Ordering::Release);
         }
-        // The only way that this fails is a count that is full (EAGAIN), and then the owner has been signalled.
+        // Fails only if the count is full (EAGAIN), and then the owner has been signalled.
         #[cfg(not(loom))]
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 
-    /// Takes all signals: their number, 0 if there was none. Never blocks.
+    /// Takes all signals; returns their number, 0 if there was none. Never blocks.
     #[must_use]
     pub fn take(&self) -> u64 {
         #[cfg(loom)]
@@ -78,7 +80,7 @@ impl Notifier {
         #[cfg(not(loom))]
         {
             let mut count = [0; 8];
-            // The only way that this fails is that there is no signal (EAGAIN).
+            // Fails only if there is no signal (EAGAIN).
             match rustix::io::read(&self.event, &mut count) {
                 Ok(_) => u64::from_ne_bytes(count),
                 Err(_) => 0,
@@ -86,7 +88,7 @@ impl Notifier {
         }
     }
 
-    /// The eventfd as the crates kvm-ioctls and vhost take it.
+    /// The eventfd as kvm-ioctls and vhost take it.
     #[cfg(feature = "kvm")]
     #[must_use]
     pub fn event(&self) -> BorrowedEventFd<'_> {
@@ -115,7 +117,7 @@ impl Deref for BorrowedEventFd<'_> {
 
 #[cfg(not(loom))]
 impl From<OwnedFd> for Notifier {
-    /// An eventfd from another process, which must be non-blocking.
+    /// Takes an eventfd from another process, which must be non-blocking.
     fn from(event: OwnedFd) -> Self {
         Self { event }
     }

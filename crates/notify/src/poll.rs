@@ -1,48 +1,51 @@
-//! How long it is worth looking for work before sleeping: the policy of adaptive busy polling.
+//! Poll window: how long to poll a queue before sleeping (adaptive busy polling).
 //!
 //! ```text
-//!   work has run dry --> poll for `length` --> sleep --> work: `slept(gap)`
-//!                             |                             gap <= length   it might as well have been found
-//!                             v                             gap <= longest  a longer poll would have found it: twice the gap
-//!                      work: `found`                        gap >  longest  no poll would have: half as long, or not at all
+//!   no work left --> poll for `length` --> sleep --> work: `slept(gap)`
+//!                        |                             gap <= length   it could have been found: same length
+//!                        v                             gap <= longest  a longer poll would find it: twice the gap
+//!                   work: `found`                      gap >  longest  no poll would: half as long, or none
 //!
-//!   MISSES polls in a row that found nothing: not at all for the next REST gaps
+//!   MAX_MISSES polls in a row that found nothing: none for the next REST gaps
 //! ```
-//! A gap is the time from when a queue's work ran dry to when there was some again. A queue starts without polling.
+//! A gap is the time from when a queue has no work left to its next work. A queue starts without
+//! polling.
 //!
-//! What polling costs is bounded: by `longest` a gap; by twice that, when a queue whose work came soon becomes idle, since each poll
-//! that ends in a long sleep halves the next; and by MISSES polls in MISSES + REST gaps, when gaps look as if polling could find their
-//! end and it never does. That happens where a poll itself keeps the other side from working: two threads on one core.
+//! The cost of polling is limited: to `longest` per gap; to twice that when a queue with frequent
+//! work becomes idle, since each poll that ends in a long sleep halves the next; and to MAX_MISSES
+//! polls in MAX_MISSES + REST gaps, when gaps look as if polling could find their end and it never
+//! does. That happens where a poll itself keeps the other side from working: two threads on one
+//! core.
 //!
-//! Only lengths and gaps come in here, and no clock: whoever waits for the kicks of queues has one.
+//! The policy sees only lengths and gaps: its caller has the clock.
 use std::time::Duration;
 
-/// Shortest poll that is worth it: a few kicks' worth. Below it a queue is not polled.
-const FIRST: Duration = Duration::from_micros(4);
-/// Polls in a row that may find nothing.
-const MISSES: u8 = 4;
-/// Gaps without polling after that.
+/// Shortest poll that pays: the time of a few kicks. Below it a queue is not polled.
+const SHORTEST: Duration = Duration::from_micros(4);
+/// Most consecutive polls that may find nothing.
+const MAX_MISSES: u8 = 4;
+/// Number of gaps without polling after that.
 const REST: u8 = 100;
 
-/// How long one queue is polled before its owner sleeps.
+/// Decides how long to poll one queue before its owner sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollWindow {
     length: Duration,
     longest: Duration,
-    /// Polls in a row that have found nothing.
+    /// Consecutive polls that found nothing.
     missed: u8,
-    /// Gaps without polling that are left.
+    /// Gaps left without polling.
     rest: u8,
 }
 
 impl PollWindow {
-    /// Not polled yet, and never for longer than `longest` at a time; 0: never at all.
+    /// Makes a window of 0 that grows to `longest` at most; 0 disables polling.
     #[must_use]
     pub fn new(longest: Duration) -> Self {
         Self { length: Duration::ZERO, longest, missed: 0, rest: 0 }
     }
 
-    /// Whether it may ever be polled.
+    /// Whether polling is enabled.
     #[must_use]
     pub fn enabled(&self) -> bool {
         !self.longest.is_zero()
@@ -54,12 +57,13 @@ impl PollWindow {
         self.length
     }
 
-    /// A poll found work.
+    /// Records a poll that found work.
     pub fn found(&mut self) {
         self.missed = 0;
     }
 
-    /// Its owner polled if it was to, and slept, and there was work again `gap` after it had run dry.
+    /// Records that the owner polled as told, slept, and that work arrived `gap` after there was
+    /// none left.
     pub fn slept(&mut self, gap: Duration) {
         if self.rest > 0 {
             self.rest -= 1;
@@ -72,12 +76,12 @@ impl PollWindow {
             self.missed += 1;
         }
         let half = self.length / 2;
-        self.length = if self.missed == MISSES {
+        self.length = if self.missed == MAX_MISSES {
             (self.missed, self.rest) = (0, REST);
             Duration::ZERO
         } else if gap <= self.longest {
-            (gap * 2).max(FIRST).min(self.longest)
-        } else if half >= FIRST {
+            (gap * 2).max(SHORTEST).min(self.longest)
+        } else if half >= SHORTEST {
             half
         } else {
             Duration::ZERO
@@ -95,8 +99,8 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// What polling costs and finds when `gap` gives the gaps, as an owner goes about it: time polled, and gaps in
-    /// which it found work.
+    /// Simulates an owner that polls, with gaps from `gap`. Returns the time polled, and the number
+    /// of gaps in which a poll found work.
     fn play(longest: Duration, gaps: u32, mut gap: impl FnMut(PollWindow) -> Duration) -> (Duration, u32) {
         let mut window = PollWindow::new(longest);
         let (mut polled, mut found) = (Duration::ZERO, 0);
@@ -114,7 +118,7 @@ mod tests {
         (polled, found)
     }
 
-    /// These, one after another.
+    /// Gaps one after another.
     fn each(gaps: &[(u32, u64)]) -> (Duration, u32) {
         let mut all = gaps.iter().flat_map(|&(count, gap)| std::iter::repeat_n(micros(gap), count as usize));
         play(LONGEST, gaps.iter().map(|(count, _)| count).sum(), |_| all.next().unwrap())
@@ -125,7 +129,7 @@ mod tests {
         for gap in [1, 5, 20, 63, 64] {
             assert_eq!(each(&[(1000, gap)]), (micros(999 * gap), 999), "gaps of {gap} µs");
         }
-        // Also when it comes a little later each time.
+        // Also if each gap is a little longer.
         let mut gap = 0;
         let slower = |_| {
             gap += 1;
@@ -137,11 +141,12 @@ mod tests {
     #[test]
     fn a_queue_with_rare_work_is_not_polled() {
         assert_eq!(each(&[(1000, 65)]), (Duration::ZERO, 0));
-        // And one whose work becomes rare stops soon: all the polls that find nothing are less than two long ones.
+        // A queue whose work becomes rare stops soon: all the polls that find nothing are less than
+        // two long ones.
         let (before, _) = each(&[(50, 1), (50, 40)]);
         let (after, _) = each(&[(50, 1), (50, 40), (1000, 10_000)]);
         assert!(after > before && after - before < 2 * LONGEST, "{:?}", after - before);
-        // One that has stopped begins again.
+        // A queue that has stopped begins again.
         let (_, found) = each(&[(50, 1), (1000, 10_000), (200, 30)]);
         assert!(found > 49 + 90, "{found}");
     }
@@ -152,7 +157,7 @@ mod tests {
         let later = |window: PollWindow| window.length() + micros(1);
         let (polled, found) = play(LONGEST, GAPS, later);
         assert_eq!(found, 0);
-        let most = (GAPS / u32::from(MISSES + REST) + 1) * u32::from(MISSES) * LONGEST;
+        let most = (GAPS / u32::from(MAX_MISSES + REST) + 1) * u32::from(MAX_MISSES) * LONGEST;
         assert!(Duration::ZERO < polled && polled <= most, "{polled:?} of {most:?}");
     }
 

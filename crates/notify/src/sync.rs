@@ -1,4 +1,4 @@
-//! The primitives that the model checker replaces.
+//! Synchronization primitives, which the model checker replaces.
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,

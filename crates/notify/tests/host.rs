@@ -158,7 +158,7 @@ fn transitions_out_of_order_are_errors_and_change_nothing() {
     assert_eq!(state_error(queue.deassign()), NotifierState::OffLimits);
     assert!(host.registered());
     let message = queue.assign().expect_err("off limits").to_string();
-    assert_eq!(message, "the notifier is OffLimits, so it cannot be assigned");
+    assert_eq!(message, "notifier cannot be assigned: its state is OffLimits");
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! MSI on KVM: an irqfd whose route is a message, or the system call that sends one.
+//! MSI on KVM: an irqfd with a message route, or the system call that sends a message.
 //!
 //! ```text
 //! KvmMsi (Irqfd)  --sink--> GSI and eventfd --route--> KvmRoutes: the VM's whole table --> KVM_SET_GSI_ROUTING
 //!                                            --fire--> eventfd, and KVM sends what the route says
 //! KvmMsi (Signal) --sink--> nothing          --fire--> KVM_SIGNAL_MSI with the message
 //! ```
-//! Sending by the system call takes about three quarters of the time of an irqfd (an eventfd's write, and what KVM hangs
-//! behind it), and a change of message nothing, where a new table takes some microseconds. An irqfd is for those
-//! who have only a descriptor: vhost, and other processes.
+//! The system call takes about three quarters of the time of an irqfd (a write to an eventfd, and
+//! KVM's work behind it). A change of message is free, whereas a new table takes some microseconds.
+//! Use an irqfd for users that only have a descriptor: vhost, and other processes.
 //!
-//! KVM_SET_GSI_ROUTING replaces every route of the VM, so they have one owner, [`KvmRoutes`]. KVM takes a new table as
-//! a unit, and returns when nobody sends by the old one any more.
+//! KVM_SET_GSI_ROUTING replaces every route of the VM, so they have one owner, [`KvmRoutes`]. KVM
+//! applies a new table as a unit, and returns when nothing is sent by the old one any more.
 use crate::msi::{MsiController, MsiMessage, MsiSink};
 use crate::{Notifier, NotifyError};
 use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_msi};
@@ -18,30 +18,32 @@ use kvm_ioctls::VmFd;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// GSIs that KVM routes on x86 (`KVM_MAX_IRQ_ROUTES`; 1024 before Linux 4.18, and then KVM refuses the table).
-const MOST_GSIS: u32 = 4096;
+/// GSIs that KVM routes on x86 (`KVM_MAX_IRQ_ROUTES`; 1024 before Linux 4.18, where KVM refuses a
+/// larger table).
+const MAX_GSIS: u32 = 4096;
 
-/// How messages reach KVM.
+/// Delivery of messages through KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvmMsiDelivery {
-    /// By an eventfd with a route.
+    /// An eventfd with a route.
     Irqfd,
-    /// By KVM_SIGNAL_MSI.
+    /// KVM_SIGNAL_MSI.
     Signal,
 }
 
-/// The interrupt routes of one VM.
+/// Interrupt routes of one VM.
 pub struct KvmRoutes {
     vm: Arc<VmFd>,
     /// Wired routes, from GSI 0 on.
     wired: Vec<kvm_irq_routing_entry>,
-    /// The GSIs given out above them, and their messages.
+    /// Allocated GSIs above them, and their messages.
     messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
 
 impl KvmRoutes {
-    /// Takes over the routes of `vm` and sets the `wired` ones. From now on nobody else sets any.
+    /// Takes over the routes of `vm`, and sets the `wired` ones. Set routes only through this from
+    /// now on.
     ///
     /// # Errors
     /// The host refuses.
@@ -51,11 +53,11 @@ impl KvmRoutes {
         Ok(routes)
     }
 
-    /// A GSI that nobody uses.
+    /// Allocates a free GSI.
     fn allocate(&self) -> Result<u32, NotifyError> {
         let mut messages = self.lock();
         let first = self.wired.iter().map(|entry| entry.gsi + 1).max().unwrap_or(0);
-        let free = (first..MOST_GSIS).find(|gsi| !messages.contains_key(gsi));
+        let free = (first..MAX_GSIS).find(|gsi| !messages.contains_key(gsi));
         let gsi = free.ok_or(NotifyError::Os {
             what: "find a free GSI",
             source: std::io::ErrorKind::QuotaExceeded.into(),
@@ -64,7 +66,7 @@ impl KvmRoutes {
         Ok(gsi)
     }
 
-    /// `gsi` stands for `message` from now on.
+    /// Routes `gsi` to `message`.
     fn route(&self, gsi: u32, message: MsiMessage) -> Result<(), NotifyError> {
         let mut messages = self.lock();
         let before = messages.insert(gsi, Some(message)).flatten();
@@ -73,11 +75,11 @@ impl KvmRoutes {
         })
     }
 
-    /// `gsi` may be given out again.
+    /// Frees `gsi`.
     fn free(&self, gsi: u32) {
         let mut messages = self.lock();
         if messages.remove(&gsi).flatten().is_some() {
-            // A route more than needed is nobody's harm, and the next change takes it out.
+            // On failure an unused route remains, which is harmless; the next change removes it.
             let _ = self.set(&messages);
         }
     }
@@ -101,7 +103,7 @@ impl KvmRoutes {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Option<MsiMessage>>> {
-        // Each change under the lock leaves a map that means something.
+        // Each change under the lock leaves a valid map.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,7 +115,7 @@ pub struct KvmMsi {
 }
 
 impl KvmMsi {
-    /// By way of `routes`, or past them.
+    /// Delivers by `routes`, or bypasses them, as `delivery` says.
     #[must_use]
     pub fn new(routes: Arc<KvmRoutes>, delivery: KvmMsiDelivery) -> Self {
         Self { routes, delivery }
@@ -129,7 +131,7 @@ impl MsiController for KvmMsi {
     }
 }
 
-/// An irqfd on a GSI of its own.
+/// irqfd with its own GSI.
 struct RoutedIrqfd {
     routes: Arc<KvmRoutes>,
     gsi: u32,
@@ -140,7 +142,7 @@ impl RoutedIrqfd {
     fn new(routes: Arc<KvmRoutes>) -> Result<Self, NotifyError> {
         let notifier = Notifier::new(false)?;
         let gsi = routes.allocate()?;
-        // Before it has a route a signal goes nowhere.
+        // Without a route yet, a signal goes nowhere.
         if let Err(error) = routes.vm.register_irqfd(&notifier.event(), gsi) {
             routes.free(gsi);
             return Err(NotifyError::Os { what: "register an irqfd", source: error.into() });
@@ -166,14 +168,14 @@ impl MsiSink for RoutedIrqfd {
 
 impl Drop for RoutedIrqfd {
     fn drop(&mut self) {
-        // KVM waits for a delivery that is under way, so the GSI is free afterwards. Nobody is left to be told
-        // of a refusal, and closing the eventfd ends it as well.
+        // KVM waits for a delivery under way, so the GSI is free afterwards. There is no caller to
+        // report a refusal to, and closing the eventfd ends it as well.
         let _ = self.routes.vm.unregister_irqfd(&self.notifier.event(), self.gsi);
         self.routes.free(self.gsi);
     }
 }
 
-/// One system call an interrupt, and nothing to set up.
+/// One system call per interrupt, and nothing to set up.
 struct SignalMsi {
     vm: Arc<VmFd>,
 }
@@ -190,7 +192,8 @@ impl MsiSink for SignalMsi {
             data: message.data,
             ..Default::default()
         };
-        // It says whether a local APIC took the message; one that names none goes nowhere, as on hardware.
+        // The result says whether a local APIC took the message; a message to none goes nowhere, as
+        // on hardware.
         let _ = self.vm.signal_msi(msi);
     }
 }
