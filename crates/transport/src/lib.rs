@@ -1,124 +1,182 @@
-//! Transports: how a driver finds a device, configures it and kicks it. Each is a pure register machine: it does no I/O
-//! and touches no guest memory; it turns register accesses into [`Effect`]s. [`Transport`] is what the machine that owns
-//! device and threads needs of any of them.
+//! Virtio transports: how a driver finds a device, configures it and kicks it.
+//!
+//! Each transport is a pure register machine: it does no I/O and touches no guest memory; it turns
+//! register accesses into [`Effect`]s. [`Transport`] is the interface to the owner of the device
+//! and its threads.
+//!
+//! ```text
+//! register access --> Transport::read, Transport::write --> Effect --> the owner: start, stop, reset queues; kick
+//!                           |                                            |
+//!                           '--> paravane_notify::Interrupts             '--> reset_done, queue_reset_done,
+//!                                (status, acknowledge, vectors)               needs_reset, config_changed
+//! ```
+//! [`mmio`] is virtio-mmio version 2 with the MSI extension, [`pci`] is modern virtio-pci. Both share
+//! one state machine of the device (the private module `state` draws it):
+//!
+//! ```text
+//!   Reset --ACKNOWLEDGE, DRIVER--> Features --FEATURES_OK--> Queues --DRIVER_OK--> Running
+//!     ^                                                                               |
+//!     '-- reset_done -- Resetting <------------- status = 0, from anywhere -----------'
+//! ```
+//!
+//! # Example
+//!
+//! A driver's first steps on a virtio-mmio device with one queue:
+//!
+//! ```
+//! use paravane_notify::{InterruptSink, Interrupts};
+//! use paravane_spec::{device_id, feature, mmio as reg, status};
+//! use paravane_transport::{DeviceDescription, Effect, Transport, mmio::Mmio};
+//! use std::sync::Arc;
+//!
+//! struct NoLine;
+//! impl InterruptSink for NoLine {
+//!     fn raise(&self) {}
+//! }
+//!
+//! let device = DeviceDescription {
+//!     device_id: device_id::RNG,
+//!     features: feature::VERSION_1,
+//!     queue_sizes: vec![64],
+//! };
+//! let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
+//! let mut transport = Mmio::new(device, interrupts);
+//!
+//! let mut magic = [0; 4];
+//! Transport::read(&mut transport, reg::MAGIC_VALUE, &mut magic, &mut |_, _| ());
+//! assert_eq!(u32::from_le_bytes(magic), reg::MAGIC);
+//!
+//! let mut write_status = |value: u32| transport.write(reg::STATUS, &value.to_le_bytes());
+//! assert_eq!(write_status(status::ACKNOWLEDGE | status::DRIVER), None);
+//! assert_eq!(write_status(0), Some(Effect::Reset)); // the owner stops all queues, then calls reset_done()
+//! ```
 pub mod mmio;
 pub mod pci;
 mod state;
 
 use paravane_spec::queue::QueueAddresses;
 
-/// A register machine, as its owner sees it. Interrupts are not here: a transport and the device's queues share one
+/// Register machine of a transport, as its owner sees it.
+///
+/// Interrupts are not here: a transport and the device's queues share one
 /// [`paravane_notify::Interrupts`].
 pub trait Transport: Send {
-    /// Reads at `offset` of the transport's window. `config` reads the device's configuration space (offset,
-    /// destination). Whatever a guest does, `data` is filled.
+    /// Reads at `offset` of the transport's window. Fills `data` for any offset and length.
+    ///
+    /// `config` reads the device's configuration space (offset, destination).
     fn read(&mut self, offset: u64, data: &mut [u8], config: &mut dyn FnMut(u32, &mut [u8]));
 
     /// Writes at `offset` of the transport's window.
+    ///
+    /// Carry out the effect before the access returns to the guest.
     fn write(&mut self, offset: u64, data: &[u8]) -> Option<Effect>;
 
-    /// What an access there is about. Of no consequence to the guest.
+    /// Classifies an access, for statistics. Has no effect on the guest.
     fn access(&self, offset: u64, write: bool) -> AccessKind;
 
-    /// Where kicks of `queue` arrive, as negotiated; asked when the queue starts. `None` if they can only be told apart
-    /// by looking at them, so that they must exit.
+    /// Address of the kicks of `queue`, as negotiated. Ask when the queue starts.
+    ///
+    /// `None` if only the exit path can tell them apart, so that they must exit.
     fn notify_address(&self, queue: u16) -> Option<NotifyAddress>;
 
-    /// The owner has carried out [`Effect::Reset`].
+    /// Reports that the owner has carried out [`Effect::Reset`].
     fn reset_done(&mut self);
 
-    /// The owner has carried out [`Effect::ResetQueue`].
+    /// Reports that the owner has carried out [`Effect::ResetQueue`].
     fn queue_reset_done(&mut self, queue: u16);
 
-    /// The owner could not start the device, or a queue has failed: the driver is to be told that the device needs
-    /// a reset.
+    /// Tells the driver that the device needs a reset: it could not start, or a queue has failed.
     fn needs_reset(&mut self);
 
-    /// The configuration space has changed: the driver is to be told.
+    /// Tells the driver that the configuration space changed.
     fn config_changed(&mut self);
 
-    /// Accesses that the specification forbids the driver, counted. They had no effect.
+    /// Number of accesses that the specification forbids the driver. They had no effect.
     fn violations(&self) -> u64;
 }
 
-/// What an access to a transport's registers is about.
+/// Subject of an access to a transport's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
-    /// Available-buffer notification.
+    /// Kick (available buffer notification).
     Notify,
-    /// The driver asks why it was interrupted.
+    /// The driver reads the causes of an interrupt.
     InterruptStatus,
     /// The driver acknowledges an interrupt.
     InterruptAcknowledge,
     /// The device's configuration space.
     Config,
-    /// Anything else: set-up, for the most part.
+    /// Anything else, mostly set-up.
     Other,
 }
 
-/// Where the kicks of one queue arrive.
+/// Address of the kicks of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotifyAddress {
-    /// In the transport's window, in bytes.
+    /// Offset in the transport's window in bytes.
     pub offset: u64,
-    /// A 32-bit value that tells this queue's kicks from others at the same offset; `None`: any write there is one.
+    /// 32-bit value that identifies this queue's kicks at the offset; `None` if any write there is
+    /// one.
     pub datamatch: Option<u32>,
 }
 
-/// What a register access asks the owner of the device to do. The owner does it before the access returns
-/// to the guest.
+/// Action that a register access requests from the owner of the device.
+///
+/// The owner carries it out before the access returns to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// DRIVER_OK was written: start the device with these negotiated features and the queues that are ready.
+    /// DRIVER_OK was written: start the device with these features and the ready queues.
     Activate {
         /// Negotiated feature bits.
         features: u64,
-        /// Ready queues: index and what the driver asked for.
+        /// Ready queues: index and configuration.
         queues: Vec<(u16, QueueAddresses)>,
     },
     /// A queue became ready after DRIVER_OK (after a queue reset, or late): start it.
     StartQueue {
         /// Negotiated feature bits.
         features: u64,
-        /// Index.
+        /// Index of the queue.
         queue: u16,
-        /// What the driver asked for.
+        /// Configuration of the queue.
         addresses: QueueAddresses,
     },
-    /// Stop one queue: nothing is used or notified afterwards. Then call the transport's `queue_reset_done`.
+    /// Stop one queue: no used buffer and no interrupt afterwards. Then call `queue_reset_done`.
     ResetQueue {
-        /// Index.
+        /// Index of the queue.
         queue: u16,
     },
-    /// Stop everything: no access to guest memory and no interrupt afterwards. Then call `reset_done`.
+    /// Stop everything: no access to guest memory and no interrupt afterwards. Then call
+    /// `reset_done`.
     Reset,
-    /// Available-buffer notification that came as an exit.
+    /// Kick that came as an exit.
     Notify {
-        /// Queue index (checked: it exists and is live).
+        /// Index of a queue that exists and is live.
         queue: u16,
     },
-    /// The transport's window is at another guest-physical address now, and with it the notification addresses (PCI:
-    /// the driver has moved the BAR, or switched memory on or off).
+    /// The transport's window has moved, and with it the notification addresses.
+    ///
+    /// PCI: the driver moved the BAR, or enabled or disabled memory.
     Move {
-        /// Where; `None`: nowhere.
+        /// Guest-physical address; `None` for nowhere.
         window: Option<u64>,
     },
     /// The driver wrote to the device's configuration space.
     WriteConfig {
-        /// Offset in the configuration space.
+        /// Offset in the configuration space in bytes.
         offset: u32,
-        /// The bytes: 1, 2, 4 or 8.
+        /// 1, 2, 4 or 8 bytes.
         data: Vec<u8>,
     },
 }
 
-/// What a device tells its transport, once.
+/// Description of a device for its transport.
 #[derive(Clone, Debug)]
 pub struct DeviceDescription {
     /// Virtio device identifier.
     pub device_id: u32,
-    /// Offered feature bits (the transport adds nothing).
+    /// Offered feature bits. The transport adds none.
     pub features: u64,
-    /// Largest size of each queue.
+    /// Maximum size of each queue.
     pub queue_sizes: Vec<u16>,
 }

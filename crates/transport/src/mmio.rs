@@ -1,22 +1,22 @@
-//! virtio over MMIO, version 2 (section 4.2), as a pure register machine.
+//! Virtio over MMIO, version 2 (section 4.2), as a pure register machine.
 //!
 //! ```text
-//! register access -> decode -> DeviceState (the states of device and queues) -> Effect
+//! register access -> decode -> DeviceState (states of the device and its queues) -> Effect
 //!                       `----> Interrupts (InterruptStatus, InterruptACK)
 //! ```
 //!
-//! The states, and what becomes of accesses that the driver must not make, are in the module `state`. What this
-//! layout adds to that:
+//! The module `state` has the states, and the handling of forbidden accesses. This layout adds:
 //!
-//! - Undefined bits in InterruptACK are a violation, and the defined ones are acknowledged all the same.
-//! - **QueueReady=0 on a live queue** is the way to stop using it (section 4.2.2.2), with RING_RESET or
-//!   without. The queue is stopped by [`Effect::ResetQueue`]; QueueReady reads 1 until it is done, because 0
-//!   promises that the device does not look at the queue any more. The registers keep their values, the
-//!   positions start from 0 if it is made ready again.
-//! - **QueueReset** reads 1 while the reset is under way.
-//! - **Our extension** (docs/reference/virtio-mmio-msi.md) is there if its feature bits are offered, and once the driver has
-//!   accepted them: else its registers are none, and a driver of version 2 sees a plain device. The address of a
-//!   notification says which queue it is for, what is written there does not matter.
+//! - Undefined bits in InterruptACK are a violation, and the defined ones are still acknowledged.
+//! - **QueueReady=0 on a live queue** stops it (section 4.2.2.2), with or without RING_RESET.
+//!   [`Effect::ResetQueue`] stops the queue; QueueReady reads 1 until that is done, because 0
+//!   promises that the device does not access the queue any more. The registers keep their values;
+//!   the positions start from 0 if the queue is made ready again.
+//! - **QueueReset** reads 1 during the reset.
+//! - **The MSI extension** (docs/reference/virtio-mmio-msi.md) exists if its feature bits are offered, and
+//!   the driver has accepted them: otherwise its registers do not exist, and a driver of version 2
+//!   sees a plain device. The address of a kick identifies the queue; the value written does not
+//!   matter.
 mod msi;
 
 use crate::state::{DeviceState, Part, SizeAtReset, Violation};
@@ -27,7 +27,7 @@ use paravane_spec::{feature, mmio as reg, mmio_msi, status};
 use std::fmt;
 use std::sync::Arc;
 
-/// The register machine of one device.
+/// Register machine of one device.
 pub struct Mmio {
     device_id: u32,
     interrupts: Arc<Interrupts>,
@@ -36,8 +36,10 @@ pub struct Mmio {
 }
 
 impl Mmio {
-    /// A device after reset. Messages can be offered ([`mmio_msi::F_MSI`]) if `interrupts` has a vector for each queue
-    /// and one more.
+    /// Makes a device after reset.
+    ///
+    /// It can offer messages ([`mmio_msi::F_MSI`]) if `interrupts` has a vector for each queue and
+    /// one more.
     #[must_use]
     pub fn new(mut device: DeviceDescription, interrupts: Arc<Interrupts>) -> Self {
         if !interrupts.msi().is_some_and(|table| msi::suffices(table, device.queue_sizes.len())) {
@@ -51,8 +53,10 @@ impl Mmio {
         }
     }
 
-    /// Reads a register. `config` reads the device's configuration space (offset, destination); it is
-    /// called for offsets from 0x100 on. Whatever a guest does, `data` is filled.
+    /// Reads a register. Fills `data` for any offset and length.
+    ///
+    /// `config` reads the device's configuration space (offset, destination) for offsets from 0x100
+    /// on.
     pub fn read(&self, offset: u64, data: &mut [u8], config: impl FnOnce(u32, &mut [u8])) {
         data.fill(0);
         match Access::decode(offset, data.len()) {
@@ -85,29 +89,32 @@ impl Mmio {
         })
     }
 
-    /// The owner has carried out [`Effect::Reset`]. Without a reset under way nothing happens.
+    /// Completes [`Effect::Reset`]. Does nothing unless a reset is under way.
     pub fn reset_done(&mut self) {
         if self.state.reset_done() {
             self.set_defaults();
         }
     }
 
-    /// The owner has carried out [`Effect::ResetQueue`]. Without one under way nothing happens.
+    /// Completes [`Effect::ResetQueue`]. Does nothing unless one is under way.
     pub fn queue_reset_done(&mut self, queue: u16) {
         if self.state.queue_reset_done(queue) {
             msi::queue_was_reset(&self.interrupts, queue);
         }
     }
 
-    /// The owner could not start the device, or a queue has failed: sets DEVICE_NEEDS_RESET and raises a
-    /// configuration change (section 2.1.2), once. A device at reset or under reset has nothing to report.
+    /// Sets DEVICE_NEEDS_RESET and raises a configuration change, once (section 2.1.2).
+    ///
+    /// Call it if the device could not start, or if a queue failed. Does nothing at reset or during
+    /// one.
     pub fn needs_reset(&mut self) {
         if self.state.needs_reset() {
             self.interrupts.config_change();
         }
     }
 
-    /// The configuration space has changed: new generation, and an interrupt if the driver is running.
+    /// Announces a change of the configuration space: new generation, and an interrupt if the
+    /// driver runs.
     pub fn config_changed(&mut self) {
         if self.state.config_changed() {
             self.interrupts.config_change();
@@ -120,7 +127,7 @@ impl Mmio {
         self.state.status()
     }
 
-    /// Accesses that the specification forbids, counted.
+    /// Number of accesses that the specification forbids.
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.state.violations()
@@ -138,7 +145,7 @@ impl Mmio {
             reg::QUEUE_READY => queue.map_or(0, |q| u32::from(q.enabled())),
             reg::INTERRUPT_STATUS => self.interrupts.line().status(),
             reg::STATUS => self.state.status(),
-            // No device of ours has a shared memory region: length and base are all ones (section 4.2.2).
+            // No shared memory regions: length and base are all ones (section 4.2.2).
             reg::SHM_LEN_LOW | reg::SHM_LEN_HIGH | reg::SHM_BASE_LOW | reg::SHM_BASE_HIGH => u32::MAX,
             reg::QUEUE_RESET if self.state.negotiated(feature::RING_RESET) => {
                 queue.map_or(0, |q| u32::from(q.resetting()))
@@ -208,7 +215,7 @@ impl Mmio {
         Ok(effect)
     }
 
-    /// What is not the state's returns to its defaults with it.
+    /// Returns registers outside of the device state to their defaults with it.
     fn set_defaults(&mut self) {
         self.interrupts.reset();
         self.msi = MsiRegisters::default();
@@ -224,12 +231,12 @@ impl Mmio {
         Ok(effect)
     }
 
-    /// Whether the registers of the MSI extension may be written: under the same conditions as a queue's.
+    /// Whether the registers of the MSI extension may be written: as those of a queue.
     fn msi_writable(&self) -> bool {
         self.state.negotiated(mmio_msi::F_MSI) && self.state.config_writable()
     }
 
-    /// The source that is selected, if there is such a one.
+    /// Selected source, if it exists.
     fn source(&self) -> Option<Source> {
         match self.state.queue_sel() {
             mmio_msi::SELECT_CONFIGURATION => Some(Source::Configuration),
@@ -240,10 +247,10 @@ impl Mmio {
         }
     }
 
-    /// An available-buffer notification (section 4.2.3.3).
+    /// Available buffer notification (section 4.2.3.3).
     fn notify(&self, value: u32) -> Result<Option<Effect>, Violation> {
         let index = if self.state.negotiated(feature::NOTIFICATION_DATA) {
-            value as u16 // The ring position is in the upper half (section 2.9).
+            value as u16 // The upper half is the ring position (section 2.9).
         } else {
             u16::try_from(value).map_err(|_| Violation)?
         };
@@ -276,7 +283,8 @@ impl Transport for Mmio {
             let offset = mmio_msi::NOTIFY_PAGE + u64::from(queue) * u64::from(mmio_msi::NOTIFY_STRIDE);
             return Some(NotifyAddress { offset, datamatch: None });
         }
-        // With NOTIFICATION_DATA the upper half of what is written varies, and a match is on all of it.
+        // With NOTIFICATION_DATA the upper half of the value varies, and a datamatch covers all of
+        // it.
         (!self.state.negotiated(feature::NOTIFICATION_DATA))
             .then_some(NotifyAddress { offset: reg::QUEUE_NOTIFY, datamatch: Some(u32::from(queue)) })
     }
@@ -313,18 +321,19 @@ impl fmt::Debug for Mmio {
     }
 }
 
-/// Where an access goes.
+/// Target of an access.
 enum Access {
     /// A 32-bit register.
     Register,
-    /// The configuration space, at this offset in it.
+    /// The configuration space, at this offset.
     Config(u32),
     /// The notification address of this queue.
     Notify(u16),
 }
 
 impl Access {
-    /// `None` if width, alignment or place are none that a driver may use (section 4.2.2.2).
+    /// Decodes an access. `None` if a driver may not use its width, alignment or offset (section
+    /// 4.2.2.2).
     fn decode(offset: u64, len: usize) -> Option<Self> {
         let len = len as u64;
         if offset < reg::CONFIG {

@@ -1,32 +1,36 @@
-//! Virtio over PCI, modern (section 4.1), as a pure register machine: one function with one memory BAR.
+//! Modern virtio over PCI (section 4.1) as a pure register machine: one function with one memory
+//! BAR.
 //!
 //! ```text
 //!             configuration space                         BAR 0
 //! ECAM ---> header, BAR, command                   0x0_0000  common configuration   -> DeviceState -> Effect
 //!           capabilities:  MSI-X ----------------> 0x0_8000  MSI-X table            -> Interrupts
-//!                          virtio's, one a region  0x0_3000  pending bits
+//!                          virtio, one per region  0x0_3000  pending bits
 //!                          window into the BAR --> 0x0_1000  ISR status             -> Interrupts (wired line)
 //!                                                  0x0_2000  configuration space    -> WriteConfig
 //!                                                  0x1_0000  notifications: queue n at 4 n    -> Notify
 //! ```
 //!
-//! The states, and what becomes of accesses that the driver must not make, are in the module `state`. What this
-//! layout adds to that:
+//! The module `state` has the states, and the handling of forbidden accesses. This layout adds:
 //!
-//! - **Width.** A field is accessed as wide as it is, naturally aligned; a 64-bit one by halves or whole. Anything
-//!   else is a violation. A notification is a write of 1, 2, 4 or 8 bytes at the queue's address: the address says
-//!   which queue, the value is not looked at, as with an ioeventfd.
-//! - **`queue_enable`** takes 1 only (section 4.1.4.3.2). It reads 1 until a reset of the queue is done, and so does
-//!   `queue_reset`, because 0 promises that the device does not look at the queue any more.
-//! - **`queue_size`** is the largest one after a reset of the device or the queue, and the queue has no vector.
-//! - **Vectors** may be mapped in every state but during a reset, also of a queue that is live. A vector that the function
-//!   does not have reads back as none (section 4.1.5.1.2.1).
-//! - **The window** (cfg_type 5) reads and writes the BAR whether memory is enabled or not: 1, 2 or 4 bytes.
-//! - **Bus mastering** off holds messages back, which then are pending. It does not stop the queues: a driver
-//!   that wants them stopped resets the device.
-//! - **A reset of the device** is virtio's: it unmaps the vectors and drops what is pending. Command register, BAR,
-//!   MSI-X table and message control are PCI's and stay.
-//! - The BAR is where the driver put it if memory is enabled, and nowhere else ([`Effect::Move`] tells the owner).
+//! - **Width.** A field is accessed with its own width, naturally aligned; a 64-bit field by halves
+//!   or whole. Anything else is a violation. A kick is a write of 1, 2, 4 or 8 bytes at the queue's
+//!   address: the address identifies the queue, the value is ignored, as with an ioeventfd.
+//! - **`queue_enable`** accepts 1 only (section 4.1.4.3.2). It reads 1 until a reset of the queue
+//!   is done, and so does `queue_reset`, because 0 promises that the device does not access the
+//!   queue any more.
+//! - **`queue_size`** is the maximum after a reset of the device or the queue, and the queue has no
+//!   vector.
+//! - **Vectors** may be mapped in every state except during a reset, also for a live queue. A
+//!   vector that the function lacks reads back as none (section 4.1.5.1.2.1).
+//! - **The window** (cfg_type 5) reads and writes the BAR whether memory is enabled or not: 1, 2 or
+//!   4 bytes.
+//! - **Bus mastering** off holds messages back, which become pending. It does not stop the queues:
+//!   a driver that wants them stopped resets the device.
+//! - **A reset of the device** is virtio's: it unmaps the vectors and drops what is pending.
+//!   Command register, BAR, MSI-X table and message control belong to PCI and stay.
+//! - The BAR is where the driver put it if memory is enabled, and nowhere else ([`Effect::Move`]
+//!   tells the owner).
 mod common_cfg;
 mod config_space;
 mod msix;
@@ -49,23 +53,23 @@ const DEVICE: Range<u64> = 0x2000..0x2000 + (WINDOW - paravane_spec::mmio::CONFI
 const PENDING: u64 = 0x3000;
 const TABLE: u64 = 0x8000;
 const NOTIFY: u64 = 0x1_0000;
-/// Bytes from one queue's notification address to the next.
+/// Distance in bytes between the notification addresses of two queues.
 const NOTIFY_STEP: u32 = 4;
 
-/// The register machine of one function.
+/// Register machine of one function.
 #[derive(Debug)]
 pub struct Pci {
     config: ConfigSpace,
     state: DeviceState,
     interrupts: Arc<Interrupts>,
     msix: Msix,
-    /// Where the capabilities are that can be written.
+    /// Offsets of the writable capabilities.
     msix_at: Option<u16>,
     window_at: u16,
 }
 
-/// Where an access to the BAR goes.
-enum Place {
+/// Target of an access to the BAR.
+enum BarTarget {
     Common(u64),
     Isr,
     Device(u32),
@@ -75,16 +79,18 @@ enum Place {
 }
 
 impl Pci {
-    /// Where the configuration space begins in the transport's window: behind every BAR.
+    /// Offset of the configuration space in the transport's window: behind every BAR.
     pub const CONFIG_SPACE: u64 = 1 << 32;
 
-    /// A function after reset, its BAR at 0 and off. With MSI-X if `interrupts` has messages; `line` is what the interrupt
-    /// line register tells the driver.
+    /// Makes a function after reset, with its BAR at 0 and disabled.
+    ///
+    /// It has MSI-X if `interrupts` has messages. `line` is the value of the interrupt line
+    /// register.
     #[must_use]
     pub fn new(device: DeviceDescription, interrupts: Arc<Interrupts>, line: u8) -> Self {
         let mut config = ConfigSpace::new(Identity {
             vendor: pci::VENDOR,
-            // The specification's identifiers end far below the sum's.
+            // The specification's identifiers are far below the overflow of the sum.
             device: pci::DEVICE_BASE.wrapping_add(device.device_id as u16),
             revision: pci::REVISION,
             class: match device.device_id {
@@ -126,31 +132,34 @@ impl Pci {
         machine
     }
 
-    /// Bytes of the BAR: a power of two. Its address is a multiple of them.
+    /// Size of the BAR in bytes: a power of two. Its address is a multiple of it.
     #[must_use]
     pub fn bar_size(&self) -> u64 {
         bar_size(u64::from(self.state.queue_count()))
     }
 
-    /// What firmware does: puts the BAR at `address`. It is decoded when the driver enables memory.
+    /// Puts the BAR at `address`, as firmware does. It is decoded once the driver enables memory.
     pub fn place(&mut self, address: u64) {
         self.config.place_bar(address);
     }
 
-    /// Where the BAR is decoded, `None` while memory is not enabled.
+    /// Address where the BAR is decoded; `None` while memory is disabled.
     #[must_use]
     pub fn window(&self) -> Option<u64> {
         (self.config.command() & command::MEMORY != 0).then(|| self.config.bar())
     }
 
-    /// Offset in the BAR of the notification address of `queue`. Each is of its own, so an ioeventfd there needs no
-    /// datamatch, and NOTIFICATION_DATA works.
+    /// Offset in the BAR of the notification address of `queue`.
+    ///
+    /// Each queue has its own, so an ioeventfd there needs no datamatch, and NOTIFICATION_DATA
+    /// works.
     #[must_use]
     pub fn notification(queue: u16) -> u64 {
         NOTIFY + u64::from(queue) * u64::from(NOTIFY_STEP)
     }
 
-    /// The driver reads the configuration space. `config` is as for [`Transport::read`]. Whatever a guest does, `data` is filled.
+    /// Reads the configuration space. `config` is as for [`Transport::read`]. Fills `data` for any
+    /// access.
     fn read_config(&self, register: u16, data: &mut [u8], config: impl FnOnce(u32, &mut [u8])) {
         data.fill(0);
         if !accessible(register, data.len()) {
@@ -166,7 +175,7 @@ impl Pci {
         }
     }
 
-    /// The driver writes to the configuration space.
+    /// Writes to the configuration space.
     fn write_config(&mut self, register: u16, data: &[u8]) -> Option<Effect> {
         if !accessible(register, data.len()) {
             self.state.violation();
@@ -187,15 +196,17 @@ impl Pci {
         (window != before).then_some(Effect::Move { window })
     }
 
-    /// Whether an access touches the window's data: where they begin in it, and how many of their first bytes it
-    /// leaves out.
+    /// Whether an access touches the data of the window.
+    ///
+    /// Returns the offset of the window's data in the access, and the number of their first bytes
+    /// that it skips.
     fn in_window(&self, register: u16, len: usize) -> Option<(usize, usize)> {
         let (data, register) = (usize::from(self.window_at + cap::PCI_CFG_DATA), usize::from(register));
         let (at, skip) = (data.saturating_sub(register), register.saturating_sub(data));
         (at < len && skip < 4).then_some((at, skip))
     }
 
-    /// What the window is set to: offset and length in the BAR.
+    /// Target of the window: offset and length in the BAR.
     fn window_access(&self) -> Option<(u64, usize)> {
         let [bar] = self.config.get(self.window_at + cap::BAR);
         let offset = u64::from(u32::from_le_bytes(self.config.get(self.window_at + cap::OFFSET)));
@@ -205,7 +216,7 @@ impl Pci {
         legal.then_some((offset, len as usize))
     }
 
-    /// Command register and message control, made true.
+    /// Applies the command register and message control.
     fn apply_control(&self) {
         let command = self.config.command();
         self.interrupts.line().silence(command & command::INTX_DISABLE != 0);
@@ -215,30 +226,30 @@ impl Pci {
         }
     }
 
-    /// The driver reads at `offset` of the BAR. `config` is called at most once.
+    /// Reads at `offset` of the BAR. Calls `config` at most once.
     fn read_bar(&self, offset: u64, data: &mut [u8], config: impl FnOnce(u32, &mut [u8])) {
         data.fill(0);
         let done = match decode(offset, data.len()) {
-            Some(Place::Common(at)) => self.read_common(at, data.len()).map(|value| {
+            Some(BarTarget::Common(at)) => self.read_common(at, data.len()).map(|value| {
                 data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
             }),
-            Some(Place::Isr) => {
+            Some(BarTarget::Isr) => {
                 let line = self.interrupts.line();
                 let causes = line.status();
-                // What comes between the two is cleared as well if it is the same cause: the driver looks at its
-                // queues after this read.
+                // A cause that is added between the two is cleared too if it is the same: the
+                // driver looks at its queues after this read.
                 line.acknowledge(causes);
                 data[0] = causes as u8;
                 Ok(())
             }
-            Some(Place::Device(at)) => {
+            Some(BarTarget::Device(at)) => {
                 config(at, data);
                 Ok(())
             }
-            Some(Place::Pending(at)) => self.msix.read_pending(at, data),
-            Some(Place::Table(at)) => self.msix.read_table(at, data),
+            Some(BarTarget::Pending(at)) => self.msix.read_pending(at, data),
+            Some(BarTarget::Table(at)) => self.msix.read_table(at, data),
             // Write-only.
-            Some(Place::Notify(_)) | None => Err(Violation),
+            Some(BarTarget::Notify(_)) | None => Err(Violation),
         };
         if done.is_err() {
             data.fill(0);
@@ -246,21 +257,21 @@ impl Pci {
         }
     }
 
-    /// The driver writes at `offset` of the BAR.
+    /// Writes at `offset` of the BAR.
     fn write_bar(&mut self, offset: u64, data: &[u8]) -> Option<Effect> {
         let done = match decode(offset, data.len()) {
-            Some(Place::Common(at)) => {
+            Some(BarTarget::Common(at)) => {
                 let mut value = [0; 8];
                 value[..data.len()].copy_from_slice(data);
                 self.write_common(at, data.len(), u64::from_le_bytes(value))
             }
-            Some(Place::Device(at)) if self.state.config_writable() => {
+            Some(BarTarget::Device(at)) if self.state.config_writable() => {
                 Ok(Some(Effect::WriteConfig { offset: at, data: data.to_vec() }))
             }
-            Some(Place::Table(at)) => self.msix.write_table(at, data).map(|()| None),
-            Some(Place::Notify(queue)) => self.state.notify(queue),
+            Some(BarTarget::Table(at)) => self.msix.write_table(at, data).map(|()| None),
+            Some(BarTarget::Notify(queue)) => self.state.notify(queue),
             // Read-only, or nothing.
-            Some(Place::Device(_) | Place::Isr | Place::Pending(_)) | None => Err(Violation),
+            Some(BarTarget::Device(_) | BarTarget::Isr | BarTarget::Pending(_)) | None => Err(Violation),
         };
         done.unwrap_or_else(|Violation| {
             self.state.violation();
@@ -268,7 +279,7 @@ impl Pci {
         })
     }
 
-    /// The device is at its defaults.
+    /// Returns interrupts to their defaults with the device.
     fn at_reset(&self) {
         self.interrupts.line().reset();
         self.msix.device_reset(self.state.queue_count());
@@ -280,14 +291,15 @@ impl Pci {
         self.state.status()
     }
 
-    /// Accesses that the specification forbids, counted.
+    /// Number of accesses that the specification forbids.
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.state.violations()
     }
 }
 
-/// The window is the BAR, and behind it, from [`Pci::CONFIG_SPACE`] on, the function's configuration space.
+/// The window is the BAR, followed from [`Pci::CONFIG_SPACE`] on by the function's configuration
+/// space.
 impl Transport for Pci {
     fn read(&mut self, offset: u64, data: &mut [u8], config: &mut dyn FnMut(u32, &mut [u8])) {
         match config_register(offset) {
@@ -349,38 +361,39 @@ impl Transport for Pci {
     }
 }
 
-/// The register that `offset` of the transport's window names, if it is one of the configuration space.
+/// Register of the configuration space at `offset` of the transport's window, if any.
 fn config_register(offset: u64) -> Option<u16> {
     u16::try_from(offset.checked_sub(Pci::CONFIG_SPACE)?).ok()
 }
 
-/// Bytes of a BAR with room for so many queues.
+/// Size in bytes of a BAR for `queues` queues.
 fn bar_size(queues: u64) -> u64 {
     (NOTIFY + queues.max(1) * u64::from(NOTIFY_STEP)).next_power_of_two()
 }
 
-/// `None` if width, alignment or place are none that a driver may use. The structures judge the rest.
-fn decode(offset: u64, len: usize) -> Option<Place> {
+/// Decodes an access. `None` if a driver may not use its width, alignment or offset. Each structure
+/// checks the rest.
+fn decode(offset: u64, len: usize) -> Option<BarTarget> {
     let width = len as u64;
     if !matches!(len, 1 | 2 | 4 | 8) || !offset.is_multiple_of(width) {
         return None;
     }
     let within = |range: &Range<u64>| range.contains(&offset) && width <= range.end - offset;
     if within(&COMMON) {
-        Some(Place::Common(offset))
+        Some(BarTarget::Common(offset))
     } else if within(&ISR) {
-        Some(Place::Isr)
+        Some(BarTarget::Isr)
     } else if within(&DEVICE) {
-        Some(Place::Device((offset - DEVICE.start) as u32))
+        Some(BarTarget::Device((offset - DEVICE.start) as u32))
     } else if (PENDING..PENDING + 0x1000).contains(&offset) {
-        Some(Place::Pending(offset - PENDING))
+        Some(BarTarget::Pending(offset - PENDING))
     } else if (TABLE..NOTIFY).contains(&offset) {
-        Some(Place::Table(offset - TABLE))
+        Some(BarTarget::Table(offset - TABLE))
     } else {
-        // Which queues exist, the state knows.
+        // The state knows which queues exist.
         let at = offset.checked_sub(NOTIFY)?;
         let queue = u16::try_from(at / u64::from(NOTIFY_STEP)).ok()?;
-        at.is_multiple_of(NOTIFY_STEP.into()).then_some(Place::Notify(queue))
+        at.is_multiple_of(NOTIFY_STEP.into()).then_some(BarTarget::Notify(queue))
     }
 }
 
@@ -408,7 +421,7 @@ fn virtio_capability(cfg_type: u8, region: &Range<u64>) -> [u8; cap::SIZE as usi
     bytes
 }
 
-/// With one more word: the multiplier, or the window's data.
+/// Long capability, with one more word: the multiplier, or the window's data.
 fn long_capability(cfg_type: u8, region: &Range<u64>, word: u32) -> [u8; cap::SIZE_LONG as usize] {
     let mut bytes = [0; cap::SIZE_LONG as usize];
     bytes[..usize::from(cap::SIZE)].copy_from_slice(&virtio_capability(cfg_type, region));

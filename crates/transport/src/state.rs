@@ -1,4 +1,4 @@
-//! What every transport keeps of a device, however its registers are laid out: status, features, queues.
+//! State of a device in every register layout: status, features, queues.
 //!
 //! ```text
 //!                ACKNOWLEDGE, DRIVER        FEATURES_OK               DRIVER_OK
@@ -23,26 +23,28 @@
 //!      +------------------------- queue_reset_done --------------------------+---------+
 //! ```
 //!
-//! What the specification leaves to the device, or forbids the driver, is settled so, on every transport:
+//! The following holds on every transport where the specification leaves a choice, or forbids the
+//! driver something:
 //!
-//! - An access that the driver must not make has no effect whatsoever, reads 0, and is counted. The exception is
-//!   FEATURES_OK over an unacceptable set: no violation, the bit just does not stick (section 2.2.2), and the
+//! - A forbidden access has no effect, reads 0, and is counted. The exception is FEATURES_OK with
+//!   an unacceptable set: it is no violation, the bit just does not stick (section 2.2.2), and the
 //!   other bits of the same write count.
-//! - **Status.** Bits are only ever added. DRIVER needs ACKNOWLEDGE, FEATURES_OK needs DRIVER (both may come
-//!   in one write), DRIVER_OK needs that FEATURES_OK stuck in an *earlier* write, since the driver must have
-//!   read it back (section 3.1.1). FAILED comes alone. DEVICE_NEEDS_RESET is the device's: the driver may
-//!   write back what it read, or may not have seen it yet; it cannot set or clear the bit.
-//! - **Queue registers** may be written between FEATURES_OK and FAILED, by a queue that is Idle. Once it is enabled
-//!   they are frozen: a later write has no effect, then or afterwards (CVE-2026-5747). A size that is not a power of
-//!   two (any number, in a packed queue) from 1 to the queue's largest does not enable it. Addresses are checked by
-//!   whoever activates the queue.
-//! - **A reset of one queue** needs RING_RESET. While it is under way the queue reads enabled and resetting;
-//!   afterwards its registers are at their defaults (section 2.6.1). On a queue that is not live there is nothing
-//!   to stop, so it is done at once.
-//! - **Reset of a device whose status is 0** is done at once too: before ACKNOWLEDGE nothing could have been
-//!   started or changed outside of these registers.
-//! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2, 4 or 8
-//!   bytes, naturally aligned.
+//! - **Status.** Bits are only ever added. DRIVER needs ACKNOWLEDGE, FEATURES_OK needs DRIVER (both
+//!   may be set in one write), DRIVER_OK needs that FEATURES_OK stuck in an *earlier* write, since
+//!   the driver must have read it back (section 3.1.1). FAILED is set alone. DEVICE_NEEDS_RESET
+//!   belongs to the device: the driver may write back what it read, or may not have seen it yet; it
+//!   cannot set or clear the bit.
+//! - **Queue registers** may be written between FEATURES_OK and FAILED, while the queue is Idle.
+//!   Once it is enabled they are frozen: a later write has no effect, then or afterwards
+//!   (CVE-2026-5747). A size that is not a power of two (in a packed queue: any number) from 1 to
+//!   the queue's maximum does not enable it. Activation of the queue checks the addresses.
+//! - **A reset of one queue** needs RING_RESET. During it the queue reads enabled and resetting;
+//!   afterwards its registers are at their defaults (section 2.6.1). A queue that is not live needs
+//!   no stop, so it is reset at once.
+//! - **Reset of a device whose status is 0** is done at once too: before ACKNOWLEDGE nothing could
+//!   have been started or changed outside of these registers.
+//! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2,
+//!   4 or 8 bytes, naturally aligned.
 mod features;
 mod queue;
 mod status;
@@ -55,19 +57,19 @@ pub(crate) use queue::{Part, QueueRegisters};
 use status::{Status, StatusWrite};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An access that the specification forbids the driver.
+/// Access that the specification forbids the driver.
 pub(crate) struct Violation;
 
-/// What the size of a queue is until the driver has set one.
+/// Size of a queue before the driver sets one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SizeAtReset {
     /// No size (section 4.2.2).
     None,
-    /// The largest one (section 4.1.4.3).
+    /// The maximum (section 4.1.4.3).
     Largest,
 }
 
-/// The state of one device.
+/// State of one device.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     status: Status,
@@ -80,7 +82,7 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    /// A device after reset.
+    /// Makes a device after reset.
     pub(crate) fn new(device: &DeviceDescription, size: SizeAtReset) -> Self {
         Self {
             status: Status::default(),
@@ -92,12 +94,12 @@ impl DeviceState {
         }
     }
 
-    /// Accesses that the specification forbids, counted.
+    /// Number of accesses that the specification forbids.
     pub(crate) fn violations(&self) -> u64 {
         self.violations.load(Ordering::Relaxed) // A statistic: orders nothing.
     }
 
-    /// Counts one.
+    /// Counts a violation.
     pub(crate) fn violation(&self) {
         self.violations.fetch_add(1, Ordering::Relaxed); // A statistic: orders nothing.
     }
@@ -107,7 +109,8 @@ impl DeviceState {
         self.status.bits()
     }
 
-    /// The driver writes the device status. Zero afterwards: the device has just returned to its defaults.
+    /// Writes the device status. If it is 0 afterwards, the device has just returned to its
+    /// defaults.
     pub(crate) fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
         match self.status.write(value, self.features.acceptable())? {
             StatusWrite::Noted => Ok(None),
@@ -124,17 +127,17 @@ impl DeviceState {
         }
     }
 
-    /// A reset is under way: nothing may be written but the status.
+    /// Whether a reset is under way: only the status may be written.
     pub(crate) fn resetting(&self) -> bool {
         self.status.resetting()
     }
 
-    /// The driver's features may be written.
+    /// Whether the driver's features may be written.
     pub(crate) fn features_writable(&self) -> bool {
         self.status.features_writable()
     }
 
-    /// The configuration space may be written.
+    /// Whether the configuration space may be written.
     pub(crate) fn config_writable(&self) -> bool {
         self.status.config_writable()
     }
@@ -144,24 +147,25 @@ impl DeviceState {
         self.status.negotiated() && self.features.accepted() & bit != 0
     }
 
-    /// Changes whenever the configuration space has changed.
+    /// Number that changes with the configuration space.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// The configuration space has changed. Whether the driver is to be interrupted.
+    /// Records a change of the configuration space. Returns whether to interrupt the driver.
     pub(crate) fn config_changed(&mut self) -> bool {
         self.generation = self.generation.wrapping_add(1);
         self.status.running()
     }
 
-    /// The owner could not start the device, or a queue has failed: sets DEVICE_NEEDS_RESET (section 2.1.2).
-    /// Whether the driver is to be interrupted. A device at reset or under reset has nothing to report.
+    /// Sets DEVICE_NEEDS_RESET (section 2.1.2). Returns whether to interrupt the driver.
+    ///
+    /// Does nothing at reset or during one.
     pub(crate) fn needs_reset(&mut self) -> bool {
         self.status.set_needs_reset() && self.status.running()
     }
 
-    /// The owner has carried out [`Effect::Reset`]. Whether one was under way; else nothing happens.
+    /// Completes [`Effect::Reset`]. Returns whether one was under way.
     pub(crate) fn reset_done(&mut self) -> bool {
         let resetting = self.status.resetting();
         if resetting {
@@ -170,39 +174,39 @@ impl DeviceState {
         resetting
     }
 
-    /// The owner has carried out [`Effect::ResetQueue`]. Without one under way nothing happens. Whether the queue is at
-    /// its defaults now, and not only stopped.
+    /// Completes [`Effect::ResetQueue`]. Returns whether the queue is at its defaults now, not only
+    /// stopped.
     pub(crate) fn queue_reset_done(&mut self, queue: u16) -> bool {
         self.queues.get_mut(usize::from(queue)).is_some_and(QueueRegisters::stopped)
     }
 
-    /// Number of queues: a device has at most 65535, for so many a driver can select.
+    /// Number of queues, at most 65535: a driver cannot select more.
     pub(crate) fn queue_count(&self) -> u16 {
         u16::try_from(self.queues.len()).unwrap_or(u16::MAX)
     }
 
-    /// What the driver has selected.
+    /// Queue selector, as written.
     pub(crate) fn queue_sel(&self) -> u32 {
         self.queue_sel
     }
 
-    /// The selected queue's index, if it exists.
+    /// Index of the selected queue, if it exists.
     pub(crate) fn selected_index(&self) -> Option<u16> {
         self.selected()?;
         u16::try_from(self.queue_sel).ok()
     }
 
-    /// The driver selects a queue, which need not exist.
+    /// Selects a queue, which need not exist.
     pub(crate) fn select_queue(&mut self, queue: u32) {
         self.queue_sel = queue;
     }
 
-    /// The selected queue, if it exists.
+    /// Selected queue, if it exists.
     pub(crate) fn selected(&self) -> Option<&QueueRegisters> {
         self.queues.get(usize::from(u16::try_from(self.queue_sel).ok()?))
     }
 
-    /// The selected queue, in a state of the device in which its registers may be written at all.
+    /// Selected queue, if the device is in a state in which its registers may be written.
     pub(crate) fn writable_queue(&mut self) -> Result<&mut QueueRegisters, Violation> {
         let index = self.queue_index()?;
         let queue = self.queues.get_mut(usize::from(index)).filter(|q| q.max() != 0).ok_or(Violation)?;
@@ -213,11 +217,12 @@ impl DeviceState {
         u16::try_from(self.queue_sel).map_err(|_| Violation)
     }
 
-    /// The driver enables (1) or disables (0) the selected queue.
+    /// Enables (1) or disables (0) the selected queue.
     pub(crate) fn enable_queue(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
         let (running, broken) = (self.status.running(), self.status.needs_reset());
         if value == 0 && self.selected().is_some_and(|q| !q.enabled()) {
-            // Drivers clean up so after a reset, when no register may be written any more. It reads 0 already.
+            // Drivers do so for clean-up after a reset, when no register may be written any more.
+            // It reads 0 already.
             return Ok(None);
         }
         let index = self.queue_index()?;
@@ -238,7 +243,7 @@ impl DeviceState {
         }))
     }
 
-    /// The driver resets the selected queue, by writing 1.
+    /// Resets the selected queue, if `value` is 1.
     pub(crate) fn reset_queue(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
         if value != 1 || !self.negotiated(feature::RING_RESET) {
             return Err(Violation);
@@ -248,18 +253,19 @@ impl DeviceState {
         Ok(stop.then_some(Effect::ResetQueue { queue: index }))
     }
 
-    /// An available-buffer notification for `queue`.
+    /// Handles a kick of `queue`.
     pub(crate) fn notify(&self, queue: u16) -> Result<Option<Effect>, Violation> {
         let live = self.queues.get(usize::from(queue)).is_some_and(QueueRegisters::live);
         if !live || self.status.failed() || self.status.resetting() {
             return Err(Violation);
         }
-        // The driver may kick a broken device before it has noticed; nothing comes of it (section 2.1.1).
+        // The driver may kick a device before it notices that it needs a reset; the kick has no
+        // effect (section 2.1.1).
         Ok((!self.status.needs_reset()).then_some(Effect::Notify { queue }))
     }
 
-    /// Reset is complete (section 2.4). The generation goes on counting: a driver that compares it across a
-    /// reset must not be told that nothing has changed.
+    /// Completes a reset (section 2.4). The generation continues to count: a driver that compares
+    /// it across a reset must see a change.
     fn set_defaults(&mut self) {
         self.status = Status::default();
         self.features.reset();

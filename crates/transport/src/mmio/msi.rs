@@ -1,4 +1,4 @@
-//! The registers of our MSI extension (docs/reference/virtio-mmio-msi.md).
+//! Registers of the MSI extension of virtio-mmio (docs/reference/virtio-mmio-msi.md).
 //!
 //! ```text
 //!         ENABLE (before DRIVER_OK)                CONFIGURE
@@ -7,16 +7,16 @@
 //!    |  DISABLE (before DRIVER_OK), reset         UNCONFIGURE,
 //!    +--------------------------------------------queue reset
 //! ```
-//! A source is a queue, or the configuration change (QueueSel 0xffff). Its message is staged in three registers, which
-//! are the device's and not the source's, and takes effect as a unit at CONFIGURE. These are the vectors of
-//! [`paravane_notify::msi`], one a source, the configuration change's last; what they promise about mask, pending
-//! and a change under way is said there.
+//! A source is a queue, or the configuration change (QueueSel 0xffff). Its message is staged in
+//! three registers, which all sources share, and takes effect as a unit at CONFIGURE. Each source
+//! has one vector of [`paravane_notify::msi`], the configuration change the last; that module
+//! states the promises about mask, pending and concurrent changes.
 use crate::state::Violation;
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable};
 use paravane_spec::mmio_msi::{self as reg, command, state};
 
-/// A source of interrupts that exists.
+/// Source of interrupts that exists.
 #[derive(Clone, Copy)]
 pub(super) enum Source {
     /// A queue.
@@ -25,16 +25,16 @@ pub(super) enum Source {
     Configuration,
 }
 
-/// What the device keeps beside the vectors.
+/// State of the extension beside the vectors.
 #[derive(Debug, Default)]
 pub(super) struct MsiRegisters {
     staged: MsiMessage,
-    /// The last command was not carried out.
+    /// Whether the last command was refused.
     refused: bool,
 }
 
 impl MsiRegisters {
-    /// A register write but a command.
+    /// Writes a register other than the command.
     pub(super) fn stage(&mut self, offset: u64, value: u32) -> Result<(), Violation> {
         let address = &mut self.staged.address;
         match offset {
@@ -46,7 +46,7 @@ impl MsiRegisters {
         Ok(())
     }
 
-    /// MSI_STATE for `source`.
+    /// Reads MSI_STATE for `source`.
     pub(super) fn state(&self, interrupts: &Interrupts, source: Option<Source>) -> u32 {
         let bit = |set: bool, bit: u32| if set { bit } else { 0 };
         let common = bit(interrupts.msi_on(), state::ON) | bit(self.refused, state::REFUSED);
@@ -58,7 +58,7 @@ impl MsiRegisters {
             | bit(table.pending(vector), state::PENDING)
     }
 
-    /// A command. Before the driver is `running` MSI may be turned on and off.
+    /// Carries out a command. MSI can be turned on and off before the driver is `running`.
     pub(super) fn command(
         &mut self,
         value: u32,
@@ -71,7 +71,7 @@ impl MsiRegisters {
         done.map(|_| ())
     }
 
-    /// Whether it was carried out.
+    /// Carries out a command; `false` if it is refused.
     fn try_command(
         &self,
         value: u32,
@@ -96,7 +96,7 @@ impl MsiRegisters {
         }
         let vector = vector(table, source.ok_or(Violation)?);
         match value {
-            // What the machine cannot deliver is no fault of the driver's.
+            // A message that the machine cannot deliver is no violation.
             command::CONFIGURE => return Ok(table.set_message(vector, self.staged).is_ok()),
             command::MASK => table.mask(vector),
             command::UNMASK => table.unmask(vector),
@@ -107,7 +107,7 @@ impl MsiRegisters {
     }
 }
 
-/// From here on each source has its vector, and the status register stays 0.
+/// Maps each source to its vector; the status register stays 0 from here on.
 fn turn_on(interrupts: &Interrupts, table: &MsiTable) {
     interrupts.reset();
     for vector in 0..queues(table) {
@@ -117,7 +117,7 @@ fn turn_on(interrupts: &Interrupts, table: &MsiTable) {
     interrupts.use_msi(true);
 }
 
-/// `queue` is at its defaults again.
+/// Returns `queue` to its defaults.
 pub(super) fn queue_was_reset(interrupts: &Interrupts, queue: u16) {
     if let Some(table) = interrupts.msi() {
         table.forget(queue);
@@ -129,7 +129,7 @@ pub(super) fn suffices(table: &MsiTable, queues: usize) -> bool {
     usize::from(table.len()) == queues + 1
 }
 
-/// As many as there are vectors but the last.
+/// Number of queues: one less than the vectors.
 fn queues(table: &MsiTable) -> u16 {
     table.len().saturating_sub(1)
 }

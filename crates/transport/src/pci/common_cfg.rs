@@ -1,4 +1,4 @@
-//! The common configuration (section 4.1.4.3): the fields of the device's state, each with its width.
+//! Common configuration (section 4.1.4.3): the fields of the device state with their widths.
 use super::Pci;
 use crate::Effect;
 use crate::state::{Part, Violation};
@@ -6,14 +6,14 @@ use paravane_notify::msi::MsiTable;
 use paravane_spec::feature;
 use paravane_spec::pci::{NO_VECTOR, common as reg};
 
-/// Which half of a 64-bit field an access reaches.
+/// Half of a 64-bit field that an access reaches.
 enum Half {
     Low,
     High,
     Both,
 }
 
-/// The area and the half of it, if the access is one to an area.
+/// Area and half, if the access is to an area.
 fn area(offset: u64, len: usize) -> Option<(Part, Half)> {
     let part = match offset & !7 {
         reg::QUEUE_DESC => Part::Desc,
@@ -50,7 +50,7 @@ impl Pci {
             }
             (reg::NUM_QUEUES, 2) => state.queue_count().into(),
             (reg::DEVICE_STATUS, 1) => state.status().into(),
-            // A statement of change, not a count.
+            // Signals a change; not a count.
             (reg::CONFIG_GENERATION, 1) => u64::from(state.generation() as u8),
             (reg::QUEUE_SELECT, 2) => state.queue_sel().into(),
             (reg::QUEUE_SIZE, 2) => queue.map_or(0, |queue| queue.size().into()),

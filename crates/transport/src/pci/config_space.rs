@@ -1,21 +1,21 @@
-//! Bytes of a configuration space and which of their bits may be written.
+//! Configuration space of a function: its bytes, and which bits may be written.
 //!
-//! What is not implemented is read-only and 0, as PCI wants it. A memory BAR tells its size by the address bits that
-//! cannot be written: the driver writes ones and reads back the mask. The list of capabilities ends where the last
-//! one that was added is.
+//! Unimplemented registers are read-only and 0, as PCI requires. A memory BAR announces its size by
+//! the address bits that cannot be written: the driver writes ones and reads back the mask. The
+//! list of capabilities ends at the last one added.
 use paravane_spec::pci::{bar, command, ecam, header};
 
-/// A function's configuration space: the first 256 bytes. The extended space behind them is empty.
+/// First 256 bytes of a function's configuration space. The extended space behind them is empty.
 #[derive(Clone)]
 pub(super) struct ConfigSpace {
     bytes: [u8; header::SIZE as usize],
     writable: [u8; header::SIZE as usize],
-    /// Where the next capability goes, and where its offset is to be written.
+    /// Offset for the next capability, and of the pointer to it.
     free: u16,
     link: u16,
 }
 
-/// What a function is.
+/// Identity of a function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identity {
     pub(super) vendor: u16,
@@ -26,7 +26,7 @@ pub(super) struct Identity {
 }
 
 impl ConfigSpace {
-    /// With a header of type 0, no BAR and no capability.
+    /// Makes a space with a header of type 0, no BAR and no capability.
     pub(super) fn new(identity: Identity) -> Self {
         let mut space = Self {
             bytes: [0; header::SIZE as usize],
@@ -44,8 +44,9 @@ impl ConfigSpace {
         space
     }
 
-    /// Gives it a 64-bit memory BAR in registers 0 and 1, of `size` bytes (a power of two from 4096 on), and the bits
-    /// of the command register that go with it.
+    /// Adds a 64-bit memory BAR in registers 0 and 1, and its bits of the command register.
+    ///
+    /// `size` is in bytes, a power of two from 4096 on.
     pub(super) fn add_memory_bar(&mut self, size: u64) {
         let writable = !(size.next_power_of_two().max(4096) - 1);
         self.set(header::BAR, bar::WIDTH_64.to_le_bytes());
@@ -53,7 +54,7 @@ impl ConfigSpace {
         self.allow(header::COMMAND, (command::MEMORY | command::BUS_MASTER).to_le_bytes());
     }
 
-    /// Gives it INTA, on `line`.
+    /// Adds INTA, on `line`.
     pub(super) fn add_interrupt_pin(&mut self, line: u8) {
         self.set(header::INTERRUPT_LINE, [line, 1]);
         self.allow(header::INTERRUPT_LINE, [0xff]);
@@ -61,8 +62,9 @@ impl ConfigSpace {
         self.allow(header::COMMAND, command.to_le_bytes());
     }
 
-    /// Adds a capability, whose first byte is its identifier and whose second one is the link, and says where it is.
-    /// There is room for 192 bytes of them.
+    /// Adds a capability and returns its offset. There is room for 192 bytes of them.
+    ///
+    /// Its first byte is its identifier, and the second is the link.
     pub(super) fn add_capability<const N: usize>(&mut self, capability: [u8; N]) -> u16 {
         let at = self.free;
         self.set(at, capability);
@@ -75,7 +77,7 @@ impl ConfigSpace {
         at
     }
 
-    /// Lets the driver write the bits of `mask` at `offset`.
+    /// Allows the driver to write the bits of `mask` at `offset`.
     pub(super) fn allow<const N: usize>(&mut self, offset: u16, mask: [u8; N]) {
         let at = usize::from(offset);
         self.writable[at..at + N].copy_from_slice(&mask);
@@ -85,25 +87,25 @@ impl ConfigSpace {
         std::array::from_fn(|n| self.writable[usize::from(offset) + n])
     }
 
-    /// The device's own look at it. `offset` is a constant that lies inside.
+    /// Reads for the device. `offset` is a constant inside the space.
     pub(super) fn get<const N: usize>(&self, offset: u16) -> [u8; N] {
         std::array::from_fn(|n| self.bytes[usize::from(offset) + n])
     }
 
-    /// The device's own change, whatever the driver may write.
+    /// Writes for the device, whatever the driver may write.
     pub(super) fn set<const N: usize>(&mut self, offset: u16, value: [u8; N]) {
         let at = usize::from(offset);
         self.bytes[at..at + N].copy_from_slice(&value);
     }
 
-    /// The driver reads; what is not there is 0.
+    /// Reads for the driver; unimplemented bytes are 0.
     pub(super) fn read(&self, offset: u16, data: &mut [u8]) {
         for (at, byte) in (usize::from(offset)..).zip(data) {
             *byte = self.bytes.get(at).copied().unwrap_or(0);
         }
     }
 
-    /// The driver writes; bits that are not its own stay.
+    /// Writes for the driver; protected bits stay.
     pub(super) fn write(&mut self, offset: u16, data: &[u8]) {
         let own = self.bytes.iter_mut().zip(&self.writable).skip(usize::from(offset));
         for ((byte, &mask), &value) in own.zip(data) {
@@ -111,23 +113,23 @@ impl ConfigSpace {
         }
     }
 
-    /// The command register.
+    /// Command register.
     pub(super) fn command(&self) -> u16 {
         u16::from_le_bytes(self.get(header::COMMAND))
     }
 
-    /// What the BAR of [`ConfigSpace::add_memory_bar`] holds, decoded or not.
+    /// Address in the BAR of [`ConfigSpace::add_memory_bar`], decoded or not.
     pub(super) fn bar(&self) -> u64 {
         u64::from_le_bytes(self.get(header::BAR)) & !u64::from(bar::FLAGS)
     }
 
-    /// Puts that BAR at `address`, cut to what it can hold.
+    /// Puts that BAR at `address`, truncated to its writable bits.
     pub(super) fn place_bar(&mut self, address: u64) {
         self.write(header::BAR, &address.to_le_bytes());
     }
 }
 
-/// Whether a function's configuration space may be accessed so: 1, 2, 4 or 8 bytes, naturally aligned.
+/// Whether an access to a configuration space is valid: 1, 2, 4 or 8 bytes, naturally aligned.
 pub(super) fn accessible(offset: u16, len: usize) -> bool {
     matches!(len, 1 | 2 | 4 | 8)
         && usize::from(offset).is_multiple_of(len)

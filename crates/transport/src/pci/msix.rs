@@ -3,13 +3,14 @@
 //! ```text
 //!              address, data             vector control: masked
 //! driver --> registers of an entry ----.        |
-//!                                      '-> unmasked: the message of MsiTable, and what was pending is sent
+//!                                      '-> unmasked: sets the message of MsiTable, and sends what was pending
 //! message control: enable -------> messages or the wired line
 //!                  function mask, or bus mastering off --> all vectors masked
 //! ```
-//! The entry's registers hold whatever was written; they become the vector's message when it is unmasked, and by every
-//! write while it is. A driver that masks first, as it should, so changes message and destination in one piece.
-//! A message that the platform does not take for an interrupt is none: the vector sends nothing.
+//! The registers of an entry hold what was written. They become the vector's message when it is
+//! unmasked, and with every write while it is. So a driver that masks first, as it should, changes
+//! message and destination as a unit. If the platform does not treat the message as an interrupt,
+//! the vector sends nothing.
 use crate::state::Violation;
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable, NO_VECTOR};
@@ -23,10 +24,10 @@ struct Entry {
     masked: bool,
 }
 
-/// As PCI has it after a reset.
+/// Entry after a PCI reset.
 const AT_RESET: Entry = Entry { address: 0, data: 0, masked: true };
 
-/// The table of one function.
+/// Table of one function.
 #[derive(Debug)]
 pub(super) struct Msix {
     interrupts: Arc<Interrupts>,
@@ -34,7 +35,7 @@ pub(super) struct Msix {
 }
 
 impl Msix {
-    /// For the vectors that `interrupts` has, all masked.
+    /// Makes a table for the vectors of `interrupts`, all masked.
     pub(super) fn new(interrupts: Arc<Interrupts>) -> Self {
         let vectors = interrupts.msi().map_or(0, MsiTable::len).min(msix::MOST);
         let msix = Self { interrupts, entries: vec![AT_RESET; usize::from(vectors)] };
@@ -49,7 +50,7 @@ impl Msix {
         self.entries.len() as u16 // At most `msix::MOST`.
     }
 
-    /// The driver has written message control; `bus_master` is the bit of the command register.
+    /// Applies message control; `bus_master` is the bit of the command register.
     pub(super) fn control(&self, control: u16, bus_master: bool) {
         if let Some(msi) = self.interrupts.msi() {
             msi.mask_function(control & msix::FUNCTION_MASK != 0 || !bus_master);
@@ -57,7 +58,8 @@ impl Msix {
         }
     }
 
-    /// The device was reset: nothing is mapped to a vector and nothing is pending. The table is PCI's and stays.
+    /// Resets the device: unmaps all vectors and drops what is pending. The table belongs to PCI
+    /// and stays.
     pub(super) fn device_reset(&self, queues: u16) {
         let Some(msi) = self.interrupts.msi() else { return };
         msi.map_configuration(NO_VECTOR);
@@ -70,14 +72,14 @@ impl Msix {
         }
     }
 
-    /// A queue was reset: it is mapped to no vector.
+    /// Resets a queue: unmaps its vector.
     pub(super) fn queue_reset(&self, queue: u16) {
         if let Some(msi) = self.interrupts.msi() {
             msi.map_queue(queue, NO_VECTOR);
         }
     }
 
-    /// Makes the vector what its entry says.
+    /// Applies an entry to its vector.
     fn apply(&self, vector: u16) {
         let (Some(msi), Some(entry)) = (self.interrupts.msi(), self.entries.get(usize::from(vector))) else {
             return;
@@ -89,12 +91,12 @@ impl Msix {
         let message = MsiMessage { address: entry.address, data: entry.data };
         match msi.set_message(vector, message) {
             Ok(()) => msi.unmask(vector),
-            // The old message is as wrong as this one.
+            // The old message is as invalid as this one.
             Err(_) => msi.forget(vector),
         }
     }
 
-    /// The driver reads the table: 4 or 8 bytes, naturally aligned.
+    /// Reads the table: 4 or 8 bytes, naturally aligned.
     pub(super) fn read_table(&self, offset: u64, data: &mut [u8]) -> Result<(), Violation> {
         words(offset, data.len())?;
         for (at, word) in (offset..).step_by(4).zip(data.chunks_exact_mut(4)) {
@@ -110,12 +112,12 @@ impl Msix {
         Ok(())
     }
 
-    /// The driver writes to the table: 4 or 8 bytes, naturally aligned.
+    /// Writes to the table: 4 or 8 bytes, naturally aligned.
     pub(super) fn write_table(&mut self, offset: u64, data: &[u8]) -> Result<(), Violation> {
         words(offset, data.len())?;
         let vector = offset / msix::ENTRY;
         let entry = self.entries.get_mut(vector as usize).ok_or(Violation)?;
-        // Eight aligned bytes are of one entry.
+        // Eight aligned bytes are in one entry.
         for (at, word) in (offset..).step_by(4).zip(data.chunks_exact(4)) {
             let value = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             match at % msix::ENTRY {
@@ -132,7 +134,7 @@ impl Msix {
         Ok(())
     }
 
-    /// The driver reads the pending bits: 4 or 8 bytes, naturally aligned.
+    /// Reads the pending bits: 4 or 8 bytes, naturally aligned.
     pub(super) fn read_pending(&self, offset: u64, data: &mut [u8]) -> Result<(), Violation> {
         words(offset, data.len())?;
         let vectors = u64::from(self.vectors());
@@ -149,7 +151,7 @@ impl Msix {
     }
 }
 
-/// What PCI allows in the table and the pending bits.
+/// Checks that PCI allows the access in the table and the pending bits.
 fn words(offset: u64, len: usize) -> Result<(), Violation> {
     if matches!(len, 4 | 8) && offset.is_multiple_of(len as u64) { Ok(()) } else { Err(Violation) }
 }

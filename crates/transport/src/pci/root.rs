@@ -1,28 +1,29 @@
-//! The root: one bus, reached through a window in memory (ECAM), with a host bridge and one function a device.
+//! Root complex: one bus behind a memory window (ECAM), with a host bridge and one function per
+//! device.
 //!
 //! ```text
 //! offset in the window:  bus (0) | device (5 bits) | function (3 bits) | register (12 bits)
-//!                                      |                  '-- 0, or there is nothing
+//!                                      |                  '-- 0; others do not exist
 //!                                      '-- 0: the host bridge; n: endpoint n - 1, which the owner keeps
 //! ```
-//! Where there is no function everything reads as ones and writes go nowhere, and so do accesses that are wider than
-//! 8 bytes or not aligned. The BARs of the endpoints are the endpoints' own ([`crate::Effect::Move`]).
+//! Without a function, reads return ones and writes have no effect. The same holds for accesses
+//! wider than 8 bytes or unaligned. The BARs belong to the endpoints ([`crate::Effect::Move`]).
 use super::config_space::{ConfigSpace, Identity, accessible};
 use paravane_spec::pci::{HOST_BRIDGE, class, ecam};
 
 /// Most endpoints of a root.
 pub const MOST_ENDPOINTS: usize = ecam::DEVICES as usize - 1;
 
-/// Where an access to the window goes.
+/// Target of an access to the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Number of the endpoint, from 0 on. It need not exist.
+    /// Index of the endpoint, which need not exist.
     pub endpoint: usize,
     /// Offset in its configuration space.
     pub register: u16,
 }
 
-/// A root complex with one bus.
+/// Root complex with one bus.
 #[derive(Debug)]
 pub struct Root {
     bridge: ConfigSpace,
@@ -35,7 +36,7 @@ impl Default for Root {
 }
 
 impl Root {
-    /// With its host bridge and nothing else on the bus.
+    /// Makes a root with its host bridge only.
     #[must_use]
     pub fn new() -> Self {
         let [vendor, device] = HOST_BRIDGE;
@@ -43,8 +44,10 @@ impl Root {
         Self { bridge: ConfigSpace::new(identity) }
     }
 
-    /// The guest reads at `offset` of the window. `endpoint` reads the configuration space of an endpoint and says
-    /// whether it exists; it is called at most once.
+    /// Reads at `offset` of the window.
+    ///
+    /// `endpoint` reads the configuration space of an endpoint and returns whether it exists; it is
+    /// called at most once.
     pub fn read(&self, offset: u64, data: &mut [u8], endpoint: impl FnOnce(Target, &mut [u8]) -> bool) {
         let found = match decode(offset, data.len()) {
             Some((0, register)) => {
@@ -59,7 +62,8 @@ impl Root {
         }
     }
 
-    /// The guest writes there: the endpoint's register, if it is one's. Nothing in the host bridge can be written.
+    /// Decodes a write. Returns the endpoint's register, if it is one. The host bridge has nothing
+    /// to write.
     #[must_use]
     pub fn write(&self, offset: u64, len: usize) -> Option<Target> {
         let (device, register) = decode(offset, len)?;

@@ -1,12 +1,12 @@
 //! Feature negotiation (section 2.2): two words of 32 bits, each behind a selector.
 use paravane_spec::feature;
 
-/// What is offered, what the driver accepts, and the two selectors.
+/// Offered and accepted features, and the two selectors.
 #[derive(Debug)]
 pub(crate) struct Features {
     offered: u64,
     accepted: u64,
-    /// The driver has accepted a bit from 64 on. None is ever offered, so the set is refused.
+    /// Whether the driver accepted a bit from 64 on. None is ever offered, so the set is refused.
     beyond: bool,
     offered_sel: u32,
     accepted_sel: u32,
@@ -37,18 +37,18 @@ impl Features {
         self.accepted_sel
     }
 
-    /// The selected word of the offer; words that do not exist have no bit set.
+    /// Selected word of the offer; words that do not exist are 0.
     pub(crate) fn offered_word(&self) -> u32 {
         word(self.offered, self.offered_sel)
     }
 
-    /// The selected word of what the driver accepts.
+    /// Selected word of the accepted features.
     pub(crate) fn accepted_word(&self) -> u32 {
         word(self.accepted, self.accepted_sel)
     }
 
-    /// The driver accepts `bits` of the selected word. Kept as written: the driver learns of a mistake by
-    /// FEATURES_OK not sticking (section 2.2.2).
+    /// Accepts `bits` of the selected word. Kept as written: the driver learns of a mistake when
+    /// FEATURES_OK does not stick (section 2.2.2).
     pub(crate) fn accept(&mut self, bits: u32) {
         match self.accepted_sel {
             0 => self.accepted = (self.accepted & !0xffff_ffff) | u64::from(bits),
@@ -61,8 +61,8 @@ impl Features {
         self.accepted
     }
 
-    /// Whether FEATURES_OK may stick: nothing that was not offered, and VERSION_1, since there is no legacy
-    /// interface here.
+    /// Whether FEATURES_OK may stick: all bits were offered, and VERSION_1 is among them, since
+    /// there is no legacy interface.
     pub(crate) fn acceptable(&self) -> bool {
         self.accepted & !self.offered == 0 && !self.beyond && self.accepted & feature::VERSION_1 != 0
     }

@@ -1,4 +1,4 @@
-//! The registers of one queue. The states are drawn in the module above.
+//! Registers of one queue. The parent module draws the states.
 use super::{SizeAtReset, Violation};
 use paravane_spec::queue::QueueAddresses;
 
@@ -17,17 +17,17 @@ pub(crate) enum Part {
 enum State {
     /// Not in use: the registers may be written.
     Idle,
-    /// Enabled, DRIVER_OK is not there yet.
+    /// Enabled before DRIVER_OK.
     Ready,
-    /// The device serves it.
+    /// Served by the device.
     Live,
-    /// The owner is stopping it; the registers stay.
+    /// Being stopped by the owner; the registers stay.
     Stopping,
-    /// The owner is stopping it; then the registers return to their defaults.
+    /// Being stopped by the owner; then the registers return to their defaults.
     Resetting,
 }
 
-/// What enabling or disabling asks for.
+/// Action after enabling or disabling.
 pub(crate) enum EnableWrite {
     /// Start the queue.
     Start(QueueAddresses),
@@ -35,13 +35,13 @@ pub(crate) enum EnableWrite {
     Stop,
 }
 
-/// One queue. Values are kept as written and judged when it is enabled.
+/// Registers of one queue. Values are kept as written and checked when it is enabled.
 #[derive(Debug)]
 pub(crate) struct QueueRegisters {
     max: u16,
     size_at_reset: SizeAtReset,
     state: State,
-    /// All 32 bits: a size of 0x1_0100 must not pass for 0x100.
+    /// All 32 bits: a size of 0x1_0100 must not be taken for 0x100.
     size: u32,
     desc: u64,
     driver: u64,
@@ -57,7 +57,7 @@ impl QueueRegisters {
         Self { max, size_at_reset, state: State::Idle, size, desc: 0, driver: 0, device: 0 }
     }
 
-    /// As after [`QueueRegisters::new`].
+    /// Returns to the state after [`QueueRegisters::new`].
     pub(crate) fn set_defaults(&mut self) {
         *self = Self::new(self.max, self.size_at_reset);
     }
@@ -66,8 +66,10 @@ impl QueueRegisters {
         self.max
     }
 
-    /// Whether it reads enabled. It does until the owner has stopped the queue: 0 promises that the device does
-    /// not access it (sections 4.1.4.3.1 and 4.2.2.1).
+    /// Whether it reads enabled.
+    ///
+    /// It does until the owner has stopped the queue: 0 promises that the device does not access it
+    /// (sections 4.1.4.3.1 and 4.2.2.1).
     pub(crate) fn enabled(&self) -> bool {
         self.state != State::Idle
     }
@@ -76,7 +78,7 @@ impl QueueRegisters {
         self.state == State::Live
     }
 
-    /// Whether a reset of it is under way.
+    /// Whether it is being reset.
     pub(crate) fn resetting(&self) -> bool {
         self.state == State::Resetting
     }
@@ -85,7 +87,7 @@ impl QueueRegisters {
         self.size
     }
 
-    /// The address of an area.
+    /// Address of an area.
     pub(crate) fn area(&self, part: Part) -> u64 {
         match part {
             Part::Desc => self.desc,
@@ -123,8 +125,8 @@ impl QueueRegisters {
         }
     }
 
-    /// The configuration, if its size is one that the device can serve: a power of two, or any number in a
-    /// `packed` queue (section 2.8.10.1).
+    /// Configuration, if the device can serve its size: a power of two, or any number in a `packed`
+    /// queue (section 2.8.10.1).
     fn addresses(&self, packed: bool) -> Option<QueueAddresses> {
         let size = u16::try_from(self.size).ok().filter(|&size| size != 0 && size <= self.max)?;
         if !packed && !size.is_power_of_two() {
@@ -133,7 +135,7 @@ impl QueueRegisters {
         Some(QueueAddresses { size, desc: self.desc, driver: self.driver, device: self.device })
     }
 
-    /// Enables it. With the device `running` the queue has to be started.
+    /// Enables it. If the device is `running`, the queue must be started.
     pub(crate) fn enable(
         &mut self,
         running: bool,
@@ -145,7 +147,7 @@ impl QueueRegisters {
                 self.state = if running { State::Live } else { State::Ready };
                 Ok(running.then_some(addresses))
             }
-            // It is already.
+            // It is enabled already.
             State::Ready | State::Live => Ok(None),
             State::Stopping | State::Resetting => Err(Violation),
         }
@@ -166,7 +168,8 @@ impl QueueRegisters {
         }
     }
 
-    /// Resets it. Whether it has to be stopped for that; else it is done, or was under way.
+    /// Resets it. Returns whether it must be stopped first; otherwise it is reset, or a reset was
+    /// under way.
     pub(crate) fn reset(&mut self) -> bool {
         match self.state {
             State::Live => {
@@ -180,7 +183,7 @@ impl QueueRegisters {
         false
     }
 
-    /// DRIVER_OK: a ready queue goes live.
+    /// Makes a ready queue live at DRIVER_OK.
     pub(crate) fn go_live(&mut self) -> Option<QueueAddresses> {
         if self.state != State::Ready {
             return None;
@@ -191,7 +194,7 @@ impl QueueRegisters {
         Some(addresses)
     }
 
-    /// The owner has stopped the queue. Whether that ends a reset of it.
+    /// Records that the owner has stopped the queue. Returns whether that completes a reset.
     pub(crate) fn stopped(&mut self) -> bool {
         match self.state {
             State::Stopping => self.state = State::Idle,

@@ -1,20 +1,20 @@
-//! The device status register (section 2.1) and what each of its states permits.
+//! Device status register (section 2.1), and what each of its states permits.
 use super::Violation;
 use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FAILED, FEATURES_OK};
 
 /// Bits that a driver may set.
 const DRIVERS: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
 
-/// The register, and whether a reset is under way.
+/// Status register, and whether a reset is under way.
 #[derive(Debug, Default)]
 pub(crate) struct Status {
     bits: u32,
     resetting: bool,
 }
 
-/// What a legal write means.
+/// Meaning of a legal write.
 pub(crate) enum StatusWrite {
-    /// Nothing to do.
+    /// No action.
     Noted,
     /// A reset of a device that has not left reset.
     AtReset,
@@ -37,27 +37,27 @@ impl Status {
         self.bits & bits == bits
     }
 
-    /// The driver's features may be written.
+    /// Whether the driver's features may be written.
     pub(crate) fn features_writable(&self) -> bool {
         self.has(DRIVER) && self.bits & (FEATURES_OK | FAILED) == 0
     }
 
-    /// Feature negotiation has ended well.
+    /// Whether feature negotiation has succeeded.
     pub(crate) fn negotiated(&self) -> bool {
         self.has(FEATURES_OK)
     }
 
-    /// Queue registers may be written.
+    /// Whether queue registers may be written.
     pub(crate) fn queues_writable(&self) -> bool {
         self.has(FEATURES_OK) && !self.failed() && !self.resetting
     }
 
-    /// The configuration space may be written.
+    /// Whether the configuration space may be written.
     pub(crate) fn config_writable(&self) -> bool {
         self.queues_writable()
     }
 
-    /// The driver is up, so that it may be interrupted and queues go live.
+    /// Whether the driver runs, so that it may be interrupted and queues go live.
     pub(crate) fn running(&self) -> bool {
         self.has(DRIVER_OK) && !self.resetting
     }
@@ -70,7 +70,7 @@ impl Status {
         self.has(DEVICE_NEEDS_RESET)
     }
 
-    /// The device reports an error. Whether that is news.
+    /// Records an error of the device. Returns whether it is new.
     pub(crate) fn set_needs_reset(&mut self) -> bool {
         let news = self.bits != 0 && !self.resetting && !self.needs_reset();
         if news {
@@ -79,10 +79,10 @@ impl Status {
         news
     }
 
-    /// The driver writes; `acceptable` tells whether its features are.
+    /// Handles a write of the driver; `acceptable` says whether its features are.
     pub(crate) fn write(&mut self, value: u32, acceptable: bool) -> Result<StatusWrite, Violation> {
         if value == 0 {
-            // Asked again while it is under way, a reset is still one reset.
+            // A second request during a reset is still one reset.
             return Ok(match (self.bits, self.resetting) {
                 (_, true) => StatusWrite::Noted,
                 (0, false) => StatusWrite::AtReset,
@@ -98,7 +98,7 @@ impl Status {
         let legal = !self.resetting
             && new & !DRIVERS == 0
             && old & !new == 0
-            // Once FAILED, or on its way there, nothing else is added.
+            // After FAILED, or with it, no other bit is added.
             && (new & FAILED == 0 || added & !FAILED == 0)
             && (added & DRIVER == 0 || new & ACKNOWLEDGE != 0)
             && (added & FEATURES_OK == 0 || new & DRIVER != 0)
