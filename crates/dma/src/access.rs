@@ -49,8 +49,9 @@ bitflags! {
         const WRITE = 2;
         /// No order: the caller orders by other means.
         const RELAXED = 4;
-        /// A full barrier before the access. The only order that keeps a load behind an earlier
-        /// store.
+        /// A full barrier before the access.
+        ///
+        /// The only order that keeps a load behind an earlier store.
         const FULL = 8;
     }
 }
@@ -87,8 +88,10 @@ impl Access {
         }
     }
 
-    /// Orders the start of a mapping. Its accesses come later, through raw pointers and system
-    /// calls, so that no fence can stand between them.
+    /// Orders the start of a mapping.
+    ///
+    /// Its accesses come later, through raw pointers and system calls, so that no fence can stand
+    /// between them.
     #[inline(always)]
     pub(crate) fn map(self) {
         if self.contains(Self::FULL) {

@@ -8,7 +8,7 @@ use crate::{Access, DmaError, GuestRange, HostSlice, Mapping, MappingGuard, Segm
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Access to guest memory for one batch of one holder; a read-side critical section.
+/// Access to guest memory for one batch; a read-side critical section.
 ///
 /// No access takes a lock, counts a reference, or writes what another thread writes.
 ///
@@ -135,7 +135,7 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// Reads `out.len()` bytes from offset `skip` of the buffer that consists of `segments`.
+    /// Reads `out.len()` bytes from offset `skip` of the buffer in `segments`.
     ///
     /// # Errors
     /// As [`AccessGuard::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
@@ -212,7 +212,9 @@ impl<'a> AccessGuard<'a> {
         self.handle.is_translated()
     }
 
-    /// Whether the domain translates all of these bytes. Reports the first miss to the domain.
+    /// Whether the domain translates all of these bytes.
+    ///
+    /// Reports the first miss to the domain.
     ///
     /// Permissions do not matter, nor whether there is memory. No translation arrives unnoticed: a
     /// thread that first maps a missing range and then looks for reported misses either finds the
@@ -272,7 +274,7 @@ impl<'a> AccessGuard<'a> {
         Ok(Mapping::new(host, range, MappingGuard::new(self.handle.pin(), access, list)))
     }
 
-    /// Maps bytes `skip .. skip + len` of the buffer that consists of `segments`, for use in place.
+    /// Maps bytes `skip .. skip + len` of the buffer in `segments`, for use in place.
     ///
     /// Appends their host memory to `out`, and returns the guard that keeps it mapped. Appends
     /// nothing on an error. No piece is empty.
@@ -309,8 +311,9 @@ impl<'a> AccessGuard<'a> {
         Ok(MappingGuard::new(self.handle.pin(), access, list))
     }
 
-    /// Marks memory that was written through a [`Mapping`] that continues to live
-    /// ([`Mapping::range`]).
+    /// Marks memory that was written through a [`Mapping`] that stays alive.
+    ///
+    /// Take the range from [`Mapping::range`].
     ///
     /// It is in the dirty log once this access guard is dropped.
     #[inline]
@@ -318,7 +321,9 @@ impl<'a> AccessGuard<'a> {
         self.handle.wrote(range.gpa, range.len);
     }
 
-    /// Records what a mapping covers, for unmapping and for the log. `false` if the table is full.
+    /// Records what a mapping covers, for unmapping and for the log.
+    ///
+    /// `false` if the table is full.
     fn take(&self, list: &mut PinList, addr: u64, piece: Piece, access: Access) -> bool {
         if !self.handle.is_translated() && !access.contains(Access::WRITE) {
             return true;
@@ -381,7 +386,9 @@ impl<'a> AccessGuard<'a> {
         })
     }
 
-    /// [`AccessGuard::each_piece`] with a fallible closure. A fault of the access takes precedence.
+    /// [`AccessGuard::each_piece`] with a fallible closure.
+    ///
+    /// A fault of the access takes precedence.
     fn each_mapped(
         &self,
         addr: u64,
@@ -398,8 +405,9 @@ impl<'a> AccessGuard<'a> {
         result
     }
 
-    /// Host memory of `addr .. addr + len`, and the cache line of its window, if one window has it
-    /// all.
+    /// Host memory of `addr .. addr + len`, if one window has it all.
+    ///
+    /// Also returns the cache line of the window.
     ///
     /// This is the common case. `None` if it does not apply, if there is nothing to do, or on a
     /// fault.
@@ -415,8 +423,9 @@ impl<'a> AccessGuard<'a> {
         whole.then(|| (line, window.host(offset)))
     }
 
-    /// Finds the memory of `addr .. addr + len` and yields it in order: the number of bytes before
-    /// the piece, and the piece.
+    /// Finds the memory of `addr .. addr + len` and yields it in order.
+    ///
+    /// Yields the number of bytes before each piece, and the piece.
     ///
     /// Adjacent memory in one region is one piece. The next piece is found before a piece is
     /// yielded, so that look-up and copy overlap.
@@ -438,8 +447,9 @@ impl<'a> AccessGuard<'a> {
         fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
     }
 
-    /// [`AccessGuard::each_piece`] without reporting faults: returns the bytes before the fault,
-    /// and the fault.
+    /// [`AccessGuard::each_piece`] without reporting faults.
+    ///
+    /// Returns the number of bytes before the fault, and the fault.
     ///
     /// There must be at least one byte, and the last address must not wrap.
     #[inline(always)]

@@ -1,5 +1,6 @@
-//! Cache of windows that a handle found recently: the first and mostly the only look-up of an
-//! access.
+//! Cache of windows that a handle found recently.
+//!
+//! It is the first and mostly the only look-up of an access.
 use crate::line_set::{LINES, LineSet};
 use crate::snapshot::Window;
 use crate::table::PAGE_SHIFT;

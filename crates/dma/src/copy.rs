@@ -32,8 +32,9 @@ use words as many;
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 use x86_64 as many;
 
-/// Word that is moved in one relaxed atomic access on the guest's side and in an unaligned one on
-/// ours.
+/// Word that is moved in one relaxed atomic access on the guest's side.
+///
+/// The access on our side may be unaligned.
 trait Word: Sized {
     /// Loads one word from guest memory.
     ///
@@ -131,8 +132,9 @@ pub(crate) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
     }
 }
 
-/// Orders what [`store_far`] stored before later stores, for a thread that sees those by an
-/// acquire.
+/// Orders what [`store_far`] stored before later stores.
+///
+/// A thread that sees those by an acquire sees it too.
 #[cfg(not(miri))]
 pub(crate) fn flush_far() {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -173,11 +175,14 @@ pub(crate) unsafe fn fill(guest: *mut u8, byte: u8, len: usize) {
     unsafe { many::set(guest, byte, len) };
 }
 
-/// Size of a cache line in bytes on most machines. On others the hint is worth less.
+/// Size of a cache line in bytes on most machines.
+///
+/// On others the hint is worth less.
 const LINE: usize = 64;
 
-/// Prefetches the cache lines of `guest .. guest + len` for reading or writing. A hint: any pointer
-/// is allowed.
+/// Prefetches the cache lines of `guest .. guest + len` for reading or writing.
+///
+/// A hint: any pointer is allowed.
 #[inline(always)]
 pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
     let mut at = guest.map_addr(|addr| addr & !(LINE - 1));

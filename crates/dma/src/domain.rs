@@ -21,7 +21,7 @@ use std::time::Duration;
 const PAGE: u64 = 1 << PAGE_SHIFT;
 /// Size of a node of the tree in bytes.
 const NODE: u64 = size_of::<crate::table::Node>() as u64;
-/// Default limit of the tables in bytes: enough for the leaves of 16 million scattered pages.
+/// Default limit of the tables in bytes: enough for 16 million scattered pages.
 const TABLES: u64 = 256 << 20;
 
 /// Access that found no translation, or one that forbids it.
@@ -35,8 +35,7 @@ pub struct Miss {
     pub denied: bool,
 }
 
-/// Address space of a device: maps device addresses (IOVAs) to guest-physical ones, with
-/// permissions.
+/// Address space of a device: translates IOVAs to guest-physical addresses.
 ///
 /// Cheap to clone; clones are the same domain.
 #[derive(Clone, Debug)]
@@ -108,8 +107,9 @@ impl Domain {
         Self { memory: memory.clone(), shared: Arc::new(shared) }
     }
 
-    /// Sets the hook to call for each access that lacks a translation or a permission. The first
-    /// hook stays.
+    /// Sets the hook to call for each access that lacks a translation or a permission.
+    ///
+    /// The first hook stays.
     ///
     /// The hook runs before the access returns its error, inside its batch. It must not wait for a
     /// translation, nor change the domain: an unmapping waits for that batch. It reports the miss
@@ -119,7 +119,7 @@ impl Domain {
         let _ = self.shared.on_miss.set(Box::new(hook));
     }
 
-    /// Maps `size` bytes of device addresses from `addr` on to guest-physical memory from `gpa` on.
+    /// Maps `size` bytes of device addresses at `addr` to guest-physical `gpa`.
     ///
     /// `access` is the set of allowed directions: READ, WRITE or both. Whether there is memory is
     /// checked by each access.
@@ -145,8 +145,9 @@ impl Domain {
         Ok(())
     }
 
-    /// Unmaps `size` bytes of device addresses from `addr` on. Returns the number of bytes that
-    /// were mapped.
+    /// Unmaps `size` bytes of device addresses from `addr` on.
+    ///
+    /// Returns the number of bytes that were mapped.
     ///
     /// The pieces need not be those that were mapped. When it returns without an error, no access
     /// and no mapping touches them through this domain any more.

@@ -3,7 +3,9 @@ use crate::Access;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Failed access. Bytes before the failing one may have been moved; `done` says how many.
+/// Failed access.
+///
+/// Bytes before the failing one may have been moved; `done` says how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DmaError {

@@ -23,7 +23,9 @@ const ONCE_WRITTEN: u64 = 0;
 /// guard, nothing waits for the holder.
 #[derive(Debug)]
 pub struct Handle {
-    /// Where accesses look first. With one region and no domain, it is the only look-up.
+    /// Where accesses look first.
+    ///
+    /// With one region and no domain, it is the only look-up.
     cache: Cache,
     /// Page size of the active log, as a power of two.
     shift: u32,
@@ -88,7 +90,9 @@ impl Handle {
         handle
     }
 
-    /// Names the holder for the errors of threads that wait for it. The first name stays.
+    /// Names the holder for the errors of threads that wait for it.
+    ///
+    /// The first name stays.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         self.reader.set_name(name.into());
@@ -178,7 +182,9 @@ impl Handle {
         self.cache.line(addr)
     }
 
-    /// Finds the window around `addr`. The access guard in which `near` was made must be live.
+    /// Finds the window around `addr`.
+    ///
+    /// The access guard in which `near` was made must be live.
     #[inline(always)]
     pub(crate) fn find_near(&self, addr: u64, near: &mut Near) -> Result<Window, Fault> {
         let snapshot = &self.pin.snapshot;
@@ -195,8 +201,9 @@ impl Handle {
         })
     }
 
-    /// Finds the window around `addr` and puts it in its line, if there is one. An access guard
-    /// must be live.
+    /// Finds the window around `addr` and puts it in its line, if there is one.
+    ///
+    /// An access guard must be live.
     ///
     /// Handles the common case, and needs so few registers that none is saved first. Accesses that
     /// miss the cache wait for memory: the fewer instructions each has, the further ahead the
@@ -221,7 +228,9 @@ impl Handle {
         self.look_up(addr, line).is_ok()
     }
 
-    /// Finds the window around `addr` and puts it in its line. An access guard must be live.
+    /// Finds the window around `addr` and puts it in its line.
+    ///
+    /// An access guard must be live.
     pub(crate) fn look_up(&self, addr: u64, line: &CacheLine) -> Result<Window, Fault> {
         let window = self.find_near(addr, &mut Near::nowhere())?;
         self.cache.put(line, addr, window, self.found);
@@ -237,8 +246,9 @@ impl Handle {
         }
     }
 
-    /// Notes `len` written bytes (at least 1) from `addr` on, inside the window of `line`. They are
-    /// marked when the access guard is dropped.
+    /// Notes `len` written bytes (at least 1) at `addr`, in the window of `line`.
+    ///
+    /// They are marked when the access guard is dropped.
     #[inline(always)]
     pub(crate) fn wrote_inside(&self, line: &CacheLine, addr: u64, len: usize) {
         let turn = self.written.turn();
@@ -263,7 +273,9 @@ impl Handle {
         }
     }
 
-    /// Notes a write to guest-physical memory. It is marked when the access guard is dropped.
+    /// Notes a write to guest-physical memory.
+    ///
+    /// It is marked when the access guard is dropped.
     #[inline(always)]
     pub(crate) fn wrote(&self, gpa: u64, len: usize) {
         if self.shift != OFF && len > 0 {

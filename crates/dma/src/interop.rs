@@ -1,5 +1,6 @@
-//! vm-memory adapter: guest memory for crates that take vm-memory's traits (linux-loader, vhost,
-//! vfio-ioctls).
+//! vm-memory adapter: guest memory for crates that take vm-memory's traits.
+//!
+//! Such crates are linux-loader, vhost and vfio-ioctls.
 //!
 //! ```text
 //! Memory --View::new--> View: GuestMemoryBackend --iter, find_region--> ViewRegion: GuestMemoryRegion

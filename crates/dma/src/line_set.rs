@@ -1,8 +1,9 @@
 //! Set of cache lines.
 use std::cell::Cell;
 
-/// Number of lines: often enough for the pages of a queue's buffers. They take 16 KiB, of which
-/// only the part in use matters.
+/// Number of lines: often enough for the pages of a queue's buffers.
+///
+/// They take 16 KiB, of which only the part in use matters.
 pub(crate) const LINES: usize = 256;
 const WORDS: usize = LINES / u64::BITS as usize;
 

@@ -48,8 +48,9 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Makes a clean log for addresses below `end`, with pages of `page_size` bytes (a power of
-    /// two, at least 4096).
+    /// Makes a clean log for addresses below `end`.
+    ///
+    /// `page_size` is in bytes, a power of two, at least 4096.
     ///
     /// # Errors
     /// The page size is invalid, `end` is above 2^48, or the host refuses the memory.
@@ -95,8 +96,9 @@ impl DirtyLog {
         Ok(Arc::new(Self { words, shift: LOG_PAGE.trailing_zeros() }))
     }
 
-    /// Whether the file was truncated. Its marks are then lost, and a migration that uses them must
-    /// fail.
+    /// Whether the file was truncated.
+    ///
+    /// Its marks are then lost, and a migration that uses them must fail.
     #[must_use]
     pub fn lost(&self) -> bool {
         self.words.lost()
@@ -114,8 +116,9 @@ impl DirtyLog {
         (self.words.words().len() as u64 * WORD_BITS) << self.shift
     }
 
-    /// File with the bits, for the process that harvests them (vhost: `VHOST_USER_SET_LOG_BASE`).
-    /// Sealed against changes of size.
+    /// File with the bits, for the process that harvests them.
+    ///
+    /// For vhost, send it by `VHOST_USER_SET_LOG_BASE`. It is sealed against changes of size.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.words.fd()
@@ -132,8 +135,9 @@ impl DirtyLog {
         self.shift
     }
 
-    /// Marks the pages of `gpa .. gpa + len`. The caller has made the fence. Memory beyond the log
-    /// was removed, and is ignored.
+    /// Marks the pages of `gpa .. gpa + len`.
+    ///
+    /// The caller has made the fence. Memory beyond the log was removed, and is ignored.
     pub(crate) fn mark(&self, gpa: u64, len: u64) {
         if len > 0 {
             self.mark_pages(gpa >> self.shift, gpa.saturating_add(len - 1) >> self.shift);
@@ -150,8 +154,9 @@ impl DirtyLog {
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % WORD_BITS) & 1 != 0)
     }
 
-    /// Marks the page around an address. The caller has made the fence. An address beyond the log
-    /// is ignored.
+    /// Marks the page around an address.
+    ///
+    /// The caller has made the fence. An address beyond the log is ignored.
     pub(crate) fn mark_page_of(&self, gpa: u64) {
         let page = gpa >> self.shift;
         if let Some(word) = self.words.words().get((page / WORD_BITS) as usize)

@@ -1,4 +1,4 @@
-//! Mappings: guest memory that is used in place, and the guard that keeps it mapped.
+//! Mappings: guest memory for use in place, and the guard that keeps it mapped.
 use crate::memory::SnapshotPin;
 use crate::pin_table::PinList;
 use crate::sync::fence;
@@ -29,7 +29,9 @@ unsafe impl Send for HostSlice {}
 unsafe impl Sync for HostSlice {}
 
 impl HostSlice {
-    /// Copies its first bytes into `out`, in no particular order: the mapping orders them.
+    /// Copies its first bytes into `out`.
+    ///
+    /// The bytes move in no particular order: the mapping orders them.
     ///
     /// # Safety
     /// The [`MappingGuard`] or [`Mapping`] that it came with lives, and `out` is no longer than it.
@@ -139,8 +141,9 @@ impl Mapping {
         Self { host, range, guard }
     }
 
-    /// First byte in this process. Touch it only by raw atomic or volatile accesses and system
-    /// calls.
+    /// First byte in this process.
+    ///
+    /// Touch it only by raw atomic or volatile accesses and system calls.
     #[must_use]
     pub fn host(&self) -> NonNull<u8> {
         self.host
@@ -152,7 +155,9 @@ impl Mapping {
         self.range.len
     }
 
-    /// Copies `data` to its beginning, in no particular order: dropping the mapping orders it.
+    /// Copies `data` to its beginning.
+    ///
+    /// The bytes move in no particular order: dropping the mapping orders them.
     ///
     /// Returns `false`, and copies nothing, if the mapping is shorter or was not mapped for
     /// writing.
@@ -167,8 +172,10 @@ impl Mapping {
         true
     }
 
-    /// Guest-physical range: for [`AccessGuard::mark`](crate::AccessGuard::mark) after a write to a
-    /// mapping that stays alive.
+    /// Guest-physical range.
+    ///
+    /// For [`AccessGuard::mark`](crate::AccessGuard::mark) after a write to a mapping that stays
+    /// alive.
     #[must_use]
     pub fn range(&self) -> GuestRange {
         self.range

@@ -136,7 +136,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Waits until no batch uses anything older than what was published before the call.
+    /// Waits until no batch uses state from before the last publication.
     ///
     /// A handle without a live access guard is not waited for. [`Mapping`](crate::Mapping)s and
     /// [`MappingGuard`](crate::MappingGuard)s are not waited for: they keep their regions mapped.
@@ -200,8 +200,9 @@ impl Memory {
         Handle::new(&self.published, None)
     }
 
-    /// Lends the memory to an accessor that uses host addresses and marks nothing: the kernel, or
-    /// another process.
+    /// Lends the memory to an accessor that marks nothing.
+    ///
+    /// It uses host addresses: the kernel, or another process.
     ///
     /// Until the loan is dropped, no dirty log can be turned on, because it would be incomplete.
     ///

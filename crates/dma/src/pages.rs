@@ -77,8 +77,9 @@ impl DirtyPages {
         self.words.fill(0);
     }
 
-    /// Adds a bitmap of the same range in pages of `page_size` bytes: KVM's log of a memory slot,
-    /// for example.
+    /// Adds a bitmap of the same range in pages of `page_size` bytes.
+    ///
+    /// KVM's log of a memory slot, for example.
     ///
     /// Ignores pages beyond the range.
     ///
@@ -92,7 +93,9 @@ impl DirtyPages {
         Ok(())
     }
 
-    /// Adds these pages to `bitmap`, which covers `gpa .. gpa + len` in pages of `page_size` bytes.
+    /// Adds these pages to a bitmap.
+    ///
+    /// `bitmap` covers `gpa .. gpa + len` in pages of `page_size` bytes.
     ///
     /// Does what VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT does: only sets bits. A larger page is set
     /// if any part of it is in the set; of smaller pages all parts are set.

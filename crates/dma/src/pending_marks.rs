@@ -30,8 +30,9 @@ impl PendingMarks {
         Self { turn: Cell::new(1), count: Cell::new(0), list: [const { Cell::new(0) }; CAPACITY] }
     }
 
-    /// Number of the current turn: what was noted in it is in the list. (It does not wrap: 2^64
-    /// turns do not pass.)
+    /// Number of the current turn: what was noted in it is in the list.
+    ///
+    /// (It does not wrap: 2^64 turns do not pass.)
     #[inline(always)]
     pub(crate) fn turn(&self) -> u64 {
         self.turn.get()

@@ -1,5 +1,6 @@
-//! Pin table: the mappings of one holder. The holder fills it, any thread may release entries,
-//! publishers read it.
+//! Pin table: the mappings of one holder.
+//!
+//! The holder fills it, any thread may release entries, publishers read it.
 //!
 //! ```text
 //!            add (the holder)                     release (the thread that drops the mapping guard)
@@ -60,7 +61,9 @@ pub(crate) struct PinTable {
 #[repr(align(64))]
 struct Returned(AtomicU32);
 
-/// List of entries that belong to one mapping guard. Plain data: the guard releases it, once.
+/// List of entries that belong to one mapping guard.
+///
+/// Plain data: the guard releases it, once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinList {
     head: u32,
@@ -97,7 +100,9 @@ impl PinTable {
         self.chunks.get(chunk)?.get()?.get(position)
     }
 
-    /// Puts `run` before `list`; for the holder only. `None` if 2^28 entries are in use.
+    /// Puts `run` before `list`; for the holder only.
+    ///
+    /// `None` if 2^28 entries are in use.
     pub(crate) fn add(&self, list: PinList, run: Run, change: u64) -> Option<PinList> {
         let head = self.pop()?;
         let entry = self.entry(head)?;
@@ -190,7 +195,9 @@ impl PinTable {
         }
     }
 
-    /// Whether anything is mapped. If not, what was done through mappings happened before.
+    /// Whether anything is mapped.
+    ///
+    /// If not, what was done through mappings happened before.
     pub(crate) fn is_any_pinned(&self) -> bool {
         // Relaxed for the count: the holder is gone, which it recorded under the caller's lock.
         // Acquire: pairs with the Release in `release`.

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// unmapped, and as many again for requests in flight, in-flight regions and dirty logs.
 pub const MAX_CLIENT_MAPPINGS: u64 = 256;
 
-/// Address space in bytes that a client's mapping must leave to the rest of the process.
+/// Address space in bytes that client mappings must leave to the process.
 ///
 /// Threads and small allocations need it: they cannot each report failure.
 pub const HEADROOM: usize = 64 << 20;
@@ -39,17 +39,20 @@ pub struct MappingLimits {
     pub max_client_memory: u64,
     /// Most bytes mapped for all clients together.
     pub max_memory: u64,
-    /// Most protected mappings of all clients together; one client has at most
-    /// [`MAX_CLIENT_MAPPINGS`].
+    /// Most protected mappings of all clients together.
+    ///
+    /// One client has at most [`MAX_CLIENT_MAPPINGS`].
     pub max_mappings: u64,
-    /// Most bytes of all clients' translation tables; each client gets an equal part, from 1 MiB to
-    /// 64 MiB.
+    /// Most bytes of all clients' translation tables.
+    ///
+    /// Each client gets an equal part, from 1 MiB to 64 MiB.
     pub max_tables: u64,
 }
 
 impl MappingLimits {
-    /// Highest useful value of [`max_mappings`](Self::max_mappings); the rest of the process's
-    /// table is for images.
+    /// Highest useful value of [`max_mappings`](Self::max_mappings).
+    ///
+    /// The rest of the process's table is for images.
     pub const MOST_MAPPINGS: u64 = sigbus::MAX_MAPPINGS as u64 / 4 * 3;
 
     /// Derives limits from this host.
@@ -153,8 +156,9 @@ impl MappingPool {
         self.limits
     }
 
-    /// Makes a quota for one more client. It reduces the guaranteed shares: make all quotas before
-    /// the first client is served.
+    /// Makes a quota for one more client.
+    ///
+    /// It reduces the guaranteed shares: make all quotas before the first client is served.
     #[must_use]
     pub fn quota(self: &Arc<Self>) -> MappingQuota {
         let mut uses = self.lock();
@@ -216,8 +220,9 @@ impl MappingQuota {
         self.used().mappings
     }
 
-    /// Most bytes of this client's translation tables
-    /// ([`Domain::with_limit`](crate::Domain::with_limit)).
+    /// Most bytes of this client's translation tables.
+    ///
+    /// See [`Domain::with_limit`](crate::Domain::with_limit).
     #[must_use]
     pub fn max_tables(&self) -> u64 {
         let clients = self.0.pool.lock().iter().flatten().count() as u64;

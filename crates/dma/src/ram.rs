@@ -1,4 +1,4 @@
-//! Host memory that can be shared by descriptor: a memfd or a client's file, mapped shared.
+//! Host memory that is shared by descriptor: a mapped memfd or client's file.
 #[cfg(miri)]
 pub(crate) use interpreted::Ram;
 #[cfg(not(miri))]
@@ -73,8 +73,9 @@ mod mapped {
             Self::whole(file, len, refused)
         }
 
-        /// Maps the file of another process, which must be sealed as [`Ram::new`] seals its own,
-        /// and have `size` bytes.
+        /// Maps the file of another process.
+        ///
+        /// It must be sealed as [`Ram::new`] seals its own, and have `size` bytes.
         pub(crate) fn of(file: OwnedFd, size: u64) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
             let len = usize::try_from(size).map_err(|_| refused("address", invalid("too large")))?;
@@ -107,8 +108,9 @@ mod mapped {
             })
         }
 
-        /// Maps `size` bytes of the file of another process from `offset` on; both are whole pages
-        /// of 4096 bytes.
+        /// Maps `size` bytes of the file of another process from `offset` on.
+        ///
+        /// Both are whole pages of 4096 bytes.
         ///
         /// The file may shrink; the alarm is raised when that is noticed. Asks for huge pages where
         /// they are wanted. The mapping counts in the quota, if there is one, and must then leave

@@ -1,4 +1,4 @@
-//! Reader slots: which holders are inside a batch, and how a publisher waits for them.
+//! Reader slots: which holders are in a batch, and how publishers wait for them.
 //!
 //! ```text
 //!  outside (seq even) --enter: seq + 1, full fence--> inside (seq odd) --leave: seq + 1, release--> outside
@@ -132,8 +132,10 @@ impl ReaderSlots {
         readers.retain(Listed::is_needed);
     }
 
-    /// Waits until no batch is running that began before the published change, and until no mapping
-    /// remains that overlaps `mapped` and was made before the domain's change number in it.
+    /// Waits until no batch runs that began before the published change.
+    ///
+    /// Also waits until no mapping remains that overlaps `mapped` and was made before the domain's
+    /// change number in it.
     ///
     /// Call it after publishing the change. No holder waits for the caller: a slot that is listed
     /// after this function read the list also enters after it.

@@ -66,8 +66,9 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a memfd and maps it shared. The file is sealed against changes of size, where the host
-    /// supports it.
+    /// Makes a memfd and maps it shared.
+    ///
+    /// The file is sealed against changes of size, where the host supports it.
     ///
     /// # Errors
     /// The configuration is misaligned, or the host lacks the memory (for huge pages the error says
@@ -78,7 +79,9 @@ impl Region {
         Ok(Arc::new(Self { gpa, size, writable, ram: Ram::new(size, backing)? }))
     }
 
-    /// Maps what another process made by [`Region::new`], from its descriptor ([`Region::fd`]).
+    /// Maps what another process made by [`Region::new`].
+    ///
+    /// `file` is a descriptor from [`Region::fd`].
     ///
     /// # Errors
     /// As [`Region::new`]; or the file is not sealed against shrinking.
@@ -156,7 +159,9 @@ impl Region {
         self.ram.offset()
     }
 
-    /// Whether its file was truncated, so that private zeroes have replaced it or are about to.
+    /// Whether its file was truncated.
+    ///
+    /// Private zeroes have then replaced the region, or are about to.
     ///
     /// Only a protected region ([`Region::guarded`]) can be lost.
     #[must_use]

@@ -1,4 +1,4 @@
-//! SIGBUS handler: memory that another process may take away by truncating a mapped file.
+//! SIGBUS handler: protects mapped files that another process may truncate.
 //!
 //! ```text
 //!   access -> SIGBUS -> address in a protected mapping?
@@ -65,8 +65,9 @@ impl AsFd for Alarm {
     }
 }
 
-/// Most protected mappings at a time: as many as the kernel's default allows per process in all
-/// (`vm.max_map_count`).
+/// Most protected mappings at a time.
+///
+/// As many as the kernel's default allows per process in all (`vm.max_map_count`).
 ///
 /// The table is static and zero, so unused parts take no memory.
 pub(crate) const MAX_MAPPINGS: usize = 1 << 16;
@@ -213,7 +214,9 @@ impl Drop for Protection {
     }
 }
 
-/// Whether zeroes may have replaced one of these pieces because their owner truncated the file.
+/// Whether one of these pieces may be lost: its owner truncated the file.
+///
+/// Zeroes may then have replaced it.
 ///
 /// If this returns `false` after a copy, the copy is of the real contents. Cheap while nothing is
 /// lost in this process.
@@ -288,7 +291,9 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Replaces the protected mapping around `addr`. `false` if there is none, or if the host refuses.
+/// Replaces the protected mapping around `addr`.
+///
+/// `false` if there is none, or if the host refuses.
 fn replace(addr: usize) -> bool {
     let inside = |found: &Found| addr.wrapping_sub(found.start) < found.len;
     // Relaxed: see `Protection::new`.

@@ -105,8 +105,9 @@ impl Window {
         self.host.wrapping_add(offset as usize)
     }
 
-    /// Whether it is at most the smallest page, and so in one page of any log: blocks of
-    /// translations and regions are whole pages.
+    /// Whether it is at most the smallest page, and so in one page of any log.
+    ///
+    /// Blocks of translations and regions are whole pages.
     #[inline(always)]
     pub(crate) fn is_in_one_page(&self) -> bool {
         self.size <= LOG_PAGE
@@ -130,7 +131,9 @@ impl Window {
     }
 }
 
-/// Regions by address, none overlapping, and the log that covers them. Keeps the regions mapped.
+/// Regions by address, none overlapping, and the log that covers them.
+///
+/// Keeps the regions mapped.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     windows: Box<[Window]>,

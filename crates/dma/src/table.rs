@@ -1,5 +1,6 @@
-//! Translation table of a domain: a radix tree over page numbers that changes while other threads
-//! walk it.
+//! Translation table of a domain: a radix tree over page numbers.
+//!
+//! It changes while other threads walk it.
 //!
 //! ```text
 //! root (height 0 to 6) --> node: 512 entries --> node ... --> leaf: guest page, permissions
@@ -23,8 +24,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Base-2 logarithm of the smallest page.
 pub(crate) const PAGE_SHIFT: u32 = 12;
-/// Number of bits of the page number that one node resolves. Models have tiny nodes, since each
-/// atomic is expensive there.
+/// Number of bits of the page number that one node resolves.
+///
+/// Models have tiny nodes, since each atomic is expensive there.
 const BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 const ENTRIES: usize = 1 << BITS;
 /// Height that resolves every 64-bit address.
@@ -32,8 +34,9 @@ const MAX_HEIGHT: u32 = (64 - PAGE_SHIFT).div_ceil(BITS);
 /// Highest level of a leaf: one of 2^48 bytes, so that sizes stay far below 2^64.
 const MAX_LEAF: u32 = 36 / BITS;
 
-/// Bit 0 of an entry distinguishes a leaf from a child, which is aligned. The device's permissions
-/// follow.
+/// Bit 0 of an entry distinguishes a leaf from a child, which is aligned.
+///
+/// The device's permissions follow.
 const LEAF: usize = 1;
 const ALLOWS_SHIFT: u32 = 1;
 const ALLOWS: usize = (Access::READ.bits() | Access::WRITE.bits()) as usize;
@@ -41,8 +44,10 @@ const ALLOWS: usize = (Access::READ.bits() | Access::WRITE.bits()) as usize;
 const _: () = assert!(size_of::<usize>() == 8, "a leaf holds a 64-bit guest address");
 const _: () = assert!(BITS * (MAX_HEIGHT - 1) < 64 && ALLOWS < 8);
 
-/// Child, leaf or nothing. In the root pointer, the low bits hold the number of bits of the page
-/// number that the root leaves to the nodes below it.
+/// Child, leaf or nothing.
+///
+/// In the root pointer, the low bits hold the number of bits of the page number that the root
+/// leaves to the nodes below it.
 type Entry = AtomicPtr<Node>;
 
 /// Node of the tree.
@@ -73,8 +78,9 @@ impl Node {
     }
 }
 
-/// Nodes that a change will put into the tree. All are made before the change begins, so that it
-/// cannot fail half-way.
+/// Nodes that a change will put into the tree.
+///
+/// All are made before the change begins, so that it cannot fail half-way.
 #[derive(Debug, Default)]
 pub(crate) struct Spares(Vec<Box<Node>>);
 
@@ -230,7 +236,9 @@ impl Table {
         Self { root: AtomicPtr::new(null_mut()) }
     }
 
-    /// Block around `addr`. Uses the node that an earlier walk left in `near`, if `addr` is in it.
+    /// Block around `addr`.
+    ///
+    /// Uses the node that an earlier walk left in `near`, if `addr` is in it.
     ///
     /// # Safety
     /// No node that was unlinked after the first walk with `near` began is freed before the last
@@ -319,8 +327,9 @@ impl Table {
         spans(level, start, first, last).map(each)
     }
 
-    /// Most nodes that [`Table::insert`] makes: only the paths to the two ends need any, and each
-    /// 512 pages of the largest leaf size.
+    /// Most nodes that [`Table::insert`] makes.
+    ///
+    /// Only the paths to the two ends need any, and each 512 pages of the largest leaf size.
     pub(crate) fn nodes_to_insert(first: u64, last: u64) -> u64 {
         2 * u64::from(MAX_HEIGHT) + ((last - first) >> (BITS * (MAX_LEAF + 1)))
     }
@@ -328,8 +337,9 @@ impl Table {
     /// Most nodes that [`Table::remove`] makes: it may split a leaf at either end.
     pub(crate) const NODES_TO_REMOVE: u64 = 2 * MAX_LEAF as u64;
 
-    /// Translates pages `first..=last`, none of which is mapped, to guest memory from `gpa` on.
-    /// Returns the number of nodes made.
+    /// Translates pages `first..=last` to guest memory from `gpa` on.
+    ///
+    /// None of them may be mapped. Returns the number of nodes made.
     ///
     /// # Errors
     /// The host has no memory: no page is translated. The nodes made until then stay in the tree;
@@ -409,8 +419,9 @@ impl Table {
         }
     }
 
-    /// Number of nodes that splitting a leaf at `page`, an end of `first..=last`, takes: none if
-    /// the range has all of the leaf.
+    /// Number of nodes that splitting a leaf at `page` takes.
+    ///
+    /// `page` is an end of `first..=last`; 0 if the range has all of the leaf.
     fn nodes_to_cut(&self, page: u64, first: u64, last: u64) -> usize {
         let (mut node, height) = split(self.root.load(Relaxed));
         let mut leaf = false;
@@ -571,7 +582,8 @@ mod tests {
 
     #[test]
     fn the_whole_address_space_can_be_mapped_and_unmapped() {
-        // 128 subtrees below the root, each with 512 leaves. Miri, which is slow, gets the last two.
+        // 128 subtrees below the root, each with 512 leaves. Miri, which is slow, gets the last
+        // two.
         let first = if cfg!(miri) { ALL - ((2 << 45) - 1) } else { 0 };
         let table = Table::new();
         let made = table.insert(first, ALL, first << PAGE_SHIFT, Access::all()).unwrap();

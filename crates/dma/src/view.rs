@@ -1,4 +1,6 @@
-//! File view: a mapped, protected file, copied to and from guest memory without a system call.
+//! File view: a mapped, protected file.
+//!
+//! It is copied to and from guest memory without a system call.
 use crate::ram::Ram;
 use crate::sigbus::is_lost;
 use crate::{Alarm, HostSlice, MemoryError, copy};
@@ -7,8 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Length in bytes from which a piece bypasses the caches, since it is not expected to be read
-/// again soon.
+/// Length in bytes from which a piece bypasses the caches.
+///
+/// Such a piece is not expected to be read again soon.
 ///
 /// A copy of 128 KiB takes 5.5 µs this way, and 8 µs otherwise.
 const FAR_MIN: usize = 64 << 10;
@@ -35,8 +38,9 @@ pub struct FileView {
 }
 
 impl FileView {
-    /// Maps `len` bytes of a regular file, for writing too if `writable`. `alarm` is raised when it
-    /// is lost.
+    /// Maps `len` bytes of a regular file, for writing too if `writable`.
+    ///
+    /// `alarm` is raised when it is lost.
     ///
     /// # Errors
     /// As [`Region::guarded`](crate::Region::guarded).
@@ -46,7 +50,9 @@ impl FileView {
         Ok(Self { ram, len: len as usize })
     }
 
-    /// Whether an access hit a missing part, so that private zeroes have replaced all of it.
+    /// Whether an access hit a missing part.
+    ///
+    /// Private zeroes have then replaced all of it.
     ///
     /// If this returns `false` after a copy, the copy has the contents of the file.
     #[must_use]
@@ -59,8 +65,9 @@ impl FileView {
         usize::try_from(offset).is_ok_and(|offset| offset <= self.len && len <= self.len - offset)
     }
 
-    /// Copies from `offset` on to `piece`, all of its length. Returns `false`, and does nothing, if
-    /// the view is too short.
+    /// Copies from `offset` on to `piece`, all of its length.
+    ///
+    /// Returns `false`, and does nothing, if the view is too short.
     ///
     /// # Safety
     /// The guard that the piece came with ([`MappingGuard`](crate::MappingGuard),

@@ -1,4 +1,4 @@
-//! Batch delay: lets work accumulate while it arrives fast, so that more is taken at once.
+//! Batch delay: lets work accumulate while it arrives fast.
 //!
 //! Complements [`PollWindow`].
 //!
@@ -22,8 +22,9 @@ use std::time::Duration;
 
 /// Longest pause.
 const LONGEST: Duration = Duration::from_micros(10);
-/// Fewest buffers that the longest pause must collect. There is no pause if work arrives more
-/// slowly.
+/// Fewest buffers that the longest pause must collect.
+///
+/// There is no pause if work arrives more slowly.
 const LEAST: u32 = 16;
 /// Fewest buffers in a turn that a pause follows: after less, the burst may be over.
 const SOME: u32 = 8;
@@ -73,8 +74,9 @@ impl BatchDelay {
         Self { wanted, stage, left: 1, count, time, pause, without, slow: 0, rest: 0 }
     }
 
-    /// Number of buffers at which a turn may end: if fewer are there, the rest may arrive in a
-    /// pause.
+    /// Number of buffers below which a turn may end.
+    ///
+    /// The rest may arrive in a pause.
     ///
     /// 0 if the turn must end with a look that finds nothing.
     #[must_use]
@@ -82,8 +84,9 @@ impl BatchDelay {
         if self.stage == Stage::Batching { self.wanted } else { 0 }
     }
 
-    /// Records a turn that took `taken` buffers and ended `elapsed` after the last one. Returns the
-    /// pause.
+    /// Records a turn that took `taken` buffers and ended `elapsed` after the last one.
+    ///
+    /// Returns the pause.
     pub fn turn(&mut self, taken: u32, elapsed: Duration) -> Duration {
         if self.wanted == 0 || elapsed > IDLE {
             return Duration::ZERO;
@@ -134,9 +137,10 @@ impl BatchDelay {
 mod tests {
     use super::*;
 
-    /// Simulates `turns` turns. The other side makes a buffer each `each` ns, but has at most
-    /// `most` in flight, and takes `back` ns to continue. Returns the work and time in all, and the
-    /// longest pause.
+    /// Simulates `turns` turns.
+    ///
+    /// The other side makes a buffer each `each` ns, but has at most `most` in flight, and takes
+    /// `back` ns to continue. Returns the work and time in all, and the longest pause.
     fn play(
         window: &mut BatchDelay,
         turns: u32,

@@ -96,7 +96,9 @@ impl Ownership {
 }
 
 impl HostNotifier {
-    /// Makes a deassigned, signalled notifier for writes of `datamatch` to guest-physical `addr`.
+    /// Makes a deassigned, signalled notifier.
+    ///
+    /// Kicks are writes of `datamatch` (any value if `None`) to guest-physical `addr`.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -114,7 +116,9 @@ impl HostNotifier {
         }
     }
 
-    /// Makes a deassigned notifier whose kicks another process manages: only its eventfd is used.
+    /// Makes a deassigned notifier whose kicks another process manages.
+    ///
+    /// Only its eventfd is used.
     #[must_use]
     pub fn of(notifier: Notifier) -> Self {
         Self::with(notifier, Arc::new(NoIoEventFds), 0, None)
@@ -181,7 +185,9 @@ impl HostNotifier {
         Ok(())
     }
 
-    /// Sets the address of kicks; `None` for nowhere (the guest moved the device or disabled it).
+    /// Sets the address of kicks; `None` for nowhere.
+    ///
+    /// The guest moves or disables the device so.
     ///
     /// An ioeventfd moves along, and returns when there is an address again. Signals once, for
     /// kicks in between. The owner of the eventfd is not affected.
@@ -198,8 +204,9 @@ impl HostNotifier {
         result
     }
 
-    /// Hands the notifier to a vhost back end. Counted: each grab needs a
-    /// [`HostNotifier::release`].
+    /// Hands the notifier to a vhost back end.
+    ///
+    /// Counted: each grab needs a [`HostNotifier::release`].
     ///
     /// Remove the handler before. The first grab signals once, so the back end may begin to wait
     /// before or after.

@@ -29,8 +29,9 @@ impl Interrupts {
         Self { line: InterruptLine::new(sink), msi: None, on: AtomicBool::new(false) }
     }
 
-    /// Makes interrupts with a wired line, and with messages that are off until
-    /// [`Interrupts::use_msi`].
+    /// Makes interrupts with a wired line and messages.
+    ///
+    /// Messages are off until [`Interrupts::use_msi`].
     #[must_use]
     pub fn with_msi(sink: Arc<dyn InterruptSink>, msi: MsiTable) -> Self {
         Self { msi: Some(msi), ..Self::wired(sink) }
@@ -46,7 +47,7 @@ impl Interrupts {
         }
     }
 
-    /// Interrupts the driver for a configuration change, or because the device needs a reset.
+    /// Interrupts the driver for a configuration change or a needed reset.
     pub fn config_change(&self) {
         match self.messages() {
             Some(msi) => msi.configuration(),
@@ -83,7 +84,7 @@ impl Interrupts {
         self.messages().is_some()
     }
 
-    /// Resets to the defaults: no cause is pending, MSI is off, no vector has a message.
+    /// Resets to the defaults: nothing pending, MSI off, no messages.
     ///
     /// Stop all threads that raise interrupts first.
     pub fn reset(&self) {

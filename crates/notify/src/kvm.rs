@@ -44,8 +44,9 @@ impl IoEventFds for KvmIoEventFds {
     }
 }
 
-/// irqfd: raising it makes KVM deliver an edge on `gsi`, without an exit or a system call on the
-/// vCPU's side.
+/// irqfd: raising it makes KVM deliver an edge on a GSI.
+///
+/// It takes no exit and no system call on the vCPU's side.
 ///
 /// KVM releases it when the eventfd is closed, that is, when this is dropped.
 #[derive(Debug)]

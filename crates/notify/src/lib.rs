@@ -99,9 +99,11 @@ pub enum NotifyError {
     },
 }
 
-/// Registers eventfds at guest addresses: KVM's ioeventfd, or a machine without one.
+/// Registers eventfds at guest addresses (KVM: ioeventfd).
 pub trait IoEventFds: Send + Sync {
-    /// Has a 32-bit write of `datamatch` to guest-physical `addr` signal `notifier` without an exit.
+    /// Has writes to guest-physical `addr` signal `notifier` without an exit.
+    ///
+    /// A write has 32 bits and the value `datamatch`.
     ///
     /// With `None` any write signals. Must not call back into the notifier's [`HostNotifier`].
     ///

@@ -13,11 +13,13 @@ use crate::sync::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Sink that raises the line: an irqfd, or in-process delivery. Edge-triggered: each call is one
-/// interrupt.
+/// Sink that raises the line: an irqfd, or in-process delivery.
+///
+/// Edge-triggered: each call is one interrupt.
 pub trait InterruptSink: Send + Sync {
-    /// Raises one interrupt. A release: the interrupted thread sees all that this thread did
-    /// before.
+    /// Raises one interrupt.
+    ///
+    /// A release: the interrupted thread sees all that this thread did before.
     fn raise(&self);
 }
 
@@ -34,8 +36,9 @@ impl InterruptSink for Notifier {
 /// thread that adds it, or by the one that clears the bit.
 const SILENT: u32 = 1 << 31;
 
-/// InterruptStatus and the line behind it. Any thread may raise; the transport reads and
-/// acknowledges.
+/// InterruptStatus and the line behind it.
+///
+/// Any thread may raise; the transport reads and acknowledges.
 pub struct InterruptLine {
     sink: Arc<dyn InterruptSink>,
     status: AtomicU32,
@@ -49,7 +52,9 @@ impl InterruptLine {
         Self { sink, status: AtomicU32::new(0), raised: AtomicU64::new(0) }
     }
 
-    /// Adds `causes` (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) to the status, and raises the line.
+    /// Adds `causes` to the status, and raises the line.
+    ///
+    /// Causes are `INT_USED_BUFFER` and `INT_CONFIG_CHANGE`.
     ///
     /// Does nothing without causes.
     pub fn raise(&self, causes: u32) {
@@ -90,7 +95,9 @@ impl InterruptLine {
         self.status.load(Ordering::Acquire) & !SILENT
     }
 
-    /// Clears `causes`. Raises the line again if others stay pending, since it is edge-triggered.
+    /// Clears `causes`.
+    ///
+    /// Raises the line again if others stay pending, since it is edge-triggered.
     pub fn acknowledge(&self, causes: u32) {
         // Acquire: pairs with the Release in `raise`. A cause that comes before this in the order
         // of the register is cleared, and the driver, which looks at the ring next, must find what

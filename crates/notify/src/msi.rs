@@ -1,4 +1,4 @@
-//! Message-signalled interrupts, shared by the virtio-mmio extension and PCI's MSI-X.
+//! Message-signalled interrupts for the virtio-mmio extension and PCI's MSI-X.
 //!
 //! ```text
 //!                       source -> vector            vector: message, mask, pending      one of the deliveries
@@ -30,10 +30,12 @@ use crate::{Notifier, NotifyError};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// Value in place of a vector: the source sends no interrupt (VIRTIO_MSI_NO_VECTOR).
+/// Value in place of a vector: no interrupt (VIRTIO_MSI_NO_VECTOR).
 pub const NO_VECTOR: u16 = 0xffff;
 
-/// Message: a write of `data` to `address`, which the platform treats as an interrupt.
+/// Message: a write of `data` to `address`.
+///
+/// The platform treats it as an interrupt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsiMessage {
     /// Address of the write; on x86 it names the local APIC.
@@ -62,8 +64,9 @@ impl MsiMessage {
     }
 }
 
-/// Delivers the messages of one vector. The table calls it with the vector's lock held, so not
-/// concurrently.
+/// Delivers the messages of one vector.
+///
+/// The table calls it with the vector's lock held, so not concurrently.
 pub trait MsiSink: Send + Sync {
     /// Sets the vector's message to `message`.
     ///
@@ -73,14 +76,16 @@ pub trait MsiSink: Send + Sync {
     /// The message is no interrupt here, or the host refuses. The old message stays.
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError>;
 
-    /// Eventfd that sends the vector's message when signalled, for another process; `None` if there
-    /// is none.
+    /// Eventfd that sends the vector's message when signalled.
+    ///
+    /// For another process. `None` if there is none.
     fn eventfd(&self) -> Option<&Notifier> {
         None
     }
 
-    /// Sends `message`, the one that was routed last. A release: the interrupted thread sees all
-    /// that this thread did before.
+    /// Sends `message`, the one that was routed last.
+    ///
+    /// A release: the interrupted thread sees all that this thread did before.
     fn fire(&self, message: MsiMessage);
 }
 
@@ -124,8 +129,9 @@ impl VectorState {
 }
 
 impl MsiTable {
-    /// Makes `vectors` vectors of `controller`, without messages and unmasked, for `queues` queues
-    /// and the configuration change. No source is mapped to a vector.
+    /// Makes `vectors` vectors, without messages and unmasked.
+    ///
+    /// The sources are `queues` queues and the configuration change; none is mapped to a vector.
     ///
     /// # Errors
     /// The host has too few.
@@ -154,7 +160,9 @@ impl MsiTable {
         self.vectors.is_empty()
     }
 
-    /// Interrupts the driver for used buffers of `queue`, unless the queue has no vector.
+    /// Interrupts the driver for used buffers of `queue`.
+    ///
+    /// Does nothing if the queue has no vector.
     pub fn queue(&self, queue: u16) {
         if let Some(map) = self.queues.get(usize::from(queue)) {
             // Relaxed: a map is set before its queue starts, and the start hands it to the thread
@@ -163,7 +171,9 @@ impl MsiTable {
         }
     }
 
-    /// A second descriptor of the eventfd that sends the message of `queue`, for another process.
+    /// Duplicates the eventfd that sends the message of `queue`.
+    ///
+    /// For another process.
     ///
     /// Mask and pending have no effect on it: use it while the vector is not masked, or where that
     /// does not matter. `None` if there is no eventfd, or no vector.
@@ -189,7 +199,9 @@ impl MsiTable {
         }
     }
 
-    /// Sends a message. The state is locked, so that neither mask nor message changes meanwhile.
+    /// Sends a message.
+    ///
+    /// The state is locked, so that neither mask nor message changes meanwhile.
     fn send(&self, vector: &Vector, state: &VectorState) {
         if let Some(message) = state.message {
             // Relaxed: a statistic.
@@ -205,7 +217,9 @@ impl MsiTable {
         self.queues.get(usize::from(queue)).map_or(NO_VECTOR, |map| map.load(Ordering::Relaxed))
     }
 
-    /// Maps `queue` to `vector`. Returns the new vector: [`NO_VECTOR`] if `vector` does not exist.
+    /// Maps `queue` to `vector`.
+    ///
+    /// Returns the new vector: [`NO_VECTOR`] if `vector` does not exist.
     pub fn map_queue(&self, queue: u16, vector: u16) -> u16 {
         let vector = self.existing(vector);
         match self.queues.get(usize::from(queue)) {
@@ -271,7 +285,9 @@ impl MsiTable {
         }
     }
 
-    /// Clears the vector's own mask. Sends a pending interrupt if the vector is unmasked then.
+    /// Clears the vector's own mask.
+    ///
+    /// Sends a pending interrupt if the vector is unmasked then.
     pub fn unmask(&self, vector: u16) {
         if let Some(vector) = self.get(vector) {
             let mut state = vector.lock();
@@ -280,8 +296,9 @@ impl MsiTable {
         }
     }
 
-    /// Sets or clears the function mask of MSI-X, which masks all vectors. Each vector's own mask
-    /// stays.
+    /// Sets or clears the function mask of MSI-X, which masks all vectors.
+    ///
+    /// Each vector's own mask stays.
     pub fn mask_function(&self, masked: bool) {
         for vector in &self.vectors {
             let mut state = vector.lock();
@@ -308,7 +325,9 @@ impl MsiTable {
         self.get(vector).is_some_and(|vector| vector.lock().pending)
     }
 
-    /// Resets to the state after [`MsiTable::new`]. Stop all threads that raise interrupts first.
+    /// Resets to the state after [`MsiTable::new`].
+    ///
+    /// Stop all threads that raise interrupts first.
     pub fn reset(&self) {
         for map in &self.queues {
             // Relaxed: as in `queue`.

@@ -20,7 +20,9 @@
 //! The policy sees only lengths and gaps: its caller has the clock.
 use std::time::Duration;
 
-/// Shortest poll that pays: the time of a few kicks. Below it a queue is not polled.
+/// Shortest poll that pays: the time of a few kicks.
+///
+/// Below it a queue is not polled.
 const SHORTEST: Duration = Duration::from_micros(4);
 /// Most consecutive polls that may find nothing.
 const MAX_MISSES: u8 = 4;
@@ -62,8 +64,9 @@ impl PollWindow {
         self.missed = 0;
     }
 
-    /// Records that the owner polled as told, slept, and that work arrived `gap` after there was
-    /// none left.
+    /// Records a sleep after the poll: work arrived after `gap`.
+    ///
+    /// `gap` counts from when there was no work left.
     pub fn slept(&mut self, gap: Duration) {
         if self.rest > 0 {
             self.rest -= 1;
@@ -99,8 +102,9 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// Simulates an owner that polls, with gaps from `gap`. Returns the time polled, and the number
-    /// of gaps in which a poll found work.
+    /// Simulates an owner that polls, with gaps from `gap`.
+    ///
+    /// Returns the time polled, and the number of gaps in which a poll found work.
     fn play(longest: Duration, gaps: u32, mut gap: impl FnMut(PollWindow) -> Duration) -> (Duration, u32) {
         let mut window = PollWindow::new(longest);
         let (mut polled, mut found) = (Duration::ZERO, 0);

@@ -1,4 +1,6 @@
-//! Block device (section 5.2): features 5.2.3, configuration space 5.2.4, requests 5.2.6.
+//! Block device (section 5.2).
+//!
+//! Features are in section 5.2.3, the configuration space in 5.2.4, requests in 5.2.6.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Feature: `size_max` is the largest segment.
@@ -45,7 +47,9 @@ pub const S_UNSUPP: u8 = 2;
 /// Flag of a [`DiscardRange`]: the range may be unmapped (write-zeroes only).
 pub const WRITE_ZEROES_F_UNMAP: u32 = 1;
 
-/// Size of a sector in bytes: the unit of `capacity` and of every request, for any `blk_size`.
+/// Size of a sector in bytes.
+///
+/// The unit of `capacity` and of every request, for any `blk_size`.
 pub const SECTOR: u64 = 512;
 /// Size in bytes of the identifier that [`T_GET_ID`] returns, padded with zeroes.
 pub const ID_LEN: usize = 20;
@@ -74,7 +78,7 @@ pub struct DiscardRange {
     pub flags: u32,
 }
 
-/// Configuration space (section 5.2.4; little endian; offsets follow from the layout).
+/// Configuration space (section 5.2.4), little endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
 pub struct Config {

@@ -1,4 +1,6 @@
-//! Contract between the microVM and its built-in guest. Source: Paravane, not the specification.
+//! Contract between the microVM and its built-in guest.
+//!
+//! Source: Paravane, not the specification.
 //!
 //! The guest is one flat image, loaded at [`IMAGE_BASE`] and started in ring 3 of long mode with
 //! flat, identity-mapped page tables. It finds a [`BootInfo`] at [`BOOT_INFO`] and works on the
@@ -41,15 +43,17 @@ pub const REPORT_BASE: u64 = 0x40_0000;
 pub const REPORT_SIZE: u64 = 0x40_0000;
 /// Start of the guest's heap: rings, buffers, pass maps.
 pub const HEAP_BASE: u64 = 0x80_0000;
-/// Address of the first virtio-mmio device; device n is n times [`crate::mmio_msi::WINDOW`]
-/// further.
+/// Address of the first virtio-mmio device.
+///
+/// Device n is n times [`crate::mmio_msi::WINDOW`] further.
 pub const MMIO_BASE: u64 = 0xd000_0000;
 /// Address of the control page.
 pub const CONTROL_BASE: u64 = 0xd0ff_f000;
 /// Address of the PCI configuration spaces.
 pub const PCI_ECAM: u64 = 0xe000_0000;
-/// Address range of the BARs of PCI devices; that of device n begins n times [`PCI_BAR_STEP`] after
-/// the start.
+/// Address range of the BARs of PCI devices.
+///
+/// That of device n begins n times [`PCI_BAR_STEP`] after the start.
 pub const PCI_WINDOW: core::ops::Range<u64> = 0xe800_0000..0xf000_0000;
 /// Distance in bytes between the BARs of two devices; no BAR is larger.
 pub const PCI_BAR_STEP: u64 = 1 << 20;
@@ -60,7 +64,9 @@ pub const MAX_DEVICES: usize = 32;
 pub const IRQ_VECTOR_BASE: u8 = 0x40;
 /// Interrupt numbers below this are GSIs, each with a line to the I/O APIC's pin of that number.
 pub const IRQ_COUNT: usize = 24;
-/// Number of interrupts that have a stub. From [`IRQ_COUNT`] on they are free for messages.
+/// Number of interrupts that have a stub.
+///
+/// From [`IRQ_COUNT`] on they are free for messages.
 pub const INTERRUPTS: usize = 152;
 /// Address of messages: the local APIC of the only processor.
 pub const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
@@ -224,7 +230,9 @@ pub struct ImageHeader {
     pub entry: u64,
     /// First byte after the image in memory, bss included.
     pub end: u64,
-    /// Ring-0 stub of exception 0; exception n is n strides further, up to 31. [`WAIT_VECTOR`] has another.
+    /// Ring-0 stub of exception 0; exception n is n strides further, up to 31.
+    ///
+    /// [`WAIT_VECTOR`] has another.
     pub exception_stubs: u64,
     /// Ring-0 stub of interrupt 0; interrupt n is n strides further, [`INTERRUPTS`] of them.
     pub irq_stubs: u64,
@@ -236,17 +244,22 @@ pub struct ImageHeader {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceEntry {
-    /// Guest-physical address of the virtio-mmio registers; PCI: of the function's configuration space.
+    /// Guest-physical address of the device.
+    ///
+    /// Of its virtio-mmio registers, or of the PCI function's configuration space.
     pub base: u64,
     /// GSI of its interrupt line.
     pub gsi: u32,
     /// One of the [`job`] codes.
     pub job: u32,
+    /// Amount of work.
+    ///
     /// Write test: size in bytes of the part to work on, from the start of the disk, a multiple of
     /// the block size. Entropy source: bytes to draw. Network device: frames to send.
     pub span: u64,
-    /// Difference between the device's addresses and guest-physical ones (modulo 2^64), a multiple
-    /// of 4096.
+    /// Device address minus guest-physical address, modulo 2^64.
+    ///
+    /// A multiple of 4096.
     ///
     /// It is the translation that the VMM has put in front of the device. Only the heap is mapped
     /// there. 0: no translation.
@@ -262,8 +275,9 @@ pub struct DeviceEntry {
     pub frame: u32,
     /// Network device: number of queue pairs to use.
     pub pairs: u32,
-    /// Network device: size in bytes of each returning frame, from 22 to 65549. It starts with the
-    /// frame that was sent, with its addresses swapped; the rest is 0.
+    /// Network device: size in bytes of each returning frame, from 22 to 65549.
+    ///
+    /// It starts with the frame that was sent, with its addresses swapped; the rest is 0.
     pub reply: u32,
     /// 0.
     pub reserved: u32,
@@ -351,8 +365,9 @@ pub const HIST_SUB_BITS: u32 = 5;
 /// - 4) * 32 + (v >> (e - 5)) - 32. Values of 2^40 ns and more share the last bucket.
 pub const HIST_BUCKETS: usize = 36 * 32;
 
-/// Durations of kicks, if they were timed: from right before the write to the notification address
-/// until right after it.
+/// Durations of kicks, if they were timed.
+///
+/// From right before the write to the notification address until right after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct KickReport {
@@ -388,8 +403,9 @@ pub struct DiskReport {
     pub elapsed_ns: u64,
     /// Write test: number of bytes read and compared.
     pub bytes_verified: u64,
-    /// Write test: guest-physical address of one u32 per block: the pass of its last acknowledged
-    /// and flushed write.
+    /// Write test: guest-physical address of the pass map.
+    ///
+    /// One u32 per block: the pass of its last acknowledged and flushed write.
     pub pass_map: u64,
     /// Write test: number of entries there.
     pub pass_map_blocks: u64,

@@ -4,7 +4,9 @@
 pub const INDIRECT_DESC: u64 = 1 << 28;
 /// `used_event` and `avail_event` replace the suppression flags (section 2.7.10).
 pub const EVENT_IDX: u64 = 1 << 29;
-/// The device follows version 1 of the specification. Drivers without it are refused.
+/// The device follows version 1 of the specification.
+///
+/// Drivers without it are refused.
 pub const VERSION_1: u64 = 1 << 32;
 /// The platform translates and restricts the device's accesses to memory (an IOMMU).
 pub const ACCESS_PLATFORM: u64 = 1 << 33;

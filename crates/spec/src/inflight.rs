@@ -1,5 +1,6 @@
-//! In-flight region of vhost-user: a back end tracks chains in it, so that they survive the back
-//! end.
+//! In-flight region of vhost-user.
+//!
+//! A back end tracks chains in it, so that they survive the back end.
 //!
 //! Source: vhost-user specification, "Inflight I/O tracking". One region per queue. Offsets and
 //! sizes are in bytes.

@@ -27,7 +27,9 @@ pub const DRIVER_FEATURES: u64 = 0x020;
 pub const DRIVER_FEATURES_SEL: u64 = 0x024;
 /// Selects the queue of the queue registers (W).
 pub const QUEUE_SEL: u64 = 0x030;
-/// Maximum size of the selected queue, 0 if it does not exist (R). Called QueueNumMax before 1.4.
+/// Maximum size of the selected queue, 0 if it does not exist (R).
+///
+/// Called QueueNumMax before 1.4.
 pub const QUEUE_SIZE_MAX: u64 = 0x034;
 /// Size of the selected queue (W). Called QueueNum before 1.4.
 pub const QUEUE_SIZE: u64 = 0x038;
@@ -63,7 +65,9 @@ pub const SHM_LEN_HIGH: u64 = 0x0b4;
 pub const SHM_BASE_LOW: u64 = 0x0b8;
 /// Base of the selected region, high 32 bits (R).
 pub const SHM_BASE_HIGH: u64 = 0x0bc;
-/// Resets the selected queue when 1 is written; reads 1 during the reset (RW). Needs RING_RESET.
+/// Resets the selected queue when 1 is written; reads 1 during the reset (RW).
+///
+/// Needs RING_RESET.
 pub const QUEUE_RESET: u64 = 0x0c0;
 /// Changes with the configuration space (R).
 pub const CONFIG_GENERATION: u64 = 0x0fc;

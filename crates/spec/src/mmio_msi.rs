@@ -1,5 +1,6 @@
-//! Paravane's extension of virtio-mmio: message-signalled interrupts, and a notification address
-//! per queue.
+//! Paravane's extension of virtio-mmio.
+//!
+//! It adds message-signalled interrupts, and a notification address per queue.
 //!
 //! Source: `docs/reference/virtio-mmio-msi.md`. All of its numbers are here, so that they can move: version
 //! 1.4 of the specification reserves the feature bits for future extensions and leaves the
@@ -19,8 +20,9 @@ pub const NOTIFY_BASE: u64 = 0x0c4;
 /// Distance in bytes between the notification addresses of two queues (R).
 pub const NOTIFY_MULTIPLIER: u64 = 0x0c8;
 
-/// Number of different messages that the device can deliver (R). Needs [`F_MSI`], like all `MSI_`
-/// registers.
+/// Number of different messages that the device can deliver (R).
+///
+/// Needs [`F_MSI`], like all `MSI_` registers.
 pub const MSI_LIMIT: u64 = 0x0d0;
 /// Message address that the next [`command::CONFIGURE`] takes, low 32 bits (W).
 pub const MSI_ADDRESS_LOW: u64 = 0x0d4;
@@ -70,6 +72,7 @@ pub mod state {
 pub const NOTIFY_PAGE: u64 = 0x1000;
 /// Distance in bytes between notification addresses on Paravane's devices.
 pub const NOTIFY_STRIDE: u32 = 4;
-/// Size in bytes of the window of a Paravane device with this extension: registers and notification
-/// addresses.
+/// Size in bytes of the window of a Paravane device with this extension.
+///
+/// Registers and notification addresses.
 pub const WINDOW: u64 = 0x2000;

@@ -1,5 +1,7 @@
-//! Network device (section 5.1): features 5.1.3, configuration space 5.1.4, packets 5.1.6, control
-//! queue 5.1.6.5.
+//! Network device (section 5.1).
+//!
+//! Features are in section 5.1.3, the configuration space in 5.1.4, packets in 5.1.6, the control
+//! queue in 5.1.6.5.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Feature: the device accepts frames with a partial checksum.
@@ -30,8 +32,9 @@ pub const F_MRG_RXBUF: u64 = 1 << 15;
 pub const F_STATUS: u64 = 1 << 16;
 /// Feature: there is a control queue.
 pub const F_CTRL_VQ: u64 = 1 << 17;
-/// Feature: the device requests by [`S_ANNOUNCE`] that the driver announces itself to the network,
-/// and receives [`CLASS_ANNOUNCE`] when that is done.
+/// Feature: the device can request that the driver announces itself.
+///
+/// It requests it by [`S_ANNOUNCE`], and receives [`CLASS_ANNOUNCE`] when that is done.
 pub const F_GUEST_ANNOUNCE: u64 = 1 << 21;
 /// Feature: more than one queue pair; `max_virtqueue_pairs` is their maximum number.
 pub const F_MQ: u64 = 1 << 22;
@@ -45,12 +48,14 @@ pub const F_HOST_USO: u64 = 1 << 56;
 /// Bit of [`Config::status`]: the link is up.
 pub const S_LINK_UP: u16 = 1;
 
-/// Bit of [`Config::status`]: the driver must announce itself to the network, where its place may
-/// have changed.
+/// Bit of [`Config::status`]: the driver must announce itself.
+///
+/// Its place in the network may have changed.
 pub const S_ANNOUNCE: u16 = 2;
 
-/// Bit of [`Header::flags`]: compute the checksum from `csum_start` on, and store it `csum_offset`
-/// bytes further.
+/// Bit of [`Header::flags`]: the checksum must be computed.
+///
+/// From `csum_start` on; store it `csum_offset` bytes further.
 pub const HDR_F_NEEDS_CSUM: u8 = 1;
 /// Bit of [`Header::flags`]: the checksum was verified (device to driver only).
 pub const HDR_F_DATA_VALID: u8 = 2;
@@ -68,8 +73,9 @@ pub const GSO_ECN: u8 = 0x80;
 
 /// Size in bytes of an Ethernet header, the shortest frame.
 pub const ETH_HEADER: usize = 14;
-/// Size in bytes of the longest frame: an IP packet of 65535 bytes and its Ethernet header with a
-/// VLAN tag.
+/// Size in bytes of the longest frame.
+///
+/// An IP packet of 65535 bytes and its Ethernet header with a VLAN tag.
 pub const MAX_FRAME: usize = 65535 + ETH_HEADER + 4;
 /// Smallest MTU that a device may offer (section 5.1.4.1).
 pub const MIN_MTU: u16 = 68;
@@ -107,7 +113,9 @@ pub const CTRL_OK: u8 = 0;
 /// Result of a control command: failure.
 pub const CTRL_ERR: u8 = 1;
 
-/// Header of every frame (section 5.1.6; little endian). With VERSION_1 it always has all fields.
+/// Header of every frame (section 5.1.6; little endian).
+///
+/// With VERSION_1 it always has all fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -127,8 +135,9 @@ pub struct Header {
     pub num_buffers: u16,
 }
 
-/// Header of every control command; data and one writable byte for the result follow (section
-/// 5.1.6.5).
+/// Header of every control command (section 5.1.6.5).
+///
+/// Data and one writable byte for the result follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Command {
@@ -138,7 +147,7 @@ pub struct Command {
     pub command: u8,
 }
 
-/// Configuration space (section 5.1.4; little endian; offsets follow from the layout), up to `mtu`.
+/// Configuration space (section 5.1.4) up to `mtu`, little endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {

@@ -1,4 +1,6 @@
-//! Memory layout of the packed virtqueue (section 2.8). Offsets and sizes are in bytes.
+//! Memory layout of the packed virtqueue (section 2.8).
+//!
+//! Offsets and sizes are in bytes.
 
 /// Size of one descriptor: address u64, length u32, buffer identifier u16, flags u16.
 pub const DESC_SIZE: usize = 16;

@@ -1,5 +1,6 @@
-//! Modern virtio over PCI (section 4.1), and the parts of PCI that it needs: configuration space,
-//! MSI-X, ECAM.
+//! Modern virtio over PCI (section 4.1), and the parts of PCI that it needs.
+//!
+//! These are the configuration space, MSI-X and ECAM.
 //!
 //! Sources of the PCI numbers: PCI Local Bus Specification 3.0 (chapter 6: configuration space,
 //! 6.8.2: MSI-X) and PCI Express Base Specification (7.2.2: ECAM). Offsets are in bytes; everything
@@ -13,14 +14,16 @@ pub const DEVICE_BASE: u16 = 0x1040;
 pub const REVISION: u8 = 1;
 /// Smallest subsystem identifier of a modern device (section 4.1.2.1).
 pub const SUBSYSTEM: u16 = 0x0040;
-/// Vendor and device of the host bridge: Red Hat's generic PCI Express host bridge, which Paravane
-/// presents.
+/// Vendor and device of the host bridge that Paravane presents.
+///
+/// Red Hat's generic PCI Express host bridge.
 pub const HOST_BRIDGE: [u16; 2] = [0x1b36, 0x0008];
 /// Value of the vendor field where there is no function.
 pub const NO_VENDOR: u16 = 0xffff;
 
-/// Class codes (PCI 3.0, appendix D): base class, subclass, programming interface, from the highest
-/// byte down.
+/// Class codes (PCI 3.0, appendix D).
+///
+/// Base class, subclass, programming interface, from the highest byte down.
 pub mod class {
     /// Mass storage, other.
     pub const STORAGE: u32 = 0x01_80_00;
@@ -94,7 +97,9 @@ pub mod bar {
     pub const FLAGS: u32 = 0xf;
 }
 
-/// Capabilities (PCI 3.0, 6.7): identifier at offset 0, offset of the next one (0: none) at 1.
+/// Capabilities (PCI 3.0, 6.7).
+///
+/// Each has its identifier at offset 0, and the offset of the next one (0: none) at 1.
 pub mod capability {
     /// Vendor-specific: virtio's.
     pub const VENDOR: u8 = 0x09;
@@ -135,7 +140,9 @@ pub mod msix {
     pub const DATA: u64 = 8;
     /// Offset in an entry: vector control.
     pub const VECTOR_CONTROL: u64 = 12;
-    /// Bit of [`VECTOR_CONTROL`]: the vector is masked. The only defined bit; set after a reset.
+    /// Bit of [`VECTOR_CONTROL`]: the vector is masked.
+    ///
+    /// The only defined bit; set after a reset.
     pub const MASKED: u32 = 1;
 }
 
@@ -218,8 +225,9 @@ pub mod common {
     pub const QUEUE_DEVICE: u64 = 0x30;
     /// Value to kick with under NOTIF_CONFIG_DATA instead of the queue index, 16 bits (R).
     pub const QUEUE_NOTIF_CONFIG_DATA: u64 = 0x38;
-    /// Resets the queue when 1 is written; reads 1 during the reset, 16 bits (RW). Needs
-    /// RING_RESET.
+    /// Resets the queue when 1 is written; reads 1 during the reset, 16 bits (RW).
+    ///
+    /// Needs RING_RESET.
     pub const QUEUE_RESET: u64 = 0x3a;
     /// Size in bytes up to here: the rest belongs to ADMIN_VQ.
     pub const LENGTH: u64 = 0x3c;
@@ -227,7 +235,9 @@ pub mod common {
     pub const LEAST: u64 = 0x38;
 }
 
-/// ECAM: configuration spaces of a bus in memory (PCI Express, 7.2.2). Sizes are in bytes.
+/// ECAM: configuration spaces of a bus in memory (PCI Express, 7.2.2).
+///
+/// Sizes are in bytes.
 pub mod ecam {
     /// Size of a function's configuration space.
     pub const FUNCTION: u64 = 0x1000;

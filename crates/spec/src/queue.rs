@@ -16,7 +16,9 @@ pub struct QueueAddresses {
     pub device: u64,
 }
 
-/// Contiguous piece of a buffer, in the device's address space: a descriptor without its flags.
+/// Contiguous piece of a buffer, in the device's address space.
+///
+/// A descriptor without its flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// First byte.

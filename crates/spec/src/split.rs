@@ -1,4 +1,6 @@
-//! Memory layout of the split virtqueue (section 2.7). Offsets and sizes are in bytes.
+//! Memory layout of the split virtqueue (section 2.7).
+//!
+//! Offsets and sizes are in bytes.
 
 /// Size of one descriptor: address u64, length u32, flags u16, next u16.
 pub const DESC_SIZE: usize = 16;

@@ -1,14 +1,19 @@
-//! vhost-user protocol: a VMM hands the queues of a device to another process over a Unix socket.
+//! vhost-user protocol: a VMM hands a device's queues to another process.
+//!
+//! Messages go over a Unix socket.
 //!
 //! Source: vhost-user specification (QEMU, `docs/interop/vhost-user.rst`); each group names its
 //! chapter. The *front end* is the VMM, the *back end* serves the device. Numbers on the socket
 //! have the byte order of the host.
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Virtio feature bit, unused by devices: the peer supports protocol features ("Feature
-/// negotiation").
+/// Virtio feature bit: the peer supports protocol features.
+///
+/// Unused by devices. See "Feature negotiation".
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Virtio feature bit, unused by devices: log writes to guest memory ("Migration").
+/// Virtio feature bit: log writes to guest memory.
+///
+/// Unused by devices. See "Migration".
 pub const F_LOG_ALL: u64 = 1 << 26;
 
 /// Header of every message ("Message specification").
@@ -163,7 +168,9 @@ pub struct VringState {
     pub num: u32,
 }
 
-/// Vring address description: addresses of a queue in the front end's address space, or IOVAs.
+/// Vring address description: addresses of a queue.
+///
+/// User addresses of the front end, or IOVAs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {

@@ -10,8 +10,8 @@
 //!                           '--> paravane_notify::Interrupts             '--> reset_done, queue_reset_done,
 //!                                (status, acknowledge, vectors)               needs_reset, config_changed
 //! ```
-//! [`mmio`] is virtio-mmio version 2 with the MSI extension, [`pci`] is modern virtio-pci. Both share
-//! one state machine of the device (the private module `state` draws it):
+//! [`mmio`] is virtio-mmio version 2 with the MSI extension, [`pci`] is modern virtio-pci. Both
+//! share one state machine of the device (the private module `state` draws it):
 //!
 //! ```text
 //!   Reset --ACKNOWLEDGE, DRIVER--> Features --FEATURES_OK--> Queues --DRIVER_OK--> Running
@@ -61,7 +61,9 @@ use paravane_spec::queue::QueueAddresses;
 /// Interrupts are not here: a transport and the device's queues share one
 /// [`paravane_notify::Interrupts`].
 pub trait Transport: Send {
-    /// Reads at `offset` of the transport's window. Fills `data` for any offset and length.
+    /// Reads at `offset` of the transport's window.
+    ///
+    /// Fills `data` for any offset and length.
     ///
     /// `config` reads the device's configuration space (offset, destination).
     fn read(&mut self, offset: u64, data: &mut [u8], config: &mut dyn FnMut(u32, &mut [u8]));
@@ -85,13 +87,17 @@ pub trait Transport: Send {
     /// Reports that the owner has carried out [`Effect::ResetQueue`].
     fn queue_reset_done(&mut self, queue: u16);
 
-    /// Tells the driver that the device needs a reset: it could not start, or a queue has failed.
+    /// Tells the driver that the device needs a reset.
+    ///
+    /// Call it if the device could not start, or if a queue has failed.
     fn needs_reset(&mut self);
 
     /// Tells the driver that the configuration space changed.
     fn config_changed(&mut self);
 
-    /// Number of accesses that the specification forbids the driver. They had no effect.
+    /// Number of accesses that the specification forbids the driver.
+    ///
+    /// They had no effect.
     fn violations(&self) -> u64;
 }
 
@@ -115,8 +121,9 @@ pub enum AccessKind {
 pub struct NotifyAddress {
     /// Offset in the transport's window in bytes.
     pub offset: u64,
-    /// 32-bit value that identifies this queue's kicks at the offset; `None` if any write there is
-    /// one.
+    /// 32-bit value that identifies this queue's kicks at the offset.
+    ///
+    /// `None` if any write there is one.
     pub datamatch: Option<u32>,
 }
 
@@ -125,7 +132,7 @@ pub struct NotifyAddress {
 /// The owner carries it out before the access returns to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// DRIVER_OK was written: start the device with these features and the ready queues.
+    /// DRIVER_OK was written: start the device with the ready queues.
     Activate {
         /// Negotiated feature bits.
         features: u64,
@@ -141,13 +148,16 @@ pub enum Effect {
         /// Configuration of the queue.
         addresses: QueueAddresses,
     },
-    /// Stop one queue: no used buffer and no interrupt afterwards. Then call `queue_reset_done`.
+    /// Stop one queue: no used buffer and no interrupt afterwards.
+    ///
+    /// Then call `queue_reset_done`.
     ResetQueue {
         /// Index of the queue.
         queue: u16,
     },
-    /// Stop everything: no access to guest memory and no interrupt afterwards. Then call
-    /// `reset_done`.
+    /// Stop everything: no access to guest memory and no interrupt afterwards.
+    ///
+    /// Then call `reset_done`.
     Reset,
     /// Kick that came as an exit.
     Notify {

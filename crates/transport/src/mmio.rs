@@ -113,8 +113,9 @@ impl Mmio {
         }
     }
 
-    /// Announces a change of the configuration space: new generation, and an interrupt if the
-    /// driver runs.
+    /// Announces a change of the configuration space.
+    ///
+    /// New generation, and an interrupt if the driver runs.
     pub fn config_changed(&mut self) {
         if self.state.config_changed() {
             self.interrupts.config_change();
@@ -332,8 +333,9 @@ enum Access {
 }
 
 impl Access {
-    /// Decodes an access. `None` if a driver may not use its width, alignment or offset (section
-    /// 4.2.2.2).
+    /// Decodes an access.
+    ///
+    /// `None` if a driver may not use its width, alignment or offset (section 4.2.2.2).
     fn decode(offset: u64, len: usize) -> Option<Self> {
         let len = len as u64;
         if offset < reg::CONFIG {

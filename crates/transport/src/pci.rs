@@ -1,5 +1,6 @@
-//! Modern virtio over PCI (section 4.1) as a pure register machine: one function with one memory
-//! BAR.
+//! Modern virtio over PCI (section 4.1) as a pure register machine.
+//!
+//! One function with one memory BAR.
 //!
 //! ```text
 //!             configuration space                         BAR 0
@@ -138,7 +139,9 @@ impl Pci {
         bar_size(u64::from(self.state.queue_count()))
     }
 
-    /// Puts the BAR at `address`, as firmware does. It is decoded once the driver enables memory.
+    /// Puts the BAR at `address`, as firmware does.
+    ///
+    /// It is decoded once the driver enables memory.
     pub fn place(&mut self, address: u64) {
         self.config.place_bar(address);
     }
@@ -158,8 +161,9 @@ impl Pci {
         NOTIFY + u64::from(queue) * u64::from(NOTIFY_STEP)
     }
 
-    /// Reads the configuration space. `config` is as for [`Transport::read`]. Fills `data` for any
-    /// access.
+    /// Reads the configuration space.
+    ///
+    /// `config` is as for [`Transport::read`]. Fills `data` for any access.
     fn read_config(&self, register: u16, data: &mut [u8], config: impl FnOnce(u32, &mut [u8])) {
         data.fill(0);
         if !accessible(register, data.len()) {
@@ -371,8 +375,9 @@ fn bar_size(queues: u64) -> u64 {
     (NOTIFY + queues.max(1) * u64::from(NOTIFY_STEP)).next_power_of_two()
 }
 
-/// Decodes an access. `None` if a driver may not use its width, alignment or offset. Each structure
-/// checks the rest.
+/// Decodes an access.
+///
+/// `None` if a driver may not use its width, alignment or offset. Each structure checks the rest.
 fn decode(offset: u64, len: usize) -> Option<BarTarget> {
     let width = len as u64;
     if !matches!(len, 1 | 2 | 4 | 8) || !offset.is_multiple_of(width) {

@@ -109,8 +109,9 @@ impl DeviceState {
         self.status.bits()
     }
 
-    /// Writes the device status. If it is 0 afterwards, the device has just returned to its
-    /// defaults.
+    /// Writes the device status.
+    ///
+    /// If it is 0 afterwards, the device has just returned to its defaults.
     pub(crate) fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
         match self.status.write(value, self.features.acceptable())? {
             StatusWrite::Noted => Ok(None),
@@ -152,13 +153,17 @@ impl DeviceState {
         self.generation
     }
 
-    /// Records a change of the configuration space. Returns whether to interrupt the driver.
+    /// Records a change of the configuration space.
+    ///
+    /// Returns whether to interrupt the driver.
     pub(crate) fn config_changed(&mut self) -> bool {
         self.generation = self.generation.wrapping_add(1);
         self.status.running()
     }
 
-    /// Sets DEVICE_NEEDS_RESET (section 2.1.2). Returns whether to interrupt the driver.
+    /// Sets DEVICE_NEEDS_RESET (section 2.1.2).
+    ///
+    /// Returns whether to interrupt the driver.
     ///
     /// Does nothing at reset or during one.
     pub(crate) fn needs_reset(&mut self) -> bool {
@@ -174,8 +179,9 @@ impl DeviceState {
         resetting
     }
 
-    /// Completes [`Effect::ResetQueue`]. Returns whether the queue is at its defaults now, not only
-    /// stopped.
+    /// Completes [`Effect::ResetQueue`].
+    ///
+    /// Returns whether the queue is at its defaults now, not only stopped.
     pub(crate) fn queue_reset_done(&mut self, queue: u16) -> bool {
         self.queues.get_mut(usize::from(queue)).is_some_and(QueueRegisters::stopped)
     }
@@ -264,8 +270,10 @@ impl DeviceState {
         Ok((!self.status.needs_reset()).then_some(Effect::Notify { queue }))
     }
 
-    /// Completes a reset (section 2.4). The generation continues to count: a driver that compares
-    /// it across a reset must see a change.
+    /// Completes a reset (section 2.4).
+    ///
+    /// The generation continues to count: a driver that compares it across a reset must see a
+    /// change.
     fn set_defaults(&mut self) {
         self.status = Status::default();
         self.features.reset();

@@ -1,5 +1,6 @@
-//! Back channel: the socket for requests to the client (configuration changes, missing
-//! translations).
+//! Back channel: the socket for requests to the client.
+//!
+//! It reports configuration changes and missing translations.
 //!
 //! No request waits for an answer. A client that does not read loses what does not fit in its
 //! socket; a lost miss is reported again.
@@ -23,7 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Most misses on record; the oldest makes room. All of them fit in the buffer of a socket.
+/// Most misses on record; the oldest makes room.
+///
+/// All of them fit in the buffer of a socket.
 const MAX_RECORDS: usize = 64;
 /// A miss that is met again is reported again after this time without an answer.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -67,12 +70,16 @@ impl BackChannel {
         inner.unreported = true;
     }
 
-    /// The client's socket. Call [`BackChannel::discard`] when it is readable or broken.
+    /// The client's socket.
+    ///
+    /// Call [`BackChannel::discard`] when it is readable or broken.
     pub(crate) fn socket(&self) -> Option<Arc<OwnedFd>> {
         self.lock().socket.clone()
     }
 
-    /// Discards all received data, because no request asks for an answer. Drops a closed socket.
+    /// Discards all received data, because no request asks for an answer.
+    ///
+    /// Drops a closed socket.
     ///
     /// Unread descriptors would stay open, the client's end of our connection perhaps.
     pub(crate) fn discard(&self) {
@@ -97,7 +104,9 @@ impl BackChannel {
         self.lock().send(&message(back_end_request::CONFIG_CHANGE_MSG, flags::VERSION, &[]));
     }
 
-    /// Reports an access that found no translation, or one that forbids it. Never waits.
+    /// Reports an access that found no translation, or one that forbids it.
+    ///
+    /// Never waits.
     pub(crate) fn miss(&self, miss: Miss) {
         let Miss { addr, access, denied } = miss;
         let page = addr & !(PAGE - 1);
@@ -124,8 +133,9 @@ impl BackChannel {
         inner.reported.push_back(ReportedMiss { page, access, when: now });
     }
 
-    /// Deletes the records of `first..=last`. Returns whether a queue may wait for this
-    /// translation.
+    /// Deletes the records of `first..=last`.
+    ///
+    /// Returns whether a queue may wait for this translation.
     pub(crate) fn answered(&self, first: u64, last: u64) -> bool {
         let mut inner = self.lock();
         let before = inner.reported.len();

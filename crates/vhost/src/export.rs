@@ -1,4 +1,4 @@
-//! Export: a socket, a thread for the protocol, and threads for the queues of one device.
+//! Export: a device with a socket, a protocol thread, and I/O threads.
 //!
 //! ```text
 //!  start --> waiting (listens, or tries to connect) --client--> session --it disconnects, or is disconnected--> waiting
@@ -52,7 +52,9 @@ pub struct ExportConfig {
     pub endpoint: Endpoint,
     /// Number of I/O threads [1]; at least 1. Queues are assigned round-robin.
     pub workers: usize,
-    /// Longest poll of a queue before its thread waits for a kick [50 µs]; 0 disables polling.
+    /// Longest poll of a queue before its thread sleeps [50 µs].
+    ///
+    /// 0 disables polling.
     pub longest_poll: Duration,
     /// Offer packed queues [true].
     pub packed: bool,
@@ -174,8 +176,9 @@ impl Shared {
 }
 
 impl Export {
-    /// Starts an export. Returns when the socket listens, or when the first attempt to connect is
-    /// under way.
+    /// Starts an export.
+    ///
+    /// Returns when the socket listens, or when the first attempt to connect is under way.
     ///
     /// The socket's file has mode 0600. A stale socket, on which no server listens, is replaced.
     ///
@@ -245,7 +248,9 @@ impl Export {
         self.shared.shared_status.read()
     }
 
-    /// Whether a thread has panicked. The export disconnects its client and accepts no other.
+    /// Whether a thread has panicked.
+    ///
+    /// The export disconnects its client and accepts no other.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.has_failed()
@@ -258,8 +263,9 @@ impl Export {
         self.shared.control.signal();
     }
 
-    /// Has the device read its host-side configuration again ([`Device::refresh`]), on the export's
-    /// thread.
+    /// Has the device read its host-side configuration again.
+    ///
+    /// Calls [`Device::refresh`] on the export's thread.
     ///
     /// Tells the driver about a change, if its VMM supports that.
     pub fn refresh(&self) {
@@ -279,8 +285,9 @@ impl Export {
         self.shared.remove_file();
     }
 
-    /// Has requests that take several steps end after the current one. Call it after
-    /// [`Export::begin_stop`].
+    /// Has requests that take several steps end after the current one.
+    ///
+    /// Call it after [`Export::begin_stop`].
     ///
     /// See [`paravane_device::QueueHandler::drain_until`].
     pub fn cut_short(&self) {
@@ -294,8 +301,9 @@ impl Export {
         self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Stops the export: completes what is in flight, closes the connection, and removes the
-    /// socket.
+    /// Stops the export.
+    ///
+    /// Completes what is in flight, closes the connection, and removes the socket.
     ///
     /// Waits as long as the host takes to complete what is in flight.
     pub fn stop(mut self) {

@@ -1,4 +1,4 @@
-//! Guest memory of a client: the regions that it shares, and the translation of its addresses.
+//! Guest memory of a client: its shared regions, and its addresses.
 //!
 //! ```text
 //!   SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG --> regions --> dma::Memory (published; queues see it in their next batch)
@@ -73,8 +73,9 @@ struct ClientRegion {
     /// Device and inode number.
     file: (u64, u64),
     region: Arc<Region>,
-    /// Number of times that it was added, and must be removed. QEMU (7.2) adds and removes each
-    /// region once for every queue pair of a network device.
+    /// Number of times that it was added, and must be removed.
+    ///
+    /// QEMU (7.2) adds and removes each region once for every queue pair of a network device.
     times: u32,
 }
 
@@ -157,7 +158,9 @@ impl ClientMemory {
         Ok(regions)
     }
 
-    /// Regions after REM_MEM_REG: without the one at these addresses, at any offset in its file.
+    /// Regions after REM_MEM_REG: without the one at these addresses.
+    ///
+    /// Its offset in the file does not matter.
     ///
     /// # Errors
     /// There is no such region.
@@ -175,7 +178,9 @@ impl ClientMemory {
         Ok(regions)
     }
 
-    /// Publishes regions to devices. Removed ones stay mapped while something in flight uses them.
+    /// Publishes regions to devices.
+    ///
+    /// Removed ones stay mapped while something in flight uses them.
     ///
     /// # Errors
     /// Two overlap in guest-physical memory, or the active dirty log does not cover them. Nothing
@@ -228,8 +233,9 @@ impl ClientRegions {
         self.entry_at(user).map(|(entry, inside)| (entry.layout.gpa + inside, &entry.region))
     }
 
-    /// Returns the guest-physical address for a user address, and the bytes up to the end of the
-    /// region (at least 1).
+    /// Returns the guest-physical address for a user address.
+    ///
+    /// Also returns the number of bytes up to the end of the region (at least 1).
     pub(crate) fn rest(&self, user: u64) -> Option<(u64, u64)> {
         self.entry_at(user).map(|(entry, inside)| (entry.layout.gpa + inside, entry.layout.size - inside))
     }

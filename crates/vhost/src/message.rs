@@ -335,14 +335,17 @@ impl Request {
 pub enum Reply {
     /// A number; as an acknowledgement, 0 means success.
     Number(u64),
-    /// Failed, and the session continues. Sent as a negative acknowledgement, if one was requested.
+    /// Failed, and the session continues.
+    ///
+    /// Sent as a negative acknowledgement, if one was requested.
     Refused,
     /// Position of a queue.
     Vring(VringState),
     /// Bytes of the configuration space.
     Config(ConfigAccess, Vec<u8>),
-    /// The log area as the client sent it. The specification defines no payload: QEMU accepts any,
-    /// Cloud Hypervisor needs this.
+    /// The log area as the client sent it.
+    ///
+    /// The specification defines no payload: QEMU accepts any, Cloud Hypervisor needs this.
     Log(LogArea),
     /// In-flight region.
     Inflight(Inflight, OwnedFd),

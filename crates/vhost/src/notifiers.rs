@@ -147,8 +147,9 @@ impl ClientNotifiers {
         self.queues.get(usize::from(queue))
     }
 
-    /// Sets the call descriptor. The client may have missed an interrupt through the old one, or
-    /// while there was none.
+    /// Sets the call descriptor.
+    ///
+    /// The client may have missed an interrupt through the old one, or while there was none.
     pub(crate) fn set_call(&self, queue: u16, call: Option<Signal>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             self.replace(&queue_notifiers.call, call);
@@ -196,8 +197,9 @@ impl ClientNotifiers {
         }
     }
 
-    /// Frees an I/O thread that blocks because the client filled an eventfd. The client loses its
-    /// count.
+    /// Frees an I/O thread that blocks because the client filled an eventfd.
+    ///
+    /// The client loses its count.
     pub(crate) fn unblock(&self) {
         for queue_notifiers in &self.queues {
             for signal in [&queue_notifiers.call, &queue_notifiers.err] {

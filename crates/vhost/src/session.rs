@@ -1,5 +1,6 @@
-//! Session of one client: negotiated features, memory, and the queues that are served for it. Uses
-//! no socket.
+//! Session of one client: negotiated features, memory, and queues.
+//!
+//! Uses no socket.
 //!
 //! ```text
 //!   header, payload, descriptors --Request::decode--> Request --handle--> Reply, or an acknowledgement on request
@@ -120,7 +121,9 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Handles a message. Send the answer even if the result is an error, which ends the session.
+    /// Handles a message.
+    ///
+    /// Send the answer even if the result is an error, which ends the session.
     ///
     /// A message may signal the client through its descriptors. A process that does not ignore
     /// SIGPIPE must call [`paravane_io::outlive_pipes`] on the calling thread first; Rust programs
@@ -324,7 +327,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Has the device read its host-side configuration again. Returns whether it changed.
+    /// Has the device read its host-side configuration again.
+    ///
+    /// Returns whether it changed.
     ///
     /// Tells the client about a change.
     ///
@@ -345,8 +350,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Socket for requests to the client, if there is one. Call [`Session::hear`] when it is
-    /// readable or broken.
+    /// Socket for requests to the client, if there is one.
+    ///
+    /// Call [`Session::hear`] when it is readable or broken.
     #[must_use]
     pub fn back_channel(&self) -> Option<Arc<OwnedFd>> {
         self.back_channel.socket()
@@ -357,8 +363,9 @@ impl<'a> Session<'a> {
         self.back_channel.discard();
     }
 
-    /// Descriptor that becomes readable when shared memory may be lost. Then call
-    /// [`Session::check_memory`].
+    /// Descriptor that becomes readable when shared memory may be lost.
+    ///
+    /// Then call [`Session::check_memory`].
     #[must_use]
     pub fn alarm(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
@@ -385,7 +392,7 @@ impl<'a> Session<'a> {
         (self.translations.is_some() && self.back_channel.has_unreported()).then_some(REPORT_RETRY)
     }
 
-    /// Kicks the queues whose client sends no kicks, and reports missing translations again.
+    /// Kicks queues that receive no kicks, and reports misses again.
     ///
     /// # Errors
     /// A queue that became ready cannot be served.
@@ -394,7 +401,9 @@ impl<'a> Session<'a> {
         self.report_again()
     }
 
-    /// Ends the session: completes what is in flight, and drops all that belongs to the client.
+    /// Ends the session.
+    ///
+    /// Completes what is in flight, and drops all that belongs to the client.
     pub fn end(mut self) {
         self.stop_every();
         self.shared_status.notifiers.clear();

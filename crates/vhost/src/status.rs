@@ -51,7 +51,9 @@ pub struct ExportStatus {
     pub max_memory: u64,
     /// Queues by index. Their counters span all clients.
     pub queues: Vec<QueueStatus>,
-    /// Number of translations refused: they did not map whole pages of the client's memory.
+    /// Number of translations refused.
+    ///
+    /// They did not map whole pages of the client's memory.
     pub refused_translations: u64,
     /// Number of connections that could not be accepted.
     pub refused_connections: u64,
@@ -78,8 +80,9 @@ pub struct SharedStatus {
 }
 
 impl SharedStatus {
-    /// Makes the status of a device with this number of queues. `quota` limits its clients'
-    /// mappings.
+    /// Makes the status of a device with this number of queues.
+    ///
+    /// `quota` limits its clients' mappings.
     #[must_use]
     pub fn new(name: &str, queues: usize, quota: MappingQuota) -> Self {
         let status = ExportStatus {

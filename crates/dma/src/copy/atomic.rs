@@ -1,5 +1,6 @@
-//! Words of guest memory as Rust atomics, relaxed. The fences in [`Access`](crate::Access) make the
-//! order.
+//! Words of guest memory as Rust atomics, relaxed.
+//!
+//! The fences in [`Access`](crate::Access) make the order.
 use super::Word;
 use std::sync::atomic::{AtomicU8, Ordering};
 #[cfg(not(miri))]

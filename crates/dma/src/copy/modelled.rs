@@ -1,4 +1,4 @@
-//! Words of guest memory in the loom model checker: one cell per object, by address.
+//! Words of guest memory in the loom model checker: one cell per object.
 //!
 //! The first access to an object creates its cell, as 0; the cell lives until the execution ends.
 //! An object must always be accessed in one size: the model cannot tell what hardware would do

@@ -1,4 +1,6 @@
-//! Copies on x86-64: assembly throughout, so that the compiler sees accesses "by the hardware".
+//! Copies on x86-64, in assembly throughout.
+//!
+//! The compiler takes them for accesses "by the hardware".
 //!
 //! ```text
 //! len        1 ..= 63      general and 16-byte registers, a piece for each bit of the length
@@ -27,8 +29,9 @@ const AVX_MIN: usize = 384;
 const AVX_BLOCK: usize = 128;
 /// Length from which storing whole cache lines at once pays, if the processor can.
 const AVX512_MIN: usize = 3 << 10;
-/// Length from which the string instruction beats 32-byte registers: it takes over lines of the
-/// destination without reading them.
+/// Length from which the string instruction beats 32-byte registers.
+///
+/// It takes over lines of the destination without reading them.
 const STRING_STORE_MIN: usize = 16 << 10;
 /// The same for memory of our own, which is used again and so mostly cached.
 const STRING_LOAD_MIN: usize = 32 << 10;
@@ -99,8 +102,9 @@ macro_rules! piece {
     };
 }
 
-/// Copies blocks of [`AVX_BLOCK`] bytes while `$left` has one; at least one. `$store` chooses the
-/// alignment of the store.
+/// Copies blocks of [`AVX_BLOCK`] bytes while `$left` has one; at least one.
+///
+/// `$store` chooses the alignment of the store.
 macro_rules! avx_blocks {
     ($store:literal, $to:ident, $from:ident, $left:ident) => {
         // The instruction clears the upper halves of all sixteen registers, not only of the four in

@@ -1,4 +1,4 @@
-//! MSI on KVM: an irqfd with a message route, or the system call that sends a message.
+//! MSI on KVM: an irqfd with a message route, or a system call per message.
 //!
 //! ```text
 //! KvmMsi (Irqfd)  --sink--> GSI and eventfd --route--> KvmRoutes: the VM's whole table --> KVM_SET_GSI_ROUTING
@@ -18,8 +18,9 @@ use kvm_ioctls::VmFd;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// GSIs that KVM routes on x86 (`KVM_MAX_IRQ_ROUTES`; 1024 before Linux 4.18, where KVM refuses a
-/// larger table).
+/// GSIs that KVM routes on x86 (`KVM_MAX_IRQ_ROUTES`).
+///
+/// 1024 before Linux 4.18, where KVM refuses a larger table.
 const MAX_GSIS: u32 = 4096;
 
 /// Delivery of messages through KVM.
@@ -42,8 +43,9 @@ pub struct KvmRoutes {
 }
 
 impl KvmRoutes {
-    /// Takes over the routes of `vm`, and sets the `wired` ones. Set routes only through this from
-    /// now on.
+    /// Takes over the routes of `vm`, and sets the `wired` ones.
+    ///
+    /// Set routes only through this from now on.
     ///
     /// # Errors
     /// The host refuses.

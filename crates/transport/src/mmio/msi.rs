@@ -58,7 +58,9 @@ impl MsiRegisters {
             | bit(table.pending(vector), state::PENDING)
     }
 
-    /// Carries out a command. MSI can be turned on and off before the driver is `running`.
+    /// Carries out a command.
+    ///
+    /// MSI can be turned on and off before the driver is `running`.
     pub(super) fn command(
         &mut self,
         value: u32,

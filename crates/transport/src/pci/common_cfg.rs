@@ -1,4 +1,6 @@
-//! Common configuration (section 4.1.4.3): the fields of the device state with their widths.
+//! Common configuration (section 4.1.4.3).
+//!
+//! The fields of the device state with their widths.
 use super::Pci;
 use crate::Effect;
 use crate::state::{Part, Violation};

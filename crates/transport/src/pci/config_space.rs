@@ -5,7 +5,9 @@
 //! list of capabilities ends at the last one added.
 use paravane_spec::pci::{bar, command, ecam, header};
 
-/// First 256 bytes of a function's configuration space. The extended space behind them is empty.
+/// First 256 bytes of a function's configuration space.
+///
+/// The extended space behind them is empty.
 #[derive(Clone)]
 pub(super) struct ConfigSpace {
     bytes: [u8; header::SIZE as usize],

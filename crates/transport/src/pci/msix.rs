@@ -1,4 +1,6 @@
-//! MSI-X: the table and the pending bits, in front of the messages that [`Interrupts`] sends.
+//! MSI-X: the table and the pending bits.
+//!
+//! They control the messages that [`Interrupts`] sends.
 //!
 //! ```text
 //!              address, data             vector control: masked
@@ -58,8 +60,9 @@ impl Msix {
         }
     }
 
-    /// Resets the device: unmaps all vectors and drops what is pending. The table belongs to PCI
-    /// and stays.
+    /// Resets the device: unmaps all vectors and drops what is pending.
+    ///
+    /// The table belongs to PCI and stays.
     pub(super) fn device_reset(&self, queues: u16) {
         let Some(msi) = self.interrupts.msi() else { return };
         msi.map_configuration(NO_VECTOR);

@@ -1,5 +1,6 @@
-//! Root complex: one bus behind a memory window (ECAM), with a host bridge and one function per
-//! device.
+//! Root complex: one bus behind a memory window (ECAM).
+//!
+//! The bus has a host bridge, and one function per device.
 //!
 //! ```text
 //! offset in the window:  bus (0) | device (5 bits) | function (3 bits) | register (12 bits)
@@ -62,8 +63,9 @@ impl Root {
         }
     }
 
-    /// Decodes a write. Returns the endpoint's register, if it is one. The host bridge has nothing
-    /// to write.
+    /// Decodes a write.
+    ///
+    /// Returns the endpoint's register, if it is one. The host bridge has nothing to write.
     #[must_use]
     pub fn write(&self, offset: u64, len: usize) -> Option<Target> {
         let (device, register) = decode(offset, len)?;

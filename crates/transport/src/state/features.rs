@@ -6,7 +6,9 @@ use paravane_spec::feature;
 pub(crate) struct Features {
     offered: u64,
     accepted: u64,
-    /// Whether the driver accepted a bit from 64 on. None is ever offered, so the set is refused.
+    /// Whether the driver accepted a bit from 64 on.
+    ///
+    /// None is ever offered, so the set is refused.
     beyond: bool,
     offered_sel: u32,
     accepted_sel: u32,
@@ -47,8 +49,10 @@ impl Features {
         word(self.accepted, self.accepted_sel)
     }
 
-    /// Accepts `bits` of the selected word. Kept as written: the driver learns of a mistake when
-    /// FEATURES_OK does not stick (section 2.2.2).
+    /// Accepts `bits` of the selected word.
+    ///
+    /// Kept as written: the driver learns of a mistake when FEATURES_OK does not stick (section
+    /// 2.2.2).
     pub(crate) fn accept(&mut self, bits: u32) {
         match self.accepted_sel {
             0 => self.accepted = (self.accepted & !0xffff_ffff) | u64::from(bits),
@@ -61,8 +65,9 @@ impl Features {
         self.accepted
     }
 
-    /// Whether FEATURES_OK may stick: all bits were offered, and VERSION_1 is among them, since
-    /// there is no legacy interface.
+    /// Whether FEATURES_OK may stick.
+    ///
+    /// All bits were offered, and VERSION_1 is among them, since there is no legacy interface.
     pub(crate) fn acceptable(&self) -> bool {
         self.accepted & !self.offered == 0 && !self.beyond && self.accepted & feature::VERSION_1 != 0
     }

@@ -35,7 +35,9 @@ pub(crate) enum EnableWrite {
     Stop,
 }
 
-/// Registers of one queue. Values are kept as written and checked when it is enabled.
+/// Registers of one queue.
+///
+/// Values are kept as written and checked when it is enabled.
 #[derive(Debug)]
 pub(crate) struct QueueRegisters {
     max: u16,
@@ -125,8 +127,9 @@ impl QueueRegisters {
         }
     }
 
-    /// Configuration, if the device can serve its size: a power of two, or any number in a `packed`
-    /// queue (section 2.8.10.1).
+    /// Configuration, if the device can serve its size.
+    ///
+    /// A power of two, or any number in a `packed` queue (section 2.8.10.1).
     fn addresses(&self, packed: bool) -> Option<QueueAddresses> {
         let size = u16::try_from(self.size).ok().filter(|&size| size != 0 && size <= self.max)?;
         if !packed && !size.is_power_of_two() {
@@ -168,8 +171,9 @@ impl QueueRegisters {
         }
     }
 
-    /// Resets it. Returns whether it must be stopped first; otherwise it is reset, or a reset was
-    /// under way.
+    /// Resets it.
+    ///
+    /// Returns whether it must be stopped first; otherwise it is reset, or a reset was under way.
     pub(crate) fn reset(&mut self) -> bool {
         match self.state {
             State::Live => {
@@ -194,7 +198,9 @@ impl QueueRegisters {
         Some(addresses)
     }
 
-    /// Records that the owner has stopped the queue. Returns whether that completes a reset.
+    /// Records that the owner has stopped the queue.
+    ///
+    /// Returns whether that completes a reset.
     pub(crate) fn stopped(&mut self) -> bool {
         match self.state {
             State::Stopping => self.state = State::Idle,

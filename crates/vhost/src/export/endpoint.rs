@@ -19,11 +19,15 @@ const BACKLOG: i32 = 16;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Endpoint {
-    /// Listen on a socket at this path. The export creates the file, and removes it when it stops.
+    /// Listen on a socket at this path.
+    ///
+    /// The export creates the file, and removes it when it stops.
     Listen(PathBuf),
     /// Listen on an existing socket (socket activation).
     Listener(UnixListener),
-    /// Connect to the socket at this path. Retries forever, with pauses of up to 5 seconds.
+    /// Connect to the socket at this path.
+    ///
+    /// Retries forever, with pauses of up to 5 seconds.
     Connect(PathBuf),
 }
 

@@ -12,7 +12,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Value in asm-generic/socket.h, which x86, Arm and RISC-V use.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Allows or refuses descriptors. Accepted connections inherit the setting of their listener.
+/// Allows or refuses descriptors.
+///
+/// Accepted connections inherit the setting of their listener.
 ///
 /// # Errors
 /// The kernel does not know the option.

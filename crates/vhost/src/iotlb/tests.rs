@@ -93,7 +93,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: each page means what was said of it last, and is allowed what was said.
+    /// Whatever comes in whatever order: each page means what was said of it last, and is allowed
+    /// what was said.
     #[test]
     fn a_page_means_what_was_said_last(steps in prop::collection::vec(step(), 1..60)) {
         let memory = memory();

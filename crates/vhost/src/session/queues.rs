@@ -330,8 +330,9 @@ impl Session<'_> {
         self.set_stopped(queue);
     }
 
-    /// Stops all queues. All leave their threads before the first is drained, so that none runs on
-    /// meanwhile.
+    /// Stops all queues.
+    ///
+    /// All leave their threads before the first is drained, so that none runs on meanwhile.
     pub(super) fn stop_every(&mut self) {
         self.back_channel.forget();
         let live = (0..).zip(&self.vrings).filter(|(_, vring)| vring.is_live());

@@ -1,4 +1,6 @@
-//! Clients with an IOMMU: with ACCESS_PLATFORM all addresses of rings and buffers are IOVAs.
+//! Clients with an IOMMU.
+//!
+//! With ACCESS_PLATFORM all addresses of rings and buffers are IOVAs.
 //!
 //! ```text
 //!   ring set up: its areas looked up --all translated--> live
@@ -145,8 +147,9 @@ impl Session<'_> {
         missed.count() == 0
     }
 
-    /// Fails a queue whose translated ring cannot be used. The guest caused it, so the session
-    /// continues.
+    /// Fails a queue whose translated ring cannot be used.
+    ///
+    /// The guest caused it, so the session continues.
     pub(super) fn refuse_ring(&self, queue: u16, error: &StartError) {
         self.relay(queue).failed(queue, &ServeError::Host(std::io::Error::other(error.to_string())));
     }
