@@ -290,6 +290,10 @@ impl Transport for Mmio {
             .then_some(NotifyAddress { offset: reg::QUEUE_NOTIFY, datamatch: Some(u32::from(queue)) })
     }
 
+    fn reset(&mut self) -> Option<Effect> {
+        Self::write(self, reg::STATUS, &[0; 4])
+    }
+
     fn reset_done(&mut self) {
         Self::reset_done(self);
     }

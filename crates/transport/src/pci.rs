@@ -336,6 +336,10 @@ impl Transport for Pci {
         Some(NotifyAddress { offset: Self::notification(queue), datamatch: None })
     }
 
+    fn reset(&mut self) -> Option<Effect> {
+        self.write_bar(COMMON.start + common::DEVICE_STATUS, &[0])
+    }
+
     fn reset_done(&mut self) {
         if self.state.reset_done() {
             self.at_reset();
