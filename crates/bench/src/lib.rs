@@ -10,7 +10,7 @@
 //! measured beside, sit behind the cargo feature `peers`, which is on by default; without it there are
 //! rows of ours only.
 //!
-//! A program that calls [`run`] calls [`child_main`] and `paravane_vmm::owner_main` first thing in its `main`.
+//! A program that calls [`run`] calls [`child_main`] and `paravane_vmm::helper_main` first thing in its `main`.
 mod barrier;
 #[cfg(feature = "peers")]
 mod blk;

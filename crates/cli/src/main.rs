@@ -25,7 +25,7 @@ use std::time::Instant;
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    if let Some(code) = paravane_bench::child_main().or_else(paravane_vmm::owner_main) {
+    if let Some(code) = paravane_bench::child_main().or_else(paravane_vmm::helper_main) {
         return code;
     }
     let cli = match args::Cli::try_parse() {

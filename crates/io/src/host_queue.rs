@@ -11,8 +11,9 @@
 //! its handler's descriptor; who gets it looks at the ring once, without being asked ([`IoThread::put_on`]).
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
+use crate::resting::RestingQueue;
 use crate::{Kicks, QueueEvents, QueueWork};
-use paravane_device::{MappedQueue, ParkedQueue, QueueHandler, ServeError, Served, StateError};
+use paravane_device::{MappedQueue, QueueHandler, ServeError, Served, StateError};
 use paravane_notify::NotifyError;
 use rustix::event::epoll;
 use std::os::fd::OwnedFd;
@@ -60,9 +61,10 @@ pub struct HostQueue {
 }
 
 impl HostQueue {
-    /// With the ring and its memory, the device's part, where kicks arrive, and the device. `work` goes on where it is.
-    #[must_use]
-    pub fn new(
+    /// Puts the parts together. `work` is added to.
+    ///
+    /// Called by [`QueueStart`](crate::QueueStart) and [`RestingQueue`] only.
+    pub(crate) fn new(
         key: QueueKey,
         live: MappedQueue,
         handler: Box<dyn QueueHandler>,
@@ -195,9 +197,9 @@ impl HostQueue {
         self.events = events;
     }
 
-    /// Once `cut` is set, what drains the queue ends requests before they are done; see [`QueueHandler::drain_until`].
-    pub fn cut_by(&mut self, cut: Arc<AtomicBool>) {
-        self.cut = Some(cut);
+    /// Once `cut` is set, draining ends requests early; see [`QueueHandler::drain_until`].
+    pub(crate) fn cut_by(&mut self, cut: Option<Arc<AtomicBool>>) {
+        self.cut = cut;
     }
 
     /// Whether [`HostQueue::park`] would lose nothing.
@@ -224,9 +226,10 @@ impl HostQueue {
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
-    pub fn park(mut self) -> Result<(ParkedQueue, Box<dyn QueueHandler>), StateError> {
+    pub fn park(mut self) -> Result<RestingQueue, StateError> {
         self.drain(true);
-        Ok((self.live.park()?, self.handler))
+        let Self { key, live, handler, kicks, events, work, cut, .. } = self;
+        Ok(RestingQueue { key, parked: live.park()?, handler: Some(handler), kicks, events, work, cut })
     }
 
     /// It has failed, and is out of order until its driver resets it.

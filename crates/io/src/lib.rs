@@ -1,7 +1,7 @@
 //! I/O threads: each has queues, and serves them whenever one of their event file descriptors wakes it.
 //!
 //! ```text
-//!  start:   HostQueue::new -> assign -> put_on a thread
+//!  start:   QueueStart::build -> assign -> put_on a thread
 //!  move:    take_off one thread -> put_on another
 //!  stop:    take_off -> HostQueue::stop
 //! ```
@@ -24,6 +24,8 @@ mod inline;
 mod kicks;
 mod panic;
 mod queue_events;
+mod queue_start;
+mod resting;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +35,8 @@ pub use inline::Inline;
 pub use kicks::{ForeignKicks, Kicks, is_eventfd};
 pub use panic::caught;
 pub use queue_events::QueueEvents;
+pub use queue_start::{QueueStart, QueueStartError};
+pub use resting::{RestingQueue, ResumeError};
 
 use counters::Counters;
 use event_loop::{EventLoop, Setting};

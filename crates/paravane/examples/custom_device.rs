@@ -71,20 +71,21 @@ impl EchoQueue {
 impl QueueHandler for EchoQueue {
     /// Takes a batch of requests, serves all of it, and publishes once.
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { ring, memory, batch } = queue.begin_batch();
-        let taken = ring.pop(batch, &memory)? as u32;
-        for (chain, readable, writable) in batch.iter() {
+        let mut batch = queue.begin_batch();
+        let taken = batch.pop()? as u32;
+        let QueueBatch { queue, memory, chains } = batch;
+        for (chain, readable, writable) in chains.iter() {
             let len = chain.readable_len().min(chain.writable_len());
             match self.answer(&memory, readable, writable, len) {
-                Ok(written) => ring.complete(chain.head, written)?,
+                Ok(written) => queue.complete(chain.head, written)?,
                 Err(error) => {
                     // The driver named memory that it does not have: the queue stops until it is reset.
                     let error = QueueError::Address { addr: error.addr(), len };
-                    return Err(ring.fail(error).into());
+                    return Err(queue.fail(error).into());
                 }
             }
         }
-        Ok(Served { taken, completed: taken, interrupt: ring.publish()? })
+        Ok(Served { taken, completed: taken, interrupt: queue.publish()? })
     }
 
     /// Nothing is in flight when `serve` returns.

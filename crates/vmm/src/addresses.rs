@@ -1,6 +1,6 @@
 //! The physical address space as guest code sees it, for tests that drive devices from this process.
 use crate::bus::Bus;
-use crate::thread::Doorbells;
+use paravane_attach::LocalIoEventFds;
 use paravane_driver::pci::Space;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Addresses {
     pub(crate) bus: Arc<Bus>,
-    pub(crate) bells: Arc<Doorbells>,
+    pub(crate) fds: Arc<LocalIoEventFds>,
 }
 
 impl Addresses {
@@ -19,7 +19,7 @@ impl Addresses {
     }
 
     fn write<const N: usize>(&self, addr: u64, data: [u8; N]) {
-        if !self.bells.ring(addr, &data) {
+        if !self.fds.signal(addr, &data) {
             assert!(self.bus.write(addr, &data).is_none());
         }
     }

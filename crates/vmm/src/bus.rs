@@ -1,11 +1,11 @@
 //! What the guest finds behind addresses that are not RAM.
 use crate::console::{Console, GuestEnd};
 use crate::footprint;
+use crate::helper::Helper;
 use crate::linux::Ports;
 use crate::measured::MeasuredPhase;
-use crate::process::Process;
 use crate::report::PhaseFigures;
-use crate::slot::Slot;
+use paravane_attach::AttachedDevice;
 use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM, control};
 use paravane_spec::pci::ecam;
 use paravane_transport::pci::Pci;
@@ -15,26 +15,26 @@ use std::sync::Arc;
 /// The MMIO bus: the devices' windows, PCI's configuration spaces and the control page. Any thread that runs guest
 /// code may use it. Nothing that a guest does here is an error; what is not there reads as all ones.
 pub(crate) struct Bus {
-    slots: Vec<Slot>,
+    devices: Vec<AttachedDevice>,
     /// If the devices are on PCI: device n is endpoint n.
     root: Option<Root>,
     console: Console,
     /// A Linux guest's I/O ports. It has no control page.
     ports: Option<Ports>,
     measured: MeasuredPhase,
-    /// The process that owns the queues, if another one does.
-    owner: Option<Arc<Process>>,
+    /// The process that serves the queues, if another one does.
+    helper: Option<Arc<Helper>>,
 }
 
 impl Bus {
     /// With these devices, each in its own window.
-    pub(crate) fn new(slots: Vec<Slot>, root: Option<Root>, console: Console) -> Self {
-        Self { slots, root, console, ports: None, measured: MeasuredPhase::default(), owner: None }
+    pub(crate) fn new(devices: Vec<AttachedDevice>, root: Option<Root>, console: Console) -> Self {
+        Self { devices, root, console, ports: None, measured: MeasuredPhase::default(), helper: None }
     }
 
-    /// The same, with queues that are another process's.
-    pub(crate) fn with_owner(self, owner: Option<Arc<Process>>) -> Self {
-        Self { owner, ..self }
+    /// The same, with queues that another process serves.
+    pub(crate) fn with_helper(self, helper: Option<Arc<Helper>>) -> Self {
+        Self { helper, ..self }
     }
 
     /// The same for a Linux guest.
@@ -48,13 +48,13 @@ impl Bus {
         Some((self.root.as_ref()?, offset))
     }
 
-    /// The endpoint's slot, and the offset of its register in the slot's window.
-    fn endpoint(&self, target: Target) -> Option<(&Slot, u64)> {
-        Some((self.slots.get(target.endpoint)?, Pci::CONFIG_SPACE + u64::from(target.register)))
+    /// The endpoint, and the offset of its register in the transport's window.
+    fn endpoint(&self, target: Target) -> Option<(&AttachedDevice, u64)> {
+        Some((self.devices.get(target.endpoint)?, Pci::CONFIG_SPACE + u64::from(target.register)))
     }
 
-    fn slot(&self, addr: u64) -> Option<(&Slot, u64)> {
-        self.slots.iter().find_map(|slot| Some((slot, slot.offset(addr)?)))
+    fn device(&self, addr: u64) -> Option<(&AttachedDevice, u64)> {
+        self.devices.iter().find_map(|device| Some((device, device.offset(addr)?)))
     }
 
     /// The guest reads `data.len()` bytes at `addr`.
@@ -62,27 +62,27 @@ impl Bus {
         if let Some((root, offset)) = self.ecam(addr) {
             root.read(offset, data, |target, data| {
                 let endpoint = self.endpoint(target);
-                endpoint.map(|(slot, offset)| slot.read(offset, data)).is_some()
+                endpoint.map(|(device, offset)| device.read(offset, data)).is_some()
             });
             return;
         }
-        match self.slot(addr) {
-            Some((slot, offset)) => slot.read(offset, data),
+        match self.device(addr) {
+            Some((device, offset)) => device.read(offset, data),
             None => data.fill(0xff),
         }
     }
 
     /// The guest writes; says so when that was the last thing it does.
     pub(crate) fn write(&self, addr: u64, data: &[u8]) -> Option<GuestEnd> {
-        let slot = match self.ecam(addr) {
+        let device = match self.ecam(addr) {
             Some((root, offset)) => {
                 let target = root.write(offset, data.len());
                 Some(target.and_then(|target| self.endpoint(target))?)
             }
-            None => self.slot(addr),
+            None => self.device(addr),
         };
-        if let Some((slot, offset)) = slot {
-            slot.write(offset, data);
+        if let Some((device, offset)) = device {
+            device.write(offset, data);
             return None;
         }
         if self.ports.is_some() {
@@ -111,15 +111,15 @@ impl Bus {
 
     /// The counters as they stand.
     fn counters(&self) -> PhaseFigures {
-        let tally = self.console.tally();
-        let owner = self.owner.as_ref().map(|owner| owner.figures()).unwrap_or_default();
+        let counters = self.console.counters();
+        let helper = self.helper.as_ref().map(|helper| helper.figures()).unwrap_or_default();
         PhaseFigures {
-            exits: tally.exits_by_kind(),
-            kicks: tally.kicks() + owner.kicks,
-            interrupts: self.slots.iter().map(Slot::interrupts).sum::<u64>() + owner.interrupts,
+            exits: counters.exits_by_kind(),
+            kicks: counters.kicks() + helper.kicks,
+            interrupts: self.devices.iter().map(AttachedDevice::interrupts).sum::<u64>() + helper.interrupts,
             // The guest's own count comes with its report.
             taken: 0,
-            cpu_s: footprint::cpu_seconds() + owner.cpu_s,
+            cpu_s: footprint::cpu_seconds() + helper.cpu_s,
         }
     }
 
@@ -134,7 +134,7 @@ impl Bus {
     }
 
     /// The devices.
-    pub(crate) fn slots(&self) -> &[Slot] {
-        &self.slots
+    pub(crate) fn devices(&self) -> &[AttachedDevice] {
+        &self.devices
     }
 }

@@ -1,6 +1,6 @@
 //! What the operator asks for.
+use paravane_attach::RingFeatures;
 use paravane_device::blk::EngineChoice;
-use paravane_spec::feature;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -296,15 +296,13 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// The feature bits that the machine offers for its rings and their memory, beside each device's own.
-    pub(crate) fn ring_features(&self) -> u64 {
-        let packed = match self.ring {
-            RingLayout::Split => 0,
-            RingLayout::Packed => feature::RING_PACKED,
+    /// Ring features that the machine offers.
+    pub(crate) fn ring_features(&self) -> RingFeatures {
+        let rings = match self.ring {
+            RingLayout::Split => RingFeatures::default(),
+            RingLayout::Packed => RingFeatures::default().packed(),
         };
-        let in_order = if self.in_order { feature::IN_ORDER } else { 0 };
-        let iommu = if self.iommu { feature::ACCESS_PLATFORM } else { 0 };
-        packed | in_order | iommu
+        if self.in_order { rings.in_order() } else { rings }
     }
 }
 

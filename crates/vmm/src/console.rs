@@ -1,7 +1,7 @@
 //! The control page: the paravirtual console by which the guest speaks, and ends.
+use crate::counters::RunCounters;
 use crate::guard::lock;
 use crate::linux::Power;
-use crate::tally::Tally;
 use paravane_dma::{Access, Handle, Memory};
 use paravane_spec::builtin::{control, event};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,17 +24,17 @@ pub(crate) enum GuestEnd {
 /// State of the control page.
 pub(crate) struct Console {
     memory: Mutex<Handle>,
-    tally: Arc<Tally>,
+    counters: Arc<RunCounters>,
     print_addr: AtomicU32,
     last_message: Mutex<String>,
 }
 
 impl Console {
     /// For a guest with this memory.
-    pub(crate) fn new(memory: &Memory, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(memory: &Memory, counters: Arc<RunCounters>) -> Self {
         Self {
             memory: Mutex::new(memory.handle().named("the console")),
-            tally,
+            counters,
             print_addr: AtomicU32::new(0),
             last_message: Mutex::new(String::new()),
         }
@@ -51,7 +51,7 @@ impl Console {
             control::EVENT => {
                 tracing::debug!(event = value, "guest milestone");
                 if value == event::FIRST_IO {
-                    self.tally.first_io();
+                    self.counters.first_io();
                 }
             }
             _ => {}
@@ -76,8 +76,8 @@ impl Console {
     }
 
     /// The machine's counters.
-    pub(crate) fn tally(&self) -> &Tally {
-        &self.tally
+    pub(crate) fn counters(&self) -> &RunCounters {
+        &self.counters
     }
 
     /// What the guest said last, for the reason of its end.

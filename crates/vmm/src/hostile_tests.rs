@@ -32,13 +32,13 @@ fn a_guest_that_never_acknowledges_is_served_and_costs_an_interrupt_a_request() 
         let mut driver = host.driver(HOSTILE, wired);
         driver.exchange(REQUESTS);
         host.settle();
-        let slot = host.slot(HOSTILE);
+        let device = host.device(HOSTILE);
         assert!(
-            (1..=u64::from(REQUESTS)).contains(&slot.interrupts()),
+            (1..=u64::from(REQUESTS)).contains(&device.interrupts()),
             "{transport:?}: {}",
-            slot.interrupts()
+            device.interrupts()
         );
-        assert_eq!(slot.messages(), if wired { 0 } else { slot.interrupts() });
+        assert_eq!(device.messages(), if wired { 0 } else { device.interrupts() });
         if transport != TransportChoice::Pci {
             let status = host.addresses.read32(host.base(HOSTILE) + INTERRUPT_STATUS);
             assert_eq!(status, if wired { INT_USED_BUFFER } else { 0 });
@@ -49,7 +49,7 @@ fn a_guest_that_never_acknowledges_is_served_and_costs_an_interrupt_a_request() 
         }
         host.driver(POLITE, wired).exchange(1);
         host.stop();
-        assert_eq!(host.tally.fault_of(HOSTILE as usize), None);
+        assert_eq!(host.counters.fault_of(HOSTILE as usize), None);
     }
 }
 
@@ -111,21 +111,21 @@ fn vectors_that_are_masked_for_ever_keep_one_interrupt_each_and_send_it_when_the
         let mut driver = host.driver(HOSTILE, false);
         vectors.mask(true);
         driver.exchange(REQUESTS);
-        let slot = host.slot(HOSTILE);
-        assert_eq!(slot.messages(), 0, "{transport:?}");
+        let device = host.device(HOSTILE);
+        assert_eq!(device.messages(), 0, "{transport:?}");
         host.settle();
         assert!(vectors.pending(), "{transport:?}");
         // Neither more nor less with one more.
         driver.exchange(1);
         host.settle();
         vectors.mask(false);
-        assert_eq!(slot.messages(), 1, "{transport:?}: one for all that came");
+        assert_eq!(device.messages(), 1, "{transport:?}: one for all that came");
         assert!(!vectors.pending());
         // And masked for ever it stops as ever.
         vectors.mask(true);
         driver.exchange(10);
         host.stop();
-        assert_eq!(host.tally.fault_of(HOSTILE as usize), None);
+        assert_eq!(host.counters.fault_of(HOSTILE as usize), None);
     }
 }
 

@@ -10,9 +10,9 @@ use crate::accel::{Accelerator, on_cpu};
 use crate::bus::Bus;
 use crate::config::MsiDelivery;
 use crate::console::Console;
+use crate::counters::RunCounters;
 use crate::error::RunError;
 use crate::kvm::{Entry, KvmMachine, prepare};
-use crate::tally::Tally;
 use crate::watch;
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_notify::msi::{MsiMessage, MsiSink};
@@ -92,7 +92,7 @@ pub fn measure(
     if state == GuestState::Stopped {
         return Ok(call_only(&sinks, samples));
     }
-    let bus = Arc::new(Bus::new(Vec::new(), None, Console::new(&memory, Arc::new(Tally::default()))));
+    let bus = Arc::new(Bus::new(Vec::new(), None, Console::new(&memory, Arc::new(RunCounters::default()))));
     let (sender, ended) = channel();
     let running = on_cpu(vcpu_cpu, || Box::new(machine).start(bus, sender))??;
     let measured = interrupt(&mut memory.handle(), &sinks, samples);

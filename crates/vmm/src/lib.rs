@@ -8,11 +8,12 @@ mod balance;
 mod bus;
 mod config;
 mod console;
-mod crew;
+mod counters;
 mod dirty;
 mod error;
 mod footprint;
 mod guard;
+mod helper;
 #[cfg(test)]
 mod hostile_tests;
 mod image;
@@ -27,17 +28,13 @@ mod nets;
 mod pci_tests;
 mod phase;
 mod plan;
-mod process;
-mod queue_backend;
 mod rebalance;
 mod report;
 mod report_area;
 mod run;
-mod site;
-mod slot;
-mod tally;
 mod thread;
 mod verify;
+mod vhost_net;
 mod watch;
 
 pub mod doctor;
@@ -48,14 +45,15 @@ pub use config::{
     Network, RingLayout, RunConfig, ServingMode, TransportChoice,
 };
 pub use error::RunError;
+pub use helper::helper_main;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot, Power};
+pub use paravane_attach::KickPath;
 pub use paravane_device::blk::EngineChoice;
 pub use paravane_io::IoThreadFigures;
 pub use phase::Phase;
-pub use process::owner_main;
 pub use report::{
-    DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickFigures, KickPath, NetResult, Outcome,
-    PhaseFigures, QueueResult, Report,
+    DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickFigures, NetResult, Outcome, PhaseFigures,
+    QueueResult, Report,
 };
 
 use std::sync::Arc;

@@ -6,18 +6,15 @@ mod moving;
 mod tap;
 mod vhost_net;
 
-use crate::crew::Crew;
-use crate::slot::{Attachment, Slot, Surroundings, describe};
-use crate::tally::Tally;
-use crate::thread::Doorbells;
+use paravane_attach::{AttachedDevice, LocalIoEventFds, Placement, RingFeatures, Spread};
 use paravane_device::net::{BackEnd, Counters, Net as Card, NetConfig, Totals};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_driver::mmio::{Mmio as Driven, Registers};
 use paravane_driver::net::{Net, NetOptions};
 use paravane_driver::{Area, DmaArea, Pool};
-use paravane_notify::{InterruptSink, Interrupts, IoEventFds};
-use paravane_spec::mmio::{QUEUE_NOTIFY, WINDOW};
-use paravane_transport::mmio::Mmio;
+use paravane_io::IoThread;
+use paravane_notify::{InterruptSink, IoEventFds};
+use paravane_spec::mmio::QUEUE_NOTIFY;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -59,11 +56,11 @@ impl Line {
 
 /// One guest: memory, a card on its bus, and what serves that.
 struct Guest {
-    slot: Arc<Slot>,
-    bells: Arc<Doorbells>,
+    device: Arc<AttachedDevice>,
+    fds: Arc<LocalIoEventFds>,
     line: Arc<Line>,
     counters: Arc<Counters>,
-    crew: Crew,
+    placement: Placement,
     region: Arc<Region>,
     memory: Memory,
     /// Of the first I/O thread.
@@ -72,21 +69,21 @@ struct Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.slot.stop();
-        self.crew.quit();
+        self.device.stop();
+        self.placement.quit();
     }
 }
 
 /// The registers, as the guest's driver has them.
 struct Window {
-    slot: Arc<Slot>,
-    bells: Arc<Doorbells>,
+    device: Arc<AttachedDevice>,
+    fds: Arc<LocalIoEventFds>,
 }
 
 impl Window {
     fn read<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut data = [0; N];
-        self.slot.read(offset, &mut data);
+        self.device.read(offset, &mut data);
         data
     }
 }
@@ -97,8 +94,8 @@ impl Registers for Window {
     }
 
     fn write32(&self, offset: u64, value: u32) {
-        if offset != QUEUE_NOTIFY || !self.bells.ring(BASE + offset, &value.to_le_bytes()) {
-            self.slot.write(offset, &value.to_le_bytes());
+        if offset != QUEUE_NOTIFY || !self.fds.signal(BASE + offset, &value.to_le_bytes()) {
+            self.device.write(offset, &value.to_le_bytes());
         }
     }
 
@@ -115,45 +112,38 @@ impl Registers for Window {
 type Driver = Net<Driven<Window>>;
 
 impl Guest {
-    fn new<B: BackEnd>(back_end: B, mtu: u16, ring_features: u64) -> Self {
-        Self::with_threads(back_end, mtu, ring_features, 1, Duration::ZERO)
+    fn new<B: BackEnd>(back_end: B, mtu: u16, rings: RingFeatures) -> Self {
+        Self::with_threads(back_end, mtu, rings, 1, Duration::ZERO)
     }
 
     /// Its queues are spread over so many I/O threads, which poll them.
     fn with_threads<B: BackEnd>(
         back_end: B,
         mtu: u16,
-        ring_features: u64,
+        rings: RingFeatures,
         threads: usize,
         longest_poll: Duration,
     ) -> Self {
         let config = RegionConfig { gpa: RAM, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
-        let bells = Arc::new(Doorbells::default());
-        let tally = Arc::new(Tally::default());
+        let fds = Arc::new(LocalIoEventFds::default());
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(threads, Ordering::Relaxed);
-        let crew = Crew::spawn(number..number + threads, true, longest_poll).unwrap();
+        let threads =
+            (number..number + threads).map(|number| IoThread::spawn(format!("io{number}"), longest_poll));
+        let placement = Placement::pool(threads.collect::<Result<_, _>>().unwrap(), Spread::Queues).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
-        let surroundings = Surroundings {
-            memory: memory.clone(),
-            domain: None,
-            crew: crew.clone(),
-            tally,
-            fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
-            ioeventfd: true,
-            ring_features,
-            vhost_net: false,
-        };
         let config = NetConfig { mtu: Some(mtu), ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
         let card = Box::new(Card::new(config, back_end).unwrap());
         let counters = card.counters();
         let line = Arc::new(Line::default());
-        let interrupts = Arc::new(Interrupts::wired(Arc::clone(&line) as Arc<dyn InterruptSink>));
-        let transport = Box::new(Mmio::new(describe(&*card, &surroundings), Arc::clone(&interrupts)));
-        let slot =
-            Slot::new(0, Attachment { base: BASE, size: WINDOW, transport, interrupts }, card, surroundings);
-        Self { slot: Arc::new(slot), bells, line, counters, crew, region, memory, number }
+        let device = AttachedDevice::builder(card, &memory)
+            .placement(&placement)
+            .ioeventfds(Arc::clone(&fds) as Arc<dyn IoEventFds>)
+            .rings(rings)
+            .mmio(BASE, Arc::clone(&line) as Arc<dyn InterruptSink>)
+            .unwrap();
+        Self { device: Arc::new(device), fds, line, counters, placement, region, memory, number }
     }
 
     /// Starts the driver; the card is reset by that.
@@ -161,7 +151,7 @@ impl Guest {
         // SAFETY: the region lives as long as the guest, which outlives its drivers; nobody makes references to it.
         let area = unsafe { Area::new(self.region.host(), RAM_SIZE as usize) };
         let mut pool = Pool::new(DmaArea { area, addr: RAM });
-        let window = Window { slot: Arc::clone(&self.slot), bells: Arc::clone(&self.bells) };
+        let window = Window { device: Arc::clone(&self.device), fds: Arc::clone(&self.fds) };
         Net::new(Driven::new(window).unwrap(), options, &mut pool).unwrap()
     }
 
@@ -177,7 +167,7 @@ impl Guest {
 
     /// How often queues changed threads.
     fn moves(&self) -> u64 {
-        self.slot.queues().iter().map(|queue| queue.moves).sum()
+        self.device.queues().iter().map(|queue| queue.moves).sum()
     }
 
     fn totals(&self) -> Totals {

@@ -2,20 +2,19 @@
 use crate::addresses::Addresses;
 use crate::bus::Bus;
 use crate::console::Console;
-use crate::crew::Crew;
-use crate::slot::{Attachment, NOWHERE, Slot, Surroundings, describe};
-use crate::tally::Tally;
-use crate::thread::Doorbells;
+use crate::counters::RunCounters;
+use paravane_attach::{AttachedDevice, InterruptFn, LocalIoEventFds, PciPlace, Placement, Spread};
 use paravane_device::rng::Rng as Source;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_driver::pci::{Ecam, Pci as Driven, Space};
 use paravane_driver::rng::Rng;
 use paravane_driver::{Area, DmaArea, Pool};
-use paravane_notify::{InterruptSink, Interrupts, IoEventFds};
+use paravane_notify::IoEventFds;
 use paravane_spec::builtin::{PCI_ECAM, PCI_WINDOW};
 use paravane_spec::pci::{cap, command, ecam, header};
 use paravane_transport::pci::Pci;
 use paravane_transport::pci::root::Root;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,12 +23,6 @@ const HOME: u64 = PCI_WINDOW.start;
 const ELSEWHERE: u64 = PCI_WINDOW.start + (64 << 20);
 /// The configuration space of the only device.
 const FUNCTION: u64 = PCI_ECAM + ecam::FUNCTIONS * ecam::FUNCTION;
-
-struct NoLine;
-
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
-}
 
 /// The machine, as code on its processor sees it.
 #[derive(Clone)]
@@ -46,7 +39,7 @@ impl Machine {
 
     /// A kick of queue 0 of a BAR at `bar`, if there is an ioeventfd.
     fn ring(&self, bar: u64) -> bool {
-        self.0.bells.ring(bar + Pci::notification(0), &[0; 2])
+        self.0.fds.signal(bar + Pci::notification(0), &[0; 2])
     }
 }
 
@@ -54,15 +47,15 @@ impl Machine {
 struct Guest {
     machine: Machine,
     rng: Rng<Driven<Addresses>>,
-    crew: Crew,
+    placement: Placement,
     /// Outlives the driver.
     _region: Arc<Region>,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.slot().stop();
-        self.crew.quit();
+        self.device().stop();
+        self.placement.quit();
     }
 }
 
@@ -71,28 +64,16 @@ impl Guest {
         let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
-        let bells = Arc::new(Doorbells::default());
-        let tally = Arc::new(Tally::default());
-        let crew = Crew::spawn(0..1, false, Duration::ZERO).unwrap();
-        let surroundings = Surroundings {
-            memory: memory.clone(),
-            domain: None,
-            crew: crew.clone(),
-            tally: Arc::clone(&tally),
-            fds: Arc::clone(&bells) as Arc<dyn IoEventFds>,
-            ioeventfd: true,
-            ring_features: 0,
-            vhost_net: false,
-        };
-        let device = Box::new(Source::new());
-        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
-        let mut pci = Pci::new(describe(&*device, &surroundings), Arc::clone(&interrupts), 5);
-        pci.place(HOME);
-        let size = pci.bar_size();
-        let attachment = Attachment { base: NOWHERE, size, transport: Box::new(pci), interrupts };
-        let slot = Slot::new(0, attachment, device, surroundings);
-        let bus = Arc::new(Bus::new(vec![slot], Some(Root::new()), Console::new(&memory, tally)));
-        let machine = Machine(Addresses { bus, bells });
+        let fds = Arc::new(LocalIoEventFds::default());
+        let placement = Placement::spawn(NonZeroUsize::MIN, Spread::Devices, Duration::ZERO).unwrap();
+        let device = AttachedDevice::builder(Box::new(Source::new()), &memory)
+            .placement(&placement)
+            .ioeventfds(Arc::clone(&fds) as Arc<dyn IoEventFds>)
+            .pci(PciPlace { bar: HOME, interrupt_line: 5 }, InterruptFn::new(|| ()), None)
+            .unwrap();
+        let console = Console::new(&memory, Arc::new(RunCounters::default()));
+        let bus = Arc::new(Bus::new(vec![device], Some(Root::new()), console));
+        let machine = Machine(Addresses { bus, fds });
 
         // SAFETY: the region lives as long as the guest, and so longer than the driver; nobody makes references to it.
         let area = unsafe { Area::new(region.host(), RAM_SIZE as usize) };
@@ -102,11 +83,11 @@ impl Guest {
         assert_eq!(found.len(), 2, "the bridge and the device");
         let function = found.into_iter().find(|function| function.virtio().is_some()).unwrap();
         let rng = Rng::new(Driven::open(function).unwrap(), 64, &mut pool).unwrap();
-        Self { machine, rng, crew, _region: region }
+        Self { machine, rng, placement, _region: region }
     }
 
-    fn slot(&self) -> &Slot {
-        &self.machine.0.bus.slots()[0]
+    fn device(&self) -> &AttachedDevice {
+        &self.machine.0.bus.devices()[0]
     }
 
     /// Asks, and kicks, if the device is asleep, where the driver believes that the BAR is.
@@ -142,7 +123,7 @@ fn kicks_follow_the_bar() {
     assert!(!machine.ring(ELSEWHERE));
     guest.ask();
     guest.answered();
-    assert_eq!(guest.slot().exit_kicks(), 0);
+    assert_eq!(guest.device().exit_kicks(), 0);
 }
 
 #[test]
@@ -176,5 +157,5 @@ fn the_window_in_the_configuration_space_kicks_without_a_bar() {
     machine.0.write32(FUNCTION + at + u64::from(cap::LENGTH), 2);
     machine.0.write16(FUNCTION + at + u64::from(cap::PCI_CFG_DATA), 0);
     guest.answered();
-    assert_eq!(guest.slot().exit_kicks(), 1);
+    assert_eq!(guest.device().exit_kicks(), 1);
 }

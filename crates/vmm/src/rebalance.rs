@@ -6,7 +6,8 @@
 use crate::balance::{Load, advise};
 use crate::bus::Bus;
 use crate::guard::lock;
-use crate::slot::{MoveError, Slot};
+use paravane_attach::{AttachedDevice, MoveError, QueueStatus};
+use paravane_io::QueueKey;
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -32,7 +33,7 @@ impl Rebalancer {
         let run = move || {
             let mut before = HashMap::new();
             while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                step(bus.slots(), threads, &mut before);
+                step(bus.devices(), threads, &mut before);
             }
         };
         let thread = std::thread::Builder::new().name("rebalance".into()).stack_size(STACK).spawn(run)?;
@@ -57,18 +58,28 @@ impl Drop for Rebalancer {
 }
 
 /// Looks at what the queues have done since `before`, which is brought up to date, and moves one if that is worth it.
-fn step(slots: &[Slot], threads: usize, before: &mut HashMap<(usize, u16), u64>) {
-    let mut loads: Vec<Load> = slots.iter().flat_map(Slot::loads).collect();
+fn step(devices: &[AttachedDevice], threads: usize, before: &mut HashMap<(usize, u16), u64>) {
+    let mut loads: Vec<Load> = devices.iter().flat_map(loads).collect();
     for load in &mut loads {
         let earlier = before.insert((load.key.device, load.key.queue), load.work).unwrap_or(load.work);
         load.work -= earlier.min(load.work);
     }
     let Some((key, to)) = advise(threads, &loads) else { return };
-    let Some(slot) = slots.get(key.device) else { return };
-    match slot.move_queue(key.queue, to) {
+    let Some(device) = devices.get(key.device) else { return };
+    match device.move_queue(key.queue, to) {
         Ok(()) => tracing::debug!(device = key.device, queue = key.queue, to, "queue moved"),
         // It was stopped meanwhile.
         Err(MoveError::NotLive { .. }) => {}
         Err(error) => tracing::warn!(device = key.device, queue = key.queue, "queue not moved: {error}"),
     }
+}
+
+/// What each live queue of `device` has done since its first start.
+fn loads(device: &AttachedDevice) -> Vec<Load> {
+    let load = |queue: &QueueStatus| Load {
+        key: QueueKey { device: device.number(), queue: queue.queue },
+        thread: queue.thread,
+        work: queue.work,
+    };
+    device.queues().iter().filter(|queue| queue.live).map(load).collect()
 }

@@ -1,4 +1,5 @@
 //! What a run found.
+use paravane_attach::KickPath;
 use paravane_io::IoThreadFigures;
 use std::path::PathBuf;
 
@@ -154,30 +155,6 @@ pub struct NetResult {
     pub p999_us: f64,
     /// What is wrong, if anything is.
     pub problem: Option<String>,
-}
-
-/// How a queue's kicks came.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KickPath {
-    /// By exits: nobody asked for an ioeventfd, or there is no address for one.
-    #[default]
-    Exits,
-    /// By an ioeventfd.
-    IoEventFd,
-    /// By exits, since the host refused an ioeventfd.
-    Refused,
-}
-
-impl KickPath {
-    /// As the report has it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exits => "exits",
-            Self::IoEventFd => "ioeventfd",
-            Self::Refused => "refused",
-        }
-    }
 }
 
 /// One queue that ran.

@@ -11,30 +11,32 @@ use crate::config::{
     DirtyLogging, Job, NetConfig, Network, RingLayout, RunConfig, ServingMode, TransportChoice,
 };
 use crate::console::Console;
-use crate::crew::{Crew, Elsewhere};
+use crate::counters::RunCounters;
 use crate::dirty::DirtyWatch;
 use crate::error::RunError;
+use crate::helper::Helper;
 use crate::linux::Ports;
 use crate::plan::{self, DiskPlan};
-use crate::process::Process;
 use crate::rebalance::Rebalancer;
-use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, PhaseFigures, Report};
+use crate::report::{DiskResult, GuestFailure, NetResult, Outcome, PhaseFigures, QueueResult, Report};
 use crate::report_area::ReportArea;
-use crate::slot::{Slot, Surroundings};
-use crate::tally::Tally;
 use crate::verify::{self, Expected, Unfinished};
+use crate::vhost_net::VhostNet;
 use crate::watch::{Verdict, watch};
 use crate::{Progress, footprint, latency, nets};
+use paravane_attach::{AttachedDevice, Placement, QueueBackend, QueueStatus, Spread};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::{Counters, Totals};
 use paravane_device::rng::Rng;
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig};
-use paravane_io::{Inline, IoThreadFigures};
+use paravane_io::IoThreadFigures;
 use paravane_notify::LimitedIoEventFds;
 use paravane_spec::builtin::{BOOT_INFO, BootInfo, DiskReport, HEAP_BASE, error, exit, state};
 use paravane_transport::pci::root::Root;
 use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -77,7 +79,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let accel = accelerator.name();
     tracing::debug!(accel, "accelerator: {accel_reason}");
 
-    let tally = Arc::new(Tally::default());
+    let counters = Arc::new(RunCounters::default());
     let mut devices: Vec<Box<dyn Device>> = Vec::with_capacity(images.len() + 1);
     for image in images {
         devices.push(Box::new(image));
@@ -85,19 +87,19 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     if config.entropy > 0 {
         devices.push(Box::new(Rng::new()));
     }
-    let mut counters = Vec::with_capacity(config.nets.len());
+    let mut net_counters = Vec::with_capacity(config.nets.len());
     for card in nets::cards(&config.nets)? {
-        counters.push(card.counters);
+        net_counters.push(card.counters);
         devices.push(card.device);
     }
-    let process = match config.owner {
+    let helper = match config.owner {
         ServingMode::Process => {
             let images: Vec<BorrowedFd<'_>> = disks.iter().map(|disk| disk.image.as_fd()).collect();
-            Some(Arc::new(Process::spawn(config, &region, &images)?))
+            Some(Arc::new(Helper::spawn(config, &region, &images)?))
         }
         ServingMode::IoThreads | ServingMode::Vcpu => None,
     };
-    let machine = Machine::new(config, &memory, &tally, &*accelerator, devices, process.clone(), None)?;
+    let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, helper.clone(), None)?;
     put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
 
     let area = ReportArea::new(&memory, disks.len());
@@ -122,14 +124,14 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     // The guest's cost ends here; what the host spends on verifying is no part of it.
     let host_cpu_s = footprint::cpu_seconds();
 
-    let judge = Judge { config, progress, area: &area, tally: &tally };
+    let judge = Judge { config, progress, area: &area, counters: &counters };
     let (mut outcome, results, mut moved) = judge.judge(verdict?, &machine, &disks);
     let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
-    let totals = |(counters, number): (&Arc<Counters>, usize)| match &process {
-        Some(process) => process.totals(number),
-        None => counters.totals(),
+    let totals = |(card, number): (&Arc<Counters>, usize)| match &helper {
+        Some(helper) => helper.totals(number),
+        None => card.totals(),
     };
-    let totals: Vec<Totals> = counters.iter().zip(disks.len()..).map(totals).collect();
+    let totals: Vec<Totals> = net_counters.iter().zip(disks.len()..).map(totals).collect();
     let nets = judge.nets(&totals, finished);
     moved += nets.iter().map(|net| net.frames * u64::from(net.size)).sum::<u64>();
     problems.extend(nets.iter().filter_map(|net| net.problem.clone()));
@@ -141,8 +143,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         };
     }
     let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes.min(config.entropy));
-    let boot = tally.first_request().map(|at| at.saturating_duration_since(started));
-    let slots = machine.bus.slots();
+    let boot = counters.first_request().map(|at| at.saturating_duration_since(started));
+    let attached = machine.bus.devices();
     Ok(Report {
         outcome,
         accel,
@@ -158,20 +160,20 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         dirty,
         disks: results,
         nets,
-        exits: tally.exits(),
-        exits_by_kind: tally.exits_by_kind(),
+        exits: counters.exits(),
+        exits_by_kind: counters.exits_by_kind(),
         measured: machine.bus.measured().map(|phase| {
             let taken = area.header().map_or(0, |header| header.measured_interrupts);
             PhaseFigures { taken, ..phase }
         }),
         kick_stops: area.kick_stops(),
-        kicks: tally.kicks(),
-        exit_kicks: slots.iter().map(Slot::exit_kicks).sum(),
-        queues: slots.iter().flat_map(Slot::queues).collect(),
+        kicks: counters.kicks(),
+        exit_kicks: attached.iter().map(AttachedDevice::exit_kicks).sum(),
+        queues: attached.iter().flat_map(queue_results).collect(),
         io_threads: machine.figures(),
-        interrupts: slots.iter().map(Slot::interrupts).sum(),
-        messages: slots.iter().map(Slot::messages).sum(),
-        violations: slots.iter().map(Slot::violations).sum(),
+        interrupts: attached.iter().map(AttachedDevice::interrupts).sum(),
+        messages: attached.iter().map(AttachedDevice::messages).sum(),
+        violations: attached.iter().map(AttachedDevice::violations).sum(),
         entropy_bytes,
         host_cpu_s,
         mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
@@ -208,7 +210,7 @@ fn put_boot_info(memory: &Memory, info: &BootInfo) -> Result<(), RunError> {
 pub(crate) struct Machine {
     /// What the guest reaches.
     pub(crate) bus: Arc<Bus>,
-    crew: Crew,
+    placement: Placement,
     rebalancer: Option<Rebalancer>,
     domains: Vec<Domain>,
 }
@@ -224,31 +226,19 @@ impl Machine {
     pub(crate) fn new(
         config: &RunConfig,
         memory: &Memory,
-        tally: &Arc<Tally>,
+        counters: &Arc<RunCounters>,
         accelerator: &dyn Accelerator,
         devices: Vec<Box<dyn Device>>,
-        process: Option<Arc<Process>>,
+        helper: Option<Arc<Helper>>,
         ports: Option<Ports>,
     ) -> Result<Self, RunError> {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let few = devices.len().min(cpus).min(DEVICES_THREADS);
-        let count = config.io_threads.map_or(few, usize::from);
-        let crew = Crew::spawn(0..count, config.io_threads.is_some(), config.longest_poll)
+        let placement = placement(config, devices.len(), helper.as_ref())
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
-        let crew = match (&process, config.owner) {
-            (Some(process), _) => crew.replaced_by(Elsewhere::Process(Arc::clone(process))),
-            (None, ServingMode::Vcpu) => {
-                let inline =
-                    Inline::spawn().map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
-                crew.replaced_by(Elsewhere::Inline(Arc::new(inline)))
-            }
-            (None, _) => crew,
-        };
         let fds = match config.max_ioeventfds {
             None => accelerator.ioeventfds(),
             Some(limit) => Arc::new(LimitedIoEventFds::new(accelerator.ioeventfds(), limit)),
         };
-        let mut slots = Vec::with_capacity(devices.len());
+        let mut attached = Vec::with_capacity(devices.len());
         let mut domains = Vec::new();
         // Network cards come last.
         let others = devices.len().saturating_sub(config.nets.len());
@@ -256,44 +246,47 @@ impl Machine {
         for ((device, number), net) in devices.into_iter().zip(0_u32..).zip(nets) {
             let domain = domain(config, memory, number)?;
             domains.extend(domain.clone());
-            let surroundings = Surroundings {
-                memory: memory.clone(),
-                domain,
-                crew: crew.clone(),
-                tally: Arc::clone(tally),
-                fds: Arc::clone(&fds),
-                ioeventfd: config.ioeventfd,
-                ring_features: config.ring_features(),
-                vhost_net: net.is_some_and(|net| net.vhost),
-            };
-            let attachment = attach(config.transport, accelerator, number, &*device, &surroundings)?;
-            slots.push(Slot::new(number as usize, attachment, device, surroundings));
+            let mut builder = AttachedDevice::builder(device, memory)
+                .placement(&placement)
+                .rings(config.ring_features())
+                .counters(Arc::clone(&counters.devices));
+            if let Some(domain) = domain {
+                builder = builder.behind(domain);
+            }
+            if config.ioeventfd {
+                builder = builder.ioeventfds(Arc::clone(&fds));
+            }
+            if net.is_some_and(|net| net.vhost) {
+                builder = builder.lend_to(|_| Box::new(VhostNet::default()) as Box<dyn QueueBackend>);
+            }
+            attached.push(attach(builder, config.transport, accelerator, number)?);
         }
-        let console = Console::new(memory, Arc::clone(tally));
+        let console = Console::new(memory, Arc::clone(counters));
         let root = (config.transport == TransportChoice::Pci).then(Root::new);
-        let bus = Bus::new(slots, root, console).with_owner(process);
+        let bus = Bus::new(attached, root, console).with_helper(helper);
         let bus = match ports {
             Some(ports) => bus.with_ports(ports),
             None => bus,
         };
         let bus = Arc::new(bus);
-        let rebalancer = config.rebalance.then(|| Rebalancer::spawn(Arc::clone(&bus), crew.len()));
+        let rebalancer =
+            config.rebalance.then(|| Rebalancer::spawn(Arc::clone(&bus), placement.thread_count()));
         let rebalancer = rebalancer
             .transpose()
             .map_err(|source| RunError::Os { what: "start the thread that moves queues", source })?;
-        Ok(Self { bus, crew, rebalancer, domains })
+        Ok(Self { bus, placement, rebalancer, domains })
     }
 
     /// What each I/O thread has counted.
     pub(crate) fn figures(&self) -> Vec<IoThreadFigures> {
-        self.crew.figures()
+        self.placement.figures()
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
     pub(crate) fn stop(&self) -> Vec<Box<dyn Device>> {
         self.rebalancer.iter().for_each(Rebalancer::stop);
-        let devices = self.bus.slots().iter().filter_map(Slot::stop).collect();
-        self.crew.quit();
+        let devices = self.bus.devices().iter().filter_map(AttachedDevice::stop).collect();
+        self.placement.quit();
         devices
     }
 
@@ -302,6 +295,34 @@ impl Machine {
         let ends = self.domains.iter().map(|domain| domain.clear(LET_GO));
         ends.filter_map(Result::err).map(|error| format!("a domain's memory: {error}")).collect()
     }
+}
+
+/// Where the queues of `devices` devices are served.
+fn placement(config: &RunConfig, devices: usize, helper: Option<&Arc<Helper>>) -> io::Result<Placement> {
+    if let Some(helper) = helper {
+        return Ok(Placement::process(Arc::<Helper>::clone(helper)));
+    }
+    if config.owner == ServingMode::Vcpu {
+        return Placement::inline();
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let few = devices.min(cpus).min(DEVICES_THREADS);
+    let count = NonZeroUsize::new(config.io_threads.map_or(few, usize::from)).unwrap_or(NonZeroUsize::MIN);
+    let spread = if config.io_threads.is_some() { Spread::Queues } else { Spread::Devices };
+    Placement::spawn(count, spread, config.longest_poll)
+}
+
+/// The queues of `device` that ran.
+fn queue_results(device: &AttachedDevice) -> Vec<QueueResult> {
+    let result = |queue: &QueueStatus| QueueResult {
+        device: device.number(),
+        queue: queue.queue,
+        io_thread: queue.thread,
+        moves: queue.moves,
+        kicks_by: queue.kicks_by,
+        exit_kicks: queue.exit_kicks,
+    };
+    device.queues().iter().map(result).collect()
 }
 
 /// The domain of device `number`, if devices are to be behind one: the guest's heap and nothing else, moved up.
@@ -326,7 +347,7 @@ struct Judge<'a> {
     config: &'a RunConfig,
     progress: &'a Progress,
     area: &'a ReportArea,
-    tally: &'a Tally,
+    counters: &'a RunCounters,
 }
 
 impl Judge<'_> {
@@ -390,7 +411,8 @@ impl Judge<'_> {
                 p999_us: 0.0,
                 problem: None,
             };
-            let fault = || self.tally.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
+            let fault =
+                || self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
             if let Some(report) = &report {
                 let (sent, received) = match net.network {
                     Network::Sink => (net.frames, 0),
@@ -428,7 +450,7 @@ impl Judge<'_> {
         if drawn >= self.config.entropy {
             return None;
         }
-        let fault = self.tally.fault_of(device).map(|fault| format!(" ({fault})")).unwrap_or_default();
+        let fault = self.counters.fault_of(device).map(|fault| format!(" ({fault})")).unwrap_or_default();
         Some(format!("entropy device: the guest drew {drawn} of {} bytes{fault}", self.config.entropy))
     }
 
@@ -477,7 +499,7 @@ impl Judge<'_> {
             return unfinished("the guest's memory holds no report".into());
         };
         if let Some(problem) = guest_problem(report) {
-            let fault = self.tally.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
+            let fault = self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
             return unfinished(problem + &fault);
         }
         let cancel = &self.progress.cancel;

@@ -2,7 +2,6 @@
 //!
 //! A panic in it is the guest's crash. A guest that makes no more calls cannot be stopped: its thread is
 //! abandoned, together with the RAM mapping and the bus that it holds, until the process ends.
-mod doorbells;
 mod lines;
 mod platform;
 
@@ -11,8 +10,8 @@ use crate::bus::Bus;
 use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use crate::report::GuestFailure;
-pub(crate) use doorbells::Doorbells;
 use lines::Lines;
+use paravane_attach::LocalIoEventFds;
 use paravane_dma::Region;
 use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
@@ -30,13 +29,13 @@ const STACK: usize = 1 << 20;
 pub(crate) struct ThreadMachine {
     region: Arc<Region>,
     lines: Arc<Lines>,
-    doorbells: Arc<Doorbells>,
+    fds: Arc<LocalIoEventFds>,
 }
 
 impl ThreadMachine {
     /// With `region` as RAM.
     pub(crate) fn new(region: Arc<Region>) -> Self {
-        Self { region, lines: Arc::default(), doorbells: Arc::default() }
+        Self { region, lines: Arc::default(), fds: Arc::default() }
     }
 }
 
@@ -54,7 +53,7 @@ impl Accelerator for ThreadMachine {
     }
 
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {
-        Arc::clone(&self.doorbells) as Arc<dyn IoEventFds>
+        Arc::clone(&self.fds) as Arc<dyn IoEventFds>
     }
 
     fn tsc_khz(&self) -> u64 {
@@ -76,7 +75,7 @@ impl Accelerator for ThreadMachine {
             .stack_size(STACK)
             .spawn(move || {
                 self.lines.attach();
-                let platform = HostThread::new(self.region, self.lines, self.doorbells, bus);
+                let platform = HostThread::new(self.region, self.lines, self.fds, bus);
                 // The receiver waits for this message for as long as it lives.
                 let _ = ended.send(run(&platform));
             })

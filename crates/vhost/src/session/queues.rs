@@ -4,9 +4,11 @@ use crate::memory::ClientRegions;
 use crate::message::Reply;
 use crate::notifiers::Relay;
 use crate::vring::{Kick, Stage, Vring};
-use paravane_device::{MappedQueue, StartError};
+use paravane_device::StartError;
 use paravane_dma::{Access, headroom};
-use paravane_io::{ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueEvents, QueueKey};
+use paravane_io::{
+    ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueEvents, QueueKey, QueueStart, QueueStartError,
+};
 use paravane_spec::feature;
 use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
 use paravane_spec::queue::{MAX_SIZE, QueueAddresses};
@@ -202,33 +204,37 @@ impl Session<'_> {
             .map_err(|source| SessionError::Position { queue: index, source })?;
         drop(guard);
         self.warn_of_short_queue(index, vring.size, features);
-        let live = match inflight {
+        let mut start = QueueStart::new(self.key(queue), addresses, features, handle)
+            .counted_by(Arc::clone(&self.shared_status.work[usize::from(queue)]))
+            .cut_by(Arc::clone(&self.shared_status.cut));
+        start = match inflight {
             Some(inflight) => {
                 let tracking =
                     inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
-                MappedQueue::resume_tracked(addresses, max, features, handle, state, tracking)
+                start.tracked(state, tracking)
             }
-            None => MappedQueue::resume(addresses, max, features, handle, state),
+            None => start.at(state),
         };
-        let live = match (live, &self.translations) {
-            (Ok(live), None) => live,
-            (Ok(live), Some(translations)) => live.with_invalidation_lock(translations.invalidation_lock()),
-            (Err(error @ StartError::Memory { .. }), Some(_)) => {
+        if let Some(translations) = &self.translations {
+            start = start.behind(translations.invalidation_lock());
+        }
+        let events: Arc<dyn QueueEvents> =
+            Arc::<crate::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
+        let host_queue = match (start.build(&mut *self.device, kicks, events), &self.translations) {
+            (Ok(host_queue), _) => host_queue,
+            (Err(QueueStartError::Ring(error @ StartError::Memory { .. })), Some(_)) => {
                 self.refuse_ring(queue, &error);
                 return Ok(());
             }
-            (Err(source), _) => return Err(SessionError::Start { queue: index, source }),
+            (Err(QueueStartError::Ring(source)), _) => {
+                return Err(SessionError::Start { queue: index, source });
+            }
+            (Err(QueueStartError::Handler(source)), _) => {
+                return Err(SessionError::Handler { queue: index, source });
+            }
+            (Err(_), _) => return Err(SessionError::Queue(index)),
         };
-        let handler = self
-            .device
-            .start_queue(queue, features)
-            .map_err(|source| SessionError::Handler { queue: index, source })?;
-        let events: Arc<dyn QueueEvents> =
-            Arc::<crate::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
-        let work = Arc::clone(&self.shared_status.work[usize::from(queue)]);
-        let mut host_queue = HostQueue::new(self.key(queue), live, handler, kicks, events, work);
-        host_queue.cut_by(Arc::clone(&self.shared_status.cut));
-        self.put_on(queue, Box::new(host_queue))?;
+        self.put_on(queue, host_queue)?;
         self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
         // Buffers used before this start may have caused no interrupt: an earlier server may have
         // died between the two.
@@ -350,9 +356,7 @@ impl Session<'_> {
     fn park(&mut self, queue: u16, mut host_queue: Box<HostQueue>) {
         host_queue.tell(self.relay(queue));
         match host_queue.park() {
-            Ok((parked, _handler)) => {
-                self.vrings[usize::from(queue)].base = parked.state().vring_base();
-            }
+            Ok(resting) => self.vrings[usize::from(queue)].base = resting.position().vring_base(),
             Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
         }
         self.thread(queue).finish_tasks();

@@ -3,13 +3,13 @@ use crate::accel::{Accelerator, Ended, Running};
 use crate::addresses::Addresses;
 use crate::bus::Bus;
 use crate::config::{RunConfig, TransportChoice};
+use crate::counters::RunCounters;
 use crate::dirty::VcpuLog;
 use crate::error::RunError;
 use crate::plan;
 use crate::run::Machine;
-use crate::slot::Slot;
-use crate::tally::Tally;
-use crate::thread::Doorbells;
+use paravane_attach::AttachedDevice;
+use paravane_attach::LocalIoEventFds;
 use paravane_device::Device;
 use paravane_device::rng::Rng as Source;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
@@ -56,7 +56,7 @@ impl MsiSink for Nowhere {
 }
 
 /// What a machine needs of what runs its guest, which here is the test.
-struct Played(Arc<Doorbells>);
+struct Played(Arc<LocalIoEventFds>);
 
 impl Accelerator for Played {
     fn name(&self) -> &'static str {
@@ -150,7 +150,7 @@ impl Driver {
 pub(super) struct Host {
     machine: Machine,
     pub(super) addresses: Addresses,
-    pub(super) tally: Arc<Tally>,
+    pub(super) counters: Arc<RunCounters>,
     transport: TransportChoice,
     region: Arc<Region>,
 }
@@ -161,18 +161,18 @@ impl Host {
         let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
-        let (tally, bells) = (Arc::new(Tally::default()), Arc::new(Doorbells::default()));
+        let (counters, fds) = (Arc::new(RunCounters::default()), Arc::new(LocalIoEventFds::default()));
         let config =
             RunConfig { transport, ioeventfd, longest_poll, io_threads: Some(1), ..RunConfig::default() };
         let devices = (0..2).map(|_| Box::new(Source::new()) as Box<dyn Device>).collect();
-        let played = Played(Arc::clone(&bells));
-        let machine = Machine::new(&config, &memory, &tally, &played, devices, None, None).unwrap();
-        let addresses = Addresses { bus: Arc::clone(&machine.bus), bells };
-        Self { machine, addresses, tally, transport, region }
+        let played = Played(Arc::clone(&fds));
+        let machine = Machine::new(&config, &memory, &counters, &played, devices, None, None).unwrap();
+        let addresses = Addresses { bus: Arc::clone(&machine.bus), fds };
+        Self { machine, addresses, counters, transport, region }
     }
 
-    pub(super) fn slot(&self, device: u32) -> &Slot {
-        &self.machine.bus.slots()[device as usize]
+    pub(super) fn device(&self, device: u32) -> &AttachedDevice {
+        &self.machine.bus.devices()[device as usize]
     }
 
     /// Sets a device up: by messages where the transport has them, unless it is to be `wired`.
@@ -215,7 +215,7 @@ impl Host {
             TransportChoice::Pci => (Function::notification(0), [0; 2].as_slice()),
         };
         let addr = self.base(device) + offset;
-        let rung = self.addresses.bells.ring(addr, data);
+        let rung = self.addresses.fds.signal(addr, data);
         if !rung {
             assert!(self.addresses.bus.write(addr, data).is_none());
         }

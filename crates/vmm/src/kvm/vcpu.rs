@@ -158,7 +158,7 @@ impl Guest {
                 }));
             }
         };
-        self.bus.console().tally().exit();
+        self.bus.console().counters().exit();
         let what = match exit {
             VcpuExit::MmioRead(addr, data) => {
                 self.bus.read(addr, data);

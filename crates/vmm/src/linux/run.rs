@@ -13,15 +13,15 @@ use crate::Progress;
 use crate::accel::{Accelerator, Ended, Running};
 use crate::attach;
 use crate::config::{AccelChoice, RunConfig, TransportChoice};
+use crate::counters::RunCounters;
 use crate::error::RunError;
 use crate::guard::lock;
 use crate::kvm::KvmMachine;
 use crate::report::GuestFailure;
 use crate::run::{Machine, ram};
-use crate::slot::Slot;
-use crate::tally::Tally;
 use crate::watch::{lost, stop};
 use crate::{nets, plan};
+use paravane_attach::AttachedDevice;
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
@@ -44,16 +44,16 @@ pub(crate) fn run(
     started: Instant,
 ) -> Result<LinuxReport, RunError> {
     check(&config.machine)?;
-    let tally = Arc::new(Tally::default());
+    let counters = Arc::new(RunCounters::default());
     let screen = Screen(Arc::new(Mutex::new(console)));
     let mut devices = devices(&config.machine)?;
     let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
     let end = loop {
-        let life = Life::new(config, screen.clone(), &tally, devices)?;
+        let life = Life::new(config, screen.clone(), &counters, devices)?;
         let (end, machine) = life.live(progress)?;
         devices = machine.stop();
-        interrupts += machine.bus.slots().iter().map(Slot::interrupts).sum::<u64>();
-        messages += machine.bus.slots().iter().map(Slot::messages).sum::<u64>();
+        interrupts += machine.bus.devices().iter().map(AttachedDevice::interrupts).sum::<u64>();
+        messages += machine.bus.devices().iter().map(AttachedDevice::messages).sum::<u64>();
         // Relaxed: as in `wait`, which a guest that resets at once may never come to ask.
         let cancelled = progress.cancel.load(Ordering::Relaxed);
         if config.on_reboot == OnReboot::Exit || cancelled || !resets(&end) {
@@ -68,14 +68,14 @@ pub(crate) fn run(
             device.reset();
         }
     };
-    let faults =
-        (0..devices.len()).filter_map(|number| Some(format!("device {number}: {}", tally.fault_of(number)?)));
+    let faults = (0..devices.len())
+        .filter_map(|number| Some(format!("device {number}: {}", counters.fault_of(number)?)));
     Ok(LinuxReport {
         end: how(end)?,
         restarts,
         faults: faults.collect(),
-        exits: tally.exits(),
-        kicks: tally.kicks(),
+        exits: counters.exits(),
+        kicks: counters.kicks(),
         interrupts,
         messages,
         wall_s: started.elapsed().as_secs_f64(),
@@ -107,7 +107,7 @@ impl Life {
     fn new(
         config: &LinuxConfig,
         screen: Screen,
-        tally: &Arc<Tally>,
+        counters: &Arc<RunCounters>,
         devices: Vec<Box<dyn Device>>,
     ) -> Result<Self, RunError> {
         let machine_config = &config.machine;
@@ -117,7 +117,7 @@ impl Life {
             .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
         let attached = attached(machine_config.transport, devices.len());
         let ports = Ports::new(kvm.sink(UART_GSI)?, Box::new(screen));
-        let machine = Machine::new(machine_config, &memory, tally, &kvm, devices, None, Some(ports))?;
+        let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, None, Some(ports))?;
         let spaces = [(PCI_ECAM, ecam::BUS)];
         let extras = Extras {
             initrd: config.initrd.as_deref(),

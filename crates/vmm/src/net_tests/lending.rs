@@ -2,15 +2,14 @@
 //! vhost back end does: it goes by the position, the memory and the eventfds that it is told, and knows no I/O thread.
 use super::link::{Streams, use_pairs};
 use super::{BASE, Guest, PATIENCE, RAM, Window, frame};
-use crate::queue_backend::{Loan, QueueBackend};
-use crate::slot::{LendError, Slot};
+use paravane_attach::{AttachedDevice, LendError, RingFeatures};
+use paravane_attach::{Loan, QueueBackend};
 use paravane_device::net::LinkEnd;
 use paravane_device::{MappedQueue, QueueHandler, ServeError, State, StateError};
 use paravane_dma::{Access, DirtyLog, LogError, Memory, Region};
 use paravane_driver::mmio::Registers;
 use paravane_driver::net::NetOptions;
 use paravane_notify::Notifier;
-use paravane_spec::feature;
 use paravane_spec::mmio::{QUEUE_NOTIFY, STATUS};
 use paravane_spec::status::DEVICE_NEEDS_RESET;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -162,15 +161,15 @@ impl QueueBackend for Unwilling {
 }
 
 /// With two I/O threads each, which poll queues: then kicks are off most of the time.
-fn guests(pairs: u16, ring_features: u64) -> [Guest; 2] {
+fn guests(pairs: u16, rings: RingFeatures) -> [Guest; 2] {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
-    [a, b].map(|end| Guest::with_threads(end, 1500, ring_features, 2, Duration::from_micros(100)))
+    [a, b].map(|end| Guest::with_threads(end, 1500, rings, 2, Duration::from_micros(100)))
 }
 
 /// Lends `queue`, as soon as its back end has room.
-fn lend(slot: &Slot, queue: u16, region: &Arc<Region>) {
+fn lend(device: &AttachedDevice, queue: u16, region: &Arc<Region>) {
     loop {
-        match slot.lend_queue(queue, Borrower::new(region)) {
+        match device.lend_queue(queue, Borrower::new(region)) {
             Err(LendError::Busy { .. }) => thread::yield_now(),
             result => return result.unwrap(),
         }
@@ -188,8 +187,8 @@ fn progress(guest: &Guest, queue: u16, frames: u64) {
 }
 
 /// Lends the queues of the first of two guests, one after another and several at a time, until enough has happened.
-fn streams_survive(pairs: u16, ring_features: u64) {
-    let guests = guests(pairs, ring_features);
+fn streams_survive(pairs: u16, rings: RingFeatures) {
+    let guests = guests(pairs, rings);
     let options = NetOptions { pairs, receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
     let mut drivers = guests.each_ref().map(|guest| guest.driver(options));
     if pairs > 1 {
@@ -200,23 +199,23 @@ fn streams_survive(pairs: u16, ring_features: u64) {
     let (mut loans, mut rounds) = (0, 0);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        let (slot, region, over, guests) = (&guests[0].slot, &guests[0].region, &done, &guests);
+        let (device, region, over, guests) = (&guests[0].device, &guests[0].region, &done, &guests);
         let lender = scope.spawn(move || {
             let (mut loans, queues) = (0_u64, 2 * pairs);
             while loans < LOANS && !over.load(Ordering::Relaxed) {
                 let queue = (loans % u64::from(queues)) as u16;
                 let other = (queue + 1) % queues;
-                lend(slot, queue, region);
+                lend(device, queue, region);
                 if loans.is_multiple_of(3) {
-                    lend(slot, other, region);
-                    slot.take_back_queue(other).unwrap();
+                    lend(device, other, region);
+                    device.take_back_queue(other).unwrap();
                 }
                 if loans.is_multiple_of(5) {
                     assert!(matches!(
-                        slot.lend_queue(queue, Box::new(Unwilling)),
+                        device.lend_queue(queue, Box::new(Unwilling)),
                         Err(LendError::NotOurs { .. })
                     ));
-                    let refused = slot.lend_queue(other, Box::new(Unwilling));
+                    let refused = device.lend_queue(other, Box::new(Unwilling));
                     let refused = matches!(refused, Err(LendError::Refused { .. } | LendError::Busy { .. }));
                     assert!(refused);
                 }
@@ -224,8 +223,8 @@ fn streams_survive(pairs: u16, ring_features: u64) {
                     // Not only what was there before: nobody else signals the owner any more.
                     progress(&guests[0], queue, 20);
                 }
-                slot.take_back_queue(queue).unwrap();
-                slot.move_queue(queue, loans as usize / 2 % 2).unwrap();
+                device.take_back_queue(queue).unwrap();
+                device.move_queue(queue, loans as usize / 2 % 2).unwrap();
                 loans += 1;
             }
             over.store(true, Ordering::Relaxed);
@@ -247,7 +246,7 @@ fn streams_survive(pairs: u16, ring_features: u64) {
     assert_eq!(loans, LOANS);
     let all = rounds * 50 * u64::from(pairs);
     for guest in &guests {
-        guest.slot.stop();
+        guest.device.stop();
         let totals = guest.totals();
         assert_eq!((totals.transmitted, totals.received), (all, all));
         assert_eq!(totals.malformed + totals.refused + totals.no_room + totals.unusable, 0);
@@ -256,12 +255,12 @@ fn streams_survive(pairs: u16, ring_features: u64) {
 
 #[test]
 fn no_frame_is_lost_while_queues_are_lent() {
-    streams_survive(1, 0);
+    streams_survive(1, RingFeatures::default());
 }
 
 #[test]
 fn nor_with_several_packed_ones() {
-    streams_survive(2, feature::RING_PACKED);
+    streams_survive(2, RingFeatures::default().packed());
 }
 
 /// Set when it goes, however that comes.
@@ -276,23 +275,23 @@ impl Drop for Over<'_> {
 /// As an owner sees it: the available index says more than there is room for.
 #[test]
 fn a_broken_queue_is_told_by_its_owner() {
-    let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, 0);
+    let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default());
     let _broken = guest.driver(NetOptions::default());
-    let slot = &guest.slot;
-    slot.lend_queue(1, Borrower::new(&guest.region)).unwrap();
-    let available = slot.addresses(1).unwrap().driver + 2;
+    let device = &guest.device;
+    device.lend_queue(1, Borrower::new(&guest.region)).unwrap();
+    let available = device.queue_addresses(1).unwrap().driver + 2;
     guest.memory.handle().enter().write_obj(available, &5000_u16, Access::WRITE).unwrap();
-    assert!(guest.bells.ring(BASE + QUEUE_NOTIFY, &1_u32.to_le_bytes()));
-    let window = Window { slot: Arc::clone(slot), bells: Arc::clone(&guest.bells) };
+    assert!(guest.fds.signal(BASE + QUEUE_NOTIFY, &1_u32.to_le_bytes()));
+    let window = Window { device: Arc::clone(device), fds: Arc::clone(&guest.fds) };
     let start = Instant::now();
     while window.read32(STATUS) & DEVICE_NEEDS_RESET == 0 {
         assert!(start.elapsed() < PATIENCE, "nobody says so");
         thread::yield_now();
     }
-    assert!(matches!(slot.take_back_queue(1), Err(LendError::Lost { queue: 1, .. })));
+    assert!(matches!(device.take_back_queue(1), Err(LendError::Lost { queue: 1, .. })));
     // And after a reset all is well.
     let mut driver = guest.driver(NetOptions::default());
-    slot.lend_queue(1, Borrower::new(&guest.region)).unwrap();
+    device.lend_queue(1, Borrower::new(&guest.region)).unwrap();
     assert!(driver.send(0, &frame(1, 0, 100)).unwrap());
     driver.kick();
     while guest.totals().transmitted == 0 {
@@ -304,24 +303,24 @@ fn a_broken_queue_is_told_by_its_owner() {
 /// The driver resets the card again and again, whoever has its queues.
 #[test]
 fn a_reset_ends_every_loan() {
-    let guests = guests(1, 0);
+    let guests = guests(1, RingFeatures::default());
     let options = NetOptions { receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
     let over = AtomicBool::new(false);
-    let (slot, region) = (&guests[0].slot, &guests[0].region);
+    let (device, region) = (&guests[0].device, &guests[0].region);
     thread::scope(|scope| {
         let lender = scope.spawn(|| {
             let mut loans = 0_u64;
             while !over.load(Ordering::Relaxed) {
                 for queue in [0, 1] {
                     // The driver is faster now and then.
-                    match slot.lend_queue(queue, Borrower::new(region)) {
+                    match device.lend_queue(queue, Borrower::new(region)) {
                         Ok(()) => loans += 1,
                         Err(LendError::NotOurs { .. } | LendError::Busy { .. }) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }
                 for queue in [1, 0] {
-                    match slot.take_back_queue(queue) {
+                    match device.take_back_queue(queue) {
                         Ok(()) | Err(LendError::NotLent { .. }) => {}
                         Err(error) => panic!("{error}"),
                     }
@@ -346,28 +345,28 @@ fn a_reset_ends_every_loan() {
     // And the machine stops while both are lent.
     let _driver = guests[0].driver(options);
     for queue in [0, 1] {
-        slot.lend_queue(queue, Borrower::new(region)).unwrap();
+        device.lend_queue(queue, Borrower::new(region)).unwrap();
     }
-    assert!(slot.stop().is_some());
-    assert!(matches!(slot.take_back_queue(0), Err(LendError::NotLent { queue: 0 })));
+    assert!(device.stop().is_some());
+    assert!(matches!(device.take_back_queue(0), Err(LendError::NotLent { queue: 0 })));
 }
 
 #[test]
 fn what_the_cable_has_no_room_for_is_not_lost() {
     const FRAMES: u64 = 200;
-    let guests = guests(1, 0);
+    let guests = guests(1, RingFeatures::default());
     let options = NetOptions { transmit_slots: FRAMES as u16, receive_slots: 1, ..NetOptions::default() };
     let [mut sender, mut receiver] = guests.each_ref().map(|guest| guest.driver(options));
     for n in 0..FRAMES {
         assert!(sender.send(0, &frame(1, n, 100)).unwrap());
     }
     sender.kick();
-    let (slot, region) = (&guests[0].slot, &guests[0].region);
+    let (device, region) = (&guests[0].device, &guests[0].region);
     let start = Instant::now();
-    while !matches!(slot.lend_queue(1, Borrower::new(region)), Err(LendError::Busy { queue: 1 })) {
+    while !matches!(device.lend_queue(1, Borrower::new(region)), Err(LendError::Busy { queue: 1 })) {
         assert!(start.elapsed() < PATIENCE, "the cable does not become full");
         // Too early: it has not begun.
-        slot.take_back_queue(1).unwrap();
+        device.take_back_queue(1).unwrap();
     }
     let mut out = [0; 1514];
     for n in 0..FRAMES {
@@ -383,25 +382,25 @@ fn what_the_cable_has_no_room_for_is_not_lost() {
         };
         assert_eq!(out[..len], frame(1, n, 100));
     }
-    lend(slot, 1, region);
+    lend(device, 1, region);
 }
 
 #[test]
 fn no_dirty_log_is_on_during_a_loan() {
-    let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, 0);
+    let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default());
     assert!(matches!(
-        guest.slot.lend_queue(0, Borrower::new(&guest.region)),
+        guest.device.lend_queue(0, Borrower::new(&guest.region)),
         Err(LendError::NotOurs { queue: 0 })
     ));
     let _driver = guest.driver(NetOptions::default());
     let log = || DirtyLog::new(guest.memory.end(), 4096).unwrap();
     let patience = Duration::from_secs(20);
-    guest.slot.lend_queue(0, Borrower::new(&guest.region)).unwrap();
+    guest.device.lend_queue(0, Borrower::new(&guest.region)).unwrap();
     assert!(matches!(guest.memory.start_log(log(), patience), Err(LogError::Lent(1))));
-    guest.slot.take_back_queue(0).unwrap();
+    guest.device.take_back_queue(0).unwrap();
     guest.memory.start_log(log(), patience).unwrap();
-    let refused = guest.slot.lend_queue(0, Borrower::new(&guest.region));
+    let refused = guest.device.lend_queue(0, Borrower::new(&guest.region));
     assert!(matches!(refused, Err(LendError::Log(LogError::On))), "{refused:?}");
     guest.memory.stop_log(patience).unwrap();
-    guest.slot.lend_queue(0, Borrower::new(&guest.region)).unwrap();
+    guest.device.lend_queue(0, Borrower::new(&guest.region)).unwrap();
 }

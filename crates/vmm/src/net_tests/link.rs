@@ -1,8 +1,8 @@
 //! Two guests on a cable, and one with an echo.
 use super::{Driver, Guest, frame};
+use paravane_attach::RingFeatures;
 use paravane_device::net::LinkEnd;
 use paravane_driver::net::NetOptions;
-use paravane_spec::feature;
 use std::thread;
 
 /// A driver's half of two streams, one each way, on each of its pairs.
@@ -62,9 +62,9 @@ pub(super) fn use_pairs(guest: &Guest, driver: &mut Driver, pairs: u16) {
 }
 
 /// Streams both ways between two guests, each in a thread of its own.
-fn stream(pairs: u16, ring_features: u64, mtu: u16, frames: u64, options: NetOptions) {
+fn stream(pairs: u16, rings: RingFeatures, mtu: u16, frames: u64, options: NetOptions) {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
-    let guests = [a, b].map(|end| Guest::new(end, mtu, ring_features));
+    let guests = [a, b].map(|end| Guest::new(end, mtu, rings));
     let mut drivers = guests.each_ref().map(|guest| guest.driver(options));
     if pairs > 1 {
         for (guest, driver) in guests.iter().zip(&mut drivers) {
@@ -82,7 +82,7 @@ fn stream(pairs: u16, ring_features: u64, mtu: u16, frames: u64, options: NetOpt
     let all = frames * u64::from(pairs);
     for guest in &guests {
         // A batch is counted at its end, which the other side need not wait for.
-        guest.slot.stop();
+        guest.device.stop();
         let totals = guest.totals();
         assert_eq!((totals.transmitted, totals.received), (all, all));
         assert_eq!(totals.malformed + totals.refused + totals.no_room + totals.unusable, 0);
@@ -91,9 +91,9 @@ fn stream(pairs: u16, ring_features: u64, mtu: u16, frames: u64, options: NetOpt
 
 #[test]
 fn streams_both_ways_arrive_whole_and_in_order() {
-    let packed = feature::RING_PACKED;
-    for ring_features in [0, packed, packed | feature::IN_ORDER, feature::IN_ORDER] {
-        stream(1, ring_features, 1500, 3000, NetOptions::default());
+    let split = RingFeatures::default();
+    for rings in [split, split.packed(), split.packed().in_order(), split.in_order()] {
+        stream(1, rings, 1500, 3000, NetOptions::default());
     }
 }
 
@@ -107,24 +107,24 @@ fn large_frames_in_small_buffers() {
         receive_slot: 4096,
         ..NetOptions::default()
     };
-    stream(1, 0, 65535, 200, options);
+    stream(1, RingFeatures::default(), 65535, 200, options);
 }
 
 #[test]
 fn one_slot_each_way() {
     let options = NetOptions { receive_slots: 1, transmit_slots: 1, ..NetOptions::default() };
-    stream(1, 0, 1500, 500, options);
+    stream(1, RingFeatures::default(), 1500, 500, options);
 }
 
 #[test]
 fn several_pairs_at_once() {
-    stream(3, 0, 1500, 1000, NetOptions { pairs: 3, ..NetOptions::default() });
+    stream(3, RingFeatures::default(), 1500, 1000, NetOptions { pairs: 3, ..NetOptions::default() });
 }
 
 #[test]
 fn requests_and_answers() {
-    for ring_features in [0, feature::RING_PACKED | feature::IN_ORDER] {
-        let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, ring_features);
+    for rings in [RingFeatures::default(), RingFeatures::default().packed().in_order()] {
+        let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, rings);
         let mut driver = guest.driver(NetOptions::default());
         let mut out = [0; 1514];
         for n in 0..1000 {
@@ -145,7 +145,7 @@ fn requests_and_answers() {
 
 #[test]
 fn a_driver_that_polls_needs_no_interrupt() {
-    let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, 0);
+    let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default());
     let mut driver = guest.driver(NetOptions::default());
     let mut out = [0; 1514];
     let poller = driver.poller(0).unwrap();
@@ -165,7 +165,7 @@ fn a_driver_that_polls_needs_no_interrupt() {
 #[test]
 fn a_card_that_is_reset_under_traffic_starts_anew() {
     let (a, b) = LinkEnd::pair(1).unwrap();
-    let guests = [a, b].map(|end| Guest::new(end, 1500, 0));
+    let guests = [a, b].map(|end| Guest::new(end, 1500, RingFeatures::default()));
     let options = NetOptions { receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
     let mut b = guests[1].driver(options);
     for round in 0..50 {

@@ -1,10 +1,9 @@
 //! Queues that change hands while frames go both ways.
 use super::link::{Streams, use_pairs};
 use super::{Guest, frame};
-use crate::slot::MoveError;
+use paravane_attach::{MoveError, RingFeatures};
 use paravane_device::net::LinkEnd;
 use paravane_driver::net::NetOptions;
-use paravane_spec::feature;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -15,9 +14,9 @@ const THREADS: usize = 3;
 const MOVES: u64 = 5000;
 
 /// Moves the queues of the first of two guests about, one after another, until enough has happened.
-fn streams_survive(pairs: u16, ring_features: u64, longest_poll: Duration) {
+fn streams_survive(pairs: u16, rings: RingFeatures, longest_poll: Duration) {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
-    let guests = [a, b].map(|end| Guest::with_threads(end, 1500, ring_features, THREADS, longest_poll));
+    let guests = [a, b].map(|end| Guest::with_threads(end, 1500, rings, THREADS, longest_poll));
     let options = NetOptions { pairs, receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
     let mut drivers = guests.each_ref().map(|guest| guest.driver(options));
     if pairs > 1 {
@@ -33,7 +32,7 @@ fn streams_survive(pairs: u16, ring_features: u64, longest_poll: Duration) {
             let (mut moves, queues) = (0, 2 * pairs);
             while !done.load(Ordering::Relaxed) {
                 let (queue, thread) = ((moves % u64::from(queues)) as u16, (moves / 2) as usize % THREADS);
-                guests[0].slot.move_queue(queue, thread).unwrap();
+                guests[0].device.move_queue(queue, thread).unwrap();
                 moves += 1;
             }
             moves
@@ -54,7 +53,7 @@ fn streams_survive(pairs: u16, ring_features: u64, longest_poll: Duration) {
     assert!(moves >= MOVES);
     let all = rounds * 50 * u64::from(pairs);
     for guest in &guests {
-        guest.slot.stop();
+        guest.device.stop();
         let totals = guest.totals();
         assert_eq!((totals.transmitted, totals.received), (all, all), "{moves} moves");
         assert_eq!(totals.malformed + totals.refused + totals.no_room + totals.unusable, 0);
@@ -63,32 +62,33 @@ fn streams_survive(pairs: u16, ring_features: u64, longest_poll: Duration) {
 
 #[test]
 fn no_frame_is_lost_while_queues_move() {
-    streams_survive(1, 0, Duration::ZERO);
+    streams_survive(1, RingFeatures::default(), Duration::ZERO);
 }
 
 #[test]
 fn nor_with_several_packed_ones() {
-    streams_survive(3, feature::RING_PACKED, Duration::ZERO);
+    streams_survive(3, RingFeatures::default().packed(), Duration::ZERO);
 }
 
 #[test]
 fn nor_while_they_are_polled() {
-    streams_survive(2, 0, Duration::from_micros(100));
+    streams_survive(2, RingFeatures::default(), Duration::from_micros(100));
 }
 
 #[test]
 fn a_queue_that_does_not_run_is_not_moved_and_no_queue_to_where_nobody_is() {
-    let guest = Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, 0, 2, Duration::ZERO);
-    assert!(matches!(guest.slot.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
+    let guest =
+        Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default(), 2, Duration::ZERO);
+    assert!(matches!(guest.device.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
     let mut driver = guest.driver(NetOptions::default());
-    assert!(matches!(guest.slot.move_queue(0, 2), Err(MoveError::NoThread { number: 2 })));
-    assert!(matches!(guest.slot.move_queue(7, 0), Err(MoveError::NotLive { queue: 7 })));
+    assert!(matches!(guest.device.move_queue(0, 2), Err(MoveError::NoThread { thread: 2 })));
+    assert!(matches!(guest.device.move_queue(7, 0), Err(MoveError::NotLive { queue: 7 })));
     // To where it is, and to a thread that has ended: the one before takes it back.
-    guest.slot.move_queue(1, 1).unwrap();
-    guest.crew.thread(0).unwrap().quit();
-    assert!(matches!(guest.slot.move_queue(1, 0), Err(MoveError::Refused { .. })));
+    guest.device.move_queue(1, 1).unwrap();
+    guest.placement.thread(0).unwrap().quit();
+    assert!(matches!(guest.device.move_queue(1, 0), Err(MoveError::Refused { .. })));
     // Queue 0 ended with its thread.
-    assert!(matches!(guest.slot.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
+    assert!(matches!(guest.device.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
     assert!(driver.send(0, &frame(1, 0, 100)).unwrap());
     driver.kick();
     let start = std::time::Instant::now();

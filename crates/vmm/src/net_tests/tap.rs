@@ -1,6 +1,7 @@
 //! Our driver and the host's network stack, on a TAP device in a network of its own. Needs root, /dev/net/tun and the
 //! program `ip`.
 use super::{Driver, Guest, PATIENCE};
+use paravane_attach::RingFeatures;
 use paravane_device::net::Tap;
 use paravane_driver::net::NetOptions;
 use std::fs::File;
@@ -58,7 +59,7 @@ pub(super) fn guest(queues: u16) -> Guest {
     let tap = Tap::open("pv0", queues).unwrap();
     ip("addr add 10.77.0.1/24 dev pv0");
     ip("link set pv0 up");
-    Guest::new(tap, 1500, 0)
+    Guest::new(tap, 1500, RingFeatures::default())
 }
 
 /// An ARP packet: 1 asks, 2 answers.

@@ -2,8 +2,8 @@
 //! tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs these where there is one.
 use super::PATIENCE;
 use super::tap::{Station, datagram, guest, in_own_network, payload, skipped};
-use crate::queue_backend::VhostNet;
-use crate::slot::{LendError, Slot};
+use crate::vhost_net::VhostNet;
+use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_device::net::Totals;
 use paravane_driver::net::NetOptions;
 use std::fs::File;
@@ -23,8 +23,8 @@ fn with_vhost(name: &str, test: fn()) {
     }
 }
 
-fn lend(slot: &Slot, queue: u16) {
-    slot.lend_queue(queue, Box::new(VhostNet::default())).unwrap();
+fn lend(device: &AttachedDevice, queue: u16) {
+    device.lend_queue(queue, Box::new(VhostNet::default())).unwrap();
 }
 
 /// Sends back every datagram that comes to port 7, as long as some come.
@@ -74,23 +74,23 @@ fn datagrams_come_back_whoever_has_the_queues() {
         };
         thread::scope(|scope| {
             let lender = scope.spawn(|| {
-                let slot = &guest.slot;
+                let device = &guest.device;
                 for n in 0..LOANS {
                     // Which queue goes first, and which comes back first.
                     let (first, second) = if n % 2 == 0 { (0, 1) } else { (1, 0) };
                     let with = |kernel: &[u16]| [0, 1].map(|queue| !kernel.contains(&queue));
                     progress("before", with(&[]));
-                    lend(slot, first);
+                    lend(device, first);
                     progress("one is lent", with(&[first]));
-                    lend(slot, second);
+                    lend(device, second);
                     progress("both are lent", with(&[0, 1]));
-                    slot.take_back_queue(if n % 4 < 2 { first } else { second }).unwrap();
+                    device.take_back_queue(if n % 4 < 2 { first } else { second }).unwrap();
                     progress("one is back", with(&[if n % 4 < 2 { second } else { first }]));
-                    slot.take_back_queue(if n % 4 < 2 { second } else { first }).unwrap();
+                    device.take_back_queue(if n % 4 < 2 { second } else { first }).unwrap();
                     // And as fast as it goes.
                     for queue in [first, second] {
-                        lend(slot, queue);
-                        slot.take_back_queue(queue).unwrap();
+                        lend(device, queue);
+                        device.take_back_queue(queue).unwrap();
                     }
                 }
                 over.store(true, Ordering::Relaxed);
@@ -117,13 +117,13 @@ fn a_reset_takes_the_queues_from_the_kernel() {
             let mut us = Station { guest: &guest, driver: guest.driver(NetOptions::default()) };
             let host = us.ask_for_host();
             for queue in [0, 1] {
-                lend(&guest.slot, queue);
+                lend(&guest.device, queue);
                 exchange(&mut us, host, round);
             }
         }
         // And the machine stops.
-        assert!(guest.slot.stop().is_some());
-        assert!(matches!(guest.slot.take_back_queue(0), Err(LendError::NotLent { queue: 0 })));
+        assert!(guest.device.stop().is_some());
+        assert!(matches!(guest.device.take_back_queue(0), Err(LendError::NotLent { queue: 0 })));
     });
 }
 
@@ -131,10 +131,10 @@ fn a_reset_takes_the_queues_from_the_kernel() {
 fn a_queue_without_a_tap_device_stays_ours() {
     use paravane_device::net::LinkEnd;
     with_vhost("a_queue_without_a_tap_device_stays_ours", || {
-        let guest = super::Guest::new(LinkEnd::echo(1).unwrap(), 1500, 0);
+        let guest = super::Guest::new(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default());
         let _driver = guest.driver(NetOptions::default());
-        let refused = guest.slot.lend_queue(0, Box::new(VhostNet::default()));
+        let refused = guest.device.lend_queue(0, Box::new(VhostNet::default()));
         assert!(matches!(refused, Err(LendError::Refused { .. })), "{refused:?}");
-        guest.slot.move_queue(0, 0).unwrap();
+        guest.device.move_queue(0, 0).unwrap();
     });
 }

@@ -1,7 +1,7 @@
 //! The guest program's platform when it is a thread of this process.
-use super::doorbells::Doorbells;
 use super::lines::Lines;
 use crate::bus::Bus;
+use paravane_attach::LocalIoEventFds;
 use paravane_dma::Region;
 use paravane_guest::Platform;
 use paravane_ring::{Area, DmaArea};
@@ -15,7 +15,7 @@ pub(super) struct Stopped;
 pub(super) struct HostThread {
     region: Arc<Region>,
     lines: Arc<Lines>,
-    doorbells: Arc<Doorbells>,
+    fds: Arc<LocalIoEventFds>,
     bus: Arc<Bus>,
     start: Instant,
 }
@@ -25,15 +25,15 @@ impl HostThread {
     pub(super) fn new(
         region: Arc<Region>,
         lines: Arc<Lines>,
-        doorbells: Arc<Doorbells>,
+        fds: Arc<LocalIoEventFds>,
         bus: Arc<Bus>,
     ) -> Self {
-        Self { region, lines, doorbells, bus, start: Instant::now() }
+        Self { region, lines, fds, bus, start: Instant::now() }
     }
 
     fn mmio_read<const N: usize>(&self, addr: u64) -> [u8; N] {
         self.check_stop();
-        self.bus.console().tally().exit();
+        self.bus.console().counters().exit();
         let mut data = [0; N];
         self.bus.read(addr, &mut data);
         data
@@ -41,10 +41,10 @@ impl HostThread {
 
     fn mmio_write<const N: usize>(&self, addr: u64, data: [u8; N]) {
         self.check_stop();
-        if self.doorbells.ring(addr, &data) {
+        if self.fds.signal(addr, &data) {
             return;
         }
-        self.bus.console().tally().exit();
+        self.bus.console().counters().exit();
         // The guest's end arrives as the return value of its program.
         let _ = self.bus.write(addr, &data);
     }

@@ -1,7 +1,7 @@
-//! Passes the calls of a queue's owner on to the device's interrupts.
+//! Passes the calls of a back end on to the device's interrupts.
 //!
-//! Whatever the interrupts are at the moment (a line with its status register, messages with mask and pending) they stay
-//! the device's: an owner has an eventfd and knows nothing of them. The price is a wake-up of this thread an interrupt.
+//! A back end has an eventfd and knows nothing of status register, mask and pending bits, which stay the device's. The price
+//! is one wake-up of a thread an interrupt.
 use paravane_notify::{Interrupts, Notifier, NotifyError};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 /// Stack of a relay's thread.
 const STACK: usize = 64 << 10;
 
-/// The way back from one queue's owner.
+/// The way back from one queue's back end.
 pub(crate) struct Relay {
     ends: Arc<Ends>,
     thread: Option<JoinHandle<()>>,
@@ -24,7 +24,7 @@ struct Ends {
 }
 
 impl Relay {
-    /// For `queue`. `broken` is called when the owner finds the queue broken, at most once.
+    /// Starts a thread for `queue`, which calls `broken` when the back end finds the queue broken, at most once.
     ///
     /// # Errors
     /// The host has no threads or descriptors left.
@@ -47,19 +47,19 @@ impl Relay {
         Ok(Self { ends, thread: Some(thread) })
     }
 
-    /// To be signalled for an interrupt.
+    /// Signalled for an interrupt.
     pub(crate) fn call(&self) -> &Notifier {
         &self.ends.call
     }
 
-    /// To be signalled when the queue is broken.
+    /// Signalled when the queue is broken.
     pub(crate) fn error(&self) -> &Notifier {
         &self.ends.error
     }
 }
 
 impl Drop for Relay {
-    /// Calls that have come are passed on first.
+    /// Passes on the calls that have come.
     fn drop(&mut self) {
         self.ends.stop.signal();
         if let Some(thread) = self.thread.take()

@@ -5,7 +5,7 @@
 //! stop:   NET_SET_BACKEND none (waits for what is in flight) -> GET_VRING_BASE -> closed
 //! ```
 //! Each queue has a vhost of its own, and with it a kernel thread. This is the only module that names the crate vhost.
-use super::{Loan, QueueBackend};
+use paravane_attach::{Loan, QueueBackend};
 use paravane_dma::interop::View;
 use paravane_spec::{feature, net};
 use std::fs::File;
@@ -38,6 +38,10 @@ struct AtWork {
 }
 
 impl QueueBackend for VhostNet {
+    fn name(&self) -> &'static str {
+        "vhost-net"
+    }
+
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
         let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.net()?.tap()) else {
             // A control queue, for one.

@@ -30,10 +30,10 @@ pub(super) struct Request {
     pub(super) kind: u32,
     pub(super) device: u32,
     pub(super) queue: u32,
-    pub(super) max_size: u32,
     pub(super) size: u32,
     /// Whether what is in flight is completed.
     pub(super) complete: u32,
+    pub(super) reserved: u32,
     pub(super) desc: u64,
     pub(super) driver: u64,
     pub(super) device_area: u64,

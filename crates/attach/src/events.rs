@@ -1,35 +1,35 @@
-//! A device of the machine, as the I/O threads that serve its queues see it.
-use crate::guard::lock;
-use crate::tally::Tally;
+//! A device as the threads that serve its queues see it.
+use crate::counters::Counters;
+use crate::lock::lock;
 use paravane_device::ServeError;
 use paravane_io::QueueEvents;
 use paravane_notify::Interrupts;
 use paravane_transport::Transport;
 use std::sync::{Arc, Mutex};
 
-/// What a queue of device `number` has to tell goes to its driver, and to the report.
-pub(crate) struct MachineSite {
+/// Where queues report: to the driver, by interrupts and the transport's status, and to the counters.
+pub(crate) struct DeviceEvents {
     pub(crate) number: usize,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) transport: Mutex<Box<dyn Transport>>,
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) counters: Arc<Counters>,
 }
 
-impl MachineSite {
+impl DeviceEvents {
     /// The device cannot go on until its driver resets it.
-    pub(crate) fn fault(&self, what: String) {
-        self.tally.fault(self.number, what);
+    pub(crate) fn fault(&self, reason: String) {
+        self.counters.fault(self.number, reason);
         lock(&self.transport).needs_reset();
     }
 }
 
-impl QueueEvents for MachineSite {
+impl QueueEvents for DeviceEvents {
     fn used_buffer(&self, queue: u16) {
         self.interrupts.used_buffer(queue);
     }
 
     fn kicked(&self, _queue: u16, count: u64) {
-        self.tally.kicked(count);
+        self.counters.kicked(count);
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {

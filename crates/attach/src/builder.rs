@@ -1,0 +1,222 @@
+//! From a device to an attached one.
+use crate::QueueBackend;
+use crate::counters::Counters;
+use crate::device::{AttachedDevice, MakeBackend, Settings};
+use crate::events::DeviceEvents;
+use crate::features::{RingFeatures, offered};
+use crate::placement::{Placement, Spread};
+use paravane_device::Device;
+use paravane_dma::{Domain, Memory};
+use paravane_notify::msi::{MsiController, MsiTable};
+use paravane_notify::{InterruptSink, Interrupts, IoEventFds, NotifyError};
+use paravane_spec::pci::msix;
+use paravane_spec::{mmio, mmio_msi};
+use paravane_transport::mmio::Mmio;
+use paravane_transport::pci::Pci;
+use paravane_transport::{DeviceDescription, Transport};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why a device was not attached.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The host has no interrupts left.
+    #[error(transparent)]
+    Interrupts(#[from] NotifyError),
+    /// The device was given no placement, and its own thread does not start.
+    #[error("cannot start the device's I/O thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// Another device with the same placement has the number.
+    #[error("device number {number} is in use in this placement")]
+    Number {
+        /// Number asked for.
+        number: usize,
+    },
+}
+
+/// Where firmware puts a PCI function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciPlace {
+    /// Guest-physical address of BAR 0, a multiple of its size. It is decoded when the driver enables memory.
+    pub bar: u64,
+    /// Interrupt line register: the GSI of INTA.
+    pub interrupt_line: u8,
+}
+
+/// Collects what a device is attached to. The last call names the transport: [`Builder::mmio`], [`Builder::mmio_msi`] or
+/// [`Builder::pci`].
+#[must_use]
+pub struct Builder {
+    device: Box<dyn Device>,
+    memory: Memory,
+    domain: Option<Domain>,
+    placement: Option<Placement>,
+    ioeventfds: Option<Arc<dyn IoEventFds>>,
+    rings: RingFeatures,
+    number: Option<usize>,
+    counters: Arc<Counters>,
+    backend: Option<MakeBackend>,
+}
+
+impl Builder {
+    pub(crate) fn new(device: Box<dyn Device>, memory: &Memory) -> Self {
+        Self {
+            device,
+            memory: memory.clone(),
+            domain: None,
+            placement: None,
+            ioeventfds: None,
+            rings: RingFeatures::default(),
+            number: None,
+            counters: Arc::default(),
+            backend: None,
+        }
+    }
+
+    /// Has the device address memory through `domain`, and offers `VIRTIO_F_ACCESS_PLATFORM` [guest-physical addresses].
+    pub fn behind(self, domain: Domain) -> Self {
+        Self { domain: Some(domain), ..self }
+    }
+
+    /// Serves the queues there [on one I/O thread of the device's own, without polling].
+    pub fn placement(self, placement: &Placement) -> Self {
+        Self { placement: Some(placement.clone()), ..self }
+    }
+
+    /// Asks for an ioeventfd for each queue [kicks exit]. Where the host refuses one, kicks exit.
+    pub fn ioeventfds(self, fds: Arc<dyn IoEventFds>) -> Self {
+        Self { ioeventfds: Some(fds), ..self }
+    }
+
+    /// Offers these features for the rings [split rings, indirect descriptors, event index].
+    pub fn rings(self, rings: RingFeatures) -> Self {
+        Self { rings, ..self }
+    }
+
+    /// Sets the number in log lines, faults and queue keys [the smallest that is free in the placement].
+    pub fn number(self, number: usize) -> Self {
+        Self { number: Some(number), ..self }
+    }
+
+    /// Adds to these counters, which other devices may share [the device's own].
+    pub fn counters(self, counters: Arc<Counters>) -> Self {
+        Self { counters, ..self }
+    }
+
+    /// Lends each queue to a back end right after its start, where the back end takes it.
+    pub fn lend_to(self, make: impl Fn(u16) -> Box<dyn QueueBackend> + Send + Sync + 'static) -> Self {
+        Self { backend: Some(Box::new(make)), ..self }
+    }
+
+    /// Puts the device behind virtio-mmio, with its registers at guest-physical `base` and a wired interrupt.
+    ///
+    /// The window has [`mmio::WINDOW`] bytes.
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn mmio(self, base: u64, line: Arc<dyn InterruptSink>) -> Result<AttachedDevice, AttachError> {
+        let interrupts = Arc::new(Interrupts::wired(line));
+        let description = self.description();
+        let transport = Box::new(Mmio::new(description.clone(), Arc::clone(&interrupts)));
+        self.attach(description.features, transport, interrupts, (Some(base), mmio::WINDOW))
+    }
+
+    /// Puts the device behind virtio-mmio with messages and a notification address for each queue.
+    ///
+    /// A driver that knows plain virtio-mmio only uses `line`. The window has [`mmio_msi::WINDOW`] bytes;
+    /// `docs/virtio-mmio-msi.md` specifies the extension.
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn mmio_msi(
+        self,
+        base: u64,
+        line: Arc<dyn InterruptSink>,
+        messages: &dyn MsiController,
+    ) -> Result<AttachedDevice, AttachError> {
+        let interrupts = self.with_messages(line, messages)?;
+        let mut description = self.description();
+        description.features |= mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION;
+        let transport = Box::new(Mmio::new(description.clone(), Arc::clone(&interrupts)));
+        self.attach(description.features, transport, interrupts, (Some(base), mmio_msi::WINDOW))
+    }
+
+    /// Puts the device behind virtio-pci, with MSI-X if `messages` are given.
+    ///
+    /// The configuration space is at [`Pci::CONFIG_SPACE`] of the window: read and write register *r* of the function at
+    /// `Pci::CONFIG_SPACE + r`.
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn pci(
+        self,
+        place: PciPlace,
+        line: Arc<dyn InterruptSink>,
+        messages: Option<&dyn MsiController>,
+    ) -> Result<AttachedDevice, AttachError> {
+        let interrupts = match messages {
+            Some(messages) => self.with_messages(line, messages)?,
+            None => Arc::new(Interrupts::wired(line)),
+        };
+        let description = self.description();
+        let features = description.features;
+        let mut pci = Pci::new(description, Arc::clone(&interrupts), place.interrupt_line);
+        pci.place(place.bar);
+        let size = pci.bar_size();
+        self.attach(features, Box::new(pci), interrupts, (None, size))
+    }
+
+    fn description(&self) -> DeviceDescription {
+        DeviceDescription {
+            device_id: self.device.device_id(),
+            features: offered(self.device.features(), self.rings, self.domain.is_some()),
+            queue_sizes: self.device.queue_sizes().to_vec(),
+        }
+    }
+
+    /// A vector for each queue, and one for the configuration change, as far as MSI-X goes.
+    fn with_messages(
+        &self,
+        line: Arc<dyn InterruptSink>,
+        messages: &dyn MsiController,
+    ) -> Result<Arc<Interrupts>, AttachError> {
+        let queues = self.device.queue_sizes().len();
+        let vectors = u16::try_from(queues + 1).unwrap_or(msix::MOST).min(msix::MOST);
+        Ok(Arc::new(Interrupts::with_msi(line, MsiTable::new(messages, vectors, queues)?)))
+    }
+
+    fn attach(
+        self,
+        features: u64,
+        transport: Box<dyn Transport>,
+        interrupts: Arc<Interrupts>,
+        window: (Option<u64>, u64),
+    ) -> Result<AttachedDevice, AttachError> {
+        let Self { device, memory, domain, placement, ioeventfds, number, counters, backend, .. } = self;
+        let placement = match placement {
+            Some(placement) => placement,
+            None => Placement::spawn(NonZeroUsize::MIN, Spread::Devices, Duration::ZERO)
+                .map_err(AttachError::Thread)?,
+        };
+        let claim = placement.claim(number);
+        let claim = claim.ok_or(AttachError::Number { number: number.unwrap_or_default() })?;
+        let transport = Mutex::new(transport);
+        let events = DeviceEvents { number: claim.number, interrupts, transport, counters };
+        let settings = Settings { memory, domain, placement, ioeventfds, backend };
+        Ok(AttachedDevice::new(device, events, settings, claim, features, window))
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("device_id", &self.device.device_id())
+            .field("placement", &self.placement)
+            .field("rings", &self.rings)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,485 @@
+//! A device behind its transport: what happens when the one asks for the other.
+use crate::counters::Counters;
+use crate::events::DeviceEvents;
+use crate::lock::lock;
+use crate::placement::{Kind, NumberClaim, Placement, RemoteQueue};
+use crate::queue::{Queue, Serving, Started};
+use crate::status::{KickPath, QueueStatus};
+use crate::{Builder, QueueBackend};
+use paravane_device::Device;
+use paravane_dma::{Domain, Memory};
+use paravane_io::{NotPutOn, QueueKey, QueueStart};
+use paravane_notify::{HostNotifier, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
+use paravane_transport::{AccessKind, Effect, NotifyAddress};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use thiserror::Error;
+
+/// Why a queue is where it was.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// No I/O thread has the queue.
+    #[error("queue {queue} is not running")]
+    NotLive {
+        /// Queue index.
+        queue: u16,
+    },
+    /// The placement has fewer threads.
+    #[error("there is no I/O thread {thread}")]
+    NoThread {
+        /// Index asked for.
+        thread: usize,
+    },
+    /// The queue is on its old thread.
+    #[error("I/O thread {thread} does not take queue {queue}: {source}")]
+    Refused {
+        /// Queue index.
+        queue: u16,
+        /// Index asked for.
+        thread: usize,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// Nobody serves the queue any more: the driver has to reset the device.
+    #[error("no I/O thread takes queue {queue} any more: {source}")]
+    Lost {
+        /// Queue index.
+        queue: u16,
+        /// The reason.
+        source: std::io::Error,
+    },
+}
+
+/// In place of a window's address: there is none.
+const NO_WINDOW: u64 = u64::MAX;
+
+/// Makes the back end of a queue that is started.
+pub(crate) type MakeBackend = Box<dyn Fn(u16) -> Box<dyn QueueBackend> + Send + Sync>;
+
+/// What a device is attached to.
+pub(crate) struct Settings {
+    pub(crate) memory: Memory,
+    pub(crate) domain: Option<Domain>,
+    pub(crate) placement: Placement,
+    pub(crate) ioeventfds: Option<Arc<dyn IoEventFds>>,
+    pub(crate) backend: Option<MakeBackend>,
+}
+
+/// What one register access at a time may touch.
+pub(crate) struct Control {
+    /// `None`: stopped.
+    device: Option<Box<dyn Device>>,
+    pub(crate) queues: Vec<Queue>,
+}
+
+/// A device behind a transport. Any thread may call any method.
+///
+/// Dropping it stops the device as [`AttachedDevice::stop`] does.
+pub struct AttachedDevice {
+    pub(crate) events: Arc<DeviceEvents>,
+    pub(crate) settings: Settings,
+    pub(crate) control: Mutex<Control>,
+    features: u64,
+    /// Guest-physical address of the window, or [`NO_WINDOW`].
+    window: AtomicU64,
+    window_size: u64,
+    _number: NumberClaim,
+}
+
+impl AttachedDevice {
+    /// Begins to attach `device` to a guest with this memory.
+    pub fn builder(device: Box<dyn Device>, memory: &Memory) -> Builder {
+        Builder::new(device, memory)
+    }
+
+    pub(crate) fn new(
+        device: Box<dyn Device>,
+        events: DeviceEvents,
+        settings: Settings,
+        number: NumberClaim,
+        features: u64,
+        (window, window_size): (Option<u64>, u64),
+    ) -> Self {
+        let queues = device.queue_sizes().iter().map(|_| Queue::default()).collect();
+        Self {
+            events: Arc::new(events),
+            settings,
+            control: Mutex::new(Control { device: Some(device), queues }),
+            features,
+            window: AtomicU64::new(window.unwrap_or(NO_WINDOW)),
+            window_size,
+            _number: number,
+        }
+    }
+
+    /// Number in log lines, faults and [`QueueKey`]s.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.events.number
+    }
+
+    /// Feature bits that are offered to the driver; the transport adds nothing.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Size of the transport's window in bytes.
+    #[must_use]
+    pub fn window_size(&self) -> u64 {
+        self.window_size
+    }
+
+    /// Offset of guest-physical `addr` in the transport's window; `None`: it lies elsewhere.
+    ///
+    /// A PCI device has no window before its driver enables the BAR, and may move it.
+    #[must_use]
+    pub fn offset(&self, addr: u64) -> Option<u64> {
+        // Relaxed: an access that races with a move of the window may see either.
+        let base = self.window.load(Ordering::Relaxed);
+        addr.checked_sub(base).filter(|&offset| base != NO_WINDOW && offset < self.window_size)
+    }
+
+    /// The guest reads at `offset` in the window. Whatever it does, `data` is filled.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        let kind = lock(&self.events.transport).access(offset, false);
+        self.events.counters.access(kind);
+        if kind == AccessKind::Config {
+            let control = lock(&self.control);
+            lock(&self.events.transport).read(offset, data, &mut |offset, out| match &control.device {
+                Some(device) => device.read_config(offset, out),
+                None => out.fill(0),
+            });
+        } else {
+            lock(&self.events.transport).read(offset, data, &mut |_, out| out.fill(0));
+        }
+    }
+
+    /// The guest writes at `offset` in the window. What that asks for is done when this returns.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        let mut control = lock(&self.control);
+        let mut transport = lock(&self.events.transport);
+        self.events.counters.access(transport.access(offset, true));
+        let effect = transport.write(offset, data);
+        drop(transport);
+        if let Some(effect) = effect {
+            self.carry_out(&mut control, effect);
+        }
+    }
+
+    /// Resets the device for the host, as a driver does by writing 0 to the device status.
+    ///
+    /// What is in flight is waited for and forgotten. The driver may set the device up again.
+    pub fn reset(&self) {
+        let mut control = lock(&self.control);
+        let effect = lock(&self.events.transport).reset();
+        if let Some(effect) = effect {
+            self.carry_out(&mut control, effect);
+        }
+    }
+
+    /// Looks at the host's side again: a disk's size, for instance. Interrupts the driver if the configuration has changed.
+    ///
+    /// # Errors
+    /// The host does not answer; nothing has changed.
+    pub fn refresh(&self) -> std::io::Result<bool> {
+        let mut control = lock(&self.control);
+        let Some(device) = &mut control.device else { return Ok(false) };
+        let changed = device.refresh()?;
+        if changed {
+            lock(&self.events.transport).config_changed();
+        }
+        Ok(changed)
+    }
+
+    /// Stops the device: what the guest has asked for is completed, and nothing is served afterwards.
+    ///
+    /// Returns the device, which may hold locks and interfaces of the host; `None`: it was stopped before. The registers stay,
+    /// for a guest that still runs.
+    pub fn stop(&self) -> Option<Box<dyn Device>> {
+        let mut control = lock(&self.control);
+        self.stop_queues(&mut control, true);
+        control.device.take()
+    }
+
+    /// Moves `queue` to I/O thread `thread` of the pool, with all that is in flight. The driver notices nothing.
+    ///
+    /// # Errors
+    /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else nothing has changed.
+    pub fn move_queue(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
+        let placement = &self.settings.placement;
+        let not_live = || MoveError::NotLive { queue };
+        let mut control = lock(&self.control);
+        let slot = control.queues.get_mut(usize::from(queue)).ok_or_else(not_live)?;
+        let Serving::Thread(from) = slot.serving else { return Err(not_live()) };
+        if placement.thread(thread).is_none() {
+            return Err(MoveError::NoThread { thread });
+        }
+        let taken = placement.thread(from).and_then(|from| from.take_off(self.key(queue)));
+        let moving = taken.ok_or_else(not_live)?;
+        let Err(NotPutOn { queue: moving, source }) = placement.put_on(thread, moving) else {
+            (slot.thread, slot.serving) = (thread, Serving::Thread(thread));
+            slot.moves += 1;
+            return Ok(());
+        };
+        if let Some(moving) = moving
+            && placement.put_on(from, moving).is_ok()
+        {
+            return Err(MoveError::Refused { queue, thread, source });
+        }
+        slot.serving = Serving::Lost;
+        self.events.fault(format!("queue {queue} was lost on its way to I/O thread {thread}: {source}"));
+        Err(MoveError::Lost { queue, source })
+    }
+
+    /// The queues that were started at least once.
+    #[must_use]
+    pub fn queues(&self) -> Vec<QueueStatus> {
+        (0..).zip(&lock(&self.control).queues).filter_map(|(index, queue)| queue.status(index)).collect()
+    }
+
+    /// Counters, shared with other devices if the builder was told so.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.events.counters
+    }
+
+    /// Interrupts raised, wired ones and messages.
+    #[must_use]
+    pub fn interrupts(&self) -> u64 {
+        self.events.interrupts.raised()
+    }
+
+    /// Messages sent.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        self.events.interrupts.msi().map_or(0, |table| table.sent())
+    }
+
+    /// Register accesses that the specification forbids the driver. They had no effect.
+    #[must_use]
+    pub fn violations(&self) -> u64 {
+        lock(&self.events.transport).violations()
+    }
+
+    /// Kicks that came as exits.
+    #[must_use]
+    pub fn exit_kicks(&self) -> u64 {
+        self.queues().iter().map(|queue| queue.exit_kicks).sum()
+    }
+
+    pub(crate) fn key(&self, queue: u16) -> QueueKey {
+        QueueKey { device: self.events.number, queue }
+    }
+
+    fn carry_out(&self, control: &mut Control, effect: Effect) {
+        match effect {
+            Effect::Activate { features, queues } => {
+                for (queue, addresses) in queues {
+                    self.start_queue(control, queue, Started { features, addresses });
+                }
+            }
+            Effect::StartQueue { features, queue, addresses } => {
+                self.start_queue(control, queue, Started { features, addresses });
+            }
+            Effect::ResetQueue { queue } => {
+                self.stop_queue(control, queue, false);
+                lock(&self.events.transport).queue_reset_done(queue);
+            }
+            Effect::Reset => {
+                self.stop_queues(control, false);
+                if let Some(device) = &mut control.device {
+                    device.reset();
+                }
+                lock(&self.events.transport).reset_done();
+            }
+            Effect::Notify { queue: index } => {
+                if let Kind::Inline(inline) = self.settings.placement.kind() {
+                    return inline.kick(self.key(index));
+                }
+                let queue = control.queues.get(usize::from(index));
+                if let Some(notifier) = queue.and_then(|queue| queue.notifier.as_ref()) {
+                    notifier.kick();
+                }
+            }
+            Effect::Move { window } => self.relocate(control, window),
+            Effect::WriteConfig { offset, data } => {
+                if let Some(device) = &mut control.device {
+                    device.write_config(offset, &data);
+                }
+            }
+        }
+    }
+
+    /// The window has moved: the ioeventfds follow.
+    fn relocate(&self, control: &mut Control, window: Option<u64>) {
+        // Relaxed: as in `offset`.
+        self.window.store(window.unwrap_or(NO_WINDOW), Ordering::Relaxed);
+        for (index, queue) in (0..).zip(&mut control.queues) {
+            let Some(notifier) = queue.notifier.as_ref().filter(|_| queue.is_live()) else { continue };
+            let address = lock(&self.events.transport).notify_address(index);
+            let addr = window.zip(address).map(|(base, at)| base.wrapping_add(at.offset));
+            if let Err(error) = notifier.relocate(addr) {
+                tracing::debug!(device = self.events.number, queue = index, "kicks exit: {error}");
+                queue.kicks_by = KickPath::Refused;
+            } else if notifier.state() == NotifierState::Assigned {
+                queue.kicks_by = KickPath::IoEventFd;
+            }
+        }
+    }
+
+    fn start_queue(&self, control: &mut Control, queue: u16, started: Started) {
+        match self.try_start_queue(control, queue, started) {
+            Ok(()) => self.lend_at_start(control, queue),
+            Err(reason) => {
+                tracing::warn!(device = self.events.number, queue, "queue not started: {reason}");
+                self.events.fault(reason);
+            }
+        }
+    }
+
+    fn try_start_queue(&self, control: &mut Control, queue: u16, started: Started) -> Result<(), String> {
+        let Some(slot) = control.queues.get_mut(usize::from(queue)) else {
+            return Err("there is no such queue".into());
+        };
+        let Some(device) = &mut control.device else {
+            return Err("the device has been stopped".into());
+        };
+        if slot.is_live() {
+            return Err("it is running already".into());
+        }
+        slot.serving = match self.settings.placement.kind() {
+            Kind::Process(process) => {
+                let call = self.events.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
+                let call = call.ok_or("its interrupts have no eventfd for another process")?;
+                let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
+                let kicks_by = self.kick_path(queue, wanted.then(|| notifier.assign()));
+                let remote = RemoteQueue {
+                    key: self.key(queue),
+                    features: started.features,
+                    addresses: started.addresses,
+                };
+                process.start(&remote, notifier.notifier(), &call).map_err(|error| error.to_string())?;
+                slot.set_notifier(Some(Arc::new(notifier)));
+                slot.kicks_by = kicks_by;
+                Serving::Process
+            }
+            kind => {
+                let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
+                let notifier = Arc::new(notifier);
+                let mut host_queue = self
+                    .begin(queue, started)
+                    .counted_by(Arc::clone(&slot.work))
+                    .build(&mut **device, Arc::clone(&notifier).into(), self.events.clone())
+                    .map_err(|error| error.to_string())?;
+                slot.set_notifier(Some(notifier));
+                slot.kicks_by = self.kick_path(queue, wanted.then(|| host_queue.assign()));
+                if let Kind::Inline(inline) = kind {
+                    inline.put_on(host_queue).map_err(|error| error.to_string())?;
+                    Serving::Inline
+                } else {
+                    slot.thread = self.settings.placement.first(self.events.number, queue);
+                    if let Err(NotPutOn { queue, source }) =
+                        self.settings.placement.put_on(slot.thread, host_queue)
+                    {
+                        // Its ioeventfd goes with it.
+                        queue.into_iter().for_each(|queue| queue.abandon());
+                        return Err(source.to_string());
+                    }
+                    Serving::Thread(slot.thread)
+                }
+            }
+        };
+        slot.started = Some(started);
+        Ok(())
+    }
+
+    /// A queue with its view of guest memory.
+    fn begin(&self, queue: u16, Started { features, addresses }: Started) -> QueueStart {
+        let Settings { memory, domain, .. } = &self.settings;
+        let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
+        let handle = handle.named(format!("device {}, queue {queue}", self.events.number));
+        QueueStart::new(self.key(queue), addresses, features, handle)
+    }
+
+    /// How kicks arrive, now that an ioeventfd was asked for or not.
+    fn kick_path(&self, queue: u16, assigned: Option<Result<(), NotifyError>>) -> KickPath {
+        match assigned {
+            None => KickPath::Exits,
+            Some(Ok(())) => KickPath::IoEventFd,
+            Some(Err(error)) => {
+                if self.events.counters.refused() {
+                    tracing::warn!(device = self.events.number, queue, "kicks will exit: {error}");
+                }
+                KickPath::Refused
+            }
+        }
+    }
+
+    /// Where the kicks of `queue` arrive from now on, and whether to ask for an ioeventfd.
+    fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
+        let address = lock(&self.events.transport).notify_address(queue);
+        // Relaxed: this is the thread that moves windows, or it holds the same lock.
+        let base = self.window.load(Ordering::Relaxed);
+        Ok(match (address, &self.settings.ioeventfds) {
+            (Some(NotifyAddress { offset, datamatch }), Some(fds)) if base != NO_WINDOW => {
+                (HostNotifier::new(Arc::clone(fds), base.wrapping_add(offset), datamatch)?, true)
+            }
+            _ => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
+        })
+    }
+
+    fn stop_queue(&self, control: &mut Control, queue: u16, complete: bool) {
+        let Some(slot) = control.queues.get_mut(usize::from(queue)) else { return };
+        let key = self.key(queue);
+        let placement = &self.settings.placement;
+        let stopping = match std::mem::take(&mut slot.serving) {
+            Serving::Stopped => return,
+            Serving::Thread(index) => placement.thread(index).and_then(|thread| thread.take_off(key)),
+            Serving::Inline => match placement.kind() {
+                Kind::Inline(inline) => inline.take_off(key),
+                Kind::Pool { .. } | Kind::Process(_) => None,
+            },
+            Serving::Process => {
+                // Its ioeventfd first, as everywhere.
+                slot.set_notifier(None);
+                if let Kind::Process(process) = placement.kind() {
+                    process.stop(key, complete);
+                }
+                None
+            }
+            Serving::Lent(lent) => {
+                lent.stop();
+                None
+            }
+            Serving::Lost => None,
+        };
+        match stopping {
+            Some(stopping) => stopping.stop(complete),
+            None => slot.release_notifier(),
+        }
+    }
+
+    fn stop_queues(&self, control: &mut Control, complete: bool) {
+        for queue in 0..control.queues.len() {
+            self.stop_queue(control, u16::try_from(queue).unwrap_or(u16::MAX), complete);
+        }
+    }
+}
+
+impl Drop for AttachedDevice {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl std::fmt::Debug for AttachedDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AttachedDevice")
+            .field("number", &self.events.number)
+            .field("features", &format_args!("{:#x}", self.features))
+            .field("placement", &self.settings.placement)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,73 @@
+//! A queue that our threads do not serve, with all that takes it up again.
+//!
+//! ```text
+//! HostQueue --park--> RestingQueue --resume(position)--> HostQueue
+//!                      |  ^
+//!                      '--'  the handler may go to the queue's owner, and comes back
+//! ```
+use crate::{HostQueue, Kicks, QueueEvents, QueueKey, QueueWork};
+use paravane_device::{ParkedQueue, QueueHandler, StartError, State};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use thiserror::Error;
+
+/// Why [`RestingQueue::resume`] made no queue.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// The position is impossible for this ring.
+    #[error(transparent)]
+    Ring(#[from] StartError),
+    /// The owner has not given the handler back.
+    #[error("the queue has no handler: its owner keeps it")]
+    NoHandler,
+}
+
+/// A parked queue: nothing is in flight, kicks wait where they arrive, and its memory stays mapped.
+pub struct RestingQueue {
+    pub(crate) key: QueueKey,
+    pub(crate) parked: ParkedQueue,
+    pub(crate) handler: Option<Box<dyn QueueHandler>>,
+    pub(crate) kicks: Kicks,
+    pub(crate) events: Arc<dyn QueueEvents>,
+    pub(crate) work: Arc<QueueWork>,
+    pub(crate) cut: Option<Arc<AtomicBool>>,
+}
+
+impl RestingQueue {
+    /// Position at which the queue was parked.
+    #[must_use]
+    pub fn position(&self) -> State {
+        self.parked.state()
+    }
+
+    /// The rings, and the handler unless somebody has taken it.
+    pub fn parts(&mut self) -> (&ParkedQueue, &mut Option<Box<dyn QueueHandler>>) {
+        (&self.parked, &mut self.handler)
+    }
+
+    /// Takes the queue up at `position`. A queue with in-flight tracking is tracked no more.
+    ///
+    /// Kicks that came meanwhile are made up for by the first look at the ring, as for every queue that is put on a thread.
+    ///
+    /// # Errors
+    /// See [`ResumeError`].
+    pub fn resume(self, position: State) -> Result<Box<HostQueue>, ResumeError> {
+        let Self { key, parked, handler, kicks, events, work, cut } = self;
+        let handler = handler.ok_or(ResumeError::NoHandler)?;
+        let live = parked.resume(position)?;
+        let mut queue = Box::new(HostQueue::new(key, live, handler, kicks, events, work));
+        queue.cut_by(cut);
+        Ok(queue)
+    }
+}
+
+impl std::fmt::Debug for RestingQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RestingQueue")
+            .field("key", &self.key)
+            .field("parked", &self.parked)
+            .field("kicks", &self.kicks)
+            .finish_non_exhaustive()
+    }
+}
