@@ -1,22 +1,22 @@
-//! What an I/O thread counts: turns, what busy polling costs and brings, and what was done for each queue.
+//! Counters of I/O threads and queues.
 use paravane_device::Served;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What one I/O thread did.
+/// Counters of one I/O thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoThreadFigures {
-    /// Turns that its queues had: at most one a wake-up, and as many more as there was work for.
+    /// Turns of its queues: at most one a wake-up, and more while there is work.
     pub turns: u64,
-    /// Nanoseconds of polling.
+    /// Time spent polling, in nanoseconds.
     pub polled_ns: u64,
     /// Polls of a queue that found work.
     pub fruitful_polls: u64,
-    /// Polls of a queue that ended without any, so that the thread waited for a kick.
+    /// Polls of a queue that found none, so that the thread waited for a kick.
     pub fruitless_polls: u64,
 }
 
-/// Counters of one thread, which alone adds to them. All are relaxed: they order nothing.
+/// Counters that one thread adds to. All are relaxed: they order nothing.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     turns: AtomicU64,
@@ -26,12 +26,12 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A queue had its turn.
+    /// Counts a turn of a queue.
     pub(super) fn turn(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So much time was polled; so many queues had work, and for so many it was given up.
+    /// Counts time spent polling, polls that found work, and polls that were given up.
     pub(super) fn poll(&self, polled: Duration, fruitful: u64, fruitless: u64) {
         let polled_ns = u64::try_from(polled.as_nanos()).unwrap_or(u64::MAX);
         for (counter, more) in
@@ -43,7 +43,7 @@ impl Counters {
         }
     }
 
-    /// A look at them.
+    /// The counters now.
     pub(super) fn figures(&self) -> IoThreadFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         IoThreadFigures {
@@ -55,13 +55,13 @@ impl Counters {
     }
 }
 
-/// What was done for one queue, by all that served it.
+/// Work done for one queue, on all threads that served it.
 #[derive(Debug, Default)]
 pub struct QueueWork {
     taken: AtomicU64,
     completed: AtomicU64,
     interrupts: AtomicU64,
-    /// Chains taken that will not be completed: forgotten in a reset, or in flight when the queue was cut short.
+    /// Chains taken and never completed: a reset forgot them, or the queue was stopped early.
     forgotten: AtomicU64,
 }
 
@@ -69,12 +69,12 @@ impl QueueWork {
     /// Chains taken and neither completed nor forgotten.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
-        // Relaxed: a statistic. The three are not read at one time, so a look at a busy queue may be off by a batch.
+        // Relaxed: a statistic. The three are not read at one instant, so for a busy queue the result may be off by a batch.
         let done = self.completed().wrapping_add(self.forgotten.load(Ordering::Relaxed));
         self.taken().saturating_sub(done)
     }
 
-    /// Nothing is in flight any more. As [`QueueWork::add`].
+    /// Records that nothing is in flight any more. Called as [`QueueWork::add`].
     pub(super) fn settle(&self) {
         let forgotten = self.taken().saturating_sub(self.completed());
         self.forgotten.store(forgotten, Ordering::Relaxed);
@@ -99,25 +99,25 @@ impl QueueWork {
         self.completed.load(Ordering::Relaxed)
     }
 
-    /// Interrupts that the driver wanted and was sent.
+    /// Interrupts sent.
     #[must_use]
     pub fn interrupts(&self) -> u64 {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// Whoever serves the queue, and nobody else at that time, has done this.
+    /// Adds what was served. Only the queue's one owner calls this.
     pub(super) fn add(&self, served: &Served) {
         raise(&self.taken, served.taken);
         raise(&self.completed, served.completed);
     }
 
-    /// As [`QueueWork::add`].
+    /// Counts an interrupt. Called as [`QueueWork::add`].
     pub(super) fn interrupted(&self) {
         raise(&self.interrupts, 1);
     }
 }
 
-/// Adds to a counter that has one writer at a time: no read-modify-write is needed.
+/// Adds to a counter with one writer at a time, without a read-modify-write.
 fn raise(counter: &AtomicU64, more: u32) {
     // Relaxed: the owner of the queue changes by channels, which order the stores of one before the loads of the next.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(more.into()), Ordering::Relaxed);

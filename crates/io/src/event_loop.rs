@@ -1,4 +1,4 @@
-//! What an I/O thread does all day.
+//! The event loop of an I/O thread.
 //!
 //! ```text
 //!             kick, completion                     nothing left, and not worth polling
@@ -11,14 +11,14 @@
 //!     |                          '----------------------- more is available ----------------+  |
 //!     '------------------------------------------------------ the next work wakes the thread --'
 //! ```
-//! A round looks at the queues that are ready and at those that are polled, so the others cost nothing. While one
-//! queue is polled the thread does not sleep, and asks every [`SLICE`] what has come for the others.
+//! A round looks at queues that are ready or polled; the others cost nothing. While a queue is polled the thread does not
+//! sleep, and asks every [`SLICE`] for events of the others.
 //!
-//! How long a queue is polled is its [`PollWindow`]'s business: not at all unless work has lately come soon after the last
-//! was done. No clock is read where polling is off.
+//! [`PollWindow`] decides how long a queue is polled: not at all unless work has lately followed soon after work. No clock is
+//! read where polling is off.
 //!
-//! A queue that is polled and whose work comes fast may be left alone for some microseconds before it is looked at again, so that
-//! more is taken at once: its [`BatchDelay`] says for how long.
+//! [`BatchDelay`] decides how long a polled queue whose work comes fast is left alone, up to some microseconds, so that more is
+//! taken at once.
 use super::host_queue::{HostQueue, Turn};
 use super::{Counters, Message, NotPutOn, caught};
 use paravane_device::ServeError;
@@ -32,22 +32,22 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// Events taken from epoll at once.
+/// Most events taken from epoll at once.
 const EVENTS: usize = 32;
 /// Token of the control notifier.
 const CONTROL: u64 = u64::MAX;
-/// How long events may wait while queues are polled.
+/// Longest time that events wait while queues are polled.
 const SLICE: Duration = Duration::from_micros(10);
 
-/// What an event loop is given.
+/// Parts of an event loop.
 pub(super) struct Setting {
-    /// Says that messages have come.
+    /// Signalled after each message.
     pub(super) control: Arc<Notifier>,
     /// The messages.
     pub(super) receiver: Receiver<Message>,
-    /// Longest poll of a queue before it is slept; 0: none.
+    /// Longest poll of a queue before the thread waits for its kick; 0: no polling.
     pub(super) longest_poll: Duration,
-    /// What it counts.
+    /// Counters.
     pub(super) counters: Arc<Counters>,
 }
 
@@ -55,9 +55,9 @@ pub(super) struct EventLoop {
     epoll: OwnedFd,
     setting: Setting,
     entries: Vec<Option<Entry>>,
-    /// Seats of the queues that are to be served without waiting for an event, each once. Has room for all.
+    /// Indices of entries to serve without waiting for an event, each once. Has room for all.
     ready: VecDeque<usize>,
-    /// Seats of the queues that are polled, each once. Has room for all.
+    /// Indices of entries that are polled, each once. Has room for all.
     polled: Vec<usize>,
 }
 
@@ -66,12 +66,12 @@ struct Entry {
     queue: Box<HostQueue>,
     state: State,
     window: PollWindow,
-    gather: BatchDelay,
+    delay: BatchDelay,
     /// Chains taken since its work last ran dry.
     taken: u32,
-    /// When its work ran dry; `None` if that was never, or polling is off.
+    /// When its work ran dry; `None`: never, or polling is off.
     dry: Option<Instant>,
-    /// How long after that an event woke it.
+    /// Time from then to the event that woke it.
     gap: Option<Duration>,
 }
 
@@ -100,7 +100,7 @@ impl EventLoop {
         loop {
             if !self.polled.is_empty() {
                 let now = self.poll();
-                // What was found is served first, unless others have waited for long enough.
+                // Work that was found comes first, unless events have waited long enough.
                 if !self.ready.is_empty() && asked.is_some_and(|asked| now < asked + SLICE) {
                     self.serve_ready();
                     continue;
@@ -137,7 +137,7 @@ impl EventLoop {
         // Taken before the messages are read: a message sent later signals again.
         let _ = self.setting.control.take();
         while let Ok(message) = self.setting.receiver.try_recv() {
-            // A receiver that has gone away does not want to know.
+            // A receiver that has gone away needs no answer.
             match message {
                 Message::PutOn(queue, done) => drop(done.send(self.put_on(queue))),
                 Message::TakeOff(key, done) => {
@@ -183,10 +183,10 @@ impl EventLoop {
             return Err(NotPutOn { queue: Some(queue), source });
         }
         let window = PollWindow::new(self.setting.longest_poll);
-        let gather = BatchDelay::new(queue.preferred_batch());
-        // It is served once, whether or not there is anything: what came while it was nobody's may wake nobody.
+        let delay = BatchDelay::new(queue.preferred_batch());
+        // Served once in any case: work that arrived while the queue had no thread may wake nobody.
         self.entries[number] =
-            Some(Entry { queue, state: State::Ready, window, gather, taken: 0, dry: None, gap: None });
+            Some(Entry { queue, state: State::Ready, window, delay, taken: 0, dry: None, gap: None });
         self.ready.push_back(number);
         Ok(())
     }
@@ -211,7 +211,7 @@ impl EventLoop {
         match entry.state {
             State::Ready => return,
             State::Asleep => entry.gap = entry.dry.map(|dry| dry.elapsed()),
-            // The other of its two sides has something, or a kick was under way.
+            // An event of its other descriptor, or a kick that was under way.
             State::Polled { .. } => {
                 entry.window.found();
                 self.polled.retain(|&other| other != number);
@@ -221,8 +221,8 @@ impl EventLoop {
         self.ready.push_back(number);
     }
 
-    /// Looks at the queues that are polled until one has work, or nobody wants to be polled any more, or the slice is
-    /// over; once, if others have work already. Returns the time.
+    /// Polls until a queue has work, no queue is polled any more, or the slice is over; once, if a queue is ready already.
+    /// Returns the time.
     fn poll(&mut self) -> Instant {
         let start = Instant::now();
         let mut now = start;
@@ -257,7 +257,7 @@ impl EventLoop {
         now
     }
 
-    /// The queue is not looked at again before an event comes, unless there is something now.
+    /// Waits for an event before the queue is served again, unless there is work now.
     fn sleep(&mut self, number: usize) {
         let Some(Some(entry)) = self.entries.get_mut(number) else { return };
         match entry.queue.arm() {
@@ -273,7 +273,7 @@ impl EventLoop {
         }
     }
 
-    /// Gives a turn to each of those that are ready. Who becomes ready meanwhile has it in the next round.
+    /// Gives a turn to each queue that is ready. A queue that becomes ready meanwhile has its turn in the next round.
     fn serve_ready(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(number) = self.ready.pop_front() else { return };
@@ -286,7 +286,7 @@ impl EventLoop {
         entry.state = State::Asleep;
         self.setting.counters.turn();
         let length = entry.window.length();
-        let enough = if length.is_zero() { 0 } else { entry.gather.enough() };
+        let enough = if length.is_zero() { 0 } else { entry.delay.enough() };
         match entry.queue.serve(length.is_zero(), enough) {
             Ok(Turn::More { taken }) => {
                 entry.taken += taken;
@@ -294,7 +294,7 @@ impl EventLoop {
                 self.ready.push_back(number);
             }
             Ok(Turn::Dry { taken, worked }) => {
-                // A kick that brought no work teaches nothing.
+                // A kick without work says nothing about the rate.
                 let gap = entry.gap.take().filter(|_| worked);
                 gap.into_iter().for_each(|gap| entry.window.slept(gap));
                 let taken = std::mem::take(&mut entry.taken) + taken;
@@ -302,10 +302,10 @@ impl EventLoop {
                 if entry.window.enabled() && worked {
                     let now = Instant::now();
                     if let Some(before) = entry.dry.replace(now) {
-                        pause = entry.gather.turn(taken, now - before);
+                        pause = entry.delay.turn(taken, now - before);
                     }
                 }
-                // What looked like work and was none is not polled for again.
+                // After a false alarm the queue is not polled again.
                 match entry.dry.filter(|_| worked && !length.is_zero() && entry.queue.can_poll()) {
                     Some(dry) => {
                         entry.state = State::Polled { from: dry + pause, until: dry + length };
@@ -319,24 +319,24 @@ impl EventLoop {
         }
     }
 
-    /// The queue is out of order until its driver resets it.
+    /// Takes off a queue that has failed.
     fn fail(&mut self, number: usize, error: &ServeError) {
         if let Some(queue) = self.take_off(number) {
             queue.fail(error);
         }
     }
 
-    /// After a panic: what is in flight is waited for, and no queue is served any more.
+    /// After a panic: waits for what is in flight, and serves no queue any more.
     pub(super) fn give_up(&mut self) {
         for entry in self.entries.drain(..).flatten() {
-            // One that panics once more is left where it is: the host may still write to its memory, which it keeps mapped.
+            // If it panics again it is leaked: the host may still write to its memory, which it keeps mapped.
             let mut queue = ManuallyDrop::new(entry.queue);
             let done = caught(|| {
                 queue.forget();
                 drop(ManuallyDrop::into_inner(queue));
             });
             if let Err(words) = done {
-                tracing::error!("a queue cannot be stopped: {words}");
+                tracing::error!("queue cannot be stopped after a panic: {words}");
             }
         }
     }

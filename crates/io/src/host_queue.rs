@@ -1,14 +1,14 @@
-//! The host's side of one live queue: all that serving it takes, wherever that is done.
+//! The host's side of one live queue, with everything that serving it needs.
 //!
 //! ```text
-//!   new --assign--> nobody's --put_on--> an I/O thread's
-//!                    |  ^   <-take_off--
-//!                    |  '--- park: another owner's (a vhost back end's), until it is resumed as a new one
-//!                    stop: ioeventfd off, kicks taken and served once more (unless the device is being reset),
-//!                    what is in flight drained, handler and mappings dropped
+//!   QueueStart --assign--> no thread --put_on--> an I/O thread
+//!                           |  ^   <-take_off--
+//!                           |  '--- park: another owner (a vhost back end), until RestingQueue::resume
+//!                           stop: ioeventfd off, kicks taken and served once more (unless the device is being reset),
+//!                             what is in flight drained, handler and mappings dropped
 //! ```
-//! Whoever has the value is the queue's one owner. While it is nobody's, kicks wait where they arrive and completions in
-//! its handler's descriptor; who gets it looks at the ring once, without being asked ([`IoThread::put_on`]).
+//! The holder of the value is the queue's one owner. While the queue is on no thread, kicks wait where they arrive, and
+//! completions in the handler's descriptor. The next thread looks at the ring once without a kick ([`IoThread::put_on`]).
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
 use crate::resting::RestingQueue;
@@ -20,43 +20,43 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Serves of one queue in a row, before the others get their turn.
+/// Calls of `serve` in one turn of a queue.
 const BUDGET: usize = 16;
-/// How a handler's own descriptor is waited for: each time that it becomes readable, not for as long as it is. A network
-/// card that has no buffers must be able to sleep while frames wait.
+/// How to wait for a handler's descriptor: an event each time that it becomes readable, not while it is readable. A network
+/// card without buffers must be able to sleep while frames wait.
 const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
 /// How a queue's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// There is more to do, and others have their turn first.
+    /// The budget is used up: there may be more to do.
     More { taken: u32 },
-    /// There was nothing left, or it is left alone for a while; whether there had been anything.
+    /// Nothing is left, or the queue is left alone for a while. `worked`: there was something.
     Dry { taken: u32, worked: bool },
 }
 
-/// Names a queue among all that a program serves.
+/// Identifies a queue on its thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueKey {
-    /// Device number.
+    /// Device number, unique among the devices of a thread.
     pub device: usize,
     /// Queue index.
     pub queue: u16,
 }
 
-/// A live queue and what serves it.
+/// A live queue, its handler, and its ways to the driver.
 pub struct HostQueue {
     key: QueueKey,
     live: MappedQueue,
     handler: Box<dyn QueueHandler>,
     kicks: Kicks,
-    /// The device, which interrupts its driver and is told when the queue fails.
+    /// Where interrupts and failures are reported.
     events: Arc<dyn QueueEvents>,
-    /// Signals in the notifier that are our own, not kicks.
+    /// Signals in the notifier that are ours and no kicks.
     own_signals: u64,
-    /// What all that served this queue have done.
+    /// Counters, kept across moves.
     work: Arc<QueueWork>,
-    /// Ends what is in flight early.
+    /// Set to end requests early.
     cut: Option<Arc<AtomicBool>>,
 }
 
@@ -72,35 +72,36 @@ impl HostQueue {
         events: Arc<dyn QueueEvents>,
         work: Arc<QueueWork>,
     ) -> Self {
-        // A notifier of ours is born signalled, and signalled when it is given back.
+        // A host notifier is signalled when it is made and when it is given back.
         let own_signals = kicks.are_ours().into();
         Self { key, live, handler, kicks, events, own_signals, work, cut: None }
     }
 
-    /// Whose it is.
+    /// Device number and queue index.
     #[must_use]
     pub fn key(&self) -> QueueKey {
         self.key
     }
 
-    /// Asks for an ioeventfd, where kicks come from a guest of ours.
+    /// Asks for an ioeventfd, if kicks come from a guest of this process.
     ///
     /// # Errors
     /// The host refuses, and kicks exit.
     pub fn assign(&mut self) -> Result<(), NotifyError> {
-        // It signals whatever comes of it.
+        // It signals also when it is refused.
         self.own_signals += 1;
         self.kicks.assign()
     }
 
-    /// Kicks arrive there from now on. What came by the old way and was not seen yet is made up for by the look that
-    /// whoever gets the queue next takes.
+    /// Takes kicks from `kicks` from now on.
+    ///
+    /// Kicks that arrived at the old place and were not seen are made up for: the next thread looks at the ring once.
     pub fn kick_by(&mut self, kicks: Kicks) {
         self.kicks = kicks;
     }
 
-    /// Events of this queue wake whoever waits on `poll`: `kicks` and `news` say which. What is there already may have
-    /// woken nobody: the queue is to be served once now.
+    /// Adds the queue's descriptors to `poll`, with the tokens `kicks` and `news`. Events may have been missed before: the queue
+    /// is to be served once now.
     pub(super) fn listen(&mut self, poll: &OwnedFd, kicks: u64, news: u64) -> std::io::Result<()> {
         epoll::add(poll, self.kicks.fd(), epoll::EventData::new_u64(kicks), self.kicks.events())?;
         if let Some(fd) = self.handler.completion_fd()
@@ -112,16 +113,16 @@ impl HostQueue {
         Ok(())
     }
 
-    /// The opposite of [`HostQueue::listen`]. What comes from now on stays where it arrives.
+    /// Undoes [`HostQueue::listen`]. Later events wait in their descriptors.
     pub(super) fn ignore(&self, poll: &OwnedFd) {
         for fd in [Some(self.kicks.fd()), self.handler.completion_fd()].into_iter().flatten() {
             if let Err(error) = epoll::delete(poll, fd) {
-                tracing::error!("cannot take an event handler off: {error}");
+                tracing::error!("cannot remove a descriptor from epoll: {error}");
             }
         }
     }
 
-    /// Takes the signals that have come, and counts those that are kicks.
+    /// Takes the signals that have arrived, and reports those that are kicks.
     pub(super) fn take_kicks(&mut self) {
         let signals = self.kicks.take();
         let own = signals.min(self.own_signals);
@@ -129,14 +130,15 @@ impl HostQueue {
         self.events.kicked(self.key.queue, signals - own);
     }
 
-    /// A kick came by an exit, to be served in it.
+    /// Reports a kick that is served in its exit.
     pub(super) fn kicked_inline(&self) {
         self.events.kicked(self.key.queue, 1);
     }
 
-    /// Serves until nothing is left or the budget is used up. With `arm`, when nothing is left, the next work wakes whoever
-    /// listens, and it is looked once more; without, whoever has the queue goes on looking by [`HostQueue::has_work`]. Once `enough`
-    /// chains at a time have not been there any more, what comes next is left alone for a while.
+    /// Serves until nothing is left or the budget is used up.
+    ///
+    /// With `arm`, asks for wake-ups when nothing is left, and looks once more; without, the caller polls
+    /// [`HostQueue::has_work`]. Ends early when a batch had fewer than `enough` chains, so that more gather.
     pub(super) fn serve(&mut self, arm: bool, enough: u32) -> Result<Turn, ServeError> {
         let mut sum = Served::default();
         let turn = self.serve_counted(arm, enough, &mut sum);
@@ -145,7 +147,7 @@ impl HostQueue {
         Ok(if turn? { Turn::More { taken } } else { Turn::Dry { taken, worked: taken + completed > 0 } })
     }
 
-    /// As [`HostQueue::serve`]; whether there is more.
+    /// Serves as [`HostQueue::serve`] does. `true`: there may be more.
     fn serve_counted(&mut self, arm: bool, enough: u32, sum: &mut Served) -> Result<bool, ServeError> {
         let Self { key, live, handler, events, work, .. } = self;
         live.disable_kicks();
@@ -167,32 +169,32 @@ impl HostQueue {
         Ok(true)
     }
 
-    /// Asks for wake-ups by the next work. `true`: there is some already.
+    /// Asks for a wake-up by the next work. `true`: there is work already.
     pub(super) fn arm(&mut self) -> Result<bool, ServeError> {
         wake_ups(&mut self.live, &mut *self.handler)
     }
 
-    /// Whether work can be found by looking, after a [`HostQueue::serve`] that ran dry.
+    /// Whether polling can find work, after a [`HostQueue::serve`] that ran dry.
     pub(super) fn can_poll(&mut self) -> bool {
         self.handler.wants_kicks() || self.handler.has_news().is_some()
     }
 
-    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. No system call, and nothing is asked for.
+    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. Makes no system call, and asks for no wake-up.
     pub(super) fn has_work(&mut self) -> bool {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
 
-    /// Chains that it is good to take at once; see [`QueueHandler::preferred_batch`].
+    /// See [`QueueHandler::preferred_batch`].
     pub(super) fn preferred_batch(&self) -> u32 {
         self.handler.preferred_batch(self.live.queue().size())
     }
 
-    /// Whether it is to be served when there is other memory, or translations: it has work that waits for them, or keeps memory.
+    /// Whether to serve the queue after a change of memory or translations: a chain waits for it, or the handler keeps memory.
     pub(super) fn minds_memory(&self) -> bool {
         self.live.waits_for_translation() || self.handler.keeps_memory()
     }
 
-    /// `events` is told what the queue's driver has to know, from now on.
+    /// Reports to `events` from now on.
     pub fn tell(&mut self, events: Arc<dyn QueueEvents>) {
         self.events = events;
     }
@@ -221,8 +223,9 @@ impl HostQueue {
         }
     }
 
-    /// Ends our serving and nothing else: what is in flight is completed, an ioeventfd stays, and kicks wait. The
-    /// handler keeps what it has of the host, and can go on with a queue that is resumed.
+    /// Stops serving, and nothing else: completes what is in flight; an ioeventfd stays, and kicks wait.
+    ///
+    /// The handler keeps its state, and goes on when the queue is resumed.
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
@@ -232,14 +235,14 @@ impl HostQueue {
         Ok(RestingQueue { key, parked: live.park()?, handler: Some(handler), kicks, events, work, cut })
     }
 
-    /// It has failed, and is out of order until its driver resets it.
+    /// Ends a queue that has failed, and reports it.
     pub(super) fn fail(self, error: &ServeError) {
         let (queue, events) = (self.key.queue, Arc::clone(&self.events));
         self.abandon();
         events.failed(queue, error);
     }
 
-    /// It cannot go on: what is in flight is waited for and forgotten.
+    /// Ends a queue that cannot go on: waits for what is in flight, and forgets it.
     pub fn abandon(mut self) {
         self.forget();
     }
@@ -251,8 +254,9 @@ impl HostQueue {
         self.work.settle();
     }
 
-    /// Ends it. When this returns, nothing of it is in flight and its memory is not touched any more. What was in flight
-    /// is completed if `complete` is set, else forgotten.
+    /// Ends the queue. What was in flight is completed if `complete` is set, else forgotten.
+    ///
+    /// When this returns nothing is in flight, and memory is not touched any more.
     pub fn stop(mut self, complete: bool) {
         self.kicks.deassign();
         // A kick may have come before the ioeventfd went, or a thread may have left work behind.

@@ -1,11 +1,10 @@
-//! Queues that are served by the vCPU's own thread, in the exit of their kick: what VMMs did before there were ioeventfds.
+//! Queues that the vCPU's thread serves in the exit of their kick, as VMMs did before there were ioeventfds.
 //!
 //! ```text
 //!  kick:        vCPU's thread -------lock--> serve until nothing is left -> back to the guest
 //!  completion:  a thread, asleep --> lock--> the same
 //! ```
-//! For comparison: the guest stands still while its device works, and the lock is what an event loop of one thread does
-//! without.
+//! For comparison: the vCPU stands still while the device works. The lock is the price that an event loop does not pay.
 use crate::host_queue::{HostQueue, QueueKey, Turn};
 use crate::{lock, outlive_pipes};
 use paravane_notify::Notifier;
@@ -20,7 +19,7 @@ const EVENTS: usize = 32;
 /// Token of the notifier that ends the thread.
 const QUIT: u64 = u64::MAX;
 
-/// The queues, and the thread for what is not a kick.
+/// Queues that are served in exits, and a thread for completions.
 pub struct Inline {
     shared: Arc<Shared>,
     quit: Notifier,
@@ -33,7 +32,7 @@ struct Shared {
 }
 
 impl Inline {
-    /// With no queues yet.
+    /// Starts the thread, without queues.
     ///
     /// # Errors
     /// The host refuses a thread or descriptors.
@@ -50,7 +49,7 @@ impl Inline {
         Ok(Self { shared, quit, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Takes a queue, and serves it once.
+    /// Takes a queue and serves it once.
     ///
     /// # Errors
     /// The kernel's wait set is full.
@@ -64,7 +63,7 @@ impl Inline {
         Ok(())
     }
 
-    /// Gives it back.
+    /// Gives a queue back; `None`: there is no such queue, or it has failed.
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
         let mut queues = lock(&self.shared.queues);
         let queue =
@@ -102,7 +101,7 @@ impl Shared {
                 if token == QUIT {
                     return;
                 }
-                // No token is used twice, so one that is late names nothing.
+                // No token is used twice, so a late one names nothing.
                 let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
                 if let Some(Some(queue)) = queues.get_mut(number)
                     && token & 1 == 0

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Where the kicks of a queue arrive.
 #[derive(Debug)]
 pub enum Kicks {
-    /// From a guest of ours: at a notifier, by ioeventfd or by an exit.
+    /// From a guest of this process: at a notifier, by ioeventfd or by an exit.
     Host(Arc<HostNotifier>),
     /// From another process.
     Foreign(ForeignKicks),
@@ -23,7 +23,7 @@ impl From<Arc<HostNotifier>> for Kicks {
 }
 
 impl Kicks {
-    /// Whether signals are counted where they arrive, ours among them.
+    /// Whether the notifier counts signals, our own among them.
     pub(crate) fn are_ours(&self) -> bool {
         matches!(self, Self::Host(_))
     }
@@ -36,7 +36,7 @@ impl Kicks {
         }
     }
 
-    /// Kicks exit again, if they did not.
+    /// Removes the ioeventfd, if there is one: kicks exit.
     pub(crate) fn deassign(&self) {
         if let Self::Host(notifier) = self
             && notifier.state() == NotifierState::Assigned
@@ -46,7 +46,7 @@ impl Kicks {
         }
     }
 
-    /// What to wait on.
+    /// Descriptor to wait on.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Host(notifier) => notifier.notifier().as_fd(),
@@ -54,16 +54,16 @@ impl Kicks {
         }
     }
 
-    /// How to wait on it.
+    /// Events to wait for.
     pub(crate) fn events(&self) -> EventFlags {
         match self {
             Self::Host(_) => EventFlags::IN,
-            // Each write to it is an event, read or not.
+            // Each write is an event, read or not.
             Self::Foreign(_) => EventFlags::IN | EventFlags::ET,
         }
     }
 
-    /// Takes the signals that have come. For kicks from another process: there was an event.
+    /// Takes the signals that have arrived, and returns their number; 1 for kicks from another process.
     pub(crate) fn take(&self) -> u64 {
         match self {
             Self::Host(notifier) => notifier.notifier().take(),
@@ -74,9 +74,9 @@ impl Kicks {
 
 /// A descriptor that another process kicks by writing to it: an eventfd, or a pipe (User Mode Linux).
 ///
-/// It shares the file description with us, so its flags are not ours to change: a read may block, if the other process has
-/// taken what there was. An eventfd is therefore never read; an edge-triggered wait sees each write to it. (That also saves
-/// a system call a kick.) A pipe fills up, and is read without waiting.
+/// The other process shares the file description, so we leave its flags alone. A read may block if the other process has read
+/// first. An eventfd is therefore never read: an edge-triggered wait sees each write, which also saves a system call a kick. A
+/// pipe fills up, and is read without waiting.
 #[derive(Debug)]
 pub struct ForeignKicks {
     fd: OwnedFd,
@@ -84,7 +84,7 @@ pub struct ForeignKicks {
 }
 
 impl ForeignKicks {
-    /// Takes the descriptor.
+    /// Takes ownership of the descriptor.
     ///
     /// # Errors
     /// It is neither an eventfd nor a pipe.
@@ -97,7 +97,7 @@ impl ForeignKicks {
         if self.is_pipe {
             self.empty_pipe();
         }
-        // How often it was written to is not known without reading it.
+        // The number of writes is not known without reading.
         1
     }
 
@@ -105,10 +105,10 @@ impl ForeignKicks {
         let mut bytes = [0; 4096];
         loop {
             let mut slices = [IoSliceMut::new(&mut bytes)];
-            // No offset is -1: a pipe has none.
+            // Offset -1: a pipe has no position.
             let read = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
             let read = match read {
-                // Pipes cannot do that on older hosts: what is there can be read, and who but us would?
+                // Older hosts cannot do this on pipes. We are the only reader, so what is there can be read.
                 Err(rustix::io::Errno::OPNOTSUPP) => match rustix::io::ioctl_fionread(&self.fd) {
                     Ok(there) if there > 0 => {
                         let most = usize::try_from(there).unwrap_or(usize::MAX).min(4096);
@@ -125,18 +125,18 @@ impl ForeignKicks {
     }
 }
 
-/// Whether a descriptor of another process is an eventfd; if not, it is a pipe.
+/// Whether a descriptor of another process is an eventfd; `false`: it is a pipe.
 ///
-/// No other kind will do. A socket can hold its owner's end of any connection, and so keep that open for as long as we keep the
-/// socket; most others block, or mean something else when they are read or written.
+/// Other kinds are refused. A socket can carry descriptors of other connections, and keeps them open as long as we keep the
+/// socket. Most others block, or have side effects when read or written.
 ///
 /// # Errors
-/// It is neither, or cannot be looked at.
+/// It is neither, or cannot be examined.
 pub fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
     let refused = || io::Error::new(io::ErrorKind::InvalidInput, "neither an eventfd nor a pipe");
     match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
         FileType::Fifo => Ok(false),
-        // What has no file has no type. Its name tells what it is; where there is no /proc, it counts as an eventfd.
+        // Anonymous inodes have no type; the name tells. Without /proc, such a descriptor counts as an eventfd.
         FileType::Unknown => match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
             Ok(name) if name.as_os_str() != "anon_inode:[eventfd]" => Err(refused()),
             _ => Ok(true),

@@ -1,21 +1,21 @@
-//! I/O threads: each has queues, and serves them whenever one of their event file descriptors wakes it.
+//! I/O threads: each serves queues whenever one of their event file descriptors wakes it.
 //!
 //! ```text
 //!  start:   QueueStart::build -> assign -> put_on a thread
 //!  move:    take_off one thread -> put_on another
 //!  stop:    take_off -> HostQueue::stop
 //! ```
-//! A queue that is being moved or stopped keeps its ioeventfd and all that is in flight: kicks and completions that come
-//! in between wait in their descriptors, and a queue that is put on a thread is served once without being asked. So no work
-//! is lost, and there is no other way for a queue to change hands.
+//! A queue that is moved or stopped keeps its ioeventfd and all that is in flight: kicks and completions that come in between
+//! wait in their descriptors, and a queue that is put on a thread is served once without a kick. So no work is lost, and a
+//! queue changes hands in no other way.
 //!
-//! Whoever puts these together, a machine of ours or a server for other people's, says where kicks arrive ([`Kicks`]) and
-//! is told what the queue's driver has to know ([`QueueEvents`]).
+//! The host (a VMM, a vhost-user back end) says where kicks arrive ([`Kicks`]) and receives what the queue's driver has to
+//! know ([`QueueEvents`]).
 //!
-//! A thread that panics ends, and with it the service of its queues: what is in flight is waited for, and who has asked for it
-//! ([`IoThread::watched`]) is told.
+//! A thread that panics ends, and serves its queues no more: it waits for what is in flight, and calls the function that
+//! [`IoThread::watched`] was given.
 //!
-//! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the thread frees it then
+//! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the thread then unblocks it
 //! ([`IoThread::freed_by`]).
 mod counters;
 mod event_loop;
@@ -48,11 +48,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use thiserror::Error;
 
 /// Stack of an I/O thread: no buffers live there.
 const STACK: usize = 256 << 10;
 
-/// How long a wait for a thread lasts before the thread is freed, and between one time and the next.
+/// Interval at which a wait for a thread calls [`IoThread::freed_by`]'s function.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 enum Message {
@@ -63,10 +64,10 @@ enum Message {
     Quit,
 }
 
-/// What a thread is to do once.
+/// Work for a thread, done once.
 type Task = Box<dyn FnOnce() + Send>;
 
-/// Runs tasks on an I/O thread, in the order in which they come.
+/// Runs tasks on an I/O thread, in the order of their arrival.
 #[derive(Clone)]
 pub struct Tasks {
     sender: Sender<Message>,
@@ -74,7 +75,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Returns at once. A task for a thread that has ended is dropped.
+    /// Queues a task and returns at once. A task for a thread that has ended is dropped.
     pub fn run(&self, task: impl FnOnce() + Send + 'static) {
         // An error means that the thread has ended.
         let _ = self.sender.send(Message::Run(Box::new(task)));
@@ -88,7 +89,7 @@ impl std::fmt::Debug for Tasks {
     }
 }
 
-/// Frees a thread that is blocked.
+/// Unblocks a thread.
 struct Free(Box<dyn Fn() + Send + Sync>);
 
 impl std::fmt::Debug for Free {
@@ -97,12 +98,13 @@ impl std::fmt::Debug for Free {
     }
 }
 
-/// A thread does not take a queue.
-#[derive(Debug)]
+/// Error of [`IoThread::put_on`]: the thread does not take the queue.
+#[derive(Debug, Error)]
+#[error("the I/O thread does not take the queue: {source}")]
 pub struct NotPutOn {
-    /// The queue, as it was; `None`: it ended with the thread.
+    /// The queue, unchanged; `None`: it ended with the thread.
     pub queue: Option<Box<HostQueue>>,
-    /// Why.
+    /// The reason.
     pub source: io::Error,
 }
 
@@ -124,19 +126,21 @@ impl NotPutOn {
     }
 }
 
-/// A queue that is being taken off its thread.
+/// A queue that is on its way off its thread.
 #[derive(Debug)]
 pub struct TakingOff(Receiver<Option<Box<HostQueue>>>);
 
-/// Locks `mutex`, also when a thread has panicked while it held it: nothing of ours leaves half a change behind.
+/// Locks `mutex`, also after a panic in another thread: no change of ours is left half done.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The calling thread gets an error, and no signal, when it writes to a pipe that nobody reads any more. For threads that
-/// write to descriptors of other processes: SIGPIPE ends a process that does not ignore it, as programs in C do not.
+/// Blocks SIGPIPE in the calling thread: a write to a pipe without reader returns an error.
+///
+/// For threads that write to descriptors of other processes. SIGPIPE ends a process that does not ignore it, a C program for
+/// instance.
 pub fn outlive_pipes() {
-    // One that arises stays pending, and ends with the thread.
+    // A signal that arises stays pending, and ends with the thread.
     let blocked = SigSet::from(Signal::SIGPIPE).thread_block();
     debug_assert!(blocked.is_ok(), "the set is a valid one");
 }
@@ -152,9 +156,10 @@ pub struct IoThread {
 }
 
 impl IoThread {
-    /// Starts a thread that has no queues yet. Its log lines name the device that the calling thread's do. It polls a queue
-    /// for `longest_poll` at most before it waits for a kick.
-    /// `name` is seen in lists of threads (15 bytes of it).
+    /// Starts a thread without queues.
+    ///
+    /// It polls a queue for at most `longest_poll` before it waits for a kick; zero turns polling off. The kernel keeps the first
+    /// 15 bytes of `name`. Log lines of the thread name the same device as those of the calling thread.
     ///
     /// # Errors
     /// The host refuses a thread or descriptors.
@@ -162,8 +167,9 @@ impl IoThread {
         Self::watched(name, longest_poll, |_| ())
     }
 
-    /// As [`IoThread::spawn`]. If the thread panics, `died` is told with what words, when none of its queues is touched any more
-    /// and none can be put on it.
+    /// Starts a thread as [`IoThread::spawn`] does, and calls `died` with the message if it panics.
+    ///
+    /// By then none of its queues is touched any more, and none can be put on it.
     ///
     /// # Errors
     /// The host refuses a thread or descriptors.
@@ -188,7 +194,7 @@ impl IoThread {
             if let Err(words) = caught(|| event_loop.run()) {
                 tracing::error!("an I/O thread panicked: {words}");
                 event_loop.give_up();
-                // Whoever waits for an answer is told that there is none.
+                // Wakes those who wait for an answer.
                 drop(event_loop);
                 died(&words);
             }
@@ -197,24 +203,25 @@ impl IoThread {
         Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)), free })
     }
 
-    /// Whoever waits for the thread calls `free` again and again until the thread answers. It ends what the thread is blocked in
-    /// ([`QueueEvents`]), and does nothing if the thread is not blocked.
+    /// Calls `free` every 10 ms while somebody waits for the thread.
+    ///
+    /// It must end what the thread may be blocked in ([`QueueEvents`]), and do nothing if the thread is not blocked.
     #[must_use]
     pub fn freed_by(mut self, free: impl Fn() + Send + Sync + 'static) -> Self {
         self.free = Free(Box::new(free));
         self
     }
 
-    /// A way to run tasks on the thread.
+    /// Returns a handle that runs tasks on the thread.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
         Tasks { sender: lock(&self.sender).clone(), control: Arc::clone(&self.control) }
     }
 
-    /// Returns when the thread has run all tasks that it was given before, or has ended.
+    /// Waits until the thread has run all earlier tasks, or has ended.
     pub fn finish_tasks(&self) {
         let (done, wait) = sync_channel(1);
-        // Who asks waits for the answer.
+        // The receiver waits for the answer.
         self.tasks().run(move || done.send(()).unwrap_or_default());
         self.answer(&wait);
     }
@@ -236,10 +243,12 @@ impl IoThread {
         sent.map_err(|error| error.0)
     }
 
-    /// Hands a queue over, to be served once now and whenever there is work. Returns when its kicks reach the thread.
+    /// Hands over a queue. The thread serves it once now, and whenever there is work.
+    ///
+    /// When this returns, kicks reach the thread.
     ///
     /// # Errors
-    /// The kernel's wait set is full, or the thread is gone.
+    /// The kernel's wait set is full, or the thread has ended.
     pub fn put_on(&self, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
         let (done, wait) = sync_channel(1);
         match self.send(Message::PutOn(queue, done)) {
@@ -249,14 +258,17 @@ impl IoThread {
         }
     }
 
-    /// Takes a queue back, with its ioeventfd and all that is in flight. When this returns the thread does not touch it
-    /// any more. `None` if the thread has not got it: it has failed, or the thread has ended.
+    /// Takes a queue back, with its ioeventfd and all that is in flight.
+    ///
+    /// When this returns the thread does not touch the queue any more. `None`: the thread has no such queue. It may have failed,
+    /// or the thread may have ended.
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
         self.taken_off(self.begin_take_off(key))
     }
 
-    /// As [`IoThread::take_off`], and returns at once. Of queues that are to leave together the thread serves none while another
-    /// one is waited for.
+    /// Begins [`IoThread::take_off`] and returns at once.
+    ///
+    /// Queues whose removal was begun together are not served while one of them is waited for.
     #[must_use]
     pub fn begin_take_off(&self, key: QueueKey) -> TakingOff {
         let (done, wait) = sync_channel(1);
@@ -270,14 +282,16 @@ impl IoThread {
         self.answer(&taking_off.0)?
     }
 
-    /// The queues of this device that wait for translations ([`paravane_device::MappedQueue::waits_for_translation`]), or keep memory that may be
-    /// another by now ([`paravane_device::QueueHandler::keeps_memory`]), are served once more.
+    /// Serves the queues of `device` that depend on the memory map once more.
+    ///
+    /// These wait for translations ([`paravane_device::MappedQueue::waits_for_translation`]) or keep memory across batches
+    /// ([`paravane_device::QueueHandler::keeps_memory`]).
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
         let _ = self.send(Message::LookAgain(device));
     }
 
-    /// What it has counted so far.
+    /// Counters of the thread.
     #[must_use]
     pub fn figures(&self) -> IoThreadFigures {
         self.counters.figures()
