@@ -1,4 +1,8 @@
 //! What the operator asks for.
+mod check;
+
+pub(crate) use check::{check, check_jobs, refuse};
+
 use paravane_attach::RingFeatures;
 use paravane_device::blk::EngineChoice;
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ pub use child::helper_main;
 
 use crate::config::{DiskConfig, NetConfig, Network, RunConfig};
 use crate::error::RunError;
-use crate::guard::lock;
+use crate::lock::lock;
 use message::{Answer, Request, kind};
 use paravane_attach::{QueueProcess, RemoteQueue};
 use paravane_device::net::Totals;

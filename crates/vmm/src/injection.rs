@@ -6,14 +6,13 @@
 //! ```
 //! Both deliveries are measured in one machine, by turns. The host's thread looks from the CPU that it runs on; if that is
 //! the guest's, it takes the guest's time.
-use crate::accel::{Accelerator, on_cpu};
-use crate::bus::Bus;
 use crate::config::MsiDelivery;
-use crate::console::Console;
-use crate::counters::RunCounters;
 use crate::error::RunError;
-use crate::kvm::{Entry, KvmMachine, prepare};
-use crate::watch;
+use crate::machine::accel::{Accelerator, on_cpu, stop};
+use crate::machine::bus::Bus;
+use crate::machine::console::Console;
+use crate::machine::counters::RunCounters;
+use crate::machine::kvm::{Entry, KvmMachine, prepare};
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_notify::msi::{MsiMessage, MsiSink};
 use paravane_spec::builtin::{
@@ -96,7 +95,7 @@ pub fn measure(
     let (sender, ended) = channel();
     let running = on_cpu(vcpu_cpu, || Box::new(machine).start(bus, sender))??;
     let measured = interrupt(&mut memory.handle(), &sinks, samples);
-    watch::stop(running, &ended)?;
+    stop(running, &ended)?;
     measured
 }
 

@@ -13,14 +13,13 @@ mod acpi;
 mod cpu;
 mod layout;
 mod load;
-mod ports;
 mod run;
 
 pub use load::LoadError;
-pub(crate) use ports::Ports;
 pub(crate) use run::run;
 
 use crate::config::RunConfig;
+use crate::machine::ports::Power;
 use crate::report::GuestFailure;
 use std::path::PathBuf;
 
@@ -48,15 +47,6 @@ pub enum OnReboot {
     Exit,
     /// The machine starts anew: new RAM, the kernel's files read again, and the same disks and cards.
     Restart,
-}
-
-/// What the guest asked of its power supply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Power {
-    /// To be switched off.
-    Off,
-    /// To be reset.
-    Reset,
 }
 
 /// How a Linux guest ended.

@@ -4,7 +4,7 @@
 //! to the control page. Each loop's time is taken twice, with few and with many rounds, so that the cost of
 //! entering and leaving the guest cancels out.
 use crate::config::MsiDelivery;
-use crate::kvm::{Entry, KvmMachine, prepare};
+use crate::machine::kvm::{Entry, KvmMachine, prepare};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
 use paravane_notify::{IoEventFds, KvmIoEventFds, Notifier};

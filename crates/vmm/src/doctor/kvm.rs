@@ -2,7 +2,7 @@
 use super::Finding;
 use super::cost::{self, Costs};
 use super::limit::{self, ENOUGH, Limit};
-use crate::kvm as machine;
+use crate::machine::kvm as machine;
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
     KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQFD, KVM_CAP_IRQFD_RESAMPLE, KVM_CAP_SIGNAL_MSI,

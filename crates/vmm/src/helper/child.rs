@@ -1,8 +1,8 @@
 //! The helper process.
 use super::message::{self, Answer, Request, kind};
 use super::{FIRST_ARGUMENT, net_of};
-use crate::footprint;
-use crate::nets;
+use crate::machine::footprint;
+use crate::machine::nets;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::Counters;
 use paravane_device::{Device, ServeError};

@@ -5,8 +5,10 @@
 //!              -> MADT            one processor, one I/O APIC
 //!              -> MCFG            PCI: where the configuration spaces are
 //! ```
-//! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in [`super::ports`].
-use super::ports::{RESET, RESET_VALUE, S5, SLEEP_CONTROL, SLEEP_STATUS, UART, UART_GSI, UART_PORTS};
+//! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in [`crate::machine::ports`].
+use crate::machine::ports::{
+    RESET, RESET_VALUE, S5, SLEEP_CONTROL, SLEEP_STATUS, UART, UART_GSI, UART_PORTS,
+};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, ONE,
     Package, PackageBuilder, Path, ResourceTemplate, Scope, ZERO,

@@ -7,20 +7,19 @@
 //! A guest that resets its machine may begin again at "kernel in RAM": nothing but the devices outlives a reset.
 use super::acpi::{self, Attached, Window};
 use super::load::{self, Extras, LoadError};
-use super::ports::{Output, Ports, UART_GSI};
-use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, cpu, layout};
-use crate::Progress;
-use crate::accel::{Accelerator, Ended, Running};
-use crate::attach;
+use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, cpu, layout};
 use crate::config::{AccelChoice, RunConfig, TransportChoice};
-use crate::counters::RunCounters;
 use crate::error::RunError;
-use crate::guard::lock;
-use crate::kvm::KvmMachine;
+use crate::lock::lock;
+use crate::machine::accel::{Accelerator, Ended, Running, lost, stop};
+use crate::machine::attach;
+use crate::machine::counters::RunCounters;
+use crate::machine::kvm::KvmMachine;
+use crate::machine::nets;
+use crate::machine::ports::{Output, Ports, Power, UART_GSI};
+use crate::machine::{Machine, ram};
 use crate::report::GuestFailure;
-use crate::run::{Machine, ram};
-use crate::watch::{lost, stop};
-use crate::{nets, plan};
+use crate::run::Progress;
 use paravane_attach::AttachedDevice;
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
@@ -160,7 +159,7 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
     if let Some((_, why)) = refused.into_iter().find(|(refused, _)| *refused) {
         return Err(RunError::Config(why.into()));
     }
-    plan::check(config)
+    crate::config::check(config)
 }
 
 /// The disks, in order, the entropy device and the network cards.
@@ -184,7 +183,7 @@ fn attached(transport: TransportChoice, count: usize) -> Attached {
         TransportChoice::Mmio | TransportChoice::MmioMsi => {
             let size = attach::window(transport) as u32;
             // All windows lie below 4 GiB.
-            let window = |(number, gsi)| Window { base: plan::base(transport, number) as u32, size, gsi };
+            let window = |(number, gsi)| Window { base: attach::base(transport, number) as u32, size, gsi };
             Attached::Mmio(lines.map(window).collect())
         }
         TransportChoice::Pci => Attached::Pci(lines.map(|(_, gsi)| gsi).collect()),

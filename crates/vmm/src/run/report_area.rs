@@ -1,7 +1,7 @@
 //! What the guest says of itself while it runs. None of it is trusted: each value is fetched once and
 //! checked or clamped where it is used.
 use crate::report::KickFigures;
-use crate::{Progress, latency};
+use crate::run::{Progress, latency};
 use paravane_dma::{Access, Memory};
 use paravane_spec::builtin::{
     DISK_REPORTS, DiskReport, KICK_REPORT, KickReport, MAX_DEVICES, REPORT_BASE, REPORT_MAGIC, ReportHeader,

@@ -1,7 +1,7 @@
 //! The control page: the paravirtual console by which the guest speaks, and ends.
-use crate::counters::RunCounters;
-use crate::guard::lock;
-use crate::linux::Power;
+use crate::lock::lock;
+use crate::machine::counters::RunCounters;
+use crate::machine::ports::Power;
 use paravane_dma::{Access, Handle, Memory};
 use paravane_spec::builtin::{control, event};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -3,11 +3,11 @@
 //! It is kicked out of the guest without a race: the stopper sets `immediate_exit` in the shared run
 //! structure, which makes the next entry fail, and then sends a signal, which ends the present one.
 use super::registers::{self, Frame};
-use crate::accel::{Ended, Running};
-use crate::bus::Bus;
-use crate::console::GuestEnd;
 use crate::error::RunError;
-use crate::guard::lock;
+use crate::lock::lock;
+use crate::machine::accel::{Ended, Running};
+use crate::machine::bus::Bus;
+use crate::machine::console::GuestEnd;
 use crate::report::GuestFailure;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use paravane_dma::Region;

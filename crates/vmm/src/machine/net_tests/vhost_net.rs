@@ -2,7 +2,7 @@
 //! tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs these where there is one.
 use super::PATIENCE;
 use super::tap::{Station, datagram, guest, in_own_network, payload, skipped};
-use crate::vhost_net::VhostNet;
+use crate::machine::vhost_net::VhostNet;
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_device::net::Totals;
 use paravane_driver::net::NetOptions;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const LOANS: usize = 200;
 
 fn with_vhost(name: &str, test: fn()) {
-    let name = format!("net_tests::vhost_net::{name}");
+    let name = format!("machine::net_tests::vhost_net::{name}");
     match File::options().read(true).write(true).open("/dev/vhost-net") {
         Ok(_) => in_own_network(&name, test),
         Err(error) => skipped(&name, &format!("/dev/vhost-net: {error}")),

@@ -6,20 +6,20 @@
 //!               v
 //!           Running --stop--> (Ended arrives on the channel) --join-->
 //! ```
-use crate::bus::Bus;
-use crate::config::{AccelChoice, MsiDelivery};
-use crate::dirty::VcpuLog;
 use crate::error::RunError;
-use crate::kvm::KvmMachine;
-use crate::linux::Power;
+use crate::machine::bus::Bus;
+use crate::machine::dirty::VcpuLog;
+use crate::machine::ports::Power;
 use crate::report::GuestFailure;
-use crate::thread::ThreadMachine;
-use paravane_dma::Region;
 use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+/// How long a guest may take to stop.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Why the guest runs no more.
 #[derive(Debug)]
@@ -95,30 +95,23 @@ pub(crate) trait Running {
     fn join(self: Box<Self>);
 }
 
-/// Makes the machine that `choice` asks for, with `region` as its RAM, and says why it is that one. With `log` it logs
-/// what the guest writes, if it can; messages are delivered by `delivery`, if there is a choice.
+/// What ran the guest is gone.
+pub(crate) fn lost() -> RunError {
+    RunError::Os { what: "run the guest", source: std::io::Error::other("its thread ended without a word") }
+}
+
+/// Stops the guest; `None` if it cannot be stopped.
 ///
 /// # Errors
-/// KVM was asked for and is not usable.
-pub(crate) fn choose(
-    choice: AccelChoice,
-    region: &Arc<Region>,
-    log: bool,
-    delivery: MsiDelivery,
-) -> Result<(Box<dyn Accelerator>, String), RunError> {
-    let thread = |reason: String| -> (Box<dyn Accelerator>, String) {
-        (Box::new(ThreadMachine::new(Arc::clone(region))), reason)
-    };
-    if choice == AccelChoice::Thread {
-        return Ok(thread("asked for with --accel thread".into()));
-    }
-    let machine = crate::image::builtin()
-        .map_err(|error| error.to_string())
-        .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery));
-    match (machine, choice) {
-        (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
-        (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),
-        (Err(reason), AccelChoice::Kvm) => Err(RunError::NoKvm(reason)),
-        (Err(reason), _) => Ok(thread(reason)),
+/// What ran it is gone.
+pub(crate) fn stop(running: Box<dyn Running>, ended: &Receiver<Ended>) -> Result<Option<Ended>, RunError> {
+    running.stop();
+    match ended.recv_timeout(GRACE) {
+        Ok(end) => {
+            running.join();
+            Ok(Some(end))
+        }
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => Err(lost()),
     }
 }

@@ -1,13 +1,13 @@
 //! A whole machine with two entropy devices on one I/O thread, and its guest in this process.
-use crate::accel::{Accelerator, Ended, Running};
-use crate::addresses::Addresses;
-use crate::bus::Bus;
 use crate::config::{RunConfig, TransportChoice};
-use crate::counters::RunCounters;
-use crate::dirty::VcpuLog;
 use crate::error::RunError;
-use crate::plan;
-use crate::run::Machine;
+use crate::machine::Machine;
+use crate::machine::accel::{Accelerator, Ended, Running};
+use crate::machine::addresses::Addresses;
+use crate::machine::attach;
+use crate::machine::bus::Bus;
+use crate::machine::counters::RunCounters;
+use crate::machine::dirty::VcpuLog;
 use paravane_attach::AttachedDevice;
 use paravane_attach::LocalIoEventFds;
 use paravane_device::Device;
@@ -203,7 +203,7 @@ impl Host {
     pub(super) fn base(&self, device: u32) -> u64 {
         match self.transport {
             TransportChoice::Pci => PCI_WINDOW.start + u64::from(device) * PCI_BAR_STEP,
-            other => plan::base(other, device),
+            other => attach::base(other, device),
         }
     }
 

@@ -8,8 +8,7 @@
 //! 0x602           reset: RESET resets
 //! ```
 //! What is not there reads as ones.
-use super::Power;
-use crate::guard::lock;
+use crate::lock::lock;
 use paravane_notify::InterruptSink;
 use std::convert::Infallible;
 use std::io::Write;
@@ -18,30 +17,39 @@ use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial};
 
 /// First port of the UART.
-pub(super) const UART: u16 = 0x3f8;
+pub(crate) const UART: u16 = 0x3f8;
 /// How many it has.
-pub(super) const UART_PORTS: u8 = 8;
+pub(crate) const UART_PORTS: u8 = 8;
 /// Its interrupt line.
-pub(super) const UART_GSI: u32 = 4;
+pub(crate) const UART_GSI: u32 = 4;
 /// The keyboard controller's status, and its commands.
 const KEYBOARD: u16 = 0x64;
 /// Of its commands, what every PC takes for a reset.
 const PULSE_RESET: u8 = 0xfe;
 /// ACPI's sleep control register (ACPI 6.5, section 4.8.3.7).
-pub(super) const SLEEP_CONTROL: u16 = 0x600;
+pub(crate) const SLEEP_CONTROL: u16 = 0x600;
 /// ACPI's sleep status register.
-pub(super) const SLEEP_STATUS: u16 = 0x601;
+pub(crate) const SLEEP_STATUS: u16 = 0x601;
 /// ACPI's reset register.
-pub(super) const RESET: u16 = 0x602;
+pub(crate) const RESET: u16 = 0x602;
 /// What is to be written there.
-pub(super) const RESET_VALUE: u8 = 1;
+pub(crate) const RESET_VALUE: u8 = 1;
 /// Type of S5, soft off: our own choice, which the DSDT tells.
-pub(super) const S5: u8 = 5;
+pub(crate) const S5: u8 = 5;
 
 /// Sleep control: go to sleep.
 const SLP_EN: u8 = 1 << 5;
 /// Sleep control: where the type lies, three bits.
 const SLP_TYP_SHIFT: u8 = 2;
+
+/// What the guest asked of its power supply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// To be switched off.
+    Off,
+    /// To be reset.
+    Reset,
+}
 
 /// The UART's interrupt line.
 struct Line(Arc<dyn InterruptSink>);

@@ -1,10 +1,10 @@
 //! Where each device of the machine is attached.
-use crate::accel::Accelerator;
 use crate::config::TransportChoice;
 use crate::error::RunError;
-use crate::plan;
+use crate::machine::accel::Accelerator;
 use paravane_attach::{AttachError, AttachedDevice, Builder, PciPlace};
-use paravane_spec::builtin::{FIRST_GSI, PCI_BAR_STEP, PCI_WINDOW};
+use paravane_spec::builtin::{FIRST_GSI, MMIO_BASE, PCI_BAR_STEP, PCI_ECAM, PCI_WINDOW};
+use paravane_spec::pci::ecam;
 use paravane_spec::{mmio, mmio_msi};
 
 /// Attaches device `number` behind the transport of `choice`.
@@ -19,7 +19,7 @@ pub(crate) fn attach(
 ) -> Result<AttachedDevice, RunError> {
     let gsi = FIRST_GSI + number;
     let line = accelerator.sink(gsi)?;
-    let base = plan::base(choice, number);
+    let base = base(choice, number);
     let builder = builder.number(number as usize);
     let attached = match choice {
         TransportChoice::Mmio => builder.mmio(base, line),
@@ -39,4 +39,12 @@ pub(crate) fn attach(
 /// Bytes of a virtio-mmio device's window.
 pub(crate) fn window(choice: TransportChoice) -> u64 {
     if choice == TransportChoice::MmioMsi { mmio_msi::WINDOW } else { mmio::WINDOW }
+}
+
+/// Where device `number` lies: its registers, on PCI its configuration space (device 0 on the bus is the bridge).
+pub(crate) fn base(transport: TransportChoice, number: u32) -> u64 {
+    match transport {
+        TransportChoice::Mmio | TransportChoice::MmioMsi => MMIO_BASE + u64::from(number) * mmio_msi::WINDOW,
+        TransportChoice::Pci => PCI_ECAM + u64::from(number + 1) * ecam::FUNCTIONS * ecam::FUNCTION,
+    }
 }

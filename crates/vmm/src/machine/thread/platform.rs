@@ -1,6 +1,6 @@
 //! The guest program's platform when it is a thread of this process.
 use super::lines::Lines;
-use crate::bus::Bus;
+use crate::machine::bus::Bus;
 use paravane_attach::LocalIoEventFds;
 use paravane_dma::Region;
 use paravane_guest::Platform;

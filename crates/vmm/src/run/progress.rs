@@ -1,5 +1,28 @@
-//! What a run is at, for the eye.
+//! What a run shows while it goes on.
 use paravane_spec::builtin::state;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What a run shows while it goes on, and how it is asked to stop. Shared with the caller's thread.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Set by the caller: end the run cleanly, with the report so far.
+    pub cancel: AtomicBool,
+    /// Bytes that all jobs will move.
+    pub bytes_total: AtomicU64,
+    /// Bytes moved.
+    pub bytes_done: AtomicU64,
+    /// Phase of the slowest disk: one of [`paravane_spec::builtin::state`].
+    pub phase: AtomicU64,
+}
+
+impl Progress {
+    /// What the slowest disk is at.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        // Relaxed: a figure for the eye.
+        Phase::of_state(self.phase.load(Ordering::Relaxed))
+    }
+}
 
 /// What the disk that is furthest behind is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -159,7 +159,7 @@ pub(super) fn payload(frame: &[u8], port: u16) -> Option<&[u8]> {
 
 #[test]
 fn datagrams_go_to_the_host_and_come_back() {
-    in_own_network("net_tests::tap::datagrams_go_to_the_host_and_come_back", || {
+    in_own_network("machine::net_tests::tap::datagrams_go_to_the_host_and_come_back", || {
         const COUNT: usize = 300;
         let guest = guest(1);
         let mut us = Station { guest: &guest, driver: guest.driver(NetOptions::default()) };
@@ -178,7 +178,7 @@ fn datagrams_go_to_the_host_and_come_back() {
 
 #[test]
 fn flows_come_on_all_pairs() {
-    in_own_network("net_tests::tap::flows_come_on_all_pairs", || {
+    in_own_network("machine::net_tests::tap::flows_come_on_all_pairs", || {
         const COUNT: usize = 200;
         let guest = guest(2);
         let mut us =
@@ -221,7 +221,7 @@ fn flows_come_on_all_pairs() {
 
 #[test]
 fn frames_for_a_driver_without_buffers_wait_and_do_not_keep_the_thread_busy() {
-    in_own_network("net_tests::tap::frames_for_a_driver_without_buffers", || {
+    in_own_network("machine::net_tests::tap::frames_for_a_driver_without_buffers", || {
         let guest = guest(1);
         let options = NetOptions { receive_slots: 1, ..NetOptions::default() };
         let mut us = Station { guest: &guest, driver: guest.driver(options) };

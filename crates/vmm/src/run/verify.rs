@@ -1,6 +1,6 @@
 //! The host's own look at the images, after the guest has ended and its queues are drained: what the guest
 //! says is compared with what is there.
-use crate::report_area::ReportArea;
+use crate::run::report_area::ReportArea;
 use paravane_guest::pattern;
 use paravane_spec::blk::SECTOR;
 use sha2::{Digest, Sha256};

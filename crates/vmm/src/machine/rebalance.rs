@@ -3,9 +3,9 @@
 //! ```text
 //!   every PERIOD:  what each queue did --> advise --> at most one move
 //! ```
-use crate::balance::{Load, advise};
-use crate::bus::Bus;
-use crate::guard::lock;
+use crate::lock::lock;
+use crate::machine::balance::{Load, advise};
+use crate::machine::bus::Bus;
 use paravane_attach::{AttachedDevice, MoveError, QueueStatus};
 use paravane_io::QueueKey;
 use std::collections::HashMap;

@@ -1,9 +1,9 @@
 //! What the guest finds behind addresses that are not RAM.
-use crate::console::{Console, GuestEnd};
-use crate::footprint;
 use crate::helper::Helper;
-use crate::linux::Ports;
-use crate::measured::MeasuredPhase;
+use crate::machine::console::{Console, GuestEnd};
+use crate::machine::footprint;
+use crate::machine::measured::MeasuredPhase;
+use crate::machine::ports::Ports;
 use crate::report::PhaseFigures;
 use paravane_attach::AttachedDevice;
 use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM, control};

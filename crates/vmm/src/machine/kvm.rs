@@ -3,11 +3,11 @@ mod registers;
 mod start;
 mod vcpu;
 
-use crate::accel::{Accelerator, Ended, Running};
-use crate::bus::Bus;
 use crate::config::MsiDelivery;
-use crate::dirty::VcpuLog;
 use crate::error::RunError;
+use crate::machine::accel::{Accelerator, Ended, Running};
+use crate::machine::bus::Bus;
+use crate::machine::dirty::VcpuLog;
 use kvm_bindings::{
     KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES,
     KVM_MEM_LOG_DIRTY_PAGES, kvm_irq_routing_entry, kvm_userspace_memory_region,

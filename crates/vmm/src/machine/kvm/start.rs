@@ -84,7 +84,7 @@ pub(crate) struct Entry {
 /// # Errors
 /// There is no image in this build, or it does not fit.
 pub(super) fn load(region: &Arc<Region>) -> Result<Entry, RunError> {
-    let image = crate::image::builtin().map_err(|error| RunError::Config(error.to_string()))?;
+    let image = crate::machine::image::builtin().map_err(|error| RunError::Config(error.to_string()))?;
     let mut memory = handle(region)?;
     let memory = memory.enter();
     put(&memory, paravane_spec::builtin::IMAGE_BASE, image.bytes)?;

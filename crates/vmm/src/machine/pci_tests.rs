@@ -1,8 +1,8 @@
 //! A function on the bus, found and driven by our driver, while its BAR is moved and switched off under it.
-use crate::addresses::Addresses;
-use crate::bus::Bus;
-use crate::console::Console;
-use crate::counters::RunCounters;
+use crate::machine::addresses::Addresses;
+use crate::machine::bus::Bus;
+use crate::machine::console::Console;
+use crate::machine::counters::RunCounters;
 use paravane_attach::{AttachedDevice, InterruptFn, LocalIoEventFds, PciPlace, Placement, Spread};
 use paravane_device::rng::Rng as Source;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};

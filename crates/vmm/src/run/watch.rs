@@ -7,19 +7,17 @@
 //!     v                                                    |
 //!  stopping --- Ended arrives, or it cannot be stopped ----+
 //! ```
-use crate::Progress;
-use crate::accel::{Ended, Running};
 use crate::error::RunError;
+use crate::machine::accel::{Ended, Running, lost, stop};
 use crate::report::GuestFailure;
-use crate::report_area::ReportArea;
+use crate::run::Progress;
+use crate::run::report_area::ReportArea;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// How often the report area is looked at.
 const PERIOD: Duration = Duration::from_millis(50);
-/// How long a guest may take to stop.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// How the guest's part of a run ended.
 #[derive(Debug)]
@@ -79,27 +77,6 @@ pub(crate) fn watch(
                 }
             };
         }
-    }
-}
-
-/// What ran the guest is gone.
-pub(crate) fn lost() -> RunError {
-    RunError::Os { what: "run the guest", source: std::io::Error::other("its thread ended without a word") }
-}
-
-/// Stops the guest; `None` if it cannot be stopped.
-///
-/// # Errors
-/// What ran it is gone.
-pub(crate) fn stop(running: Box<dyn Running>, ended: &Receiver<Ended>) -> Result<Option<Ended>, RunError> {
-    running.stop();
-    match ended.recv_timeout(GRACE) {
-        Ok(end) => {
-            running.join();
-            Ok(Some(end))
-        }
-        Err(RecvTimeoutError::Timeout) => Ok(None),
-        Err(RecvTimeoutError::Disconnected) => Err(lost()),
     }
 }
 

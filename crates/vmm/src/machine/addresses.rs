@@ -1,5 +1,5 @@
 //! The physical address space as guest code sees it, for tests that drive devices from this process.
-use crate::bus::Bus;
+use crate::machine::bus::Bus;
 use paravane_attach::LocalIoEventFds;
 use paravane_driver::pci::Space;
 use std::sync::Arc;

@@ -5,10 +5,10 @@
 mod lines;
 mod platform;
 
-use crate::accel::{Accelerator, Ended, Running};
-use crate::bus::Bus;
-use crate::dirty::VcpuLog;
 use crate::error::RunError;
+use crate::machine::accel::{Accelerator, Ended, Running};
+use crate::machine::bus::Bus;
+use crate::machine::dirty::VcpuLog;
 use crate::report::GuestFailure;
 use lines::Lines;
 use paravane_attach::LocalIoEventFds;

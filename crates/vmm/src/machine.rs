@@ -1,0 +1,186 @@
+//! What a guest runs on: memory, bus, devices with their threads, and a vCPU or a host thread in its place.
+//!
+//! ```text
+//! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads, helper process)
+//!                           |      '---> console, PCI root, a Linux guest's ports
+//!                           '----------> Accelerator (KVM, or a host thread): interrupts, ioeventfds, runs the guest
+//! ```
+pub(crate) mod accel;
+#[cfg(test)]
+mod addresses;
+pub(crate) mod attach;
+mod balance;
+pub(crate) mod bus;
+pub(crate) mod choice;
+pub(crate) mod console;
+pub(crate) mod counters;
+pub(crate) mod dirty;
+pub(crate) mod domain;
+pub(crate) mod footprint;
+#[cfg(test)]
+mod hostile_tests;
+pub(crate) mod image;
+pub(crate) mod kvm;
+mod measured;
+#[cfg(test)]
+mod net_tests;
+pub(crate) mod nets;
+#[cfg(test)]
+mod pci_tests;
+pub(crate) mod ports;
+mod rebalance;
+pub(crate) mod thread;
+mod vhost_net;
+
+use crate::config::{RunConfig, ServingMode, TransportChoice};
+use crate::error::RunError;
+use crate::helper::Helper;
+use accel::Accelerator;
+use attach::attach;
+use bus::Bus;
+use console::Console;
+use counters::RunCounters;
+use domain::domain;
+use paravane_attach::{AttachedDevice, Placement, QueueBackend, Spread};
+use paravane_device::Device;
+use paravane_dma::{Backing, Domain, Memory, Region, RegionConfig};
+use paravane_io::IoThreadFigures;
+use paravane_notify::LimitedIoEventFds;
+use paravane_transport::pci::root::Root;
+use ports::Ports;
+use rebalance::Rebalancer;
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use vhost_net::VhostNet;
+
+/// Most I/O threads unless more are asked for: more do not help one vCPU.
+const DEVICES_THREADS: usize = 4;
+
+/// The machine's RAM.
+///
+/// # Errors
+/// The host has not so much of the kind.
+pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError> {
+    let region = Region::new(RegionConfig {
+        gpa: 0,
+        size: config.memory,
+        backing: if config.hugepages { Backing::HugePages } else { Backing::Pages },
+        writable: true,
+    })?;
+    let memory = Memory::new(vec![Arc::clone(&region)])?;
+    Ok((region, memory))
+}
+
+/// The devices and what serves them. However a run ends, its drop stops them.
+pub(crate) struct Machine {
+    /// What the guest reaches.
+    pub(crate) bus: Arc<Bus>,
+    placement: Placement,
+    rebalancer: Option<Rebalancer>,
+    domains: Vec<Domain>,
+}
+
+/// How long the end of a domain's translations may take when all its queues have stopped.
+const LET_GO: Duration = Duration::from_secs(5);
+
+impl Machine {
+    /// With these devices, in order; with `ports` for a Linux guest.
+    ///
+    /// # Errors
+    /// The host refuses threads, interrupts or translations.
+    pub(crate) fn new(
+        config: &RunConfig,
+        memory: &Memory,
+        counters: &Arc<RunCounters>,
+        accelerator: &dyn Accelerator,
+        devices: Vec<Box<dyn Device>>,
+        helper: Option<Arc<Helper>>,
+        ports: Option<Ports>,
+    ) -> Result<Self, RunError> {
+        let placement = placement(config, devices.len(), helper.as_ref())
+            .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
+        let fds = match config.max_ioeventfds {
+            None => accelerator.ioeventfds(),
+            Some(limit) => Arc::new(LimitedIoEventFds::new(accelerator.ioeventfds(), limit)),
+        };
+        let mut attached = Vec::with_capacity(devices.len());
+        let mut domains = Vec::new();
+        // Network cards come last.
+        let others = devices.len().saturating_sub(config.nets.len());
+        let nets = std::iter::repeat_n(None, others).chain(config.nets.iter().map(Some));
+        for ((device, number), net) in devices.into_iter().zip(0_u32..).zip(nets) {
+            let domain = domain(config, memory, number)?;
+            domains.extend(domain.clone());
+            let mut builder = AttachedDevice::builder(device, memory)
+                .placement(&placement)
+                .rings(config.ring_features())
+                .counters(Arc::clone(&counters.devices));
+            if let Some(domain) = domain {
+                builder = builder.behind(domain);
+            }
+            if config.ioeventfd {
+                builder = builder.ioeventfds(Arc::clone(&fds));
+            }
+            if net.is_some_and(|net| net.vhost) {
+                builder = builder.lend_to(|_| Box::new(VhostNet::default()) as Box<dyn QueueBackend>);
+            }
+            attached.push(attach(builder, config.transport, accelerator, number)?);
+        }
+        let console = Console::new(memory, Arc::clone(counters));
+        let root = (config.transport == TransportChoice::Pci).then(Root::new);
+        let bus = Bus::new(attached, root, console).with_helper(helper);
+        let bus = match ports {
+            Some(ports) => bus.with_ports(ports),
+            None => bus,
+        };
+        let bus = Arc::new(bus);
+        let rebalancer =
+            config.rebalance.then(|| Rebalancer::spawn(Arc::clone(&bus), placement.thread_count()));
+        let rebalancer = rebalancer
+            .transpose()
+            .map_err(|source| RunError::Os { what: "start the thread that moves queues", source })?;
+        Ok(Self { bus, placement, rebalancer, domains })
+    }
+
+    /// What each I/O thread has counted.
+    pub(crate) fn figures(&self) -> Vec<IoThreadFigures> {
+        self.placement.figures()
+    }
+
+    /// Stops queues and threads, and returns the devices, which hold the images' locks.
+    pub(crate) fn stop(&self) -> Vec<Box<dyn Device>> {
+        self.rebalancer.iter().for_each(Rebalancer::stop);
+        let devices = self.bus.devices().iter().filter_map(AttachedDevice::stop).collect();
+        self.placement.quit();
+        devices
+    }
+
+    /// Ends all translations, now that the queues have stopped: whoever still holds memory is a problem.
+    pub(crate) fn let_go(&self) -> Vec<String> {
+        let ends = self.domains.iter().map(|domain| domain.clear(LET_GO));
+        ends.filter_map(Result::err).map(|error| format!("a domain's memory: {error}")).collect()
+    }
+}
+
+/// Where the queues of `devices` devices are served.
+fn placement(config: &RunConfig, devices: usize, helper: Option<&Arc<Helper>>) -> io::Result<Placement> {
+    if let Some(helper) = helper {
+        return Ok(Placement::process(Arc::<Helper>::clone(helper)));
+    }
+    if config.owner == ServingMode::Vcpu {
+        return Placement::inline();
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let few = devices.min(cpus).min(DEVICES_THREADS);
+    let count = NonZeroUsize::new(config.io_threads.map_or(few, usize::from)).unwrap_or(NonZeroUsize::MIN);
+    let spread = if config.io_threads.is_some() { Spread::Queues } else { Spread::Devices };
+    Placement::spawn(count, spread, config.longest_poll)
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        drop(self.stop());
+    }
+}

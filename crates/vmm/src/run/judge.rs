@@ -1,0 +1,246 @@
+//! What became of the jobs: the guest's figures, and whether the host agrees.
+use super::open::Disk;
+use crate::config::{Job, NetConfig, Network, RunConfig};
+use crate::machine::Machine;
+use crate::machine::counters::RunCounters;
+use crate::report::{DiskResult, GuestFailure, NetResult, Outcome};
+use crate::run::Progress;
+use crate::run::latency;
+use crate::run::report_area::ReportArea;
+use crate::run::verify::{self, Expected, Unfinished};
+use crate::run::watch::Verdict;
+use paravane_device::net::Totals;
+use paravane_spec::builtin::{DiskReport, error, exit, state};
+
+/// What it takes to judge a run that is over.
+pub(super) struct Judge<'a> {
+    pub(super) config: &'a RunConfig,
+    pub(super) progress: &'a Progress,
+    pub(super) area: &'a ReportArea,
+    pub(super) counters: &'a RunCounters,
+}
+
+impl Judge<'_> {
+    /// The outcome, the disks' figures, and the bytes moved.
+    pub(super) fn judge(
+        &self,
+        verdict: Verdict,
+        machine: &Machine,
+        disks: &[Disk],
+    ) -> (Outcome, Vec<DiskResult>, u64) {
+        let mut outcome = match verdict {
+            Verdict::Exit(exit::DONE, _) => Outcome::Verified,
+            Verdict::Exit(code, registers) => Outcome::GuestFailed(GuestFailure {
+                reason: exit_reason(code, &machine.bus.console().last_message()),
+                registers,
+            }),
+            Verdict::Failed(failure) => Outcome::GuestFailed(failure),
+            Verdict::Cancelled => Outcome::Cancelled,
+        };
+        let done = outcome == Outcome::Verified;
+        let mut problems = Vec::new();
+        let mut moved = 0_u64;
+        let mut results = Vec::with_capacity(disks.len());
+        for (number, disk) in disks.iter().enumerate() {
+            let report = self.area.disk(number);
+            let mut result = self.figures(number, disk, report.as_ref());
+            if let Some(report) = &report {
+                moved = moved.saturating_add(report.bytes_done);
+            }
+            if done && outcome == Outcome::Verified {
+                match self.look(number, disk, report.as_ref(), &mut result) {
+                    Ok(()) => {}
+                    Err(Unfinished::Cancelled) => outcome = Outcome::Cancelled,
+                    Err(Unfinished::Failed(what)) => result.problem = Some(what),
+                }
+            }
+            if let Some(problem) = &result.problem {
+                problems.push(format!("{}: {problem}", result.path.display()));
+            }
+            results.push(result);
+        }
+        if done {
+            problems.extend(self.entropy_problem(disks.len()));
+        }
+        if outcome == Outcome::Verified && !problems.is_empty() {
+            outcome = Outcome::NotVerified(problems);
+        }
+        (outcome, results, moved)
+    }
+
+    /// The cards' figures, and whether guest and device agree that every frame came back.
+    pub(super) fn nets(&self, counters: &[Totals], finished: bool) -> Vec<NetResult> {
+        let first = self.config.disks.len() + usize::from(self.config.entropy > 0);
+        let one = |((net, counted), number): ((&NetConfig, &Totals), usize)| {
+            let report = self.area.disk(number);
+            let mut result = NetResult {
+                network: net.network.name(),
+                mac: net.mac,
+                queues: net.queues,
+                size: net.size,
+                reply: net.reply(),
+                frames: 0,
+                per_s: 0.0,
+                p50_us: 0.0,
+                p99_us: 0.0,
+                p999_us: 0.0,
+                problem: None,
+            };
+            let fault =
+                || self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
+            if let Some(report) = &report {
+                let (sent, received) = match net.network {
+                    Network::Sink => (net.frames, 0),
+                    Network::Source => (0, net.frames),
+                    _ => (net.frames, net.frames),
+                };
+                result.frames = report.ops.min(counted.transmitted.max(counted.received));
+                if report.elapsed_ns > 0 {
+                    result.per_s = report.ops as f64 / (report.elapsed_ns as f64 * 1e-9);
+                }
+                [result.p50_us, result.p99_us, result.p999_us] =
+                    latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+                let lost = (counted.transmitted, counted.received) != (sent, received);
+                result.problem = net_problem(report).or_else(|| {
+                    lost.then(|| {
+                        format!(
+                            "{sent} frames were to go there and {received} back, and the card has {counted:?}"
+                        )
+                    })
+                });
+            } else {
+                result.problem = Some("the guest's memory holds no report".into());
+            }
+            result.problem = result
+                .problem
+                .filter(|_| finished)
+                .map(|problem| format!("network card {number}: {problem}{}", fault()));
+            result
+        };
+        self.config.nets.iter().zip(counters).zip(first..).map(one).collect()
+    }
+
+    fn entropy_problem(&self, device: usize) -> Option<String> {
+        let drawn = self.area.header().map_or(0, |header| header.entropy_bytes);
+        if drawn >= self.config.entropy {
+            return None;
+        }
+        let fault = self.counters.fault_of(device).map(|fault| format!(" ({fault})")).unwrap_or_default();
+        Some(format!("entropy device: the guest drew {drawn} of {} bytes{fault}", self.config.entropy))
+    }
+
+    /// Rates and latencies, by the guest's word.
+    fn figures(&self, number: usize, disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
+        let mut result = DiskResult {
+            path: self.config.disks.get(number).map(|disk| disk.path.clone()).unwrap_or_default(),
+            job: match disk.plan.job {
+                Job::Hash => "hash",
+                Job::WriteTest => "write-test",
+            },
+            bytes: disk.plan.bytes,
+            sha256: String::new(),
+            bytes_verified: 0,
+            requests: 0,
+            iops: 0.0,
+            mb_s: 0.0,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            p999_us: 0.0,
+            engine: disk.engine.clone(),
+            problem: None,
+        };
+        let Some(report) = report else { return result };
+        if report.elapsed_ns > 0 {
+            let seconds = report.elapsed_ns as f64 * 1e-9;
+            result.requests = report.ops;
+            result.iops = report.ops as f64 / seconds;
+            result.mb_s = report.bytes as f64 / 1e6 / seconds;
+        }
+        [result.p50_us, result.p99_us, result.p999_us] =
+            latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+        result
+    }
+
+    /// Compares the image with what it must be.
+    fn look(
+        &self,
+        number: usize,
+        disk: &Disk,
+        report: Option<&DiskReport>,
+        result: &mut DiskResult,
+    ) -> Result<(), Unfinished> {
+        let unfinished = |what: String| Err(Unfinished::Failed(what));
+        let Some(report) = report else {
+            return unfinished("the guest's memory holds no report".into());
+        };
+        if let Some(problem) = guest_problem(report) {
+            let fault = self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
+            return unfinished(problem + &fault);
+        }
+        let cancel = &self.progress.cancel;
+        match disk.plan.job {
+            Job::Hash => {
+                result.sha256 = verify::hex(&report.sha256);
+                let ours = verify::hash(&disk.image, disk.plan.bytes, cancel)?;
+                if ours == report.sha256 {
+                    result.bytes_verified = disk.plan.bytes;
+                } else {
+                    result.problem =
+                        Some(format!("the guest's SHA-256 differs from the host's, {}", verify::hex(&ours)));
+                }
+            }
+            Job::WriteTest => {
+                let block = u64::from(self.config.block);
+                let blocks = disk.plan.span / block;
+                if report.pass_map_blocks != blocks {
+                    let given = report.pass_map_blocks;
+                    return unfinished(format!(
+                        "the guest's pass map has {given} entries instead of {blocks}"
+                    ));
+                }
+                let expected =
+                    Expected { seed: self.config.seed, block, span: disk.plan.span, map: report.pass_map };
+                let found = verify::pattern(&disk.image, self.area, &expected, cancel)?;
+                result.bytes_verified = found.verified;
+                result.problem = found.mismatch;
+                result.sha256 = verify::hex(&verify::hash(&disk.image, disk.plan.bytes, cancel)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn exit_reason(code: u32, last_message: &str) -> String {
+    let what = match code {
+        exit::PANIC => "the guest panicked".to_owned(),
+        exit::BAD_BOOT_INFO => "the guest did not understand its boot information".to_owned(),
+        code => format!("the guest ended with code {code}"),
+    };
+    if last_message.is_empty() { what } else { format!("{what}: {last_message}") }
+}
+
+/// What the guest itself says is wrong with a network card's job.
+fn net_problem(report: &DiskReport) -> Option<String> {
+    match report.error {
+        error::MISMATCH => {
+            Some(format!("frame {} did not come back as it was sent, or was not due", report.error_detail))
+        }
+        _ => guest_problem(report),
+    }
+}
+
+/// What the guest itself says is wrong with a disk's job.
+fn guest_problem(report: &DiskReport) -> Option<String> {
+    let (sector, detail) = (report.error_sector, report.error_detail);
+    let what = match report.error {
+        error::NONE if report.state == state::DONE => return None,
+        error::NONE => "the guest did not finish the job".to_owned(),
+        error::SETUP => format!("the guest's driver could not be set up (code {detail})"),
+        error::IO => format!("the request at sector {sector} ended with status {detail}"),
+        error::MISMATCH => format!("the guest read sector {sector}, and it was not what had been written"),
+        error::RING => format!("the guest found the queue broken (code {detail})"),
+        error::MEMORY => "the guest has too little memory for the job".to_owned(),
+        other => format!("the guest reports error {other} (detail {detail}, sector {sector})"),
+    };
+    Some(what)
+}

@@ -1,0 +1,206 @@
+//! What a run will do, now that the images are open, and how the guest is told.
+//!
+//! ```text
+//! RunConfig --check--> images opened and locked --plan--> DiskPlan (jobs, spans) --boot_info--> BootInfo
+//! ```
+use crate::config::{BlockOrder, Completion, Inject, Job, Network, RunConfig, TransportChoice, refuse};
+use crate::error::RunError;
+use crate::machine::attach::base;
+use crate::machine::domain::iova_offset;
+use crate::machine::nets;
+use paravane_device::blk::Blk;
+use paravane_spec::builtin::{
+    ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
+    REPORT_BASE, REPORT_SIZE, completion, inject, job, order, transport,
+};
+
+/// The guest hashes in pieces of at least this.
+const HASH_CHUNK: u64 = 64 << 10;
+/// Heap that the guest needs a device besides buffers and pass map: rings, request slots, alignment.
+const HEAP_A_DEVICE: u64 = 512 << 10;
+/// Interrupts that are free for each device's messages: the configuration change's and three queues'. The guest lets
+/// further queues share the last.
+const MESSAGES: u32 = 4;
+/// Heap that each pair of queues of a card takes besides its frames.
+const HEAP_A_PAIR: u64 = 64 << 10;
+
+/// What one disk will see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskPlan {
+    /// Hash or write test.
+    pub(crate) job: Job,
+    /// Size in bytes.
+    pub(crate) bytes: u64,
+    /// Write test: bytes from the start to work on, whole blocks.
+    pub(crate) span: u64,
+}
+
+/// Decides the spans, now that the sizes are known, and checks that the guest's memory is enough.
+///
+/// # Errors
+/// One line on the first thing that cannot be.
+pub(crate) fn plan(config: &RunConfig, disks: &[Blk]) -> Result<Vec<DiskPlan>, RunError> {
+    let sizes: Vec<u64> = disks.iter().map(Blk::size).collect();
+    plan_sizes(config, &sizes)
+}
+
+fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunError> {
+    let block = u64::from(config.block);
+    let mut plans = Vec::with_capacity(sizes.len());
+    let mut heap = HEAP_A_DEVICE;
+    for (disk, &bytes) in config.disks.iter().zip(sizes) {
+        let span = match disk.job {
+            Job::Hash => 0,
+            Job::WriteTest => bytes.min(config.span) / block * block,
+        };
+        if disk.job == Job::WriteTest && span == 0 {
+            return refuse(format!(
+                "{}: the span to test is smaller than one block of {block} bytes",
+                disk.path.display()
+            ));
+        }
+        let (buffer, map) = match disk.job {
+            Job::Hash => (block.max(HASH_CHUNK), 0),
+            Job::WriteTest => (block, span / block * 4),
+        };
+        heap = heap
+            .saturating_add(HEAP_A_DEVICE)
+            .saturating_add(buffer.saturating_mul(u64::from(config.depth)))
+            .saturating_add(map);
+        plans.push(DiskPlan { job: disk.job, bytes, span });
+    }
+    for net in &config.nets {
+        // A header before each frame, and the rest of a cache line behind it.
+        let slots = 2 * u64::from(config.depth) * (u64::from(net.size.max(net.reply())) + 12 + 63);
+        heap =
+            heap.saturating_add(u64::from(net.queues) * (HEAP_A_PAIR + slots)).saturating_add(HEAP_A_DEVICE);
+    }
+    let given = config.memory - HEAP_BASE;
+    if heap > given {
+        let needed = (heap + HEAP_BASE).div_ceil(1 << 20);
+        return refuse(format!(
+            "guest memory of {} MiB is too little for these devices at depth {} and blocks of {block} bytes: \
+             {needed} MiB are needed",
+            config.memory >> 20,
+            config.depth
+        ));
+    }
+    Ok(plans)
+}
+
+/// What the guest is told.
+pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) -> BootInfo {
+    let mut devices = [DeviceEntry::default(); MAX_DEVICES];
+    let disks = plans.iter().map(|plan| match plan.job {
+        Job::Hash => (job::HASH, 0),
+        Job::WriteTest => (job::WRITE_TEST, plan.span),
+    });
+    let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
+    let nets = config.nets.iter().enumerate().map(|(number, net)| match net.network {
+        Network::Sink => (job::NET_SEND, net.frames),
+        Network::Source => (job::NET_RECEIVE, net.frames),
+        _ if nets::is_mirror(&config.nets, number) => (job::NET_MIRROR, net.frames),
+        _ => (job::NET_ECHO, net.frames),
+    });
+    let first_net = plans.len() + rng.iter().len();
+    let mut count = 0;
+    for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng).chain(nets)).zip(0_u32..) {
+        *entry = DeviceEntry {
+            base: base(config.transport, number),
+            gsi: FIRST_GSI + number,
+            job,
+            span,
+            iova_offset: iova_offset(config, number),
+            messages: IRQ_COUNT as u32 + number * MESSAGES,
+            message_count: MESSAGES,
+            ..DeviceEntry::default()
+        };
+        count = number + 1;
+    }
+    for (entry, net) in devices.iter_mut().skip(first_net).zip(&config.nets) {
+        (entry.frame, entry.reply, entry.pairs) = (net.size, net.reply(), net.queues.into());
+    }
+    BootInfo {
+        magic: BOOT_MAGIC,
+        abi: ABI,
+        inject: match config.inject {
+            Inject::None => inject::NONE,
+            Inject::Crash => inject::CRASH,
+            Inject::Hang => inject::HANG,
+            Inject::Panic => inject::PANIC,
+        },
+        tsc_khz,
+        ram_size: config.memory,
+        heap_base: HEAP_BASE,
+        heap_size: config.memory - HEAP_BASE,
+        report_addr: REPORT_BASE,
+        report_size: REPORT_SIZE,
+        duration_ns: u64::try_from(config.duration.as_nanos()).unwrap_or(u64::MAX),
+        seed: config.seed,
+        depth: config.depth,
+        block: config.block,
+        completion: match config.completion {
+            Completion::Interrupt => completion::INTERRUPT,
+            Completion::Poll => completion::POLL,
+        },
+        read_percent: config.read_percent,
+        order: match config.order {
+            BlockOrder::Random => order::RANDOM,
+            BlockOrder::Sequential => order::SEQUENTIAL,
+        },
+        time_kicks: config.time_kicks.into(),
+        device_count: count,
+        transport: match config.transport {
+            TransportChoice::Mmio => transport::MMIO,
+            TransportChoice::MmioMsi => transport::MMIO_MSI,
+            TransportChoice::Pci => transport::PCI,
+        },
+        devices,
+    }
+}
+
+// Each device's messages have handlers in the guest.
+const _: () = assert!(IRQ_COUNT + MAX_DEVICES * MESSAGES as usize <= INTERRUPTS);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{DiskConfig, NetConfig};
+    use paravane_spec::builtin::MMIO_BASE;
+    use paravane_spec::mmio_msi::WINDOW;
+
+    fn config(jobs: &[Job]) -> RunConfig {
+        let disk = |&job| DiskConfig { path: "a.img".into(), read_only: false, job };
+        RunConfig { disks: jobs.iter().map(disk).collect(), ..RunConfig::default() }
+    }
+
+    #[test]
+    fn spans_are_whole_blocks_and_must_fit_the_memory() {
+        let mut config = config(&[Job::WriteTest, Job::Hash]);
+        config.block = 8192;
+        let plans = plan_sizes(&config, &[20_000 / 512 * 512, 1 << 20]).unwrap();
+        assert_eq!(plans[0].span, 16384);
+        assert_eq!(plans[1].span, 0);
+        assert!(plan_sizes(&config, &[4096, 1 << 20]).unwrap_err().to_string().contains("one block"));
+        config.block = 1 << 20;
+        config.depth = 256;
+        let error = plan_sizes(&config, &[1 << 30, 1 << 20]).unwrap_err().to_string();
+        assert!(error.contains("too little"), "{error}");
+    }
+
+    #[test]
+    fn the_guest_is_told_of_every_device() {
+        let mut config = config(&[Job::WriteTest, Job::Hash]);
+        config.nets = vec![NetConfig { queues: 2, frames: 5, ..NetConfig::default() }];
+        let plans = plan_sizes(&config, &[1 << 20, 1 << 20]).unwrap();
+        let info = boot_info(&config, &plans, 7);
+        assert_eq!(info.device_count, 4);
+        assert_eq!(info.devices.map(|device| device.job)[..5], [2, 1, 3, 4, 0]);
+        let card = &info.devices[3];
+        assert_eq!((card.span, card.frame, card.reply, card.pairs), (5, 64, 64, 2));
+        assert_eq!(info.devices[2].base, MMIO_BASE + 2 * WINDOW);
+        assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
+        assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);
+        assert_eq!((info.devices[0].span, info.devices[2].span), (1 << 20, 4096));
+    }
+}

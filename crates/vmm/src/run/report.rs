@@ -1,0 +1,118 @@
+//! The report of a run that is over.
+use super::Progress;
+use super::judge::Judge;
+use super::open::Disk;
+use super::report_area::ReportArea;
+use super::watch::Verdict;
+use crate::config::{RingLayout, RunConfig};
+use crate::helper::Helper;
+use crate::machine::counters::RunCounters;
+use crate::machine::{Machine, footprint};
+use crate::report::{DirtyFigures, Outcome, PhaseFigures, QueueResult, Report};
+use paravane_attach::{AttachedDevice, QueueStatus};
+use paravane_device::net::{Counters, Totals};
+use paravane_dma::Region;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// All that is left of a run whose queues have stopped.
+pub(super) struct Over<'a> {
+    pub(super) config: &'a RunConfig,
+    pub(super) progress: &'a Progress,
+    /// When the process started.
+    pub(super) started: Instant,
+    /// Name of the accelerator, and why it was chosen.
+    pub(super) accel: &'static str,
+    pub(super) accel_reason: String,
+    pub(super) region: &'a Region,
+    pub(super) machine: &'a Machine,
+    pub(super) helper: Option<&'a Helper>,
+    pub(super) disks: &'a [Disk],
+    /// Counters of the network cards, in order.
+    pub(super) cards: &'a [Arc<Counters>],
+    pub(super) area: &'a ReportArea,
+    pub(super) counters: &'a RunCounters,
+    pub(super) dirty: Option<DirtyFigures>,
+    /// Problems that are known already, one a line.
+    pub(super) problems: Vec<String>,
+    /// CPU seconds of this process when the guest had ended.
+    pub(super) host_cpu_s: f64,
+}
+
+impl Over<'_> {
+    /// Verifies the jobs, and reports.
+    pub(super) fn report(mut self, verdict: Verdict) -> Report {
+        let Self { config, progress, area, counters, host_cpu_s, .. } = self;
+        let judge = Judge { config, progress, area, counters };
+        let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, self.disks);
+        let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
+        let totals = |(card, number): (&Arc<Counters>, usize)| match self.helper {
+            Some(helper) => helper.totals(number),
+            None => card.totals(),
+        };
+        let totals: Vec<Totals> = self.cards.iter().zip(self.disks.len()..).map(totals).collect();
+        let nets = judge.nets(&totals, finished);
+        moved += nets.iter().map(|net| net.frames * u64::from(net.size)).sum::<u64>();
+        let mut problems = std::mem::take(&mut self.problems);
+        problems.extend(nets.iter().filter_map(|net| net.problem.clone()));
+        if !problems.is_empty() {
+            outcome = match outcome {
+                Outcome::Verified => Outcome::NotVerified(problems),
+                Outcome::NotVerified(first) => Outcome::NotVerified([first, problems].concat()),
+                other => other,
+            };
+        }
+        let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes.min(config.entropy));
+        let boot = counters.first_request().map(|at| at.saturating_duration_since(self.started));
+        let attached = self.machine.bus.devices();
+        Report {
+            outcome,
+            accel: self.accel,
+            accel_reason: self.accel_reason,
+            transport: self.config.transport.name(),
+            ring: match (self.config.ring, self.config.in_order) {
+                (RingLayout::Split, false) => "split",
+                (RingLayout::Split, true) => "split, in order",
+                (RingLayout::Packed, false) => "packed",
+                (RingLayout::Packed, true) => "packed, in order",
+            },
+            iommu: self.config.iommu,
+            dirty: self.dirty,
+            disks,
+            nets,
+            exits: self.counters.exits(),
+            exits_by_kind: self.counters.exits_by_kind(),
+            measured: self.machine.bus.measured().map(|phase| {
+                let taken = self.area.header().map_or(0, |header| header.measured_interrupts);
+                PhaseFigures { taken, ..phase }
+            }),
+            kick_stops: self.area.kick_stops(),
+            kicks: self.counters.kicks(),
+            exit_kicks: attached.iter().map(AttachedDevice::exit_kicks).sum(),
+            queues: attached.iter().flat_map(queue_results).collect(),
+            io_threads: self.machine.figures(),
+            interrupts: attached.iter().map(AttachedDevice::interrupts).sum(),
+            messages: attached.iter().map(AttachedDevice::messages).sum(),
+            violations: attached.iter().map(AttachedDevice::violations).sum(),
+            entropy_bytes,
+            host_cpu_s,
+            mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
+            boot_ms: boot.map_or(0.0, |boot| boot.as_secs_f64() * 1e3),
+            wall_s: self.started.elapsed().as_secs_f64(),
+            resident_overhead: footprint::resident_beyond(self.region),
+        }
+    }
+}
+
+/// The queues of `device` that ran.
+fn queue_results(device: &AttachedDevice) -> Vec<QueueResult> {
+    let result = |queue: &QueueStatus| QueueResult {
+        device: device.number(),
+        queue: queue.queue,
+        io_thread: queue.thread,
+        moves: queue.moves,
+        kicks_by: queue.kicks_by,
+        exit_kicks: queue.exit_kicks,
+    };
+    device.queues().iter().map(result).collect()
+}
