@@ -1,18 +1,21 @@
 //! The command line.
 use crate::disk::DiskArg;
+use crate::engine::Engine;
 use crate::net::NetArg;
 use crate::serve::args::{ServeArgs, StatusArgs};
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// The I/O half of a virtual machine: virtio devices for a microVM, and what measures them.
+/// Virtio devices for virtual machines: a vhost-user daemon, a microVM, benchmarks
 #[derive(Debug, Parser)]
 #[command(name = "paravane", version, propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log more on stderr (-v info, -vv debug, -vvv trace; `serve` begins at info); RUST_LOG overrides it
+    /// Log more on stderr: -v info, -vv debug, -vvv trace [default: warn; serve: info]
+    ///
+    /// `serve` starts at info: there, -v is debug and -vv is trace. RUST_LOG overrides the level.
     #[arg(short, long, action = ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 }
@@ -25,10 +28,12 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     #[command(hide = true)]
-    Manuals(ManualArgs),
+    Manuals(FolderArgs),
+    #[command(hide = true)]
+    Reference(FolderArgs),
 }
 
-/// What tells the built-in guest what to do, or is said of what it did.
+/// Options of the built-in guest and its report; a Linux kernel has no use for them.
 const FOR_THE_BUILTIN_GUEST: [&str; 14] = [
     "write_test",
     "depth",
@@ -46,151 +51,150 @@ const FOR_THE_BUILTIN_GUEST: [&str; 14] = [
     "inject",
 ];
 
-const NET_HELP: &str = "Attach a network card (may be repeated):
+const NET_HELP: &str = "Attach a network card (repeatable)
 
-  echo[,frames=N][,size=SIZE][,reply=REPLY]
-           for the built-in guest: it sends N frames (10000) of SIZE bytes (64) with --depth in flight on each of its
-           pairs of queues, and compares what comes back: as much, or REPLY bytes
-  link=NAME[,frames=N][,size=SIZE]
-           the other card that has NAME; the built-in guest sends frames on the first one, as above, and is itself the
-           echo on the second one
-  tap=NAME for a kernel: the host's TAP device NAME; made if there is none, which takes CAP_NET_ADMIN
+NETWORK is one of:
+  echo       an echo on the host, for the built-in guest
+  link=NAME  another card of this machine with the same NAME
+  tap=NAME   TAP device NAME of the host, for a kernel; created if missing (needs CAP_NET_ADMIN)
   tap-fd=N[:N]...
-           the same by descriptors of /dev/net/tun that this process has inherited, one for each pair of queues
+             inherited descriptors of /dev/net/tun, one for each pair of queues, for a kernel
 
-Options of all: mac=MAC (52:54:00:00:00:01 and up), queues=N pairs of queues (1; not with tap-fd). Of all but echo:
-mtu=N (the guest is told of none), offloads=off (checksums and segmentation are not left to the far side). Of TAP
-devices: vhost=on (the host's kernel moves the frames, where it can).";
+OPTION is one of:
+  mac=MAC       MAC address [default: 52:54:00:00:00:01 and up]
+  queues=N      number of queue pairs; not with tap-fd [default: 1]
+  frames=N      echo, link: frames that the built-in guest sends [default: 10000]
+  size=SIZE     echo, link: bytes of each frame [default: 64]
+  reply=SIZE    echo: bytes of each reply [default: as size]
+  mtu=N         link, tap: MTU in bytes that the guest is told [default: none]
+  offloads=off  link, tap: disable checksum and segmentation offloads [default: on]
+  vhost=on      tap: serve the queues by the host's vhost-net, if available [default: off]
 
-/// Start a virtual machine, let its built-in guest work on disks, verify, and report
+The built-in guest keeps --depth frames in flight on each pair of queues and verifies every reply. On a link it sends
+from the first card and echoes on the second.";
+
+/// Boot a virtual machine, exercise its devices, verify the data, report
 ///
-/// Without --disk and --net it makes a temporary 64 MiB disk, write-tests it and verifies it. With --disk it reads every
-/// image whole inside the guest, computes its SHA-256 there and compares it with the host's: images are opened
-/// read-only and never written. Only --write-test writes to the images that --disk names: IT OVERWRITES THEM.
+/// Without --disk and --net, `run` creates a temporary 64 MiB disk, write-tests it and verifies it.
+/// With --disk, the built-in guest reads each image in full, computes its SHA-256 and compares it
+/// with the host's. Images are opened read-only, except with --write-test, which OVERWRITES THEM.
 ///
-/// The write test writes a pattern that depends on sector and pass over the first --span bytes of each disk,
-/// mixes random reads and writes for --seconds, flushes, and reads everything back; then the host re-reads the
-/// image file and verifies every sector itself. IOPS, MB/s and latencies are those of the mixed phase (of the
-/// whole reading, without --write-test), as the guest sees them.
+/// The write test fills the first --span bytes of each disk with a pattern made of sector number
+/// and pass, mixes random reads and writes for --seconds, flushes, and reads everything back. The
+/// host then verifies every sector in the image file. The guest measures IOPS, MB/s and latencies
+/// in the mixed phase; without --write-test, over the whole read.
 ///
-/// With --iommu no device can reach anything but the guest's heap, and that only at addresses of its own. With
-/// --dirty-log every page that a device writes is logged while it runs, and every page that the vCPU writes in
-/// KVM's own log (a guest in a host thread writes without one): what a live migration would have to send.
+/// With --iommu, devices reach only the guest's heap, by translated addresses. With --dirty-log,
+/// `run` logs every page that a device writes and, under KVM, every page that the vCPU writes: the
+/// pages that a live migration would send.
 ///
-/// With --kernel a Linux kernel runs in place of the built-in guest, with the disks, network cards and an entropy
-/// source; a line on stderr says how it ended.
-///
-/// Exit status: 0 all verified, or a kernel powered off or rebooted; 1 it ran and something is wrong; 2 the request was
-/// at fault and nothing was touched; 130 stopped by Ctrl-C, with the report so far.
+/// With --kernel, a Linux kernel replaces the built-in guest. It gets the disks, the network cards
+/// and an entropy source. At the end, a line on stderr says how the guest ended.
 #[derive(Debug, Args)]
-#[command(after_long_help = "Examples:
-  paravane run
-  paravane run --disk vm.img
-  paravane run --iommu --dirty-log=verify
-  paravane run --net echo,size=1k,frames=100000 --depth 1
-  paravane run --disk a.img --disk b.img,ro --write-test --depth 16 --block 4k --seconds 5
-  paravane run --kernel vmlinuz --initrd initrd.img --disk root.img --transport pci --net tap=tap0")]
 pub(crate) struct RunArgs {
-    /// Boot this bzImage or vmlinux instead of the built-in guest: its serial console (ttyS0) is stdout, its disks are
-    /// written unless they are `,ro`, and the run ends when it powers off (needs KVM)
+    /// Boot this Linux kernel (bzImage or vmlinux) instead of the built-in guest; needs KVM
+    ///
+    /// Its serial console (ttyS0) is stdout. Disks are writable unless marked `,ro`. The run ends
+    /// when the kernel powers off.
     #[arg(long, value_name = "IMAGE", conflicts_with_all = FOR_THE_BUILTIN_GUEST)]
     pub(crate) kernel: Option<PathBuf>,
-    /// The kernel's initial RAM disk
+    /// Initial RAM disk of the kernel
     #[arg(long, value_name = "FILE", requires = "kernel")]
     pub(crate) initrd: Option<PathBuf>,
-    /// The kernel's command line
+    /// Command line of the kernel
     #[arg(long, value_name = "STRING", requires = "kernel", default_value = "console=ttyS0 panic=-1")]
     pub(crate) cmdline: String,
-    /// What follows when the kernel reboots, after a panic too if it was told to: the run ends, or the machine starts anew
-    #[arg(long, value_enum, requires = "kernel", default_value_t = OnReboot::Exit)]
+    /// Action when the kernel reboots or resets after a panic
+    #[arg(long, value_enum, value_name = "ACTION", requires = "kernel", default_value_t = OnReboot::Exit)]
     pub(crate) on_reboot: OnReboot,
-    /// Attach a raw image or block device: PATH, or PATH,ro to open it read-only (may be repeated)
+    /// Attach a raw image or block device, read-only with `,ro` (repeatable)
+    ///
+    /// A path that contains a comma needs `,rw` or `,ro` behind it.
     #[arg(long, value_name = "PATH[,ro]")]
     pub(crate) disk: Vec<DiskArg>,
-    /// Write-test the disks that are not `,ro`: OVERWRITES the images
+    /// Write-test the disks not marked `,ro`: OVERWRITES the images
     #[arg(long)]
     pub(crate) write_test: bool,
-    /// Attach a network card: echo, tap=NAME, tap-fd=N, or link=NAME, with options behind commas (may be repeated; see
-    /// --help)
+    /// Attach a network card: echo, link=NAME, tap=NAME or tap-fd=N (repeatable; see --help)
     #[arg(long, value_name = "NETWORK[,OPTION]...", long_help = NET_HELP)]
     pub(crate) net: Vec<NetArg>,
-    /// What runs the guest: KVM, or a thread of this process; auto takes KVM when it is usable
-    #[arg(long, value_enum, default_value_t = Accel::Auto)]
+    /// Where the guest runs
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Accel::Auto)]
     pub(crate) accel: Accel,
-    /// Guest memory (k, M, G are powers of 1024)
+    /// Guest memory; k, M, G and T are powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub(crate) memory: Size,
-    /// Take guest memory from the host's pool of 2 MiB pages (vm.nr_hugepages)
+    /// Back guest memory by 2 MiB huge pages (vm.nr_hugepages)
     #[arg(long)]
     pub(crate) hugepages: bool,
-    /// Requests in flight on each disk
+    /// Requests in flight on each disk, frames in flight on each pair of network queues
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) depth: u32,
-    /// Bytes a request, a multiple of 512 (the whole-image read uses at least 64k)
+    /// Request size, a multiple of 512 bytes; reading a whole image uses at least 64k
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub(crate) block: Size,
-    /// Length of the write test's mixed phase
+    /// Length of the mixed phase of the write test
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 1.0)]
     pub(crate) seconds: f64,
-    /// Write-test at most so many bytes from the start of each disk
+    /// Maximum size of the write-tested area at the start of each disk
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub(crate) span: Size,
-    /// Percentage of reads in the mixed phase
+    /// Share of reads in the mixed phase
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) read_percent: u32,
-    /// Seed of the write test's pattern and order
+    /// Random seed of the pattern and order of the write test
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// How the guest learns of completions
-    #[arg(long, value_enum, default_value_t = Completion::Interrupt)]
+    /// How the guest waits for completions
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Completion::Interrupt)]
     pub(crate) completion: Completion,
-    /// How devices are reached: mmio, mmio-msi with messages for interrupts and a kick address for every
-    /// queue, or pci with MSI-X
-    #[arg(long, value_enum, default_value_t = Transport::Mmio)]
+    /// Transport of the devices
+    #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Transport::Mmio)]
     pub(crate) transport: Transport,
-    /// How messages reach the guest under KVM: one system call each, or an irqfd with a route
-    #[arg(long, value_enum, default_value_t = MsiDelivery::Signal)]
+    /// Delivery of MSI messages under KVM
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = MsiDelivery::Signal)]
     pub(crate) msi_delivery: MsiDelivery,
-    /// How virtqueues lie in memory
-    #[arg(long, value_enum, default_value_t = Ring::Split)]
+    /// Virtqueue layout
+    #[arg(long, value_enum, value_name = "LAYOUT", default_value_t = Ring::Split)]
     pub(crate) ring: Ring,
-    /// Offer IN_ORDER: buffers are used in the order in which they were made available
+    /// Offer VIRTIO_F_IN_ORDER: buffers are used in the order in which they were made available
     #[arg(long)]
     pub(crate) in_order: bool,
-    /// Put each device behind an IOMMU domain of its own: addresses that the guest hands out are translated
+    /// Put each device behind an IOMMU domain: the guest hands out IOVAs
     #[arg(long)]
     pub(crate) iommu: bool,
-    /// Log which pages of guest memory are written, and print how many a second; `verify` also keeps a copy of
-    /// guest memory by what the log says and compares it at the end (needs KVM)
-    #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
+    /// Log written pages of guest memory and report their rate
+    #[arg(long, value_enum, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
     pub(crate) dirty_log: Option<DirtyLog>,
-    /// What does the I/O on the host; auto copies at once if the image is in memory, else takes io_uring when the host
-    /// allows it, else threads
-    #[arg(long, value_enum, default_value_t = Engine::Auto)]
+    /// I/O engine of the disks
+    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
-    /// Register no ioeventfds: every kick stops the guest (for comparison)
+    /// Register no ioeventfds: every kick exits to this process (for comparison)
     #[arg(long)]
     pub(crate) no_ioeventfd: bool,
-    /// Register at most so many ioeventfds at a time, as on a host with few: kicks of the other queues stop the guest
+    /// Limit the number of ioeventfds; kicks of further queues exit to this process
     #[arg(long, value_name = "N", conflicts_with = "no_ioeventfd")]
     pub(crate) max_ioeventfds: Option<u32>,
-    /// Serve by so many I/O threads, and deal each device's queues out to them; without it there are up to 4, and a
-    /// device's queues are on one
+    /// Number of I/O threads; queues are assigned round-robin
+    ///
+    /// Without this option there are up to 4 threads, and all queues of a device are on one.
     #[arg(long, value_name = "N")]
     pub(crate) io_threads: Option<u16>,
-    /// Every 50 ms move a queue from the busiest I/O thread to the idlest, if that evens what they do
+    /// Every 50 ms, move a queue from the busiest to the idlest I/O thread if that balances them
     #[arg(long)]
     pub(crate) rebalance: bool,
-    /// Look for new work for up to MICROSECONDS before waiting for a kick, on queues where it comes so soon; 0: never
+    /// Maximum time to poll a queue before waiting for a kick; 0 disables polling
+    ///
+    /// Only queues whose work recently arrived within this time are polled.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub(crate) poll_us: u32,
-    /// Take a guest that makes no progress for so long as hung
+    /// Report the guest as hung after this time without progress
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 30.0)]
     pub(crate) hang_timeout: f64,
-    /// Print the report as one JSON object on stdout
+    /// Print the report as a JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show no progress bar
+    /// Hide the progress bar
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Make the guest fail after its first request (for tests of the report)
@@ -200,55 +204,62 @@ pub(crate) struct RunArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Accel {
+    /// KVM if usable, else a thread
     Auto,
+    /// A KVM virtual machine
     Kvm,
+    /// A thread of this process; built-in guest only
     Thread,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum OnReboot {
+    /// End the run
     Exit,
+    /// Boot again; a guest in a reboot loop runs until you signal the process
     Restart,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Completion {
+    /// Wait for interrupts
     Interrupt,
+    /// Poll the used ring
     Poll,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Transport {
+    /// virtio-mmio
     Mmio,
+    /// virtio-mmio with MSI interrupts and a kick address for each queue
     MmioMsi,
+    /// virtio-pci with MSI-X
     Pci,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum MsiDelivery {
+    /// A system call for each message (KVM_SIGNAL_MSI)
     Signal,
+    /// An irqfd with a route for each vector
     Irqfd,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Ring {
+    /// Split virtqueues
     Split,
+    /// Packed virtqueues
     Packed,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DirtyLog {
+    /// Report dirty pages per second
     Rate,
+    /// Also rebuild guest memory from the log and compare at the end; needs KVM
     Verify,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Engine {
-    Auto,
-    #[value(name = "io_uring")]
-    IoUring,
-    Threads,
-    Immediate,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -259,9 +270,10 @@ pub(crate) enum Inject {
     Panic,
 }
 
-/// Show what this host offers a microVM and what it costs, one line each, with a remedy
+/// Check this host: what Paravane can use, what it costs, what to mend
 ///
-/// Exit status: 0 whatever was found.
+/// Prints a finding for each item: its name, `ok`, `warn` (works, with a loss) or `missing`, what
+/// was found, and behind an arrow the remedy. Takes less than a second and changes nothing.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// Print the findings as a JSON list
@@ -269,22 +281,25 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Measure: ours beside its peers, in one run, rounds interleaved
+/// Measure Paravane beside other implementations, in interleaved rounds
+///
+/// Prints the median of the rounds for each case and subject. `paravane bench list` lists the
+/// benchmarks.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// Benchmark to run, or `list`
     pub(crate) name: String,
-    /// Interleaved rounds (at least 5); medians are printed
+    /// Number of interleaved rounds, at least 5
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) rounds: u32,
-    /// Only cases whose path contains TEXT
+    /// Run only cases whose path contains TEXT
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
-    /// Fewer cases and shorter samples (notify, blk, net)
+    /// Run fewer cases with shorter samples (notify, blk, net)
     #[arg(long)]
     pub(crate) quick: bool,
-    /// How the client learns of completions (blk)
-    #[arg(long, value_enum, default_value_t = Client::Event)]
+    /// How the client waits for completions (blk)
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Client::Event)]
     pub(crate) client: Client,
     /// Print the rows as a JSON list
     #[arg(long)]
@@ -293,13 +308,18 @@ pub(crate) struct BenchArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Client {
+    /// Wait for an eventfd
     Event,
+    /// Poll the used ring
     Poll,
 }
 
-/// Write manual pages and shell completions, made from this command line, into a directory (for packagers)
+/// Write generated pages to a folder (for packagers and maintainers)
+///
+/// `manuals` writes manual pages and shell completions, `reference` the reference chapters of the
+/// documentation.
 #[derive(Debug, Args)]
-pub(crate) struct ManualArgs {
-    /// Made if it is not there
+pub(crate) struct FolderArgs {
+    /// Created if missing
     pub(crate) directory: PathBuf,
 }

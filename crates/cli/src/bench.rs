@@ -1,6 +1,7 @@
 //! `paravane bench`.
 use crate::args::{BenchArgs, Client};
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 use paravane_bench::{BenchError, Options};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -23,7 +24,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
     let show = std::io::stderr().is_terminal();
     let mut progress = |what: &str| {
         if show {
-            // Progress that nobody sees is no error.
+            // Failure to show progress is no error.
             let _ = write!(std::io::stderr(), "\r\x1b[K{what}");
         }
     };

@@ -2,7 +2,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One disk as it was asked for.
+/// One disk of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiskArg {
     pub(crate) path: PathBuf,
@@ -12,7 +12,7 @@ pub(crate) struct DiskArg {
 impl FromStr for DiskArg {
     type Err = String;
 
-    /// Options stand behind the last comma, so that a path with a comma in it can be given with `,rw` or `,ro`.
+    /// Only the text behind the last comma is an option: a path with a comma needs `,rw` or `,ro`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (path, read_only) = match text.rsplit_once(',') {
             None => (text, false),
@@ -20,12 +20,12 @@ impl FromStr for DiskArg {
             Some((path, "rw")) => (path, false),
             Some((_, option)) => {
                 return Err(format!(
-                    "unknown disk option {option:?}; `ro` and `rw` are known (a path with a comma needs one of them)"
+                    "unknown disk option {option:?}: use ro or rw; a path that contains a comma needs one of them"
                 ));
             }
         };
         if path.is_empty() {
-            return Err("the path is empty".to_owned());
+            return Err("empty path".to_owned());
         }
         Ok(Self { path: path.into(), read_only })
     }

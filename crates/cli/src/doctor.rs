@@ -1,6 +1,7 @@
 //! `paravane doctor`.
 use crate::args::DoctorArgs;
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::{output, wrap};
 use paravane_vmm::doctor::{Finding, Level, examine};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode, Failure> {
             .collect();
         output::print_json(&rows)?;
     } else {
-        output::print(&text(&findings))?;
+        output::print(&text(&findings, wrap::columns()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -35,16 +36,20 @@ fn word(level: Level) -> &'static str {
     }
 }
 
-fn text(findings: &[Finding]) -> String {
-    let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
-    findings
-        .iter()
-        .map(|finding| {
-            let remedy =
-                if finding.remedy.is_empty() { String::new() } else { format!(" -> {}", finding.remedy) };
-            format!("{:<7} {:width$}  {}{remedy}\n", word(finding.level), finding.name, finding.found)
-        })
-        .collect()
+/// A row for each finding, wrapped in its column, with the remedy below it.
+fn text(findings: &[Finding], columns: usize) -> String {
+    let names = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+    let indent = "missing ".len() + names + 2;
+    let row = |finding: &Finding| {
+        let head = format!("{:<7} {}", word(finding.level), finding.name);
+        let mut row = wrap::row(&head, indent, &finding.found, columns);
+        if !finding.remedy.is_empty() {
+            let arrow = format!("{:indent$}-> ", "");
+            row += &wrap::row(&arrow, arrow.len(), &finding.remedy, columns);
+        }
+        row
+    };
+    findings.iter().map(row).collect()
 }
 
 #[cfg(test)]
@@ -52,16 +57,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_each_with_the_remedy_behind() {
+    fn findings_wrap_with_the_remedy_below() {
+        let finding = |name, level, found: &str, remedy: &str| Finding {
+            name,
+            level,
+            found: found.into(),
+            remedy: remedy.into(),
+        };
         let findings = [
-            Finding { name: "kvm", level: Level::Ok, found: "API 12".into(), remedy: String::new() },
-            Finding {
-                name: "vhost-net",
-                level: Level::Missing,
-                found: "no".into(),
-                remedy: "modprobe it".into(),
-            },
+            finding("kvm", Level::Ok, "API 12", ""),
+            finding(
+                "vhost-net",
+                Level::Missing,
+                "no such file and some more words",
+                "load the module vhost_net for queues of network cards",
+            ),
         ];
-        assert_eq!(text(&findings), "ok      kvm        API 12\nmissing vhost-net  no -> modprobe it\n");
+        let wanted = "ok      kvm        API 12\n\
+                      missing vhost-net  no such file and some\n\
+                      \x20                  more words\n\
+                      \x20                  -> load the module\n\
+                      \x20                     vhost_net for queues\n\
+                      \x20                     of network cards\n";
+        assert_eq!(text(&findings, 42), wanted);
+        assert!(text(&findings, 80).lines().all(|line| line.chars().count() <= 80));
     }
 }

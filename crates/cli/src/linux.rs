@@ -1,15 +1,15 @@
 //! `paravane run --kernel`.
-use crate::run::stop_on_signal;
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::{cancel, output};
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Runs a Linux guest. Its console is stdout, so what there is to report goes to stderr.
+/// Runs a Linux guest. Its console is stdout, so the report goes to stderr.
 pub(crate) fn main(config: &LinuxConfig, started: Instant) -> Result<ExitCode, Failure> {
     let progress = Arc::new(Progress::default());
-    stop_on_signal(&progress)?;
+    cancel::on_signal(&progress)?;
     let report = paravane_vmm::run_linux(config, Box::new(std::io::stdout()), &progress, started)
         .map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     for line in lines(&report) {
@@ -27,7 +27,7 @@ fn lines(report: &LinuxReport) -> Vec<String> {
         LinuxEnd::Power(Power::Off) => ("powered off".to_owned(), [].as_slice()),
         LinuxEnd::Power(Power::Reset) => ("rebooted".to_owned(), [].as_slice()),
         LinuxEnd::Failed(failure) => (format!("failed: {}", failure.reason), failure.registers.as_slice()),
-        LinuxEnd::Cancelled => ("stopped".to_owned(), [].as_slice()),
+        LinuxEnd::Cancelled => ("was stopped by a signal".to_owned(), [].as_slice()),
     };
     let LinuxReport { restarts, exits, kicks, interrupts, messages, wall_s, .. } = report;
     let restarts = match restarts {
@@ -37,7 +37,7 @@ fn lines(report: &LinuxReport) -> Vec<String> {
     };
     let sum = format!(
         "paravane: the guest {how} after {wall_s:.1} s{restarts}: {exits} exits, {kicks} kicks, \
-         {interrupts} interrupts, {messages} of them messages"
+         {interrupts} interrupts ({messages} by MSI)"
     );
     let registers = registers.iter().map(|line| format!("  {line}"));
     let faults = report.faults.iter().map(|fault| format!("  {fault}"));

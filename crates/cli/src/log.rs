@@ -1,16 +1,17 @@
-//! The log on stderr: it never makes its writers wait, never fails, and is bounded.
+//! The log on stderr: logging never blocks, never fails, and takes bounded memory.
 //!
 //! ```text
 //!  event --level--> lines: one line, with the thread's device --limit--> queue (256 KiB) --writer thread--> stderr
 //!                                       |                         |                |
-//!                                       '--> left out, counted    '--> full: lost, '--> error: lost, counted;
+//!                                       '--> suppressed, counted  '--> full: lost, '--> error: lost, counted;
 //!                                            with the next line        counted          "N log lines lost"
 //! ```
-//! stderr may be a pipe that nobody reads, a closed one, or a file on a full file system. Only the writer thread waits for it
-//! or sees its errors. O_NONBLOCK is not set: other processes share the file description.
+//! stderr may be a pipe without a reader, a closed pipe, or a file on a full file system. Only the
+//! writer thread waits for it or sees its errors. O_NONBLOCK is not set, as other processes share
+//! the file description.
 //!
-//! The sandbox must be entered before there is a second thread. Until [`start_writing`] the thread that logs writes what stderr
-//! takes at once.
+//! The sandbox must be entered before a second thread starts. Until [`start_writing`], each logging
+//! thread writes as much as stderr takes without waiting.
 mod limit;
 mod lines;
 mod panic;
@@ -18,7 +19,7 @@ mod queue;
 mod writer;
 
 use limit::{Limiter, Severity};
-use lines::{Lines, Style};
+use lines::{Lines, Output, Style};
 use queue::Queue;
 use std::io::IsTerminal;
 use std::num::NonZeroU32;
@@ -29,9 +30,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, registry};
 use writer::{Stderr, Writer};
 
-/// How long the end of the program waits for stderr.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How soon a line tells what was left out if no other line does.
+/// How long the program waits for stderr at its end.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Quiet time after which suppressed lines are reported.
 const PAUSE: Duration = Duration::from_secs(1);
 
 // A process has one stderr.
@@ -39,22 +40,22 @@ static QUEUE: Queue = Queue::new();
 /// Taken by the writer thread when it starts.
 static WRITER: Mutex<Option<Writer<Stderr>>> = Mutex::new(None);
 static LIMITER: OnceLock<Limiter> = OnceLock::new();
-/// There once the log is set up.
+/// Set by [`set_up`].
 static STYLE: OnceLock<Style> = OnceLock::new();
 
-/// What is logged if nobody asks for more.
+/// Default level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Warn,
     Info,
 }
 
-/// How the log is written.
+/// Settings of the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// Level without `-v`.
     pub(crate) base: Level,
-    /// How often `-v` was given.
+    /// Number of `-v` options.
     pub(crate) verbose: u8,
     /// JSON objects instead of text.
     pub(crate) json: bool,
@@ -62,7 +63,7 @@ pub(crate) struct Settings {
     pub(crate) rate: Option<NonZeroU32>,
 }
 
-/// Logs to stderr from now on; RUST_LOG overrides the level. Panics are logged, too.
+/// Starts logging to stderr, panics included. RUST_LOG overrides the level.
 pub(crate) fn set_up(settings: Settings) {
     let Settings { base, verbose, json, rate } = settings;
     let level = match (base, verbose) {
@@ -77,15 +78,18 @@ pub(crate) fn set_up(settings: Settings) {
         false if std::io::stderr().is_terminal() => Style::Coloured,
         false => Style::Text,
     };
-    // They fail only if there is a log already.
+    // These fail only if the log is set up already.
     let (_, _) = (STYLE.set(style), LIMITER.set(Limiter::new(rate)));
     *idle_writer() = Some(Writer::new(Stderr, style));
-    panic::install(style);
-    let _ = registry().with(filter).with(Lines::new(style, limiter(), push)).try_init();
+    panic::install(style, push);
+    let _ = registry()
+        .with(filter)
+        .with(Lines::new(style, limiter(), Output { push, wake: || QUEUE.wake() }))
+        .try_init();
 }
 
 fn idle_writer() -> MutexGuard<'static, Option<Writer<Stderr>>> {
-    // A writer that a panic has interrupted has lost a line at most.
+    // After a panic the writer has lost at most a line.
     WRITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -93,20 +97,15 @@ fn limiter() -> &'static Limiter {
     LIMITER.get_or_init(|| Limiter::new(None))
 }
 
-/// Queues a line, which ends with a newline.
+/// Queues a line that ends with a newline.
 fn push(line: &str) {
     QUEUE.push(line);
-    // Without a writer thread, whoever logs writes what stderr takes without a wait.
+    // Without a writer thread, the logging thread writes as much as stderr takes without waiting.
     if let Ok(mut writer) = WRITER.try_lock()
         && let Some(writer) = writer.as_mut()
     {
         writer.write_what_fits(&QUEUE);
     }
-}
-
-/// The writer looks at what is to be told of lines left out.
-fn wake_writer() {
-    QUEUE.wake();
 }
 
 /// Starts the writer thread, if it does not run.
@@ -117,27 +116,27 @@ pub(crate) fn start_writing() {
     let write = move || {
         loop {
             writer.write_next(&QUEUE, limiter().owes().then_some(PAUSE));
-            tell(limiter().overdue(Instant::now(), PAUSE));
+            report_suppressed(limiter().overdue(Instant::now(), PAUSE));
         }
     };
     if std::thread::Builder::new().name("log".into()).spawn(write).is_err() {
-        // Whoever logs writes by itself, as before.
+        // Logging threads continue to write.
         *idle = Some(Writer::new(Stderr, style));
     }
 }
 
-/// Logs that lines were left out; as in any other line, the field `left_out` says how many.
-fn tell(rooms: Vec<(Option<Box<str>>, Severity)>) {
-    for (device, severity) in rooms {
+/// Logs that lines were suppressed. The limiter adds the field `left_out` with their number.
+fn report_suppressed(buckets: Vec<(Option<Box<str>>, Severity)>) {
+    for (device, severity) in buckets {
         let device = device.as_deref();
         match severity {
-            Severity::Error => tracing::error!(device, "errors left out"),
-            Severity::Other => tracing::warn!(device, "messages left out"),
+            Severity::Error => tracing::error!(device, "errors suppressed"),
+            Severity::Other => tracing::warn!(device, "messages suppressed"),
         }
     }
 }
 
-/// Says why the program ends, after all that was logged.
+/// Logs why the program ends.
 pub(crate) fn last_words(words: &str) {
     match STYLE.get() {
         Some(&style @ Style::Json) => push(&lines::own_line(style, tracing::Level::ERROR, words)),
@@ -149,11 +148,11 @@ pub(crate) fn last_words(words: &str) {
     }
 }
 
-/// Writes what is queued. Called before the program ends; gives up after two seconds if stderr does not take it.
+/// Writes the queued lines before the program ends, for at most two seconds.
 pub(crate) fn finish() {
-    tell(limiter().open());
+    report_suppressed(limiter().open());
     if !QUEUE.is_written() {
         start_writing();
-        QUEUE.wait_written(Instant::now() + PATIENCE);
+        QUEUE.wait_written(Instant::now() + FINISH_TIMEOUT);
     }
 }

@@ -1,26 +1,29 @@
-//! Manual pages and shell completions, from the same words as `--help`.
-use crate::Failure;
-use crate::args::{Cli, ManualArgs};
+//! Manual pages and shell completions, made from the command line.
+mod roff;
+
+use crate::args::{Cli, FolderArgs};
+use crate::failure::Failure;
+use crate::options::{self, OptionText};
+use crate::sections;
+use crate::serve::keys;
 use anyhow::Context;
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::{Shell, generate_to};
+use roff::Page;
 use std::process::ExitCode;
 
-/// The shells for which Debian has a place for completions.
+/// Date of the last change to the text of a page. The snapshot of the pages shows when it is due.
+const DATE: &str = "2026-11-23";
+/// The shells for which Debian has a directory of completions.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-pub(crate) fn main(args: &ManualArgs) -> Result<ExitCode, Failure> {
+pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
     let directory = &args.directory;
     let named = || directory.display().to_string();
     std::fs::create_dir_all(directory).with_context(named)?;
-    clap_mangen::generate_to(Cli::command(), directory).with_context(named)?;
-    for page in std::fs::read_dir(directory).with_context(named)? {
-        let page = page.with_context(named)?.path();
-        if page.extension().is_some_and(|extension| extension == "1") {
-            let named = || page.display().to_string();
-            let text = std::fs::read_to_string(&page).with_context(named)?;
-            std::fs::write(&page, ragged_synopsis(&text)).with_context(named)?;
-        }
+    for (name, text) in pages() {
+        let page = directory.join(name);
+        std::fs::write(&page, text).with_context(|| page.display().to_string())?;
     }
     for shell in SHELLS {
         generate_to(shell, &mut Cli::command(), "paravane", directory).with_context(named)?;
@@ -28,12 +31,125 @@ pub(crate) fn main(args: &ManualArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page with a synopsis of unbroken words, at the left. Alternatives are one long word, between which and the margin troff
-/// finds nothing to stretch.
-fn ragged_synopsis(page: &str) -> String {
-    page.replacen(".SH SYNOPSIS\n", ".SH SYNOPSIS\n.nh\n.ad l\n", 1).replacen(
-        ".SH DESCRIPTION\n",
-        ".ad b\n.hy\n.SH DESCRIPTION\n",
-        1,
-    )
+/// File names and texts of all pages.
+fn pages() -> Vec<(String, String)> {
+    let commands = options::commands(&Cli::command());
+    let mut pages: Vec<_> = commands
+        .iter()
+        .map(|(name, command)| {
+            let below = |other: &&(String, Command)| {
+                other
+                    .0
+                    .strip_prefix(name.as_str())
+                    .is_some_and(|rest| rest.starts_with('-') && !rest[1..].contains('-'))
+            };
+            let below: Vec<_> = commands.iter().filter(below).collect();
+            (format!("{name}.1"), page(name, command, &below))
+        })
+        .collect();
+    pages.push(("paravane-devices.toml.5".to_owned(), devices_page()));
+    pages
+}
+
+fn page(name: &str, command: &Command, below: &[&(String, Command)]) -> String {
+    let (summary, description) = options::about(command);
+    let mut page = Page::new(name, 1, DATE, &summary);
+    page.heading("Synopsis");
+    page.synopsis(&options::usage(command));
+    if !description.is_empty() {
+        page.heading("Description");
+        description.iter().for_each(|paragraph| page.paragraph(paragraph));
+    }
+    if !below.is_empty() {
+        page.heading("Commands");
+        for (name, command) in below {
+            page.tagged(&format!("{name}(1)"), "", &format!("{}.", options::about(command).0));
+        }
+    }
+    let all = options::of(command);
+    let mut headings: Vec<&str> = vec!["Options"];
+    for heading in all.iter().filter_map(|option| option.heading.as_deref()) {
+        if !headings.contains(&heading) {
+            headings.push(heading);
+        }
+    }
+    for heading in headings {
+        let group: Vec<_> =
+            all.iter().filter(|option| option.heading.as_deref().unwrap_or("Options") == heading).collect();
+        if !group.is_empty() {
+            page.heading(&if heading == "Options" {
+                "Options".to_owned()
+            } else {
+                format!("{heading} options")
+            });
+        }
+        for option in group {
+            let value = match (&option.value, option.optional_value) {
+                (Some(value), true) => format!("[={value}]"),
+                (Some(value), false) => value.clone(),
+                (None, _) => String::new(),
+            };
+            entry(&mut page, option, &option.flags, &value, |text| text.to_owned());
+        }
+    }
+    end(&mut page, name);
+    page.finish()
+}
+
+fn entry(page: &mut Page, option: &OptionText, tag: &str, value: &str, words: impl Fn(&str) -> String) {
+    page.tagged(tag, value, &words(&sentence(option)));
+    option.details.iter().for_each(|paragraph| page.continued(&words(paragraph)));
+    let values: Vec<_> =
+        option.values.iter().map(|(name, text)| (name.clone(), format!("{text}."))).collect();
+    page.list(&values);
+}
+
+fn sentence(option: &OptionText) -> String {
+    match &option.default {
+        Some(default) => format!("{}. Default: {default}.", option.summary),
+        None => format!("{}.", option.summary),
+    }
+}
+
+/// The sections behind the options.
+fn end(page: &mut Page, name: &str) {
+    let Some(sections) = sections::of(name) else { return };
+    for (heading, rows) in sections.all() {
+        page.heading(heading);
+        for (name, text) in rows {
+            if heading == "Examples" {
+                page.paragraph(text);
+                page.verbatim(&format!("    {name}"));
+            } else {
+                page.tagged(&name, "", text);
+            }
+        }
+    }
+    page.heading("See also");
+    page.paragraph(&sections.see_also.join(", "));
+}
+
+/// The page of the file of devices.
+fn devices_page() -> String {
+    let mut page = Page::new("paravane-devices.toml", 5, DATE, "devices of paravane serve --config");
+    page.heading("Synopsis");
+    page.synopsis("/etc/paravane/devices.toml");
+    page.heading("Description");
+    keys::INTRODUCTION.iter().for_each(|paragraph| page.paragraph(paragraph));
+    page.heading("Tables");
+    for table in keys::tables() {
+        page.subheading(table.header);
+        page.paragraph(table.summary);
+        for option in &table.keys {
+            let value = format!("= {}", option.toml_type);
+            entry(&mut page, option, &option.name, &value, |text| table.words(text));
+        }
+    }
+    page.heading("Files");
+    page.tagged("/etc/paravane/devices.toml", "", "Devices of paravane.service.");
+    page.heading("Examples");
+    page.verbatim(keys::EXAMPLE);
+    page.heading("See also");
+    page.paragraph("paravane-serve(1), paravane-status(1)");
+    page.finish()
 }

@@ -1,20 +1,21 @@
-//! `--net`: a network, and options behind commas.
+//! `--net NETWORK[,OPTION]...`.
 use crate::size::Size;
 use paravane_vmm::{NetConfig, Network};
 use std::str::FromStr;
 
-/// One network card as it was asked for; its address is chosen later if none is named.
+/// One network card of the command line. Without `mac=` its address is assigned by [`configs`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NetArg {
     pub(crate) config: NetConfig,
-    pub(crate) named: bool,
+    /// The command line has its address.
+    pub(crate) has_mac: bool,
 }
 
-/// What may follow each kind of network.
+/// Options of each kind of network.
 const FOR_ECHO: [&str; 5] = ["mac", "queues", "frames", "size", "reply"];
 const FOR_TAP: [&str; 5] = ["mac", "queues", "mtu", "offloads", "vhost"];
 const FOR_LINK: [&str; 6] = ["mac", "queues", "mtu", "offloads", "frames", "size"];
-/// The descriptors say how many queues there are.
+/// Without `queues`: there is a pair for each descriptor.
 const FOR_TAP_FD: [&str; 4] = ["mac", "mtu", "offloads", "vhost"];
 
 impl FromStr for NetArg {
@@ -23,7 +24,7 @@ impl FromStr for NetArg {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut options = text.split(',');
         let (network, known) = network(options.next().unwrap_or_default())?;
-        let mut net = Self { config: NetConfig::default(), named: false };
+        let mut net = Self { config: NetConfig::default(), has_mac: false };
         if let Network::TapFds(numbers) = &network {
             net.config.queues = u16::try_from(numbers.len()).map_err(|_| "too many descriptors")?;
         }
@@ -32,7 +33,7 @@ impl FromStr for NetArg {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             if !known.contains(&name) {
                 let known = known.join(", ");
-                return Err(format!("unknown option {name:?} of this network; {known} are known"));
+                return Err(format!("unknown option {name:?}: this network has {known}"));
             }
             net.set(name, value).map_err(|error| format!("{name}: {error}"))?;
         }
@@ -42,12 +43,12 @@ impl FromStr for NetArg {
 
 impl NetArg {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let not_a_number = |_| "not a number".to_owned();
+        let not_a_number = |_| "not a number in range".to_owned();
         let net = &mut self.config;
         match name {
             "mac" => {
-                net.mac = mac(value).ok_or("six bytes are written 52:54:00:00:00:01")?;
-                self.named = true;
+                net.mac = mac(value)?;
+                self.has_mac = true;
             }
             "queues" => net.queues = value.parse().map_err(not_a_number)?,
             "mtu" => net.mtu = Some(value.parse().map_err(not_a_number)?),
@@ -56,7 +57,7 @@ impl NetArg {
             "frames" => net.frames = value.parse().map_err(not_a_number)?,
             _ => {
                 let Size(size) = value.parse()?;
-                let size = u32::try_from(size).map_err(|_| "too large")?;
+                let size = u32::try_from(size).map_err(|_| "size exceeds 4 GiB")?;
                 match name {
                     "size" => net.size = size,
                     _ => net.reply = Some(size),
@@ -67,20 +68,20 @@ impl NetArg {
     }
 }
 
-/// What the card is connected to, and the options that may follow.
+/// The network, and its options.
 fn network(text: &str) -> Result<(Network, &'static [&'static str]), String> {
     match text.split_once('=') {
         None if text == "echo" => Ok((Network::Echo, &FOR_ECHO)),
-        Some(("tap" | "link", "")) => Err("it needs a name".into()),
+        Some(("tap" | "link", "")) => Err(format!("{text:?} lacks a name")),
         Some(("tap", name)) => Ok((Network::Tap(name.into()), &FOR_TAP)),
         Some(("link", name)) => Ok((Network::Link(name.into()), &FOR_LINK)),
         Some(("tap-fd", numbers)) => {
             let numbers = numbers.split(':').map(|number| number.parse::<u16>().map(i32::from));
             let numbers = numbers.collect::<Result<_, _>>();
-            let numbers = numbers.map_err(|_| "descriptors are numbers with colons between them")?;
+            let numbers = numbers.map_err(|_| "descriptors must be numbers separated by colons")?;
             Ok((Network::TapFds(numbers), &FOR_TAP_FD))
         }
-        _ => Err(format!("unknown network {text:?}; echo, tap=NAME, tap-fd=N and link=NAME are known")),
+        _ => Err(format!("unknown network {text:?}: use echo, link=NAME, tap=NAME or tap-fd=N")),
     }
 }
 
@@ -88,28 +89,34 @@ fn switch(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err("neither on nor off".into()),
+        _ => Err("use on or off".into()),
     }
 }
 
-/// Reads 52:54:00:00:00:01.
-pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
-    let mut bytes = [0; 6];
-    let mut parts = text.split(':');
-    for byte in &mut bytes {
-        let part = parts.next().filter(|part| part.len() == 2)?;
-        *byte = u8::from_str_radix(part, 16).ok()?;
-    }
-    parts.next().is_none().then_some(bytes)
+/// Parses a MAC address.
+///
+/// # Errors
+/// The text is not six bytes in hexadecimal, with colons.
+pub(crate) fn mac(text: &str) -> Result<[u8; 6], String> {
+    let parse = || {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2)?;
+            *byte = u8::from_str_radix(part, 16).ok()?;
+        }
+        parts.next().is_none().then_some(bytes)
+    };
+    parse().ok_or_else(|| "invalid MAC address: write six bytes as 52:54:00:00:00:01".to_owned())
 }
 
-/// The cards, with addresses of their own for those that were given none.
+/// The cards. Those without an address get 52:54:00:00:00:01 and up, by position.
 pub(crate) fn configs(args: &[NetArg]) -> Vec<NetConfig> {
     let mut last = 0;
     let one = |arg: &NetArg| {
         last += 1;
         let mut config = arg.config.clone();
-        if !arg.named {
+        if !arg.has_mac {
             config.mac[5] = last;
         }
         config

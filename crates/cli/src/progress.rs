@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A bar that a thread of its own redraws until it is dropped.
+/// A progress bar, redrawn by a thread until dropped.
 pub(crate) struct Bar {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -20,7 +20,7 @@ impl Bar {
         let show = !quiet && std::io::stderr().is_terminal();
         let thread = show.then(|| {
             let (progress, stop) = (progress.clone(), stop.clone());
-            // Without a thread there is no bar, and no harm.
+            // Without a thread there is no bar, which is no error.
             std::thread::Builder::new().name("progress".into()).spawn(move || draw(&progress, &stop)).ok()
         });
         let thread = thread.flatten();
@@ -45,7 +45,7 @@ fn draw(progress: &Progress, stop: &AtomicBool) {
     {
         bar.set_style(style);
     }
-    // Relaxed throughout: figures for the eye.
+    // Relaxed: each counter is shown as it is.
     while !stop.load(Ordering::Relaxed) {
         bar.set_length(progress.bytes_total.load(Ordering::Relaxed));
         bar.set_position(progress.bytes_done.load(Ordering::Relaxed));

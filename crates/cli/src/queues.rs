@@ -1,16 +1,17 @@
 //! Queues and I/O threads in the report.
 use paravane_vmm::{IoThreadFigures, KickPath, QueueResult, Report};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// One queue that ran.
 #[derive(Debug, Serialize)]
 pub(crate) struct JsonQueue {
     device: usize,
     queue: u16,
-    /// Number of the I/O thread that served it last.
+    /// I/O thread that served the queue last.
     io_thread: usize,
     moves: u64,
-    /// "ioeventfd", "exits", or "refused" where the host refused an ioeventfd.
+    /// "ioeventfd", "exits", or "refused" if the host refused an ioeventfd.
     kicks_by: &'static str,
     exit_kicks: u64,
 }
@@ -34,40 +35,54 @@ pub(crate) fn json_thread(thread: &IoThreadFigures) -> JsonIoThread {
     JsonIoThread { turns, polled_ns, fruitful_polls, fruitless_polls }
 }
 
-/// How the queues' kicks came, one line.
+/// How many queues are kicked in which way, one line.
 pub(crate) fn paths(queues: &[QueueResult]) -> String {
     let by = |path| queues.iter().filter(move |queue| queue.kicks_by == path);
-    let mut line =
-        format!("{} by ioeventfd, {} by exits", by(KickPath::IoEventFd).count(), by(KickPath::Exits).count());
+    let mut line = format!(
+        "{} kicked by ioeventfd, {} by exit",
+        by(KickPath::IoEventFd).count(),
+        by(KickPath::Exits).count()
+    );
     let refused = names(by(KickPath::Refused));
     if !refused.is_empty() {
-        line += &format!("; fell back to exits: {refused}");
+        line += &format!("; ioeventfd refused by the host, kicked by exit: {refused}");
     }
     line
 }
 
-/// Which I/O thread has which queues (device:queue), a line a thread.
+/// The queues of each I/O thread, a line for each.
 pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
     let line = |(number, thread)| {
         let mine = report.queues.iter().filter(|queue| queue.io_thread == number);
         let moves: u64 = mine.clone().map(|queue| queue.moves).sum();
-        let moved = if moves > 0 { format!(", moved {moves} times") } else { String::new() };
-        (format!("io{number}"), format!("queues {}{moved}{}", names(mine), polls(thread)))
+        let moved = if moves > 0 { format!("; {moves} moves from other threads") } else { String::new() };
+        let names = names(mine);
+        let work = if names.is_empty() { "no queue".to_owned() } else { names };
+        (format!("I/O {number}"), format!("{work}{moved}{}", polls(thread)))
     };
     report.io_threads.iter().enumerate().map(line).collect()
 }
 
-/// What polling cost, if there was any.
+/// Time spent polling, if any.
 fn polls(&IoThreadFigures { polled_ns, fruitful_polls, fruitless_polls, .. }: &IoThreadFigures) -> String {
     if fruitful_polls + fruitless_polls == 0 {
         return String::new();
     }
     let ms = polled_ns as f64 * 1e-6;
-    format!("; polled for {ms:.1} ms: {fruitful_polls} times work came, {fruitless_polls} times none")
+    format!("; polled {ms:.1} ms: {fruitful_polls} polls found work, {fruitless_polls} did not")
 }
 
+/// "device 0 queue 0, device 1 queues 0 2".
 fn names<'a>(queues: impl Iterator<Item = &'a QueueResult>) -> String {
-    queues.map(|queue| format!("{}:{}", queue.device, queue.queue)).collect::<Vec<_>>().join(" ")
+    let mut devices: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    for queue in queues {
+        devices.entry(queue.device).or_default().push(queue.queue.to_string());
+    }
+    let name = |(device, queues): (&usize, &Vec<String>)| {
+        let noun = if queues.len() == 1 { "queue" } else { "queues" };
+        format!("device {device} {noun} {}", queues.join(" "))
+    };
+    devices.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -86,11 +101,14 @@ mod tests {
             queue(1, 2, KickPath::Refused),
             queue(2, 0, KickPath::Exits),
         ];
-        assert_eq!(paths(&all), "1 by ioeventfd, 1 by exits; fell back to exits: 1:0 1:2");
+        assert_eq!(
+            paths(&all),
+            "1 kicked by ioeventfd, 1 by exit; ioeventfd refused by the host, kicked by exit: device 1 queues 0 2"
+        );
         let thread =
             IoThreadFigures { turns: 9, polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
-        assert_eq!(polls(&thread), "; polled for 1.5 ms: 3 times work came, 1 times none");
+        assert_eq!(polls(&thread), "; polled 1.5 ms: 3 polls found work, 1 did not");
         assert_eq!(polls(&IoThreadFigures::default()), "");
-        assert_eq!(paths(&all[..1]), "1 by ioeventfd, 0 by exits");
+        assert_eq!(paths(&all[..1]), "1 kicked by ioeventfd, 0 by exit");
     }
 }

@@ -1,43 +1,43 @@
-//! The report of a run, for people and for machines.
-use crate::queues;
+//! The report of a run, as text and as JSON.
+use crate::{queues, wrap};
 use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// The report as JSON. Names and units are a contract: add, never rename.
+/// The report as JSON. Names and units are stable: add fields, never rename one.
 #[derive(Debug, Serialize)]
 pub(crate) struct JsonReport<'a> {
-    /// Every job was done and verified.
+    /// All jobs are done and verified.
     verified: bool,
     /// "verified", "not verified", "cancelled" or "guest failed".
     outcome: &'static str,
-    /// What is wrong, one line each.
+    /// Problems, one line each.
     problems: Vec<&'a str>,
-    /// The guest's registers if it crashed or hung.
+    /// The guest's registers after a crash or hang.
     registers: &'a [String],
     accel: &'a str,
     accel_reason: &'a str,
     transport: &'a str,
     ring: &'a str,
-    /// Whether the devices were behind IOMMU domains.
+    /// The devices are behind IOMMU domains.
     iommu: bool,
-    /// The dirty log's figures, if it was on.
+    /// With --dirty-log.
     dirty_log: Option<JsonDirty>,
     disks: Vec<JsonDisk<'a>>,
     nets: Vec<JsonNet<'a>>,
     exits: u64,
-    /// What they were about.
+    /// Exits by reason.
     exits_by_kind: JsonExits,
-    /// The measured phase alone, if the guest has ended one.
+    /// The measured phase, if the guest has ended one.
     measured: Option<JsonPhase>,
     kicks: u64,
     exit_kicks: u64,
     queues: Vec<queues::JsonQueue>,
     io_threads: Vec<queues::JsonIoThread>,
     interrupts: u64,
-    /// Of those, messages.
+    /// MSI messages among the interrupts.
     messages: u64,
-    /// Accesses to registers that the specification forbids drivers.
+    /// Register accesses that the specification forbids drivers.
     violations: u64,
     entropy_bytes: u64,
     host_cpu_s: f64,
@@ -217,7 +217,10 @@ fn problems(report: &Report) -> Vec<&str> {
     }
 }
 
-/// The report for people.
+/// Column of values in the text.
+const INDENT: usize = 14;
+
+/// The report as text.
 pub(crate) fn text(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -241,36 +244,41 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     for net in &report.nets {
         write_net(out, net)?;
     }
-    let mut row = |name: &str, value: String| writeln!(out, "  {name:<12}{value}");
+    let mut row = |name: &str, value: String| {
+        out.write_str(&wrap::row(&format!("  {name}"), INDENT, &value, wrap::columns()))
+    };
     row("accel", format!("{} ({})", report.accel, report.accel_reason))?;
-    let iommu = if report.iommu { ", behind IOMMU domains" } else { "" };
-    row("transport", format!("{}, {} rings{iommu}", report.transport, report.ring))?;
+    let iommu = if report.iommu { ", devices behind IOMMU domains" } else { "" };
+    row("transport", format!("{}, {} virtqueues{iommu}", report.transport, report.ring))?;
     row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
     let ExitFigures { notify, interrupt_status, interrupt_acknowledge, other } = report.exits_by_kind;
     let exits = report.exits;
     row(
         "exits",
         format!(
-            "{exits} ({notify} notify, {interrupt_status} status read, {interrupt_acknowledge} acknowledge, \
-             {other} other)"
+            "{exits} ({notify} kicks, {interrupt_status} reads of the interrupt status, {interrupt_acknowledge} \
+             interrupt acknowledgements, {other} other)"
         ),
     )?;
-    row("kicks", format!("{} ({} of them by an exit)", report.kicks, report.exit_kicks))?;
+    row("kicks", format!("{} ({} by exit)", report.kicks, report.exit_kicks))?;
     row("queues", queues::paths(&report.queues))?;
     for (name, line) in queues::threads(report) {
         row(&name, line)?;
     }
-    row("interrupts", format!("{} ({} of them messages)", report.interrupts, report.messages))?;
+    row("interrupts", format!("{} ({} by MSI)", report.interrupts, report.messages))?;
     if report.violations > 0 {
-        row("violations", format!("{} accesses to registers that drivers must not make", report.violations))?;
+        row(
+            "violations",
+            format!("{} register accesses that the specification forbids drivers", report.violations),
+        )?;
     }
     if let Some(dirty) = &report.dirty {
         row("dirty log", dirty_log(dirty))?;
     }
     if report.entropy_bytes > 0 {
-        row("entropy", bytes(report.entropy_bytes))?;
+        row("entropy", format!("{} read by the guest", bytes(report.entropy_bytes)))?;
     }
-    row("host CPU", format!("{:.2} s, {:.0} MB a CPU second", report.host_cpu_s, report.mb_per_cpu_s))?;
+    row("host CPU", format!("{:.2} s, {:.0} MB per CPU second", report.host_cpu_s, report.mb_per_cpu_s))?;
     row("memory", format!("{} beyond guest RAM", bytes(report.resident_overhead)))?;
     row("wall time", format!("{:.2} s", report.wall_s))
 }
@@ -279,15 +287,15 @@ fn dirty_log(dirty: &DirtyFigures) -> String {
     let DirtyFigures { harvests, pages, device_pages, vcpu_pages, pages_per_s, verified } = dirty;
     let guest = match vcpu_pages {
         Some(pages) => format!("{pages} by the guest"),
-        None => "the guest's own are not logged".to_owned(),
+        None => "writes of the guest are not logged".to_owned(),
     };
     let verified = match verified {
-        Some(true) => "; nothing was missed",
-        Some(false) => "; SOMETHING WAS MISSED",
+        Some(true) => "; verified: no write was missed",
+        Some(false) => "; NOT VERIFIED: WRITES WERE MISSED",
         None => "",
     };
     format!(
-        "{pages_per_s:.0} pages/s ({pages} pages in {harvests} harvests: {device_pages} by devices, {guest}){verified}"
+        "{pages_per_s:.0} pages/s ({pages} pages in {harvests} collections: {device_pages} by devices, {guest}){verified}"
     )
 }
 
@@ -313,14 +321,14 @@ fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
 
 fn write_net(out: &mut String, net: &NetResult) -> std::fmt::Result {
     let NetResult { network, queues, size, reply, frames, per_s, .. } = net;
-    writeln!(out, "  net         {} ({network}, {queues} pairs of queues)", mac(net))?;
+    writeln!(out, "  net         {} ({network}, queue pairs: {queues})", mac(net))?;
     if reply == size {
-        writeln!(out, "    verified  {frames} frames of {size} bytes, there and back")?;
+        writeln!(out, "    verified  {frames} frames of {size} bytes, sent and returned")?;
     } else {
-        writeln!(out, "    verified  {frames} frames of {size} bytes, each answered by {reply}")?;
+        writeln!(out, "    verified  {frames} frames of {size} bytes, {reply} bytes returned for each")?;
     }
     if *per_s > 0.0 {
-        writeln!(out, "    rate      {per_s:.0} a second")?;
+        writeln!(out, "    rate      {per_s:.0} frames/s")?;
         write_latency(out, [net.p50_us, net.p99_us, net.p999_us])?;
     }
     Ok(())
@@ -330,7 +338,7 @@ fn write_latency(out: &mut String, [p50, p99, p999]: [f64; 3]) -> std::fmt::Resu
     writeln!(out, "    latency   p50 {p50:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs")
 }
 
-/// A number of bytes in the unit that suits it.
+/// A number of bytes in a suitable unit.
 fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -412,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_names_that_others_rely_on() {
+    fn json_has_its_stable_names() {
         let value = serde_json::to_value(json(&report(Outcome::Verified))).unwrap();
         assert_eq!(value["verified"], true);
         let keys =

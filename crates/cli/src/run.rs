@@ -1,8 +1,8 @@
 //! `paravane run`.
-use crate::args::{
-    Accel, Completion, DirtyLog, Engine, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport,
-};
-use crate::{Failure, linux, net, output, progress, render};
+use crate::args::{Accel, Completion, DirtyLog, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport};
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::{cancel, linux, net, output, progress, render};
 use anyhow::Context;
 use paravane_vmm::{
     AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, LinuxConfig, Outcome, Progress, RingLayout,
@@ -13,10 +13,9 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Size of the disk that is made when none is named.
+/// Size of the temporary disk, used without --disk and --net, in bytes.
 const TEMPORARY_SIZE: u64 = 64 << 20;
 
 pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure> {
@@ -43,14 +42,14 @@ pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure
     };
 
     let progress = Arc::new(Progress::default());
-    stop_on_signal(&progress)?;
+    cancel::on_signal(&progress)?;
     let bar = progress::Bar::start(&progress, args.quiet || args.json);
     let result = paravane_vmm::run(config, progress, started);
     drop(bar);
 
     let mut report = result.map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     if let Some(disk) = &temporary {
-        disk.rename(&mut report);
+        disk.rename_in(&mut report);
     }
     if args.json {
         output::print_json(&render::json(&report))?;
@@ -67,10 +66,10 @@ pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure
 fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
     let duration = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
     let hang_timeout = Duration::try_from_secs_f64(args.hang_timeout).context("--hang-timeout")?;
-    let block = u32::try_from(args.block.0).context("--block is too large")?;
+    let block = u32::try_from(args.block.0).context("--block: size exceeds 4 GiB")?;
     let disks = args.disk.iter().map(|disk| {
         let write = (args.write_test || args.kernel.is_some()) && !disk.read_only;
-        // A disk that is not to be written is opened read-only, so that it cannot be.
+        // Disks that the run does not write are opened read-only.
         DiskConfig {
             path: disk.path.clone(),
             read_only: !write,
@@ -139,26 +138,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
     })
 }
 
-/// How long after the first signal another one counts as the same: a terminal or a wrapper may send two at once.
-const SAME_SIGNAL: Duration = Duration::from_millis(500);
-
-/// The first signal asks the run to end with the report so far, a later one ends the process.
-pub(crate) fn stop_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
-    let progress = progress.clone();
-    let mut first = None;
-    ctrlc::set_handler(move || {
-        let since = first.get_or_insert_with(Instant::now).elapsed();
-        // Relaxed: the flag carries no data with it.
-        if progress.cancel.swap(true, Ordering::Relaxed) && since > SAME_SIGNAL {
-            crate::log::finish();
-            std::process::exit(130);
-        }
-    })
-    .context("cannot catch signals")?;
-    Ok(())
-}
-
-/// A disk image without a name: it is gone with the process, whatever ends it.
+/// An unlinked disk image: it disappears with the process.
 struct TemporaryDisk {
     file: File,
 }
@@ -170,8 +150,9 @@ impl TemporaryDisk {
             file.set_len(TEMPORARY_SIZE)?;
             Ok::<_, std::io::Error>(file)
         };
-        let place = std::env::temp_dir();
-        let file = make().with_context(|| format!("cannot make a temporary disk in {}", place.display()))?;
+        let file = make().with_context(|| {
+            format!("cannot create a temporary disk in {} (TMPDIR)", std::env::temp_dir().display())
+        })?;
         Ok(Self { file })
     }
 
@@ -179,8 +160,8 @@ impl TemporaryDisk {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
-    /// Names the disk in the report as the operator knows it.
-    fn rename(&self, report: &mut paravane_vmm::Report) {
+    /// Replaces the disk's path in the report by a name.
+    fn rename_in(&self, report: &mut paravane_vmm::Report) {
         for disk in report.disks.iter_mut().filter(|disk| disk.path == self.path()) {
             disk.path = PathBuf::from("temporary");
         }

@@ -2,43 +2,45 @@
 //!
 //! ```text
 //!  args (command line) --.
-//!                         >-- spec: what is to be served --> open: devices --> fleet: exports, one a device
-//!  config (file) --------'                                                       |        |
-//!  sandbox: what is given up on the way           signals: SIGHUP, SIGTERM ------'        '--> report
-//!                                                             reporter, connections: control (status), metrics
+//!                         >-- spec: device specifications --> open: devices --> exports: one for each device
+//!  config (file) --------'                                                        |        |
+//!  sandbox: drops privileges on the way            signals: SIGHUP, SIGTERM ------'        '--> report
+//!                                                            reporter, connections: control (status), metrics
 //! ```
 pub(crate) mod args;
 mod config;
 mod connections;
 mod control;
-mod fleet;
+mod exports;
+pub(crate) mod keys;
 mod limits;
-mod metrics;
-mod open;
+pub(crate) mod metrics;
+pub(crate) mod open;
 mod process;
 mod report;
 mod reporter;
 mod sandbox;
 mod signals;
-mod spec;
+pub(crate) mod spec;
 pub(crate) mod status;
 mod systemd;
 
-use crate::{Failure, log, output};
+use crate::failure::{self, Failure};
+use crate::{log, output};
 use anyhow::{Context, anyhow};
 use args::{DaemonArgs, Format, LogFormat, ServeArgs};
 use config::Config;
 use control::Control;
-use fleet::{Fleet, Surroundings};
+use exports::{ExportContext, Exports};
 use metrics::Metrics;
-use open::{FarEnds, Opened};
+use open::{LinkEnds, Opened};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::Descriptors;
 use report::Report;
+use sandbox::paths::{AllowedPaths, ImageAccess};
 use sandbox::user::Target;
-use sandbox::{ImageAccess, Reach};
 use sd_notify::NotifyState;
-use signals::{Asked, Signals};
+use signals::{Request, Signals};
 use spec::{DeviceSpec, Endpoint, Kind};
 use std::io;
 use std::num::NonZeroU32;
@@ -49,34 +51,37 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-/// Log lines per second and device.
+/// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
-/// How long SIGTERM waits for requests in flight, unless told otherwise.
+/// Default time that SIGTERM waits for requests in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
-    let Config { daemon, devices } = request(args).map_err(Failure::request)?;
+    let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;
     log::set_up(log::Settings {
         base: log::Level::Info,
         verbose,
         json: daemon.log_format == Some(LogFormat::Json),
-        // -v lifts the limit.
+        // -v disables the limit.
         rate: NonZeroU32::new(daemon.log_rate.unwrap_or(if verbose == 0 { LOG_RATE } else { 0 })),
     });
     if args.check {
         check(&daemon, &devices).map_err(Failure::request)?;
-        output::print(&format!("{} devices are in order\n", devices.len()))?;
+        let noun = if devices.len() == 1 { "device" } else { "devices" };
+        output::print(&format!("configuration valid: {} {noun}\n", devices.len()))?;
         return Ok(ExitCode::SUCCESS);
     }
     serve(args, &daemon, devices)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is asked for, by the command line and the file.
-fn request(args: &ServeArgs) -> Result<Config, anyhow::Error> {
+/// The configuration of the command line and the file.
+fn configuration(args: &ServeArgs) -> Result<Config, anyhow::Error> {
     match (&args.device, &args.config) {
-        (None, None) => Err(anyhow!("name a device, blk, net or rng, or a file of devices with --config")),
-        (Some(_), Some(_)) => Err(anyhow!("--config is a file of devices, and one is named as well")),
+        (None, None) => {
+            Err(anyhow!("no device: name one (blk, net or rng), or a file of devices with --config FILE"))
+        }
+        (Some(_), Some(_)) => Err(anyhow!("--config and a device exclude each other: use one of them")),
         (Some(device), None) => {
             let device = DeviceSpec::new(device).map_err(|(option, what)| anyhow!("--{option}: {what}"))?;
             let devices = vec![device];
@@ -90,7 +95,7 @@ fn request(args: &ServeArgs) -> Result<Config, anyhow::Error> {
     }
 }
 
-/// The file's words on the daemon, unless the command line says otherwise.
+/// The daemon's options: those of the command line before those of the file.
 fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
     let line = line.clone();
     DaemonArgs {
@@ -108,7 +113,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
     }
 }
 
-/// Looks at what can be looked at without an effect.
+/// Checks users, files and limits. Changes nothing.
 fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Error> {
     if let Some(user) = &daemon.user {
         Target::find(user)?;
@@ -120,14 +125,14 @@ fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Erro
             let file =
                 std::fs::metadata(image).with_context(|| image.display().to_string()).with_context(named)?;
             if file.is_dir() {
-                return Err(anyhow!("{} is a directory", image.display())).with_context(named);
+                return Err(anyhow!("image {} is a directory", image.display())).with_context(named);
             }
         }
         let directory = device.socket().and_then(Path::parent).filter(|path| !path.as_os_str().is_empty());
         if let Some(directory) = directory
             && !directory.is_dir()
         {
-            return Err(anyhow!("{} is no directory", directory.display())).with_context(named);
+            return Err(anyhow!("no directory {} for the socket", directory.display())).with_context(named);
         }
     }
     Ok(())
@@ -135,9 +140,9 @@ fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Erro
 
 fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Result<(), Failure> {
     check(daemon, &devices).map_err(Failure::request)?;
-    let signals = Signals::take().context("cannot catch signals")?;
-    take_all_descriptors();
-    // Before the sandbox, which hides what the host says of itself.
+    let signals = Signals::take().context("cannot block signals")?;
+    raise_descriptor_limit();
+    // Before the sandbox, which hides the host's limits.
     let pool = MappingPool::new(limits::mapping(daemon).map_err(Failure::request)?);
     let manager = systemd::Manager::from_environment()?;
     let sockets = systemd::sockets()?;
@@ -146,80 +151,81 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let control = Control::open(daemon.control.as_deref())?;
     let descriptors = Arc::new(Descriptors::open());
 
-    let reach = if daemon.no_sandbox {
+    let allowed = if daemon.no_sandbox {
         tracing::warn!(
-            "no sandbox: a guest that takes over this process can open any file, make any connection and start any \
-             program that its user can"
+            "running without a sandbox: a guest that takes over this process has all rights of its user"
         );
         None
     } else {
-        let reach = reach(args, daemon, &devices, control.as_ref());
-        sandbox::enter(&reach)?;
-        Some(reach)
+        let allowed = allowed_paths(args, daemon, &devices, control.as_ref());
+        sandbox::enter(&allowed)?;
+        Some(allowed)
     };
 
-    let sandboxed = reach.is_some();
+    let sandboxed = allowed.is_some();
     let kept = sandbox::capabilities::needed(&devices, args.config.is_some());
-    let reach = reach.map(Arc::new);
+    let allowed = allowed.map(Arc::new);
     let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
-    let Some(opened) = open_all(devices, reach.clone(), &signals)? else {
-        tracing::info!("asked to end before all devices were open");
+    let Some(opened) = open_all(devices, allowed.clone(), &signals)? else {
+        tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
     };
     match &user {
-        user if sandboxed => sandbox::leave(user.as_ref(), kept)?,
-        Some(user) => user.become_it()?,
+        user if sandboxed => sandbox::drop_privileges(user.as_ref(), kept)?,
+        Some(user) => user.become_user()?,
         None => {}
     }
-    // From here on nobody waits for stderr.
+    // From here on no thread waits for stderr.
     log::start_writing();
     let stop_timeout =
         daemon.stop_timeout.map_or(STOP_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
-    let surroundings = Surroundings { sockets, reach, stop_timeout, pool };
-    let sealed = surroundings.reach.is_some() && args.config.is_none();
-    let fleet = Fleet::start(opened, surroundings)?;
-    // From here on the sockets are there, and must be removed whatever happens.
+    let sealed = allowed.is_some() && args.config.is_none();
+    let exports = Exports::start(opened, ExportContext { sockets, allowed, stop_timeout, pool })?;
+    // From here on the sockets exist, and must be removed on every path.
     let seal = sealed.then_some(connects);
-    let watchers = Watchers { control: control.as_ref(), metrics, descriptors };
-    let result = run(args, &fleet, &signals, &manager, seal, watchers);
+    let observers = Observers { control: control.as_ref(), metrics, descriptors };
+    let result = run(args, &exports, &signals, &manager, seal, observers);
     manager.stopping(stop_timeout);
-    match end(&fleet, &signals, stop_timeout) {
+    match end(&exports, &signals, stop_timeout) {
         End::Finished => Ok(result?),
         unfinished => {
             tracing::error!(
                 "{}",
                 match unfinished {
                     End::Interrupted =>
-                        "asked to end a second time: not waiting for requests in flight".to_owned(),
-                    _ => format!("requests in flight were not finished in {} s", stop_timeout.as_secs()),
+                        "second signal: exiting without waiting for requests in flight".to_owned(),
+                    _ => format!(
+                        "requests in flight not finished within {} s (--stop-timeout): exiting",
+                        stop_timeout.as_secs()
+                    ),
                 }
             );
-            fleet.log_what_is_left();
-            // Its file goes.
+            exports.log_unfinished();
+            // Removes the socket.
             drop(control);
-            crate::exit(if unfinished == End::Interrupted { 130 } else { 1 })
+            failure::exit(if unfinished == End::Interrupted { 130 } else { 1 })
         }
     }
 }
 
-/// Opens all devices, in a thread of its own: storage may hang. `None`: a signal has asked to end meanwhile.
+/// Opens all devices in a separate thread, as storage may hang. `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
-    reach: Option<Arc<Reach>>,
+    allowed: Option<Arc<AllowedPaths>>,
     signals: &Signals,
 ) -> Result<Option<Vec<(DeviceSpec, Opened)>>, Failure> {
     let (sender, receiver) = channel();
-    let done = Arc::new(Notifier::new(false).context("no descriptors are left")?);
+    let done = Arc::new(Notifier::new(false).context("cannot create an eventfd")?);
     let signal = Arc::clone(&done);
     let open = move || {
-        let mut far_ends = FarEnds::default();
+        let mut link_ends = LinkEnds::default();
         let open = |spec: DeviceSpec| {
-            let device = fleet::open_one(&spec, &mut far_ends, reach.as_deref());
+            let device = exports::open_one(&spec, &mut link_ends, allowed.as_deref());
             let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
             Ok((spec, device))
         };
         let opened = devices.into_iter().map(open).collect::<Result<Vec<_>, Failure>>();
-        // Nobody waits for it any more if a signal came.
+        // After a signal the receiver is gone.
         drop(sender.send(opened));
         signal.signal();
     };
@@ -227,89 +233,99 @@ fn open_all(
     loop {
         match receiver.try_recv() {
             Ok(opened) => {
-                // Rights are given up by the threads that are there.
+                // The thread must have ended before privileges are dropped: see `sandbox`.
                 let _ = thread.join();
                 return opened.map(Some);
             }
-            // It panicked.
+            // The thread panicked.
             Err(TryRecvError::Disconnected) => {
                 let panic = thread.join().err();
-                return Err(anyhow!("cannot open the devices: {}", panic.map_or("", |_| "panic")).into());
+                return Err(anyhow!(
+                    "cannot open the devices: {}",
+                    panic.map_or("internal error", |_| "a thread panicked")
+                )
+                .into());
             }
             Err(TryRecvError::Empty) => {}
         }
-        if signals.wait(done.as_fd(), None)? == Some(Asked::End) {
+        if signals.wait(done.as_fd(), None)? == Some(Request::End) {
             return Ok(None);
         }
     }
 }
 
-/// How the devices have stopped.
+/// How the daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// All requests in flight are finished.
     Finished,
-    /// Some are not, and the time is over.
+    /// The stop timeout passed first.
     Late,
-    /// A second signal has asked to end.
+    /// A second signal arrived first.
     Interrupted,
 }
 
-/// Stops all devices.
-fn end(fleet: &Fleet, signals: &Signals, timeout: Duration) -> End {
-    fleet.begin_stop();
+/// Stops all devices, within the stop timeout.
+fn end(exports: &Exports, signals: &Signals, timeout: Duration) -> End {
+    exports.begin_stop();
     let deadline = Instant::now() + timeout;
     loop {
-        let (time, _) = fleet.advance();
-        if fleet.is_gone() {
+        let (time, _) = exports.advance();
+        if exports.is_gone() {
             return End::Finished;
         }
         let rest = deadline.saturating_duration_since(Instant::now());
         if rest.is_zero() {
             return End::Late;
         }
-        match signals.wait(fleet.changed(), time.map_or(Some(rest), |time| Some(time.min(rest)))) {
-            Ok(Some(Asked::End)) => return End::Interrupted,
+        match signals.wait(exports.changed(), time.map_or(Some(rest), |time| Some(time.min(rest)))) {
+            Ok(Some(Request::End)) => return End::Interrupted,
             Ok(_) => {}
             Err(error) => {
-                tracing::error!(%error, "cannot wait");
+                tracing::error!(%error, "cannot wait for signals");
                 return End::Late;
             }
         }
     }
 }
 
-/// A queue takes four descriptors or five, and a shell gives a process 1024.
-fn take_all_descriptors() {
+/// Raises the soft limit of descriptors: a queue takes four or five, and the usual limit is 1024.
+fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
-        tracing::warn!(%error, "there are {current:?} descriptors only");
+        let current = current.unwrap_or(u64::MAX);
+        tracing::warn!(%error, "cannot raise RLIMIT_NOFILE above {current}: raise LimitNOFILE=");
     }
 }
 
-/// Who is shown how the daemon is, and what of it.
-struct Watchers<'a> {
+/// Where the daemon's report is served.
+struct Observers<'a> {
     control: Option<&'a Control>,
     metrics: Option<Metrics>,
     descriptors: Arc<Descriptors>,
 }
 
-/// Serves until a signal asks to end. With `seal`, the sandbox is closed to files, and if that is false to connections.
+/// Serves until SIGTERM or SIGINT. `seal`: deny opening files from now on, and if it is false also
+/// connecting.
 fn run(
     args: &ServeArgs,
-    fleet: &Fleet,
+    exports: &Exports,
     signals: &Signals,
     manager: &systemd::Manager,
     seal: Option<bool>,
-    watchers: Watchers<'_>,
+    observers: Observers<'_>,
 ) -> Result<(), anyhow::Error> {
-    let Watchers { control, metrics, descriptors } = watchers;
+    let Observers { control, metrics, descriptors } = observers;
     let report = || {
-        let (fleet, descriptors) = (fleet.clone(), descriptors.clone());
-        move || Report { open_files: descriptors.count(), max_open_files: process::limit(), ..fleet.report() }
+        let (exports, descriptors) = (exports.clone(), descriptors.clone());
+        move || Report {
+            open_files: descriptors.count(),
+            max_open_files: process::limit(),
+            ..exports.report()
+        }
     };
     if let Some(control) = control {
         control.serve(report())?;
@@ -321,62 +337,62 @@ fn run(
         sandbox::calls::seal(connects)?;
     }
     if let Some(file) = &args.try_sandbox {
-        sandbox::try_out(file);
+        sandbox::probe::run(file);
     }
     tracing::info!("ready");
     manager.tell(&[NotifyState::Ready]);
     let mut reading: Option<Reading> = None;
-    // SIGHUP came while the file was read.
+    // SIGHUP arrived while the file was read.
     let mut again = false;
     loop {
         if let Some(read) = reading.as_ref().and_then(Reading::result) {
             reading = None;
             match read {
-                Ok(config) => fleet.reload(config.devices),
+                Ok(config) => exports.reload(config.devices),
                 Err(why) => {
-                    fleet.refused(&why);
+                    exports.refused(&why);
                     manager.tell(&[NotifyState::Ready]);
                 }
             }
             if let (true, Some(file)) = (std::mem::take(&mut again), &args.config) {
-                reading = Some(Reading::begin(file, fleet.notifier())?);
+                reading = Some(Reading::begin(file, exports.notifier())?);
             }
         }
-        let (time, told) = fleet.advance();
+        let (time, told) = exports.advance();
         if told {
             manager.tell(&[NotifyState::Ready]);
         }
-        match (signals.wait(fleet.changed(), time)?, &args.config) {
+        match (signals.wait(exports.changed(), time)?, &args.config) {
             (None, _) => {}
-            (Some(Asked::End), _) => return Ok(()),
-            (Some(Asked::Reload), None) => {
+            (Some(Request::End), _) => return Ok(()),
+            (Some(Request::Reload), None) => {
                 manager.reloading();
-                fleet.refresh();
+                exports.refresh();
                 manager.tell(&[NotifyState::Ready]);
             }
-            (Some(Asked::Reload), Some(_)) if reading.is_some() => again = true,
-            (Some(Asked::Reload), Some(file)) => {
+            (Some(Request::Reload), Some(_)) if reading.is_some() => again = true,
+            (Some(Request::Reload), Some(file)) => {
                 manager.reloading();
-                fleet.refresh();
-                reading = Some(Reading::begin(file, fleet.notifier())?);
+                exports.refresh();
+                reading = Some(Reading::begin(file, exports.notifier())?);
             }
         }
     }
 }
 
-/// A file of devices that is being read, by a thread: its storage may hang.
+/// A file of devices being read by a thread, as storage may hang.
 struct Reading {
     result: Receiver<Result<Config, String>>,
 }
 
 impl Reading {
-    /// `done` is signalled when it has been read.
+    /// Starts reading; signals `done` at the end.
     fn begin(file: &Path, done: Arc<Notifier>) -> io::Result<Self> {
         let file = file.to_owned();
         let (sender, result) = channel();
         let read = move || {
             let read = caught(|| Config::read(&file).map_err(|error| error.to_string())).flatten();
-            // Nobody wants it any more when the daemon ends.
+            // The receiver is gone if the daemon ends.
             drop(sender.send(read));
             done.signal();
         };
@@ -384,27 +400,32 @@ impl Reading {
         Ok(Self { result })
     }
 
-    /// What came of it, once; `None`: nothing yet.
+    /// The result, once; `None`: not read yet.
     fn result(&self) -> Option<Result<Config, String>> {
         self.result.try_recv().ok()
     }
 }
 
-/// The files that the daemon will need.
-fn reach(args: &ServeArgs, daemon: &DaemonArgs, devices: &[DeviceSpec], control: Option<&Control>) -> Reach {
-    let mut reach = Reach::default();
+/// The files and directories that the daemon needs.
+fn allowed_paths(
+    args: &ServeArgs,
+    daemon: &DaemonArgs,
+    devices: &[DeviceSpec],
+    control: Option<&Control>,
+) -> AllowedPaths {
+    let mut allowed = AllowedPaths::default();
     let more = args.config.is_some();
     if let Some(file) = &args.config {
-        reach.config(file);
-        reach.taps();
-        daemon.allow.iter().for_each(|directory| reach.directory(directory));
+        allowed.config(file);
+        allowed.taps();
+        daemon.allow.iter().for_each(|directory| allowed.directory(directory));
     }
     if let Some(control) = control {
-        reach.socket(&control.path);
+        allowed.socket(&control.path);
     }
     for device in devices {
         if let Some(socket) = device.socket() {
-            reach.socket(socket);
+            allowed.socket(socket);
         }
         match &device.kind {
             Kind::Blk(blk) => {
@@ -413,12 +434,12 @@ fn reach(args: &ServeArgs, daemon: &DaemonArgs, devices: &[DeviceSpec], control:
                     (false, Format::Raw) => ImageAccess::Write,
                     (false, Format::Qcow2) => ImageAccess::Grow,
                 };
-                reach.image(&blk.image, access, more);
-                blk.backing.iter().for_each(|layer| reach.image(&layer.path, ImageAccess::Read, more));
+                allowed.image(&blk.image, access, more);
+                blk.backing.iter().for_each(|layer| allowed.image(&layer.path, ImageAccess::Read, more));
             }
-            Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => reach.taps(),
+            Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => allowed.taps(),
             _ => {}
         }
     }
-    reach
+    allowed
 }

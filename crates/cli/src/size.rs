@@ -12,16 +12,20 @@ impl FromStr for Size {
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
         let number: u64 = digits
             .parse()
-            .map_err(|_| "not a size; write bytes, or a number with k, M, G or T".to_owned())?;
+            .map_err(|_| "invalid size: write bytes, or a number with k, M, G or T".to_owned())?;
         let shift = match &text[digits.len()..] {
             "" => 0,
             "k" | "K" | "KiB" => 10,
             "m" | "M" | "MiB" => 20,
             "g" | "G" | "GiB" => 30,
             "t" | "T" | "TiB" => 40,
-            unit => return Err(format!("unknown unit {unit:?}; k, M, G and T are known")),
+            unit => return Err(format!("unknown unit {unit:?}: use k, M, G or T")),
         };
-        number.checked_shl(shift).filter(|n| n >> shift == number).map(Self).ok_or("too large".to_owned())
+        number
+            .checked_shl(shift)
+            .filter(|n| n >> shift == number)
+            .map(Self)
+            .ok_or("size exceeds 64 bits".to_owned())
     }
 }
 

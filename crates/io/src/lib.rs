@@ -100,24 +100,12 @@ impl std::fmt::Debug for Free {
 
 /// Error of [`IoThread::put_on`]: the thread does not take the queue.
 #[derive(Debug, Error)]
-#[error("the I/O thread does not take the queue: {source}")]
+#[error("cannot put the queue on its I/O thread: {source}")]
 pub struct NotPutOn {
     /// The queue, unchanged; `None`: it ended with the thread.
     pub queue: Option<Box<HostQueue>>,
     /// The reason.
     pub source: io::Error,
-}
-
-impl std::fmt::Display for NotPutOn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cannot put the queue on its I/O thread: {}", self.source)
-    }
-}
-
-impl std::error::Error for NotPutOn {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
-    }
 }
 
 impl NotPutOn {

@@ -1,128 +1,132 @@
-//! How many lines a device may log: a burst, then so many a second. What one device logs leaves the room of others alone.
+//! Limits the log lines of each device by token buckets: a burst, then a rate. Devices do not
+//! affect each other.
 //!
-//! Errors have room of their own, so that a client that causes warnings hides none. Lines that name no device share one room.
+//! Errors have a separate bucket, so that a client that causes warnings hides none. Lines without a
+//! device share a bucket.
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The burst: lines at once, in seconds of the rate.
+/// Burst in multiples of the rate per second.
 const BURST: u32 = 20;
-/// Devices with room of their own. A daemon has fewer; names that went by are forgotten first.
+/// Maximum number of devices with their own buckets. Idle ones are removed first.
 const DEVICES: usize = 4096;
 
-/// Which room of a device a line takes.
+/// Which bucket of a device a line takes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Severity {
     Error,
     Other,
 }
 
-/// What becomes of a line.
+/// The decision on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is written; so many of its kind were left out since the last one.
+    /// Write it. `left_out`: number of lines suppressed since the last one.
     Write { left_out: u64 },
-    /// It is counted; whether it is the first one.
+    /// Suppress it. `first`: it is the first one.
     LeaveOut { first: bool },
 }
 
-/// The room of all devices.
+/// The buckets of all devices.
 #[derive(Debug)]
 pub(super) struct Limiter {
-    /// Time that a line takes; `None`: no limit.
+    /// Time to earn a line; `None`: no limit.
     period: Option<Duration>,
     open: AtomicBool,
-    rooms: Mutex<Rooms>,
+    buckets: Mutex<Buckets>,
 }
 
 #[derive(Debug, Default)]
-struct Rooms {
-    devices: HashMap<Box<str>, [Room; 2]>,
-    /// Of lines without a device.
-    shared: [Room; 2],
-    /// Rooms whose lines were left out and not told of.
+struct Buckets {
+    devices: HashMap<Box<str>, [Bucket; 2]>,
+    /// Lines without a device.
+    shared: [Bucket; 2],
+    /// Number of buckets with unreported suppressed lines.
     owing: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Room {
-    /// When the lines so far have taken all their time; `None`: none came.
+struct Bucket {
+    /// When the lines so far are paid for; `None`: no lines yet.
     busy_until: Option<Instant>,
     left_out: u64,
-    /// The last line that was left out.
+    /// Time of the last suppressed line.
     refused: Option<Instant>,
 }
 
-impl Room {
-    /// Whether a line finds room.
+impl Bucket {
+    /// Whether the bucket has a token.
     fn admits(&self, now: Instant, period: Duration) -> bool {
         self.busy_until.is_none_or(|until| until.saturating_duration_since(now) <= period * (BURST - 1))
     }
 
-    /// Nothing is remembered of it.
+    /// Whether the bucket has no state worth keeping.
     fn is_idle(&self, now: Instant) -> bool {
         self.left_out == 0 && self.busy_until.is_none_or(|until| until <= now)
     }
 }
 
 impl Limiter {
-    /// Of so many lines a second and device; `None`: no limit.
+    /// `rate`: lines per second and device; `None`: no limit.
     pub(super) fn new(rate: Option<NonZeroU32>) -> Self {
         let period = rate.map(|rate| Duration::from_secs(1) / rate.get());
-        Self { period, open: AtomicBool::new(false), rooms: Mutex::default() }
+        Self { period, open: AtomicBool::new(false), buckets: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Rooms> {
-        // What is half done costs a line or a count.
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Buckets> {
+        // A panic in between costs a line or a count.
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a line may be written.
     pub(super) fn admit(&self, device: Option<&str>, severity: Severity, now: Instant) -> Verdict {
         let Some(period) = self.period else { return Verdict::Write { left_out: 0 } };
-        let mut rooms = self.lock();
-        let room = rooms.room(device, severity, now);
-        // Relaxed: it is set once, by the thread that writes the last lines.
-        if !self.open.load(Ordering::Relaxed) && !room.admits(now, period) {
-            room.left_out += 1;
-            room.refused = Some(now);
-            let first = room.left_out == 1;
-            rooms.owing += usize::from(first);
+        let mut buckets = self.lock();
+        let bucket = buckets.bucket(device, severity, now);
+        // Relaxed: set once, by the thread that writes the last lines.
+        if !self.open.load(Ordering::Relaxed) && !bucket.admits(now, period) {
+            bucket.left_out += 1;
+            bucket.refused = Some(now);
+            let first = bucket.left_out == 1;
+            buckets.owing += usize::from(first);
             return Verdict::LeaveOut { first };
         }
-        room.busy_until = Some(room.busy_until.map_or(now, |until| until.max(now)) + period);
-        let left_out = std::mem::take(&mut room.left_out);
-        rooms.owing -= usize::from(left_out > 0);
+        bucket.busy_until = Some(bucket.busy_until.map_or(now, |until| until.max(now)) + period);
+        let left_out = std::mem::take(&mut bucket.left_out);
+        buckets.owing -= usize::from(left_out > 0);
         Verdict::Write { left_out }
     }
 
-    /// Whether lines were left out and not told of.
+    /// Whether there are unreported suppressed lines.
     pub(super) fn owes(&self) -> bool {
         self.lock().owing > 0
     }
 
-    /// Rooms that would admit a line again, and had none left out for `pause`: whose they are.
+    /// Owners of buckets with unreported lines that admit a line again and have been quiet for
+    /// `pause`.
     pub(super) fn overdue(&self, now: Instant, pause: Duration) -> Vec<(Option<Box<str>>, Severity)> {
         let Some(period) = self.period else { return Vec::new() };
-        let quiet = |room: &Room| room.refused.is_some_and(|at| now.saturating_duration_since(at) >= pause);
-        self.lock().owing(|room| quiet(room) && room.admits(now, period))
+        let quiet =
+            |bucket: &Bucket| bucket.refused.is_some_and(|at| now.saturating_duration_since(at) >= pause);
+        self.lock().owing(|bucket| quiet(bucket) && bucket.admits(now, period))
     }
 
-    /// Ends the limit, and returns all rooms whose lines were left out and not told of.
+    /// Ends the limit. Returns the owners of all buckets with unreported lines.
     pub(super) fn open(&self) -> Vec<(Option<Box<str>>, Severity)> {
         self.open.store(true, Ordering::Relaxed);
         self.lock().owing(|_| true)
     }
 }
 
-impl Rooms {
-    fn room(&mut self, device: Option<&str>, severity: Severity, now: Instant) -> &mut Room {
+impl Buckets {
+    fn bucket(&mut self, device: Option<&str>, severity: Severity, now: Instant) -> &mut Bucket {
         let Some(device) = device else { return &mut self.shared[severity as usize] };
         if !self.devices.contains_key(device) {
             if self.devices.len() >= DEVICES {
-                self.devices.retain(|_, rooms| !rooms.iter().all(|room| room.is_idle(now)));
+                self.devices.retain(|_, buckets| !buckets.iter().all(|bucket| bucket.is_idle(now)));
             }
             if self.devices.len() >= DEVICES {
                 return &mut self.shared[severity as usize];
@@ -131,17 +135,17 @@ impl Rooms {
         &mut self.devices.entry(device.into()).or_default()[severity as usize]
     }
 
-    fn owing(&self, due: impl Fn(&Room) -> bool) -> Vec<(Option<Box<str>>, Severity)> {
+    fn owing(&self, due: impl Fn(&Bucket) -> bool) -> Vec<(Option<Box<str>>, Severity)> {
         if self.owing == 0 {
             return Vec::new();
         }
-        let due = |room: &Room| room.left_out > 0 && due(room);
-        let named = self.devices.iter().map(|(name, rooms)| (Some(name.clone()), rooms));
+        let due = |bucket: &Bucket| bucket.left_out > 0 && due(bucket);
+        let named = self.devices.iter().map(|(name, buckets)| (Some(name.clone()), buckets));
         let all = named.chain([(None, &self.shared)]);
-        let each = all.flat_map(|(name, rooms)| {
+        let each = all.flat_map(|(name, buckets)| {
             [Severity::Error, Severity::Other]
                 .into_iter()
-                .filter(|&severity| due(&rooms[severity as usize]))
+                .filter(|&severity| due(&buckets[severity as usize]))
                 .map(move |severity| (name.clone(), severity))
         });
         each.collect()
@@ -160,7 +164,7 @@ mod tests {
         (Limiter::new(NonZeroU32::new(1)), Instant::now())
     }
 
-    /// How many of so many lines at `now` are written.
+    /// Number of lines written of `lines` at `now`.
     fn written(limiter: &Limiter, device: &str, now: Instant, lines: usize) -> usize {
         (0..lines).filter(|_| matches!(limiter.admit(Some(device), Other, now), Write { .. })).count()
     }
@@ -213,7 +217,7 @@ mod tests {
             let _ = limiter.admit(Some(&number.to_string()), Other, start);
         }
         assert_eq!(limiter.lock().devices.len(), DEVICES);
-        // Those that are quiet make room.
+        // Those that are quiet make bucket.
         assert_eq!(limiter.admit(Some("new"), Other, start + SECOND), Write { left_out: 0 });
         assert_eq!(limiter.lock().devices.len(), 1);
     }

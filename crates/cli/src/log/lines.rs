@@ -1,7 +1,8 @@
-//! Events become lines.
+//! Formats events as lines.
 //!
-//! Text: time, level, message, fields, device, and `left_out` if lines before this one were left out. JSON: an object with
-//! `timestamp`, `level`, `message` and the same fields. Each event is one line, whatever its values hold.
+//! Text: time, level, message, fields, device, and `left_out` if earlier lines were suppressed.
+//! JSON: an object with `timestamp`, `level`, `message` and the same fields. Each event is one
+//! line: control characters are escaped.
 use super::limit::{Limiter, Severity, Verdict};
 use paravane_device::LogDevice;
 use std::cell::Cell;
@@ -14,11 +15,11 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::Context;
 
-/// How lines look.
+/// Format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Text,
-    /// Text for a terminal.
+    /// Text with colours, for a terminal.
     Coloured,
     Json,
 }
@@ -27,12 +28,12 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is making a line: a panic then is one of that code.
+/// Whether the calling thread is formatting a line, so that a panic comes from that code.
 pub(super) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(true)
 }
 
-/// Set as long as a line is made, also if that panics.
+/// Marks the thread as formatting a line until dropped, also by a panic.
 struct Inside(bool);
 
 impl Inside {
@@ -47,21 +48,29 @@ impl Drop for Inside {
     }
 }
 
-/// Makes lines of events, those that the limiter admits.
+/// Where lines go.
+pub(super) struct Output<P, W> {
+    /// Takes a line.
+    pub(super) push: P,
+    /// Wakes the writer, which reports suppressed lines.
+    pub(super) wake: W,
+}
+
+/// Formats the events that the limiter admits.
 pub(super) struct Lines {
     style: Style,
     limiter: &'static Limiter,
     push: Box<dyn Fn(&str) + Send + Sync>,
+    wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Lines {
-    /// With where lines go.
     pub(super) fn new(
         style: Style,
         limiter: &'static Limiter,
-        push: impl Fn(&str) + Send + Sync + 'static,
+        output: Output<impl Fn(&str) + Send + Sync + 'static, impl Fn() + Send + Sync + 'static>,
     ) -> Self {
-        Self { style, limiter, push: Box::new(push) }
+        Self { style, limiter, push: Box::new(output.push), wake: Box::new(output.wake) }
     }
 }
 
@@ -78,8 +87,8 @@ impl<S: Subscriber> Layer<S> for Lines {
             Verdict::Write { left_out } => left_out,
             Verdict::LeaveOut { first } => {
                 if first {
-                    // The writer tells of it, if nothing else does.
-                    super::wake_writer();
+                    // The writer reports it if no other line does.
+                    (self.wake)();
                 }
                 return;
             }
@@ -96,14 +105,14 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 }
 
-/// A line of the log's own, about itself.
+/// A line about the log itself.
 pub(super) fn own_line(style: Style, level: Level, message: &str) -> String {
     line(style, level, message, "")
 }
 
 fn line(style: Style, level: Level, message: &str, fields: &str) -> String {
     let mut time = String::new();
-    // Fails for times that cannot be written, and writes a word for them.
+    // Writes a placeholder for times that cannot be formatted.
     let _ = SystemTime.format_time(&mut Writer::new(&mut time));
     match style {
         Style::Json => {
@@ -126,7 +135,7 @@ fn line(style: Style, level: Level, message: &str, fields: &str) -> String {
     }
 }
 
-/// Text without control characters, which could begin another line or speak to a terminal.
+/// Text with control characters escaped: they could start a line or control a terminal.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -145,7 +154,7 @@ impl fmt::Display for Escaped<'_> {
 }
 
 fn json(text: &str) -> String {
-    // A string always has its JSON.
+    // Strings always serialize.
     serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned())
 }
 
@@ -167,7 +176,7 @@ impl Visit for Named {
     }
 }
 
-/// Message and fields of an event, the latter as they stand in the line.
+/// Message of an event, and its fields as formatted in the line.
 struct Fields {
     style: Style,
     message: String,
@@ -179,7 +188,7 @@ impl Fields {
         Self { style, message: String::new(), rest: String::new() }
     }
 
-    /// Adds a field whose value is as it stands in the line.
+    /// Adds a field with a formatted value.
     fn add(&mut self, name: &str, value: &str) {
         // Writing to a String cannot fail.
         let _ = match self.style {
@@ -189,7 +198,7 @@ impl Fields {
         };
     }
 
-    /// Adds text in quotes.
+    /// Adds a field with quoted text.
     fn add_quoted(&mut self, name: &str, value: &str) {
         match self.style {
             Style::Json => self.add(name, &json(value)),
@@ -202,7 +211,7 @@ impl Visit for Fields {
     fn record_f64(&mut self, field: &Field, value: f64) {
         match value.is_finite() {
             true => self.add(field.name(), &format!("{value:?}")),
-            // JSON has no number for it.
+            // JSON has no such number.
             false => self.add_quoted(field.name(), &value.to_string()),
         }
     }
@@ -243,12 +252,13 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// What events of `log` become.
+    /// Lines of the events of `log`.
     fn lines(style: Style, rate: Option<u32>, log: impl FnOnce()) -> Vec<String> {
         let written = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&written);
         let limiter = Box::leak(Box::new(Limiter::new(rate.and_then(NonZeroU32::new))));
-        let layer = Lines::new(style, limiter, move |line| sink.lock().unwrap().push(line.to_owned()));
+        let push = move |line: &str| sink.lock().unwrap().push(line.to_owned());
+        let layer = Lines::new(style, limiter, Output { push, wake: || {} });
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), log);
         let lines = written.lock().unwrap().clone();
         assert!(

@@ -1,28 +1,28 @@
-//! Panics are logged: the hook of the standard library writes to stderr by itself, and waits for it.
+//! Logs panics. The standard library's hook would write to stderr and block.
 use super::lines::{Style, is_inside, own_line};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::PanicHookInfo;
 use tracing::Level;
 
-/// Logs the panics of all threads from now on. RUST_BACKTRACE works as ever.
-pub(super) fn install(style: Style) {
-    std::panic::set_hook(Box::new(move |info| log(style, info)));
+/// Logs the panics of all threads from now on; `push` takes lines. RUST_BACKTRACE works as usual.
+pub(super) fn install(style: Style, push: fn(&str)) {
+    std::panic::set_hook(Box::new(move |info| log(style, push, info)));
 }
 
-fn log(style: Style, info: &PanicHookInfo<'_>) {
+fn log(style: Style, push: fn(&str), info: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
-    let thread = thread.name().unwrap_or("without a name");
+    let thread = thread.name().unwrap_or("(unnamed)");
     let words = info.payload_as_str().unwrap_or("no message");
     let place = info.location().map(ToString::to_string).unwrap_or_default();
-    // What panics while a line is made is not asked to make another, and panics are said whatever RUST_LOG leaves out.
+    // A panic in the formatting code bypasses it. RUST_LOG does not suppress panics.
     if is_inside() || !tracing::enabled!(Level::ERROR) {
-        super::push(&own_line(style, Level::ERROR, &format!("thread {thread} panicked at {place}: {words}")));
+        push(&own_line(style, Level::ERROR, &format!("thread {thread} panicked at {place}: {words}")));
     } else {
         tracing::error!(thread, place, "thread panicked: {words}");
     }
     let backtrace = Backtrace::capture();
     if backtrace.status() == BacktraceStatus::Captured {
-        super::push(&format!("{backtrace}\n"));
+        push(&format!("{backtrace}\n"));
     }
 }
 

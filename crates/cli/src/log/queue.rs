@@ -1,11 +1,11 @@
-//! Lines on their way to stderr.
+//! Queue of lines for stderr.
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most bytes that wait. The writer has as many again in its hands.
+/// Maximum number of queued bytes. The writer holds as many again.
 const CAPACITY: usize = 256 << 10;
 
-/// A bounded queue of lines. No call waits for stderr.
+/// A bounded queue of lines. Producers never wait.
 pub(super) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -13,20 +13,20 @@ pub(super) struct Queue {
 
 struct State {
     lines: Vec<u8>,
-    /// Lines that found no room, after those that are in the queue.
+    /// Number of lines lost after the queued ones.
     lost: u64,
-    /// The writer has taken lines, and not come back yet.
+    /// The writer is writing lines that it took.
     writing: bool,
-    /// The writer is to come back now.
+    /// [`Queue::take`] must return now.
     woken: bool,
 }
 
-/// What is taken from the queue at once.
+/// Lines taken from the queue.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     /// Whole lines.
     pub(super) lines: Vec<u8>,
-    /// Lines that were lost after these.
+    /// Number of lines lost after these.
     pub(super) lost: u64,
 }
 
@@ -37,14 +37,14 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change leaves it in order.
+        // No change can leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a line. One that finds no room is lost and counted.
+    /// Appends a line. Without room, the line is lost and counted.
     pub(super) fn push(&self, line: &str) {
         let mut state = self.lock();
-        // Once a line is lost, so are the next ones, until those before are taken: the order stays.
+        // After a loss, further lines are lost until the queue is taken, to keep the order.
         let room = CAPACITY - state.lines.len();
         if state.lost > 0 || line.len() > room || state.lines.try_reserve(line.len()).is_err() {
             state.lost += 1;
@@ -55,7 +55,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for lines, for so long at most, and takes all. What was taken before counts as written.
+    /// Waits for lines for at most `time` and takes all. Lines taken before count as written.
     pub(super) fn take(&self, batch: &mut Batch, time: Option<Duration>) {
         batch.lines.clear();
         batch.lost = 0;
@@ -75,24 +75,24 @@ impl Queue {
         state.writing = !batch.lines.is_empty() || batch.lost > 0;
     }
 
-    /// Makes the writer come back from [`Queue::take`] without lines.
+    /// Makes [`Queue::take`] return without lines.
     pub(super) fn wake(&self) {
         self.lock().woken = true;
         self.changed.notify_all();
     }
 
-    /// What was taken is written.
+    /// Marks the taken lines as written.
     pub(super) fn written(&self) {
         self.lock().writing = false;
         self.changed.notify_all();
     }
 
-    /// Whether nothing waits, nor is being written.
+    /// Whether all lines are written.
     pub(super) fn is_written(&self) -> bool {
         self.lock().is_written()
     }
 
-    /// Waits until all is written, or `deadline`.
+    /// Waits until all lines are written, or until `deadline`.
     pub(super) fn wait_written(&self, deadline: Instant) {
         let state = self.lock();
         let time = deadline.saturating_duration_since(Instant::now());

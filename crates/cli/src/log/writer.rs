@@ -1,15 +1,14 @@
-//! Writes lines to stderr, and counts those that stderr does not take.
+//! Writes lines to stderr and counts lost ones.
 use super::lines::{Style, own_line};
 use super::queue::{Batch, Queue};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-/// Longest write of more than one line. A pipe takes so many bytes (PIPE_BUF) as a whole, and no line of another process comes
-/// between.
+/// Maximum write of several lines, in bytes: PIPE_BUF, which a pipe takes atomically.
 const WHOLE: usize = 4096;
 
-/// stderr without the lock and the buffer of [`std::io::Stderr`].
+/// stderr without the lock of [`std::io::Stderr`].
 pub(super) struct Stderr;
 
 impl Write for Stderr {
@@ -17,7 +16,7 @@ impl Write for Stderr {
         loop {
             match rustix::io::write(io::stderr(), bytes) {
                 Err(rustix::io::Errno::INTR) => {}
-                // Somebody who shares it has set O_NONBLOCK.
+                // Another process has set O_NONBLOCK.
                 Err(rustix::io::Errno::AGAIN) => drop(poll_stderr(None)),
                 result => return Ok(result?),
             }
@@ -29,26 +28,26 @@ impl Write for Stderr {
     }
 }
 
-/// Whether stderr takes a write, or has an error.
+/// Whether stderr is writable or has an error.
 fn poll_stderr(time: Option<&Timespec>) -> bool {
     let stderr = io::stderr();
     let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
     poll(&mut fds, time).is_ok() && !fds[0].revents().is_empty()
 }
 
-/// Where lines end.
+/// Writes the lines of a queue.
 pub(super) struct Writer<W> {
     out: W,
     style: Style,
     batch: Batch,
-    /// Lines that were lost and not told of.
+    /// Number of lost lines not yet reported.
     lost: u64,
-    /// The last line was cut off.
+    /// The last line was written in part.
     torn: bool,
 }
 
 impl Writer<Stderr> {
-    /// Writes what is queued as far as stderr takes it without a wait.
+    /// Writes as many queued lines as stderr takes without waiting.
     pub(super) fn write_what_fits(&mut self, queue: &Queue) {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         while !queue.is_written() && poll_stderr(Some(&at_once)) {
@@ -67,7 +66,7 @@ impl<W: Write> Writer<W> {
         self.style
     }
 
-    /// Waits for lines, for so long at most, and writes them.
+    /// Waits for lines for at most `time` and writes them.
     pub(super) fn write_next(&mut self, queue: &Queue, time: Option<Duration>) {
         let mut batch = std::mem::take(&mut self.batch);
         queue.take(&mut batch, time);
@@ -79,14 +78,14 @@ impl<W: Write> Writer<W> {
         }
         self.lost += batch.lost;
         if batch.lost > 0 {
-            self.tell_lost();
+            self.report_lost();
         }
         self.batch = batch;
     }
 
-    /// Writes whole lines, after what is to be said of those that were lost.
+    /// Writes whole lines, after the report of lost ones.
     fn write(&mut self, lines: &[u8]) {
-        if !self.tell_lost() {
+        if !self.report_lost() {
             self.lost += count(lines);
             return;
         }
@@ -95,14 +94,14 @@ impl<W: Write> Writer<W> {
         self.torn = written > 0 && lines[written - 1] != b'\n';
     }
 
-    /// Says how many lines were lost, if any were; `false`: it cannot be said yet.
-    fn tell_lost(&mut self) -> bool {
+    /// Reports lost lines. `false`: the report could not be written.
+    fn report_lost(&mut self) -> bool {
         if self.lost == 0 {
             return true;
         }
         let words = match self.lost {
-            1 => "1 log line lost: stderr did not take it".to_owned(),
-            lost => format!("{lost} log lines lost: stderr did not take them"),
+            1 => "1 log line lost: stderr is blocked".to_owned(),
+            lost => format!("{lost} log lines lost: stderr is blocked"),
         };
         let line = own_line(self.style, tracing::Level::WARN, &words);
         let line = if self.torn { format!("\n{line}") } else { line };
@@ -116,7 +115,7 @@ impl<W: Write> Writer<W> {
         self.lost == 0
     }
 
-    /// Writes as much as can be written.
+    /// Writes as many bytes as possible; returns their number.
     fn write_some(&mut self, bytes: &[u8]) -> usize {
         let mut written = 0;
         while written < bytes.len() {
@@ -135,7 +134,7 @@ fn count(lines: &[u8]) -> u64 {
     lines.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
-/// How many bytes are written at once: lines of up to [`WHOLE`] bytes in all, or one that is longer.
+/// Length of the next write: lines of up to [`WHOLE`] bytes in total, or one longer line.
 fn whole_lines(lines: &[u8]) -> usize {
     let end = |bytes: &[u8]| bytes.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1);
     let first = || lines.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
@@ -146,7 +145,7 @@ fn whole_lines(lines: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Takes so many bytes, then fails until it is given more room.
+    /// Takes `room` bytes, then fails until there is more.
     #[derive(Default)]
     struct Disk {
         text: String,
@@ -189,7 +188,7 @@ mod tests {
         assert_eq!(state, (0, false));
         let lines: Vec<_> = disk.text.lines().collect();
         assert_eq!((lines.len(), lines[0], lines[1], lines[3]), (4, "one", "two", "five"));
-        assert!(lines[2].ends_with("WARN 3 log lines lost: stderr did not take them"), "{lines:?}");
+        assert!(lines[2].ends_with("WARN 3 log lines lost: stderr is blocked"), "{lines:?}");
     }
 
     #[test]

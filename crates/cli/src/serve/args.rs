@@ -1,39 +1,38 @@
-//! What `paravane serve` can be told: on the command line, and by the same names in its file (see [`super::config`]).
-use crate::args::Engine;
+//! Options of `paravane serve` and `paravane status`. A file of devices has the same names as keys
+//! (see [`super::config`]).
+use crate::engine::Engine;
+use crate::net::mac;
 use crate::size::Size;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-const AFTER_HELP: &str = "Examples:
-  paravane serve blk --image vm.img --socket /run/vm0.sock --queues 4
-  paravane serve net --tap tap0 --socket /run/net0.sock
-  paravane serve --config devices.toml --check
-  paravane serve --config devices.toml
-
-Signals: SIGTERM and SIGINT finish what is in flight, remove the sockets and end; SIGHUP reads --config again, and looks at
-the sizes of images.";
-
-/// Serve disks, network cards and entropy to other VMMs over vhost-user: one device, or those of a file
+/// Serve disks, network cards and entropy sources to VMMs over vhost-user
 ///
-/// The daemon stays in the foreground and logs to stderr. A VMM that goes away and comes back is served again. Once all is
-/// set up, the daemon gives up what it will not need (see --no-sandbox).
+/// Serves one device (blk, net or rng), or the devices of a file (--config, see
+/// paravane-devices.toml(5)).
 ///
-/// Exit status: 0 it was asked to end; 1 something failed; 2 the request was at fault and nothing was touched.
+/// The daemon stays in the foreground and logs to stderr. A VMM may disconnect and reconnect at any
+/// time. After opening its files the daemon enters a sandbox: Landlock, seccomp, no capabilities
+/// beyond those that the devices need (see --no-sandbox).
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER_HELP, args_conflicts_with_subcommands = false, subcommand_required = false)]
+#[command(args_conflicts_with_subcommands = false, subcommand_required = false)]
 pub(crate) struct ServeArgs {
     #[command(subcommand)]
     pub(crate) device: Option<DeviceCommand>,
-    /// Serve the devices of this TOML file, in which options are keys, and blk, net, rng and daemon tables
+    /// Serve the devices of this TOML file
+    ///
+    /// SIGHUP reads the file again. Keys are options without dashes, in the tables daemon, blk, net
+    /// and rng: see paravane-devices.toml(5).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Only say whether the request is in order, and end
+    /// Validate the configuration and exit
     #[arg(long, global = true)]
     pub(crate) check: bool,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
-    /// Try to open FILE, to execute it and to make sockets once the sandbox is up, and log what became of it (for tests)
+    /// Try to open and execute FILE and to make sockets in the sandbox, and log the results (for
+    /// tests)
     #[arg(long, value_name = "FILE", global = true, hide = true)]
     pub(crate) try_sandbox: Option<PathBuf>,
 }
@@ -46,147 +45,175 @@ pub(crate) enum DeviceCommand {
     Rng(RngArgs),
 }
 
-/// What concerns the daemon and not a device. On the command line it overrides what the file's table `daemon` says.
+/// Options of the daemon. Those of the command line override those of the file's table `daemon`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Daemon")]
 pub(crate) struct DaemonArgs {
-    /// Socket for `paravane status`; `off`: none [default: PID.sock in /run/paravane for root, else in paravane in
-    /// XDG_RUNTIME_DIR]
+    /// Control socket for `paravane status`; `off` disables it [default: DIRECTORY/PID.sock]
+    ///
+    /// DIRECTORY is RUNTIME_DIRECTORY if set (by systemd), /run/paravane for root, else
+    /// XDG_RUNTIME_DIR/paravane.
     #[arg(long, value_name = "PATH", global = true)]
     pub(crate) control: Option<PathBuf>,
-    /// Serve metrics for Prometheus over HTTP at this address and port, under /metrics
+    /// Serve Prometheus metrics at http://ADDRESS:PORT/metrics [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", global = true)]
     pub(crate) metrics: Option<SocketAddr>,
-    /// Go on as this user (a name or a number) when images, TAP devices and ports are open; sockets are then its
+    /// Drop privileges to USER (name or number) after startup [default: none]
+    ///
+    /// The daemon opens images, TAP devices and ports before it drops privileges. USER owns the
+    /// sockets.
     #[arg(long, value_name = "USER", global = true)]
     pub(crate) user: Option<String>,
-    /// With --config: a directory that devices which SIGHUP adds may have images and sockets in, too (may be repeated)
+    /// With --config: allow images and sockets of new devices in DIRECTORY (repeatable)
+    ///
+    /// Devices that SIGHUP adds may use the directories of the devices that were there at startup,
+    /// and these.
     #[arg(long, value_name = "DIRECTORY", global = true)]
     pub(crate) allow: Vec<PathBuf>,
-    /// Keep all rights: a guest that takes over this process can then do whatever its user can, open any file, make any
-    /// connection, start any program
+    /// Run without a sandbox
+    ///
+    /// A guest that takes over the daemon can then open any file, make any connection and start any
+    /// program that the daemon's user can.
     #[arg(long, global = true)]
     pub(crate) no_sandbox: bool,
-    /// How the log is written
+    /// Format of the log [default: text]
     #[arg(long, value_enum, value_name = "FORMAT", global = true)]
     pub(crate) log_format: Option<LogFormat>,
-    /// Log lines per second and device, after a burst of 20 times as many; 0: no limit [default: 1; with -v: 0]
+    /// Maximum log lines per second and device; 0 disables the limit [default: 1; with -v: 0]
+    ///
+    /// A burst of 20 times as many lines passes first. Errors and other lines are counted
+    /// separately.
     #[arg(long, value_name = "LINES", global = true)]
     pub(crate) log_rate: Option<u32>,
-    /// Most memory that one VMM may share. Allow twice its guest's: a VMM that replaces its memory has both mapped for a moment
-    /// [default: 8 times RAM and swap, at least 1T, at most half of --max-memory]
+    /// Maximum memory shared by one VMM [default: 8 times RAM and swap]
+    ///
+    /// Allow twice the guest's memory: a VMM that replaces its memory has both mappings for a
+    /// moment. The default is at least 1T and at most half of --max-memory.
     #[arg(long, value_name = "SIZE", global = true)]
     pub(crate) max_client_memory: Option<Size>,
-    /// Most memory that all VMMs together may share. Half of it is divided evenly among the devices and kept for them [default:
-    /// half of the address space, 64T, or half of RLIMIT_AS]
+    /// Maximum memory shared by all VMMs [default: half of the address space (64T) or of RLIMIT_AS]
+    ///
+    /// Half of it is reserved for the devices in equal shares.
     #[arg(long, value_name = "SIZE", global = true)]
     pub(crate) max_memory: Option<Size>,
-    /// Most memory regions of all VMMs together, divided as --max-memory; one VMM has at most 256 [default: three quarters of
-    /// vm.max_map_count, at most half of RLIMIT_NOFILE]
+    /// Maximum memory regions of all VMMs [default: 3/4 of vm.max_map_count]
+    ///
+    /// Half of them are reserved for the devices in equal shares. One VMM may have 256. The default
+    /// is at most half of RLIMIT_NOFILE.
     #[arg(long, value_name = "N", global = true)]
     pub(crate) max_mappings: Option<u64>,
-    /// Seconds that SIGTERM waits for requests in flight; then the daemon exits with status 1. A second SIGTERM or SIGINT exits
-    /// at once [default: 10]
+    /// Time that SIGTERM waits for requests in flight [default: 10]
+    ///
+    /// After it the daemon exits with status 1. A second SIGTERM or SIGINT ends the wait.
     #[arg(long, value_name = "SECONDS", global = true)]
     pub(crate) stop_timeout: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Lines for people.
+    /// Lines of text
     Text,
-    /// One JSON object a line.
+    /// A JSON object in each line
     Json,
 }
 
-/// What all devices have in common.
+/// Options of every device.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-#[command(next_help_heading = "Serving", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation"]).required(true))]
+#[command(next_help_heading = "Endpoint and threads", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation"]).required(true))]
 pub(crate) struct EndpointArgs {
-    /// Name in the log, in `paravane status` and in metrics [default: the kind of device; required in a file]
+    /// Name in log, status and metrics [default: blk, net or rng; required in a file]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Listen on this socket for a VMM; it is made with mode 0600
+    /// Listen for a VMM on this Unix socket, created with mode 0600
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Connect to the socket on which a VMM listens, and keep trying for ever
+    /// Connect to the Unix socket on which a VMM listens; retry until it succeeds
     #[arg(long, value_name = "PATH")]
     pub(crate) connect: Option<PathBuf>,
-    /// Listen on the socket that systemd has passed under the device's name (FileDescriptorName=)
+    /// Listen on the socket passed by systemd with FileDescriptorName=NAME
     #[arg(long)]
     pub(crate) socket_activation: bool,
-    /// Threads that serve the device's queues [default: 1]
+    /// Number of threads that serve the queues of the device [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u16>,
-    /// Look for new work for up to MICROSECONDS before sleeping, on queues where it comes so soon; 0: never [default: 50]
+    /// Maximum time to poll a queue before sleeping; 0 disables polling [default: 50]
+    ///
+    /// Only queues whose work recently arrived within this time are polled.
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) poll_us: Option<u32>,
-    /// Do not offer packed virtqueues
+    /// Offer split virtqueues only
     #[arg(long)]
     pub(crate) no_packed: bool,
 }
 
-/// How much a device may use. Queues share it; a network card has it for each direction.
+/// Rate limits of a device, shared by its queues; a network card has them for each direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
-#[command(next_help_heading = "Limits")]
+#[command(next_help_heading = "Rate limits")]
 pub(crate) struct LimitArgs {
-    /// Bytes of data a second [default: no limit]
+    /// Maximum bytes of data per second; network: in each direction [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub(crate) bytes_per_second: Option<Size>,
-    /// Bytes beyond that after a time in which less was used [default: what a tenth of a second allows]
+    /// Burst in bytes after an idle time [default: 0.1 s of --bytes-per-second]
     #[arg(long, value_name = "SIZE", requires = "bytes_per_second")]
     pub(crate) burst_bytes: Option<Size>,
-    /// Requests or frames a second [default: no limit]
+    /// Maximum requests or frames per second; network: in each direction [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) ops_per_second: Option<u64>,
-    /// Requests or frames beyond that after a time in which there were less [default: what a tenth of a second allows]
+    /// Burst in requests or frames after an idle time [default: 0.1 s of --ops-per-second]
     #[arg(long, value_name = "N", requires = "ops_per_second")]
     pub(crate) burst_ops: Option<u64>,
 }
 
 /// Serve a disk
 ///
-/// The image is locked while it is served (but see --no-lock), and its format is what is said here, never guessed.
+/// The image is locked while it is served (see --no-lock). Its format is the one given by --format,
+/// never guessed.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub(crate) struct BlkArgs {
-    /// The image, or a block device
+    /// Disk image or block device
     #[arg(long, value_name = "PATH")]
     pub(crate) image: PathBuf,
     /// Format of the image [default: raw]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
-    /// What a qcow2 image is based on, qcow2:PATH or raw:PATH, and what that is based on, and so on (may be repeated); the names
-    /// in images open nothing
+    /// Backing file as FORMAT:PATH; repeat per layer, top first
+    ///
+    /// FORMAT is raw or qcow2. File names stored in images are ignored.
     #[arg(long, value_name = "FORMAT:PATH")]
     pub(crate) backing: Vec<Backing>,
-    /// Open the image read-only, and say so to the guest
+    /// Open the image read-only and offer a read-only disk
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Do not lock a raw image, so that a second daemon can have it open: for a machine that moves from one to the other. If
-    /// two machines write to it, the file system on it is destroyed
+    /// Do not lock a raw image (for migration between two daemons)
+    ///
+    /// Two guests that write to the same image destroy its file system.
     #[arg(long)]
     pub(crate) no_lock: bool,
-    /// Go past the host's page cache (O_DIRECT), as with QEMU's cache=none: the guest's data are not kept in the host's memory as well,
-    /// and one guest's work does not push out another's. The guest is told the block size that the file asks for. Raw images only
+    /// Bypass the page cache of the host (O_DIRECT); raw images only
+    ///
+    /// As with QEMU's cache=none, guest data is cached in the guest only. The guest sees the block
+    /// size that the image requires.
     #[arg(long)]
     pub(crate) direct: bool,
-    /// Register the VMM's memory with io_uring, which saves processor time with --direct. All of that memory is then held in place:
-    /// it must fit in RLIMIT_MEMLOCK, once for each queue, and the VMM must not use a balloon, virtio-mem or postcopy migration,
-    /// or reads come to pages that the guest does not have any more
+    /// Register guest memory with io_uring; saves CPU time with --direct
+    ///
+    /// Pins all memory of the VMM: RLIMIT_MEMLOCK must allow it once for each queue. Do not combine
+    /// it with a balloon, virtio-mem or postcopy migration: reads would land in pages that no
+    /// longer belong to the guest.
     #[arg(long)]
     pub(crate) registered_buffers: bool,
-    /// Serial number, at most 20 bytes of ASCII [default: from the image's file name]
+    /// Serial number, at most 20 ASCII characters [default: from the file name of the image]
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,
-    /// Queues to offer [default: 1]
+    /// Number of queues [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Most descriptors of a queue, a power of two from 4 on. The VMM chooses how many, up to this. With less than 128, requests
-    /// have fewer segments [default: 1024]
+    /// Maximum queue size, a power of two from 4 to 32768 [default: 1024]
+    ///
+    /// The VMM chooses the size up to this. Below 128, requests have fewer segments.
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
-    /// What does the I/O; auto copies at once if the image is in memory, else takes io_uring when the host allows
-    /// it, else threads [default: auto]
+    /// I/O engine [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<Engine>,
     #[command(flatten)]
@@ -197,13 +224,13 @@ pub(crate) struct BlkArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// The disk's bytes.
+    /// The bytes of the disk
     Raw,
-    /// QEMU's format.
+    /// QEMU's qcow2
     Qcow2,
 }
 
-/// An image that another one is based on.
+/// A backing file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
     pub(crate) format: Format,
@@ -217,10 +244,10 @@ impl std::str::FromStr for Backing {
         let (format, path) = match text.split_once(':') {
             Some(("raw", path)) => (Format::Raw, path),
             Some(("qcow2", path)) => (Format::Qcow2, path),
-            _ => return Err("its format comes first: qcow2:PATH or raw:PATH".to_owned()),
+            _ => return Err("missing format: write raw:PATH or qcow2:PATH".to_owned()),
         };
         match path {
-            "" => Err("the path is empty".to_owned()),
+            "" => Err("empty path".to_owned()),
             path => Ok(Self { format, path: path.into() }),
         }
     }
@@ -228,38 +255,40 @@ impl std::str::FromStr for Backing {
 
 /// Serve a network card
 ///
-/// Exactly one of --tap, --link, --echo, --sink and --source says what it is connected to.
+/// Exactly one of --tap, --link, --echo, --sink and --source selects the network.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 #[command(group = ArgGroup::new("network").args(["tap", "link", "echo", "sink", "source"]).required(true))]
 pub(crate) struct NetArgs {
-    /// Connect the card to the host's TAP device NAME; made if there is none, which takes CAP_NET_ADMIN
+    /// Connect to the TAP device NAME of the host; created if missing (needs CAP_NET_ADMIN)
     #[arg(long, value_name = "NAME")]
     pub(crate) tap: Option<String>,
-    /// Connect the card to the other one of this daemon with the same link NAME (needs --config)
+    /// Connect to the other card of this daemon with the same link NAME (needs --config)
     #[arg(long, value_name = "NAME")]
     pub(crate) link: Option<String>,
-    /// Send every frame back, its addresses swapped (for measuring)
+    /// Return every frame with source and destination swapped (for measurements)
     #[arg(long)]
     pub(crate) echo: bool,
-    /// Swallow every frame (for measuring)
+    /// Discard every frame (for measurements)
     #[arg(long)]
     pub(crate) sink: bool,
-    /// Swallow every frame, and send frames of SIZE bytes as fast as there are buffers (for measuring)
+    /// Discard every frame and send frames of SIZE bytes at full rate (for measurements)
     #[arg(long, value_name = "SIZE")]
     pub(crate) source: Option<Size>,
-    /// The card's address [default: 52:54:00 and three bytes made of name and socket]
+    /// MAC address [default: 52:54:00 and a hash of name and socket]
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<Mac>,
-    /// Pairs of queues to offer [default: 1]
+    /// Number of queue pairs [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Most descriptors of a queue, a power of two. The VMM chooses how many, up to this [default: 1024]
+    /// Maximum queue size, a power of two from 2 to 32768 [default: 1024]
+    ///
+    /// The VMM chooses the size up to this.
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
-    /// Largest packet that the guest is told of [default: none is named]
+    /// MTU that the guest is told [default: none]
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u16>,
-    /// Do not leave checksums and segmentation to the far side
+    /// Disable checksum and segmentation offloads
     #[arg(long)]
     pub(crate) no_offloads: bool,
     #[command(flatten)]
@@ -275,7 +304,7 @@ pub(crate) struct RngArgs {
     pub(crate) endpoint: EndpointArgs,
 }
 
-/// A card's address.
+/// A MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mac(pub(crate) [u8; 6]);
 
@@ -283,38 +312,42 @@ impl std::str::FromStr for Mac {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        crate::net::mac(text).map(Self).ok_or_else(|| "six bytes are written 52:54:00:00:00:01".to_owned())
+        mac(text).map(Self)
     }
 }
 
-/// Show the devices that daemons of this user serve: clients, queues, rates, errors
+/// Show the devices of running daemons: clients, queues, rates, errors
 ///
-/// Asks every daemon in /run/paravane (root) or in paravane in XDG_RUNTIME_DIR, twice, and shows what happened in between: a
-/// summary of each daemon, a table of its devices, and a line for each problem.
+/// Asks every daemon in the control directory twice and shows the difference: a summary of each
+/// daemon, a table of its devices, and a line for each problem. The control directory is
+/// /run/paravane for root, else XDG_RUNTIME_DIR/paravane.
 ///
-/// Exit status: 0 all daemons have answered, if there are any; 1 one has not, or there is no device DEVICE.
+/// Columns: CLIENT is the state of the connection. SESSIONS counts connections. QUEUES shows
+/// enabled and offered queues. DONE/s counts buffers returned to the driver, KICKS/s available
+/// buffer notifications, IRQS/s interrupts, MB/s bytes from and to the guest (network cards).
+/// ERRORS sums protocol errors, refused connections, failed queues and storage errors.
 #[derive(Debug, Default, Args)]
-#[command(after_long_help = AFTER_STATUS)]
 pub(crate) struct StatusArgs {
-    /// Show these devices only; * and ? in a name match any characters and any one [default: all]
+    /// Devices to show; `*` matches any characters, `?` any one [default: all]
     #[arg(value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,
-    /// Ask the daemon with this control socket only
+    /// Ask only the daemon with this control socket
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Time between the two questions; 0: ask once, and show no rates
+    /// Time over which rates are measured; 0: ask once, show no rates
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 1.0)]
     pub(crate) seconds: f64,
-    /// Show devices with TEXT in their name, kind, endpoint or back end, in upper or lower case
+    /// Show devices with TEXT in name, kind, endpoint or back end, ignoring case
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
-    /// Show devices with errors, and failed ones
+    /// Show devices with errors and failed devices only
     #[arg(long)]
     pub(crate) problems: bool,
-    /// Sort by KEY: names in their order, numbers with the largest first [default: name; with --json the file's order]
+    /// Sort by KEY: names ascending, numbers descending [default: name; with --json: as in the
+    /// file]
     #[arg(long, value_enum, value_name = "KEY")]
     pub(crate) sort: Option<SortKey>,
-    /// Sort the other way round
+    /// Reverse the order
     #[arg(long)]
     pub(crate) reverse: bool,
     /// Show the first N devices of each daemon
@@ -328,29 +361,23 @@ pub(crate) struct StatusArgs {
     pub(crate) json: bool,
 }
 
-/// What devices are sorted by.
+/// Order of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SortKey {
-    /// vm2 before vm10.
+    /// Name; vm2 before vm10
     Name,
-    /// blk, net, rng.
+    /// blk, net, rng
     Kind,
-    /// Buffers given back a second.
+    /// Buffers returned to the driver per second
     Done,
-    /// Notifications from the driver a second.
+    /// Available buffer notifications per second
     Kicks,
-    /// Interrupts to the driver a second.
+    /// Interrupts per second
     Irqs,
-    /// Bytes a second, of network cards.
+    /// Bytes per second of network cards
     Mb,
-    /// Connections so far.
+    /// Number of connections
     Sessions,
-    /// The column ERRORS.
+    /// The column ERRORS
     Errors,
 }
-
-const AFTER_STATUS: &str = "Examples:
-  paravane status --summary
-  paravane status --problems
-  paravane status --sort done --limit 20
-  paravane status 'vm17-*' --json";

@@ -1,11 +1,11 @@
-//! The file of `paravane serve --config`.
+//! Reads the file of `paravane serve --config`.
 //!
 //! ```text
-//!  text --toml--> tables with places --one table: options by the same names--> clap --> BlkArgs ... --> DeviceSpec
-//!                        '------------- line of the table, of each key -----------------> the line of an error
+//!  text --toml--> tables with spans --one table: options by the same names--> clap --> BlkArgs ... --> DeviceSpec
+//!                        '------------- line of the table, of each key ----------------> the line of an error
 //! ```
-//! A key is an option of the command line without its dashes, so there is one list of them, one check of their values, and
-//! one manual. A file can hold nothing that nobody knows.
+//! A key is an option of the command line without its dashes. So options and keys share one list,
+//! one validation and one manual. Unknown keys are errors.
 use super::args::{BlkArgs, DaemonArgs, DeviceCommand, NetArgs, RngArgs};
 use super::spec::{self, DeviceSpec, Endpoint, Kind};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -17,35 +17,35 @@ use thiserror::Error;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Largest file that is read: a thousand devices take less.
+/// Maximum size in bytes; a thousand devices take less.
 const MAX_LEN: u64 = 1 << 20;
 
-/// What is in the file.
+/// The contents of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) daemon: DaemonArgs,
     pub(crate) devices: Vec<DeviceSpec>,
 }
 
-/// Why a file cannot be used.
+/// A file that cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
-    /// {path}: {source}
+    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why it cannot be read.
+        /// The cause.
         source: std::io::Error,
     },
-    /// {path}:{line}: {what}
+    /// A line is invalid.
     #[error("{}:{line}: {what}", path.display())]
-    Wrong {
+    Invalid {
         /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What is wrong there, with the key if it is one.
+        /// The problem, with its key if it has one.
         what: String,
     },
 }
@@ -54,43 +54,43 @@ impl Config {
     /// Reads the file. Relative paths in it are relative to its directory.
     ///
     /// # Errors
-    /// It cannot be read, or what is in it cannot be used.
+    /// The file cannot be read or is invalid.
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         let os = |source| ConfigError::Read { path: path.to_owned(), source };
         let len = std::fs::metadata(path).map_err(os)?.len();
         if len > MAX_LEN {
-            return Err(os(std::io::Error::other(format!("{len} bytes are more than {MAX_LEN}"))));
+            return Err(os(std::io::Error::other(format!("file too large: {len} bytes, at most {MAX_LEN}"))));
         }
         let text = std::fs::read_to_string(path).map_err(os)?;
         Self::parse(path, &text)
     }
 
-    /// As [`Config::read`], of a file with this text.
+    /// Parses a file with this text; see [`Config::read`].
     ///
     /// # Errors
-    /// What is in it cannot be used.
+    /// The text is invalid.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let wrong = |Wrong { at, what }| ConfigError::Wrong {
+        let locate = |Problem { at, what }| ConfigError::Invalid {
             path: path.to_owned(),
             line: 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count(),
             what,
         };
         let base = path.parent().unwrap_or(Path::new(""));
         let document = DeTable::parse(text).map_err(|error| {
-            wrong(Wrong::at(&error.span().unwrap_or(0..0), error.message().replace('\n', " ")))
+            locate(Problem::at(&error.span().unwrap_or(0..0), error.message().replace('\n', " ")))
         })?;
-        read(document.get_ref(), base).map_err(wrong)
+        read(document.get_ref(), base).map_err(locate)
     }
 }
 
-/// What is wrong, and where in the text.
+/// A problem and its position in the text.
 #[derive(Debug)]
-struct Wrong {
+struct Problem {
     at: usize,
     what: String,
 }
 
-impl Wrong {
+impl Problem {
     fn at(span: &Range<usize>, what: impl Into<String>) -> Self {
         Self { at: span.start, what: what.into() }
     }
@@ -98,11 +98,11 @@ impl Wrong {
 
 type Table<'a> = Spanned<DeValue<'a>>;
 
-fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Wrong> {
+fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
     let mut config = Config::default();
     let mut tables = Vec::new();
     for (key, value) in document {
-        let read: fn(&Table<'_>) -> Result<DeviceCommand, Wrong> = match key.get_ref().as_ref() {
+        let read: fn(&Table<'_>) -> Result<DeviceCommand, Problem> = match key.get_ref().as_ref() {
             "daemon" => {
                 config.daemon = from_table(value)?;
                 continue;
@@ -111,24 +111,26 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Wrong> {
             "net" => |table| from_table::<NetArgs>(table).map(DeviceCommand::Net),
             "rng" => |table| from_table::<RngArgs>(table).map(DeviceCommand::Rng),
             other => {
-                let what =
-                    format!("unknown table {other:?}; [daemon], [[blk]], [[net]] and [[rng]] are known");
-                return Err(Wrong::at(&key.span(), what));
+                let what = format!("unknown table {other:?}: use [daemon], [[blk]], [[net]] or [[rng]]");
+                return Err(Problem::at(&key.span(), what));
             }
         };
         let DeValue::Array(list) = value.get_ref() else {
-            return Err(Wrong::at(&key.span(), format!("a device is written [[{}]]", key.get_ref())));
+            return Err(Problem::at(
+                &key.span(),
+                format!("write [[{}]]: devices are arrays of tables", key.get_ref()),
+            ));
         };
         for table in list {
             tables.push((table, read(table)?));
         }
     }
-    // In the order of the file, whatever their kind.
+    // In the order of the file, across kinds.
     tables.sort_by_key(|(table, _)| table.span().start);
     for (table, command) in &tables {
         let mut device = DeviceSpec::new(command).map_err(|(option, what)| of_option(table, option, what))?;
-        if place_of(table, "name").is_none() {
-            return Err(Wrong::at(&table.span(), "name is missing"));
+        if span_of(table, "name").is_none() {
+            return Err(Problem::at(&table.span(), "missing key name"));
         }
         absolute(&mut device, base);
         config.devices.push(device);
@@ -156,21 +158,21 @@ fn absolute(device: &mut DeviceSpec, base: &Path) {
     }
 }
 
-/// What is wrong with an option, at its key, or where the table begins if it has none.
-fn of_option(table: &Table<'_>, option: &str, what: impl Into<String>) -> Wrong {
-    let span = place_of(table, option).unwrap_or_else(|| table.span());
-    Wrong::at(&span, format!("{option}: {}", what.into()))
+/// A problem with an option: at its key, or at the start of the table if the key is missing.
+fn of_option(table: &Table<'_>, option: &str, what: impl Into<String>) -> Problem {
+    let span = span_of(table, option).unwrap_or_else(|| table.span());
+    Problem::at(&span, format!("{option}: {}", what.into()))
 }
 
-fn place_of(table: &Table<'_>, option: &str) -> Option<Range<usize>> {
+fn span_of(table: &Table<'_>, option: &str) -> Option<Range<usize>> {
     let DeValue::Table(table) = table.get_ref() else { return None };
     table.iter().find(|(key, _)| key.get_ref() == option).map(|(key, _)| key.span())
 }
 
-/// Reads one table as if its keys were options.
-fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Wrong> {
+/// Parses one table as options of the command line.
+fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Problem> {
     let DeValue::Table(entries) = table.get_ref() else {
-        return Err(Wrong::at(&table.span(), "this is not a table"));
+        return Err(Problem::at(&table.span(), "not a table"));
     };
     let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
     let command = T::augment_args(command);
@@ -179,16 +181,16 @@ fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Wrong> {
         let name = key.get_ref().as_ref();
         let Some(option) = command.get_arguments().find(|option| option.get_long() == Some(name)) else {
             let known: Vec<_> = command.get_arguments().filter_map(Arg::get_long).collect();
-            let what = format!("unknown key {name:?}; {} are known here", known.join(", "));
-            return Err(Wrong::at(&key.span(), what));
+            let what = format!("unknown key {name:?}: this table has {}", known.join(", "));
+            return Err(Problem::at(&key.span(), what));
         };
-        to_words(option, name, value, &mut words).map_err(|what| Wrong::at(&key.span(), what))?;
+        to_words(option, name, value, &mut words).map_err(|what| Problem::at(&key.span(), what))?;
     }
     let matches = command.try_get_matches_from(words).map_err(|error| explain(table, &error))?;
     T::from_arg_matches(&matches).map_err(|error| explain(table, &error))
 }
 
-/// `key = value` as the command line would have it.
+/// Appends `key = value` as an option of the command line.
 fn to_words(
     option: &Arg,
     key: &str,
@@ -197,14 +199,14 @@ fn to_words(
 ) -> Result<(), String> {
     let one = |value: &DeValue<'_>| match value {
         DeValue::String(text) => Ok(text.to_string()),
-        // Without the underscores that TOML allows.
+        // TOML allows underscores in numbers.
         DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().replace('_', "")),
-        _ => Err(format!("{key}: neither a string nor a decimal number")),
+        _ => Err(format!("{key}: not a string or decimal integer")),
     };
     match (option.get_action(), value.get_ref()) {
         (ArgAction::SetTrue, DeValue::Boolean(true)) => words.push(format!("--{key}").into()),
         (ArgAction::SetTrue, DeValue::Boolean(false)) => {}
-        (ArgAction::SetTrue, _) => return Err(format!("{key}: neither true nor false")),
+        (ArgAction::SetTrue, _) => return Err(format!("{key}: not true or false")),
         (ArgAction::Append, DeValue::Array(list)) => {
             for value in list {
                 words.push(format!("--{key}={}", one(value.get_ref())?).into());
@@ -216,28 +218,29 @@ fn to_words(
     Ok(())
 }
 
-/// An error of the command line in the words of the file.
-fn explain(table: &Table<'_>, error: &clap::Error) -> Wrong {
+/// Converts an error of the command line to one of the file.
+fn explain(table: &Table<'_>, error: &clap::Error) -> Problem {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(list)) => list.join(", "),
         _ => String::new(),
     };
-    // "--queues <N>" and "<--socket <PATH>|--connect <PATH>>" become "queues" and "socket or connect".
+    // "--queues <N>" and "<--socket <PATH>|--connect <PATH>>" become "queues" and "socket or
+    // connect".
     let keys = |text: &str| {
         let names = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
         names.filter_map(|name| name.strip_prefix("--")).collect::<Vec<_>>().join(" or ")
     };
     let key = keys(&text(ContextKind::InvalidArg));
     match error.kind() {
-        ErrorKind::MissingRequiredArgument => Wrong::at(&table.span(), format!("{key} is missing")),
+        ErrorKind::MissingRequiredArgument => Problem::at(&table.span(), format!("missing key {key}")),
         ErrorKind::ArgumentConflict => {
             let other = keys(&text(ContextKind::PriorArg));
-            of_option(table, &key, format!("cannot be together with {other}"))
+            of_option(table, &key, format!("excludes {other}: remove one of them"))
         }
         ErrorKind::InvalidValue => {
             let (value, known) = (text(ContextKind::InvalidValue), text(ContextKind::ValidValue));
-            of_option(table, &key, format!("unknown value {value:?}; {known} are known"))
+            of_option(table, &key, format!("unknown value {value:?}: use one of {known}"))
         }
         _ => {
             let why = std::error::Error::source(error)

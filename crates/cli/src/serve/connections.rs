@@ -1,34 +1,35 @@
-//! A bounded number of connections, of which no client can keep another one out.
+//! A bounded number of connections, shared fairly by clients.
 //!
 //! ```text
 //!   accept --> silent --whole request--> waiting for the report --> reading the response --> closed
 //!                 '--------------------- evicted, oldest first -----------'
 //! ```
-//! When the table is full, the client with the most connections loses its oldest one: a silent one first, then one that has
-//! been reading for longer than [`GRACE`]. Who waits for the report is never evicted: that wait is ours, and short.
+//! When the table is full, the client with the most connections loses its oldest one: a silent one
+//! first, then one that has been reading for longer than [`GRACE`]. A connection that waits for the
+//! report is never evicted: the daemon keeps that wait short.
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// How long a client may read before it can be evicted.
+/// Reading time before a connection can be evicted.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time between two attempts to find a connection to evict.
+/// Time between attempts to evict a connection.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Who shares a fate: an IPv4 address, an IPv6 network of 64 bits, or all that use the control socket.
+/// A client: an IPv4 address, an IPv6 /64 network, or all users of the control socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client(u64);
 
 impl Client {
-    /// Of the control socket.
+    /// All users of the control socket.
     pub(crate) const LOCAL: Self = Self(0);
 
     pub(crate) fn at(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => Self(address.to_bits().into()),
-            // One host may have a network of this size, and changes its address at will.
+            // One host may have a network of this size and change its address at will.
             IpAddr::V6(address) => Self((address.to_bits() >> 64) as u64),
         }
     }
@@ -42,7 +43,7 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Open {
+struct Connection {
     number: u64,
     client: Client,
     state: State,
@@ -59,30 +60,30 @@ pub(crate) struct Connections {
 #[derive(Debug, Default)]
 struct Table {
     /// Oldest first.
-    open: Vec<Open>,
+    open: Vec<Connection>,
     count: u64,
 }
 
-/// A connection's place in the table, until it is dropped.
+/// Keeps a connection in the table until dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionGuard {
     connections: Arc<Connections>,
     number: u64,
 }
 
 impl Connections {
-    /// At most `most` at a time.
+    /// Creates a table of at most `most` connections.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, table: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Each change leaves it whole.
+        // No change can leave the table inconsistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a connection in a task of its own, once there is room for it.
-    pub(crate) async fn serve<F>(self: &Arc<Self>, client: Client, serve: impl FnOnce(Place) -> F)
+    /// Serves a connection in a new task once there is room.
+    pub(crate) async fn serve<F>(self: &Arc<Self>, client: Client, serve: impl FnOnce(ConnectionGuard) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -90,15 +91,15 @@ impl Connections {
             tokio::time::sleep(RETRY).await;
         }
         {
-            // Held until it is in the table, so that it cannot leave before.
+            // Locked until the connection is in the table: the task cannot remove it before.
             let mut table = self.table();
             let number = table.count;
             table.count += 1;
-            let place = Place { connections: self.clone(), number };
-            let task = tokio::spawn(serve(place)).abort_handle();
-            table.open.push(Open { number, client, state: State::Silent, task });
+            let guard = ConnectionGuard { connections: self.clone(), number };
+            let task = tokio::spawn(serve(guard)).abort_handle();
+            table.open.push(Connection { number, client, state: State::Silent, task });
         }
-        // A request that is here already is read before anybody is evicted for the next connection.
+        // A request that has arrived is read before the next eviction.
         tokio::task::yield_now().await;
     }
 
@@ -111,7 +112,7 @@ impl Connections {
         let states: Vec<_> = table.open.iter().map(|open| (open.client, open.state)).collect();
         let Some(victim) = victim(&states, now) else { return false };
         let victim = table.open.remove(victim);
-        tracing::debug!("a connection is closed: there are {} others", self.most);
+        tracing::debug!(limit = self.most, "connection evicted: too many connections");
         victim.task.abort();
         true
     }
@@ -123,26 +124,26 @@ impl Connections {
     }
 }
 
-impl Place {
-    /// The request is here.
+impl ConnectionGuard {
+    /// The request has arrived.
     pub(crate) fn waits(&self) {
         self.connections.set(self.number, State::Waiting);
     }
 
-    /// The response is on its way.
+    /// The response is being sent.
     pub(crate) fn reads(&self) {
         self.connections.set(self.number, State::Reading { since: Instant::now() });
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let number = self.number;
         self.connections.table().open.retain(|open| open.number != number);
     }
 }
 
-/// Which connection goes for a new one, oldest first.
+/// Index of the connection to evict. `open` is sorted by age, oldest first.
 fn victim(open: &[(Client, State)], now: Instant) -> Option<usize> {
     let silent = |state| state == State::Silent;
     let slow = |state| match state {
@@ -152,7 +153,7 @@ fn victim(open: &[(Client, State)], now: Instant) -> Option<usize> {
     oldest_of_most(open, silent).or_else(|| oldest_of_most(open, slow))
 }
 
-/// Of the client with the most connections among `those`, the oldest of them.
+/// Index of the oldest connection in a state of `those`, of the client with the most connections.
 fn oldest_of_most(open: &[(Client, State)], those: impl Fn(State) -> bool) -> Option<usize> {
     let candidates = || open.iter().enumerate().filter(|(_, (_, state))| those(*state));
     let count = |client: Client| open.iter().filter(|(other, _)| *other == client).count();
@@ -173,7 +174,7 @@ mod tests {
         let silent = State::Silent;
         assert_eq!(victim(&[(b, silent), (a, silent), (a, silent)], now), Some(1));
         assert_eq!(victim(&[(a, silent), (b, silent)], now), Some(0));
-        // Who has asked stays while there are others.
+        // A connection that waits stays while there are others.
         assert_eq!(victim(&[(a, slow), (a, State::Waiting), (b, silent)], now), Some(2));
         assert_eq!(victim(&[(b, slow), (a, late), (a, slow), (a, State::Waiting)], now), Some(2));
         assert_eq!(victim(&[(a, State::Waiting), (a, late)], now), None);

@@ -1,8 +1,8 @@
-//! The control socket: sends a report to each client, and takes no commands.
+//! The control socket: sends a report to each client and accepts no commands.
 //!
-//! A daemon that is not told where has it in a directory of all daemons of its user, as PID.sock; `paravane status` asks
-//! all that are there.
-use super::connections::{Client, Connections, Place};
+//! By default it is PID.sock in a directory of all daemons of the user, where `paravane status`
+//! finds it.
+use super::connections::{Client, ConnectionGuard, Connections};
 use super::report::Report;
 use super::reporter::Reporter;
 use anyhow::{Context, bail};
@@ -17,18 +17,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
-/// How long either side waits for the other one.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections at a time.
+/// How long either side waits for the other.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of connections.
 const CONNECTIONS: usize = 64;
-/// Daemons that are asked at a time.
+/// Daemons that `paravane status` asks in parallel.
 const ASKED_AT_ONCE: usize = 32;
-/// Longest report that is read.
+/// Maximum length of a report in bytes.
 const MAX_LEN: u64 = 64 << 20;
 
-/// Where daemons of this user have their control sockets; none if there is no place that is this user's alone.
+/// The directory of control sockets of this user; `None` without a directory private to the user.
 pub(crate) fn directory() -> Option<PathBuf> {
-    // systemd's word for RuntimeDirectory=, perhaps with others behind it.
+    // Set by systemd for RuntimeDirectory=; may be a list.
     if let Some(list) = std::env::var_os("RUNTIME_DIRECTORY").filter(|list| !list.is_empty()) {
         return std::env::split_paths(&list).next();
     }
@@ -40,7 +40,7 @@ pub(crate) fn directory() -> Option<PathBuf> {
         .map(|path| Path::new(&path).join("paravane"))
 }
 
-/// The socket; its file is removed with it.
+/// The socket; dropping it removes its file.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) path: PathBuf,
@@ -48,10 +48,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Opens it at `path`, or where daemons of this user have it. `None`: it is `off`, or there is no such place.
+    /// Binds the socket to `path`, else to the default path. `None`: `path` is `off`, or there is
+    /// no default.
     ///
     /// # Errors
-    /// It cannot be made, or another daemon has it.
+    /// The socket cannot be created, or another process listens on it.
     pub(crate) fn open(path: Option<&Path>) -> Result<Option<Self>, anyhow::Error> {
         let path = match path {
             Some(path) if path == Path::new("off") => return Ok(None),
@@ -60,7 +61,7 @@ impl Control {
                 Some(directory) => {
                     let made = std::fs::create_dir_all(&directory);
                     if let Err(error) = made {
-                        tracing::info!("no control socket: {}: {error}", directory.display());
+                        tracing::info!("no control socket: cannot create {}: {error}", directory.display());
                         return Ok(None);
                     }
                     directory.join(format!("{}.sock", std::process::id()))
@@ -72,20 +73,20 @@ impl Control {
         Ok(Some(Self { path, listener }))
     }
 
-    /// Answers in a thread of its own, for as long as the process lives.
+    /// Answers clients in a new thread until the process ends.
     ///
     /// # Errors
-    /// There can be no thread, or it lacks descriptors.
+    /// The thread or its descriptors cannot be created.
     pub(crate) fn serve(&self, report: impl Fn() -> Report + Send + 'static) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        // A report without JSON is none; whoever asked finds nothing.
+        // Serialization cannot fail; if it did, the client would get an empty answer.
         let make = move || Bytes::from(serde_json::to_vec(&report()).unwrap_or_default());
         let serve = move || runtime.block_on(answer(listener, make));
         std::thread::Builder::new().name("control".into()).spawn(move || {
             if let Err(error) = serve() {
-                tracing::error!(%error, "control socket closed");
+                tracing::error!(%error, "control socket failed");
             }
         })?;
         Ok(())
@@ -99,20 +100,20 @@ async fn answer(listener: UnixListener, make: impl Fn() -> Bytes + Send + 'stati
     loop {
         let mut stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // Out of descriptors, perhaps: not to be asked again at once.
+            // Possibly out of descriptors: retry later.
             Err(error) => {
-                tracing::debug!(%error, "control socket");
+                tracing::debug!(%error, "control socket: cannot accept");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         let reporter = reporter.clone();
-        let serve = |place: Place| async move {
-            place.waits();
+        let serve = |connection: ConnectionGuard| async move {
+            connection.waits();
             let Some(text) = reporter.report().await else { return };
-            place.reads();
-            if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, stream.write_all(&text)).await {
-                tracing::debug!(%error, "control socket");
+            connection.reads();
+            if let Ok(Err(error)) = tokio::time::timeout(TIMEOUT, stream.write_all(&text)).await {
+                tracing::debug!(%error, "control socket: cannot send");
             }
         };
         connections.serve(Client::LOCAL, serve).await;
@@ -121,21 +122,22 @@ async fn answer(listener: UnixListener, make: impl Fn() -> Bytes + Send + 'stati
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // As another user we may not, perhaps. `paravane status` removes what nobody listens on.
+        // May fail after a change of user. `paravane status` removes sockets without a listener.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Listens with mode 0600. A file that nobody listens on any more is replaced.
+/// Listens with mode 0600. Replaces a socket that has no listener.
 fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
     if UnixStream::connect(path).is_ok() {
-        bail!("another process listens there");
+        bail!("in use by another process");
     }
     if path.symlink_metadata().is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
     {
         std::fs::remove_file(path)?;
     }
-    // Nobody else can come between: it is made with the mode that it keeps. There is one thread yet.
+    // The file is created with its final mode, so there is no race. The process has one thread
+    // here.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
@@ -144,35 +146,35 @@ fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
     Ok(listener)
 }
 
-/// Connects, and does not wait for ever for a daemon that is stopped.
+/// Connects, with a timeout for a daemon that does not respond.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
 }
 
-/// Asks the daemon at `path`.
+/// Reads the report of the daemon at `path`.
 ///
 /// # Errors
-/// Nobody answers, or not with a report.
+/// The daemon does not answer, or the answer is no report.
 pub(crate) fn ask(path: &Path) -> io::Result<Report> {
     let stream = connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut text = Vec::new();
     stream.take(MAX_LEN).read_to_end(&mut text)?;
     serde_json::from_slice(&text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// The sockets of all daemons of this user, and the daemons' reports; what a daemon that was killed has left is removed.
+/// Reads the reports of all daemons of this user. Removes sockets left behind by killed daemons.
 pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<Report>)>> {
     let mut paths: Vec<PathBuf> = match std::fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?,
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(error),
     };
-    // There may be devices' sockets, too, and those are not to be connected to.
+    // The directory may have sockets of devices, which must not be connected to.
     let is_pid = |stem: &str| stem.parse::<u32>().is_ok();
     paths.retain(|path| {
         path.extension().is_some_and(|extension| extension == "sock")
@@ -183,7 +185,7 @@ pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<R
     for some in paths.chunks(ASKED_AT_ONCE) {
         let answers: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = some.iter().map(|path| scope.spawn(|| ask(path))).collect();
-            let panicked = |_| Err(io::Error::other("its report is not understood"));
+            let panicked = |_| Err(io::Error::other("internal error: cannot read the report"));
             asked.into_iter().map(|answer| answer.join().unwrap_or_else(panicked)).collect()
         });
         for (path, answer) in some.iter().zip(answers) {
@@ -203,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_comes_back_and_the_socket_is_ours_alone() {
+    fn a_report_is_answered_and_the_socket_is_private() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("7.sock");
         let control = Control::open(Some(&path)).unwrap().unwrap();
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(ask(&path).unwrap().pid, 7);
         let taken = Control::open(Some(&path)).unwrap_err();
-        assert!(format!("{taken:#}").contains("another process listens"), "{taken:#}");
+        assert!(format!("{taken:#}").contains("in use by another process"), "{taken:#}");
         let _device = UnixListener::bind(directory.path().join("vm0.sock")).unwrap();
         assert_eq!(ask_all(directory.path()).unwrap().len(), 1);
         drop(control);
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_behind_is_replaced() {
+    fn stale_sockets_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("7.sock");
         drop(UnixListener::bind(&path).unwrap());

@@ -1,33 +1,32 @@
-//! What VMMs may have of this process, by its options and by what the host has.
+//! Limits on resources that VMMs take from this process.
 use super::args::DaemonArgs;
 use anyhow::{Error, bail};
 use paravane_vhost::MappingLimits;
 
-/// Limits on memory that VMMs share.
+/// Limits on memory that VMMs share: options, else defaults from the host.
 ///
 /// # Errors
-/// An option makes no sense.
+/// An option is invalid.
 pub(crate) fn mapping(daemon: &DaemonArgs) -> Result<MappingLimits, Error> {
     apply(daemon, MappingLimits::of_host())
 }
 
 fn apply(daemon: &DaemonArgs, host: MappingLimits) -> Result<MappingLimits, Error> {
     let max_memory = daemon.max_memory.map_or(host.max_memory, |size| size.0);
-    // A total that was lowered lowers the default for one VMM.
+    // A lower total lowers the default for one VMM.
     let max_client_memory =
         daemon.max_client_memory.map_or(host.max_client_memory.min(max_memory), |size| size.0);
     let max_mappings = daemon.max_mappings.unwrap_or(host.max_mappings);
     if max_client_memory == 0 {
-        bail!("--max-client-memory: with 0, no VMM can be served");
+        bail!("--max-client-memory: 0 would refuse every VMM");
     }
     if max_client_memory > max_memory {
         bail!(
-            "--max-client-memory: {max_client_memory} bytes are more than the {max_memory} bytes of --max-memory; raise \
-             --max-memory"
+            "--max-client-memory: {max_client_memory} bytes exceed --max-memory ({max_memory} bytes): raise --max-memory"
         );
     }
     if !(1..=MappingLimits::MOST_MAPPINGS).contains(&max_mappings) {
-        bail!("--max-mappings: {max_mappings} is not from 1 to {}", MappingLimits::MOST_MAPPINGS);
+        bail!("--max-mappings: {max_mappings} is out of range: use 1 to {}", MappingLimits::MOST_MAPPINGS);
     }
     Ok(MappingLimits { max_client_memory, max_memory, max_mappings, ..host })
 }
@@ -51,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_the_hosts() {
+    fn defaults_are_the_hosts() {
         assert_eq!(with(None, None, None).unwrap(), HOST);
         let limits = with(Some(200), Some(2000), Some(20)).unwrap();
         assert_eq!((limits.max_client_memory, limits.max_memory, limits.max_mappings), (200, 2000, 20));
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_limits_are_refused() {
         for (limits, option) in [
             (with(Some(0), None, None), "--max-client-memory"),
             (with(None, Some(0), None), "--max-client-memory"),

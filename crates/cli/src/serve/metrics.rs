@@ -1,14 +1,13 @@
-//! Metrics for Prometheus over HTTP, made from a report whenever they are asked for.
+//! Prometheus metrics over HTTP, made from a new report for each request.
 //!
-//! Each connection is for one request. A client that is slow to ask, or to read, keeps no other one out
-//! ([`Connections`]).
-mod families;
+//! A connection carries one request. Slow clients do not block others (see [`Connections`]).
+pub(crate) mod families;
 
-use super::connections::{Client, Connections, Place};
+use super::connections::{Client, ConnectionGuard, Connections};
 use super::report::Report;
 use super::reporter::Reporter;
 use anyhow::Context;
-use families::Devices;
+use families::DeviceMetrics;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE};
@@ -23,48 +22,49 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections at a time.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 32;
-/// How long a client may take to send its request.
-const HEADER: Duration = Duration::from_secs(5);
-/// How long a connection may last.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Bytes of a request, at most.
-const REQUEST: usize = 16 * 1024;
+/// Maximum time until the request has arrived.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time of a connection.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum size of a request in bytes.
+const MAX_REQUEST: usize = 16 * 1024;
 
-/// The text of all metrics; `None`: it cannot be made.
+/// The text of all metrics; `None`: encoding failed.
 type Text = Option<Bytes>;
 
-/// Where metrics are served.
+/// The port of the metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     listener: TcpListener,
 }
 
 impl Metrics {
-    /// Takes the port.
+    /// Binds the port.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The port cannot be bound.
     pub(crate) fn bind(address: SocketAddr) -> Result<Self, anyhow::Error> {
-        let listener = TcpListener::bind(address).with_context(|| format!("metrics at {address}"))?;
+        let listener =
+            TcpListener::bind(address).with_context(|| format!("cannot listen for metrics on {address}"))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        tracing::info!(%address, "metrics under /metrics");
+        tracing::info!(%address, "serving metrics at /metrics");
         Ok(Self { listener })
     }
 
-    /// Answers in a thread of its own, for as long as the process lives.
+    /// Answers clients in a new thread until the process ends.
     ///
     /// # Errors
-    /// There can be no thread, or it lacks descriptors.
+    /// The thread or its descriptors cannot be created.
     pub(crate) fn serve(
         self,
         source: impl Fn() -> Report + Send + Sync + 'static,
     ) -> Result<(), anyhow::Error> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let mut registry = Registry::with_prefix("paravane");
-        registry.register_collector(Box::new(Devices(Box::new(source))));
+        registry.register_collector(Box::new(DeviceMetrics(Box::new(source))));
         let make = move || {
             let mut text = String::new();
             text::encode(&mut text, &registry).ok().map(|()| Bytes::from(text))
@@ -72,7 +72,7 @@ impl Metrics {
         let serve = move || runtime.block_on(accept(self.listener, make));
         std::thread::Builder::new().name("metrics".into()).spawn(move || {
             if let Err(error) = serve() {
-                tracing::error!(%error, "metrics closed");
+                tracing::error!(%error, "metrics failed");
             }
         })?;
         Ok(())
@@ -87,24 +87,24 @@ async fn accept(listener: TcpListener, make: impl Fn() -> Text + Send + 'static)
         let (stream, client) = match listener.accept().await {
             Ok((stream, address)) => (stream, Client::at(address.ip())),
             Err(error) => {
-                tracing::debug!(%error, "a connection for metrics");
+                tracing::debug!(%error, "metrics: cannot accept");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         let reporter = reporter.clone();
-        let serve = |place: Place| async move {
-            let place = Arc::new(place);
+        let serve = |connection: ConnectionGuard| async move {
+            let guard = Arc::new(connection);
             let service = service_fn(move |request| {
-                let (reporter, place) = (reporter.clone(), place.clone());
-                async move { Ok::<_, Infallible>(answer(&request, &reporter, &place).await) }
+                let (reporter, guard) = (reporter.clone(), guard.clone());
+                async move { Ok::<_, Infallible>(answer(&request, &reporter, &guard).await) }
             });
             let mut builder = http1::Builder::new();
-            let builder = builder.timer(TokioTimer::new()).header_read_timeout(HEADER);
-            let builder = builder.max_buf_size(REQUEST).keep_alive(false);
+            let builder = builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+            let builder = builder.max_buf_size(MAX_REQUEST).keep_alive(false);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
-            if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, connection).await {
-                tracing::debug!(%error, "a connection for metrics");
+            if let Ok(Err(error)) = tokio::time::timeout(TIMEOUT, connection).await {
+                tracing::debug!(%error, "metrics: connection failed");
             }
         };
         connections.serve(client, serve).await;
@@ -114,7 +114,7 @@ async fn accept(listener: TcpListener, make: impl Fn() -> Text + Send + 'static)
 async fn answer(
     request: &Request<Incoming>,
     reporter: &Reporter<Text>,
-    place: &Place,
+    guard: &ConnectionGuard,
 ) -> Response<Full<Bytes>> {
     let plain = |status, text: &'static str| {
         let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
@@ -122,18 +122,18 @@ async fn answer(
         response
     };
     if request.uri().path() != "/metrics" {
-        return plain(StatusCode::NOT_FOUND, "there is /metrics\n");
+        return plain(StatusCode::NOT_FOUND, "not found: use /metrics\n");
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "");
         response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
         return response;
     }
-    place.waits();
+    guard.waits();
     let text = reporter.report().await.flatten();
-    place.reads();
+    guard.reads();
     let Some(text) = text else {
-        return plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot make a report\n");
+        return plain(StatusCode::INTERNAL_SERVER_ERROR, "internal error: no report\n");
     };
     let mut response = Response::new(Full::new(text));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

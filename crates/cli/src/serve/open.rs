@@ -1,65 +1,67 @@
-//! From what is asked for to a device.
+//! Opens devices by their specifications.
 use super::args::{Backing, Format};
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
-use crate::args::Engine;
+use crate::engine::Engine;
 use anyhow::Context;
 use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer, StorageErrors};
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
+use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A device that is ready to be served.
+/// A device ready to be served.
 pub(crate) struct Opened {
     pub(crate) device: Box<dyn Device>,
-    /// What it counts.
+    /// Its counters.
     pub(crate) figures: Figures,
-    /// Finds out that a disk's size has changed.
+    /// Detects changes of a disk's size.
     pub(crate) resizer: Option<Resizer>,
-    /// What is behind it, for people.
+    /// Description of the back end, for `paravane status`.
     pub(crate) back_end: String,
 }
 
-/// What a device counts besides what its export does.
+/// Counters of a device besides those of its export.
 #[derive(Default)]
 pub(crate) struct Figures {
-    /// Of a network card.
+    /// Network cards.
     pub(crate) net: Option<Arc<Counters>>,
-    /// Of a disk.
+    /// Disks.
     pub(crate) storage: Option<Arc<StorageErrors>>,
-    /// What it may use.
+    /// Rate limiters.
     pub(crate) limiters: Vec<Arc<Limiter>>,
 }
 
-/// Ends of links whose other end was taken, by the links' names.
+/// Unclaimed ends of links whose other end is in use, by link name.
 #[derive(Debug, Default)]
-pub(crate) struct FarEnds(HashMap<String, LinkEnd>);
+pub(crate) struct LinkEnds(HashMap<String, LinkEnd>);
 
-/// Opens what the device needs. The two cards of a link are opened one after the other, with the same `far_ends`.
+/// Opens a device. The two cards of a link are opened one after the other, with the same
+/// `link_ends`.
 ///
 /// # Errors
-/// It cannot be had.
-pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, anyhow::Error> {
-    // Also in the threads that the device makes.
+/// The device cannot be opened.
+pub(crate) fn open(spec: &DeviceSpec, link_ends: &mut LinkEnds) -> Result<Opened, anyhow::Error> {
+    // Inherited by the threads that the device starts.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
         Kind::Blk(blk) => disk(&spec.name, blk),
         Kind::Net(net) => match &net.network {
             Network::Tap(name) => card(net, Tap::open(name, net.queues)?, format!("tap {name}")),
             Network::Link(name) => {
-                let end = match far_ends.0.remove(name) {
+                let end = match link_ends.0.remove(name) {
                     Some(end) => end,
                     None => {
-                        let (near, far) = LinkEnd::pair(net.queues).context("cannot make a link")?;
-                        far_ends.0.insert(name.clone(), far);
+                        let (near, far) = LinkEnd::pair(net.queues).context("cannot create a link")?;
+                        link_ends.0.insert(name.clone(), far);
                         near
                     }
                 };
                 card(net, end, format!("link {name}"))
             }
             Network::Echo => {
-                card(net, LinkEnd::echo(net.queues).context("cannot make an echo")?, "echo".to_owned())
+                card(net, LinkEnd::echo(net.queues).context("cannot create an echo")?, "echo".to_owned())
             }
             Network::Sink => card(net, Generator::new(net.queues, 0, 64)?, "sink".to_owned()),
             Network::Source(len) => card(
@@ -75,6 +77,16 @@ pub(crate) fn open(spec: &DeviceSpec, far_ends: &mut FarEnds) -> Result<Opened, 
             back_end: "getrandom".to_owned(),
         }),
     }
+}
+
+/// The export of a device, by its specification.
+pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConfig {
+    let mut config = ExportConfig::new(spec.name.clone(), endpoint);
+    config.workers = spec.workers.into();
+    config.longest_poll = spec.longest_poll;
+    config.packed = spec.packed;
+    config.in_order = matches!(spec.kind, Kind::Net(_));
+    config
 }
 
 fn disk(name: &str, blk: &Blk) -> Result<Opened, anyhow::Error> {
@@ -115,7 +127,7 @@ fn format(format: Format) -> blk::Format {
     }
 }
 
-/// `None`: there is no limit, and nobody looks at a clock.
+/// `None`: no limit, so no clock is read.
 fn limiter(limit: RateLimit) -> Option<Arc<Limiter>> {
     (limit != RateLimit::default()).then(|| Limiter::new(limit))
 }

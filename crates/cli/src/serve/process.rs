@@ -1,10 +1,10 @@
-//! File descriptors of this process: how many are open, and how many may be.
+//! Number and limit of the file descriptors of this process.
 use rustix::fs::OFlags;
 use rustix::process::{Resource, getrlimit};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 
-/// To be opened before the sandbox is entered.
+/// Counts open descriptors. Must be created before the sandbox is entered.
 #[derive(Debug)]
 pub(crate) struct Descriptors(Option<File>);
 
@@ -15,15 +15,16 @@ impl Descriptors {
         Self(directory.ok())
     }
 
-    /// How many are open. `None`: the kernel does not count them (before Linux 6.2), or there is no /proc.
+    /// Number of open descriptors. `None`: the kernel does not count them (before Linux 6.2), or
+    /// /proc is not mounted.
     pub(crate) fn count(&self) -> Option<u64> {
-        // As stat(2) says the size of the directory.
+        // stat(2) reports it as the size of the directory.
         let size = self.0.as_ref()?.metadata().ok()?.len();
         (size > 0).then_some(size)
     }
 }
 
-/// RLIMIT_NOFILE. `None`: no limit.
+/// RLIMIT_NOFILE. `None`: unlimited.
 pub(crate) fn limit() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }

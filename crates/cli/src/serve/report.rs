@@ -1,6 +1,6 @@
-//! What the daemon says of its devices: the JSON of the control socket and of `paravane status --json`.
+//! The report of a daemon: the JSON of the control socket and of `paravane status --json`.
 //!
-//! Names stay as they are once released; more may come.
+//! Names are stable; fields may be added.
 use paravane_device::blk::{ErrorTotals, Operation};
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
@@ -10,47 +10,47 @@ use std::time::SystemTime;
 pub(crate) struct Report {
     pub(crate) version: String,
     pub(crate) pid: u32,
-    /// Seconds since the daemon was ready.
+    /// Seconds since startup completed.
     pub(crate) uptime_s: f64,
-    /// The last time that the file was read again: what came of it. Empty if it never was.
+    /// Outcome of the last reload; empty if there was none.
     pub(crate) last_reload: String,
-    /// The same, if there was one.
+    /// Time and success of the last reload.
     #[serde(default)]
     pub(crate) reload: Option<Reload>,
-    /// Open file descriptors, where the kernel counts them (Linux 6.2).
+    /// Number of open file descriptors, if the kernel counts them (Linux 6.2).
     #[serde(default)]
     pub(crate) open_files: Option<u64>,
-    /// RLIMIT_NOFILE; `None`: no limit.
+    /// RLIMIT_NOFILE; `None`: unlimited.
     #[serde(default)]
     pub(crate) max_open_files: Option<u64>,
     pub(crate) devices: Vec<Device>,
-    /// Devices of the file that could not be started when it was read again.
+    /// Devices of the file that failed to start in the last reload.
     pub(crate) failed: Vec<Failed>,
-    /// Devices of the file that are not there yet.
+    /// Devices of the file that have not started yet.
     #[serde(default)]
     pub(crate) waiting: Vec<Waiting>,
 }
 
-/// What came of a SIGHUP.
+/// The outcome of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reload {
     /// RFC 3339, UTC.
     pub(crate) time: String,
     /// Seconds since 1970.
     pub(crate) unix_time_s: f64,
-    /// The file was read, and none of its devices failed. Some may still be `waiting`.
+    /// The file is valid and no device failed. Devices may still be `waiting`.
     pub(crate) ok: bool,
 }
 
 impl Reload {
-    /// One that has just ended.
+    /// A reload that ends now.
     pub(crate) fn now(ok: bool) -> Self {
         let now = SystemTime::now();
         Self { time: rfc3339(now), unix_time_s: seconds(now), ok }
     }
 }
 
-/// One device that is served. All counts are since it was started.
+/// One served device. Counters start at 0 when the device starts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Device {
     pub(crate) name: String,
@@ -59,50 +59,50 @@ pub(crate) struct Device {
     /// "listen PATH", "connect PATH" or "activated".
     pub(crate) endpoint: String,
     pub(crate) back_end: String,
-    /// Bytes of a disk, when it was last looked at.
+    /// Size of a disk in bytes, as last checked.
     pub(crate) size: Option<u64>,
     pub(crate) workers: u16,
     /// A VMM is connected.
     pub(crate) connected: bool,
-    /// Connections so far.
+    /// Number of connections.
     pub(crate) sessions: u64,
-    /// Feature bits that the driver has accepted, in hexadecimal.
+    /// Feature bits accepted by the driver, in hexadecimal.
     pub(crate) features: String,
-    /// Bytes mapped for the VMM.
+    /// Memory mapped for the VMM, in bytes.
     #[serde(default)]
     pub(crate) memory: u64,
-    /// Most bytes that may be mapped for it.
+    /// Limit of `memory`, in bytes.
     #[serde(default)]
     pub(crate) max_memory: u64,
     pub(crate) queues: Vec<Queue>,
-    /// Connections that could not be accepted, for want of descriptors say.
+    /// Connections that could not be accepted, for example without descriptors.
     #[serde(default)]
     pub(crate) refused_connections: u64,
-    /// Connections that ended with an error of the VMM.
+    /// Connections ended by an error of the VMM.
     pub(crate) protocol_errors: u64,
-    /// Translations that VMMs have told and that were not taken.
+    /// IOMMU translations of the VMM that were refused.
     pub(crate) refused_translations: u64,
-    /// The last one's text, or the last queue's.
+    /// The last error of a connection or queue.
     pub(crate) last_error: Option<String>,
-    /// A thread of it has panicked, with these words: it is served no more.
+    /// Message of a panic that ended the device.
     #[serde(default)]
     pub(crate) failed: Option<String>,
-    /// How often a rate limit has held a queue.
+    /// How often a rate limit delayed a queue.
     #[serde(default)]
     pub(crate) throttled: u64,
-    /// Of a disk: requests that the storage failed.
+    /// Disks: requests that storage failed.
     #[serde(default)]
     pub(crate) storage_errors: Option<StorageErrors>,
-    /// Of a disk: requests that were refused, such as for a sector beyond the end.
+    /// Disks: invalid requests, for example for a sector beyond the end.
     #[serde(default)]
     pub(crate) rejected_requests: Option<u64>,
-    /// Of a disk: why its size could not be found out when it was last looked at.
+    /// Disks: why the last check of the size failed.
     #[serde(default)]
     pub(crate) size_error: Option<String>,
-    /// Of a disk: the image has no name any more, and its data go when the device is stopped.
+    /// Disks: the image was unlinked; its data are lost when the device stops.
     #[serde(default)]
     pub(crate) image_deleted: bool,
-    /// It stops, and is not in the file any more as it was.
+    /// The device was removed or changed in the file, and stops.
     #[serde(default)]
     pub(crate) stopping: Option<Stopping>,
     pub(crate) net: Option<Net>,
@@ -113,26 +113,26 @@ pub(crate) struct Device {
 pub(crate) struct Queue {
     pub(crate) index: u16,
     pub(crate) enabled: bool,
-    /// It is being served.
+    /// The queue is being served.
     pub(crate) live: bool,
     pub(crate) size: u16,
     pub(crate) kicks: u64,
-    /// Buffers taken from the driver.
+    /// Available buffers taken.
     pub(crate) taken: u64,
-    /// Buffers given back.
+    /// Buffers returned to the driver.
     pub(crate) completed: u64,
-    /// Buffers taken and not given back yet.
+    /// Buffers taken and not yet returned.
     #[serde(default)]
     pub(crate) in_flight: u64,
     pub(crate) interrupts: u64,
-    /// Of a disk: requests that the storage failed.
+    /// Disks: requests that storage failed.
     #[serde(default)]
     pub(crate) storage_errors: u64,
-    /// Why the queue has stopped for good.
+    /// Error that stopped the queue until its reset.
     pub(crate) error: Option<String>,
 }
 
-/// What a network card has moved.
+/// Traffic of a network card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Net {
     /// From the guest.
@@ -141,23 +141,23 @@ pub(crate) struct Net {
     /// To the guest.
     pub(crate) received_frames: u64,
     pub(crate) received_bytes: u64,
-    /// Frames that were dropped, for whatever reason: the sum of the next three.
+    /// Frames dropped: the sum of the next three.
     pub(crate) dropped_frames: u64,
-    /// From the guest: no frame, or a header that lies.
+    /// From the guest: not a frame, or an invalid header.
     #[serde(default)]
     pub(crate) malformed_frames: u64,
-    /// From the guest: not taken by the host.
+    /// From the guest: refused by the host.
     #[serde(default)]
     pub(crate) refused_frames: u64,
-    /// To the guest: longer than its buffers.
+    /// To the guest: larger than its buffers.
     #[serde(default)]
     pub(crate) no_room_frames: u64,
-    /// Buffers of the guest that are too short for any frame.
+    /// Receive buffers of the guest too short for any frame.
     #[serde(default)]
     pub(crate) unusable_buffers: u64,
 }
 
-/// Requests that the storage failed, by what the guest asked for.
+/// Requests that storage failed, by operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StorageErrors {
     pub(crate) read: u64,
@@ -178,9 +178,9 @@ pub(crate) struct StorageError {
     /// "read", "write", "flush", "discard" or "write_zeroes".
     pub(crate) operation: String,
     pub(crate) queue: u16,
-    /// First sector (512 bytes) that was not transferred; none for a flush.
+    /// First sector (512 bytes) not transferred; `None` for a flush.
     pub(crate) sector: Option<u64>,
-    /// Bytes that were not transferred.
+    /// Number of bytes not transferred.
     pub(crate) bytes: u64,
     pub(crate) error: String,
 }
@@ -208,7 +208,7 @@ impl StorageErrors {
         named
     }
 
-    /// Of all operations.
+    /// Sum over all operations.
     pub(crate) fn total(&self) -> u64 {
         self.operations().iter().map(|(_, count)| count).sum()
     }
@@ -222,23 +222,23 @@ fn seconds(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// A device that is not there.
+/// A device that failed to start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Failed {
     pub(crate) name: String,
     pub(crate) why: String,
 }
 
-/// A device on its way out.
+/// State of a stopping device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Stopping {
-    /// Since it was told to stop.
+    /// Seconds since it began to stop.
     pub(crate) seconds: f64,
-    /// Requests that it waits for.
+    /// Number of requests that it waits for.
     pub(crate) in_flight: u64,
 }
 
-/// A device that starts as soon as it can.
+/// A device that starts later.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     pub(crate) name: String,
@@ -248,7 +248,7 @@ pub(crate) struct Waiting {
 }
 
 impl Device {
-    /// Sums over the queues: kicks, buffers taken, given back, interrupts.
+    /// Sums over the queues: kicks, buffers taken, buffers returned, interrupts.
     pub(crate) fn totals(&self) -> [u64; 4] {
         self.queues.iter().fold([0; 4], |[kicks, taken, completed, interrupts], queue| {
             [
@@ -260,17 +260,17 @@ impl Device {
         })
     }
 
-    /// Requests that the storage failed.
+    /// Number of requests that storage failed.
     pub(crate) fn storage_errors(&self) -> u64 {
         self.storage_errors.as_ref().map_or(0, StorageErrors::total)
     }
 
-    /// All that the column ERRORS counts.
+    /// The column ERRORS.
     pub(crate) fn errors(&self) -> u64 {
         self.protocol_errors + self.refused_connections + self.latched() as u64 + self.storage_errors()
     }
 
-    /// Whether somebody should look at it.
+    /// Whether the device needs attention.
     pub(crate) fn has_problem(&self) -> bool {
         self.failed.is_some()
             || self.stopping.is_some()
@@ -279,7 +279,7 @@ impl Device {
             || self.errors() > 0
     }
 
-    /// How many queues have stopped for good.
+    /// Number of queues stopped by an error.
     pub(crate) fn latched(&self) -> usize {
         self.queues.iter().filter(|queue| queue.error.is_some()).count()
     }

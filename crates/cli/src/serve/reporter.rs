@@ -1,14 +1,14 @@
-//! Makes reports for clients that ask: one for all who wait at the same time, and never in more than half of the time.
+//! Makes reports for clients: one for all that wait at the same time, in at most half of the time.
 //!
-//! A report is made after it was asked for, so it is never old.
+//! A report is made after the request, so it is never stale.
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
-/// How many times as long as a report took the next one has to wait.
+/// Pause after a report, in multiples of the time that it took.
 const REST: u32 = 1;
 
-/// To ask for a report of type `T`, which is cheap to clone.
+/// Requests reports of type `T`, which is cheap to clone.
 #[derive(Debug)]
 pub(crate) struct Reporter<T>(mpsc::Sender<oneshot::Sender<T>>);
 
@@ -19,14 +19,14 @@ impl<T> Clone for Reporter<T> {
 }
 
 impl<T: Clone + Send + 'static> Reporter<T> {
-    /// Makes reports in a task of the present runtime, for at most `most` clients at a time.
+    /// Makes reports in a task of the current runtime, for at most `most` clients at a time.
     pub(crate) fn start(most: usize, make: impl Fn() -> T + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel(most);
         tokio::spawn(work(receiver, make));
         Self(sender)
     }
 
-    /// A report. `None`: it cannot be made.
+    /// Waits for a report. `None`: making it failed.
     pub(crate) async fn report(&self) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         self.0.send(sender).await.ok()?;
@@ -36,17 +36,17 @@ impl<T: Clone + Send + 'static> Reporter<T> {
 
 async fn work<T: Clone>(mut waiting: mpsc::Receiver<oneshot::Sender<T>>, make: impl Fn() -> T) {
     while let Some(first) = waiting.recv().await {
-        // Others may ask at the same time.
+        // Let other clients ask as well.
         tokio::task::yield_now().await;
         let mut all = vec![first];
         while let Ok(more) = waiting.try_recv() {
             all.push(more);
         }
         let start = Instant::now();
-        // A panic is logged by its hook; who asked gets none.
+        // The panic hook has logged a panic; the clients get no report.
         if let Ok(report) = catch_unwind(AssertUnwindSafe(&make)) {
             for one in all {
-                // Who has gone needs none.
+                // The client may have disconnected.
                 let _ = one.send(report.clone());
             }
         }

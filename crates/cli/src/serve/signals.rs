@@ -1,4 +1,4 @@
-//! Signals, read one after the other by the main thread.
+//! Signals of the daemon, read by the main thread.
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -7,15 +7,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The signals that the daemon knows, held back from all threads and read here.
+/// SIGTERM, SIGINT and SIGHUP, blocked in all threads and read from a descriptor.
 #[derive(Debug)]
 pub(crate) struct Signals {
     fd: SignalFd,
 }
 
-/// What a signal asks for.
+/// The request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Request {
     /// SIGTERM, SIGINT.
     End,
     /// SIGHUP.
@@ -23,7 +23,8 @@ pub(crate) enum Asked {
 }
 
 impl Signals {
-    /// To be called before there is a second thread: those that are made later hold the signals back, too.
+    /// Blocks the signals. Must be called before a second thread starts: later threads inherit the
+    /// mask.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -34,11 +35,11 @@ impl Signals {
         Ok(Self { fd: SignalFd::with_flags(&set, flags)? })
     }
 
-    /// Waits for the next one; `None`: `other` is readable, or the time is over.
+    /// Waits for the next signal. `None`: `other` is readable, or `time` has passed.
     ///
     /// # Errors
-    /// The descriptors cannot be waited for or read.
-    pub(crate) fn wait(&self, other: BorrowedFd<'_>, time: Option<Duration>) -> io::Result<Option<Asked>> {
+    /// The descriptors cannot be polled or read.
+    pub(crate) fn wait(&self, other: BorrowedFd<'_>, time: Option<Duration>) -> io::Result<Option<Request>> {
         let time = time.map(|time| Timespec {
             tv_sec: time.as_secs().cast_signed(),
             tv_nsec: time.subsec_nanos().into(),
@@ -49,8 +50,8 @@ impl Signals {
             Err(error) => return Err(error.into()),
         }
         Ok(match self.fd.read_signal()? {
-            Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => Some(Asked::Reload),
-            Some(_) => Some(Asked::End),
+            Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => Some(Request::Reload),
+            Some(_) => Some(Request::End),
             None => None,
         })
     }

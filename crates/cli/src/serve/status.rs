@@ -1,9 +1,11 @@
-//! `paravane status`: asks twice, and shows what happened in between.
+//! `paravane status`: asks daemons twice and shows the difference.
 //!
 //! ```text
-//!   reports, rates --selection: which devices, in what order--> JSON, or text: summary, table, problems
+//!   reports, rates --selection: devices and order--> JSON, or text: summary, table, problems
 //! ```
+mod daemon;
 mod order;
+mod rates;
 mod selection;
 mod summary;
 mod table;
@@ -11,65 +13,28 @@ mod table;
 use super::args::StatusArgs;
 use super::control;
 use super::report::{Device, Report, Stopping, StorageErrors, Waiting};
-use crate::{Failure, output};
+use crate::failure::Failure;
+use crate::{output, wrap};
 use anyhow::Context;
+use daemon::Daemon;
+use rates::rates;
 use selection::Selection;
-use serde::Serialize;
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use summary::Summary;
 
-/// A daemon and what it does a second.
-#[derive(Debug, Default, Serialize)]
-struct Daemon {
-    control: PathBuf,
-    summary: Summary,
-    #[serde(flatten)]
-    report: Report,
-    /// One for each device of the report, in its order; empty if no time went by.
-    rates: Vec<Rates>,
-    /// Devices before any was left out.
-    #[serde(skip)]
-    all: usize,
-}
-
-/// A second, over all queues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-struct Rates {
-    /// Buffers given back to the driver.
-    completed_per_s: f64,
-    kicks_per_s: f64,
-    interrupts_per_s: f64,
-    /// From the guest, and to it: network cards only.
-    transmitted_mb_per_s: f64,
-    received_mb_per_s: f64,
-}
-
-impl Rates {
-    fn plus(&self, other: &Self) -> Self {
-        Self {
-            completed_per_s: self.completed_per_s + other.completed_per_s,
-            kicks_per_s: self.kicks_per_s + other.kicks_per_s,
-            interrupts_per_s: self.interrupts_per_s + other.interrupts_per_s,
-            transmitted_mb_per_s: self.transmitted_mb_per_s + other.transmitted_mb_per_s,
-            received_mb_per_s: self.received_mb_per_s + other.received_mb_per_s,
-        }
-    }
-}
-
-/// How the text is to look.
+/// Options of the text.
 #[derive(Clone, Copy, Debug, Default)]
-struct Look {
-    /// Some devices were left out.
+struct TextOptions {
+    /// A filter hides some devices.
     filtered: bool,
-    /// Only summaries.
+    /// Show summaries only.
     summary: bool,
-    /// Most devices of a daemon.
+    /// Maximum number of devices of a daemon.
     limit: Option<usize>,
-    /// Characters of a line, if they are shown on a terminal.
+    /// Columns of the terminal, if stdout is one.
     width: Option<usize>,
 }
 
@@ -86,7 +51,7 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
     };
     let elapsed = asked.elapsed();
     for (control, report) in after {
-        // One that was started since has no rates yet.
+        // A daemon that has started since has no rates yet.
         let is_it = |(path, before): &&(PathBuf, Report)| *path == control && before.pid == report.pid;
         let rates = match before.reports.iter().find(is_it).filter(|_| !seconds.is_zero()) {
             Some((_, earlier)) => rates(earlier, &report, elapsed),
@@ -100,23 +65,27 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
         selection.apply(daemon);
         daemon.summary = Summary::new(&daemon.report, &daemon.rates);
     }
-    let look =
-        Look { filtered: selection.filters(), summary: args.summary, limit: selection.limit, width: width() };
+    let options = TextOptions {
+        filtered: selection.filters(),
+        summary: args.summary,
+        limit: selection.limit,
+        width: wrap::terminal(),
+    };
     if args.json {
         daemons.iter_mut().for_each(|daemon| daemon.truncate(selection.limit));
         output::print_json(&daemons)?;
     } else {
-        output::print(&text(&daemons, look))?;
+        output::print(&text(&daemons, options))?;
     }
     let mut missing: Vec<_> = silent;
     let has_name = |name: &String| {
         let pattern = wildmatch::WildMatch::new(name);
         daemons.iter().any(|daemon| daemon.names().any(|name| pattern.matches(name)))
     };
-    // With --problems a device that is fine is left out, and is there all the same.
+    // --problems and --filter may hide a device that exists.
     if !args.problems && args.filter.is_none() {
         missing.extend(
-            args.devices.iter().filter(|&name| !has_name(name)).map(|name| format!("no device {name}")),
+            args.devices.iter().filter(|&name| !has_name(name)).map(|name| format!("no such device: {name}")),
         );
     }
     if missing.is_empty() {
@@ -125,21 +94,11 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
     Err(anyhow::anyhow!("{}", missing.join("; ")).into())
 }
 
-/// Columns of the terminal, if there is one.
-fn width() -> Option<usize> {
-    let stdout = std::io::stdout();
-    if !stdout.is_terminal() {
-        return None;
-    }
-    let columns = rustix::termios::tcgetwinsize(&stdout).ok()?.ws_col;
-    (columns > 0).then_some(columns.into())
-}
-
-/// What the daemons have answered.
+/// Answers of the daemons.
 #[derive(Clone, Debug, Default)]
 struct Answers {
     reports: Vec<(PathBuf, Report)>,
-    /// Those that have not, and why.
+    /// Daemons without an answer, and why.
     silent: Vec<String>,
 }
 
@@ -149,8 +108,8 @@ fn reports(args: &StatusArgs) -> Result<Answers, anyhow::Error> {
         return Ok(Answers { reports: vec![(path.clone(), report)], silent: Vec::new() });
     }
     let directory = control::directory();
-    let directory =
-        directory.context("XDG_RUNTIME_DIR names no directory; --control PATH names a daemon's socket")?;
+    let directory = directory
+        .context("XDG_RUNTIME_DIR is not set: name a daemon's control socket with --control PATH")?;
     let found = control::ask_all(&directory).with_context(|| directory.display().to_string())?;
     let mut answers = Answers::default();
     for (path, report) in found {
@@ -162,55 +121,17 @@ fn reports(args: &StatusArgs) -> Result<Answers, anyhow::Error> {
     Ok(answers)
 }
 
-impl Daemon {
-    fn names(&self) -> impl Iterator<Item = &str> {
-        let devices = self.report.devices.iter().map(|device| device.name.as_str());
-        let waiting = self.report.waiting.iter().map(|waiting| waiting.name.as_str());
-        devices.chain(self.report.failed.iter().map(|failed| failed.name.as_str())).chain(waiting)
-    }
-
-    fn truncate(&mut self, limit: Option<usize>) {
-        let limit = limit.unwrap_or(usize::MAX);
-        self.report.devices.truncate(limit);
-        self.rates.truncate(limit);
-    }
-}
-
-fn rates(before: &Report, after: &Report, elapsed: Duration) -> Vec<Rates> {
-    let of = |device: &Device| {
-        let Some(earlier) = before.devices.iter().find(|earlier| earlier.name == device.name) else {
-            return Rates::default();
-        };
-        // A device that was made anew in between counts from 0.
-        let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / elapsed.as_secs_f64();
-        let ([kicks, _, completed, interrupts], [kicks0, _, completed0, interrupts0]) =
-            (device.totals(), earlier.totals());
-        let (net, net0) = (device.net.clone().unwrap_or_default(), earlier.net.clone().unwrap_or_default());
-        Rates {
-            completed_per_s: per_s(completed, completed0),
-            kicks_per_s: per_s(kicks, kicks0),
-            interrupts_per_s: per_s(interrupts, interrupts0),
-            transmitted_mb_per_s: per_s(net.transmitted_bytes, net0.transmitted_bytes) * 1e-6,
-            received_mb_per_s: per_s(net.received_bytes, net0.received_bytes) * 1e-6,
-        }
-    };
-    after.devices.iter().map(of).collect()
-}
-
-fn text(daemons: &[Daemon], look: Look) -> String {
+fn text(daemons: &[Daemon], options: TextOptions) -> String {
     if daemons.is_empty() {
-        return "no daemon of this user is there\n".to_owned();
+        return "no daemons running for this user\n".to_owned();
     }
     let mut out = String::new();
     for daemon in daemons {
         let Report { pid, version, uptime_s, last_reload, reload, devices, failed, waiting, .. } =
             &daemon.report;
         // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "paravane {version}, process {pid}, up {uptime_s:.0} s, {}",
-            daemon.control.display()
-        );
+        let _ =
+            writeln!(out, "paravane {version}, PID {pid}, up {uptime_s:.0} s, {}", daemon.control.display());
         if !last_reload.is_empty() {
             let time = reload.as_ref().map_or(String::new(), |reload| format!(" at {}", reload.time));
             line(&mut out, &format!("last reload{time}: {last_reload}"));
@@ -218,28 +139,28 @@ fn text(daemons: &[Daemon], look: Look) -> String {
         if let (Some(open), Some(most)) = (daemon.report.open_files, daemon.report.max_open_files)
             && open.saturating_mul(10) >= most.saturating_mul(9)
         {
-            let _ = writeln!(out, "  ! {open} of {most} file descriptors are open: raise LimitNOFILE=");
+            let _ = writeln!(out, "  ! {open} of {most} file descriptors in use: raise LimitNOFILE=");
         }
-        let _ = writeln!(out, "{}", daemon.summary.line(look.filtered.then_some(daemon.all)));
-        if look.summary {
+        let _ = writeln!(out, "{}", daemon.summary.line(options.filtered.then_some(daemon.all)));
+        if options.summary {
             continue;
         }
-        let shown = devices.len().min(look.limit.unwrap_or(usize::MAX));
+        let shown = devices.len().min(options.limit.unwrap_or(usize::MAX));
         let rows = devices.iter().enumerate().map(|(index, device)| (device, daemon.rates.get(index)));
         if shown > 0 {
-            out += &table::table(rows.take(shown), look.width);
+            out += &table::table(rows.take(shown), options.width);
         }
         if shown < devices.len() {
-            let _ = writeln!(out, "({} more)", devices.len() - shown);
+            let _ = writeln!(out, "({} more devices)", devices.len() - shown);
         }
         for device in &devices[..shown] {
             problems(device, &mut out);
         }
         for Waiting { name, why, seconds } in waiting {
-            line(&mut out, &format!("  ! {name} has been waiting for {seconds:.0} s: for {why}"));
+            line(&mut out, &format!("  ! {name}: waiting since {seconds:.0} s for {why}"));
         }
         for failed in failed {
-            line(&mut out, &format!("  ! {} is not served: {}", failed.name, failed.why));
+            line(&mut out, &format!("  ! {}: not served: {}", failed.name, failed.why));
         }
     }
     if let [first, others @ ..] = daemons
@@ -247,12 +168,12 @@ fn text(daemons: &[Daemon], look: Look) -> String {
     {
         let sum = others.iter().fold(first.summary.clone(), |sum, other| sum.plus(&other.summary));
         let all = daemons.iter().map(|daemon| daemon.all).sum();
-        let _ = writeln!(out, "{} daemons: {}", daemons.len(), sum.line(look.filtered.then_some(all)));
+        let _ = writeln!(out, "{} daemons: {}", daemons.len(), sum.line(options.filtered.then_some(all)));
     }
     out
 }
 
-/// What somebody should look at, a line each.
+/// Problems of a device, a line for each.
 fn problems(device: &Device, out: &mut String) {
     let name = &device.name;
     for queue in &device.queues {
@@ -267,23 +188,26 @@ fn problems(device: &Device, out: &mut String) {
         line(out, &format!("  ! {name}: {}", storage(errors)));
     }
     if let Some(error) = &device.size_error {
-        line(out, &format!("  ! {name}: cannot find out the size of the image: {error}"));
+        line(out, &format!("  ! {name}: cannot read the size of the image: {error}"));
     }
     if device.image_deleted {
-        line(out, &format!("  ! {name}: the image was deleted: its data are lost when the device stops"));
+        line(out, &format!("  ! {name}: the image was deleted; its data are lost when the device stops"));
     }
     if let Some(Stopping { seconds, in_flight }) = &device.stopping {
-        line(
-            out,
-            &format!("  ! {name} has been stopping for {seconds:.0} s: {in_flight} requests in flight"),
-        );
+        line(out, &format!("  ! {name}: stopping since {seconds:.0} s: {in_flight} requests in flight"));
     }
     if let Some(failed) = &device.failed {
-        line(out, &format!("  ! {name} is served no more, a thread of it panicked: {failed}"));
+        line(
+            out,
+            &format!(
+                "  ! {name}: device failed (internal error: a thread panicked: {failed}); reload to restart it"
+            ),
+        );
     }
 }
 
-/// "storage errors: 3 write, 1 flush; last 2026-11-23T05:57:20.123Z: write, sector 8, 4096 bytes, queue 0: No space left".
+/// "storage errors: 3 write, 1 flush; last 2026-11-23T05:57:20.123Z: write, sector 8, 4096 bytes,
+/// queue 0: No space left".
 fn storage(errors: &StorageErrors) -> String {
     let counts = errors.operations().into_iter().filter(|(_, count)| *count > 0);
     let counts: Vec<_> = counts.map(|(name, count)| format!("{count} {name}")).collect();
@@ -302,7 +226,7 @@ fn storage(errors: &StorageErrors) -> String {
     text
 }
 
-/// One line, whatever is in `text`: some of it others have said.
+/// Appends one line. Control characters of untrusted text are escaped.
 fn line(out: &mut String, text: &str) {
     for c in text.chars() {
         match c.is_control() {
@@ -315,6 +239,7 @@ fn line(out: &mut String, text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use super::rates::Rates;
     use super::*;
     use crate::serve::report::{Failed, Net, Queue, Reload, StorageError};
     use table::HEAD;
@@ -346,8 +271,8 @@ mod tests {
         assert_eq!((rates[0].completed_per_s, rates[0].kicks_per_s), (20.0, 0.0));
         assert_eq!((rates[1].received_mb_per_s, rates[1].transmitted_mb_per_s), (10.0, 0.0));
         // It was made anew, and counts from the beginning.
-        assert_eq!(super::rates(&report(30), &report(10), Duration::from_secs(1))[0].completed_per_s, 0.0);
-        assert_eq!(super::rates(&Report::default(), &report(9), Duration::from_secs(1))[0], Rates::default());
+        assert_eq!(rates::rates(&report(30), &report(10), Duration::from_secs(1))[0].completed_per_s, 0.0);
+        assert_eq!(rates::rates(&Report::default(), &report(9), Duration::from_secs(1))[0], Rates::default());
     }
 
     fn daemon() -> Daemon {
@@ -358,9 +283,9 @@ mod tests {
 
     #[test]
     fn the_table_names_devices_and_what_is_wrong() {
-        let text = text(&[daemon()], Look::default());
+        let text = text(&[daemon()], TextOptions::default());
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "paravane , process 5, up 0 s, /c.sock");
+        assert_eq!(lines[0], "paravane , PID 5, up 0 s, /c.sock");
         let summary = "4 devices, 1 connected, 1 failed, 1 stopping, 1 waiting, 1 not served, 3 with problems, 1 error, 8 done/s, 4.0 MB/s";
         assert_eq!(lines[1], summary);
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), HEAD);
@@ -371,13 +296,13 @@ mod tests {
         assert!(lines[6].starts_with("o ") && lines[6].contains(" stopping "), "{text}");
         let wrong = [
             "  ! vm0 queue 1: it broke",
-            "  ! r is served no more, a thread of it panicked: the fuse",
-            "  ! o has been stopping for 4 s: 7 requests in flight",
-            "  ! n2 has been waiting for 3 s: for device o to stop",
-            "  ! x is not served: no image",
+            "  ! r: device failed (internal error: a thread panicked: the fuse); reload to restart it",
+            "  ! o: stopping since 4 s: 7 requests in flight",
+            "  ! n2: waiting since 3 s for device o to stop",
+            "  ! x: not served: no image",
         ];
         assert_eq!(lines[7..], wrong);
-        assert!(super::text(&[], Look::default()).contains("no daemon"));
+        assert!(super::text(&[], TextOptions::default()).contains("no daemons"));
     }
 
     #[test]
@@ -393,7 +318,7 @@ mod tests {
         };
         let errors = StorageErrors { write: 3, flush: 1, last: Some(last), ..StorageErrors::default() };
         daemon.report.devices[0].storage_errors = Some(errors);
-        let text = text(&[daemon], Look::default());
+        let text = text(&[daemon], TextOptions::default());
         let line = "  ! vm0: storage errors: 3 write, 1 flush; last 2026-11-23T05:57:20.123Z: write, sector 8, 4096 bytes, \
                     queue 0: No space left\\n\\u{1b}[31m";
         assert!(text.lines().any(|there| there == line), "{text}");
@@ -403,21 +328,21 @@ mod tests {
 
     #[test]
     fn summaries_and_limits_make_it_short() {
-        let summary = Look { summary: true, ..Look::default() };
+        let summary = TextOptions { summary: true, ..TextOptions::default() };
         let text = super::text(&[daemon(), daemon()], summary);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 5, "{text}");
         assert!(lines[4].starts_with("2 daemons: 8 devices, 2 connected"), "{text}");
-        let limit = Look { limit: Some(1), filtered: true, ..Look::default() };
+        let limit = TextOptions { limit: Some(1), filtered: true, ..TextOptions::default() };
         let text = super::text(&[daemon()], limit);
-        assert!(text.contains("\n4 of 4 devices, ") && text.contains("\n(3 more)\n"), "{text}");
+        assert!(text.contains("\n4 of 4 devices, ") && text.contains("\n(3 more devices)\n"), "{text}");
         assert!(text.contains("\nvm0 ") && !text.contains("\nn ") && !text.contains("the fuse"), "{text}");
         let mut daemon = daemon();
-        daemon.report.last_reload = "2 devices left alone".into();
+        daemon.report.last_reload = "2 unchanged".into();
         daemon.report.reload = Some(Reload { time: "T".into(), ..Reload::default() });
         (daemon.report.open_files, daemon.report.max_open_files) = (Some(1000), Some(1024));
-        let text = super::text(&[daemon], Look::default());
-        assert!(text.contains("\nlast reload at T: 2 devices left alone\n"), "{text}");
+        let text = super::text(&[daemon], TextOptions::default());
+        assert!(text.contains("\nlast reload at T: 2 unchanged\n"), "{text}");
         assert!(text.contains("1000 of 1024 file descriptors"), "{text}");
     }
 }

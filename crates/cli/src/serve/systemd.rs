@@ -1,6 +1,6 @@
-//! What systemd is told (sd_notify(3)), and the sockets that it passes (sd_listen_fds(3)).
+//! Notifies systemd (sd_notify(3)) and takes sockets from it (sd_listen_fds(3)).
 //!
-//! The socket to it is kept from the beginning: the sandbox lets none be made later.
+//! The notification socket is opened at startup, as the sandbox denies it later.
 use anyhow::Context;
 use sd_notify::NotifyState;
 use std::collections::HashMap;
@@ -11,17 +11,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::time::Duration;
 
-/// The way to the service manager, if there is one.
+/// The connection to the service manager, if there is one.
 #[derive(Debug)]
 pub(crate) struct Manager {
     socket: Option<UnixDatagram>,
 }
 
 impl Manager {
-    /// Opens the socket that NOTIFY_SOCKET names.
+    /// Connects to the socket named by NOTIFY_SOCKET.
     ///
     /// # Errors
-    /// There is a name, and no socket.
+    /// NOTIFY_SOCKET is set and cannot be connected to.
     pub(crate) fn from_environment() -> Result<Self, anyhow::Error> {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
             return Ok(Self { socket: None });
@@ -33,7 +33,7 @@ impl Manager {
             };
             let socket = UnixDatagram::unbound()?;
             socket.connect_addr(&address)?;
-            // A manager that does not read must not keep the daemon from its signals.
+            // A manager that does not read must not block the daemon.
             socket.set_nonblocking(true)?;
             Ok::<_, io::Error>(socket)
         };
@@ -41,48 +41,50 @@ impl Manager {
         Ok(Self { socket: Some(socket) })
     }
 
-    /// Says how the service is. A manager that does not listen is no reason to stop.
+    /// Sends the state of the service. Failure is logged only.
     pub(crate) fn tell(&self, states: &[NotifyState<'_>]) {
         let Some(socket) = &self.socket else { return };
         let message: String = states.iter().map(|state| format!("{state}\n")).collect();
         if let Err(error) = socket.send(message.as_bytes()) {
-            tracing::warn!(%error, "the service manager does not listen");
+            tracing::warn!(%error, "cannot notify the service manager");
         }
     }
 
-    /// The service ends, and may take so long for that; what the unit file allows is no less.
+    /// Announces the stop and extends its timeout to `time`.
     pub(crate) fn stopping(&self, time: Duration) {
-        // Somewhat more: the deadline is the daemon's own.
+        // Some more, so that the daemon's own deadline comes first.
         let time = (time + Duration::from_secs(5)).as_micros();
         let time = NotifyState::ExtendTimeoutUsec(u32::try_from(time).unwrap_or(u32::MAX));
         self.tell(&[NotifyState::Stopping, time]);
     }
 
-    /// The configuration is read again from now on until [`NotifyState::Ready`].
+    /// Announces a reload, which [`NotifyState::Ready`] ends.
     pub(crate) fn reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.tell(&[NotifyState::Reloading, now]),
-            Err(error) => tracing::warn!(%error, "no clock"),
+            Err(error) => tracing::warn!(%error, "cannot read the clock for the service manager"),
         }
     }
 }
 
-/// The listening sockets that this process was started with, by their names.
+/// Listening sockets passed by systemd, by name. Devices clone them, so a reload can use them
+/// again.
+pub(crate) type Sockets = HashMap<String, UnixListener>;
+
+/// Takes the listening sockets that systemd passed.
 ///
 /// # Errors
-/// What the environment says of them is nonsense, or two have the same name.
-pub(crate) fn sockets() -> Result<HashMap<String, UnixListener>, anyhow::Error> {
+/// The environment is invalid, or two sockets have the same name.
+pub(crate) fn sockets() -> Result<Sockets, anyhow::Error> {
     let mut sockets = HashMap::new();
     for (number, name) in sd_notify::listen_fds_with_names().context("LISTEN_FDS")? {
-        // SAFETY: LISTEN_PID says that descriptor `number` was passed to this process for it to use, and nobody has touched
-        // it yet: this is called once, at the beginning.
+        // SAFETY: LISTEN_PID says that descriptor `number` was passed to this process, so it is
+        // open, and no other code owns it: this function is called once, at startup.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
         let listener = UnixListener::from(fd);
-        listener
-            .local_addr()
-            .with_context(|| format!("LISTEN_FDS: {name:?} is no socket in the file system"))?;
+        listener.local_addr().with_context(|| format!("LISTEN_FDS: {name:?} is not a Unix socket"))?;
         if sockets.insert(name.clone(), listener).is_some() {
-            anyhow::bail!("LISTEN_FDS: two sockets have the name {name:?} (FileDescriptorName=)");
+            anyhow::bail!("LISTEN_FDS: two sockets are named {name:?}: change FileDescriptorName= of one");
         }
     }
     Ok(sockets)

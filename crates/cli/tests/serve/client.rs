@@ -8,7 +8,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// One driver after the other, on everything that a disk can be served by; then the image is what they wrote.
+/// One driver after the other, on everything that a disk can be served by; then the image is what
+/// they wrote.
 fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
     let control = folder.text("control");
     let mut daemon = Daemon::start(&[arguments, &["--control", &control]].concat());
@@ -53,7 +54,8 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
 
 #[test]
 fn a_disk_is_served_in_the_sandbox() {
-    // On a host without one the disk is served all the same, and that it was not in a sandbox is said.
+    // On a host without one the disk is served all the same, and that it was not in a sandbox is
+    // said.
     sandbox_usable("a_disk_is_served_in_the_sandbox");
     for engine in ["auto", "threads"] {
         let folder = Folder::new();

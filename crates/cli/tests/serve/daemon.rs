@@ -98,7 +98,8 @@ impl Daemon {
         Self { child, log, seen: Vec::new() }
     }
 
-    /// Waits for a line of the log with `text` in it, after those that were waited for before, and returns it.
+    /// Waits for a line of the log with `text` in it, after those that were waited for before, and
+    /// returns it.
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
         self.find(text).unwrap_or_else(|why| panic!("{why} before {text:?}:\n{}", self.seen.join("\n")))
     }
@@ -175,7 +176,7 @@ pub(crate) fn assert_refused(output: &Output, what: &str) {
 /// Whether the program can have its sandbox on this host; if not, `test` does not take place.
 pub(crate) fn sandbox_usable(test: &str) -> bool {
     if !has_sandbox() {
-        skip(test, "this kernel has no Landlock");
+        skip(test, "the sandbox needs Landlock");
     }
     has_sandbox()
 }
@@ -195,10 +196,10 @@ fn has_sandbox() -> bool {
         ]));
         match daemon.find("ready") {
             Ok(_) => true,
-            Err(_) if daemon.seen().iter().any(|line| line.contains("this kernel has no Landlock")) => {
+            Err(_) if daemon.seen().iter().any(|line| line.contains("the sandbox needs Landlock")) => {
                 skip(
                     "the sandbox, in every test of `paravane serve`",
-                    "this kernel has no Landlock: --no-sandbox",
+                    "the sandbox needs Landlock: --no-sandbox",
                 );
                 false
             }
@@ -207,7 +208,8 @@ fn has_sandbox() -> bool {
     })
 }
 
-/// What a daemon is told on a host where it cannot have its sandbox: nothing works there without this option.
+/// What a daemon is told on a host where it cannot have its sandbox: nothing works there without
+/// this option.
 pub(crate) fn without_sandbox() -> Option<&'static str> {
     (!has_sandbox()).then_some("--no-sandbox")
 }

@@ -1,4 +1,5 @@
-//! Disks of every kind in the sandbox: what a guest writes is there, whatever the image, where it lies, and who does the I/O.
+//! Disks of every kind in the sandbox: what a guest writes is there, whatever the image, where it
+//! lies, and who does the I/O.
 use crate::daemon::{Daemon, Folder, paravane, skip, status, without_sandbox};
 use crate::driver::{Dice, Driver, Wish};
 use crate::images::{Format, Image, has_qemu_img, qemu_img};
@@ -45,7 +46,8 @@ impl With {
     }
 }
 
-/// Serves an image as one device, whose daemon opens no file later, and from a file, whose daemon opens it again after SIGHUP.
+/// Serves an image as one device, whose daemon opens no file later, and from a file, whose daemon
+/// opens it again after SIGHUP.
 fn is_served(image: &Image, options: &[With]) {
     let folder = image.folder();
     let (socket, control) = (folder.text("s"), folder.text("control"));
@@ -70,8 +72,8 @@ fn is_served(image: &Image, options: &[With]) {
     // The device changes, and its image is opened once more.
     folder.write("devices.toml", &(device + "queues = 2\n"));
     daemon.signal(Signal::HUP);
-    let line = daemon.wait_for("devices left alone");
-    assert!(line.contains("0 devices left alone, 1 removed, 1 added, 0 failed"), "{line}");
+    let line = daemon.wait_for("unchanged");
+    assert!(line.contains("0 unchanged, 1 removed, 1 added, 0 failed"), "{line}");
     exercise(&folder.path("s"), &mut model, false, 3);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
@@ -79,7 +81,8 @@ fn is_served(image: &Image, options: &[With]) {
     assert!(image.content() == model, "the image is not what was written");
 }
 
-/// The bytes of the block that a raw disk past the page cache has; `None`, and a word about it, if it has none.
+/// The bytes of the block that a raw disk past the page cache has; `None`, and a word about it, if
+/// it has none.
 fn direct_block(test: &str) -> Option<u32> {
     let image = Image::new(Format::Raw, false, DISK);
     let config = BlkConfig { direct: true, ..BlkConfig::new(image.folder().path("disk.img")) };

@@ -193,12 +193,13 @@ fn clients_that_come_and_go_leave_a_bounded_log() {
     let log: Vec<serde_json::Value> = log.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |name: &'static str| log.iter().filter(move |line| line["device"] == name);
     // Served, two a session, one or two at the end; and those that only tell what was left out.
-    let told = of("a").filter(|line| line["message"] == "messages left out").count();
+    let told = of("a").filter(|line| line["message"] == "messages suppressed").count();
     let (written, left_out) =
         of("a").fold((0, 0), |(lines, sum), line| (lines + 1, sum + line["left_out"].as_u64().unwrap_or(0)));
     let all = written - told + left_out as usize;
     assert!(all > 2 * SESSIONS && all <= 2 * SESSIONS + 5, "{all}: {written} written, {left_out} left out");
-    // The limit goes by the clock: a burst, and a line a second, however long all this takes. The last lines are not limited.
+    // The limit goes by the clock: a burst, and a line a second, however long all this takes. The
+    // last lines are not limited.
     assert!(written <= 20 + seconds + 5, "{written} lines in {seconds} s");
     assert!(of("b").any(|line| line["message"].as_str().unwrap().starts_with("session ended")), "{log:?}");
     assert!(of("b").all(|line| line["left_out"].is_null()), "{log:?}");
@@ -211,7 +212,7 @@ fn what_was_left_out_is_told_when_the_flood_is_over() {
     let (file, control) = (config(&folder, ""), folder.text("control"));
     let mut daemon = Daemon::start(&["--config", &file, "--control", &control]);
     flap(&folder.path("a.sock"), 300);
-    let line = daemon.wait_for("messages left out device=\"a\" left_out=");
+    let line = daemon.wait_for("messages suppressed device=\"a\" left_out=");
     assert!(line.contains("WARN"), "{line}");
 }
 

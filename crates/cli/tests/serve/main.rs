@@ -1,7 +1,9 @@
-//! `paravane serve` and `paravane status`, end to end: the real program in its sandbox, real sockets, real signals.
+//! `paravane serve` and `paravane status`, end to end: the real program in its sandbox, real
+//! sockets, real signals.
 //!
-//! Clients are those of the crate vhost's tests; `rig` gives them devices of the program. Those of the crate vhost's
-//! front end, of devices with a mistake in them and of disks that offer IN_ORDER stay there: the program has no such devices.
+//! Clients are those of the crate vhost's tests; `rig` gives them devices of the program. Those of
+//! the crate vhost's front end, of devices with a mistake in them and of disks that offer IN_ORDER
+//! stay there: the program has no such devices.
 mod activation;
 mod client;
 mod daemon;

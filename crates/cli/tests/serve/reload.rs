@@ -11,7 +11,7 @@ fn disk(name: &str) -> String {
 
 fn reload(daemon: &mut Daemon) -> String {
     daemon.signal(Signal::HUP);
-    daemon.wait_for("devices left alone")
+    daemon.wait_for("unchanged")
 }
 
 /// Whether the other side has not closed the connection.
@@ -43,7 +43,7 @@ fn devices_come_and_go_and_the_others_stay() {
     folder.write("new", &(disk("c") + &disk("b")));
     std::fs::rename(folder.path("new"), folder.path("d.toml")).unwrap();
     let line = reload(&mut daemon);
-    assert!(line.contains("1 devices left alone, 1 removed, 1 added, 0 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 1 removed, 1 added, 0 failed"), "{line}");
     assert_eq!(names(&status(&control)), ["c", "b"]);
     assert!(!folder.path("a.sock").exists() && folder.path("c.sock").exists());
     assert!(is_open(&to_b) && !is_open(&to_a));
@@ -51,24 +51,25 @@ fn devices_come_and_go_and_the_others_stay() {
     // A file with a mistake changes nothing, and the log says where it is.
     folder.write("d.toml", &(disk("a") + "queues = 0\n" + &disk("b")));
     daemon.signal(Signal::HUP);
-    let line = daemon.wait_for("nothing was changed");
+    let line = daemon.wait_for("devices unchanged");
     assert!(line.contains("d.toml:5: queues: 0"), "{line}");
     let json = status(&control);
     assert_eq!(names(&json), ["c", "b"]);
     assert!(json["last_reload"].as_str().unwrap().contains("d.toml:5"), "{json}");
     assert!(is_open(&to_b));
 
-    // A device that cannot be had is missed, the others are there; when it can be had, the next reload has it.
+    // A device that cannot be had is missed, the others are there; when it can be had, the next
+    // reload has it.
     std::fs::remove_file(folder.path("a.img")).unwrap();
     folder.write("d.toml", &(disk("a") + &disk("b")));
     let line = reload(&mut daemon);
-    assert!(line.contains("1 devices left alone, 1 removed, 0 added, 1 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 1 removed, 0 added, 1 failed"), "{line}");
     let json = status(&control);
     assert_eq!((names(&json), &json["failed"][0]["name"]), (vec!["b"], &"a".into()));
     assert!(json["failed"][0]["why"].as_str().unwrap().contains("a.img"), "{json}");
     folder.image("a.img");
     let line = reload(&mut daemon);
-    assert!(line.contains("1 devices left alone, 0 removed, 1 added, 0 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 0 removed, 1 added, 0 failed"), "{line}");
     assert_eq!(names(&status(&control)), ["a", "b"]);
     assert!(is_open(&to_b));
     assert_eq!(status(&control)["devices"][1]["sessions"], 1);
@@ -90,7 +91,7 @@ fn a_file_behind_a_symbolic_link_is_read_again() {
     elsewhere.write("new", &(disk("a") + &disk("b")));
     std::fs::rename(elsewhere.path("new"), elsewhere.path("real.toml")).unwrap();
     let line = reload(&mut daemon);
-    assert!(line.contains("1 devices left alone, 0 removed, 1 added, 0 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 0 removed, 1 added, 0 failed"), "{line}");
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn a_card_whose_cable_is_cut_is_made_anew() {
         &(card("a", "") + &card("b", "poll-us = 0\n") + "[[rng]]\nname = \"r\"\nsocket = \"r\"\n"),
     );
     let line = reload(&mut daemon);
-    assert!(line.contains("1 devices left alone, 2 removed, 2 added, 0 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 2 removed, 2 added, 0 failed"), "{line}");
     assert!(!is_open(&to_a));
 }
 
@@ -129,7 +130,7 @@ fn a_path_that_the_sandbox_does_not_reach_is_named() {
     let text = disk("a") + &other("in", allowed.image("i.img")) + &other("out", elsewhere.image("o.img"));
     folder.write("d.toml", &text);
     let line = reload(&mut daemon);
-    assert!(line.contains("1 devices left alone, 0 removed, 1 added, 1 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 0 removed, 1 added, 1 failed"), "{line}");
     let json = status(&control);
     assert_eq!(names(&json), ["a", "in"]);
     let why = json["failed"][0]["why"].as_str().unwrap();

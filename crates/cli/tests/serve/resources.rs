@@ -134,7 +134,8 @@ impl Neighbour {
     }
 }
 
-/// Shares a part of a file at an address that no other part has. `false`: it is refused, and the session over.
+/// Shares a part of a file at an address that no other part has. `false`: it is refused, and the
+/// session over.
 fn share(raw: &Raw, number: u64, size: u64, file: &OwnedFd) -> bool {
     let at = (1 << 46) + number * (1 << 40);
     let region = MemoryRegion { gpa: at, size, user: at, offset: 0 };
@@ -408,7 +409,8 @@ fn clients_take_no_threads_and_few_descriptors() {
     host.neighbour("b").works();
     assert_eq!(host.threads(), threads);
     let taken = host.files() - files;
-    // 64 regions; a queue's kick twice, call and error; alarm, ticker, in-flight memory, socket; 8; the engine's.
+    // 64 regions; a queue's kick twice, call and error; alarm, ticker, in-flight memory, socket; 8;
+    // the engine's.
     assert!(taken <= 96, "{taken} descriptors");
     drop(raw);
     host.wait_for("a", |device| device["connected"] == false);

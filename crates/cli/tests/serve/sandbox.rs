@@ -111,7 +111,9 @@ fn a_daemon_without_says_what_is_lost() {
     let arguments =
         ["rng", "--socket", &folder.text("s"), "--control", "off", "--no-sandbox", "--try-sandbox", &file];
     let daemon = Daemon::start(&arguments);
-    assert!(daemon.seen().iter().any(|line| line.contains("no sandbox: a guest that takes over")));
+    assert!(
+        daemon.seen().iter().any(|line| line.contains("running without a sandbox: a guest that takes over"))
+    );
     let outcomes = outcomes(&daemon);
     for attempt in ["open", "write", "exec", "tcp-listen", "udp", "unix"] {
         assert!(outcomes.contains(&(attempt.into(), "allowed".into())), "{attempt}: {outcomes:?}");

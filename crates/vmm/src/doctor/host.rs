@@ -1,10 +1,10 @@
-//! What the host offers besides KVM.
+//! Checks of the host besides KVM.
 use super::Finding;
 use rustix::process::{Resource, getrlimit};
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
-/// Locked memory that rings, registered buffers and passed-through devices can do with.
+/// Locked memory that is enough for io_uring rings and registered buffers of a small guest, in bytes.
 const ENOUGH_MEMLOCK: u64 = 64 << 20;
 
 pub(super) fn examine() -> Vec<Finding> {
@@ -15,43 +15,38 @@ pub(super) fn examine() -> Vec<Finding> {
         device_file(
             "vhost-net",
             "/dev/vhost-net",
-            "modprobe vhost_net; without it network queues are served in this process",
+            "modprobe vhost_net; without it, vhost=on has no effect and this process serves the queues",
         ),
-        device_file(
-            "vhost-vsock",
-            "/dev/vhost-vsock",
-            "modprobe vhost_vsock; without it there are no sockets between host and guest",
-        ),
-        device_file("tun", "/dev/net/tun", "modprobe tun; in a container, pass /dev/net/tun in"),
+        device_file("tun", "/dev/net/tun", "modprobe tun; in a container, pass the device in"),
         hugepages(&meminfo, &thp),
         io_uring(),
         memlock(),
     ]
 }
 
-/// Whether a device file can be opened. Opening is without consequences for all that are asked for.
+/// Checks that a device file can be opened. Opening these files has no side effects.
 fn device_file(name: &'static str, path: &'static str, remedy: &'static str) -> Finding {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(_) => Finding::ok(name, path),
         Err(error) => match error.kind() {
-            ErrorKind::NotFound => Finding::missing(name, format!("there is no {path}"), remedy),
+            ErrorKind::NotFound => Finding::missing(name, format!("{path} does not exist"), remedy),
             ErrorKind::PermissionDenied => Finding::missing(
                 name,
                 format!("no permission to open {path}"),
-                "run as root, or let your user into the group that owns it",
+                "run as root, or add your user to the group that owns the file",
             ),
-            _ => Finding::missing(name, format!("{path} cannot be opened: {error}"), remedy),
+            _ => Finding::missing(name, format!("cannot open {path}: {error}"), remedy),
         },
     }
 }
 
-/// A line's number from /proc/meminfo.
+/// The number of a line of /proc/meminfo.
 fn field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The choice in brackets of a line such as `always [madvise] never`.
+/// The bracketed choice of a line such as `always [madvise] never`.
 fn chosen(line: &str) -> &str {
     line.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("unknown", |(word, _)| word)
 }
@@ -63,26 +58,27 @@ fn hugepages(meminfo: &str, thp: &str) -> Finding {
     else {
         return Finding::missing(
             "hugepages",
-            "this kernel has none",
-            "use a host kernel with CONFIG_HUGETLBFS; --hugepages does not work here",
+            "not supported by this kernel",
+            "for --hugepages, use a host kernel with CONFIG_HUGETLBFS",
         );
     };
     let mib = kib >> 10;
-    let found = format!("{free} free of {total} pages of {mib} MiB; transparent ones for guest RAM: {thp}");
+    let found =
+        format!("{free} of {total} pages of {mib} MiB free; transparent huge pages for guest memory: {thp}");
     if free > 0 {
         return Finding::ok("hugepages", found);
     }
     let pages = 128_u64.div_ceil(mib.max(1));
-    let remedy = format!("for --hugepages: sysctl vm.nr_hugepages={pages} (room for a guest of 128 MiB)");
+    let remedy = format!("for --hugepages, sysctl vm.nr_hugepages={pages} (enough for a guest of 128 MiB)");
     Finding::warn("hugepages", found, remedy)
 }
 
 fn io_uring() -> Finding {
     match paravane_device::blk::io_uring_available() {
-        Ok(()) => Finding::ok("io_uring", "yes"),
+        Ok(()) => Finding::ok("io_uring", "available"),
         Err(error) => Finding::warn(
             "io_uring",
-            format!("no: {error}; disks use threads"),
+            format!("not available ({error}): disks use threads"),
             "sysctl kernel.io_uring_disabled=0; in a container, allow it in the seccomp profile",
         ),
     }
@@ -94,8 +90,8 @@ fn memlock() -> Finding {
         Some(bytes) if bytes >= ENOUGH_MEMLOCK => Finding::ok("memlock", format!("{} MiB", bytes >> 20)),
         Some(bytes) => Finding::warn(
             "memlock",
-            format!("{} KiB may be locked", bytes >> 10),
-            "raise it to 64 MiB or more (ulimit -l, limits.conf, or LimitMEMLOCK= of a service)",
+            format!("limit of {} KiB", bytes >> 10),
+            "raise it to 64 MiB or more for --registered-buffers and large io_uring queues (ulimit -l, LimitMEMLOCK=)",
         ),
     }
 }
@@ -112,7 +108,10 @@ mod tests {
     fn hugepages_are_counted() {
         let none_free = hugepages(MEMINFO, "always [madvise] never\n");
         assert_eq!(none_free.level, Level::Warn);
-        assert_eq!(none_free.found, "0 free of 512 pages of 2 MiB; transparent ones for guest RAM: madvise");
+        assert_eq!(
+            none_free.found,
+            "0 of 512 pages of 2 MiB free; transparent huge pages for guest memory: madvise"
+        );
         assert!(none_free.remedy.contains("vm.nr_hugepages=64"));
         let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
         assert_eq!(hugepages(&some, "").level, Level::Ok);

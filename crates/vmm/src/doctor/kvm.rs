@@ -1,20 +1,19 @@
-//! What KVM offers here.
+//! Checks of KVM.
 use super::Finding;
 use super::cost::{self, Costs};
 use super::limit::{self, ENOUGH, Limit};
 use crate::machine::kvm as machine;
 use kvm_bindings::{
-    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH,
-    KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQFD, KVM_CAP_IRQFD_RESAMPLE, KVM_CAP_SIGNAL_MSI,
+    KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH, KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQFD,
+    KVM_CAP_IRQFD_RESAMPLE, KVM_CAP_SIGNAL_MSI,
 };
 use kvm_ioctls::Kvm;
 use std::ffi::c_ulong;
 
-/// Ring 0 is called emulated when its instructions cost so many times more than those of ring 3. Without
-/// emulation the two cost the same.
+/// Ratio of the costs of an instruction in ring 0 and ring 3 from which ring 0 counts as emulated.
 const EMULATED: f64 = 20.0;
-/// A kernel from some time after 2016 has it; nothing else can be done about it.
-const NEWER_KERNEL: &str = "use a host kernel that has it";
+/// Kernels since 2016 have these capabilities.
+const NEWER_KERNEL: &str = "use a newer host kernel";
 
 pub(super) fn examine() -> Vec<Finding> {
     let kvm = match machine::open() {
@@ -28,8 +27,8 @@ pub(super) fn examine() -> Vec<Finding> {
         Ok(costs) => findings.extend(judge(&costs)),
         Err(why) => findings.push(Finding::missing(
             "exit cost",
-            format!("a small guest does not run: {why}"),
-            "look into the kernel's log (dmesg); until then use --accel thread",
+            format!("the test guest does not run: {why}"),
+            "look at the kernel log (dmesg); until then, use --accel thread",
         )),
     }
     findings
@@ -37,76 +36,71 @@ pub(super) fn examine() -> Vec<Finding> {
 
 fn absent(why: &str) -> Finding {
     let remedy = if why.contains("permission") {
-        "let your user into the group that owns /dev/kvm (usermod -aG kvm USER, then log in again)"
-    } else if why.contains("there is no") {
-        "turn on virtualisation in the firmware and load kvm_intel or kvm_amd; in a container, pass the device \
-         in; until then runs use --accel thread"
+        "add your user to the group that owns /dev/kvm (usermod -aG kvm USER), then log in again"
+    } else if why.contains("no /dev/kvm") || why.contains("does not exist") {
+        "enable virtualization in the firmware and load kvm_intel or kvm_amd; in a container, pass the device in; \
+         until then, runs use a thread"
     } else {
-        "use a host kernel whose KVM has it; until then runs use --accel thread"
+        "use a newer host kernel; until then, runs use a thread"
     };
     Finding::missing("kvm", why, remedy)
 }
 
-/// A capability's value; 0 if KVM does not have it.
+/// The value of a capability; 0 if KVM lacks it.
 fn value(kvm: &Kvm, capability: u32) -> i32 {
     kvm.check_extension_raw(c_ulong::from(capability))
 }
 
-fn capabilities(kvm: &Kvm) -> [Finding; 5] {
+fn capabilities(kvm: &Kvm) -> [Finding; 4] {
     let has = |capability| value(kvm, capability) > 0;
     let ioeventfd = match (has(KVM_CAP_IOEVENTFD), has(KVM_CAP_IOEVENTFD_ANY_LENGTH)) {
-        (true, true) => Finding::ok("ioeventfd", "yes, any length"),
-        (true, false) => Finding::ok("ioeventfd", "yes, 1 to 8 bytes"),
-        _ => Finding::warn("ioeventfd", "no: every kick stops the guest", NEWER_KERNEL),
+        (true, true) => Finding::ok("ioeventfd", "available, any access size"),
+        (true, false) => Finding::ok("ioeventfd", "available, 1 to 8 bytes"),
+        _ => Finding::warn("ioeventfd", "not available: every kick exits to this process", NEWER_KERNEL),
     };
     let irqfd = match (has(KVM_CAP_IRQFD), has(KVM_CAP_IRQFD_RESAMPLE)) {
-        (true, true) => Finding::ok("irqfd", "yes, with resampling"),
-        (true, false) => Finding::ok("irqfd", "yes"),
-        _ => Finding::missing("irqfd", "no", NEWER_KERNEL),
+        (true, true) => Finding::ok("irqfd", "available, with resampling"),
+        (true, false) => Finding::ok("irqfd", "available"),
+        _ => Finding::missing("irqfd", "not available", NEWER_KERNEL),
     };
     let msi = if has(KVM_CAP_SIGNAL_MSI) {
         Finding::ok("msi", "KVM_SIGNAL_MSI")
     } else {
-        Finding::warn("msi", "no KVM_SIGNAL_MSI: messages need a route each", NEWER_KERNEL)
+        Finding::warn("msi", "no KVM_SIGNAL_MSI: each message needs a route", NEWER_KERNEL)
     };
     let routing = match value(kvm, KVM_CAP_IRQ_ROUTING) {
-        routes @ 1.. => Finding::ok("irq routing", format!("yes, {routes} routes")),
-        _ => Finding::missing("irq routing", "no", NEWER_KERNEL),
+        routes @ 1.. => Finding::ok("irq routing", format!("available, {routes} routes")),
+        _ => Finding::missing("irq routing", "not available", NEWER_KERNEL),
     };
-    let ring = value(kvm, KVM_CAP_DIRTY_LOG_RING).max(value(kvm, KVM_CAP_DIRTY_LOG_RING_ACQ_REL));
-    let dirty = match ring {
-        bytes @ 1.. => Finding::ok("dirty ring", format!("yes, up to {} entries", bytes / 16)),
-        _ => Finding::warn("dirty ring", "no: dirty pages are found by bitmap", NEWER_KERNEL),
-    };
-    [ioeventfd, irqfd, msi, routing, dirty]
+    [ioeventfd, irqfd, msi, routing]
 }
 
-/// What a run with many queues has to expect.
+/// Checks the number of ioeventfds, for runs with many queues.
 fn ioeventfds(limit: Result<Limit, String>) -> Finding {
     let name = "ioeventfd limit";
-    let remedy = "none needed: kicks of further queues stop the guest instead";
+    let remedy = "none needed: kicks of further queues exit to this process";
     match limit {
         Ok(Limit { registered, refused: Some(why), .. }) => {
-            Finding::warn(name, format!("{registered} a VM: {why}"), remedy)
+            Finding::warn(name, format!("{registered} per VM: {why}"), remedy)
         }
         Ok(Limit { registered, refused: None, each }) => {
-            let more = if registered < ENOUGH { " in the time for it" } else { " or more" };
-            Finding::ok(name, format!("{registered}{more} a VM, {:.0} µs each", each.as_secs_f64() * 1e6))
+            let more = if registered < ENOUGH { " or more (time limit)" } else { " or more" };
+            Finding::ok(name, format!("{registered}{more} per VM, {:.0} µs each", each.as_secs_f64() * 1e6))
         }
-        Err(why) => Finding::warn(name, format!("not found: {why}"), remedy),
+        Err(why) => Finding::warn(name, format!("unknown: {why}"), remedy),
     }
 }
 
 fn judge(costs: &Costs) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(
         "exit cost",
-        format!("{:.1} µs: an MMIO write that stops the guest, from ring 3", costs.exit_ns / 1e3),
+        format!("{:.1} µs for an MMIO write that exits to this process, from ring 3", costs.exit_ns / 1e3),
     )];
     match costs.kick_ns {
         Ok(kick) => findings.push(Finding::ok(
             "kick cost",
             format!(
-                "{:.1} µs: the same write to an ioeventfd, {}",
+                "{:.1} µs for an MMIO write to an ioeventfd, {}",
                 kick / 1e3,
                 beside(costs.exit_ns / kick.max(1.0))
             ),
@@ -114,29 +108,29 @@ fn judge(costs: &Costs) -> Vec<Finding> {
         Err(ref why) => findings.push(Finding::warn(
             "kick cost",
             format!("not measured: {why}"),
-            "none needed: kicks stop the guest instead",
+            "none needed: kicks exit to this process",
         )),
     }
     let (ring0, ring3) = (costs.ring0_ns, costs.ring3_ns);
     findings.push(if ring0 > ring3 * EMULATED {
         Finding::warn(
             "ring 0",
-            format!("emulated: {ring0:.0} ns an instruction, against {ring3:.2} ns in ring 3"),
-            "the built-in guest works in ring 3 and does not mind; for guests with a kernel of their own use a \
-             host whose KVM has hardware virtualisation",
+            format!("emulated: {ring0:.0} ns per instruction, {ring3:.2} ns in ring 3"),
+            "none needed for the built-in guest, which runs in ring 3; for Linux guests, use a host with hardware \
+             virtualization",
         )
     } else {
-        Finding::ok("ring 0", format!("native: {ring0:.2} ns an instruction, {ring3:.2} ns in ring 3"))
+        Finding::ok("ring 0", format!("native: {ring0:.2} ns per instruction, {ring3:.2} ns in ring 3"))
     });
     findings
 }
 
-/// How a kick compares with an exit that costs `ratio` times as much.
+/// Compares a kick with an exit that costs `ratio` times as much.
 fn beside(ratio: f64) -> String {
     match ratio {
         1.05.. => format!("{ratio:.1} times cheaper"),
-        0.95.. => "which is no cheaper".to_owned(),
-        _ => format!("{:.1} times dearer", 1.0 / ratio.max(1e-3)),
+        0.95.. => "not cheaper".to_owned(),
+        _ => format!("{:.1} times more expensive", 1.0 / ratio.max(1e-3)),
     }
 }
 
@@ -159,18 +153,18 @@ mod tests {
     #[test]
     fn a_kick_that_is_dearer_is_not_called_cheaper() {
         assert_eq!(beside(4.0), "4.0 times cheaper");
-        assert_eq!(beside(1.01), "which is no cheaper");
-        assert_eq!(beside(0.5), "2.0 times dearer");
+        assert_eq!(beside(1.01), "not cheaper");
+        assert_eq!(beside(0.5), "2.0 times more expensive");
     }
 
     #[test]
     fn few_ioeventfds_are_a_warning_and_many_are_none() {
         let limit = |registered, refused| Limit { registered, refused, each: Duration::from_micros(7) };
         let few = ioeventfds(Ok(limit(6, Some("no space".into()))));
-        assert_eq!((few.level, few.found.as_str()), (Level::Warn, "6 a VM: no space"));
+        assert_eq!((few.level, few.found.as_str()), (Level::Warn, "6 per VM: no space"));
         let many = ioeventfds(Ok(limit(ENOUGH, None)));
-        assert_eq!((many.level, many.found.as_str()), (Level::Ok, "1024 or more a VM, 7 µs each"));
-        assert!(ioeventfds(Ok(limit(300, None))).found.starts_with("300 in the time for it"));
+        assert_eq!((many.level, many.found.as_str()), (Level::Ok, "1024 or more per VM, 7 µs each"));
+        assert!(ioeventfds(Ok(limit(300, None))).found.starts_with("300 or more (time limit)"));
         assert_eq!(ioeventfds(Err("no".into())).level, Level::Warn);
     }
 

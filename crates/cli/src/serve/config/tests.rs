@@ -99,10 +99,10 @@ fn errors_name_the_line() {
         (&["\n[[disk]]\nname = \"a\"\n"], 2, "unknown table \"disk\""),
         (&["queues = 1\n"], 1, "unknown table \"queues\""),
         (&["[daemon]\n\nverbose = 1\n"], 3, "unknown key \"verbose\""),
-        (&[disk, "queue = 4\n"], 5, "unknown key \"queue\"; image, format"),
+        (&[disk, "queue = 4\n"], 5, "unknown key \"queue\": this table has image, format"),
         (&[disk, "tap = \"tap0\"\n"], 5, "unknown key \"tap\""),
         (&[disk, "check = true\n"], 5, "unknown key \"check\""),
-        (&[disk, "format = \"vmdk\"\n"], 5, "format: unknown value \"vmdk\"; raw, qcow2"),
+        (&[disk, "format = \"vmdk\"\n"], 5, "format: unknown value \"vmdk\": use one of raw, qcow2"),
         // Not of the right kind.
         (&["[blk]\nname = \"a\"\n"], 1, "[[blk]]"),
         (&["[[daemon]]\nuser = \"a\"\n"], 1, "not a table"),
@@ -110,67 +110,71 @@ fn errors_name_the_line() {
         (&[disk, "queues = \"many\"\n"], 5, "queues: \"many\": invalid digit"),
         (&[disk, "queues = 70000\n"], 5, "queues: \"70000\": "),
         (&[disk, "queues = -1\n"], 5, "queues: \"-1\": "),
-        (&[disk, "queues = 1.5\n"], 5, "queues: neither a string nor"),
-        (&[disk, "queues = 0x10\n"], 5, "queues: neither a string nor"),
-        (&[disk, "queues = [1]\n"], 5, "queues: neither a string nor"),
-        (&[disk, "read-only = 1\n"], 5, "read-only: neither true nor false"),
+        (&[disk, "queues = 1.5\n"], 5, "queues: not a string or"),
+        (&[disk, "queues = 0x10\n"], 5, "queues: not a string or"),
+        (&[disk, "queues = [1]\n"], 5, "queues: not a string or"),
+        (&[disk, "read-only = 1\n"], 5, "read-only: not true or false"),
         (&["[daemon]\nallow = \"/srv\"\n"], 2, "allow: not a list"),
         (&["[daemon]\nmetrics = \"9810\"\n"], 2, "metrics: \"9810\": invalid socket address"),
         // Beyond what can be.
-        (&[disk, "backing = [\"raw:/b\"]\n"], 5, "backing: a raw image is based on nothing"),
-        (&[disk, "format = \"qcow2\"\nbacking = [\"/b\"]\n"], 6, "backing: \"/b\": its format comes first"),
+        (&[disk, "backing = [\"raw:/b\"]\n"], 5, "backing: raw images have no backing file"),
+        (&[disk, "format = \"qcow2\"\nbacking = [\"/b\"]\n"], 6, "backing: \"/b\": missing format"),
         (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/j\"]\n", other], 9, "image: /j is used twice"),
         (&[disk, "format = \"qcow2\"\nbacking = [\"raw:/i\"]\n"], 6, "backing: /i is used twice"),
-        (&[disk, "format = \"qcow2\"\nno-lock = true\n"], 6, "no-lock: a qcow2 image is always locked"),
-        (&[disk, "format = \"qcow2\"\ndirect = true\n"], 6, "direct: only a raw image"),
+        (&[disk, "format = \"qcow2\"\nno-lock = true\n"], 6, "no-lock: qcow2 images are always locked"),
+        (&[disk, "format = \"qcow2\"\ndirect = true\n"], 6, "direct: needs a raw image"),
         (
             &[disk, "engine = \"threads\"\nregistered-buffers = true\n"],
             6,
-            "registered-buffers: only what io_uring serves",
+            "registered-buffers: needs a raw image and the io_uring engine",
         ),
         (&[disk, "no-lock = true\n", &other.replace("\"/j\"", "\"/i\"")], 8, "image: /i is used twice"),
-        (&[disk, "queues = 0\n"], 5, "queues: 0 is not from 1 to 256"),
-        (&[disk, "workers = 65\n"], 5, "workers: 65 is not from 1 to 64"),
-        (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is not a power of two"),
-        (&[disk, "queue-size = 2\n"], 5, "queue-size: 2 is not a power of two from 4 to 32768"),
+        (&[disk, "queues = 0\n"], 5, "queues: 0 is out of range: use 1 to 256"),
+        (&[disk, "workers = 65\n"], 5, "workers: 65 is out of range: use 1 to 64"),
+        (&[disk, "queue-size = 100\n"], 5, "queue-size: 100 is invalid: use a power of two"),
+        (&[disk, "queue-size = 2\n"], 5, "queue-size: 2 is invalid: use a power of two from 4 to 32768"),
         (&[disk, "serial = \"012345678901234567890\"\n"], 5, "serial: "),
-        (&[disk, "bytes-per-second = 0\n"], 5, "bytes-per-second: 0 would let nothing"),
+        (&[disk, "bytes-per-second = 0\n"], 5, "bytes-per-second: 0 would block"),
         (&[disk, "\nops-per-second = \"1k\"\n"], 6, "ops-per-second: \"1k\": "),
-        (&[disk, "burst-ops = 9\n"], 1, "ops-per-second is missing"),
-        (&[&disk.replace("\"a\"", "\"a b\"")], 2, "name: \"a b\" is not"),
-        (&[&disk.replace("\"a\"", "\"\"")], 2, "name: \"\" is not"),
+        (&[disk, "burst-ops = 9\n"], 1, "missing key ops-per-second"),
+        (&[&disk.replace("\"a\"", "\"a b\"")], 2, "name: \"a b\": use"),
+        (&[&disk.replace("\"a\"", "\"\"")], 2, "name: \"\": use"),
         (&[net, "echo = true\nmac = \"01:00:00:00:00:00\"\n"], 5, "mac: "),
-        (&[net, "echo = true\nmac = \"1\"\n"], 5, "mac: \"1\": six bytes"),
-        (&[net, "echo = true\nmtu = 60\n"], 5, "mtu: 60 bytes are less"),
-        (&[net, "source = \"1M\"\n"], 4, "source: 1048576 is not from 22"),
+        (&[net, "echo = true\nmac = \"1\"\n"], 5, "mac: \"1\": invalid MAC address"),
+        (&[net, "echo = true\nmtu = 60\n"], 5, "mtu: 60 bytes is out of range"),
+        (&[net, "source = \"1M\"\n"], 4, "source: 1048576 bytes is out of range: use 22"),
         (&[net, "source = \"1x\"\n"], 4, "source: \"1x\": unknown unit"),
         // Too little and too much.
-        (&["\n[[blk]]\nimage = \"/i\"\nsocket = \"/s\"\n"], 2, "name is missing"),
-        (&["[[blk]]\nname = \"a\"\nsocket = \"/s\"\n"], 1, "image is missing"),
+        (&["\n[[blk]]\nimage = \"/i\"\nsocket = \"/s\"\n"], 2, "missing key name"),
+        (&["[[blk]]\nname = \"a\"\nsocket = \"/s\"\n"], 1, "missing key image"),
         (
             &["[[blk]]\nname = \"a\"\nimage = \"/i\"\n"],
             1,
-            "socket or connect or socket-activation is missing",
+            "missing key socket or connect or socket-activation",
         ),
-        (&[net], 1, "tap or link or echo or sink or source is missing"),
-        (&[disk, "connect = \"/t\"\n"], 5, "connect: cannot be together with socket"),
-        (&[net, "tap = \"t\"\necho = true\n"], 5, "cannot be together with"),
+        (&[net], 1, "missing key tap or link or echo or sink or source"),
+        (&[disk, "connect = \"/t\"\n"], 5, "connect: excludes socket"),
+        (&[net, "tap = \"t\"\necho = true\n"], 5, "excludes "),
         // Two of what there can be one of.
-        (&[disk, &other.replace("\"b\"", "\"a\"")], 6, "name: \"a\" is the name of two"),
-        (&[disk, &other.replace("\"/t\"", "\"/s\"")], 8, "socket: /s: \"a\" has it"),
+        (&[disk, &other.replace("\"b\"", "\"a\"")], 6, "name: two devices are named \"a\""),
+        (&[disk, &other.replace("\"/t\"", "\"/s\"")], 8, "socket: /s: already used by device \"a\""),
         (&[disk, &other.replace("\"/t\"", "\"/./s\"")], 8, "socket: "),
         (&[disk, &other.replace("\"/j\"", "\"/i\"")], 7, "image: /i is used twice"),
-        (&[net, "tap = \"t\"\n", &net.replace("n\"", "m\""), "tap = \"t\"\n"], 8, "tap: t: \"n\" has it"),
-        (&[net, "link = \"l\"\n"], 4, "link: \"l\" joins two cards, and there are 1"),
+        (
+            &[net, "tap = \"t\"\n", &net.replace("n\"", "m\""), "tap = \"t\"\n"],
+            8,
+            "tap: t: already used by device \"n\"",
+        ),
+        (&[net, "link = \"l\"\n"], 4, "link: \"l\" connects two cards, but 1 have it"),
         (
             &[net, "link = \"l\"\n", &net.replace("n\"", "m\""), "link = \"l\"\nqueues = 2\n"],
             8,
-            "link: \"l\" joins cards with 1 and 2",
+            "link: \"l\" connects cards with 1 and 2",
         ),
         (
             &[net, "link = \"l\"\nmtu = 9000\n", &net.replace("n\"", "m\""), "link = \"l\"\n"],
             9,
-            "link: \"l\" joins cards with MTUs of 9000 and 1500",
+            "link: \"l\" connects cards with MTUs of 9000 and 1500",
         ),
     ];
     for (parts, line, what) in cases {
@@ -204,10 +208,11 @@ fn a_file_that_is_none_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("large.toml");
     std::fs::write(&path, vec![b'\n'; MAX_LEN as usize + 1]).unwrap();
-    assert!(Config::read(&path).unwrap_err().to_string().contains("more than"));
+    assert!(Config::read(&path).unwrap_err().to_string().contains("file too large"));
 }
 
-/// Whatever is left out of a good file, there is an answer, and an error is on a line that there is.
+/// Whatever is left out of a good file, there is an answer, and an error is on a line that there
+/// is.
 #[test]
 fn no_part_of_a_file_makes_it_panic() {
     let answered = |text: &str| {
@@ -225,25 +230,31 @@ fn no_part_of_a_file_makes_it_panic() {
     }
 }
 
-/// The examples of the package and the manual are valid.
+/// The file of the package is valid as it is, and so are its examples.
 #[test]
-fn examples_are_in_order() {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    if !repository.join("docs").exists() {
-        // Tests of the published package have no examples.
-        return;
-    }
-    let packaged = std::fs::read_to_string(repository.join("packaging/devices.toml")).unwrap();
+fn the_packaged_file_is_valid() {
+    // Not among the sources of the crate.
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/devices.toml");
+    let Ok(packaged) = std::fs::read_to_string(&path) else {
+        return eprintln!("SKIPPED the_packaged_file_is_valid: no {}", path.display());
+    };
     assert!(parse(&packaged).unwrap().devices.is_empty());
-    // All that is commented out there, but for the words about it.
+    // The examples without the comments about them.
     let is_toml = |line: &&str| line.starts_with('[') || line.contains(" = ");
     let all: Vec<_> =
         packaged.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).filter(is_toml).collect();
     let config = parse(&all.join("\n")).unwrap();
     assert_eq!((config.devices.len(), config.daemon.user.as_deref()), (3, Some("libvirt-qemu")));
+}
 
-    let manual = std::fs::read_to_string(repository.join("docs/howto/many-devices.md")).unwrap();
-    let block = manual.lines().skip_while(|line| *line != "    [daemon]");
+/// The example of the how-to page is valid.
+#[test]
+fn the_example_of_the_book_is_valid() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/howto/many-devices.md");
+    let Ok(page) = std::fs::read_to_string(&path) else {
+        return eprintln!("SKIPPED the_example_of_the_book_is_valid: no {}", path.display());
+    };
+    let block = page.lines().skip_while(|line| *line != "    [daemon]");
     let block: Vec<_> = block.take_while(|line| line.is_empty() || line.starts_with("    ")).collect();
     assert_eq!(parse(&block.join("\n")).unwrap().devices.len(), 3);
 }

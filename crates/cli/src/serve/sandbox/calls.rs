@@ -1,10 +1,11 @@
-//! Which system calls the daemon may make (seccomp). The others fail with EPERM.
+//! Restricts system calls (seccomp). Denied calls fail with EPERM.
 //!
-//! Failing, not killing: a library that tries something new and can do without goes on, and so do the guests' disks.
+//! They fail rather than kill: a library that tries an optional call continues, and so do the
+//! guests.
 //!
-//! io_uring passes by seccomp. What it could be asked for is held by Landlock where that is about files and TCP; rings
-//! cannot execute programs.
-use super::SandboxError;
+//! io_uring bypasses seccomp. Landlock restricts its operations on files and TCP, and rings cannot
+//! execute programs.
+use super::error::SandboxError;
 use libc::c_long;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Allowed with whatever arguments.
+/// Allowed with any arguments.
 const ALLOWED: &[c_long] = &[
     // Data of images, TAP devices, eventfds.
     libc::SYS_read,
@@ -33,7 +34,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
-    // Files that Landlock lets through.
+    // Files, within the paths that Landlock allows.
     libc::SYS_openat,
     libc::SYS_openat2,
     libc::SYS_close,
@@ -115,7 +116,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_sigaltstack,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // About ourselves.
+    // This process.
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_getuid,
@@ -128,7 +129,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_getcpu,
-    // To give up more: capabilities, a user, and system calls.
+    // Dropping further privileges: capabilities, user, system calls.
     libc::SYS_capget,
     libc::SYS_capset,
     libc::SYS_setgroups,
@@ -139,7 +140,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_seccomp,
 ];
 
-/// The same by their older numbers, which the C library of x86-64 still takes.
+/// Older numbers of the same calls, which the C library still uses on x86-64.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_OLDER: &[c_long] = &[
     libc::SYS_open,
@@ -159,7 +160,8 @@ const ALLOWED_OLDER: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLDER: &[c_long] = &[];
 
-/// Requests of ioctl(2): TAP devices, sizes of block devices, non-blocking descriptors. Not those that speak for a terminal.
+/// Allowed requests of ioctl(2): TAP devices, block devices, non-blocking descriptors. None for
+/// terminals.
 const IOCTLS: &[u64] = &[
     libc::FIONBIO,
     libc::TUNSETIFF,
@@ -180,7 +182,7 @@ const IOCTLS: &[u64] = &[
     0x127f,
 ];
 
-/// What prctl(2) is asked for: a thread's name, a mapping's name, and to give up more.
+/// Allowed operations of prctl(2): names of threads and mappings, dropping privileges.
 const PRCTLS: &[i32] = &[
     libc::PR_SET_NAME,
     libc::PR_GET_NAME,
@@ -190,7 +192,7 @@ const PRCTLS: &[i32] = &[
     libc::PR_CAPBSET_DROP,
 ];
 
-/// What a daemon that takes no more devices needs no longer, on x86-64 by two numbers each.
+/// Denied once no more devices are added; on x86-64 also by older numbers.
 const SEALED: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -204,14 +206,14 @@ const SEALED: &[c_long] = &[
     libc::SYS_setresgid,
     libc::SYS_setresuid,
 ];
-/// The same, unless a VMM is to be connected to.
+/// Also denied unless a device connects to its VMM.
 const SEALED_BUT_TO_CONNECT: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
 
 fn failed(error: impl std::fmt::Display) -> SandboxError {
     SandboxError::Seccomp(error.to_string())
 }
 
-/// The rule that argument `index` compares so with `value`.
+/// A rule: argument `index` compares with `value`.
 fn rule(index: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, SandboxError> {
     let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value).map_err(failed)?;
     SeccompRule::new(vec![condition]).map_err(failed)
@@ -226,7 +228,7 @@ fn refuse() -> SeccompAction {
     SeccompAction::Errno(libc::EPERM as u32)
 }
 
-/// Refuses the calling thread, and those it will make, all calls but those listed above.
+/// Denies all other calls to the calling thread and the threads that it will start.
 pub(super) fn restrict() -> Result<(), SandboxError> {
     let mut rules: Rules = ALLOWED.iter().chain(ALLOWED_OLDER).map(|&call| (call, Vec::new())).collect();
     let eq = SeccompCmpOp::Eq;
@@ -237,9 +239,9 @@ pub(super) fn restrict() -> Result<(), SandboxError> {
     rules.insert(libc::SYS_socketpair, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
     rules.insert(libc::SYS_ioctl, each(1, &mut IOCTLS.iter().copied())?);
     rules.insert(libc::SYS_prctl, each(0, &mut PRCTLS.iter().map(|&option| option as u64))?);
-    // A thread of ours: what the C library does to abort, and to change the user of all threads.
+    // Threads of this process: the C library aborts and changes the user of all threads by it.
     rules.insert(libc::SYS_tgkill, vec![rule(0, eq, std::process::id().into())?]);
-    // Memory is never made executable.
+    // No executable memory.
     let executable = libc::PROT_EXEC as u64;
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![rule(2, SeccompCmpOp::MaskedEq(executable), 0)?]);
@@ -248,10 +250,10 @@ pub(super) fn restrict() -> Result<(), SandboxError> {
     seccompiler::apply_filter(&program).map_err(failed)
 }
 
-/// Refuses all threads what opens files and, unless it is needed to `connect`, what makes sockets.
+/// Denies all threads to open files and, without `connect`, to create sockets.
 ///
 /// # Errors
-/// The kernel lacks what it takes.
+/// The kernel refuses the filter.
 pub(crate) fn seal(connect: bool) -> Result<(), SandboxError> {
     let sockets: &[c_long] = if connect { &[] } else { SEALED_BUT_TO_CONNECT };
     let rules = SEALED.iter().chain(sockets).map(|&call| (call, Vec::new())).collect();

@@ -1,18 +1,19 @@
-//! Which capabilities the daemon keeps once its devices are open.
+//! Capabilities that the daemon keeps after opening its devices.
 //!
 //! | capability | kept |
 //! |---|---|
-//! | CAP_DAC_OVERRIDE | always: sockets and images of other users, within what Landlock allows |
-//! | CAP_NET_ADMIN | with a file that names a TAP device: SIGHUP may open it again |
-//! | CAP_IPC_LOCK | for disks that io_uring may serve, also those that SIGHUP may add: see below |
+//! | CAP_DAC_OVERRIDE | always: sockets and images of other users, within the allowed paths |
+//! | CAP_NET_ADMIN | with a file that has a TAP device: SIGHUP may open it again |
+//! | CAP_IPC_LOCK | with disks that io_uring may serve, now or after SIGHUP: see below |
 //!
-//! Some kernels (Linux 6.18 is one) count the rings of io_uring against RLIMIT_MEMLOCK, 8 MiB for most users: a queue of 1024
-//! takes about a hundredth of that. With `registered-buffers` they count the memory of VMMs as well.
+//! Some kernels (Linux 6.18 is one) count io_uring rings against RLIMIT_MEMLOCK, 8 MiB for most
+//! users: a queue of 1024 takes about 1 % of it. With `registered-buffers` they also count the
+//! memory of VMMs.
 //!
-//! None is kept that the daemon was not started with, and `--user` leaves none. The bounding, inheritable and ambient sets
-//! become empty.
-use super::SandboxError;
-use crate::args::Engine;
+//! The daemon gains no capability, and with `--user` keeps none. It empties the bounding,
+//! inheritable and ambient sets.
+use super::error::SandboxError;
+use crate::engine::Engine;
 use crate::serve::args::Format;
 use crate::serve::spec::{Blk, DeviceSpec, Kind};
 use rustix::io::Errno;
@@ -20,7 +21,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
 };
 
-/// What the devices need later. `reload`: SIGHUP may open them again.
+/// Capabilities that the devices need later. `reload`: SIGHUP may open devices again.
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     let of = |device: &DeviceSpec| match &device.kind {
         Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,
@@ -36,20 +37,21 @@ pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     devices.iter().map(of).fold(always, CapabilitySet::union)
 }
 
-/// Empties the bounding set of the calling thread, if it may. Without CAP_SETPCAP the set stays: no program can be executed
-/// that would gain from it.
+/// Empties the bounding set of the calling thread if it has CAP_SETPCAP.
+///
+/// Without CAP_SETPCAP the set stays, which is harmless: the sandbox denies executing programs.
 ///
 /// # Errors
 /// The kernel refuses.
 pub(super) fn empty_bounding_set() -> Result<(), SandboxError> {
     let effective = capabilities(None).map_err(failed)?.effective;
     if !effective.contains(CapabilitySet::SETPCAP) {
-        tracing::debug!("the capability bounding set stays as it is, without CAP_SETPCAP");
+        tracing::debug!("capability bounding set unchanged: no CAP_SETPCAP");
         return Ok(());
     }
     for number in 0..u64::BITS {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            // The kernel knows no more.
+            // Past the kernel's last capability.
             Err(Errno::INVAL) => break,
             removed => removed.map_err(failed)?,
         }
@@ -57,7 +59,7 @@ pub(super) fn empty_bounding_set() -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Drops the capabilities of the calling thread that are not in `kept`, and with the inheritable set the ambient set.
+/// Keeps only `kept` in the calling thread. Emptying the inheritable set empties the ambient set.
 ///
 /// # Errors
 /// The kernel refuses.

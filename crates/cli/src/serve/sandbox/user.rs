@@ -1,9 +1,9 @@
-//! Another user, with less rights.
-use super::SandboxError;
+//! Changes to another user.
+use super::error::SandboxError;
 use nix::unistd::{Gid, Uid, User};
 use std::ffi::CString;
 
-/// Whom to become.
+/// The user to become.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     name: String,
@@ -13,10 +13,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Looks up a user, by name or number, and the groups.
+    /// Looks up a user by name or number, and its groups.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such user.
     pub(crate) fn find(name: &str) -> Result<Self, SandboxError> {
         let os = |source: nix::Error| SandboxError::User { name: name.to_owned(), source: source.into() };
         let found = match name.parse() {
@@ -29,11 +29,11 @@ impl Target {
         Ok(Self { name: name.to_owned(), uid: user.uid, gid: user.gid, groups })
     }
 
-    /// Makes all threads this user's. There is no way back.
+    /// Makes all threads run as this user. Irreversible.
     ///
     /// # Errors
-    /// This process may not.
-    pub(crate) fn become_it(&self) -> Result<(), SandboxError> {
+    /// The process lacks the privilege.
+    pub(crate) fn become_user(&self) -> Result<(), SandboxError> {
         if Uid::current() == self.uid && Uid::effective() == self.uid {
             return Ok(());
         }

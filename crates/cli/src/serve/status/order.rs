@@ -1,4 +1,4 @@
-//! Names in the order that people count: vm2 before vm10.
+//! Natural order of names: vm2 before vm10.
 use std::cmp::Ordering;
 
 /// Compares runs of digits as numbers, and the rest by character.
@@ -7,7 +7,7 @@ pub(super) fn natural(a: &str, b: &str) -> Ordering {
     loop {
         let ((one, rest_of_one), (other, rest_of_other)) = (run(left), run(right));
         if one.is_empty() || other.is_empty() {
-            // One is at its end. Names that are equal but for leading zeroes still have an order.
+            // End of a name. Leading zeroes break ties.
             return one.len().cmp(&other.len()).then_with(|| a.cmp(b));
         }
         let both_numbers = is_digit(one) && is_digit(other);
@@ -29,7 +29,7 @@ fn is_digit(run: &str) -> bool {
     run.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The digits, or the other characters, that a text begins with; and the rest.
+/// Splits off the leading run of digits or of other characters.
 fn run(text: &str) -> (&str, &str) {
     let digits = is_digit(text);
     let end = text.find(|c: char| c.is_ascii_digit() != digits).unwrap_or(text.len());

@@ -1,18 +1,19 @@
-//! Which devices are shown, and in what order.
+//! Filters and sorts devices.
+use super::daemon::Daemon;
 use super::order::natural;
-use super::{Daemon, Rates};
+use super::rates::Rates;
 use crate::serve::args::{SortKey, StatusArgs};
 use crate::serve::report::Device;
 use std::cmp::Ordering;
 use wildmatch::WildMatch;
 
-/// What was asked for.
+/// Filters and order of the command line.
 #[derive(Debug)]
 pub(super) struct Selection {
     names: Vec<WildMatch>,
     text: Option<String>,
     problems: bool,
-    /// `None`: as the daemon lists them.
+    /// `None`: in the order of the report.
     sort: Option<SortKey>,
     reverse: bool,
     pub(super) limit: Option<usize>,
@@ -30,7 +31,7 @@ impl Selection {
         }
     }
 
-    /// Whether some devices are to be left out.
+    /// Whether there is a filter.
     pub(super) fn filters(&self) -> bool {
         !self.names.is_empty() || self.text.is_some() || self.problems
     }
@@ -50,7 +51,7 @@ impl Selection {
             && (!self.problems || device.has_problem())
     }
 
-    /// Leaves the daemon the devices that are wanted, sorted. The limit is for those who show them.
+    /// Filters and sorts the devices. The limit applies later, when they are shown.
     pub(super) fn apply(&self, daemon: &mut Daemon) {
         let has_rates = !daemon.rates.is_empty();
         let rates = std::mem::take(&mut daemon.rates).into_iter().map(Some).chain(std::iter::repeat(None));
@@ -80,7 +81,7 @@ impl Selection {
         other: &(Device, Option<Rates>),
     ) -> Ordering {
         let by_name = natural(&one.0.name, &other.0.name);
-        // The largest first, but names.
+        // Numbers descending, names ascending.
         let order = match key {
             SortKey::Name => by_name,
             SortKey::Kind => one.0.kind.cmp(&other.0.kind),
@@ -91,7 +92,7 @@ impl Selection {
     }
 }
 
-/// What is compared. Without rates it is what was counted since the start.
+/// The value to sort by. Without rates, the total since the start.
 fn number(key: SortKey, (device, rates): &(Device, Option<Rates>)) -> f64 {
     let [kicks, _, completed, interrupts] = device.totals();
     let or_total = |rate: fn(&Rates) -> f64, total: u64| rates.as_ref().map_or(total as f64, rate);

@@ -1,27 +1,27 @@
-//! All devices of a daemon in one line.
-use super::Rates;
+//! Summary of a daemon in one line.
+use super::rates::Rates;
 use crate::serve::report::Report;
 use serde::Serialize;
 
-/// Sums over the devices that were asked for.
+/// Sums over the selected devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Summary {
-    /// Devices, and how many of them are as the next fields say.
+    /// Number of devices; the next fields count those in a state.
     pub(super) devices: usize,
     pub(super) connected: usize,
-    /// A thread of theirs has panicked.
+    /// A thread of the device panicked.
     pub(super) failed: usize,
     pub(super) stopping: usize,
-    /// With anything that somebody should look at.
+    /// Devices that need attention.
     pub(super) with_problems: usize,
-    /// Devices of the file that could not be started.
+    /// Devices of the file that failed to start.
     pub(super) not_served: usize,
-    /// Devices of the file that are not there yet.
+    /// Devices of the file that have not started yet.
     pub(super) waiting: usize,
-    /// As the column ERRORS counts; of which the storage's.
+    /// Sum of the column ERRORS.
     pub(super) errors: u64,
     pub(super) storage_errors: u64,
-    /// None if no time went by.
+    /// `None` with `--seconds 0`.
     pub(super) rates: Option<Rates>,
 }
 
@@ -45,7 +45,7 @@ impl Summary {
         }
     }
 
-    /// With those of another daemon.
+    /// Adds another daemon's sums.
     pub(super) fn plus(self, other: &Self) -> Self {
         let rates = match (self.rates, other.rates) {
             (Some(one), Some(other)) => Some(one.plus(&other)),
@@ -65,7 +65,7 @@ impl Summary {
         }
     }
 
-    /// One line. `of`: how many devices there are, if only some were asked for.
+    /// One line. `of`: the number of all devices, if some are filtered out.
     pub(super) fn line(&self, of: Option<usize>) -> String {
         let Self { devices, connected, failed, errors, storage_errors, .. } = self;
         let of = of.map_or(String::new(), |all| format!(" of {all}"));
@@ -85,7 +85,7 @@ impl Summary {
         let noun = if *errors == 1 { "error" } else { "errors" };
         parts.push(match storage_errors {
             0 => format!("{errors} {noun}"),
-            _ => format!("{errors} {noun} ({storage_errors} of storage)"),
+            _ => format!("{errors} {noun} ({storage_errors} storage)"),
         });
         if let Some(rates) = &self.rates {
             parts.push(format!("{:.0} done/s", rates.completed_per_s));
@@ -119,7 +119,8 @@ mod tests {
         };
         let rates = [1.0, 2.0, 4.0].map(|completed_per_s| Rates { completed_per_s, ..Rates::default() });
         let summary = Summary::new(&report, &rates);
-        let line = "3 devices, 1 connected, 1 failed, 1 not served, 2 with problems, 5 errors (3 of storage), 7 done/s";
+        let line =
+            "3 devices, 1 connected, 1 failed, 1 not served, 2 with problems, 5 errors (3 storage), 7 done/s";
         assert_eq!(summary.line(None), line);
         let both = summary.clone().plus(&summary);
         assert_eq!((both.devices, both.errors, both.rates.unwrap().completed_per_s), (6, 10, 14.0));

@@ -1,22 +1,23 @@
-//! The devices of a daemon as a table that fits the terminal.
-use super::Rates;
+//! Table of devices that fits the terminal.
+use super::rates::Rates;
 use crate::serve::report::Device;
 
 const COLUMNS: usize = 10;
-/// One line of cells.
+/// The cells of one line.
 type Row = [String; COLUMNS];
 
 pub(super) const HEAD: [&str; COLUMNS] =
     ["DEVICE", "KIND", "CLIENT", "SESSIONS", "QUEUES", "DONE/s", "KICKS/s", "IRQS/s", "MB/s", "ERRORS"];
-/// Columns of words; the others hold numbers, and are aligned to the right.
+/// Columns of words; the others hold numbers, aligned to the right.
 const WORDS: [usize; 3] = [0, 1, 2];
-/// Columns that a narrow terminal goes without, the first one first.
+/// Columns hidden on a narrow terminal, in this order.
 const SPARE: [usize; 4] = [7, 3, 6, 1];
-/// Shortest room for a long name before columns are left out; and after.
+/// Minimum width of long names before columns are hidden.
 const NAME: usize = 24;
+/// Minimum width of long names after that.
 const SHORTEST_NAME: usize = 8;
 
-/// All devices, at most `width` characters a line if a width is known.
+/// All devices, in lines of at most `width` characters.
 pub(super) fn table<'a>(
     devices: impl Iterator<Item = (&'a Device, Option<&'a Rates>)>,
     width: Option<usize>,
@@ -25,7 +26,7 @@ pub(super) fn table<'a>(
     rows.extend(devices.map(|(device, rates)| row(device, rates)));
     let widths: Vec<_> = (0..COLUMNS).map(|column| widest(&rows, column)).collect();
     let mut columns: Vec<_> = (0..COLUMNS).collect();
-    // Two blanks are between columns.
+    // Columns are separated by two blanks.
     let others = |columns: &[usize]| columns[1..].iter().map(|&column| widths[column] + 2).sum::<usize>();
     let mut name = widths[0];
     if let Some(width) = width {
@@ -53,7 +54,7 @@ fn widest(rows: &[Row], column: usize) -> usize {
     rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
 }
 
-/// A name that is too long without its middle: the ends tell names apart.
+/// Shortens a name in the middle, as names differ at their ends.
 fn shortened(name: &str, width: usize) -> String {
     let count = name.chars().count();
     if count <= width || width < 3 {
@@ -124,7 +125,7 @@ mod tests {
             assert!(lines[2].starts_with("a-c") && lines[2].contains("-17"), "{width}: {}", lines[2]);
         }
         assert!(shown(Some(60))[2].contains('…'));
-        // Nothing is cut where nobody has to look at it.
+        // Nothing is shortened without a terminal.
         let lines = shown(None);
         assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), HEAD);
         assert!(lines[2].starts_with("a-cluster-with-a-long-name-and-a-disk-17  blk"), "{}", lines[2]);

@@ -1,9 +1,9 @@
-//! Which files the daemon reaches (Landlock).
+//! Restricts the daemon to allowed paths (Landlock).
 //!
-//! A single device reaches its image and its socket. A daemon with a file of devices reaches, beside what the file names, the
-//! directories that these are in, so that SIGHUP can add others there; of devices below /dev only those that are named,
-//! and /dev/net/tun.
-use super::SandboxError;
+//! A single device allows its image and socket. A file of devices also allows the directories of
+//! its images and sockets, so that SIGHUP can add devices there. Below /dev only named devices and
+//! /dev/net/tun are allowed.
+use super::error::SandboxError;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
@@ -11,19 +11,19 @@ use landlock::{
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What is refused is all that this version knows; what the kernel does not know of it is left out.
+/// All rights of this version are restricted, as far as the kernel supports them.
 const KNOWN: ABI = ABI::V7;
-/// Where TAP devices come from.
+/// Opens TAP devices.
 const TUN: &str = "/dev/net/tun";
 
-/// What a disk does with its image.
+/// How a disk accesses its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageAccess {
-    /// Reads it.
+    /// Reads.
     Read,
-    /// Writes it, and leaves its length as it is.
+    /// Reads and writes; the length stays.
     Write,
-    /// Writes it, and changes its length: a qcow2 image grows by ftruncate(2).
+    /// Reads, writes and changes the length: qcow2 images grow by ftruncate(2).
     Grow,
 }
 
@@ -38,14 +38,15 @@ impl ImageAccess {
     }
 }
 
-/// The files that are reached.
+/// Paths that the sandbox allows, with their access rights.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Reach {
+pub(crate) struct AllowedPaths {
     rules: BTreeMap<PathBuf, BitFlags<AccessFs>>,
 }
 
-impl Reach {
-    /// A disk's image; with `beside` all files in its directory, as images of either format.
+impl AllowedPaths {
+    /// Allows a disk's image; with `beside`, also all files in its directory as images of any
+    /// format.
     pub(crate) fn image(&mut self, path: &Path, access: ImageAccess, beside: bool) {
         let access = access.rights() | if beside { ImageAccess::Grow.rights() } else { BitFlags::EMPTY };
         self.allow(path, access);
@@ -58,17 +59,18 @@ impl Reach {
         }
     }
 
-    /// A socket that is made, removed or connected to.
+    /// Allows to create, remove and connect to a socket.
     pub(crate) fn socket(&mut self, path: &Path) {
         self.allow(directory_of(path), AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
-    /// A directory in which there may be images and sockets.
+    /// Allows images and sockets in a directory.
     pub(crate) fn directory(&mut self, path: &Path) {
         self.allow(path, ImageAccess::Grow.rights() | AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
-    /// The file of devices, which an editor may replace; and if it is a symbolic link, the file that it leads to.
+    /// Allows to read the file of devices, also after an editor replaced it, and the target of a
+    /// symbolic link.
     pub(crate) fn config(&mut self, path: &Path) {
         self.allow(directory_of(path), AccessFs::ReadFile.into());
         if let Ok(real) = path.canonicalize() {
@@ -76,7 +78,7 @@ impl Reach {
         }
     }
 
-    /// New TAP devices.
+    /// Allows to open TAP devices.
     pub(crate) fn taps(&mut self) {
         if Path::new(TUN).exists() {
             self.allow(Path::new(TUN), AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev);
@@ -87,10 +89,10 @@ impl Reach {
         *self.rules.entry(path.to_owned()).or_default() |= access;
     }
 
-    /// Says why a file was refused, if it is the sandbox that may have done it.
+    /// Hint for an error that the sandbox may have caused.
     pub(crate) fn remark(&self) -> String {
         let list: Vec<_> = self.rules.keys().map(|path| path.display().to_string()).collect();
-        format!("the sandbox lets this daemon reach {} only; for more, restart it", list.join(", "))
+        format!("the sandbox allows only {}: use --allow, or restart the daemon", list.join(", "))
     }
 }
 
@@ -101,9 +103,9 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Refuses all files but those that `reach` names; making TCP connections and ports; signals to other processes, and their
-/// abstract sockets.
-pub(super) fn restrict(reach: &Reach) -> Result<(), SandboxError> {
+/// Denies all files except `allowed`, TCP connections and ports, and signals and abstract sockets
+/// of other processes.
+pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     let failed = |error: landlock::RulesetError| SandboxError::Landlock(error.to_string());
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -112,7 +114,7 @@ pub(super) fn restrict(reach: &Reach) -> Result<(), SandboxError> {
         .and_then(|rules| rules.scope(Scope::from_all(KNOWN)))
         .and_then(Ruleset::create)
         .map_err(failed)?;
-    for (path, access) in &reach.rules {
+    for (path, access) in &allowed.rules {
         let file = PathFd::new(path).map_err(|error| SandboxError::Path {
             path: path.clone(),
             source: match error {
@@ -128,9 +130,9 @@ pub(super) fn restrict(reach: &Reach) -> Result<(), SandboxError> {
     match status.ruleset {
         RulesetStatus::NotEnforced => Err(SandboxError::NoLandlock),
         RulesetStatus::FullyEnforced => Ok(()),
-        // An older kernel: it refuses less, and what it knows it does refuse.
+        // An older kernel enforces the rights that it knows.
         RulesetStatus::PartiallyEnforced => {
-            tracing::info!("this kernel's Landlock knows less than the sandbox could use");
+            tracing::info!("Landlock is partially enforced: a newer kernel restricts more");
             Ok(())
         }
     }

@@ -1,39 +1,39 @@
-//! What is started and stopped as one: a device, or the two cards of a link.
+//! Devices that start and stop together: one device, or the two cards of a link.
 use super::super::report;
 use super::super::spec::{DeviceSpec, Kind};
-use super::member::Member;
+use super::served::ServedDevice;
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// Devices of the file that are started and stopped together.
-pub(super) struct Unit {
+/// Devices of the file that start and stop together.
+pub(super) struct Group {
     pub(super) id: u64,
     /// In the order of the file.
     pub(super) specs: Vec<DeviceSpec>,
     pub(super) state: State,
-    /// Since when it is in this state.
+    /// When it entered this state.
     pub(super) since: Instant,
 }
 
-/// See the module `fleet`.
+/// See the module `exports`.
 pub(super) enum State {
     Waiting,
     Opening,
-    Served(Vec<Member>),
+    Served(Vec<ServedDevice>),
     Failed(Vec<report::Failed>),
 }
 
-/// Devices that are not wanted any more, and have not ended.
+/// A removed group whose devices have not ended.
 pub(super) struct Leaving {
     pub(super) id: u64,
     pub(super) specs: Vec<DeviceSpec>,
     pub(super) since: Instant,
-    /// `None`: a thread still opens them.
-    pub(super) members: Option<Vec<Member>>,
+    /// `None`: a thread is still opening them.
+    pub(super) members: Option<Vec<ServedDevice>>,
 }
 
-impl Unit {
+impl Group {
     pub(super) fn new(id: u64, specs: Vec<DeviceSpec>) -> Self {
         Self { id, specs, state: State::Waiting, since: Instant::now() }
     }
@@ -42,7 +42,7 @@ impl Unit {
         (self.state, self.since) = (state, Instant::now());
     }
 
-    /// Whether it can stay as it is, when the file asks for the same.
+    /// Whether a reload with the same specifications leaves the group alone.
     pub(super) fn is_good(&self) -> bool {
         match &self.state {
             State::Waiting | State::Opening => true,
@@ -57,32 +57,32 @@ impl Leaving {
         self.members.as_ref().is_some_and(|members| members.iter().all(|member| member.export.has_ended()))
     }
 
-    /// The device of it that has something which one of these needs.
+    /// A device of this group that holds a resource which one of `specs` needs.
     pub(super) fn holds_up(&self, specs: &[DeviceSpec]) -> Option<&DeviceSpec> {
         self.specs.iter().find(|old| specs.iter().any(|new| collide(old, new)))
     }
 }
 
-/// Deals devices out to units, in the order of the file.
-pub(super) fn units(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
-    let mut units: Vec<Vec<DeviceSpec>> = Vec::new();
+/// Divides devices into groups, in the order of the file.
+pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
+    let mut groups: Vec<Vec<DeviceSpec>> = Vec::new();
     let mut links: HashMap<String, usize> = HashMap::new();
     for device in devices {
         match device.link().map(str::to_owned) {
             Some(link) => match links.get(&link) {
-                Some(&unit) => units[unit].push(device),
+                Some(&group) => groups[group].push(device),
                 None => {
-                    links.insert(link, units.len());
-                    units.push(vec![device]);
+                    links.insert(link, groups.len());
+                    groups.push(vec![device]);
                 }
             },
-            None => units.push(vec![device]),
+            None => groups.push(vec![device]),
         }
     }
-    units
+    groups
 }
 
-/// Whether two devices cannot be served at one time: they have the same name, socket, TAP device, or image to write to.
+/// Whether two devices exclude each other: same name, socket, TAP device, or writable image.
 fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     let images = one.images();
     let shares_image = images.iter().any(|image| other.images().contains(image));

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Has a mistake that the first client brings to light.
+/// Panics when the first client connects.
 struct Faulty;
 
 impl Device for Faulty {
@@ -44,26 +44,26 @@ fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
     (spec, socket)
 }
 
-fn surroundings() -> Surroundings {
-    Surroundings {
+fn context() -> ExportContext {
+    ExportContext {
         sockets: Sockets::new(),
-        reach: None,
+        allowed: None,
         stop_timeout: Duration::from_secs(10),
         pool: MappingPool::new(MappingLimits::of_host()),
     }
 }
 
-fn stop(fleet: &Fleet) {
-    fleet.begin_stop();
-    wait_for(fleet, |report| report.devices.is_empty());
-    assert!(fleet.is_gone());
+fn stop(exports: &Exports) {
+    exports.begin_stop();
+    wait_for(exports, |report| report.devices.is_empty());
+    assert!(exports.is_gone());
 }
 
-fn wait_for(fleet: &Fleet, wanted: impl Fn(&Report) -> bool) -> Report {
+fn wait_for(exports: &Exports, wanted: impl Fn(&Report) -> bool) -> Report {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
-        fleet.advance();
-        let report = fleet.report();
+        exports.advance();
+        let report = exports.report();
         if wanted(&report) {
             return report;
         }
@@ -81,26 +81,27 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
     let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
     let members = vec![
         (faulty.clone(), opened),
-        (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap()),
+        (good.clone(), open_one(&good, &mut LinkEnds::default(), None).unwrap()),
     ];
-    let fleet = Fleet::start(members, surroundings()).unwrap();
+    let exports = Exports::start(members, context()).unwrap();
     let _good_client = UnixStream::connect(&good_socket).unwrap();
     let _client = UnixStream::connect(&socket).unwrap();
-    let report = wait_for(&fleet, |report| report.devices[0].failed.is_some() && report.devices[1].connected);
+    let report =
+        wait_for(&exports, |report| report.devices[0].failed.is_some() && report.devices[1].connected);
     assert_eq!(report.devices[0].failed.as_deref(), Some("a mistake"));
     assert!(!report.devices[0].connected && report.devices[1].failed.is_none());
     // The same devices are asked for: what has failed is made anew, and the other one left alone.
-    fleet.reload(vec![faulty, good]);
-    let report = wait_for(&fleet, |report| !report.last_reload.is_empty());
-    assert_eq!(report.last_reload, "1 devices left alone, 1 removed, 1 added, 0 failed");
+    exports.reload(vec![faulty, good]);
+    let report = wait_for(&exports, |report| !report.last_reload.is_empty());
+    assert_eq!(report.last_reload, "1 unchanged, 1 removed, 1 added, 0 failed");
     assert!(report.devices.iter().all(|device| device.failed.is_none()));
     assert!(report.devices[1].connected);
     let _client = UnixStream::connect(&socket).unwrap();
-    wait_for(&fleet, |report| report.devices[0].connected);
-    stop(&fleet);
+    wait_for(&exports, |report| report.devices[0].connected);
+    stop(&exports);
 }
 
-/// Storage that answers when it is let, as a device sees it: a session ends no sooner.
+/// Storage that answers when told to. Sessions of its device end only then.
 #[derive(Clone, Default)]
 struct Storage(Arc<(Mutex<bool>, std::sync::Condvar)>);
 
@@ -147,62 +148,64 @@ impl Device for Slow {
 }
 
 /// A device whose storage hangs, and another one, each with a client.
-fn slow_and_good(folder: &Path) -> (Fleet, Storage, [DeviceSpec; 2], [UnixStream; 2]) {
+fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStream; 2]) {
     let ((slow, slow_socket), (good, good_socket)) = (spec(folder, "slow"), spec(folder, "good"));
     let storage = Storage::default();
     let device = Box::new(Slow(storage.clone()));
     let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "slow".into() };
-    let members =
-        vec![(slow.clone(), opened), (good.clone(), open_one(&good, &mut FarEnds::default(), None).unwrap())];
-    let fleet = Fleet::start(members, surroundings()).unwrap();
+    let members = vec![
+        (slow.clone(), opened),
+        (good.clone(), open_one(&good, &mut LinkEnds::default(), None).unwrap()),
+    ];
+    let exports = Exports::start(members, context()).unwrap();
     let clients = [&slow_socket, &good_socket].map(|socket| UnixStream::connect(socket).unwrap());
-    wait_for(&fleet, |report| report.devices.iter().all(|device| device.connected));
-    (fleet, storage, [slow, good], clients)
+    wait_for(&exports, |report| report.devices.iter().all(|device| device.connected));
+    (exports, storage, [slow, good], clients)
 }
 
 #[test]
 fn a_device_that_does_not_stop_delays_no_other_and_its_successor_starts_by_itself() {
     let folder = tempfile::tempdir().unwrap();
-    let (fleet, storage, [slow, good], _clients) = slow_and_good(folder.path());
+    let (exports, storage, [slow, good], _clients) = slow_and_good(folder.path());
     // It is changed, and another one is added.
     let changed = DeviceSpec { workers: 2, ..slow.clone() };
     let (new, new_socket) = spec(folder.path(), "new");
-    fleet.reload(vec![changed.clone(), good.clone(), new.clone()]);
-    let report = wait_for(&fleet, |report| report.devices.iter().any(|device| device.name == "new"));
+    exports.reload(vec![changed.clone(), good.clone(), new.clone()]);
+    let report = wait_for(&exports, |report| report.devices.iter().any(|device| device.name == "new"));
     assert!(new_socket.exists() && !folder.path().join("slow").exists());
     let stopping = report.devices.iter().find(|device| device.name == "slow").unwrap();
     assert!(stopping.stopping.is_some() && stopping.workers == 1, "{report:?}");
     assert_eq!(report.waiting.len(), 1, "{report:?}");
     assert!(report.waiting[0].name == "slow" && report.waiting[0].why.contains("device slow to stop"));
     // The outcome is told all the same, and what is not done yet.
-    let report = wait_for(&fleet, |report| !report.last_reload.is_empty());
-    let outcome = "1 devices left alone, 1 removed, 1 added, 0 failed, 1 still stopping, 1 not started yet";
+    let report = wait_for(&exports, |report| !report.last_reload.is_empty());
+    let outcome = "1 unchanged, 1 removed, 1 added, 0 failed, 1 still stopping, 1 not started yet";
     assert_eq!(report.last_reload, outcome);
     // The same file once more changes nothing of that.
-    fleet.reload(vec![changed.clone(), good.clone(), new.clone()]);
-    let report = wait_for(&fleet, |report| report.last_reload.starts_with("2 devices"));
+    exports.reload(vec![changed.clone(), good.clone(), new.clone()]);
+    let report = wait_for(&exports, |report| report.last_reload.starts_with("2 unchanged"));
     assert_eq!((report.devices.len(), report.waiting.len()), (3, 1), "{report:?}");
     storage.answer();
-    let report = wait_for(&fleet, |report| report.waiting.is_empty() && report.devices.len() == 3);
+    let report = wait_for(&exports, |report| report.waiting.is_empty() && report.devices.len() == 3);
     assert!(report.devices.iter().all(|device| device.stopping.is_none()), "{report:?}");
     assert_eq!(report.devices[0].workers, 2);
     assert!(report.devices[1].connected, "it was left alone");
-    stop(&fleet);
+    stop(&exports);
 }
 
 #[test]
 fn storage_that_hangs_delays_no_look_at_the_others() {
     let folder = tempfile::tempdir().unwrap();
-    let (fleet, storage, [slow, good], _clients) = slow_and_good(folder.path());
-    fleet.refresh();
+    let (exports, storage, [slow, good], _clients) = slow_and_good(folder.path());
+    exports.refresh();
     // It is taken out while its thread waits.
-    fleet.reload(vec![good]);
-    let report = wait_for(&fleet, |report| !report.last_reload.is_empty());
+    exports.reload(vec![good]);
+    let report = wait_for(&exports, |report| !report.last_reload.is_empty());
     assert!(report.devices.iter().any(|device| device.name == slow.name && device.stopping.is_some()));
-    fleet.begin_stop();
-    wait_for(&fleet, |report| report.devices.len() == 1);
-    assert!(!fleet.is_gone());
+    exports.begin_stop();
+    wait_for(&exports, |report| report.devices.len() == 1);
+    assert!(!exports.is_gone());
     storage.answer();
-    wait_for(&fleet, |report| report.devices.is_empty());
-    assert!(fleet.is_gone());
+    wait_for(&exports, |report| report.devices.is_empty());
+    assert!(exports.is_gone());
 }

@@ -1,4 +1,4 @@
-//! Tries what the sandbox is to refuse, from inside (for tests).
+//! Attempts that the sandbox must deny (for tests: --try-sandbox).
 use std::fs::File;
 use std::io;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -6,9 +6,12 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 
-/// Tries to open `file`, to write it, to execute it, and to make sockets, in a thread made now, and logs what came of each.
-/// Then a thread panics, which looks for the program's symbols if RUST_BACKTRACE is set, and ends nothing else.
-pub(crate) fn try_out(file: &Path) {
+/// Tries to open, write and execute `file` and to create sockets, in a new thread, and logs each
+/// result.
+///
+/// Then a thread panics. The panic reads the program's symbols if RUST_BACKTRACE is set, and must
+/// end that thread only.
+pub(crate) fn run(file: &Path) {
     let path = file.to_owned();
     let tried = move || {
         let attempts: [(&str, io::Result<()>); 7] = [
@@ -28,8 +31,8 @@ pub(crate) fn try_out(file: &Path) {
         }
     };
     if std::thread::spawn(tried).join().is_err() {
-        tracing::error!("sandbox: the trial panicked");
+        tracing::error!("sandbox: the attempts panicked");
     }
     let panicked = std::thread::spawn(|| panic!("a panic in the sandbox")).join().is_err();
-    tracing::warn!(panicked, "sandbox: a thread has ended");
+    tracing::warn!(panicked, "sandbox: thread ended");
 }

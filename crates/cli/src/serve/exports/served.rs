@@ -1,42 +1,43 @@
-//! One device that is served, and how it is opened.
-use super::super::open::{self, FarEnds, Figures, Opened};
+//! One served device.
+use super::super::open::{self, Figures, LinkEnds, Opened};
 use super::super::report;
-use super::super::sandbox::Reach;
-use super::super::spec::{DeviceSpec, Endpoint, Kind};
-use super::Sockets;
+use super::super::sandbox::paths::AllowedPaths;
+use super::super::spec::{DeviceSpec, Endpoint};
+use super::super::systemd::Sockets;
+use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
-use paravane_vhost::{Export, ExportConfig, ExportStatus, MappingQuota, Notifier};
+use paravane_vhost::{Export, ExportStatus, MappingQuota, Notifier};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One device that is served, or stops.
-pub(super) struct Member {
+/// A device that is served or stopping.
+pub(super) struct ServedDevice {
     pub(super) spec: DeviceSpec,
     pub(super) export: Export,
     figures: Figures,
-    /// Tells the size of a disk. It keeps the image open, so it goes when the device stops.
+    /// Reports the size of a disk. Dropped when the device stops, as it keeps the image open.
     resizer: Option<Resizer>,
     back_end: String,
-    /// When it was told to stop.
+    /// When it began to stop.
     stopping: Option<Instant>,
 }
 
-/// Opens one device, and says if it may have been the sandbox that did not let it.
+/// Opens one device. An error names the sandbox if that may be the cause.
 ///
 /// # Errors
-/// It cannot be had.
+/// The device cannot be opened.
 pub(crate) fn open_one(
     spec: &DeviceSpec,
-    far_ends: &mut FarEnds,
-    reach: Option<&Reach>,
+    link_ends: &mut LinkEnds,
+    allowed: Option<&AllowedPaths>,
 ) -> Result<Opened, anyhow::Error> {
-    open::open(spec, far_ends).map_err(|error| match (refused_access(&error), reach) {
+    open::open(spec, link_ends).map_err(|error| match (refused_access(&error), allowed) {
         (true, Some(_)) if spec.tap().is_some() => anyhow!(
-            "{} (a daemon keeps CAP_NET_ADMIN if its file names a TAP device at the start; restart it)",
-            crate::one_line(&error)
+            "{} (the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it)",
+            one_line(&error)
         ),
-        (true, Some(reach)) => anyhow!("{} ({})", crate::one_line(&error), reach.remark()),
+        (true, Some(allowed)) => anyhow!("{} ({})", one_line(&error), allowed.remark()),
         _ => error,
     })
 }
@@ -46,8 +47,8 @@ fn refused_access(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
 }
 
-impl Member {
-    /// Serves a device that is open. `ended` is signalled when it has ended.
+impl ServedDevice {
+    /// Serves an opened device. Signals `ended` when the device has ended.
     pub(super) fn start(
         spec: DeviceSpec,
         opened: Opened,
@@ -62,16 +63,13 @@ impl Member {
                 Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
                 Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
                 Endpoint::Activated => {
-                    let listener =
-                        sockets.get(&name).context("systemd has passed no socket with this name")?;
+                    let listener = sockets
+                        .get(&name)
+                        .context("systemd passed no socket of this name: check FileDescriptorName=")?;
                     paravane_vhost::Endpoint::Listener(listener.try_clone()?)
                 }
             };
-            let mut config = ExportConfig::new(name.clone(), endpoint);
-            config.workers = spec.workers.into();
-            config.longest_poll = spec.longest_poll;
-            config.packed = spec.packed;
-            config.in_order = matches!(spec.kind, Kind::Net(_));
+            let mut config = open::export_config(&spec, endpoint);
             config.quota = quota;
             config.ended = Some(Arc::clone(ended));
             Ok::<_, anyhow::Error>(Export::start(config, device)?)
@@ -82,27 +80,28 @@ impl Member {
             kind = spec.kind.name(),
             endpoint = endpoint(&spec),
             back_end,
-            "served"
+            "serving device"
         );
         Ok(Self { spec, export, figures, resizer, back_end, stopping: None })
     }
 
-    /// Tells it to stop, and returns at once.
+    /// Begins to stop; returns at once.
     pub(super) fn begin_stop(&mut self) {
-        tracing::info!(device = self.spec.name, "stopping");
+        tracing::info!(device = self.spec.name, "stopping device");
         self.stopping = Some(Instant::now());
         self.resizer = None;
         self.export.begin_stop();
     }
 
-    /// Stops it, and waits for that.
+    /// Stops, and waits for the end.
     pub(super) fn stop(mut self) {
         self.begin_stop();
         self.export.stop();
     }
 
-    /// Once it has been stopping for `patience`, large requests are not continued. Says for how long it is to be left alone.
-    pub(super) fn hurry(&self, patience: Duration) -> Option<Duration> {
+    /// After `patience` of stopping, ends requests of several parts early. Returns the time until
+    /// then.
+    pub(super) fn expedite(&self, patience: Duration) -> Option<Duration> {
         let rest = patience.saturating_sub(self.stopping?.elapsed());
         if rest.is_zero() {
             self.export.cut_short();
@@ -111,26 +110,26 @@ impl Member {
         Some(rest)
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub(super) fn in_flight(&self) -> u64 {
         self.export.status().queues.iter().map(|queue| queue.in_flight).sum()
     }
 
-    /// Logs what is not done when the daemon ends without waiting for it.
-    pub(super) fn log_what_is_left(&self) {
+    /// Logs the requests that the daemon leaves unfinished.
+    pub(super) fn log_unfinished(&self) {
         let (device, status) = (&self.spec.name, self.export.status());
         let fate = if status.tracked {
-            "the VMM has them written down for the next daemon"
+            "the next daemon resumes them (in-flight tracking)"
         } else {
-            "lost to the guest: its VMM does not track requests in flight"
+            "lost to the guest (its VMM does not use in-flight tracking)"
         };
         let mut idle = true;
         for (queue, status) in status.queues.iter().enumerate().filter(|(_, queue)| queue.in_flight > 0) {
             idle = false;
-            tracing::error!(device, queue, requests = status.in_flight, "requests not finished; {fate}");
+            tracing::error!(device, queue, requests = status.in_flight, "requests unfinished: {fate}");
         }
         if idle {
-            tracing::error!(device, "not stopped: the host does not answer");
+            tracing::error!(device, "device not stopped: the host does not respond");
         }
     }
 

@@ -1,0 +1,15 @@
+//! I/O engines by the names that operators use.
+use clap::ValueEnum;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// immediate for images in memory (tmpfs), else io_uring, else threads
+    Auto,
+    /// Asynchronous I/O by the kernel
+    #[value(name = "io_uring")]
+    IoUring,
+    /// Blocking system calls on a thread pool
+    Threads,
+    /// Blocking system calls on the I/O thread
+    Immediate,
+}

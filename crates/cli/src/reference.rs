@@ -1,0 +1,168 @@
+//! Chapters of the reference in the documentation, made from the code.
+mod features;
+mod markdown;
+mod names;
+
+use crate::args::{Cli, FolderArgs};
+use crate::failure::Failure;
+use crate::options::{self, OptionText};
+use crate::sections;
+use crate::serve::keys;
+use crate::serve::metrics::families;
+use anyhow::Context;
+use clap::CommandFactory;
+use markdown::Chapter;
+use std::process::ExitCode;
+
+pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
+    let directory = &args.directory;
+    std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+    let chapters = [
+        ("options.md", options_chapter()),
+        ("devices-toml.md", keys_chapter()),
+        ("metrics.md", metrics_chapter()),
+        ("exit-status.md", exit_chapter()),
+        ("protocol-features.md", features::chapter()?),
+    ];
+    for (name, text) in chapters {
+        let file = directory.join(name);
+        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// "paravane run" of "paravane-run".
+fn words(command: &str) -> String {
+    command.replace('-', " ")
+}
+
+fn options_chapter() -> String {
+    let mut chapter = Chapter::new("Commands and options");
+    chapter.paragraph(
+        "Sizes are numbers of bytes, or numbers with k, M, G or T (powers of 1024). Options of the daemon work with \
+         `paravane serve` and its subcommands; they are listed once.",
+    );
+    let commands = options::commands(&Cli::command());
+    for (name, command) in &commands {
+        let (summary, description) = options::about(command);
+        chapter.heading(&words(name));
+        chapter.paragraph(&format!("{}.", summary));
+        chapter.code("text", &options::usage(command));
+        description.iter().for_each(|paragraph| chapter.paragraph(&markdown::text(paragraph)));
+        let all = options::of(command);
+        let inherited = |option: &OptionText| {
+            let is_global = |(parent, command): &(String, clap::Command)| {
+                name.starts_with(parent.as_str())
+                    && name != parent
+                    && options::of(command).iter().any(|other| other.flags == option.flags)
+            };
+            commands.iter().any(is_global)
+        };
+        let own: Vec<_> = all.iter().filter(|option| !inherited(option)).collect();
+        let rows: Vec<_> = own.iter().map(|option| option_row(option)).collect();
+        if !rows.is_empty() {
+            chapter.table(&["Option", "Value", "Default", "Meaning"], &rows);
+        }
+        for option in own {
+            let lists = option.details.iter().filter(|paragraph| markdown::is_verbatim(paragraph));
+            lists.for_each(|list| chapter.code("text", list));
+        }
+        if let Some(sections) = sections::of(name) {
+            for (heading, rows) in sections.all().into_iter().filter(|&(heading, _)| heading != "Exit status")
+            {
+                chapter.subheading(heading);
+                for (name, text) in rows {
+                    chapter.item(&format!("`{name}`: {}", markdown::text(text)));
+                }
+                chapter.end_list();
+            }
+        }
+    }
+    chapter.finish()
+}
+
+fn option_row(option: &OptionText) -> Vec<String> {
+    let value = match (&option.value, option.optional_value) {
+        (Some(value), true) => format!("`[={value}]`"),
+        (Some(value), false) => format!("`{value}`"),
+        (None, _) => String::new(),
+    };
+    vec![format!("`{}`", option.flags), value, default(option), meaning(option, |text| text.to_owned())]
+}
+
+fn default(option: &OptionText) -> String {
+    match (&option.default, option.required) {
+        (Some(default), _) => markdown::text(default),
+        (None, true) => "(required)".to_owned(),
+        (None, false) => String::new(),
+    }
+}
+
+/// Summary, details and possible values in one cell.
+fn meaning(option: &OptionText, words: impl Fn(&str) -> String) -> String {
+    let mut text = format!("{}.", option.summary);
+    for paragraph in option.details.iter().filter(|paragraph| !markdown::is_verbatim(paragraph)) {
+        text += &format!(" {paragraph}");
+    }
+    let mut text = markdown::text(&words(&text));
+    for (value, meaning) in &option.values {
+        text += &format!("<br>`{value}`: {}.", markdown::text(meaning));
+    }
+    text
+}
+
+fn keys_chapter() -> String {
+    let mut chapter = Chapter::new("Keys of devices.toml");
+    keys::INTRODUCTION.iter().for_each(|paragraph| chapter.paragraph(&markdown::text(paragraph)));
+    chapter.code("toml", keys::EXAMPLE);
+    for table in keys::tables() {
+        chapter.heading(&format!("`{}`", table.header));
+        chapter.paragraph(table.summary);
+        let row = |option: &OptionText| {
+            let default = match option.name.as_str() {
+                // On the command line, the name has a default.
+                "name" => "(required)".to_owned(),
+                _ if option.toml_type == "boolean" => "false".to_owned(),
+                _ => table.words(&default(option)),
+            };
+            let meaning = meaning(option, |text| table.words(text));
+            vec![format!("`{}`", option.name), option.toml_type.to_owned(), default, meaning]
+        };
+        chapter
+            .table(&["Key", "Type", "Default", "Meaning"], &table.keys.iter().map(row).collect::<Vec<_>>());
+    }
+    chapter.finish()
+}
+
+fn metrics_chapter() -> String {
+    let mut chapter = Chapter::new("Metrics");
+    chapter.paragraph(
+        "`paravane serve --metrics ADDRESS:PORT` serves these metrics at `/metrics` in the OpenMetrics text format. \
+         Counters start at 0 when their device starts. The label `device` is the name of the device, `kind` is blk, net \
+         or rng. Metrics without a value, for example sizes of network cards, are left out.",
+    );
+    let row = |metric: &families::MetricText| {
+        let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        let name = format!("`paravane_{}{}`", metric.name, metric.suffix());
+        let unit = metric.unit().to_owned();
+        vec![name, metric.kind.to_owned(), labels.join(", "), unit, format!("{}.", metric.help)]
+    };
+    let rows: Vec<_> = families::all().iter().map(row).collect();
+    chapter.table(&["Metric", "Type", "Labels", "Unit", "Meaning"], &rows);
+    chapter.paragraph(
+        "`operation` is read, write, flush, discard or write_zeroes. `reason` is malformed (not a frame, or an invalid \
+         header), refused (by the host) or no_room (larger than the guest's buffers).",
+    );
+    chapter.finish()
+}
+
+fn exit_chapter() -> String {
+    let mut chapter = Chapter::new("Exit status");
+    chapter.paragraph("With a status other than 0, the last line on stderr tells why.");
+    for sections in &sections::ALL {
+        chapter.heading(&words(sections.command));
+        let row = |&(status, text): &(u8, &str)| vec![status.to_string(), text.to_owned()];
+        chapter.table(&["Status", "Meaning"], &sections.exit.iter().map(row).collect::<Vec<_>>());
+    }
+    chapter.finish()
+}

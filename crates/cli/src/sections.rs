@@ -1,0 +1,324 @@
+//! What help, manual pages and the reference say of a command beside its options.
+use clap::Command;
+use std::fmt::Write;
+
+/// More about one command.
+pub(crate) struct Sections {
+    /// Name with dashes: "paravane-serve".
+    pub(crate) command: &'static str,
+    /// Command lines, each with a short description.
+    pub(crate) examples: &'static [(&'static str, &'static str)],
+    /// Statuses and their meanings.
+    pub(crate) exit: &'static [(u8, &'static str)],
+    pub(crate) signals: &'static [(&'static str, &'static str)],
+    pub(crate) files: &'static [(&'static str, &'static str)],
+    pub(crate) environment: &'static [(&'static str, &'static str)],
+    /// Manual pages, with their chapters.
+    pub(crate) see_also: &'static [&'static str],
+}
+
+/// A table of one section.
+type Rows = Vec<(String, &'static str)>;
+
+const USAGE: (u8, &str) = (2, "The request was invalid; nothing was changed.");
+const RUST_LOG: (&str, &str) = ("RUST_LOG", "Level of the log, also for each crate; overrides -v.");
+const CONTROL: (&str, &str) = (
+    "/run/paravane/PID.sock",
+    "Control socket of a daemon; for users other than root in XDG_RUNTIME_DIR/paravane.",
+);
+
+const NONE: Sections = Sections {
+    command: "",
+    examples: &[],
+    exit: &[],
+    signals: &[],
+    files: &[],
+    environment: &[],
+    see_also: &[],
+};
+
+const SERVE_EXIT: &[(u8, &str)] = &[
+    (0, "The daemon ended by a signal and finished all requests; with --check, the configuration is valid."),
+    (1, "The host failed, or requests in flight were not finished in time."),
+    USAGE,
+    (130, "A second SIGTERM or SIGINT ended the wait for requests in flight."),
+];
+
+/// All commands that operators see.
+pub(crate) const ALL: [Sections; 9] = [
+    Sections {
+        command: "paravane",
+        examples: &[
+            ("paravane run", "Boot the built-in guest and verify a temporary disk."),
+            ("paravane doctor", "Check this host."),
+        ],
+        exit: &[(0, "Success."), (1, "The command ran and failed."), USAGE, (130, "Stopped by a signal.")],
+        environment: &[RUST_LOG],
+        see_also: &[
+            "paravane-run(1)",
+            "paravane-serve(1)",
+            "paravane-status(1)",
+            "paravane-doctor(1)",
+            "paravane-bench(1)",
+            "paravane-devices.toml(5)",
+        ],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-run",
+        examples: &[
+            ("paravane run", "Write-test a temporary disk."),
+            ("paravane run --disk vm.img", "Read an image in the guest and compare its SHA-256."),
+            (
+                "paravane run --iommu --dirty-log=verify",
+                "Put devices behind IOMMUs and verify the dirty log.",
+            ),
+            (
+                "paravane run --net echo,size=1k,frames=100000 --depth 1",
+                "Measure the latency of a network card.",
+            ),
+            (
+                "paravane run --disk a.img --disk b.img,ro --write-test --depth 16 --block 4k --seconds 5",
+                "Overwrite and verify a.img, read and verify b.img.",
+            ),
+            (
+                "paravane run --kernel vmlinuz --initrd initrd.img --disk root.img --transport pci --net tap=tap0",
+                "Boot Linux with a disk and a network card.",
+            ),
+        ],
+        exit: &[
+            (0, "All data was verified; with --kernel, the guest powered off or rebooted."),
+            (1, "The data differs, the guest crashed or hung, or the host failed."),
+            USAGE,
+            (130, "Stopped by SIGINT or SIGTERM; the report covers the work so far."),
+        ],
+        signals: &[(
+            "SIGINT, SIGTERM",
+            "End the run and print the report; a second one after 0.5 s ends the process at once.",
+        )],
+        files: &[
+            ("/dev/kvm", "KVM; without it the built-in guest runs in a thread."),
+            ("/dev/net/tun", "TAP devices (--net tap=NAME)."),
+            ("/dev/vhost-net", "vhost-net (--net tap=NAME,vhost=on)."),
+        ],
+        environment: &[RUST_LOG],
+        see_also: &["paravane(1)", "paravane-doctor(1)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-serve",
+        examples: &[
+            (
+                "paravane serve blk --image vm.img --socket /run/vm0.sock --queues 4",
+                "Serve a disk with 4 queues.",
+            ),
+            (
+                "paravane serve net --tap tap0 --socket /run/net0.sock",
+                "Serve a network card on a TAP device.",
+            ),
+            ("paravane serve --config devices.toml --check", "Validate a file of devices."),
+            ("paravane serve --config devices.toml", "Serve the devices of a file."),
+        ],
+        exit: SERVE_EXIT,
+        signals: &[
+            (
+                "SIGTERM, SIGINT",
+                "Finish requests in flight, remove the sockets and exit; a second one exits at once.",
+            ),
+            ("SIGHUP", "Read --config again; tell drivers if the sizes of images have changed."),
+        ],
+        files: &[("/etc/paravane/devices.toml", "Devices of paravane.service."), CONTROL],
+        environment: &[
+            RUST_LOG,
+            ("RUNTIME_DIRECTORY", "Directory of the control socket (set by systemd for RuntimeDirectory=)."),
+            ("XDG_RUNTIME_DIR", "Parent directory of the control socket of users other than root."),
+            ("NOTIFY_SOCKET", "Service manager that is told of readiness, reload and stop (sd_notify(3))."),
+            ("LISTEN_FDS", "Sockets for --socket-activation (sd_listen_fds(3))."),
+        ],
+        see_also: &[
+            "paravane-serve-blk(1)",
+            "paravane-serve-net(1)",
+            "paravane-serve-rng(1)",
+            "paravane-status(1)",
+            "paravane-devices.toml(5)",
+        ],
+    },
+    Sections {
+        command: "paravane-serve-blk",
+        examples: &[
+            ("paravane serve blk --image vm.img --socket /run/vm0.sock", "Serve a raw image."),
+            (
+                "paravane serve blk --image top.qcow2 --format qcow2 --backing raw:base.img --socket /run/vm0.sock",
+                "Serve a qcow2 image with a backing file.",
+            ),
+            (
+                "paravane serve blk --image /dev/vg0/vm0 --direct --queues 4 --workers 2 --socket /run/vm0.sock",
+                "Serve a block device past the page cache, by two threads.",
+            ),
+        ],
+        exit: SERVE_EXIT,
+        see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-serve-net",
+        examples: &[
+            ("paravane serve net --tap tap0 --socket /run/net0.sock", "Serve a card on a TAP device."),
+            ("paravane serve net --echo --socket /run/net0.sock", "Serve a card that returns every frame."),
+        ],
+        exit: SERVE_EXIT,
+        files: &[("/dev/net/tun", "TAP devices.")],
+        see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-serve-rng",
+        examples: &[("paravane serve rng --socket /run/rng0.sock", "Serve an entropy source.")],
+        exit: SERVE_EXIT,
+        see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-status",
+        examples: &[
+            ("paravane status --summary", "Show a line for each daemon."),
+            ("paravane status --problems", "Show only devices that need attention."),
+            ("paravane status --sort done --limit 20", "Show the 20 busiest devices."),
+            ("paravane status 'vm17-*' --json", "Print the report of some devices as JSON."),
+        ],
+        exit: &[
+            (0, "All daemons answered; there may be none."),
+            (1, "A daemon did not answer, or a named device does not exist."),
+            USAGE,
+        ],
+        files: &[CONTROL],
+        environment: &[
+            RUST_LOG,
+            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
+            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
+        ],
+        see_also: &["paravane-serve(1)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-doctor",
+        examples: &[("paravane doctor", "Check this host.")],
+        exit: &[(0, "The check ran, with any findings."), USAGE],
+        environment: &[RUST_LOG],
+        see_also: &["paravane-run(1)", "paravane-serve(1)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-bench",
+        examples: &[
+            ("paravane bench list", "List the benchmarks."),
+            (
+                "paravane bench blk --quick --filter tmpfs",
+                "Run some cases of a benchmark with short samples.",
+            ),
+        ],
+        exit: &[(0, "All cases ran."), (1, "A case failed."), USAGE],
+        environment: &[
+            RUST_LOG,
+            ("PARAVANE_BENCH_OTHER", "Another paravane binary to compare with (benchmark blk)."),
+        ],
+        see_also: &["paravane(1)"],
+        ..NONE
+    },
+];
+
+impl Sections {
+    /// Heading and rows of each section that has any, in the order of man-pages(7).
+    pub(crate) fn all(&self) -> Vec<(&'static str, Rows)> {
+        let rows = |rows: &'static [(&'static str, &'static str)]| -> Rows {
+            rows.iter().map(|&(name, text)| (name.to_owned(), text)).collect()
+        };
+        let exit = self.exit.iter().map(|&(status, text)| (status.to_string(), text)).collect();
+        let all = [
+            ("Signals", rows(self.signals)),
+            ("Exit status", exit),
+            ("Environment", rows(self.environment)),
+            ("Files", rows(self.files)),
+            ("Examples", rows(self.examples)),
+        ];
+        all.into_iter().filter(|(_, rows)| !rows.is_empty()).collect()
+    }
+
+    /// The end of `--help`: examples first, as operators look for those.
+    fn help(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        for (command, _) in self.examples {
+            let first = if out.is_empty() { "Examples:\n" } else { "" };
+            let _ = writeln!(out, "{first}  {command}");
+        }
+        for (heading, rows) in self.all().into_iter().filter(|&(heading, _)| heading != "Examples") {
+            let _ = write!(out, "\n{heading}:\n");
+            let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+            for (name, text) in rows {
+                let _ = writeln!(out, "  {name:width$}  {text}");
+            }
+        }
+        out.trim_end().to_owned()
+    }
+}
+
+/// The sections of a command, by its name with dashes.
+pub(crate) fn of(command: &str) -> Option<&'static Sections> {
+    const { &ALL }.iter().find(|sections| sections.command == command)
+}
+
+/// The command line with the sections at the end of each command's `--help`.
+pub(crate) fn with_sections(command: Command) -> Command {
+    extend(command, "")
+}
+
+fn extend(command: Command, parent: &str) -> Command {
+    let name = match parent {
+        "" => command.get_name().to_owned(),
+        parent => format!("{parent}-{}", command.get_name()),
+    };
+    let command = match of(&name) {
+        Some(sections) => command.after_long_help(sections.help()),
+        None => command,
+    };
+    command.mut_subcommands(|subcommand| extend(subcommand, &name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory;
+
+    fn names(command: &Command, parent: &str) -> Vec<String> {
+        let name =
+            if parent.is_empty() { "paravane".into() } else { format!("{parent}-{}", command.get_name()) };
+        let below =
+            command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
+        let below: Vec<_> = below.flat_map(|below| names(below, &name)).collect();
+        std::iter::once(name).chain(below).collect()
+    }
+
+    #[test]
+    fn every_command_has_examples_and_exit_statuses() {
+        let mut commands = names(&Cli::command(), "");
+        for sections in &ALL {
+            assert!(!sections.examples.is_empty() && !sections.exit.is_empty(), "{}", sections.command);
+        }
+        let mut known: Vec<_> = ALL.iter().map(|sections| sections.command.to_owned()).collect();
+        commands.sort();
+        known.sort();
+        assert_eq!(commands, known);
+    }
+
+    #[test]
+    fn examples_are_valid_command_lines() {
+        for (example, _) in ALL.iter().flat_map(|sections| sections.examples) {
+            let words = example.replace('\'', "");
+            Cli::command()
+                .try_get_matches_from(words.split(' '))
+                .unwrap_or_else(|error| panic!("{example}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The served devices and their life cycle.
+//!
+//! Devices start and stop in groups: a group is one device, or the two cards of a link.
+//!
+//! ```text
+//!   wanted:   Waiting --no stopping group holds ---> Opening --> Served
+//!                ^      a resource that it needs     (a thread)    |
+//!                |                                      '------> Failed       until the next reload
+//!   reload:      '-- new or changed in the file; or failed or panicked before
+//!                    unchanged in the file: left alone
+//!                    removed from the file, or changed: -----------.
+//!                                                                  v
+//!   leaving:                                    Opening --> Stopping --> gone
+//!                                            (stopped as    (sockets are removed at once; requests
+//!                                             soon as open)  in flight are finished, without a limit)
+//! ```
+//! No call here blocks. Images are opened by a thread for each group, as storage may hang, and
+//! devices stop in the background. One thread calls [`Exports::advance`] whenever
+//! [`Exports::changed`] is signalled, which takes each group one step further. So one thread makes
+//! all changes of state, and the lock is held briefly. After half of the stop timeout, a stopping
+//! device does not continue requests of several parts.
+mod group;
+mod served;
+
+pub(crate) use served::open_one;
+
+use super::open::{LinkEnds, Opened};
+use super::report::{self, Report};
+use super::sandbox::paths::AllowedPaths;
+use super::spec::DeviceSpec;
+use super::systemd::Sockets;
+use crate::failure::one_line;
+use group::{Group, Leaving, State, groups};
+use paravane_vhost::{MappingPool, Notifier, caught};
+use served::ServedDevice;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a reload waits for devices to start and stop before it reports its outcome.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Resources that devices share.
+pub(crate) struct ExportContext {
+    pub(crate) sockets: Sockets,
+    /// `None`: no sandbox.
+    pub(crate) allowed: Option<Arc<AllowedPaths>>,
+    /// Maximum time that a device takes to stop.
+    pub(crate) stop_timeout: Duration,
+    /// Limits on memory mapped for VMMs.
+    pub(crate) pool: Arc<MappingPool>,
+}
+
+/// Devices of a group that were opened, or why not.
+type Start = Result<Vec<ServedDevice>, Vec<report::Failed>>;
+
+struct Inner {
+    /// In the order of the file.
+    groups: Vec<Group>,
+    leaving: Vec<Leaving>,
+    /// Results of opening threads since the last step.
+    opened: Vec<(u64, Start)>,
+    reload: Option<Reload>,
+    last_reload: String,
+    /// Time and success of the last reload.
+    outcome: Option<report::Reload>,
+    next_id: u64,
+}
+
+/// A reload in progress.
+struct Reload {
+    left_alone: usize,
+    removed: usize,
+    /// Groups that it added, or found on their way.
+    added: HashSet<u64>,
+    /// Deadline for reporting the outcome.
+    until: Instant,
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    context: ExportContext,
+    changed: Arc<Notifier>,
+    started: Instant,
+}
+
+/// Handle of all served devices; clones share them.
+#[derive(Clone)]
+pub(crate) struct Exports(Arc<Shared>);
+
+impl Exports {
+    /// Serves opened devices.
+    ///
+    /// # Errors
+    /// A device cannot be served; then none is.
+    pub(crate) fn start(
+        opened: Vec<(DeviceSpec, Opened)>,
+        context: ExportContext,
+    ) -> Result<Self, anyhow::Error> {
+        let changed = Arc::new(Notifier::new(false)?);
+        let specs: Vec<DeviceSpec> = opened.iter().map(|(spec, _)| spec.clone()).collect();
+        let mut members: HashMap<String, ServedDevice> = HashMap::new();
+        // Every device gets its share before the first VMM can connect.
+        let quotas: Vec<_> = opened.iter().map(|_| context.pool.quota()).collect();
+        for ((spec, device), quota) in opened.into_iter().zip(quotas) {
+            match ServedDevice::start(spec, device, quota, &context.sockets, &changed) {
+                Ok(member) => drop(members.insert(member.spec.name.clone(), member)),
+                Err(error) => {
+                    members.into_values().for_each(ServedDevice::stop);
+                    return Err(error);
+                }
+            }
+        }
+        let mut inner = Inner {
+            groups: Vec::new(),
+            leaving: Vec::new(),
+            opened: Vec::new(),
+            reload: None,
+            last_reload: String::new(),
+            outcome: None,
+            next_id: 0,
+        };
+        for specs in groups(specs) {
+            let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
+            let mut group = Group::new(inner.id(), specs);
+            group.enter(State::Served(served));
+            inner.groups.push(group);
+        }
+        let inner = Mutex::new(inner);
+        Ok(Self(Arc::new(Shared { inner, context, changed, started: Instant::now() })))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Readable when [`Exports::advance`] has something to do.
+    pub(crate) fn changed(&self) -> BorrowedFd<'_> {
+        self.0.changed.as_fd()
+    }
+
+    /// The notifier behind [`Exports::changed`].
+    pub(crate) fn notifier(&self) -> Arc<Notifier> {
+        Arc::clone(&self.0.changed)
+    }
+
+    /// Replaces the list of devices. [`Exports::advance`] carries it out and reports the outcome.
+    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) {
+        let mut inner = self.inner();
+        inner.report_outcome();
+        let mut old = std::mem::take(&mut inner.groups);
+        let mut reload = Reload {
+            left_alone: 0,
+            removed: 0,
+            added: HashSet::new(),
+            until: Instant::now() + RELOAD_TIMEOUT,
+        };
+        for specs in groups(wanted) {
+            let is_same = |group: &Group| group.is_good() && group.specs == specs;
+            let group = match old.iter().position(is_same) {
+                Some(at) => {
+                    let group = old.remove(at);
+                    match group.state {
+                        State::Served(_) => reload.left_alone += specs.len(),
+                        _ => drop(reload.added.insert(group.id)),
+                    }
+                    group
+                }
+                None => {
+                    let id = inner.id();
+                    reload.added.insert(id);
+                    Group::new(id, specs)
+                }
+            };
+            inner.groups.push(group);
+        }
+        reload.removed = old.into_iter().map(|group| inner.leave(group)).sum();
+        inner.reload = Some(reload);
+    }
+
+    /// Records that the new list is invalid; the devices stay.
+    pub(crate) fn refused(&self, why: &str) {
+        tracing::error!("reload failed, devices unchanged: {why}");
+        let mut inner = self.inner();
+        inner.last_reload = format!("failed, devices unchanged: {why}");
+        inner.outcome = Some(report::Reload::now(false));
+    }
+
+    /// Has the threads of all devices check the host's side again: drivers learn of new image
+    /// sizes.
+    pub(crate) fn refresh(&self) {
+        for member in self.inner().served() {
+            member.export.refresh();
+        }
+    }
+
+    /// Takes all groups one step further. Returns the time until the next step unless
+    /// [`Exports::changed`] is readable before, and whether the outcome of a reload was reported.
+    pub(crate) fn advance(&self) -> (Option<Duration>, bool) {
+        let _ = self.0.changed.take();
+        let mut inner = self.inner();
+        inner.take_opened();
+        inner.forget_ended();
+        self.open_waiting(&mut inner);
+        let told =
+            inner.reload.as_ref().is_some_and(|reload| inner.is_settled() || Instant::now() >= reload.until)
+                && inner.report_outcome();
+        let patience = self.0.context.stop_timeout / 2;
+        let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        let expedite = stopping.filter_map(|member| member.expedite(patience));
+        let reload =
+            inner.reload.as_ref().map(|reload| reload.until.saturating_duration_since(Instant::now()));
+        (expedite.chain(reload).min(), told)
+    }
+
+    /// Starts threads that open the waiting groups that no stopping group blocks.
+    fn open_waiting(&self, inner: &mut Inner) {
+        let Inner { groups, leaving, .. } = inner;
+        for group in groups.iter_mut().filter(|group| matches!(group.state, State::Waiting)) {
+            if leaving.iter().any(|leaving| leaving.holds_up(&group.specs).is_some()) {
+                continue;
+            }
+            let (exports, id, specs) = (self.clone(), group.id, group.specs.clone());
+            let open = move || {
+                let start = caught(|| exports.open(&specs));
+                let start = start.unwrap_or_else(|words| {
+                    Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
+                });
+                exports.inner().opened.push((id, start));
+                exports.0.changed.signal();
+            };
+            let name = format!("open-{}", group.specs[0].name);
+            group.enter(match std::thread::Builder::new().name(name).spawn(open) {
+                Ok(_) => State::Opening,
+                Err(error) => State::Failed(all_failed(
+                    &group.specs,
+                    &format!("cannot start a thread to open it: {error}"),
+                )),
+            });
+        }
+    }
+
+    /// Opens and serves all devices of a group, or none.
+    fn open(&self, specs: &[DeviceSpec]) -> Start {
+        let ExportContext { sockets, allowed, pool, .. } = &self.0.context;
+        let quotas: Vec<_> = specs.iter().map(|_| pool.quota()).collect();
+        let mut link_ends = LinkEnds::default();
+        let mut members = Vec::new();
+        for (spec, quota) in specs.iter().zip(quotas) {
+            let opened = open_one(spec, &mut link_ends, allowed.as_deref());
+            let member = opened.and_then(|device| {
+                ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed)
+            });
+            match member {
+                Ok(member) => members.push(member),
+                Err(error) => {
+                    members.into_iter().for_each(ServedDevice::stop);
+                    let why = |other: &DeviceSpec| match other.name == spec.name {
+                        true => one_line(&error),
+                        false => "the other card of its link failed".to_owned(),
+                    };
+                    let failed =
+                        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec) };
+                    return Err(specs.iter().map(failed).collect());
+                }
+            }
+        }
+        Ok(members)
+    }
+
+    /// State and counters of all devices.
+    pub(crate) fn report(&self) -> Report {
+        let inner = self.inner();
+        let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        let failed = inner.groups.iter().filter_map(|group| match &group.state {
+            State::Failed(failed) => Some(failed),
+            _ => None,
+        });
+        Report {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.0.started.elapsed().as_secs_f64(),
+            last_reload: inner.last_reload.clone(),
+            reload: inner.outcome.clone(),
+            devices: inner.served().chain(stopping).map(ServedDevice::report).collect(),
+            failed: failed.flatten().cloned().collect(),
+            waiting: inner.groups.iter().flat_map(|group| inner.waiting(group)).collect(),
+            ..Report::default()
+        }
+    }
+
+    /// Begins to stop all devices; see [`Exports::is_gone`].
+    pub(crate) fn begin_stop(&self) {
+        let mut inner = self.inner();
+        inner.reload = None;
+        let groups = std::mem::take(&mut inner.groups);
+        for group in groups {
+            inner.leave(group);
+        }
+    }
+
+    /// Whether all devices have stopped. Devices still being opened do not count: they have no
+    /// requests.
+    pub(crate) fn is_gone(&self) -> bool {
+        let inner = self.inner();
+        inner.groups.is_empty() && inner.leaving.iter().all(|leaving| leaving.members.is_none())
+    }
+
+    /// Logs the requests that the daemon leaves unfinished.
+    pub(crate) fn log_unfinished(&self) {
+        let inner = self.inner();
+        let members = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        members.filter(|member| !member.export.has_ended()).for_each(ServedDevice::log_unfinished);
+    }
+}
+
+impl Inner {
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn served(&self) -> impl Iterator<Item = &ServedDevice> {
+        let members = self.groups.iter().filter_map(|group| match &group.state {
+            State::Served(members) => Some(members),
+            _ => None,
+        });
+        members.flatten()
+    }
+
+    /// Begins to stop a group. Returns the number of devices that stop.
+    fn leave(&mut self, group: Group) -> usize {
+        let Group { id, specs, state, .. } = group;
+        let members = match state {
+            State::Waiting | State::Failed(_) => return 0,
+            State::Opening => None,
+            State::Served(mut members) => {
+                members.iter_mut().for_each(ServedDevice::begin_stop);
+                Some(members)
+            }
+        };
+        let count = specs.len();
+        self.leaving.push(Leaving { id, specs, since: Instant::now(), members });
+        count
+    }
+
+    fn take_opened(&mut self) {
+        for (id, start) in std::mem::take(&mut self.opened) {
+            if let Some(group) = self.groups.iter_mut().find(|group| group.id == id) {
+                group.enter(match start {
+                    Ok(members) => State::Served(members),
+                    Err(failed) => {
+                        for report::Failed { name, why } in &failed {
+                            tracing::error!(device = name, "cannot serve device: {why}");
+                        }
+                        State::Failed(failed)
+                    }
+                });
+            } else if let Some(at) = self.leaving.iter().position(|leaving| leaving.id == id) {
+                // Removed from the file meanwhile.
+                match start {
+                    Ok(mut members) => {
+                        members.iter_mut().for_each(ServedDevice::begin_stop);
+                        self.leaving[at].members = Some(members);
+                    }
+                    Err(_) => drop(self.leaving.remove(at)),
+                }
+            }
+        }
+    }
+
+    fn forget_ended(&mut self) {
+        let (ended, leaving): (Vec<_>, _) =
+            std::mem::take(&mut self.leaving).into_iter().partition(Leaving::has_ended);
+        self.leaving = leaving;
+        for spec in ended.iter().flat_map(|leaving| &leaving.specs) {
+            tracing::info!(device = spec.name, "device stopped");
+        }
+    }
+
+    /// Whether no group is opening, waiting or stopping.
+    fn is_settled(&self) -> bool {
+        let rests = |group: &Group| matches!(group.state, State::Served(_) | State::Failed(_));
+        self.leaving.is_empty() && self.groups.iter().all(rests)
+    }
+
+    /// Reports the outcome of the reload in progress, if any.
+    fn report_outcome(&mut self) -> bool {
+        let Some(Reload { left_alone, removed, added, .. }) = self.reload.take() else { return false };
+        let count = |wanted: fn(&State) -> bool| -> usize {
+            let groups = self.groups.iter().filter(|group| added.contains(&group.id) && wanted(&group.state));
+            groups.map(|group| group.specs.len()).sum()
+        };
+        let there = count(|state| matches!(state, State::Served(_)));
+        let failed = count(|state| matches!(state, State::Failed(_)));
+        let mut outcome =
+            format!("{left_alone} unchanged, {removed} removed, {there} added, {failed} failed");
+        let waiting = count(|state| matches!(state, State::Waiting | State::Opening));
+        let stopping: usize = self.leaving.iter().map(|leaving| leaving.specs.len()).sum();
+        for (count, what) in [(stopping, "still stopping"), (waiting, "not started yet")] {
+            if count > 0 {
+                outcome += &format!(", {count} {what}");
+            }
+        }
+        tracing::info!("reloaded: {outcome}");
+        self.last_reload = outcome;
+        self.outcome = Some(report::Reload::now(failed == 0));
+        true
+    }
+
+    /// What the devices of a group wait for, if they wait.
+    fn waiting(&self, group: &Group) -> Vec<report::Waiting> {
+        let why = match group.state {
+            State::Waiting => {
+                let holder = self
+                    .leaving
+                    .iter()
+                    .find_map(|leaving| leaving.holds_up(&group.specs).map(|device| (device, leaving)));
+                match holder {
+                    Some((device, Leaving { members: Some(members), since, .. })) => {
+                        let in_flight: u64 = members.iter().map(ServedDevice::in_flight).sum();
+                        let seconds = since.elapsed().as_secs();
+                        format!(
+                            "device {} to stop, since {seconds} s ({in_flight} requests in flight)",
+                            device.name
+                        )
+                    }
+                    Some((device, _)) => format!("device {} to open and stop", device.name),
+                    None => "its turn to open".to_owned(),
+                }
+            }
+            State::Opening => "the host to open its files".to_owned(),
+            State::Served(_) | State::Failed(_) => return Vec::new(),
+        };
+        let seconds = group.since.elapsed().as_secs_f64();
+        let waiting =
+            |spec: &DeviceSpec| report::Waiting { name: spec.name.clone(), why: why.clone(), seconds };
+        group.specs.iter().map(waiting).collect()
+    }
+}
+
+fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {
+    let failed = |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why.to_owned() };
+    specs.iter().map(failed).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! Keys of a file of devices as data, for its manual page and the reference.
+use super::args::{BlkArgs, DaemonArgs, NetArgs, RngArgs};
+use crate::options::{self, OptionText};
+use clap::{Args, Command};
+
+/// Paragraphs on the file as a whole.
+pub(crate) const INTRODUCTION: &[&str] = &[
+    "The file lists the devices that paravane serve --config FILE serves, in TOML. Each device is an element of an array \
+     of tables: [[blk]] is a disk, [[net]] a network card, [[rng]] an entropy source. The table [daemon] has options of \
+     the daemon; the command line overrides them.",
+    "Keys are the options of the command line without dashes. Unknown keys are errors. Relative paths are relative to \
+     the directory of the file. The file may have up to 1 MiB.",
+    "SIGHUP reads the file again. Devices whose tables are unchanged keep running. New devices start, missing devices \
+     stop after finishing their requests, changed devices stop and start again. If the file is invalid, nothing \
+     changes. Keys of [daemon] take effect at the next start. paravane serve --config FILE --check validates the file.",
+    "Types: a size is a number of bytes, or a string with k, M, G or T (powers of 1024). Integers may be strings. A \
+     string of a list may occur once or several times.",
+];
+
+/// A file with a device of each kind.
+pub(crate) const EXAMPLE: &str = "[daemon]
+metrics = \"127.0.0.1:9810\"
+
+[[blk]]
+name = \"vm0-disk\"
+image = \"/var/lib/paravane/vm0.img\"
+socket = \"/run/paravane/vm0-disk.sock\"
+queues = 4
+
+[[net]]
+name = \"vm0-net\"
+tap = \"tap0\"
+socket = \"/run/paravane/vm0-net.sock\"
+
+[[rng]]
+name = \"vm0-rng\"
+socket = \"/run/paravane/vm0-rng.sock\"
+";
+
+/// One kind of table.
+pub(crate) struct TableText {
+    /// "[[blk]]".
+    pub(crate) header: &'static str,
+    pub(crate) summary: &'static str,
+    pub(crate) keys: Vec<OptionText>,
+}
+
+impl TableText {
+    /// Text of an option in terms of keys: `--queues` becomes `queues`.
+    pub(crate) fn words(&self, text: &str) -> String {
+        let is_key = |name: &str| self.keys.iter().any(|key| key.name == name);
+        let mut parts = text.split("--");
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let name =
+                part.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).next().unwrap_or_default();
+            if !is_key(name) {
+                out += "--";
+            }
+            out += part;
+        }
+        out
+    }
+}
+
+/// All tables, in the order of the manual.
+pub(crate) fn tables() -> [TableText; 4] {
+    [
+        table::<DaemonArgs>("[daemon]", "Options of the daemon."),
+        table::<BlkArgs>(
+            "[[blk]]",
+            "A disk. Needs name, image, and one of socket, connect and socket-activation.",
+        ),
+        table::<NetArgs>(
+            "[[net]]",
+            "A network card. Needs name, one of tap, link, echo, sink and source, and one of socket, connect and \
+             socket-activation.",
+        ),
+        table::<RngArgs>(
+            "[[rng]]",
+            "An entropy source. Needs name, and one of socket, connect and socket-activation.",
+        ),
+    ]
+}
+
+fn table<T: Args>(header: &'static str, summary: &'static str) -> TableText {
+    TableText { header, summary, keys: options::of(&T::augment_args(Command::new("table"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::config::Config;
+    use std::path::Path;
+
+    #[test]
+    fn the_example_is_valid() {
+        assert_eq!(Config::parse(Path::new("devices.toml"), EXAMPLE).unwrap().devices.len(), 3);
+    }
+
+    #[test]
+    fn options_in_texts_become_keys() {
+        let [_, blk, ..] = tables();
+        assert_eq!(blk.words("see --no-lock; with --config"), "see no-lock; with --config");
+    }
+}

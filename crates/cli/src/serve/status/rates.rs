@@ -1,0 +1,50 @@
+//! Rates between two reports.
+use crate::serve::report::{Device, Report};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Per second, over all queues of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Rates {
+    /// Buffers returned to the driver.
+    pub(super) completed_per_s: f64,
+    pub(super) kicks_per_s: f64,
+    pub(super) interrupts_per_s: f64,
+    /// From the guest; network cards only.
+    pub(super) transmitted_mb_per_s: f64,
+    pub(super) received_mb_per_s: f64,
+}
+
+impl Rates {
+    pub(super) fn plus(&self, other: &Self) -> Self {
+        Self {
+            completed_per_s: self.completed_per_s + other.completed_per_s,
+            kicks_per_s: self.kicks_per_s + other.kicks_per_s,
+            interrupts_per_s: self.interrupts_per_s + other.interrupts_per_s,
+            transmitted_mb_per_s: self.transmitted_mb_per_s + other.transmitted_mb_per_s,
+            received_mb_per_s: self.received_mb_per_s + other.received_mb_per_s,
+        }
+    }
+}
+
+/// Rates of each device of `after`, in its order.
+pub(super) fn rates(before: &Report, after: &Report, elapsed: Duration) -> Vec<Rates> {
+    let of = |device: &Device| {
+        let Some(earlier) = before.devices.iter().find(|earlier| earlier.name == device.name) else {
+            return Rates::default();
+        };
+        // The counters of a device that was restarted begin at 0.
+        let per_s = |now: u64, then: u64| now.saturating_sub(then) as f64 / elapsed.as_secs_f64();
+        let ([kicks, _, completed, interrupts], [kicks0, _, completed0, interrupts0]) =
+            (device.totals(), earlier.totals());
+        let (net, net0) = (device.net.clone().unwrap_or_default(), earlier.net.clone().unwrap_or_default());
+        Rates {
+            completed_per_s: per_s(completed, completed0),
+            kicks_per_s: per_s(kicks, kicks0),
+            interrupts_per_s: per_s(interrupts, interrupts0),
+            transmitted_mb_per_s: per_s(net.transmitted_bytes, net0.transmitted_bytes) * 1e-6,
+            received_mb_per_s: per_s(net.received_bytes, net0.received_bytes) * 1e-6,
+        }
+    };
+    after.devices.iter().map(of).collect()
+}
