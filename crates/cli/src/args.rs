@@ -54,24 +54,27 @@ const FOR_THE_BUILTIN_GUEST: [&str; 14] = [
 const NET_HELP: &str = "Attach a network card (repeatable)
 
 NETWORK is one of:
-  echo       an echo on the host, for the built-in guest
+  echo       echo on the host, for the built-in guest
   link=NAME  another card of this machine with the same NAME
-  tap=NAME   TAP device NAME of the host, for a kernel; created if missing (needs CAP_NET_ADMIN)
+  tap=NAME   TAP device NAME of the host, for a kernel;
+             created if missing (needs CAP_NET_ADMIN)
   tap-fd=N[:N]...
-             inherited descriptors of /dev/net/tun, one for each pair of queues, for a kernel
+             inherited descriptors of /dev/net/tun, one for each
+             pair of queues, for a kernel
 
 OPTION is one of:
   mac=MAC       MAC address [default: 52:54:00:00:00:01 and up]
   queues=N      number of queue pairs; not with tap-fd [default: 1]
-  frames=N      echo, link: frames that the built-in guest sends [default: 10000]
+  frames=N      echo, link: number of frames that the built-in
+                guest sends [default: 10000]
   size=SIZE     echo, link: bytes of each frame [default: 64]
   reply=SIZE    echo: bytes of each reply [default: as size]
-  mtu=N         link, tap: MTU in bytes that the guest is told [default: none]
-  offloads=off  link, tap: disable checksum and segmentation offloads [default: on]
-  vhost=on      tap: serve the queues by the host's vhost-net, if available [default: off]
+  mtu=N         link, tap: MTU reported to the guest [default: none]
+  offloads=off  link, tap: disable checksum and segmentation offloads
+  vhost=on      tap: serve the queues by vhost-net, if available
 
-The built-in guest keeps --depth frames in flight on each pair of queues and verifies every reply. On a link it sends
-from the first card and echoes on the second.";
+The built-in guest keeps --depth frames in flight on each pair of queues and verifies every reply. \
+On a link it sends from the first card and echoes on the second.";
 
 /// Boot a virtual machine, exercise its devices, verify the data, report
 ///

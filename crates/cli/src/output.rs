@@ -1,7 +1,7 @@
-//! Prints results. No call here panics, whatever stdout and stderr are.
+//! Prints results. No call panics if stdout or stderr is closed.
 use std::io::{ErrorKind, Write};
 
-/// Writes `text` to stdout. A reader that has gone away (`| head`) is no error.
+/// Writes `text` to stdout. A closed pipe (`| head`) is no error.
 pub(crate) fn print(text: &str) -> Result<(), std::io::Error> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -17,7 +17,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), anyhow::Er
     Ok(print(&text)?)
 }
 
-/// Writes a line to stderr. If that fails nobody is left to be told.
+/// Writes a line to stderr, ignoring errors.
 pub(crate) fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,4 +1,5 @@
 //! What help, manual pages and the reference say of a command beside its options.
+use crate::wrap;
 use clap::Command;
 use std::fmt::Write;
 
@@ -16,6 +17,9 @@ pub(crate) struct Sections {
     /// Manual pages, with their chapters.
     pub(crate) see_also: &'static [&'static str],
 }
+
+/// Columns of the sections in `--help`. Narrower terminals wrap further.
+const HELP_COLUMNS: usize = 80;
 
 /// A table of one section.
 type Rows = Vec<(String, &'static str)>;
@@ -132,7 +136,7 @@ pub(crate) const ALL: [Sections; 9] = [
             RUST_LOG,
             ("RUNTIME_DIRECTORY", "Directory of the control socket (set by systemd for RuntimeDirectory=)."),
             ("XDG_RUNTIME_DIR", "Parent directory of the control socket of users other than root."),
-            ("NOTIFY_SOCKET", "Service manager that is told of readiness, reload and stop (sd_notify(3))."),
+            ("NOTIFY_SOCKET", "Socket of the service manager: readiness, reload and stop (sd_notify(3))."),
             ("LISTEN_FDS", "Sockets for --socket-activation (sd_listen_fds(3))."),
         ],
         see_also: &[
@@ -256,7 +260,7 @@ impl Sections {
             let _ = write!(out, "\n{heading}:\n");
             let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
             for (name, text) in rows {
-                let _ = writeln!(out, "  {name:width$}  {text}");
+                out += &wrap::row(&format!("  {name}"), width + 4, text, HELP_COLUMNS);
             }
         }
         out.trim_end().to_owned()

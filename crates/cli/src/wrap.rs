@@ -37,7 +37,7 @@ pub(crate) fn lines(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A row: `head`, padded to `indent` characters, then `text` in a column of its own. Ends with a
+/// A row: `head`, padded to `indent` characters, then `text` in its column. Ends with a
 /// newline.
 pub(crate) fn row(head: &str, indent: usize, text: &str, width: usize) -> String {
     // A very narrow terminal breaks lines by itself.

@@ -1,4 +1,4 @@
-//! `paravane bench blk` with the real server, which is this program, too.
+//! `paravane bench blk` with this program as the server.
 #![cfg(feature = "peers")]
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ fn the_server_serves_the_benchmark_in_both_layouts() {
             assert!(value(metric) > 0.0, "{case}: {metric}");
         }
     }
-    // Nothing but ours has packed rings.
+    // Only Paravane has packed rings.
     assert!(
         rows.iter().all(|row| row["subject"] == "paravane" || row["case"] != "tmpfs/packed/write4k/depth4")
     );

@@ -29,7 +29,7 @@ fn json(output: &Output) -> Value {
     })
 }
 
-/// Says on stderr, and in the list that CI prints, that a test did not take place.
+/// Reports a skipped test on stderr and in the list that CI prints.
 fn skip(test: &str, why: &str) {
     let line = format!("SKIPPED {test}: {why}");
     eprintln!("{line}");
@@ -67,7 +67,7 @@ fn image(dir: &Path, name: &str, size: usize) -> PathBuf {
     path
 }
 
-/// Bad requests end with status 2, one line on stderr that names the fault, and nothing on stdout.
+/// Invalid requests exit with status 2, one line on stderr that names the problem, and no output.
 fn assert_refused(output: &Output, what: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -422,7 +422,7 @@ fn stops_on_sigint(accel: &str) {
     std::thread::sleep(Duration::from_millis(1000));
     let pid = rustix::process::Pid::from_child(&child);
     let asked = Instant::now();
-    // Two at once, as wrappers send them, are one.
+    // Wrappers may send two at once, which count as one.
     for _ in 0..2 {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     }
@@ -531,7 +531,7 @@ fn a_kernel_speaks_and_ends_as_it_likes_under_kvm() {
     let ends = [
         (out(0x600, 0x34), 0, "powered off"),
         (out(0x602, 1), 0, "rebooted"),
-        // An undefined instruction, and nobody to handle it.
+        // An undefined instruction without a handler.
         (vec![0x0f, 0x0b], 1, "triple fault"),
     ];
     let dir = tempfile::tempdir().unwrap();
@@ -618,7 +618,7 @@ fn a_kernel_that_cannot_run_is_refused() {
     assert_refused(&run(&["--kernel", path, "--cmdline", &"x".repeat(256)]), "255");
 }
 
-/// Only the program itself can be started once more to own queues.
+/// Only the program itself can start its helper process.
 #[test]
 fn kicks_reach_another_process() {
     if let Err(why) = kvm_usable() {

@@ -45,7 +45,7 @@ fn readme_opens_with_the_two_commands_of_scripts_fresh() {
     }
 }
 
-/// A bare system has none of these, and Debian's cloud kernel is compressed by LZ4.
+/// A minimal system lacks these, and Debian's cloud kernel is compressed by LZ4.
 #[test]
 fn every_program_that_unpacks_or_packs_a_kernel_is_installed() {
     for step in ["guest", "clients"] {

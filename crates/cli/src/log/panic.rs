@@ -34,7 +34,7 @@ mod tests {
     const TEST: &str = "log::panic::tests::a_panic_is_a_line_of_the_log_and_ends_its_thread_only";
     const CHILD: &str = "PARAVANE_TEST_PANIC";
 
-    /// Panics in two ways, in a process whose hook is ours.
+    /// Panics in two ways, in a process with our hook.
     fn child() {
         log::set_up(Settings { base: Level::Warn, verbose: 0, json: true, rate: None });
         log::start_writing();

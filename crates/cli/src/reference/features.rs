@@ -34,7 +34,7 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     let image = image.to_str().context("the path of the temporary folder is not UTF-8")?;
     let blk = offered(folder.path(), &["blk", "--image", image, "--queues", "2"])?;
     let read_only = offered(folder.path(), &["blk", "--image", image, "--read-only"])?;
-    let net = offered(folder.path(), &["net", "--echo", "--queues", "2", "--mtu", "1500"])?;
+    let net = offered(folder.path(), &["net", "--link", "a", "--queues", "2", "--mtu", "1500"])?;
     let rng = offered(folder.path(), &["rng"])?;
     let blk = Offered { features: blk.features | read_only.features, ..blk };
 
@@ -65,13 +65,19 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
         chapter.heading(&format!("Virtio features of {heading}"));
         let unknown = device.features & !(known | bits(list));
         ensure!(unknown == 0, "{heading}: offered features without a name: {unknown:#x}");
-        let rows: Vec<_> = list.iter().map(|bit| row(bit, yes(device.features & bit.1 != 0))).collect();
+        let is_net = heading == "network cards";
+        let offered = |mask: u64| match mask {
+            mask if device.features & mask != 0 => "yes",
+            mask if is_net && names::TAP & mask != 0 => "on TAP devices",
+            mask if is_net && names::TAP_BY_KERNEL & mask != 0 => {
+                "on TAP devices, if the host's kernel has USO"
+            }
+            _ => "no",
+        };
+        let rows: Vec<_> = list.iter().map(|bit| row(bit, offered(bit.1))).collect();
         chapter.table(&["Bit", "Feature", "Offered", "Meaning"], &rows);
     }
-    chapter.paragraph(
-        "Network cards on links and echoes offer the offloads above. On TAP devices they depend on the host's kernel. \
-         `--no-offloads` disables them.",
-    );
+    chapter.paragraph("`--no-offloads` disables checksum and segmentation offloads.");
     chapter.heading("vhost-user protocol features");
     let unknown = (blk.protocol | net.protocol | rng.protocol) & !bits(names::PROTOCOL);
     ensure!(unknown == 0, "offered protocol features without a name: {unknown:#x}");
@@ -93,10 +99,6 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
 
 fn bits(list: &[Bit]) -> u64 {
     list.iter().fold(0, |all, bit| all | bit.1)
-}
-
-fn yes(is: bool) -> &'static str {
-    if is { "yes" } else { "no" }
 }
 
 fn row(&(name, mask, meaning): &Bit, offered: &str) -> Vec<String> {

@@ -45,7 +45,7 @@ impl Chapter {
     pub(super) fn table(&mut self, head: &[&str], rows: &[Vec<String>]) {
         let mut text = format!("| {} |\n|{}", head.join(" | "), "---|".repeat(head.len()));
         for row in rows {
-            let cells: Vec<_> = row.iter().map(|cell| cell.replace('|', "\\|")).collect();
+            let cells: Vec<_> = row.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
             let _ = write!(text, "\n| {} |", cells.join(" | "));
         }
         self.block(&text);
@@ -75,12 +75,15 @@ pub(super) fn text(text: &str) -> String {
             None => ("", bare),
         };
         let is_code = bare.starts_with("--") || bare.starts_with('[') || bare.starts_with("/etc/");
-        match is_code && !bare.contains('`') {
+        match is_code {
             true => format!("{open}`{bare}`{rest}"),
             false => format!("{open}{}{rest}", bare.replace('*', "\\*").replace('<', "&lt;")),
         }
     };
-    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+    let words = |text: &str| text.split(' ').map(word).collect::<Vec<_>>().join(" ");
+    // Every other part is code already.
+    let parts = text.split('`').enumerate();
+    parts.map(|(at, part)| if at % 2 == 0 { words(part) } else { format!("`{part}`") }).collect()
 }
 
 #[cfg(test)]
@@ -90,6 +93,7 @@ mod tests {
     #[test]
     fn options_are_code_and_pipes_do_not_end_cells() {
         assert_eq!(text("see (--depth), [[blk]] and a*b"), "see (`--depth`), `[[blk]]` and a\\*b");
+        assert_eq!(text("`run --depth`; --seconds"), "`run --depth`; `--seconds`");
         let mut chapter = Chapter::new("T");
         chapter.table(&["a", "b"], &[vec!["1".into(), "x|y".into()]]);
         assert!(chapter.finish().ends_with("\n| a | b |\n|---|---|\n| 1 | x\\|y |\n"));

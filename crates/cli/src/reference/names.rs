@@ -62,6 +62,17 @@ pub(super) const NET: &[Bit] = &[
     ("VIRTIO_NET_F_HOST_USO", net::F_HOST_USO, "Segmentation of transmitted UDP."),
 ];
 
+/// Offloads of cards on TAP devices, besides those of all cards.
+pub(super) const TAP: u64 = net::F_HOST_TSO4
+    | net::F_HOST_TSO6
+    | net::F_HOST_ECN
+    | net::F_GUEST_TSO4
+    | net::F_GUEST_TSO6
+    | net::F_GUEST_ECN;
+
+/// Offloads of cards on TAP devices if the host's kernel has them.
+pub(super) const TAP_BY_KERNEL: u64 = net::F_HOST_USO | net::F_GUEST_USO4 | net::F_GUEST_USO6;
+
 /// Protocol features of vhost-user.
 pub(super) const PROTOCOL: &[Bit] = &[
     ("MQ", p::MQ, "The VMM asks for the number of queues."),

@@ -285,7 +285,7 @@ pub(crate) struct NetArgs {
     /// The VMM chooses the size up to this.
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
-    /// MTU that the guest is told [default: none]
+    /// MTU reported to the guest [default: none]
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u16>,
     /// Disable checksum and segmentation offloads

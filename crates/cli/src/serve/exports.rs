@@ -422,7 +422,7 @@ impl Inner {
                         let in_flight: u64 = members.iter().map(ServedDevice::in_flight).sum();
                         let seconds = since.elapsed().as_secs();
                         format!(
-                            "device {} to stop, since {seconds} s ({in_flight} requests in flight)",
+                            "device {} to stop ({in_flight} requests in flight, stopping for {seconds} s)",
                             device.name
                         )
                     }

@@ -5,16 +5,15 @@ use clap::{Args, Command};
 
 /// Paragraphs on the file as a whole.
 pub(crate) const INTRODUCTION: &[&str] = &[
-    "The file lists the devices that paravane serve --config FILE serves, in TOML. Each device is an element of an array \
+    "The file lists the devices that `paravane serve --config FILE` serves, in TOML. Each device is an element of an array \
      of tables: [[blk]] is a disk, [[net]] a network card, [[rng]] an entropy source. The table [daemon] has options of \
      the daemon; the command line overrides them.",
     "Keys are the options of the command line without dashes. Unknown keys are errors. Relative paths are relative to \
      the directory of the file. The file may have up to 1 MiB.",
     "SIGHUP reads the file again. Devices whose tables are unchanged keep running. New devices start, missing devices \
      stop after finishing their requests, changed devices stop and start again. If the file is invalid, nothing \
-     changes. Keys of [daemon] take effect at the next start. paravane serve --config FILE --check validates the file.",
-    "Types: a size is a number of bytes, or a string with k, M, G or T (powers of 1024). Integers may be strings. A \
-     string of a list may occur once or several times.",
+     changes. Keys of [daemon] take effect at the next start. `paravane serve --config FILE --check` validates the file.",
+    "Types: a size is a number of bytes, or a string with k, M, G or T (powers of 1024). Integers may be strings.",
 ];
 
 /// A file with a device of each kind.
@@ -48,6 +47,11 @@ pub(crate) struct TableText {
 impl TableText {
     /// Text of an option in terms of keys: `--queues` becomes `queues`.
     pub(crate) fn words(&self, text: &str) -> String {
+        // Remarks that make sense on the command line only.
+        let text = [" (repeatable)", " (needs --config)"]
+            .iter()
+            .fold(text.to_owned(), |text, remark| text.replace(remark, ""));
+        let text = text.replace("With --config: allow", "Allow");
         let is_key = |name: &str| self.keys.iter().any(|key| key.name == name);
         let mut parts = text.split("--");
         let mut out = parts.next().unwrap_or_default().to_owned();

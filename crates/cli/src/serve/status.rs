@@ -157,7 +157,7 @@ fn text(daemons: &[Daemon], options: TextOptions) -> String {
             problems(device, &mut out);
         }
         for Waiting { name, why, seconds } in waiting {
-            line(&mut out, &format!("  ! {name}: waiting since {seconds:.0} s for {why}"));
+            line(&mut out, &format!("  ! {name}: waiting for {why} ({seconds:.0} s)"));
         }
         for failed in failed {
             line(&mut out, &format!("  ! {}: not served: {}", failed.name, failed.why));
@@ -194,7 +194,7 @@ fn problems(device: &Device, out: &mut String) {
         line(out, &format!("  ! {name}: the image was deleted; its data are lost when the device stops"));
     }
     if let Some(Stopping { seconds, in_flight }) = &device.stopping {
-        line(out, &format!("  ! {name}: stopping since {seconds:.0} s: {in_flight} requests in flight"));
+        line(out, &format!("  ! {name}: stopping for {seconds:.0} s: {in_flight} requests in flight"));
     }
     if let Some(failed) = &device.failed {
         line(
@@ -297,8 +297,8 @@ mod tests {
         let wrong = [
             "  ! vm0 queue 1: it broke",
             "  ! r: device failed (internal error: a thread panicked: the fuse); reload to restart it",
-            "  ! o: stopping since 4 s: 7 requests in flight",
-            "  ! n2: waiting since 3 s for device o to stop",
+            "  ! o: stopping for 4 s: 7 requests in flight",
+            "  ! n2: waiting for device o to stop (3 s)",
             "  ! x: not served: no image",
         ];
         assert_eq!(lines[7..], wrong);

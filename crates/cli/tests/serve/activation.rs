@@ -1,10 +1,10 @@
-//! Sockets that somebody else has made.
+//! Sockets created by systemd or by a VMM.
 use crate::daemon::{Daemon, Folder, assert_refused, names, status, without_sandbox};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 
-/// As systemd would start it: with `listener` as descriptor 3, called `name`.
+/// Starts the daemon as systemd does: with `listener` as descriptor 3, named `name`.
 fn activated(listener: &UnixListener, name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
@@ -63,7 +63,7 @@ fn a_vmm_that_listens_is_tried_again_and_again() {
     let arguments = ["rng", "--connect", &folder.text("s"), "--control", "off"];
     let mut daemon = Daemon::start(&arguments);
     for session in 1..=3 {
-        // Nobody listens for a while; then somebody does, and goes away.
+        // At first nothing listens; then a VMM listens and disconnects.
         std::thread::sleep(std::time::Duration::from_millis(50));
         let listener = UnixListener::bind(folder.path("s")).unwrap();
         let (stream, _) = listener.accept().unwrap();

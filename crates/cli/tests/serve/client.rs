@@ -1,4 +1,4 @@
-//! A driver of another house on a daemon in its sandbox.
+//! A third-party driver on a daemon in its sandbox.
 use crate::daemon::{Daemon, Folder, sandbox_usable, status};
 use crate::driver::{Dice, Driver, Wish};
 use crate::images::{has_qemu_img, qemu_img};
@@ -8,8 +8,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// One driver after the other, on everything that a disk can be served by; then the image is what
-/// they wrote.
+/// Runs a driver for each engine and ring; then compares the image with what they wrote.
 fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
     let control = folder.text("control");
     let mut daemon = Daemon::start(&[arguments, &["--control", &control]].concat());
@@ -42,7 +41,7 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
         assert_eq!(queue["completed"], requests, "{device}");
         assert!(queue["kicks"].as_u64() > Some(0) && queue["interrupts"].as_u64() > Some(0), "{device}");
     }
-    // One that stays until the end.
+    // Stays connected until the end.
     let wish = Wish { packed: true, event_idx: false, queues: 2, depth: 8 };
     let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
     driver.exercise(&mut model, 100, &mut dice);
@@ -54,8 +53,7 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
 
 #[test]
 fn a_disk_is_served_in_the_sandbox() {
-    // On a host without one the disk is served all the same, and that it was not in a sandbox is
-    // said.
+    // On a host without a sandbox the disk is still served, and the test reports it.
     sandbox_usable("a_disk_is_served_in_the_sandbox");
     for engine in ["auto", "threads"] {
         let folder = Folder::new();
@@ -65,7 +63,7 @@ fn a_disk_is_served_in_the_sandbox() {
     }
 }
 
-/// kB of memory that the kernel holds in place for the daemon.
+/// Memory that the kernel pins for the daemon, in kB.
 fn held(daemon: &Daemon) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
@@ -79,7 +77,7 @@ fn a_disk_is_served_past_the_page_cache_from_registered_buffers() {
     let (image, socket) = (folder.image("vm.img"), folder.text("s"));
     let arguments = ["blk", "--image", &image, "--socket", &socket, "--queues", "2", "--workers", "2"];
     let arguments = [&arguments[..], &["--engine", "io_uring", "--direct", "--registered-buffers"]].concat();
-    // Whether this host can: no memory is shared here.
+    // Checks the host's support; no memory is shared here.
     let config = paravane_device::blk::BlkConfig {
         direct: true,
         engine: paravane_device::blk::EngineChoice::IoUring,
@@ -107,7 +105,7 @@ fn a_disk_is_served_past_the_page_cache_from_registered_buffers() {
     drop(driver);
     holds(0);
 
-    // It follows the client's memory, whether or not its queue has anything to do.
+    // Registration follows the client's memory, also with idle queues.
     let mut machine = Machine::new(0, 64, 4);
     let raw = Raw::connect(&folder.path("s"));
     machine.attach(&raw, 0, false);
@@ -176,7 +174,7 @@ fn an_overlay_is_served_on_the_base_that_is_named() {
     let socket = folder.text("s");
     let arguments =
         ["blk", "--image", &overlay, "--format", "qcow2", "--socket", &socket, "--control", "off"];
-    // The name in the image opens nothing.
+    // The file name stored in the image is ignored.
     let mut refused = crate::daemon::paravane();
     let output =
         refused.arg("serve").args(arguments).args(crate::daemon::without_sandbox()).output().unwrap();
@@ -195,7 +193,7 @@ fn an_overlay_is_served_on_the_base_that_is_named() {
     assert!(std::fs::read(folder.path("flat.img")).unwrap() == model, "the image is not what was written");
 }
 
-/// One VMM's memory goes while it is used; another VMM's disk, of the same daemon, does not notice.
+/// The memory of one VMM disappears while in use. A disk of another VMM on the same daemon works on.
 #[test]
 fn memory_that_is_taken_away_fails_one_device() {
     let folder = Folder::new();
@@ -213,7 +211,7 @@ fn memory_that_is_taken_away_fails_one_device() {
         let mut machine = Machine::new(0, 64, 4);
         let raw = Raw::connect(&folder.path("a"));
         raw.begin(machine.features);
-        // Its ring is in a file of its own.
+        // Its ring is in a separate file.
         let memory = std::fs::File::from(memfd_create("taken", MemfdFlags::CLOEXEC).unwrap());
         memory.set_len(MEMORY).unwrap();
         machine.share_as(&raw, memory.as_fd());

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How long a busy host may take for anything.
+/// Time limit for any step, on a busy host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn paravane() -> Command {
@@ -17,7 +17,7 @@ pub(crate) fn paravane() -> Command {
     command
 }
 
-/// Says on stderr, and in the list that CI prints, that a test did not take place.
+/// Reports a skipped test on stderr and in the list that CI prints.
 pub(crate) fn skip(test: &str, why: &str) {
     let line = format!("SKIPPED {test}: {why}");
     eprintln!("{line}");
@@ -31,7 +31,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A folder with images, and sockets to come.
+/// A folder for images and sockets.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -39,7 +39,7 @@ impl Folder {
         Self(tempfile::tempdir().expect("a folder is made"))
     }
 
-    /// In this directory.
+    /// Creates the folder in this directory.
     pub(crate) fn within(directory: &Path) -> Self {
         Self(tempfile::tempdir_in(directory).expect("a folder is made"))
     }
@@ -68,7 +68,7 @@ impl Folder {
     }
 }
 
-/// One that runs. It is killed if a test fails.
+/// A running daemon, killed if a test fails.
 pub(crate) struct Daemon {
     child: Child,
     log: Receiver<String>,
@@ -98,13 +98,12 @@ impl Daemon {
         Self { child, log, seen: Vec::new() }
     }
 
-    /// Waits for a line of the log with `text` in it, after those that were waited for before, and
-    /// returns it.
+    /// Waits for a log line that contains `text`, after the line of the last call, and returns it.
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
         self.find(text).unwrap_or_else(|why| panic!("{why} before {text:?}:\n{}", self.seen.join("\n")))
     }
 
-    /// The same, or what came instead: its end, or nothing.
+    /// Like [`Daemon::wait_for`], with a result: the log may end, or time may run out.
     pub(crate) fn find(&mut self, text: &str) -> Result<String, RecvTimeoutError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -116,7 +115,7 @@ impl Daemon {
         }
     }
 
-    /// All lines so far.
+    /// All log lines so far.
     pub(crate) fn seen(&self) -> &[String] {
         &self.seen
     }
@@ -130,7 +129,7 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).expect("the signal is sent");
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Ends the daemon by SIGTERM and waits for it.
     pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
         self.signal(rustix::process::Signal::TERM);
         while let Ok(line) = self.log.recv_timeout(PATIENCE) {
@@ -147,7 +146,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What `paravane status --json` says of the daemon with this control socket.
+/// Output of `paravane status --json` for the daemon with this control socket.
 pub(crate) fn status(control: &str) -> Value {
     let output = paravane()
         .args(["status", "--seconds", "0", "--json", "--control", control])
@@ -158,13 +157,13 @@ pub(crate) fn status(control: &str) -> Value {
     list[0].clone()
 }
 
-/// Names of the devices that a status has.
+/// Names of the devices of a status.
 pub(crate) fn names(status: &Value) -> Vec<&str> {
     let devices = status["devices"].as_array().expect("a list");
     devices.iter().map(|device| device["name"].as_str().expect("a name")).collect()
 }
 
-/// Bad requests end with status 2, one line on stderr that names the fault, and nothing on stdout.
+/// Invalid requests exit with status 2, one line on stderr that names the problem, and no output.
 pub(crate) fn assert_refused(output: &Output, what: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -173,7 +172,7 @@ pub(crate) fn assert_refused(output: &Output, what: &str) {
     assert!(output.stdout.is_empty());
 }
 
-/// Whether the program can have its sandbox on this host; if not, `test` does not take place.
+/// Whether the sandbox works on this host; if not, `test` is skipped.
 pub(crate) fn sandbox_usable(test: &str) -> bool {
     if !has_sandbox() {
         skip(test, "the sandbox needs Landlock");
@@ -181,7 +180,7 @@ pub(crate) fn sandbox_usable(test: &str) -> bool {
     has_sandbox()
 }
 
-/// The same, found out once; that there is none is said once for all tests.
+/// Checked once; a missing sandbox is reported once for all tests.
 fn has_sandbox() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -208,8 +207,7 @@ fn has_sandbox() -> bool {
     })
 }
 
-/// What a daemon is told on a host where it cannot have its sandbox: nothing works there without
-/// this option.
+/// Option for hosts without a usable sandbox, where a daemon would not start.
 pub(crate) fn without_sandbox() -> Option<&'static str> {
     (!has_sandbox()).then_some("--no-sandbox")
 }

@@ -1,5 +1,4 @@
-//! Disks of every kind in the sandbox: what a guest writes is there, whatever the image, where it
-//! lies, and who does the I/O.
+//! Disks of every format, location and engine in the sandbox: the image holds what a guest wrote.
 use crate::daemon::{Daemon, Folder, paravane, skip, status, without_sandbox};
 use crate::driver::{Dice, Driver, Wish};
 use crate::images::{Format, Image, has_qemu_img, qemu_img};
@@ -15,7 +14,7 @@ use std::process::Command;
 /// Bytes of the disks.
 const DISK: usize = 4 << 20;
 
-/// Reads, writes, flushes, discards and writes zeroes, each of which must succeed.
+/// Issues each kind of request, which must succeed.
 fn exercise(socket: &Path, model: &mut [u8], packed: bool, seed: u64) {
     let wish = Wish { packed, event_idx: true, queues: 1, depth: 8 };
     let mut driver = Driver::connect(socket, wish).unwrap();
@@ -204,7 +203,7 @@ fn a_qcow2_disk_survives_kills() {
     }
 }
 
-/// An encrypted image that is served as plain would be destroyed by the first write.
+/// Serving an encrypted image as plain would destroy it by the first write.
 #[test]
 fn an_encrypted_image_is_refused_and_left_as_it_is() {
     if !has_qemu_img("an_encrypted_image_is_refused_and_left_as_it_is") {

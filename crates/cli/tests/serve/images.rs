@@ -1,4 +1,4 @@
-//! Images of every kind, as tests make them and look at them.
+//! Images of every kind for tests.
 use crate::daemon::Folder;
 use std::path::Path;
 use std::process::Command;
@@ -14,16 +14,16 @@ pub(crate) enum Format {
     Chain,
 }
 
-/// An image in a folder of its own.
+/// An image in a separate folder.
 pub(crate) struct Image {
     format: Format,
     folder: Folder,
-    /// What the disk holds before anybody writes.
+    /// Initial contents of the disk.
     before: Vec<u8>,
 }
 
 impl Image {
-    /// An image of so many bytes, on disk or in memory.
+    /// Creates an image of `size` bytes, on disk or in memory.
     pub(crate) fn new(format: Format, in_memory: bool, len: usize) -> Self {
         let folder =
             Folder::within(Path::new(if in_memory { "/dev/shm" } else { env!("CARGO_TARGET_TMPDIR") }));
@@ -55,19 +55,19 @@ impl Image {
         &self.folder
     }
 
-    /// What the disk holds before anybody writes.
+    /// Initial contents of the disk.
     pub(crate) fn before(&self) -> &[u8] {
         &self.before
     }
 
-    /// What `paravane serve blk` is told of it.
+    /// Options of `paravane serve blk` for the image.
     pub(crate) fn options(&self) -> Vec<String> {
         let keys = self.keys().into_iter();
         keys.flat_map(|(key, values)| values.into_iter().flat_map(move |value| [format!("--{key}"), value]))
             .collect()
     }
 
-    /// The same as keys of a file with devices.
+    /// The options as keys of a file of devices.
     pub(crate) fn lines(&self) -> String {
         let line = |(key, values): (&str, Vec<String>)| match key {
             "backing" => format!("{key} = {values:?}\n"),
@@ -88,7 +88,7 @@ impl Image {
         keys.into_iter().chain((!backing.is_empty()).then_some(("backing", backing))).collect()
     }
 
-    /// Checks the image with QEMU's tool, and that nobody has written to what it is based on.
+    /// Checks the image with qemu-img, and that its backing files are unchanged.
     pub(crate) fn check(&self) {
         if self.format != Format::Raw {
             qemu_img(&["check", "-q", "-f", "qcow2", &self.folder.text("disk.img")]);
@@ -101,7 +101,7 @@ impl Image {
         }
     }
 
-    /// What the disk holds.
+    /// Contents of the disk.
     pub(crate) fn content(&self) -> Vec<u8> {
         if self.format == Format::Raw {
             return std::fs::read(self.folder.path("disk.img")).unwrap();
@@ -119,13 +119,13 @@ fn base(format: Format, len: usize) -> Vec<u8> {
     }
 }
 
-/// Runs `qemu-img`, which succeeds.
+/// Runs `qemu-img`, which must succeed.
 pub(crate) fn qemu_img(arguments: &[&str]) {
     let output = Command::new("qemu-img").args(arguments).output().expect("qemu-img starts");
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Whether there is a `qemu-img`; if not, `test` does not take place.
+/// Whether `qemu-img` is installed; if not, `test` is skipped.
 pub(crate) fn has_qemu_img(test: &str) -> bool {
     match Command::new("qemu-img").arg("--version").output() {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! The log: no client fills it, and nothing waits for whoever reads it, or does not.
+//! The log: clients cannot flood it, and a blocked reader does not block the daemon.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, sandbox_usable, status, without_sandbox};
 use crate::driver::{Dice, Driver, Wish};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Disks a and b, and more.
+/// A file with disks a and b, and `more`.
 fn config(folder: &Folder, more: &str) -> String {
     let disk = |name| {
         if !folder.path(&format!("{name}.img")).exists() {
@@ -22,7 +22,7 @@ fn config(folder: &Folder, more: &str) -> String {
     folder.write("d.toml", &(disk("a") + &disk("b") + more))
 }
 
-/// A daemon of which only its control socket tells. It is killed if a test fails.
+/// A daemon observed by its control socket only; killed if a test fails.
 struct Quiet {
     child: Child,
     control: String,
@@ -72,7 +72,7 @@ impl Drop for Quiet {
     }
 }
 
-/// So many clients, one after the other, each thrown out for a request that there is not.
+/// Clients in sequence, each disconnected for an unknown request.
 fn flap(socket: &Path, sessions: usize) {
     for _ in 0..sessions {
         let mut stream = UnixStream::connect(socket).unwrap();
@@ -83,7 +83,7 @@ fn flap(socket: &Path, sessions: usize) {
     }
 }
 
-/// A neighbour's disk, signals and status are as ever while nothing that is logged arrives.
+/// Another disk, signals and status work while the log is blocked.
 fn assert_serves(folder: &Folder, mut daemon: Quiet, sessions: usize) {
     let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
     let mut driver = Driver::connect(&folder.path("b.sock"), wish).unwrap();
@@ -108,7 +108,7 @@ fn assert_serves(folder: &Folder, mut daemon: Quiet, sessions: usize) {
     assert!(!folder.path("b.sock").exists());
 }
 
-/// A pipe with no room: its ends.
+/// Both ends of a full pipe.
 fn full_pipe() -> (OwnedFd, OwnedFd) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     let flags = fcntl_getfl(&write).unwrap();
@@ -155,7 +155,7 @@ fn who_reads_the_log_again_is_told_how_much_is_lost() {
     let folder = Folder::new();
     let (read, write) = full_pipe();
     let daemon = Quiet::start(&folder, write, &["--log-rate", "0"]);
-    // More than pipe, writer and queue hold.
+    // More lines than pipe, writer and queue hold.
     flap(&folder.path("a.sock"), 5000);
     let mut reader = BufReader::new(File::from(read));
     let mut sessions = Vec::new();
@@ -192,7 +192,7 @@ fn clients_that_come_and_go_leave_a_bounded_log() {
     let seconds = start.elapsed().as_secs() as usize;
     let log: Vec<serde_json::Value> = log.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |name: &'static str| log.iter().filter(move |line| line["device"] == name);
-    // Served, two a session, one or two at the end; and those that only tell what was left out.
+    // Startup, two lines a session, one or two at the end, and reports of suppressed lines.
     let told = of("a").filter(|line| line["message"] == "messages suppressed").count();
     let (written, left_out) =
         of("a").fold((0, 0), |(lines, sum), line| (lines + 1, sum + line["left_out"].as_u64().unwrap_or(0)));
@@ -234,7 +234,7 @@ fn a_vmm_that_hangs_up_at_once_is_asked_less_and_less_often() {
         pauses.push(number.parse::<f64>().unwrap() * factor);
     }
     assert!(pauses.is_sorted_by(|one, next| one < next), "{pauses:?}");
-    // Nobody listens any more: that is told once.
+    // A failed connection is logged once.
     drop(listener);
     daemon.wait_for("cannot connect to ");
     for _ in 0..2 {
@@ -266,7 +266,7 @@ fn a_request_at_fault_has_its_status_though_nobody_reads_why() {
             assert_eq!(status.code(), Some(2), "{arguments:?}");
         }
     }
-    // Help and reports may be cut short.
+    // Help and reports may be truncated.
     for arguments in [&["--help"][..], &["status"], &["doctor"], &["bench", "list"]] {
         let output = paravane().args(arguments).stdout(closed()).stderr(Stdio::piped()).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! What packagers are given.
+//! Manual pages and completions for packagers.
 use crate::daemon::{Folder, paravane};
 
 #[test]
@@ -7,7 +7,7 @@ fn manual_pages_and_completions_are_made_from_the_command_line() {
     let output = paravane().arg("manuals").arg(folder.path("made")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let read = |name: &str| std::fs::read_to_string(folder.path("made").join(name)).unwrap();
-    // Of roff's escapes only those of dashes matter here.
+    // Undo the escapes of dashes.
     let page = |name: &str| read(name).replace("\\-", "-");
     assert!(page("paravane-serve.1").contains("--config"));
     assert!(page("paravane-serve-blk.1").contains("--socket-activation"));

@@ -1,4 +1,4 @@
-//! What an operator sees of a daemon, and how it ends.
+//! Status, metrics, log and signals of a daemon.
 use crate::daemon::{Daemon, Folder, is_root, names, paravane, skip, status, without_sandbox};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -107,7 +107,7 @@ fn metrics_are_served_over_http() {
     assert!(response.trim_end().ends_with("# EOF"), "{response}");
     assert!(http(&address, "GET /").starts_with("HTTP/1.1 404"));
     assert!(http(&address, "POST /metrics").starts_with("HTTP/1.1 405"));
-    // Somebody who says nothing keeps nobody waiting.
+    // A silent client does not block others.
     let _silent = TcpStream::connect(&address).unwrap();
     assert!(http(&address, "GET /metrics").starts_with("HTTP/1.1 200"));
     let (_, log) = daemon.end();
@@ -155,7 +155,7 @@ fn another_user_has_the_sockets_and_nothing_else() {
     if !is_root() {
         return skip(TEST, "only root can become another user");
     }
-    // The user that owns nothing on any system with one.
+    // A user that owns no files.
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap();
     if !passwd.lines().any(|line| line.starts_with("nobody:")) {
         return skip(TEST, "there is no user nobody");

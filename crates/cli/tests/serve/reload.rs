@@ -1,4 +1,4 @@
-//! SIGHUP: devices come and go, and the others do not notice.
+//! SIGHUP: adds and removes devices without affecting the others.
 use crate::daemon::{Daemon, Folder, names, sandbox_usable, status};
 use rustix::process::Signal;
 use std::io::{ErrorKind, Read};
@@ -14,7 +14,7 @@ fn reload(daemon: &mut Daemon) -> String {
     daemon.wait_for("unchanged")
 }
 
-/// Whether the other side has not closed the connection.
+/// Whether the connection is still open.
 fn is_open(mut stream: &UnixStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     match stream.read(&mut [0]) {
@@ -39,7 +39,7 @@ fn devices_come_and_go_and_the_others_stay() {
         UnixStream::connect(folder.path("b.sock")).unwrap(),
     );
 
-    // The file may be replaced by an editor: another file of the same name.
+    // Editors may replace the file by another one of the same name.
     folder.write("new", &(disk("c") + &disk("b")));
     std::fs::rename(folder.path("new"), folder.path("d.toml")).unwrap();
     let line = reload(&mut daemon);
@@ -48,7 +48,7 @@ fn devices_come_and_go_and_the_others_stay() {
     assert!(!folder.path("a.sock").exists() && folder.path("c.sock").exists());
     assert!(is_open(&to_b) && !is_open(&to_a));
 
-    // A file with a mistake changes nothing, and the log says where it is.
+    // An invalid file changes nothing, and the log names the line.
     folder.write("d.toml", &(disk("a") + "queues = 0\n" + &disk("b")));
     daemon.signal(Signal::HUP);
     let line = daemon.wait_for("devices unchanged");
@@ -58,8 +58,7 @@ fn devices_come_and_go_and_the_others_stay() {
     assert!(json["last_reload"].as_str().unwrap().contains("d.toml:5"), "{json}");
     assert!(is_open(&to_b));
 
-    // A device that cannot be had is missed, the others are there; when it can be had, the next
-    // reload has it.
+    // A device that cannot be opened is left out, the others are served; a later reload serves it.
     std::fs::remove_file(folder.path("a.img")).unwrap();
     folder.write("d.toml", &(disk("a") + &disk("b")));
     let line = reload(&mut daemon);

@@ -1,4 +1,4 @@
-//! What is asked for, before anything is touched.
+//! Validation of requests.
 use crate::daemon::{Folder, assert_refused, paravane};
 use std::process::Output;
 
@@ -7,7 +7,7 @@ fn check(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_request_in_order_is_only_looked_at() {
+fn check_validates_without_effects() {
     let folder = Folder::new();
     let (image, socket) = (folder.image("vm.img"), folder.text("s"));
     let output = check(&["blk", "--image", &image, "--socket", &socket, "--queues", "4"]);
@@ -28,7 +28,7 @@ fn a_request_in_order_is_only_looked_at() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_problem() {
     let folder = Folder::new();
     let (image, socket) = (folder.image("vm.img"), folder.text("s"));
     assert_refused(&check(&[]), "no device: name one");
@@ -51,7 +51,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn an_argument_that_is_no_text_is_a_request_at_fault() {
+fn an_argument_that_is_not_utf8_is_invalid() {
     use std::os::unix::ffi::OsStrExt;
     let no_text = std::ffi::OsStr::from_bytes(b"\xff");
     for arguments in [&[no_text][..], &["serve".as_ref(), "--log-rate".as_ref(), no_text]] {

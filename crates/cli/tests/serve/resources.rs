@@ -1,4 +1,4 @@
-//! What a client can consume, and what is left to the others. SECURITY.md lists it.
+//! Resources that a client can consume, and those reserved for others. SECURITY.md lists them.
 use crate::daemon::{Daemon, Folder, PATIENCE, skip, status};
 use crate::driver::Dice;
 use crate::raw::{Machine, Raw};
@@ -57,14 +57,14 @@ impl Host {
         Raw::connect(&self.folder.path(&format!("{name}.sock")))
     }
 
-    /// A client of which nothing but memory is of interest.
+    /// A client that only shares memory.
     fn sharer(&self, name: &str) -> Raw {
         let raw = self.connect(name);
         raw.begin(0);
         raw
     }
 
-    /// What is shown of a device.
+    /// Status of a device.
     fn device(&self, name: &str) -> Value {
         let status = status(&self.folder.text("control"));
         let devices = status["devices"].as_array().unwrap();
@@ -108,7 +108,7 @@ impl Host {
         names.filter(|name| !name.starts_with("iou-")).count()
     }
 
-    /// A client that works, on a device that nobody has.
+    /// A working client on a free device.
     fn neighbour(&self, name: &str) -> Neighbour {
         let raw = self.connect(name);
         let mut machine = Machine::new(0, 64, 4);
@@ -212,7 +212,7 @@ fn what_maps_a_log_or_memory_in_flight_counts_as_well() {
 fn greedy_clients_leave_the_others_their_share() {
     let options = ["--max-memory", "1G", "--max-client-memory", "1G"];
     let host = Host::disks(&["a", "b", "c", "good"], &options);
-    // Half of a gigabyte for four devices, and the other half for who comes first.
+    // Half of a gigabyte is reserved for four devices, the other half is first come, first served.
     let greedy = ["a", "b", "c"].map(|name| share_all_that_can_be(&host, name, 64 * MIB));
     assert_eq!(greedy.each_ref().map(|(_, count)| *count), [10, 2, 2]);
     let mut good = host.neighbour("good");

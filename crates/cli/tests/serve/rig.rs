@@ -22,7 +22,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A disk of zeroes with so many queues, served by two workers.
+    /// A disk of zeroes with several queues, served by two workers.
     pub(crate) fn new(queues: u16) -> Self {
         let mut rig = Self::empty();
         rig.start(queues);
@@ -67,7 +67,7 @@ impl Rig {
         self.daemon = Some(Daemon::start(&[&arguments[..], more].concat()));
     }
 
-    /// Ends the daemon as its operator does.
+    /// Ends the daemon by SIGTERM.
     pub(crate) fn stop(&mut self) {
         let (status, log) = self.daemon.take().unwrap().end();
         assert!(status.success(), "{log:?}");
@@ -81,7 +81,7 @@ impl Rig {
         self.folder.path("s")
     }
 
-    /// What `paravane status --json` shows, asked for as it does.
+    /// The report of the control socket.
     pub(crate) fn status(&self) -> ExportStatus {
         let mut text = Vec::new();
         UnixStream::connect(self.folder.path("control")).unwrap().read_to_end(&mut text).unwrap();
@@ -137,7 +137,7 @@ impl Rig {
     }
 }
 
-/// A disk of zeroes that one daemon after the other serves.
+/// A disk of zeroes served by several daemons in sequence.
 pub(crate) struct Disk {
     image: Image,
     options: &'static [&'static str],
@@ -165,7 +165,7 @@ impl Disk {
         Server(Daemon::start(&[&["blk"], &image[..], &more, self.options].concat()))
     }
 
-    /// What the disk holds; nobody serves it.
+    /// Contents of the disk, while no daemon serves it.
     pub(crate) fn content(&self) -> Vec<u8> {
         self.image.content()
     }
@@ -175,7 +175,7 @@ impl Disk {
 pub(crate) struct Server(Daemon);
 
 impl Server {
-    /// Ends it as its operator does.
+    /// Ends the daemon by SIGTERM.
     pub(crate) fn end(self) {
         let (status, log) = self.0.end();
         assert!(status.success(), "{log:?}");

@@ -1,4 +1,4 @@
-//! That what the sandbox is to refuse is refused, as seen from inside.
+//! The sandbox denies what it must, as seen from inside.
 use crate::daemon::{Daemon, Folder, is_root, paravane, sandbox_usable, skip, status};
 use crate::driver::{Driver, Wish};
 use crate::images::{Format, Image, has_qemu_img};
@@ -6,14 +6,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A program that could be read, written and executed.
+/// A readable, writable and executable program.
 fn forbidden(folder: &Folder) -> String {
     let path = folder.write("forbidden", "#!/bin/sh\nexit 0\n");
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     path
 }
 
-/// The word for each attempt: "allowed", or the error.
+/// Result of each attempt: "allowed", or the error.
 fn outcomes(daemon: &Daemon) -> Vec<(String, String)> {
     let lines = daemon.seen().iter().filter(|line| line.contains("attempt="));
     lines
@@ -83,7 +83,7 @@ fn a_daemon_that_takes_more_devices_keeps_their_directories() {
     let outside = forbidden(&elsewhere);
     let daemon = Daemon::start(&["--config", &file, "--control", "off", "--try-sandbox", &outside]);
     let expected = [
-        // Landlock's words, and seccomp's.
+        // Errors of Landlock and of seccomp.
         ("open", "Permission denied"),
         ("write", "Permission denied"),
         ("exec", NOT_PERMITTED),
@@ -94,7 +94,7 @@ fn a_daemon_that_takes_more_devices_keeps_their_directories() {
     ];
     assert_outcomes(&daemon, &expected);
     drop(daemon);
-    // What is beside an image may be one, and still is no program.
+    // Files beside an image are accessible as images, but not executable.
     let inside = forbidden(&folder);
     let daemon = Daemon::start(&["--config", &file, "--control", "off", "--try-sandbox", &inside]);
     let beside = expected.map(|(attempt, outcome)| match attempt {
@@ -126,7 +126,7 @@ fn a_thread_that_panics_in_the_sandbox_ends_alone() {
     let (control, file) = (folder.text("control"), forbidden(&elsewhere));
     let arguments =
         ["serve", "rng", "--socket", &folder.text("s"), "--control", &control, "--try-sandbox", &file];
-    // Who writes a backtrace opens the program and its libraries, which the sandbox refuses.
+    // A backtrace opens the program and its libraries, which the sandbox denies.
     let mut command = paravane();
     command.args(arguments).args(crate::daemon::without_sandbox()).env("RUST_BACKTRACE", "full");
     let mut daemon = Daemon::spawn(&mut command);
@@ -144,7 +144,7 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 const NET_ADMIN: u64 = 1 << 12;
 const IPC_LOCK: u64 = 1 << 14;
 
-/// The capabilities of each thread, one set after the other.
+/// The capability sets of each thread.
 fn capabilities(daemon: &Daemon) -> Vec<[u64; 5]> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let of = |thread: &Path| {
@@ -157,7 +157,7 @@ fn capabilities(daemon: &Daemon) -> Vec<[u64; 5]> {
     threads.map(|thread| of(&thread.unwrap().path())).collect()
 }
 
-/// Each of several threads has these capabilities and no others, and cannot get any.
+/// All threads have exactly these capabilities and cannot gain others.
 fn assert_capabilities(daemon: Daemon, kept: u64) {
     let threads = capabilities(&daemon);
     assert!(threads.len() > 2, "{threads:x?}");
@@ -206,7 +206,7 @@ fn root_keeps_the_capabilities_that_its_devices_need() {
     assert_capabilities(Daemon::start(&another), 0);
 }
 
-/// Threads that do the I/O of an image are there once a driver is.
+/// I/O threads of an image start when a driver connects.
 #[test]
 fn threads_of_an_image_have_no_more_capabilities_than_others() {
     const TEST: &str = "threads_of_an_image_have_no_more_capabilities_than_others";
@@ -239,7 +239,7 @@ fn capabilities_that_another_user_was_given_are_dropped() {
     }
     let folder = Folder::new();
     std::fs::set_permissions(folder.root(), PermissionsExt::from_mode(0o777)).unwrap();
-    // Where the user may execute it.
+    // A copy that the user may execute.
     std::fs::copy(env!("CARGO_BIN_EXE_paravane"), folder.path("paravane")).unwrap();
     let caps = "+net_admin,+dac_override,+sys_admin";
     let given = [format!("--inh-caps={caps}"), format!("--ambient-caps={caps}")];

@@ -1,4 +1,4 @@
-//! A daemon that stops, or a device of it, while requests are in flight that take their time.
+//! Stopping daemons and devices with slow requests in flight.
 use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip, status};
 use crate::raw::{Ask, Machine, Raw};
 use paravane_spec::vhost_user::request;
@@ -13,7 +13,7 @@ fn disk(name: &str, more: &str) -> String {
     format!("[[blk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nsocket = \"{name}.sock\"\n{more}")
 }
 
-/// A client of a disk that writes to it.
+/// A client that writes to a disk.
 fn client(socket: &Path, depth: usize) -> (Raw, Machine) {
     let mut machine = Machine::new(0, 256, depth);
     let raw = Raw::connect(socket);
@@ -28,7 +28,7 @@ fn write(machine: &mut Machine, slots: std::ops::Range<usize>) {
     machine.kick();
 }
 
-/// Waits until requests of the machine are done, and says how many.
+/// Waits until some requests of the machine are done; returns their number.
 fn some_done(machine: &mut Machine) -> usize {
     let (end, mut model) = (Instant::now() + PATIENCE, vec![0; 1 << 20]);
     loop {
@@ -50,7 +50,7 @@ fn wait_until_taken(control: &str, requests: u64) {
     }
 }
 
-/// Requests that a rate limit holds have not begun: they stay in the ring, for who serves it next.
+/// Rate-limited requests have not begun: they stay in the ring for the next daemon.
 #[test]
 fn what_a_rate_limit_holds_is_not_waited_for() {
     let folder = Folder::new();
@@ -114,7 +114,7 @@ struct Frozen<'a> {
 }
 
 impl<'a> Frozen<'a> {
-    /// `None`: there can be none on this host, and `test` does not take place.
+    /// `None`: not possible on this host; `test` is skipped.
     fn mount(folder: &'a Folder, test: &str) -> Option<Self> {
         if !is_root() {
             skip(test, "a file system is mounted by root only");
@@ -186,7 +186,7 @@ fn storage_that_hangs_delays_its_own_device_alone() {
     storage.freeze();
     write(&mut machine, 0..4);
 
-    // It is changed, which takes it to stop; another one is added at once.
+    // The changed device must stop; the new one starts at once.
     folder.write("d.toml", &(frozen_disk() + "workers = 2\n" + &disk("b", "") + &disk("c", "")));
     daemon.signal(Signal::HUP);
     let line = daemon.wait_for("unchanged");
@@ -200,7 +200,7 @@ fn storage_that_hangs_delays_its_own_device_alone() {
     write(&mut machine_b, 0..4);
     some_done(&mut machine_b);
 
-    // It starts by itself when the old one has ended.
+    // The changed device starts when its predecessor has ended.
     storage.thaw();
     let end = Instant::now() + PATIENCE;
     while !folder.path("a.sock").exists() {
@@ -214,12 +214,12 @@ fn storage_that_hangs_delays_its_own_device_alone() {
     assert!(ended.success(), "{log:?}");
 }
 
-/// SIGTERM has a deadline, and says what was not finished; a second one does not wait for it.
+/// SIGTERM has a deadline and logs unfinished requests. A second signal ends the wait.
 #[test]
 fn storage_that_hangs_does_not_keep_a_daemon() {
     const TEST: &str = "storage_that_hangs_does_not_keep_a_daemon";
     for (timeout, signals, code, why) in
-        [("1", 1, 1, "requests in flight were not finished in 1 s"), ("3600", 2, 130, "second signal")]
+        [("1", 1, 1, "requests in flight not finished within 1 s"), ("3600", 2, 130, "second signal")]
     {
         let folder = Folder::new();
         let Some(mut storage) = Frozen::mount(&folder, TEST) else { return };
@@ -235,7 +235,7 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
         daemon.signal(Signal::TERM);
         daemon.wait_for("stopping");
         if signals == 2 {
-            // The sockets go before anything is waited for.
+            // Sockets are removed before the wait.
             let end = Instant::now() + PATIENCE;
             while folder.path("b.sock").exists() {
                 assert!(Instant::now() < end);
@@ -246,7 +246,7 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
         daemon.wait_for(why);
         let line = daemon.wait_for("requests=4");
         assert!(line.contains("lost to the guest"), "{line}");
-        // The kernel keeps the last of the process for as long as the file system is frozen.
+        // The kernel keeps the process while the file system is frozen.
         storage.thaw();
         let (ended, log) = daemon.end();
         assert_eq!(ended.code(), Some(code), "{log:?}");
@@ -254,8 +254,8 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
     }
 }
 
-/// Requests that the kernel has begun outlive the daemon. Nobody can have the image before they are
-/// done: what the next daemon writes must not be overwritten by them.
+/// Requests in the kernel outlive the daemon. The image stays locked until they are done, as they
+/// could overwrite data of the next daemon.
 #[test]
 fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
     const TEST: &str = "an_image_stays_locked_until_the_kernel_is_done_with_it";
@@ -296,11 +296,11 @@ fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
     }
 }
 
-/// A block device that lies in a file.
+/// A loop device.
 struct Loop(String);
 
 impl Loop {
-    /// `None`: there can be none on this host, and `test` does not take place.
+    /// `None`: not possible on this host; `test` is skipped.
     fn attach(file: &str, test: &str) -> Option<Self> {
         match Command::new("losetup").args(["-f", "--show", file]).output() {
             Ok(output) if output.status.success() => {

@@ -1,4 +1,4 @@
-//! What an operator sees when storage fails, and that nobody keeps an operator from looking.
+//! Status and metrics when storage fails, and with clients that block connections.
 use crate::daemon::{Daemon, Folder, PATIENCE, is_root, names, paravane, skip, status, without_sandbox};
 use crate::raw::{Ask, Machine, Raw, STATUS};
 use serde_json::Value;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 
-/// A client of a disk that makes requests one by one.
+/// A client of a disk with one request at a time.
 struct Client {
     machine: Machine,
-    // Open for as long as its queue is to be served.
+    // Open while the queue is served.
     _raw: Raw,
     slot: usize,
 }
@@ -30,7 +30,7 @@ impl Client {
         Self { machine, _raw: raw, slot: 0 }
     }
 
-    /// The status of a request of a sector.
+    /// Status of a request for one sector.
     fn ask(&mut self, ask: Ask, sector: usize) -> u8 {
         let slot = self.slot;
         self.slot += 1;
@@ -69,7 +69,7 @@ fn serve(folder: &Folder, image: &str, more: &[&str]) -> (Daemon, String, String
     (daemon, control, line["address"].as_str().unwrap().to_owned())
 }
 
-/// All that is shown of `count` failed requests, the last of which was for `sector`.
+/// Checks all outputs on `count` failed requests, the last for `sector`.
 fn assert_shown(
     (daemon, control, address): &mut (Daemon, String, String),
     (operation, sector, count): (&str, u64, u64),
@@ -101,7 +101,7 @@ fn assert_shown(
     assert_eq!((&line["operation"], &line["bytes"]), (&operation.into(), &512.into()), "{line}");
 }
 
-/// A folder in memory, or `None` if this host has none.
+/// A folder on tmpfs, or `None` if this host has none.
 fn in_memory() -> Option<tempfile::TempDir> {
     Path::new("/dev/shm").is_dir().then(|| tempfile::tempdir_in("/dev/shm").ok()).flatten()
 }
@@ -130,7 +130,7 @@ fn an_image_that_is_cut_shows_with_sector_and_time() {
         file.set_len(64 << 10).unwrap();
         assert_eq!(client.ask(Ask::Read, 1000), IOERR);
         assert_eq!(client.ask(Ask::Read, 1001), IOERR);
-        // The guest's own mistake is counted apart.
+        // Invalid requests of the guest are counted separately.
         assert_eq!(client.ask(Ask::Read, 1 << 20), IOERR);
         assert_shown(&mut shown, ("read", 1001, 2));
         assert_eq!(status(&shown.1)["devices"][0]["rejected_requests"], 1);
@@ -139,7 +139,7 @@ fn an_image_that_is_cut_shows_with_sector_and_time() {
     }
 }
 
-/// A small file system in memory, while it lasts.
+/// A small tmpfs, unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -176,7 +176,7 @@ fn a_full_file_system_shows_for_raw_and_qcow2() {
         };
         let image = mounted.0.join("vm.img");
         let image = image.to_str().unwrap();
-        // Its tables are there, and the file is as long as it will be: only pages are missing.
+        // Tables and length are allocated; only data pages are missing.
         let preallocate = if format == "qcow2" { "preallocation=metadata" } else { "preallocation=off" };
         let mut create = Command::new("qemu-img");
         match create.args(["create", "-q", "-f", format, "-o", preallocate, image, "64M"]).output() {
@@ -221,12 +221,12 @@ fn slow_clients_keep_no_scrape_out() {
     let folder = Folder::new();
     let image = folder.image("vm.img");
     let (daemon, control, address) = serve(&folder, &image, &[]);
-    // Some say nothing, and some begin to say something.
+    // Some clients send nothing, some send part of a request.
     let silent: Vec<_> = (0..64).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let slow: Vec<_> = (0..64)
         .map(|_| {
             let mut stream = TcpStream::connect(&address).unwrap();
-            // It may be closed already: there are too many.
+            // The daemon may have evicted it.
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n");
             stream
         })
@@ -234,7 +234,7 @@ fn slow_clients_keep_no_scrape_out() {
     for _ in 0..3 {
         assert!(get(&address).starts_with("HTTP/1.1 200"));
     }
-    // Nor do those who never read.
+    // Clients that never read do not block others either.
     let deaf: Vec<_> = (0..64).map(|_| UnixStream::connect(&control).unwrap()).collect();
     assert_eq!(names(&status(&control)), ["vm0"]);
     drop((silent, slow, deaf));

@@ -177,7 +177,7 @@ fn a_device_that_does_not_stop_delays_no_other_and_its_successor_starts_by_itsel
     assert!(stopping.stopping.is_some() && stopping.workers == 1, "{report:?}");
     assert_eq!(report.waiting.len(), 1, "{report:?}");
     assert!(report.waiting[0].name == "slow" && report.waiting[0].why.contains("device slow to stop"));
-    // The outcome is told all the same, and what is not done yet.
+    // The outcome is reported, with what is pending.
     let report = wait_for(&exports, |report| !report.last_reload.is_empty());
     let outcome = "1 unchanged, 1 removed, 1 added, 0 failed, 1 still stopping, 1 not started yet";
     assert_eq!(report.last_reload, outcome);
