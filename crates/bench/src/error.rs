@@ -1,41 +1,41 @@
-//! Errors.
+//! Errors of benchmarks.
 use std::fmt::Display;
 
-/// Why a benchmark did not run.
+/// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// there is no benchmark called {0}
-    #[error("there is no benchmark called {0:?}; `paravane bench list` names them")]
+    /// No benchmark has this name.
+    #[error("no benchmark {0:?}; run `paravane bench list`")]
     Unknown(String),
-    /// no case matches {0:?}
-    #[error("no case matches {0:?}")]
+    /// The filter selects no case.
+    #[error("no case contains {0:?}; see docs/bench.md for the names of cases")]
     NoCase(String),
-    /// {subject} does not work: {reason}
-    #[error("{subject} does not work: {reason}")]
+    /// A subject cannot be set up, or fails.
+    #[error("{subject}: {reason}")]
     Subject {
-        /// Who was to be measured.
+        /// Name of the subject.
         subject: &'static str,
-        /// What went wrong.
+        /// Description of the failure.
         reason: String,
     },
-    /// cannot {what}: {source}
+    /// A system call fails.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was tried.
+        /// The operation, as in "cannot {what}".
         what: &'static str,
-        /// Why not.
+        /// Error of the system.
         source: std::io::Error,
     },
 }
 
-/// The error of a subject that does not work.
+/// A subject fails.
 #[cold]
 pub(crate) fn broken(subject: &'static str, reason: impl Display) -> BenchError {
     BenchError::Subject { subject, reason: reason.to_string() }
 }
 
-/// The error of a subject that moved `seen` chains of `wanted`.
+/// A subject moved `seen` chains instead of `wanted`.
 #[cold]
 pub(crate) fn miscounted(subject: &'static str, seen: usize, wanted: u16) -> BenchError {
-    broken(subject, format_args!("it moved {seen} chains of {wanted}"))
+    broken(subject, format_args!("moved {seen} chains instead of {wanted}"))
 }

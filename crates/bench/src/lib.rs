@@ -1,16 +1,17 @@
-//! The measuring instrument behind `paravane bench`.
+//! The benchmarks behind `paravane bench`.
 //!
 //! ```text
-//! list()  names   run(name) -> Vec<Row>   table(rows) -> text, or the rows as JSON
+//! list() -> names    run(name) -> Vec<Row>    table(rows) -> text, or the rows as JSON
 //!
-//! run: for round { for case { for subject { one sample } } }   rounds interleaved, then medians
+//! run: for round { for case { for subject { one sample } } }   then the median of the rounds
 //! ```
 //!
-//! A benchmark measures; it asserts nothing about what it finds. Peers, the published crates that ours are
-//! measured beside, sit behind the cargo feature `peers`, which is on by default; without it there are
-//! rows of ours only.
+//! Rounds are interleaved: a change of the machine's speed falls on all subjects alike. A benchmark
+//! asserts nothing about its figures. The cargo feature `peers` (on by default) adds published crates
+//! as subjects; without it, only Paravane is measured.
 //!
-//! A program that calls [`run`] calls [`child_main`] and `paravane_vmm::helper_main` first thing in its `main`.
+//! A program that calls [`run`] must call [`child_main`] and `paravane_vmm::helper_main` at the start of
+//! its `main`: both benchmarks and the machines that they run start the program again as a child.
 mod barrier;
 #[cfg(feature = "peers")]
 mod blk;
@@ -52,9 +53,9 @@ pub use table::table;
 /// A benchmark that can be run by name.
 #[derive(Clone, Copy, Debug)]
 pub struct Benchmark {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// One line.
+    /// Summary of one line.
     pub summary: &'static str,
 }
 
@@ -64,42 +65,41 @@ pub fn list() -> &'static [Benchmark] {
     &[
         Benchmark {
             name: ring::NAME,
-            summary: "cost of a virtqueue, device and driver side, one thread and two, beside its peers",
+            summary: "a virtqueue: cost of device and driver side, one thread and two, beside peers",
         },
-        Benchmark {
-            name: poll::NAME,
-            summary: "the cost of poll tokens that do not repeat: four ways to count",
-        },
+        Benchmark { name: poll::NAME, summary: "poll tokens that do not repeat: cost of four ways to count" },
         Benchmark {
             name: dma::NAME,
-            summary: "an access to guest memory: direct, translated, logged, beside memcpy and vm-memory",
+            summary: "accesses to guest memory: direct, translated, logged, beside peers",
         },
         #[cfg(feature = "peers")]
         Benchmark {
             name: blk::NAME,
-            summary: "a disk over vhost-user: paravane serve beside qemu-storage-daemon, with the crate virtio-driver as the client",
+            summary: "a disk over vhost-user: paravane serve beside qemu-storage-daemon",
         },
         #[cfg(feature = "peers")]
         Benchmark {
             name: net::NAME,
-            summary: "a network card over vhost-user: paravane serve beside DPDK's vhost driver, with DPDK's virtio-user as the client",
+            summary: "a network card over vhost-user: paravane serve beside DPDK's vhost driver",
         },
         Benchmark {
             name: transport::NAME,
-            summary: "request/response and reads over mmio, mmio with messages, and PCI: rates, latencies, exits",
+            summary: "mmio, mmio with message interrupts, and PCI: rates, latencies, exits",
         },
         Benchmark {
             name: notify::NAME,
-            summary: "what a kick costs: by an exit, by ioeventfd, to another process; and an interrupt, by irqfd and by a call",
+            summary: "kicks by exit, by ioeventfd, to another process; interrupts by irqfd",
         },
         Benchmark {
             name: barrier::NAME,
-            summary: "what the order of an access costs: none, by direction, a full barrier before each",
+            summary: "memory ordering of an access: none, by direction, a full barrier",
         },
     ]
 }
 
-/// Runs the benchmark called `name`. `progress` is called with what is being measured.
+/// Runs the benchmark called `name`.
+///
+/// Calls `progress` with the case and subject before each sample.
 ///
 /// # Errors
 /// See [`BenchError`].
@@ -127,10 +127,7 @@ mod tests {
     fn an_unknown_benchmark_is_named() {
         let options = Options { rounds: 5, filter: None, ..Options::default() };
         let error = run("rings", &options, &mut |_| {}).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "there is no benchmark called \"rings\"; `paravane bench list` names them"
-        );
+        assert_eq!(error.to_string(), "no benchmark \"rings\"; run `paravane bench list`");
         assert!(list().iter().any(|benchmark| benchmark.name == "ring"));
     }
 }

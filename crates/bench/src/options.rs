@@ -1,35 +1,35 @@
-//! What a run measures.
+//! Options of a run, and how they select cases.
 #[cfg(feature = "peers")]
 use crate::error::BenchError;
 
-/// The fewest rounds that make a result.
+/// The fewest rounds of a run.
 pub(crate) const MIN_ROUNDS: u32 = 5;
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Interleaved rounds; fewer than 5 are taken as 5.
+    /// Interleaved rounds, at least 5.
     pub rounds: u32,
-    /// Only cases whose path contains this.
+    /// Selects the cases whose path contains this text.
     pub filter: Option<String>,
-    /// Fewer cases and shorter samples, where a benchmark has a short form.
+    /// Takes fewer cases and shorter samples, in benchmarks that support it.
     pub quick: bool,
-    /// How the client of `blk` learns of completions.
+    /// How the client of `blk` waits for completions.
     pub client: Client,
 }
 
-/// How a client learns that its device is done.
+/// How a client waits for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Client {
-    /// The device interrupts: it signals an eventfd.
+    /// By an interrupt, which is an eventfd.
     #[default]
     Event,
-    /// It looks at the ring all the time.
+    /// By polling the ring.
     Poll,
 }
 
 impl Client {
-    /// What it is called in results and on the command line.
+    /// Name in results and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,10 +39,10 @@ impl Client {
     }
 }
 
-/// Those of `cases` whose path contains `filter`.
+/// Selects the cases whose path contains `filter`.
 ///
 /// # Errors
-/// There is none.
+/// No case matches.
 #[cfg(feature = "peers")]
 pub(crate) fn select<C: std::fmt::Display>(mut cases: Vec<C>, filter: &str) -> Result<Vec<C>, BenchError> {
     cases.retain(|case| case.to_string().contains(filter));

@@ -1,36 +1,43 @@
-//! Results.
+//! One figure of a result.
 use serde::Serialize;
 
-/// One row of a result: what was measured, on whom, and how it spread over the rounds.
+/// One figure: a metric of one subject in one case, over all rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Benchmark: "ring", "poll", "dma", "barrier", "blk", "net", "transport" or "notify".
+    /// Name of the benchmark, as [`crate::list`] has it.
     pub bench: String,
-    /// Path of the case: "split/device/1desc/batch32".
+    /// Path of the case, for example "split/device/1desc/batch32".
     pub case: String,
-    /// "paravane", or the peer's name.
+    /// "paravane", a variant of it, or the name of a peer.
     pub subject: String,
-    /// "time", "cycles", "instructions", "rate", "cpu" or "spins"; of "transport" and "notify" also latencies, and counts of exits and
-    /// interrupts; of "blk" latencies, and counts of kicks and sleeps.
+    /// Metric, for example "time", "rate", "cpu" or "instructions".
     pub metric: String,
-    /// Unit of the values: "ns/chain".
+    /// Unit of the values, for example "ns/chain".
     pub unit: String,
     /// Median of the rounds.
     pub median: f64,
-    /// Smallest.
+    /// Smallest value of a round.
     pub min: f64,
-    /// Largest.
+    /// Largest value of a round.
     pub max: f64,
     /// Number of rounds.
     pub rounds: u32,
-    /// How it was measured: "clock" (wall time), "thread clock" (CPU time of the measuring thread),
-    /// "process clock" (CPU time of a child process, of "transport" of ours), "tsc" (the time stamp counter), "perf_event" (the processor's counter), "single-step"
-    /// (each instruction of a child process) or "count". What follows a comma says how the threads or the guest ran; a
-    /// figure that someone else published begins with "published".
+    /// How it was measured.
+    ///
+    /// * "clock": wall time.
+    /// * "thread clock": CPU time of the measuring thread.
+    /// * "process clock": CPU time of a process.
+    /// * "tsc": time stamp counter.
+    /// * "perf_event": hardware counter.
+    /// * "single-step": steps of a child process.
+    /// * "count": a number of events.
+    /// * "published ...": published by someone else.
+    ///
+    /// Words after a comma say how the threads or the guest ran.
     pub method: String,
-    /// The CPU that the measuring thread was pinned to, unless the system refused.
+    /// CPU of the measuring thread, if it was pinned.
     pub pinned_cpu: Option<usize>,
-    /// The machine's load average over a minute, at the start and at the end of the run.
+    /// Load average over one minute, at the start and at the end of the run.
     pub load: [Option<f64>; 2],
 }
 

@@ -10,12 +10,14 @@ use std::hint::black_box;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Instructions a chain of one subject of a case, by single steps: what [`crate::run`] falls back to. The
-/// scripted other side, which a table's figures leave out, is included. The program must have the hook
-/// ([`crate::child_main`]).
+/// Counts the instructions per operation of one subject by single steps.
+///
+/// [`crate::run`] falls back to this without a hardware counter. The count includes the script that
+/// plays the other side of a queue; the figures of a table do not. The program must call
+/// [`child_main`].
 ///
 /// # Errors
-/// There is no such case, or the child process could not be stepped through it.
+/// No such case exists, or stepping the child process failed.
 pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
     let batch = match Case::parse(case) {
         Some(case) => case.batch,
@@ -26,11 +28,11 @@ pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
     per_chain(case, batch, subject).map_err(failed)
 }
 
-/// The hook for a program's `main`: call it first thing there and end with the code that it returns.
+/// Does the work of a child process of the instruction count, and returns its exit code.
 ///
-/// Where the processor's counters are out of reach, instructions are counted by starting the program once
-/// more, as a child that is stepped through a piece of work. Such a child is recognised here, by an
-/// environment variable, and does its work here. In every other process this returns `None` at once.
+/// Call it at the start of `main`, and end with the code that it returns. Without a hardware counter,
+/// [`crate::run`] starts the program again as a child and steps through its work. An environment variable
+/// marks that child. In every other process this function returns `None` at once.
 #[must_use]
 pub fn child_main() -> Option<ExitCode> {
     let job = std::env::var(STEP_ENV).ok()?;
@@ -46,12 +48,12 @@ pub fn child_main() -> Option<ExitCode> {
 fn work(job: &str) -> Result<(), String> {
     let words: Vec<&str> = job.split(' ').collect();
     let &[case, subject, first, second] = words.as_slice() else {
-        return Err(format!("not a job: {job:?}"));
+        return Err(format!("invalid job {job:?}"));
     };
     let batches = |word: &str| word.parse::<u32>().map_err(|error| format!("{word:?}: {error}"));
     let marks = [batches(first)?, batches(second)?];
     let mut subject = run_subject(case, subject)?;
-    // Twice around the ring, so that nothing in the counted part happens for the first time.
+    // Two laps of the ring, so that nothing in the counted part happens for the first time.
     subject.run(2 * u32::from(QUEUE_SIZE)).map_err(|error| error.to_string())?;
     ptrace::traceme().map_err(|error| error.to_string())?;
     raise(Signal::SIGSTOP).map_err(|error| error.to_string())?;
@@ -64,7 +66,7 @@ fn work(job: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the subject that the child process was started for.
+/// Makes the subject that the child process was started for.
 fn run_subject(case: &str, subject: &str) -> Result<Box<dyn Subject>, String> {
     if poll::is_single(case) {
         return poll::make(case, subject).map_err(|error| error.to_string());

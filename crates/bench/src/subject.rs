@@ -1,20 +1,20 @@
-//! What a single thread measures.
+//! What a thread measures.
 use crate::error::BenchError;
 
-/// Name of our own subject.
+/// Name of the subject that the others are compared with.
 pub(crate) const PARAVANE: &str = "paravane";
 
-/// A queue with a scripted other side, ready to move chains.
+/// A subject that one thread measures in batches.
 pub(crate) trait Subject {
-    /// Moves `batches` batches through the queue and returns a sum over what it saw, which keeps the work
-    /// from being optimised away and is the same for every subject of a case in the same number of batches
-    /// (see [`super`] on what is summed).
+    /// Does `batches` batches of work and returns a sum over the values that it saw.
+    ///
+    /// The sum keeps the work from being optimised away. All subjects of a case return the same sum.
     ///
     /// # Errors
-    /// The subject refused, or moved another number of chains than it was offered.
+    /// The subject refused, or did not complete its work.
     fn run(&mut self, batches: u32) -> Result<u64, BenchError>;
 
-    /// Does beforehand what is not to be measured.
+    /// Prepares the next batch, outside the measured time.
     ///
     /// # Errors
     /// As [`Subject::run`].
@@ -22,7 +22,7 @@ pub(crate) trait Subject {
         Ok(())
     }
 
-    /// The ring index, in shared memory, up to which the subject has worked; 0 if it has no ring.
+    /// Ring index in shared memory up to which the subject has worked; 0 without a ring.
     fn position(&self) -> u16 {
         0
     }
