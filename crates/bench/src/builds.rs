@@ -1,29 +1,30 @@
-//! Which builds of this program are measured: this one and, if it is named, another one beside it.
+//! The builds of `paravane` that are measured: this one, and another one if named.
 use crate::BenchError;
 use std::path::PathBuf;
 
-/// Names another build of ours, to be measured beside this one.
+/// Environment variable with another build to measure.
 const OTHER: &str = "PARAVANE_BENCH_OTHER";
-/// More arguments of `paravane serve`, separated by spaces, of this build and of the other one.
+/// Environment variable with more arguments for `paravane serve`, separated by spaces.
 const SERVE: &str = "PARAVANE_BENCH_SERVE";
+/// The same for the other build.
 const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";
-/// What it is called in results.
+/// Name of the other build in results.
 pub(crate) const OTHER_NAME: &str = "paravane/other";
 
-/// A build, and what it is told besides.
+/// A build and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Build {
-    /// As the rows have it.
+    /// Name in results.
     pub(crate) name: &'static str,
     pub(crate) program: PathBuf,
     pub(crate) extra_args: Vec<String>,
 }
 
 impl Build {
-    /// This one first, then the other one, if it is named or has arguments of its own.
+    /// This build, then the other one if it has a name or arguments.
     ///
     /// # Errors
-    /// The system does not tell which program this is.
+    /// The path of this program is unknown.
     pub(crate) fn all() -> Result<Vec<Self>, BenchError> {
         let failed = |source| BenchError::Os { what: "find this program", source };
         let program = std::env::current_exe().map_err(failed)?;
@@ -38,7 +39,7 @@ impl Build {
     }
 }
 
-/// What an environment variable holds, in words.
+/// The words of an environment variable.
 fn more(variable: &str) -> Vec<String> {
     let words = std::env::var(variable).unwrap_or_default();
     words.split_whitespace().map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! A program that serves, for as long as it is measured.
+//! A server process under measurement.
 use crate::BenchError;
 use crate::error::broken;
 use crate::machine::Pinned;
@@ -7,42 +7,42 @@ use nix::unistd::Pid;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to end before it is killed.
+/// Time from SIGTERM to SIGKILL.
 const END: Duration = Duration::from_secs(5);
 
-/// A process that ends when this is dropped.
+/// A child process, stopped when dropped.
 pub(crate) struct Daemon {
     child: Child,
 }
 
 impl Daemon {
-    /// Starts it on `cpu`, in the scheduling class of the calling thread.
+    /// Starts `command` on `cpu`, in the scheduling class of the calling thread.
     ///
     /// # Errors
-    /// It cannot be started; `subject` is named.
+    /// The process cannot be started; the error names `subject`.
     pub(crate) fn start(
         mut command: Command,
         subject: &'static str,
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
-        // A process begins where the thread that starts it may run.
+        // A process inherits the CPUs of the thread that starts it.
         let _pinned = cpu.and_then(Pinned::to);
         let child = command.spawn().map_err(|error| broken(subject, error))?;
         Ok(Self { child })
     }
 
-    /// Its process.
+    /// Its process identifier.
     pub(crate) fn pid(&self) -> Pid {
-        // Process numbers are positive and fit.
+        // Process identifiers are positive and fit.
         Pid::from_raw(self.child.id() as libc::pid_t)
     }
 
-    /// What it ended with, if it has ended.
+    /// Its exit status as text, if it has ended.
     pub(crate) fn ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| format!("it ended: {status}"))
+        self.child.try_wait().ok().flatten().map(|status| format!("the process ended: {status}"))
     }
 
-    /// The pipes that its command asked for, once.
+    /// Takes the pipes of its standard input and output.
     pub(crate) fn pipes(&mut self) -> Option<(std::process::ChildStdin, std::process::ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
@@ -50,7 +50,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Refused, it has ended already.
+        // If this fails, the process has ended.
         let _ = kill(self.pid(), Signal::SIGTERM);
         let end = Instant::now() + END;
         while self.ended().is_none() {

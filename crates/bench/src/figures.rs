@@ -1,16 +1,16 @@
-//! Figures collected round by round, and become rows at the end.
+//! Figures collected round by round, which become rows at the end.
 use crate::Row;
 use crate::machine::load_average;
 use crate::spread::Spread;
 
-/// What a figure is.
+/// Name, unit and method of a figure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Figure {
-    /// Name.
+    /// Name of the metric.
     pub(crate) metric: &'static str,
-    /// Unit.
+    /// Unit of the values.
     pub(crate) unit: &'static str,
-    /// How it came about.
+    /// How it is measured.
     pub(crate) method: String,
 }
 
@@ -29,12 +29,12 @@ struct Series {
     values: Vec<f64>,
 }
 
-/// The figures of several samples of one round.
+/// The figures of all samples of one round.
 #[derive(Default)]
 pub(crate) struct RoundSamples(Vec<(Figure, Vec<f64>)>);
 
 impl RoundSamples {
-    /// What one more sample came to.
+    /// Adds the figures of a sample.
     pub(crate) fn add(&mut self, figures: Vec<(Figure, f64)>) {
         for (figure, value) in figures {
             match self.0.iter_mut().find(|(known, _)| known.metric == figure.metric) {
@@ -44,13 +44,13 @@ impl RoundSamples {
         }
     }
 
-    /// The median of each.
+    /// The median of each figure.
     pub(crate) fn medians(self) -> impl Iterator<Item = (Figure, f64)> {
         self.0.into_iter().filter_map(|(figure, values)| Some((figure, Spread::of(&values)?.median)))
     }
 }
 
-/// All of them, in the order in which they first came.
+/// All figures, in order of appearance.
 pub(crate) struct Collector {
     bench: &'static str,
     load_at_start: Option<f64>,
@@ -58,12 +58,12 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// None yet.
+    /// An empty collector.
     pub(crate) fn new(bench: &'static str) -> Self {
         Self { bench, load_at_start: load_average(), all: Vec::new() }
     }
 
-    /// What one sample of `subject` in `case` came to; it was pinned to `cpu`.
+    /// Adds the figures of a round of `subject` in `case`, pinned to `cpu`.
     pub(crate) fn add(
         &mut self,
         case: &str,
@@ -85,7 +85,7 @@ impl Collector {
         }
     }
 
-    /// The rows.
+    /// The rows of all figures.
     pub(crate) fn rows(self) -> Vec<Row> {
         let load = [self.load_at_start, load_average()];
         let row = |series: Series| {
@@ -109,7 +109,7 @@ impl Collector {
     }
 }
 
-/// The ratio of two rates, as a figure.
+/// The ratio of two rates, as a figure called `metric`.
 pub(crate) fn ratio(
     ours: &[(Figure, f64)],
     theirs: &[(Figure, f64)],
@@ -123,7 +123,7 @@ pub(crate) fn ratio(
     (theirs > 0.0).then(|| (Figure::new(metric, "1", method), ours / theirs))
 }
 
-/// How a figure of a guest came about: `method`, what ran the guest, and whether all of it ran before ordinary threads.
+/// The method of a figure of a guest: clock, accelerator, scheduling class.
 pub(crate) fn by(method: &str, accel: &str, real_time: bool) -> String {
     let class = if real_time { ", SCHED_FIFO" } else { "" };
     match accel {

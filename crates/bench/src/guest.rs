@@ -1,4 +1,4 @@
-//! One run of the microVM with one device, of which the measured phase alone counts.
+//! One run of the microVM with one device; only the measured phase counts.
 use crate::BenchError;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use paravane_vmm::{
@@ -9,18 +9,20 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What stands before the payload of a frame: as much as Ethernet, IPv4, and TCP with time stamps take.
+/// Bytes before the payload of a frame: Ethernet, IPv4, TCP with time stamps.
 pub(crate) const HEADERS: u32 = 14 + 20 + 32;
-/// Bytes of guest RAM.
+/// Bytes of guest memory.
 const MEMORY: u64 = 32 << 20;
 
-/// An image in memory, so that no disk is measured.
+/// A disk image in memory.
 pub(crate) struct Image {
     file: File,
     bytes: u64,
 }
 
 impl Image {
+    /// Makes an image of `bytes` zeroes.
+    ///
     /// # Errors
     /// The host refuses.
     pub(crate) fn new(bytes: u64) -> Result<Self, BenchError> {
@@ -48,24 +50,24 @@ fn machine() -> RunConfig {
     RunConfig { memory: MEMORY, entropy: 0, ..RunConfig::default() }
 }
 
-/// What a run came to.
+/// The figures of a run.
 pub(crate) struct Sample {
     /// "kvm" or "thread".
     pub(crate) accel: &'static str,
-    /// Requests: frames or blocks, by the guest's word and the device's. Not 0.
+    /// Requests (frames or blocks) that guest and device agree on; not 0.
     pub(crate) count: f64,
-    /// Those a second.
+    /// Requests per second.
     pub(crate) per_s: f64,
-    /// Microseconds from publishing to being back: median, 99th percentile, 99.9th.
+    /// Microseconds from publishing to completion: median, 99th and 99.9th percentile.
     pub(crate) latency: [f64; 3],
-    /// The counters.
+    /// Counters of the measured phase.
     pub(crate) phase: PhaseFigures,
-    /// How long kicks stopped the guest, if it timed them.
+    /// Time for which kicks stopped the guest, if measured.
     pub(crate) stops: Option<KickFigures>,
 }
 
 impl Sample {
-    /// CPU time of the process a request, in microseconds.
+    /// Microseconds of CPU time of the process per request.
     pub(crate) fn cpu_us(&self) -> f64 {
         self.phase.cpu_s * 1e6 / self.count
     }
@@ -74,20 +76,20 @@ impl Sample {
 /// Runs the machine once.
 ///
 /// # Errors
-/// One line on why there are no figures.
+/// Why there are no figures, in one line.
 pub(crate) fn run(config: RunConfig) -> Result<Sample, String> {
     let report =
         paravane_vmm::run(config, Default::default(), Instant::now()).map_err(|error| error.to_string())?;
     match &report.outcome {
         Outcome::Verified => {}
         Outcome::NotVerified(problems) => return Err(problems.join("; ")),
-        Outcome::Cancelled => return Err("the run was stopped".into()),
+        Outcome::Cancelled => return Err("the run was cancelled".into()),
         Outcome::GuestFailed(failure) => return Err(failure.reason.clone()),
     }
-    let phase = report.measured.ok_or("the guest did not say when it measured")?;
-    let (count, per_s, latency) = done(&report).ok_or("there was no device")?;
+    let phase = report.measured.ok_or("the guest reported no measured phase")?;
+    let (count, per_s, latency) = done(&report).ok_or("the machine has no device")?;
     if count == 0 {
-        return Err("nothing was done in the measured phase".into());
+        return Err("no request completed in the measured phase".into());
     }
     let stops = report.kick_stops;
     Ok(Sample { accel: report.accel, count: count as f64, per_s, latency, phase, stops })
@@ -101,17 +103,17 @@ fn done(report: &Report) -> Option<(u64, f64, [f64; 3])> {
     })
 }
 
-/// Whether KVM runs the guest here.
+/// Checks that KVM can run the guest.
 ///
 /// # Errors
-/// Why not.
+/// Why it cannot.
 pub(crate) fn runs_under_kvm() -> Result<(), String> {
     let config = RunConfig { accel: AccelChoice::Kvm, entropy: 16, ..RunConfig::default() };
     let report = paravane_vmm::run(config, Default::default(), Instant::now());
     report.map(drop).map_err(|error| error.to_string())
 }
 
-/// The same; if not, says that `test` was skipped.
+/// Checks for KVM; without it, reports that `test` is skipped.
 #[cfg(test)]
 pub(crate) fn kvm(test: &str) -> bool {
     use std::io::Write;

@@ -1,22 +1,22 @@
-//! Counting instructions: by the processor where the kernel lets us, else by stepping through each one.
+//! Counting instructions, by a hardware counter or by single steps.
 use crate::BenchError;
 use std::io;
 
 mod hardware;
 pub(crate) mod single_step;
 
-/// A way to count the instructions of a subject, in user mode only.
+/// A way to count the instructions of a subject in user mode.
 pub(crate) enum Counter {
-    /// The processor counts (`perf_event_open`).
+    /// A hardware counter (`perf_event_open`).
     Hardware(hardware::Counter),
-    /// A child process runs the subject one instruction at a time (`ptrace`).
+    /// A child process that runs the subject one instruction at a time (`ptrace`).
     SingleStep,
-    /// There is no way here.
+    /// Neither is available.
     Impossible,
 }
 
 impl Counter {
-    /// The best way that works here. `report` is told what does not, and why.
+    /// Chooses the best way that works; calls `report` with what does not work.
     pub(crate) fn choose(report: &mut dyn FnMut(&str)) -> Self {
         match hardware::Counter::new() {
             Ok(counter) => return Self::Hardware(counter),
@@ -31,12 +31,12 @@ impl Counter {
         }
     }
 
-    /// Whether the processor counts, in no time.
+    /// Whether a hardware counter is used.
     pub(crate) fn is_hardware(&self) -> bool {
         matches!(self, Self::Hardware(_))
     }
 
-    /// What the way is called in results.
+    /// Method in results.
     pub(crate) fn method(&self) -> &'static str {
         match self {
             Self::Hardware(_) => "perf_event",
@@ -45,10 +45,10 @@ impl Counter {
         }
     }
 
-    /// Counts a hardware round: what `work` does, in instructions, or `None` if another way is used.
+    /// Does `work` and counts its instructions; `None` without a hardware counter.
     ///
     /// # Errors
-    /// The counter stopped working, or `work` failed.
+    /// The counter or `work` failed.
     pub(crate) fn around<T>(
         &mut self,
         work: impl FnOnce() -> Result<T, BenchError>,
@@ -64,7 +64,7 @@ impl Counter {
         }
     }
 
-    /// Counts a single-step round of `subject`: instructions a chain, or `None` if another way is used.
+    /// Counts instructions per operation by single steps; `None` if another way is used.
     ///
     /// # Errors
     /// The child process failed.

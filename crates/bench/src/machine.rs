@@ -1,22 +1,22 @@
-//! What the machine does besides, and where and how on it we measure.
+//! Load, CPUs and scheduling class.
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Set to `0`, measurements with two threads stay in the ordinary scheduling class.
+/// Environment variable; `0` keeps measurements in the ordinary scheduling class.
 pub(crate) const FIFO_ENV: &str = "PARAVANE_BENCH_FIFO";
 
-/// The load average of the last minute, if the system tells.
+/// The load average over one minute, if known.
 pub(crate) fn load_average() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// The CPUs that the calling thread may use; none if the system does not tell.
+/// The CPUs that the calling thread may use; empty if unknown.
 pub(crate) fn cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
     (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect()
 }
 
-/// Two CPUs to pin to, the one for the host's part first. Neither where there is only one.
+/// Two CPUs to pin to, for the host and for the guest; `None` with one CPU.
 pub(crate) fn two_cpus() -> (Option<usize>, Option<usize>) {
     match cpus()[..] {
         [host, guest, ..] => (Some(host), Some(guest)),
@@ -24,24 +24,24 @@ pub(crate) fn two_cpus() -> (Option<usize>, Option<usize>) {
     }
 }
 
-/// The calling thread stays on one CPU until this is dropped.
+/// Keeps the calling thread on a set of CPUs until dropped.
 pub(crate) struct Pinned {
     cpu: usize,
     before: CpuSet,
 }
 
 impl Pinned {
-    /// Pins the calling thread to the CPU that it runs on; `None` if the system refuses.
+    /// Pins the calling thread to its current CPU; `None` if refused.
     pub(crate) fn here() -> Option<Self> {
         Self::to(sched_getcpu().ok()?)
     }
 
-    /// Pins the calling thread to `cpu`; `None` if the system refuses.
+    /// Pins the calling thread to `cpu`; `None` if refused.
     pub(crate) fn to(cpu: usize) -> Option<Self> {
         Self::among(&[cpu])
     }
 
-    /// Lets the calling thread, and what it starts meanwhile, run on `cpus`; `None` if the system refuses.
+    /// Restricts the calling thread and its children to `cpus`; `None` if refused.
     pub(crate) fn among(cpus: &[usize]) -> Option<Self> {
         let thread = Pid::from_raw(0);
         let before = sched_getaffinity(thread).ok()?;
@@ -53,7 +53,7 @@ impl Pinned {
         Some(Self { cpu: *cpus.first()?, before })
     }
 
-    /// The CPU.
+    /// The first CPU of the set.
     pub(crate) fn cpu(&self) -> usize {
         self.cpu
     }
@@ -61,17 +61,20 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Nothing depends on it: refused, the thread merely stays where it is.
+        // If refused, the thread stays on its CPU. Nothing depends on it.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
     }
 }
 
-/// The calling thread, and what it starts meanwhile, runs before all ordinary threads until this is dropped:
-/// two threads that wait for each other by spinning are not measured while one of them is off its CPU.
+/// Runs the calling thread and its children before all ordinary threads until dropped.
+///
+/// Two threads that wait for each other by spinning then keep their CPUs.
 pub(crate) struct RealTime(());
 
 impl RealTime {
-    /// Enters SCHED_FIFO at its lowest priority; `None` if the system refuses or the user does not want it.
+    /// Enters SCHED_FIFO at its lowest priority.
+    ///
+    /// `None` if the system refuses, or if [`FIFO_ENV`] forbids it.
     pub(crate) fn enter() -> Option<Self> {
         if std::env::var_os(FIFO_ENV).is_some_and(|value| value == "0") {
             return None;
@@ -79,42 +82,42 @@ impl RealTime {
         schedule(libc::SCHED_FIFO, 1).then_some(Self(()))
     }
 
-    /// From here on the calling thread also runs before what it has started: it can end what goes astray.
+    /// Raises the priority of the calling thread above its children, so that it can stop them.
     pub(crate) fn raise(&self) {
-        // Refused, it merely finds out later.
+        // If refused, a hanging child is found later.
         schedule(libc::SCHED_FIFO, 2);
     }
 }
 
 impl Drop for RealTime {
     fn drop(&mut self) {
-        // A thread may always give up its privilege.
+        // Dropping a privilege cannot fail.
         schedule(libc::SCHED_OTHER, 0);
     }
 }
 
-/// Where and how the two threads run.
+/// CPUs and scheduling class of two threads.
 #[derive(Clone, Debug)]
 pub(crate) struct ThreadPlacement {
-    /// CPU of the driver and of the device, if there are two.
+    /// CPUs of the driver and of the device; `None` with one CPU.
     pub(crate) cpus: Option<[usize; 2]>,
-    /// Whether real-time scheduling is to be asked for.
+    /// Whether the threads run as SCHED_FIFO.
     pub(crate) real_time: bool,
 }
 
 impl ThreadPlacement {
-    /// The first two CPUs that there are.
+    /// Chooses the first two CPUs.
     pub(crate) fn choose() -> Self {
         match cpus().as_slice() {
             &[first, second, ..] => {
-                // Only where both threads have a CPU of their own: one that spins would keep out the other.
+                // On one CPU, a spinning real-time thread would block the other.
                 Self { cpus: Some([second, first]), real_time: RealTime::enter().is_some() }
             }
             _ => Self { cpus: None, real_time: false },
         }
     }
 
-    /// What this is called in results.
+    /// Method in results.
     pub(crate) fn method(&self) -> &'static str {
         match (self.cpus, self.real_time) {
             (Some(_), true) => "clock, SCHED_FIFO",

@@ -1,4 +1,4 @@
-//! Memory that a measured subject shares with the scripted other side of its queue.
+//! Memory that a subject shares with the script on the other side of its queue.
 use paravane_ring::Area;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 /// Alignment and granularity of [`Pages`].
 pub(crate) const PAGE: usize = 4096;
 
-/// A stretch of memory that a subject also works on. A copy names the same bytes. Values are little-endian.
+/// Memory that a subject also accesses.
+///
+/// A copy refers to the same bytes. Values are little-endian.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedMemory {
     ptr: NonNull<u8>,
@@ -15,7 +17,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Names `len` bytes at `ptr`.
+    /// Refers to `len` bytes at `ptr`.
     ///
     /// # Safety
     /// The bytes must stay mapped, readable and writable while any copy of the result is used, and no Rust
@@ -31,7 +33,7 @@ impl SharedMemory {
         Self { ptr: unsafe { self.ptr.add(offset) }, len: self.len - offset }
     }
 
-    /// The same memory, in the terms of the ring crate.
+    /// The same memory, as the ring crate takes it.
     pub(crate) fn area(self) -> Area {
         // SAFETY: the promise of `new` is the one that `Area::new` asks for.
         unsafe { Area::new(self.ptr, self.len) }
@@ -46,13 +48,13 @@ impl SharedMemory {
         at
     }
 
-    /// Loads a u16. Acquire: pairs with the release of the index store on the subject's side.
+    /// Loads a u16. Acquire: pairs with the subject's release store of the index.
     pub(crate) fn load_u16(self, offset: usize) -> u16 {
         // SAFETY: `at` checked bounds and alignment; the memory lives by the promise of `new`.
         u16::from_le(unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.load(Ordering::Acquire))
     }
 
-    /// Stores a u16. Release: pairs with the acquire of the index load on the subject's side.
+    /// Stores a u16. Release: pairs with the subject's acquire load of the index.
     pub(crate) fn store_u16(self, offset: usize, value: u16) {
         // SAFETY: as in `load_u16`.
         unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.store(value.to_le(), Ordering::Release);
@@ -71,7 +73,9 @@ impl SharedMemory {
     }
 }
 
-/// Equally spaced values in a [`SharedMemory`], a power of two of them, checked once for all.
+/// Equally spaced values in [`SharedMemory`], with bounds checked once.
+///
+/// Their number is a power of two.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strided {
     first: NonNull<u8>,
@@ -80,13 +84,13 @@ pub(crate) struct Strided {
 }
 
 impl Strided {
-    /// `count` values of `align` bytes, aligned to as many, the first of them at `offset` of `memory`.
+    /// `count` values of `align` bytes, `stride` bytes apart from `offset` on.
     fn new(memory: SharedMemory, offset: usize, stride: usize, count: u16, align: usize) -> Self {
         assert!(count.is_power_of_two() && stride.is_multiple_of(align));
         let mask = usize::from(count) - 1;
-        // The last one is inside, so all are.
+        // If the last value is inside, all are.
         memory.at(offset + mask * stride, align);
-        // SAFETY: the first one is before the last one.
+        // SAFETY: the first value is before the last one, which is inside.
         Self { first: unsafe { memory.ptr.add(offset) }, stride, mask }
     }
 
@@ -106,7 +110,7 @@ impl Strided {
     }
 
     fn at(self, index: u16) -> *mut u8 {
-        // SAFETY: the masked index is one of those that `new` found to be inside.
+        // SAFETY: `new` checked that every masked index is inside.
         unsafe { self.first.as_ptr().add((usize::from(index) & self.mask) * self.stride) }
     }
 }
@@ -146,7 +150,7 @@ impl StridedU32 {
 pub(crate) struct StridedU64(Strided);
 
 impl StridedU64 {
-    /// Loads value `index` modulo their number. Acquire: pairs with the release of the subject's flags.
+    /// Loads value `index` modulo their number. Acquire: pairs with the subject's release store of the flags.
     pub(crate) fn load(self, index: u16) -> u64 {
         // SAFETY: as in `StridedU16::load`.
         u64::from_le(unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.load(Ordering::Acquire))
@@ -158,31 +162,31 @@ impl StridedU64 {
         unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 
-    /// Stores value `index` modulo their number. Release: pairs with the acquire of the subject's look at it.
+    /// Stores value `index` modulo their number. Release: pairs with the subject's acquire load.
     pub(crate) fn publish(self, index: u16, value: u64) {
         // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Release);
     }
 }
 
-/// Zeroed pages of our own. They outlive every user: whoever owns them drops them last.
+/// Zeroed pages. Their owner drops them after all users.
 #[derive(Debug)]
 pub(crate) struct Pages {
     ptr: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the pages are the owner's, wherever he is; what is done to their bytes goes through a `SharedMemory`.
+// SAFETY: the pages belong to this value, not to a thread; their bytes are accessed through `SharedMemory`.
 unsafe impl Send for Pages {}
 
-/// The layout of the whole pages, at least one, that hold `len` bytes.
+/// The layout of pages for `len` bytes, at least one page.
 fn pages(len: usize) -> Layout {
     Layout::from_size_align(len.next_multiple_of(PAGE).max(PAGE), PAGE)
         .expect("a benchmark's memory is far smaller than the address space")
 }
 
 impl Pages {
-    /// At least `len` bytes, rounded up to whole pages.
+    /// Allocates at least `len` bytes, rounded up to whole pages.
     pub(crate) fn new(len: usize) -> Self {
         let layout = pages(len);
         // SAFETY: the size is at least one page.
@@ -193,26 +197,26 @@ impl Pages {
     /// The memory.
     pub(crate) fn shared(&self) -> SharedMemory {
         // SAFETY: `alloc_zeroed` gave this many bytes, page-aligned, and nothing makes references to them.
-        // The owner of the pages keeps them until the users of the memory are gone.
+        // The owner keeps the pages until all users are dropped.
         unsafe { SharedMemory::new(self.ptr, self.layout.size()) }
     }
 
-    /// Their address.
+    /// Address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.ptr.as_ptr().expose_provenance() as u64
     }
 
-    /// Their bytes, as a slice without an end.
+    /// Their bytes, as a slice with an unbounded lifetime.
     ///
     /// # Safety
-    /// The slice must not be used after the pages are gone, nor beside another one.
+    /// The slice must not be used after the pages are dropped, nor together with another one.
     #[cfg(feature = "peers")]
     pub(crate) unsafe fn bytes(&self) -> &'static mut [u8] {
         // SAFETY: `alloc_zeroed` gave this many bytes; the caller promises the rest.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.layout.size()) }
     }
 
-    /// Gives the pages up: the address, and the pointer.
+    /// Gives up ownership: returns address and pointer.
     #[cfg(feature = "peers")]
     pub(crate) fn into_raw(self) -> (u64, NonNull<u8>) {
         let raw = (self.address(), self.ptr);
@@ -220,7 +224,7 @@ impl Pages {
         raw
     }
 
-    /// Takes pages back.
+    /// Takes back ownership.
     ///
     /// # Safety
     /// `ptr` came from [`Pages::into_raw`] of pages made with this `len`, and has not been taken back.

@@ -1,4 +1,4 @@
-//! What another process spends, and how long it is looked at.
+//! CPU time and instructions of another process.
 use crate::BenchError;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
@@ -7,18 +7,18 @@ use perf_event::{Builder, Counter};
 use std::io;
 use std::time::Duration;
 
-/// How long a sample of another process takes.
+/// The windows of a sample of another process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleLength {
-    /// Before anything is measured: memory is touched, and whoever adapts has adapted.
+    /// Before anything is measured: touches memory and lets adaptive polling settle.
     pub(crate) warm_up: Duration,
-    /// With the clock.
+    /// For the clocks.
     pub(crate) timed: Duration,
-    /// With the processor's counters.
+    /// For the hardware counter.
     pub(crate) counted: Duration,
 }
 
-/// The CPU time of a process: all its threads, in user mode and in the kernel, finer than /proc has it.
+/// The CPU clock of a process: all threads, user and kernel time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuClock(ClockId);
 
@@ -33,23 +33,23 @@ impl CpuClock {
 }
 
 fn failed(error: nix::Error) -> BenchError {
-    BenchError::Os { what: "read a process's CPU time", source: error.into() }
+    BenchError::Os { what: "read the CPU time of a process", source: error.into() }
 }
 
-/// Counts the instructions of all threads that a process has, and of those that they start meanwhile.
+/// Counts the instructions of all threads of a process, including threads that start later.
 ///
-/// It costs them something at each switch, so nothing else is measured at the same time.
+/// Counting slows context switches, so nothing else is measured at the same time.
 pub(crate) struct Instructions {
     counters: Vec<Counter>,
-    /// How, as the rows have it.
+    /// Method, as in [`crate::Row::method`].
     pub(crate) method: &'static str,
 }
 
 impl Instructions {
-    /// Starts to count.
+    /// Starts to count, with the kernel's instructions if permitted.
     ///
     /// # Errors
-    /// The system does not let us, or has no counters.
+    /// The system refuses, or has no counters.
     pub(crate) fn start(pid: Pid) -> io::Result<Self> {
         Self::open(pid, true).or_else(|_| Self::open(pid, false))
     }
@@ -72,7 +72,7 @@ impl Instructions {
                     counter.enable()?;
                     counters.push(counter);
                 }
-                // It has ended since.
+                // The thread has ended.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(error) => return Err(error),
             }
@@ -81,7 +81,7 @@ impl Instructions {
         Ok(Self { counters, method })
     }
 
-    /// Instructions since the start. `None` if a counter was shared with someone else's in the meantime, or does not count.
+    /// Instructions since the start; `None` if a counter was multiplexed or stays at 0.
     pub(crate) fn stop(mut self) -> io::Result<Option<u64>> {
         let mut sum = 0;
         for counter in &mut self.counters {

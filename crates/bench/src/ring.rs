@@ -1,23 +1,23 @@
-//! `paravane bench ring`: what a chain costs, on either side of a queue, and what two sides do together.
+//! `paravane bench ring`: the cost of a descriptor chain on either side of a virtqueue.
 //!
-//! Two kinds of cases. In those with **one thread** ([`Case`]) a case is a layout, a side, the descriptors a chain
-//! (1 or 4, always one buffer of 64 bytes), direct or indirect, in order or not, and the batch. One thread
-//! plays both sides: the subject, and a scripted other side ([`scripted`]) whose cost is measured alone in
-//! the same rounds and subtracted. Those with **two threads** ([`stream`]) have a whole driver and a whole device.
+//! Cases with **one thread** ([`Case`]): a layout, a side, descriptors per chain (1 or 4, one buffer of
+//! 64 bytes), direct or indirect, in order or not, and a batch. One thread plays both sides: the subject,
+//! and a script ([`scripted`]). The same rounds measure the script alone; its cost is subtracted. Cases
+//! with **two threads** ([`stream`]) have a whole driver and a whole device.
 //!
-//! What one operation of one thread includes, for every subject:
+//! One operation of one thread, for every subject:
 //!
-//! * Device side: take the chain from the ring with all its descriptors (an indirect table
-//!   through the subject's guest memory), look at each address and length, complete it with
-//!   the bytes written, and, once a batch, publish and ask whether the driver wants an interrupt.
-//! * Driver side: add the buffer, once a batch publish and ask whether the device wants a kick, then take
-//!   every buffer back until there is none.
+//! * Device side: take the chain with all descriptors (an indirect table through the subject's guest
+//!   memory), read each address and length, and complete it with the bytes written. Per batch, publish
+//!   and ask whether the driver wants an interrupt.
+//! * Driver side: add the buffer. Per batch, publish, ask whether the device wants a kick, and take back
+//!   buffers until none is used.
 //!
-//! Not included: reading or writing the buffers, notifications, refreshing the map of guest memory, and
-//! other CPUs' caches (both sides run on one CPU, so ring lines stay in its cache).
+//! Not included: the bytes of the buffers, notifications, refreshing the map of guest memory, and cache
+//! misses between CPUs (both sides run on one CPU).
 //!
-//! The sums that [`Subject::run`] returns are, on the device side, all addresses and lengths seen plus one
-//! for each interrupt wanted, and on the driver side all lengths used plus one for each kick wanted.
+//! [`Subject::run`] returns a sum. Device side: all addresses and lengths, plus one per wanted interrupt.
+//! Driver side: all used lengths, plus one per wanted kick.
 use crate::clock::thread_clock;
 use crate::instructions::Counter;
 use crate::machine::{Pinned, ThreadPlacement, load_average};
@@ -58,13 +58,14 @@ pub(crate) const NOTES: &[&str] = &[
     "ringtest publishes each buffer, whatever the batch, and never asks whether to notify. paravane asks at each publication.",
 ];
 
-/// Slices in one round of one subject. The median slice stands for the round, so that the slices in which
-/// the scheduler gave the CPU to someone else do not count.
+/// Slices in one round of one subject.
+///
+/// The median slice stands for the round, so that preempted slices do not count.
 const SLICES: u16 = 41;
-/// How long a slice is: much less than a scheduler lets a thread run undisturbed.
+/// Length of a slice: much less than a time slice of the scheduler.
 const SLICE: Duration = Duration::from_micros(600);
 
-/// A subject, and what the rounds have found.
+/// A subject with its samples.
 struct Entry {
     name: &'static str,
     subject: Box<dyn Subject>,
@@ -72,7 +73,7 @@ struct Entry {
     samples: Vec<Sample>,
 }
 
-/// One round of one subject, a chain, scripted side included.
+/// One round of one subject, per chain, script included.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     time: f64,
@@ -81,16 +82,16 @@ struct Sample {
 }
 
 impl Entry {
-    /// Makes the subject and finds how many batches fill a slice.
+    /// Makes the subject and finds the number of batches that fill a slice.
     fn new(case: Case, name: &'static str, slice: Duration) -> Result<Self, BenchError> {
         let mut subject = make(case, name)?
-            .ok_or_else(|| BenchError::Subject { subject: name, reason: format!("it has no {case}") })?;
+            .ok_or_else(|| BenchError::Subject { subject: name, reason: format!("no case {case}") })?;
         let mut batches = 64u32;
         loop {
             let start = thread_clock()?;
             black_box(subject.run(black_box(batches))?);
             let took = thread_clock()?.saturating_sub(start);
-            // Long enough to be judged: scale from here.
+            // Long enough to extrapolate.
             if took >= slice / 8 || batches >= 1 << 28 {
                 let scale = slice.as_secs_f64() / took.as_secs_f64().max(1e-9);
                 batches = ((f64::from(batches) * scale) as u32).max(1);
@@ -100,7 +101,7 @@ impl Entry {
         }
     }
 
-    /// Measures one round: its median slice, and the instructions of all.
+    /// Measures one round: the median slice, and the instructions of all slices.
     fn sample(&mut self, case: Case, counter: &mut Counter) -> Result<(), BenchError> {
         let Self { subject, batches, .. } = self;
         let before = subject.position();
@@ -123,7 +124,7 @@ impl Entry {
         if subject.position().wrapping_sub(before) != moved {
             return Err(BenchError::Subject {
                 subject: self.name,
-                reason: "its index went astray".to_owned(),
+                reason: "its ring index has an unexpected value".to_owned(),
             });
         }
         let instructions = match count {
@@ -142,7 +143,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     measure(&cases, &streams, options.rounds.max(MIN_ROUNDS), SLICE, progress)
 }
 
-/// The cases with one thread and with two whose path contains the filter.
+/// Selects the cases with one thread and with two whose path contains the filter.
 fn selected(options: &Options) -> Result<(Vec<Case>, Vec<stream::Case>), BenchError> {
     let filter = options.filter.as_deref().unwrap_or("");
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.to_string().contains(filter)).collect();
@@ -154,7 +155,9 @@ fn selected(options: &Options) -> Result<(Vec<Case>, Vec<stream::Case>), BenchEr
     Ok((cases, streams))
 }
 
-/// Measures `cases` and `streams`, interleaved: every round goes through all cases and all their subjects.
+/// Measures `cases` and `streams`, interleaved.
+///
+/// Each round goes through all cases and their subjects.
 fn measure(
     cases: &[Case],
     streams: &[stream::Case],
@@ -163,21 +166,21 @@ fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
-    // Before this thread is pinned to one CPU.
+    // Must precede pinning this thread to one CPU.
     let placement = ThreadPlacement::choose();
     if !streams.is_empty() && placement.cpus.is_none() {
-        progress("there is one CPU: two threads take turns by yielding, and ringtest is left out");
+        progress("one CPU: two threads yield to each other; ringtest is omitted");
     }
     let mut streaming = Vec::new();
     for &case in streams {
-        progress(&format!("{case}: how many operations fill a run"));
+        progress(&format!("{case}: calibrating"));
         streaming.push(stream::entries(case, &placement)?);
     }
     let pinned = Pinned::here();
     let mut counter = Counter::choose(progress);
     let mut entries = Vec::new();
     for &case in cases {
-        progress(&format!("{case}: how many chains fill a slice"));
+        progress(&format!("{case}: calibrating"));
         let names = std::iter::once(SCRIPT).chain(subjects::names(case));
         let of_case: Result<Vec<Entry>, _> = names.map(|name| Entry::new(case, name, slice)).collect();
         entries.push((case, of_case?));
@@ -185,7 +188,7 @@ fn measure(
     for number in 0..rounds {
         for (case, of_case) in &mut entries {
             let subjects = of_case.len();
-            // Nobody is always the first one after another case.
+            // The first subject after another case rotates.
             for turn in 0..subjects {
                 let entry = &mut of_case[(turn + number as usize) % subjects];
                 progress(&format!("round {} of {rounds}: {case}: {}", number + 1, entry.name));
@@ -243,11 +246,11 @@ fn measure(
 mod tests {
     use super::*;
 
-    /// Every subject of every case moves every chain, and all of a case see the same.
+    /// All subjects of a case move every chain and see the same values.
     #[test]
     fn every_subject_moves_every_chain() {
         for case in Case::all() {
-            // More than once around the ring, and no multiple of it.
+            // More than two laps of the ring, and no multiple of a lap.
             let batches = 2 * u32::from(QUEUE_SIZE / case.batch) + 3;
             let mut sums = Vec::new();
             for name in subjects::names(case) {
@@ -266,7 +269,7 @@ mod tests {
         }
     }
 
-    /// The script alone moves its index as far as it does in front of a subject.
+    /// The script alone moves its index as far as with a subject.
     #[test]
     fn the_script_alone_does_the_same_work() {
         for case in Case::all() {

@@ -1,6 +1,6 @@
-//! How a figure spread over the rounds.
+//! Median, smallest and largest value.
 
-/// Median, smallest and largest of the rounds' values.
+/// Median, smallest and largest of a list of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -9,7 +9,9 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of `values`, or `None` if there are none. The median of an even number is the mean of the middle two.
+    /// The spread of `values`; `None` if empty.
+    ///
+    /// The median of an even number of values is the mean of the middle two.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -56,7 +56,7 @@ fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
     let cases = Case::select("tmpfs/split/read4k/depth4", true, true).unwrap();
     let result = measure(&cases, &[subject], &Options::default(), TINY, &mut |_| {});
     let error = result.map(|rows| rows.len()).unwrap_err().to_string();
-    assert!(error.starts_with("paravane: tmpfs/split/read4k/depth4: it ended"), "{error}");
+    assert!(error.starts_with("paravane: tmpfs/split/read4k/depth4: the process ended"), "{error}");
 }
 
 #[test]

@@ -15,9 +15,9 @@
 //! kill
 //! ```
 //!
-//! The difference is the cost of the further batches; the way from mark to mark cancels out. The result is
-//! the number of instructions retired in user mode, but for those with a REP prefix, which take a step for
-//! each repetition, and is the same every time that the program takes the same path.
+//! The difference is the cost of the additional batches; the steps between the marks cancel out. The
+//! result is the number of instructions retired in user mode. An instruction with a REP prefix takes a
+//! step per repetition. The count repeats exactly if the program takes the same path.
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -25,18 +25,18 @@ use nix::unistd::Pid;
 use std::io;
 use std::process::{Child, Command, Stdio};
 
-/// Tells the child its job: case, subject, batches to the first mark, batches from there to the second.
+/// Environment variable with the job of the child: case, subject, batches to each mark.
 pub(crate) const STEP_ENV: &str = "PARAVANE_BENCH_STEP";
-/// An argument that no program of ours knows, so that one without the hook ends at once.
+/// An argument that `paravane` rejects: a program that does not call `child_main` ends at once.
 const GUARD: &str = "bench-single-step";
 /// Case, batch and subject that show whether stepping works: the script, which every build has.
 pub(crate) const PROBE: (&str, u16, &str) = ("split/device/1desc/batch1", 1, "script");
-/// Chains whose steps are counted in one round, at least. A step costs microseconds.
+/// Fewest chains whose steps are counted. A step costs microseconds.
 const CHAINS: u16 = 8;
-/// A child that needs more steps than this between two marks is lost.
+/// Most steps between two marks; a child that takes more is killed.
 const MOST_STEPS: u64 = 20_000_000;
 
-/// Ends the child when the count is over, however it went.
+/// The stepped child; killed when dropped.
 struct Tracee(Child);
 
 impl Tracee {
@@ -55,7 +55,7 @@ impl Tracee {
         Pid::from_raw(self.0.id().cast_signed())
     }
 
-    /// Waits for the first mark, where the child has begun to be traced.
+    /// Waits for the first mark, where tracing starts.
     fn first_mark(&self) -> io::Result<()> {
         match waitpid(self.pid(), None)? {
             WaitStatus::Stopped(_, Signal::SIGSTOP) => {}
@@ -76,27 +76,27 @@ impl Tracee {
                 other => return Err(unexpected(other)),
             };
         }
-        Err(io::Error::other("the child took too many steps"))
+        Err(io::Error::other("the child process took too many steps"))
     }
 }
 
 impl Drop for Tracee {
     fn drop(&mut self) {
-        // Both fail only if the child is gone already.
+        // Both fail only if the child has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 fn unexpected(status: WaitStatus) -> io::Error {
-    io::Error::other(format!("the child process of the count did not stop at its mark: {status:?}"))
+    io::Error::other(format!("the stepped child process did not stop at its mark: {status:?}"))
 }
 
-/// Instructions a chain of `subject`, scripted side and loop included.
+/// Counts instructions per chain of `subject`, script and loop included.
 pub(crate) fn per_chain(case: &str, batch: u16, subject: &str) -> io::Result<f64> {
     let batches = CHAINS.div_ceil(batch);
-    // Entering the loop is no chain's cost. With short batches a first one takes it; spread over a long
-    // one it is next to nothing, and another long one would take its time.
+    // A first batch absorbs the cost of entering the loop. In a long batch that cost is negligible, and
+    // another long batch would take long.
     let first = u16::from(batches > 1);
     let tracee = Tracee::spawn(case, subject, [first, first + batches])?;
     tracee.first_mark()?;
@@ -108,7 +108,7 @@ pub(crate) fn per_chain(case: &str, batch: u16, subject: &str) -> io::Result<f64
     Ok(steps as f64 / f64::from(batches * batch))
 }
 
-/// Whether this program, here, can be stepped.
+/// Checks that this program can be stepped.
 pub(crate) fn probe() -> io::Result<()> {
     let (case, batch, subject) = PROBE;
     per_chain(case, batch, subject).map(|_| ())

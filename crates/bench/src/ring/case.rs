@@ -4,19 +4,19 @@ use std::fmt;
 
 /// Descriptors in every queue.
 pub(crate) const QUEUE_SIZE: u16 = 256;
-/// Bytes of the buffer that each chain describes, however many descriptors it takes.
+/// Bytes of the buffer of each chain.
 pub(crate) const BUFFER: usize = 64;
 /// Bytes of one segment of a chain of four.
 pub(crate) const QUARTER: usize = BUFFER / 4;
 
-/// The features of a modern queue with this layout and order.
+/// Features of a queue with this layout and order.
 pub(crate) fn ring_features(packed: bool, in_order: bool) -> u64 {
     feature::VERSION_1
         | if packed { feature::RING_PACKED } else { 0 }
         | if in_order { feature::IN_ORDER } else { 0 }
 }
 
-/// Which side of the queue the subject is.
+/// The side of the queue that the subject plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// Takes chains and completes them.
@@ -25,7 +25,7 @@ pub(crate) enum Side {
     Driver,
 }
 
-/// One segment of a chain.
+/// Length and direction of a segment of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentShape {
     /// Bytes.
@@ -41,20 +41,21 @@ pub(crate) struct Case {
     pub(crate) packed: bool,
     /// Whether IN_ORDER is negotiated.
     pub(crate) in_order: bool,
-    /// Which side the subject is.
+    /// The side that the subject plays.
     pub(crate) side: Side,
-    /// Descriptors a chain, 1 or 4.
+    /// Descriptors per chain, 1 or 4.
     pub(crate) descriptors: u16,
-    /// Whether they lie in an indirect table.
+    /// Whether the descriptors are in an indirect table.
     pub(crate) indirect: bool,
     /// Chains between two publications.
     pub(crate) batch: u16,
 }
 
 impl Case {
-    /// Every case. A driver puts a single segment into the ring itself even when indirect tables are
-    /// negotiated, so there is no such case on its side. Order is no matter of a chain's shape, so IN_ORDER is
-    /// measured with one descriptor.
+    /// Every case.
+    ///
+    /// A driver puts a single segment into the ring even if indirect tables are negotiated, so its side
+    /// lacks that case. The shape of a chain does not affect order, so IN_ORDER has one descriptor.
     pub(crate) fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for packed in [false, true] {
@@ -78,7 +79,7 @@ impl Case {
         cases
     }
 
-    /// The ring features that are negotiated.
+    /// The negotiated features of the ring.
     pub(crate) fn features(self) -> u64 {
         ring_features(self.packed, self.in_order) | if self.indirect { feature::INDIRECT_DESC } else { 0 }
     }
@@ -88,7 +89,7 @@ impl Case {
         Self::all().into_iter().find(|case| case.to_string() == path)
     }
 
-    /// The segments of a chain: one that the device writes, or one that it reads and three that it writes.
+    /// The segments of a chain: one writable, or one readable and three writable.
     pub(crate) fn segments(self) -> &'static [SegmentShape] {
         const ONE: [SegmentShape; 1] = [SegmentShape { len: BUFFER as u32, writable: true }];
         const READ: SegmentShape = SegmentShape { len: QUARTER as u32, writable: false };
@@ -97,12 +98,12 @@ impl Case {
         if self.descriptors == 1 { &ONE } else { &FOUR }
     }
 
-    /// Bytes of a chain that the device writes.
+    /// Writable bytes of a chain.
     pub(crate) fn written(self) -> u32 {
         self.segments().iter().filter(|segment| segment.writable).map(|segment| segment.len).sum()
     }
 
-    /// Ring descriptors that a chain takes.
+    /// Descriptors of a chain in the ring.
     pub(crate) fn ring_descriptors(self) -> u16 {
         if self.indirect { 1 } else { self.descriptors }
     }

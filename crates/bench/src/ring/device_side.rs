@@ -1,4 +1,4 @@
-//! Our device side, as a device uses it: a batch popped, looked at, completed, published.
+//! Paravane's device side: a batch is popped, read, completed, published.
 use super::case::{Case, QUEUE_SIZE};
 use super::scripted::{ScriptedDriver, map};
 use crate::BenchError;
@@ -47,7 +47,7 @@ impl Paravane {
         let [desc, driver, device] = config.areas().map(|request| {
             shared.area().slice(request.addr as usize, request.len).expect("the map has room for the queue")
         });
-        // SAFETY: the areas are what was asked for, in memory that is dropped after the queue.
+        // SAFETY: the areas are those that `areas` requests, in memory that is dropped after the queue.
         let queue =
             unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(PARAVANE, error))?;
         Ok(Self {

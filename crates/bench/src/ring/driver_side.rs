@@ -1,4 +1,4 @@
-//! Our driver side, as a driver uses it: a batch added, published, and taken back.
+//! Paravane's driver side: a batch is added, published, taken back.
 use super::case::{BUFFER, Case, QUEUE_SIZE};
 use super::scripted::ScriptedDevice;
 use crate::BenchError;
@@ -12,12 +12,12 @@ use paravane_ring::{DmaArea, Segment};
 pub(crate) struct Paravane {
     queue: Queue,
     script: ScriptedDevice,
-    /// One buffer for every chain of a batch.
+    /// One buffer per chain of a batch.
     buffers: Vec<Buffer>,
     _pages: Pages,
 }
 
-/// A buffer as the queue is told of it.
+/// The segments of a buffer.
 struct Buffer {
     readable: Vec<Segment>,
     writable: Vec<Segment>,
@@ -33,7 +33,7 @@ impl Paravane {
         let (queue, addresses) = Queue::new(layout, DmaArea { area: shared.area(), addr: pages.address() })
             .map_err(|error| broken(PARAVANE, error))?;
         let script = ScriptedDevice::at(case, shared, pages.address(), addresses);
-        // The scripted device touches no buffer, so any address will do.
+        // The script touches no buffer, so any address is valid.
         let buffers = (0..u64::from(case.batch))
             .map(|slot| {
                 let mut buffer = Buffer { readable: Vec::new(), writable: Vec::new() };

@@ -1,8 +1,7 @@
-//! The other side of the queue, reduced to the stores that every driver and every device makes.
+//! The script: the other side of a queue, reduced to the stores that any driver or device makes.
 //!
-//! The same scripted side drives every subject of a case. It is never inlined, so what it costs alone
-//! (measured in the same rounds, as a subject of its own) is what it costs inside a subject's loop, and
-//! the difference is the subject's.
+//! The same script drives every subject of a case. It is never inlined, so it costs the same alone as in
+//! the loop of a subject. It is measured alone in the same rounds, and subtracted.
 use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE, SegmentShape, Side};
 use crate::BenchError;
 use crate::memory::{Pages, SharedMemory, Strided, StridedU16, StridedU32, StridedU64};
@@ -10,10 +9,10 @@ use crate::subject::Subject;
 use paravane_ring::QueueAddresses;
 use paravane_spec::{packed, split};
 
-/// Name of the scripted side when it is measured alone. It has no row.
+/// Name of the script when measured alone. It has no row.
 pub(crate) const SCRIPT: &str = "script";
 
-/// Offsets of a device-side queue in the subject's memory, which are its guest-physical addresses too.
+/// Offsets of a device-side queue in the subject's memory; equal to guest-physical addresses.
 pub(crate) mod map {
     use super::{BUFFER, QUEUE_SIZE};
     use paravane_spec::split::DESC_SIZE;
@@ -28,9 +27,9 @@ pub(crate) mod map {
     pub(crate) const TABLES: usize = 0x4000;
     /// Bytes set aside for one indirect table.
     pub(crate) const TABLE: usize = 4 * DESC_SIZE;
-    /// Buffers, one a chain.
+    /// Buffers, one per chain.
     pub(crate) const BUFFERS: usize = 0x8000;
-    /// All of it.
+    /// Bytes of all parts.
     pub(crate) const SIZE: usize = 0x10000;
 
     const _: () = assert!(DESC + QUEUE_SIZE as usize * DESC_SIZE <= AVAIL);
@@ -38,8 +37,10 @@ pub(crate) mod map {
     const _: () = assert!(BUFFERS + QUEUE_SIZE as usize * BUFFER <= SIZE);
 }
 
-/// The driver of a device-side subject. It writes what every driver writes for a buffer: the descriptors, and of a
-/// split queue the entry of the available ring. Indirect tables are filled once.
+/// The driver of a device-side subject.
+///
+/// It writes the descriptors of each buffer and, in a split queue, the entry of the available ring.
+/// Indirect tables are filled once.
 #[derive(Debug)]
 pub(crate) struct ScriptedDriver {
     ring: DriverRing,
@@ -52,23 +53,23 @@ pub(crate) struct ScriptedDriver {
     index: u16,
 }
 
-/// A descriptor of a chain.
+/// A descriptor of a chain, as a function of the chain's first descriptor.
 #[derive(Clone, Copy, Debug)]
 struct DescriptorTemplate {
-    /// Its address in the chain of descriptor 0, and by how much that grows with each descriptor.
+    /// Address in the chain of descriptor 0, and its increment per descriptor.
     addr: u64,
     step: u64,
-    /// Its second word in the chain of descriptor 0; with each descriptor it grows by that much.
+    /// Second word in the chain of descriptor 0, and its increment per descriptor.
     word: u64,
     grows: u64,
 }
 
-/// What else making the next batch available takes.
+/// How a batch becomes available.
 #[derive(Debug)]
 enum DriverRing {
-    /// Entries of the available ring, and then its index.
+    /// Entries of the available ring, then its index.
     Split { avail: SharedMemory, heads: StridedU16, used: SharedMemory },
-    /// The first descriptor last.
+    /// The flags of the first descriptor, stored last.
     Packed { wrap: bool },
 }
 
@@ -82,15 +83,15 @@ const fn split_word(len: u32, flags: u16, next: u16) -> u64 {
     len as u64 | (flags as u64) << 32 | (next as u64) << 48
 }
 
-/// Where the flags are in the second word of a packed descriptor.
+/// Position of the flags in the second word of a packed descriptor.
 const FLAGS: u32 = 48;
-/// AVAIL and USED of a descriptor that is available while the driver's wrap counter is 1.
+/// Flags of an available descriptor while the driver's wrap counter is 1.
 const AVAILABLE: u16 = packed::DESC_F_AVAIL;
-/// Both of them: what changes with the wrap counter, and what is set in a used descriptor while it is 1.
+/// Flags that change with the wrap counter; set in a used descriptor while it is 1.
 const WRAPS: u16 = packed::DESC_F_AVAIL | packed::DESC_F_USED;
 
 impl ScriptedDriver {
-    /// The queue of `case` in `memory`, whose first byte has the guest-physical address 0.
+    /// Serves the queue of `case` in `memory`, which starts at guest-physical address 0.
     pub(crate) fn new(case: Case, memory: SharedMemory) -> Self {
         if case.indirect {
             Self::tables(case, memory);
@@ -102,7 +103,7 @@ impl ScriptedDriver {
             let heads = Strided::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
             DriverRing::Split { avail, heads, used: memory.from(map::USED) }
         };
-        // A descriptor has 16 bytes, of which the second 8 are the rest, in either layout.
+        // In either layout, a descriptor is an address and a second word of 8 bytes.
         let slots = |offset| Strided::of_u64(memory, map::DESC + offset, packed::DESC_SIZE, QUEUE_SIZE);
         Self {
             ring,
@@ -185,7 +186,7 @@ impl ScriptedDriver {
             for DescriptorTemplate { addr, step, word, grows } in &*chain {
                 addrs.store(*slot, addr + u64::from(head) * step);
                 let word = (word + u64::from(head) * grows) ^ flip;
-                // In a packed queue the first one of all makes them available.
+                // In a packed queue, the first descriptor makes the batch available.
                 if first.is_none() {
                     first = Some(word);
                 } else {
@@ -194,7 +195,7 @@ impl ScriptedDriver {
                 *slot += 1;
             }
             *index = index.wrapping_add(1);
-            // As many chains fit as go into the ring without a rest.
+            // The ring holds a whole number of chains.
             if *slot == QUEUE_SIZE {
                 *slot = 0;
                 if let DriverRing::Packed { wrap } = ring {
@@ -210,8 +211,9 @@ impl ScriptedDriver {
         }
     }
 
-    /// Up to where the device has used what was offered. Of a packed ring, which has no index, it is what was
-    /// offered or one less: only the last descriptor is looked at.
+    /// The used index. A packed ring has none: the number of chains offered, or one less.
+    ///
+    /// Only the last descriptor of a packed ring is read.
     pub(crate) fn used(&self) -> u16 {
         match &self.ring {
             DriverRing::Split { used, .. } => used.load_u16(split::USED_IDX),
@@ -220,7 +222,7 @@ impl ScriptedDriver {
                 let wrap = *wrap ^ (self.slot == 0);
                 let end = if self.slot == 0 { QUEUE_SIZE } else { self.slot };
                 let flags = (self.words.load(end - self.chain.len() as u16) >> FLAGS) as u16 & WRAPS;
-                // With IN_ORDER, a device may skip all but the first of a batch, which is not looked at then.
+                // With IN_ORDER, a device may write only the first descriptor of a batch, which is not read here.
                 let pending = flags == AVAILABLE ^ if wrap { 0 } else { WRAPS };
                 self.index.wrapping_sub(u16::from(pending && self.batch == 1))
             }
@@ -228,8 +230,10 @@ impl ScriptedDriver {
     }
 }
 
-/// The device of a driver-side subject: uses each available chain at once and in order. It looks at
-/// nothing but the chain's name, and publishes once a batch. With IN_ORDER it writes one used entry a batch.
+/// The device of a driver-side subject: uses each available chain at once and in order.
+///
+/// It reads only the identifier of a chain, and publishes once per batch. With IN_ORDER it writes one used
+/// entry per batch.
 #[derive(Debug)]
 pub(crate) struct ScriptedDevice {
     ring: DeviceRing,
@@ -239,7 +243,7 @@ pub(crate) struct ScriptedDevice {
     index: u16,
 }
 
-/// What using a batch takes.
+/// How a batch is used.
 #[derive(Debug)]
 enum DeviceRing {
     Split { avail: SharedMemory, used: SharedMemory, heads: StridedU16, ids: StridedU32, lens: StridedU32 },
@@ -247,7 +251,7 @@ enum DeviceRing {
 }
 
 impl ScriptedDevice {
-    /// Serves the queue of `case` at `addresses`, of which `base` is the first byte of `memory`.
+    /// Serves the queue of `case` at `addresses`; `memory` starts at device address `base`.
     pub(crate) fn at(case: Case, memory: SharedMemory, base: u64, addresses: QueueAddresses) -> Self {
         let area_at = |addr: u64| memory.from((addr - base) as usize);
         if case.packed {
@@ -257,7 +261,7 @@ impl ScriptedDevice {
         }
     }
 
-    /// Serves the split queue of `case` whose rings lie at `avail` and `used`.
+    /// Serves the split queue of `case` with rings at `avail` and `used`.
     pub(crate) fn split(case: Case, avail: SharedMemory, used: SharedMemory) -> Self {
         let heads = Strided::of_u16(avail, split::AVAIL_RING, split::AVAIL_ENTRY, QUEUE_SIZE);
         let ids = Strided::of_u32(used, split::USED_RING, split::USED_ENTRY, QUEUE_SIZE);
@@ -265,7 +269,7 @@ impl ScriptedDevice {
         Self::new(case, DeviceRing::Split { avail, used, heads, ids, lens })
     }
 
-    /// Serves the packed queue of `case` whose descriptors lie at `desc`.
+    /// Serves the packed queue of `case` with descriptors at `desc`.
     fn packed(case: Case, desc: SharedMemory) -> Self {
         let metas = Strided::of_u64(desc, packed::DESC_LEN, packed::DESC_SIZE, QUEUE_SIZE);
         Self::new(case, DeviceRing::Packed { metas, step: case.ring_descriptors(), slot: 0, wrap: true })
@@ -282,7 +286,7 @@ impl ScriptedDevice {
         match &mut self.ring {
             DeviceRing::Split { used, heads, ids, lens, .. } => {
                 if in_order {
-                    // The entry names the last one of the batch (section 2.7.9).
+                    // The entry names the last chain of the batch (section 2.7.9).
                     ids.store(index, heads.load(index.wrapping_add(self.batch - 1)).into());
                     lens.store(index, written);
                     index = index.wrapping_add(self.batch);
@@ -303,7 +307,7 @@ impl ScriptedDevice {
                     let flags = packed::DESC_F_WRITE | if *wrap { WRAPS } else { 0 };
                     let word = meta(written, id, flags);
                     if in_order && number > 0 {
-                        // One entry in the place of the first names the last (section 2.8.9).
+                        // One entry, in the place of the first chain, names the last one (section 2.8.9).
                         first = first & !(0xffff << 32) | u64::from(id) << 32;
                     } else if number == 0 {
                         first = word;
@@ -322,8 +326,9 @@ impl ScriptedDevice {
         self.index = index;
     }
 
-    /// The available index, as the subject has published it; of a packed ring, which has none, the number of
-    /// chains served.
+    /// The available index that the subject has published.
+    ///
+    /// A packed ring has none: the number of chains served.
     pub(crate) fn available(&self) -> u16 {
         match &self.ring {
             DeviceRing::Split { avail, .. } => avail.load_u16(split::AVAIL_IDX),
@@ -332,23 +337,23 @@ impl ScriptedDevice {
     }
 }
 
-/// A scripted side with no subject at the other end.
+/// A script without a subject.
 pub(crate) enum ScriptAlone {
-    /// In front of a device-side subject.
+    /// The driver of a device-side subject.
     Driver(ScriptedDriver, #[expect(dead_code, reason = "keeps the memory")] Pages),
-    /// Behind a driver-side subject.
+    /// The device of a driver-side subject.
     Device(ScriptedDevice, #[expect(dead_code, reason = "keeps the memory")] Pages),
 }
 
 impl ScriptAlone {
-    /// The scripted side of `case`.
+    /// The script of `case`.
     pub(crate) fn new(case: Case) -> Self {
         let pages = Pages::new(map::SIZE);
         let memory = pages.shared();
         match case.side {
             Side::Device => Self::Driver(ScriptedDriver::new(case, memory), pages),
             Side::Driver => {
-                // What a driver-side subject would have made available.
+                // A driver-side subject would have made these chains available.
                 let mut driver = ScriptedDriver::new(case, memory);
                 driver.offer();
                 let addresses = QueueAddresses {

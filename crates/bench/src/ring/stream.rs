@@ -1,4 +1,4 @@
-//! Two threads, two CPUs: a driver streams buffers to a device, as Linux's `tools/virtio/ringtest` does.
+//! Two threads on two CPUs: a driver streams buffers to a device.
 //!
 //! ```text
 //! driver, on one CPU                              device, on another
@@ -6,13 +6,13 @@
 //! take back what is used; nothing: wait           nothing: wait
 //! ```
 //!
-//! The work is ringtest's: a ring of 256, one descriptor a buffer, no notifications, no data. A **stream**
-//! keeps as many buffers outstanding as the ring holds and publishes each batch; a **round trip** has one
-//! outstanding. An operation is a buffer that was added, used and taken back; its time is wall time from
-//! the first one added to the last one taken back.
+//! The work is that of Linux's `tools/virtio/ringtest`: a ring of 256, one descriptor per buffer, no
+//! notifications, no data. A **stream** keeps as many buffers outstanding as the ring holds, and publishes
+//! each batch. A **round trip** has one outstanding. An operation is a buffer that is added, used and taken
+//! back. Its time is wall time from the first buffer added to the last one taken back.
 //!
-//! Waiting is spinning. With one CPU, or two threads that may not be pinned apart, it is yielding instead,
-//! and ringtest, which cannot yield, is left out. A run that takes longer than ten seconds is an error.
+//! A side waits by spinning; with one CPU, by yielding. ringtest cannot yield, so it is omitted then. A run
+//! that takes longer than ten seconds is an error.
 use crate::machine::ThreadPlacement;
 use crate::spread::Spread;
 use crate::{BenchError, Row};
@@ -29,11 +29,11 @@ mod subjects;
 pub(crate) use case::{Case, Flow};
 pub(crate) use run::{DeviceEnd, DriverEnd, Pair, RunTimes, Wait};
 
-/// How long a run should take: long enough for the start of two threads not to count.
+/// Intended length of a run: long beside the start of two threads.
 const RUN_TIME: Duration = Duration::from_millis(25);
-/// Shots in one round of one subject; the median run stands for the round.
+/// Runs in one round of one subject; the median run stands for the round.
 const RUNS: usize = 5;
-/// Someone who can run a case.
+/// A way to run a case.
 enum Runner {
     /// Both sides in this process.
     Inside(Box<Pair>),
@@ -41,7 +41,7 @@ enum Runner {
     Ringtest(ringtest::Program),
 }
 
-/// A subject of a case, and what the rounds have found.
+/// A subject of a case with its samples.
 pub(crate) struct Entry {
     pub(crate) case: Case,
     pub(crate) name: String,
@@ -50,16 +50,16 @@ pub(crate) struct Entry {
     samples: Vec<Sample>,
 }
 
-/// One round of one subject, an operation.
+/// One round of one subject, per operation.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     time: f64,
     cpu: f64,
-    /// Of ours and the peers in this process.
+    /// Of subjects in this process.
     spins: Option<f64>,
 }
 
-/// The subjects of `case`, ours first.
+/// The subjects of `case`, `paravane` first.
 pub(crate) fn entries(case: Case, placement: &ThreadPlacement) -> Result<Vec<Entry>, BenchError> {
     let mut runners: Vec<(String, Runner)> = Vec::new();
     for name in subjects::names(case) {
@@ -74,7 +74,7 @@ pub(crate) fn entries(case: Case, placement: &ThreadPlacement) -> Result<Vec<Ent
 }
 
 impl Entry {
-    /// Finds how many operations fill a run.
+    /// Makes a subject and finds the number of operations that fill a run.
     fn new(
         case: Case,
         name: String,
@@ -158,12 +158,11 @@ impl Entry {
 mod tests {
     use super::*;
 
-    /// Every buffer of every pair comes back: the driver counts them, and both ends check what they see. On one
-    /// CPU too.
+    /// Every buffer of every pair comes back, on two CPUs and on one.
     #[test]
     fn every_pair_moves_every_buffer() {
         let mut placements = vec![ThreadPlacement { cpus: None, real_time: false }];
-        // Two spinning threads need two CPUs; not real time, which other tests would pay for.
+        // Two spinning threads need two CPUs. Real time would block other tests.
         placements.extend(
             ThreadPlacement::choose().cpus.map(|cpus| ThreadPlacement { cpus: Some(cpus), real_time: false }),
         );
@@ -171,7 +170,7 @@ mod tests {
             for case in Case::all() {
                 for name in subjects::names(case) {
                     let mut pair = subjects::pair(case, name).unwrap();
-                    // Not a multiple of the batch, and around the ring more than once.
+                    // No multiple of the batch, and more than a lap of the ring.
                     for total in [1, 1_003] {
                         pair.run_once(case, placement, total)
                             .unwrap_or_else(|error| panic!("{case} {name}: {error}"));

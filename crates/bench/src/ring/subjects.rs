@@ -4,11 +4,11 @@ use super::scripted::{SCRIPT, ScriptAlone};
 use crate::BenchError;
 use crate::subject::{PARAVANE, Subject};
 
-/// The subjects of a case, ours first. The scripted side is not among them.
+/// The subjects of a case, `paravane` first, without the script.
 pub(crate) fn names(case: Case) -> Vec<&'static str> {
     let mut names = vec![PARAVANE];
     if cfg!(feature = "peers") {
-        // No peer has a packed device side or knows IN_ORDER.
+        // No peer implements packed device rings or IN_ORDER.
         match (case.side, case.packed, case.in_order) {
             (Side::Device, false, false) => names.push("virtio-queue"),
             (Side::Driver, false, false) => names.push("virtio-drivers"),
@@ -25,7 +25,7 @@ pub(crate) fn names(case: Case) -> Vec<&'static str> {
 /// Makes the subject called `name`, or `None` if the case has no such subject.
 ///
 /// # Errors
-/// It could not be set up.
+/// The subject cannot be set up.
 pub(crate) fn make(case: Case, name: &str) -> Result<Option<Box<dyn Subject>>, BenchError> {
     if name != SCRIPT && !names(case).contains(&name) {
         return Ok(None);

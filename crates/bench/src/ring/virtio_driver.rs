@@ -1,14 +1,11 @@
-//! The driver side of the crate virtio-driver, split and packed, driven at its queue.
+//! The driver side of the crate virtio-driver, split and packed.
 //!
-//! Its queue wants a translator of addresses, of a type that only its transports can make: the result of the
-//! trait's one method has no public name. So a vhost-user connection is made, to a server ([`serve`]) that says
-//! nothing but what the connection asks, the translator is taken from it (device addresses are the program's
-//! own), and the connection is dropped. What is measured is the queue alone.
+//! Only the queue is measured. It takes an address translator of a type without a public name, which only a
+//! transport of the crate can make. [`translator`] connects over vhost-user to a minimal server
+//! ([`serve`]), takes the translator (addresses are those of this process) and drops the connection.
 //!
-//! It publishes each buffer as it is added; there is no other way. It does not report how much was written.
-//!
-//! In a packed queue it cannot add a buffer of one descriptor: version 0.6.1 leaves NEXT set in it, so that
-//! the chain goes on to a descriptor that is not there. There, it is measured with four.
+//! The crate publishes each buffer when it is added, and does not report written lengths. Version 0.6.1
+//! leaves NEXT set in a packed chain of one descriptor, so packed queues are measured with four.
 use super::case::{Case, QUEUE_SIZE, SegmentShape, Side};
 use super::scripted::ScriptedDevice;
 use crate::BenchError;
@@ -22,24 +19,24 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Its name in results.
+/// Name in results.
 pub(crate) const NAME: &str = "virtio-driver";
 
-/// Its queue.
+/// The queue of the crate.
 pub(crate) struct Adapter {
     queue: Virtqueue<'static, ()>,
 }
 
 impl Adapter {
-    /// Makes a queue. It must be dropped before its pages.
+    /// Makes a queue. Drop it before its pages.
     pub(crate) fn new(features: u64) -> Result<(Self, QueueAddresses, Pages), BenchError> {
         let features = VirtioFeatureFlags::from_bits(features)
-            .ok_or_else(|| broken(NAME, format_args!("it does not know features {features:#x}")))?;
+            .ok_or_else(|| broken(NAME, format_args!("unknown features {features:#x}")))?;
         let layout = VirtqueueLayout::new::<()>(1, QUEUE_SIZE.into(), features)
             .map_err(|error| broken(NAME, error))?;
         let pages = Pages::new(layout.end_offset);
-        // SAFETY: the pages are this long, and live longer than the queue, by the rule above. That the device
-        // writes to what the queue takes for its own alone is how the crate is made: its transports do the same.
+        // SAFETY: the pages have this length and outlive the queue, by the rule above. The device writes to
+        // bytes that the queue holds as a slice; the transports of the crate do the same.
         let bytes = unsafe { pages.bytes() };
         let translator = translator().map_err(|error| broken(NAME, error))?;
         let mut queue =
@@ -61,7 +58,7 @@ impl Adapter {
             let mut addr = 0x10_0000;
             for segment in segments {
                 let len = segment.len as usize;
-                // Nobody touches the buffer's bytes.
+                // The bytes of the buffer are not accessed.
                 add(
                     iovec { iov_base: std::ptr::without_provenance_mut(addr), iov_len: len },
                     segment.writable,
@@ -88,7 +85,7 @@ impl Adapter {
 /// The translator of a vhost-user connection.
 fn translator() -> io::Result<Box<dyn IovaTranslator>> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Relaxed: a number of its own is all that is wanted.
+    // Relaxed: only uniqueness matters.
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("paravane-bench-{}-{number}", std::process::id()));
     let listener = UnixListener::bind(&path)?;
@@ -103,9 +100,9 @@ fn translator() -> io::Result<Box<dyn IovaTranslator>> {
     }
 }
 
-/// Answers each question with all bits that the connection needs, until it is closed.
+/// Answers each request with the bits that the connection needs, until it closes.
 fn serve(mut stream: UnixStream) -> io::Result<()> {
-    /// Protocol features are there: bit 30; and this version of virtio.
+    /// VERSION_1, and bit 30: protocol features.
     const FEATURES: u64 = 1 << 32 | 1 << 30;
     /// REPLY_ACK, CONFIG and CONFIGURE_MEM_SLOTS.
     const PROTOCOL: u64 = 1 << 3 | 1 << 9 | 1 << 15;
@@ -125,7 +122,7 @@ fn serve(mut stream: UnixStream) -> io::Result<()> {
             1 => FEATURES,
             15 => PROTOCOL,
             36 => 8,
-            // An acknowledgement, if one is wanted.
+            // An acknowledgement, if requested.
             _ if flags & 8 != 0 => 0,
             _ => continue,
         };
@@ -138,12 +135,12 @@ fn serve(mut stream: UnixStream) -> io::Result<()> {
     }
 }
 
-/// Whether it can do this case with one thread. It has neither indirect tables nor IN_ORDER.
+/// Whether the crate supports this case: no indirect tables, no IN_ORDER.
 pub(crate) fn has(case: Case) -> bool {
     !case.in_order && !case.indirect && (case.descriptors > 1 || !case.packed)
 }
 
-/// The subject of a single-threaded case.
+/// The subject of a case with one thread.
 pub(crate) struct Peer {
     adapter: Adapter,
     script: ScriptedDevice,
@@ -175,7 +172,7 @@ impl Subject for Peer {
             script.serve();
             let mut count = 0;
             while adapter.take().is_some() {
-                // It does not say how much was written, so the sum has what it should be.
+                // The crate does not report written lengths; add the expected one.
                 sum = sum.wrapping_add((*written).into());
                 count += 1;
             }

@@ -1,8 +1,8 @@
-//! The driver side of the crate virtio-drivers, with a platform on which sharing memory costs nothing.
+//! The driver side of the crate virtio-drivers, on a platform where sharing memory is free.
 //!
-//! It has no publication of its own: `add` stores the available index each time. Whoever pops must hand
-//! the same buffers in again, so its loop rebuilds the slices; that is part of its price. `peek_used` tells
-//! which buffer is next, as a driver that keeps several in flight needs it.
+//! `add` stores the available index each time. `pop_used` takes the buffers again, so the loop rebuilds
+//! their slices; this is part of the cost. `peek_used` names the next used buffer, as a driver with
+//! several buffers in flight needs it.
 use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE};
 use super::scripted::ScriptedDevice;
 use crate::BenchError;
@@ -18,24 +18,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const NAME: &str = "virtio-drivers";
 
-/// A platform where device addresses are the program's own and sharing is free.
+/// A platform where device addresses are those of the process, and sharing is free.
 struct Identity;
 
-// SAFETY: pages come zeroed and page-aligned from the allocator, unaliased until they are given back.
-// Sharing does nothing, and nobody but the caller touches a buffer.
+// SAFETY: pages come zeroed and page-aligned from the allocator, unaliased until deallocated. Sharing does
+// nothing, and only the caller touches a buffer.
 unsafe impl Hal for Identity {
     fn dma_alloc(pages: usize, _direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         Pages::new(pages * PAGE).into_raw()
     }
 
     unsafe fn dma_dealloc(_paddr: PhysAddr, vaddr: NonNull<u8>, pages: usize) -> i32 {
-        // SAFETY: the caller hands back what `dma_alloc` gave, with the same number of pages.
+        // SAFETY: the caller returns what `dma_alloc` gave, with the same number of pages.
         drop(unsafe { Pages::from_raw(vaddr, pages * PAGE) });
         0
     }
 
     unsafe fn mmio_phys_to_virt(_paddr: PhysAddr, _size: usize) -> NonNull<u8> {
-        unreachable!("only the PCI transport asks for this, and there is none")
+        unreachable!("only the PCI transport of the crate calls this")
     }
 
     #[inline]
@@ -47,7 +47,7 @@ unsafe impl Hal for Identity {
     unsafe fn unshare(_paddr: PhysAddr, _buffer: NonNull<[u8]>, _direction: BufferDirection) {}
 }
 
-/// A transport that only remembers where the rings are.
+/// A transport that records the addresses of the rings.
 #[derive(Default)]
 struct Recorder {
     avail: PhysAddr,
@@ -114,17 +114,17 @@ impl Transport for Recorder {
     }
 }
 
-/// A buffer of `R` segments that the device reads and `W` that it writes.
+/// A buffer of `R` readable and `W` writable segments.
 struct Buffer<const R: usize, const W: usize, const LEN: usize> {
     readable: [[u8; LEN]; R],
     writable: [[u8; LEN]; W],
 }
 
-/// The subject, for one shape of buffers.
+/// The subject for one shape of buffers.
 struct Peer<const R: usize, const W: usize, const LEN: usize> {
     queue: VirtQueue<Identity, { QUEUE_SIZE as usize }>,
     script: ScriptedDevice,
-    /// One for every chain of a batch.
+    /// One buffer per chain of a batch.
     buffers: Vec<Buffer<R, W, LEN>>,
 }
 
@@ -144,11 +144,11 @@ impl<const R: usize, const W: usize, const LEN: usize> Peer<R, W, LEN> {
             VirtQueue::new(&mut transport, 0, case.indirect, false).map_err(|error| broken(NAME, error))?;
         let ring_at = |addr: PhysAddr, len| {
             let ptr = NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize));
-            // SAFETY: the queue said that this ring lies here; it is as long as the specification says
-            // for this queue size (without the event field, which nobody uses), and lives as long as the
-            // queue, which is as long as the scripted device.
+            // SAFETY: the queue reported this address. The ring has the length of the specification for
+            // this queue size (the event field is unused), and lives as long as the queue, which lives as
+            // long as the script.
             ptr.map(|ptr| unsafe { SharedMemory::new(ptr, len) })
-                .ok_or_else(|| broken(NAME, "a ring at address 0"))
+                .ok_or_else(|| broken(NAME, "a ring is at address 0"))
         };
         let size = usize::from(QUEUE_SIZE);
         let avail = ring_at(transport.avail, split::AVAIL_RING + size * split::AVAIL_ENTRY)?;
@@ -167,14 +167,14 @@ impl<const R: usize, const W: usize, const LEN: usize> Subject for Peer<R, W, LE
             for buffer in &mut *buffers {
                 let inputs = buffer.readable.each_ref().map(|segment| &segment[..]);
                 let mut outputs = buffer.writable.each_mut().map(|segment| &mut segment[..]);
-                // SAFETY: the buffer lives as long as the queue, and is next touched when it is popped.
+                // SAFETY: the buffer lives as long as the queue, and is not touched until it is popped.
                 unsafe { queue.add(&inputs, &mut outputs) }.map_err(|error| broken(NAME, error))?;
             }
             sum = sum.wrapping_add(queue.should_notify().into());
             script.serve();
             let mut count = 0;
             while let Some(token) = queue.peek_used() {
-                // The scripted device keeps the order, so the next buffer used is the next one added.
+                // The script keeps the order, so the next used buffer is the next one added.
                 let Some(buffer) = buffers.get_mut(count) else { break };
                 let inputs = buffer.readable.each_ref().map(|segment| &segment[..]);
                 let mut outputs = buffer.writable.each_mut().map(|segment| &mut segment[..]);

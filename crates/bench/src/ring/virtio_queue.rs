@@ -1,8 +1,8 @@
 //! The device side of the crate virtio-queue, over vm-memory's mapped memory of one region.
 //!
-//! Of its ways to take chains this is the cheapest: one `iter` a batch (a `pop_descriptor_chain` a chain
-//! reads the available index every time), with memory by plain reference. The iterator borrows the queue,
-//! so heads and lengths are kept until it is gone. `add_used` publishes each chain; there is no other way.
+//! It takes chains in the cheapest way that the crate offers: one `iter` per batch, with memory by plain
+//! reference (`pop_descriptor_chain` reads the available index for each chain). The iterator borrows the
+//! queue, so heads and lengths are kept until it is dropped. `add_used` publishes each chain.
 use super::case::{Case, QUEUE_SIZE};
 use super::scripted::{ScriptedDriver, map};
 use crate::BenchError;
@@ -29,7 +29,7 @@ impl Peer {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), map::SIZE)])
             .map_err(|error| broken(NAME, error))?;
         let host = memory.get_host_address(GuestAddress(0)).map_err(|error| broken(NAME, error))?;
-        let host = NonNull::new(host).ok_or_else(|| broken(NAME, "its memory is at address 0"))?;
+        let host = NonNull::new(host).ok_or_else(|| broken(NAME, "guest memory is at address 0"))?;
         // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is longer
         // than the users of the area; vm-memory itself makes no references to its bytes.
         let shared = unsafe { SharedMemory::new(host, map::SIZE) };
@@ -40,7 +40,7 @@ impl Peer {
         queue.set_used_ring_address(Some(map::USED as u32), Some(0));
         queue.set_ready(true);
         if !queue.is_valid(&memory) {
-            return Err(broken(NAME, "it finds its queue invalid"));
+            return Err(broken(NAME, "Queue::is_valid returns false"));
         }
         Ok(Self { queue, taken: Vec::with_capacity(case.batch.into()), script, size: case.batch, memory })
     }

@@ -17,7 +17,7 @@ pub(crate) struct Case {
 /// How the buffers flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// As many buffers outstanding as the ring holds, published in batches of this many.
+    /// As many buffers outstanding as the ring holds, published in batches of this size.
     Stream(u16),
     /// One buffer outstanding.
     RoundTrip,
@@ -39,8 +39,10 @@ impl Case {
         cases
     }
 
-    /// The negotiated features. EVENT_IDX is among them as in ringtest: the question whether to notify then
-    /// reads a field that the other side leaves alone, and not the cache line of the index that it stores.
+    /// The negotiated features.
+    ///
+    /// EVENT_IDX is one of them, as in ringtest: deciding whether to notify then reads a field that the
+    /// other side does not write, not the cache line of its index.
     pub(crate) fn features(self) -> u64 {
         ring_features(self.packed, self.in_order) | feature::EVENT_IDX
     }
@@ -53,7 +55,7 @@ impl Case {
         }
     }
 
-    /// Most buffers on their way.
+    /// Most buffers outstanding.
     pub(crate) fn outstanding(self) -> u16 {
         match self.flow {
             Flow::Stream(_) => QUEUE_SIZE,

@@ -1,4 +1,4 @@
-//! The two ends of a stream: ours, and how a pair of ends is made.
+//! Paravane's driver and device as the ends of a stream.
 use super::super::case::{BUFFER, QUEUE_SIZE};
 
 use super::case::Case;
@@ -11,19 +11,19 @@ use paravane_ring::driver::{self, DriverConfig};
 use paravane_ring::{DmaArea, QueueAddresses, Segment};
 use std::hint::black_box;
 
-/// Our driver's layout of the queue.
+/// The configuration of the driver's queue.
 pub(crate) fn layout(case: Case) -> Result<DriverConfig, BenchError> {
     DriverConfig::new(QUEUE_SIZE, 0, case.features()).map_err(|error| broken(PARAVANE, error))
 }
 
-/// Our driver, alone on its cache lines.
+/// Paravane's driver, alone on its cache lines.
 #[repr(align(128))]
 pub(super) struct ParavaneDriver {
     queue: driver::Queue,
 }
 
 impl ParavaneDriver {
-    /// Lays the queue out in `memory`, which must outlive it.
+    /// Lays out the queue in `memory`, which must outlive it.
     pub(super) fn new(layout: DriverConfig, memory: DmaArea) -> Result<(Self, QueueAddresses), BenchError> {
         let (mut queue, addresses) =
             driver::Queue::new(layout, memory).map_err(|error| broken(PARAVANE, error))?;
@@ -36,11 +36,11 @@ impl DriverEnd for ParavaneDriver {
     fn drive(&mut self, total: u64, case: Case, wait: Wait<'_>) -> Result<u64, BenchError> {
         let queue = &mut self.queue;
         let (batch, outstanding) = (u64::from(case.batch()), u64::from(case.outstanding()));
-        // Nobody touches the buffer's bytes.
+        // The bytes of the buffer are not accessed.
         let buffer = [Segment { addr: 0x10_0000, len: BUFFER as u32 }];
         let (mut added, mut taken, mut spins) = (0u64, 0u64, 0u64);
         while taken < total {
-            // A whole batch, or what is left.
+            // A whole batch, or the rest.
             let next = batch.min(total - added);
             if next > 0 && added - taken + next <= outstanding {
                 for _ in 0..next {
@@ -49,7 +49,7 @@ impl DriverEnd for ParavaneDriver {
                 black_box(queue.publish());
                 added += next;
             } else {
-                // Nothing else to do than to wait for a buffer.
+                // Wait for a used buffer.
                 spins += wait.until(|| match queue.pop_used() {
                     Ok(Some(used)) => {
                         black_box(used);
@@ -70,7 +70,9 @@ impl DriverEnd for ParavaneDriver {
     }
 }
 
-/// The device's side of the queue at `addresses`. `area` has the device address `base`, and must outlive it.
+/// Activates the device side of the queue at `addresses`.
+///
+/// `area` starts at device address `base` and must outlive the queue.
 pub(crate) fn activate(
     case: Case,
     addresses: QueueAddresses,
@@ -82,14 +84,14 @@ pub(crate) fn activate(
     let [desc, driver, device] = config.areas().map(|request| {
         area.slice((request.addr - base) as usize, request.len).expect("the driver laid the queue out here")
     });
-    // SAFETY: the areas are what was asked for, in memory that the caller keeps longer than the queue.
+    // SAFETY: the areas are those that `areas` requests, in memory that the caller keeps longer than the queue.
     let mut queue =
         unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(PARAVANE, error))?;
     queue.disable_kicks();
     Ok(queue)
 }
 
-/// Our device, alone on its cache lines.
+/// Paravane's device, alone on its cache lines.
 #[repr(align(128))]
 pub(crate) struct ParavaneDevice {
     queue: device::Queue,
@@ -97,7 +99,7 @@ pub(crate) struct ParavaneDevice {
 }
 
 impl ParavaneDevice {
-    /// Takes the queue at `addresses` into use. `area` has the device address `base`, and must outlive it.
+    /// Serves the queue at `addresses`; see [`activate`].
     pub(crate) fn new(
         case: Case,
         addresses: QueueAddresses,

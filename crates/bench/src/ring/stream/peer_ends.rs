@@ -1,4 +1,4 @@
-//! Published crates as one end of a stream, with ours as the other.
+//! Published crates as one end of a stream, with Paravane as the other.
 use super::super::case::{BUFFER, QUEUE_SIZE, SegmentShape};
 use super::super::virtio_driver::{self, Adapter};
 use super::case::Case;
@@ -16,14 +16,14 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 const VIRTIO_QUEUE: &str = "virtio-queue";
 
-/// Our driver, and the device of virtio-queue.
+/// Paravane's driver and the device of virtio-queue.
 pub(super) fn with_virtio_queue(case: Case) -> Result<Box<Pair>, BenchError> {
     let layout = layout(case)?;
     let size = layout.memory().next_multiple_of(crate::memory::PAGE);
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)])
         .map_err(|error| broken(VIRTIO_QUEUE, error))?;
     let host = memory.get_host_address(GuestAddress(0)).map_err(|error| broken(VIRTIO_QUEUE, error))?;
-    let host = NonNull::new(host).ok_or_else(|| broken(VIRTIO_QUEUE, "its memory is at address 0"))?;
+    let host = NonNull::new(host).ok_or_else(|| broken(VIRTIO_QUEUE, "guest memory is at address 0"))?;
     // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is longer than the
     // two ends; vm-memory itself makes no references to its bytes.
     let area = unsafe { SharedMemory::new(host, size) }.area();
@@ -32,7 +32,7 @@ pub(super) fn with_virtio_queue(case: Case) -> Result<Box<Pair>, BenchError> {
     Ok(Pair::new(driver, device, memory))
 }
 
-/// The device of virtio-queue; see [`super::super::virtio_queue`] on why `iter`.
+/// The device of virtio-queue; [`super::super::virtio_queue`] says why it uses `iter`.
 #[repr(align(128))]
 struct VirtioQueue {
     queue: Queue,
@@ -50,7 +50,7 @@ impl VirtioQueue {
         queue.set_event_idx(true);
         queue.set_ready(true);
         if !queue.is_valid(&memory) {
-            return Err(broken(VIRTIO_QUEUE, "it finds its queue invalid"));
+            return Err(broken(VIRTIO_QUEUE, "Queue::is_valid returns false"));
         }
         queue.disable_notification(&memory).map_err(|error| broken(VIRTIO_QUEUE, error))?;
         Ok(Self { queue, taken: Vec::with_capacity(case.batch().into()), memory })
@@ -87,7 +87,7 @@ impl DeviceEnd for VirtioQueue {
     }
 }
 
-/// The driver of virtio-driver, and our device.
+/// The driver of virtio-driver and Paravane's device.
 pub(super) fn with_virtio_driver(case: Case) -> Result<Box<Pair>, BenchError> {
     let (driver, addresses, pages) = Adapter::new(case.features())?;
     let area = pages.shared().area();

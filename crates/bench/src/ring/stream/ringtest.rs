@@ -1,12 +1,12 @@
-//! The programs of Linux's `tools/virtio/ringtest`, run as they are beside our streams.
+//! The programs of Linux's `tools/virtio/ringtest`, unmodified.
 //!
-//! They are built by `scripts/ringtest` from the kernel's source package and are not part of this program. One
-//! run starts one with as many cycles as the run has operations, its guest (the driver) and host (the device)
-//! on the CPUs of our two sides and in the same scheduling class, and takes the time from its start to its end
-//! less what a start with a single cycle takes.
+//! `scripts/ringtest` builds them from the kernel's source package; this program does not include them. A
+//! run starts a program with as many cycles as the run has operations. Its guest (the driver) and host (the
+//! device) use the same CPUs and scheduling class as the streams. The time of a start with a single cycle is
+//! subtracted.
 //!
-//! ringtest publishes each buffer; its `--batch` only says how often it would kick, which it does not without
-//! `--sleep`. So its figures in a case with batches are those of the same work without batches.
+//! ringtest publishes each buffer. `--batch` only sets how often it kicks, and it does not kick without
+//! `--sleep`. Its figures in a case with batches are therefore those without batches.
 use super::case::Case;
 use super::run::{PATIENCE, RunTimes};
 use crate::BenchError;
@@ -20,14 +20,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Names the folder with the programs.
+/// Environment variable with the folder of the programs.
 const ENV: &str = "PARAVANE_RINGTEST";
-/// Where the script puts them, from the root of the repository.
+/// Folder where the script puts them, from the root of the repository.
 const FOLDER: &str = "target/ringtest";
-/// What is said where they are not.
-pub(crate) const MISSING: &str = "ringtest's rows are missing: `scripts/ringtest` builds its programs into target/ringtest; the variable PARAVANE_RINGTEST names another folder.";
+/// The note of a table without them.
+pub(crate) const MISSING: &str = "ringtest: not found; build it with scripts/ringtest (into target/ringtest), or set PARAVANE_RINGTEST to its folder.";
 
-/// Name in results, program, layout, in order.
+/// Name in results, program, packed, in order.
 const PROGRAMS: [(&str, &str, bool, bool); 4] = [
     ("ringtest/virtio_ring_0_9", "virtio_ring_0_9", false, false),
     ("ringtest/virtio_ring_poll", "virtio_ring_poll", false, false),
@@ -49,7 +49,7 @@ pub(crate) fn is_program(subject: &str) -> bool {
     PROGRAMS.iter().any(|(name, ..)| *name == subject)
 }
 
-/// The programs that do the work of `case` and have been built.
+/// The programs for `case` that have been built.
 pub(crate) fn programs(case: Case, cpus: [usize; 2]) -> Vec<Program> {
     let folder = std::env::var_os(ENV).map_or_else(|| PathBuf::from(FOLDER), PathBuf::from);
     programs_in(&folder, case, cpus)
@@ -70,15 +70,15 @@ fn programs_in(folder: &Path, case: Case, cpus: [usize; 2]) -> Vec<Program> {
 }
 
 impl Program {
-    /// Its name in results.
+    /// Name in results.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Runs it for `total` operations.
+    /// Runs the program for `total` operations.
     ///
     /// # Errors
-    /// It does not start, fails, or takes too long.
+    /// The program does not start, fails, or takes too long.
     pub(crate) fn run_once(&self, placement: &ThreadPlacement, total: u64) -> Result<RunTimes, BenchError> {
         let empty = self.run(placement, 1)?;
         let full = self.run(placement, total)?;
@@ -89,9 +89,9 @@ impl Program {
     fn run(&self, placement: &ThreadPlacement, cycles: u64) -> Result<(Duration, Duration), BenchError> {
         let failed = |what: &str, error: std::io::Error| broken(self.name, format_args!("{what}: {error}"));
         let cpu_before = children()?;
-        // The program inherits CPUs and class from the thread that starts it. It must not start on one CPU alone:
-        // its first thread would spin there in real time, and its second one would never be made.
-        let _cpus = Pinned::among(&self.cpus).ok_or_else(|| broken(self.name, "a CPU was refused"))?;
+        // The program inherits CPUs and class from this thread. On one CPU, its first thread would spin in
+        // real time, and never make the second one.
+        let _cpus = Pinned::among(&self.cpus).ok_or_else(|| broken(self.name, "the system refused a CPU"))?;
         let real_time = if placement.real_time { RealTime::enter() } else { None };
         let start = Instant::now();
         let mut child = Command::new(&self.path)
@@ -109,25 +109,25 @@ impl Program {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| failed("it does not start", error))?;
+            .map_err(|error| failed("cannot start", error))?;
         if let Some(real_time) = &real_time {
             real_time.raise();
         }
-        // It prints nothing. Its end closes the pipe, which is how it is waited for, with a limit.
+        // The program prints nothing. Its end closes the pipe; waiting for that has a time limit.
         let ended = child.stdout.as_ref().is_none_or(|pipe| {
             let mut pipe = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
             let limit = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
             matches!(poll(&mut pipe, limit), Ok(1..))
         });
         if !ended {
-            // It may have ended by itself since.
+            // Fails if the program has ended since.
             let _ = child.kill();
         }
-        let status = child.wait().map_err(|error| failed("it cannot be waited for", error))?;
+        let status = child.wait().map_err(|error| failed("cannot wait for it", error))?;
         let time = start.elapsed();
         drop(real_time);
         if !ended {
-            return Err(broken(self.name, "it does not come to an end"));
+            return Err(broken(self.name, "still running after 10 s"));
         }
         if !status.success() {
             return Err(broken(self.name, status));
@@ -138,8 +138,10 @@ impl Program {
 
 /// CPU time of the child processes that have ended.
 fn children() -> Result<Duration, BenchError> {
-    let usage: Usage = getrusage(UsageWho::RUSAGE_CHILDREN)
-        .map_err(|error| BenchError::Os { what: "read the children's CPU clock", source: error.into() })?;
+    let usage: Usage = getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| BenchError::Os {
+        what: "read the CPU time of child processes",
+        source: error.into(),
+    })?;
     let micros = |time: nix::sys::time::TimeVal| {
         Duration::from_secs(time.tv_sec().cast_unsigned())
             + Duration::from_micros(time.tv_usec().cast_unsigned())
@@ -166,7 +168,7 @@ mod tests {
         assert!(names(case).iter().all(|name| is_program(name)) && !is_program(crate::subject::PARAVANE));
     }
 
-    /// A folder without programs gives no subject; one that does not behave is an error, in bounded time.
+    /// A folder without programs gives no subject; a failing program is an error.
     #[test]
     fn what_is_not_ringtest_is_not_measured() {
         let case = Case { packed: true, in_order: false, flow: Flow::RoundTrip };

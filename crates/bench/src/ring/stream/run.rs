@@ -9,19 +9,21 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a run may take.
+/// Longest time of a run.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// What a side says that waited for one that is gone.
+/// The error of a side whose other side has ended.
 const ENDED: &str = "the other side ended early";
-/// Spins between two looks at the clock or at the other thread's end.
+/// Spins between two checks of the clock and of the other thread.
 const SPINS_A_LOOK: u32 = 1 << 12;
 
-/// The driver of a stream, on a thread of its own. One call a run, so that the loop is compiled for the queue.
+/// The driver of a stream, on a separate thread.
+///
+/// One call covers a run, so that the loop is compiled for the queue.
 pub(crate) trait DriverEnd: Send {
-    /// Moves `total` buffers and returns how often it found none used and waited.
+    /// Moves `total` buffers; returns how often it found none used and waited.
     ///
     /// # Errors
-    /// The queue refused, or the device does not answer.
+    /// The queue failed, or the device does not answer.
     fn drive(&mut self, total: u64, case: Case, wait: Wait<'_>) -> Result<u64, BenchError>;
 }
 
@@ -30,11 +32,11 @@ pub(crate) trait DeviceEnd: Send {
     /// Serves `total` buffers.
     ///
     /// # Errors
-    /// The queue refused, or the driver does not come.
+    /// The queue failed, or the driver does not answer.
     fn serve(&mut self, total: u64, wait: Wait<'_>) -> Result<(), BenchError>;
 }
 
-/// Two ends of one queue, and its memory.
+/// The two ends of a queue, and its memory.
 pub(crate) struct Pair {
     driver: Box<dyn DriverEnd>,
     device: Box<dyn DeviceEnd>,
@@ -42,7 +44,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Puts two ends together. `memory` is kept until they are gone.
+    /// Joins two ends. Keeps `memory` until both are dropped.
     pub(crate) fn new(
         driver: impl DriverEnd + 'static,
         device: impl DeviceEnd + 'static,
@@ -62,21 +64,21 @@ impl Pair {
     }
 }
 
-/// What one run has found.
+/// The figures of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunTimes {
     /// Wall time.
     pub(crate) time: Duration,
     /// CPU time of both sides.
     pub(crate) cpu: Duration,
-    /// Times that the driver found nothing used, and waited.
+    /// How often the driver found nothing used and waited.
     pub(crate) spins: u64,
 }
 
 /// Streams `total` buffers from `driver` to `device` and back.
 ///
 /// # Errors
-/// A side failed, or it took too long, or a pinned thread was refused its CPU.
+/// A side failed, the run took too long, or the system refused a CPU.
 pub(crate) fn run_once(
     driver: &mut dyn DriverEnd,
     device: &mut dyn DeviceEnd,
@@ -89,7 +91,9 @@ pub(crate) fn run_once(
     let wait = Wait { yields: placement.cpus.is_none(), over: &over };
     let side = |index: usize| -> Result<(Option<Pinned>, Option<RealTime>), BenchError> {
         let pinned = match placement.cpus {
-            Some(cpus) => Some(Pinned::to(cpus[index]).ok_or_else(|| broken(PARAVANE, "a CPU was refused"))?),
+            Some(cpus) => {
+                Some(Pinned::to(cpus[index]).ok_or_else(|| broken(PARAVANE, "the system refused a CPU"))?)
+            }
             None => None,
         };
         Ok((pinned, if placement.real_time { RealTime::enter() } else { None }))
@@ -119,7 +123,7 @@ pub(crate) fn run_once(
     });
     let ((time, cpu, spins), device_cpu) = match (driven, served) {
         (Ok(driven), Ok(served)) => (driven, served),
-        // One that merely saw the other end says less than why that one ended.
+        // Report the cause, not that the other side has ended.
         (Err(error), Err(other)) => {
             let merely = matches!(&error, BenchError::Subject { reason, .. } if reason == ENDED);
             return Err(if merely { other } else { error });
@@ -129,12 +133,12 @@ pub(crate) fn run_once(
     Ok(RunTimes { time, cpu: cpu + device_cpu, spins })
 }
 
-/// The result of a side, or that it panicked.
+/// The result of a side; an error if it panicked.
 fn join<T>(result: std::thread::Result<Result<T, BenchError>>) -> Result<T, BenchError> {
     result.unwrap_or_else(|_| Err(broken(PARAVANE, "a side panicked")))
 }
 
-/// Tells the other side that this one has come to its end, however it came to it.
+/// Tells the other side, when dropped, that this side has ended.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -152,10 +156,10 @@ pub(crate) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Waits until `ready` says yes, and returns how often it said no.
+    /// Waits until `ready` returns true; returns how often it returned false.
     ///
     /// # Errors
-    /// `ready` failed, or it took too long, or the other side has ended and `ready` still says no.
+    /// `ready` failed, the wait took too long, or the other side has ended.
     #[inline(always)]
     pub(crate) fn until(
         self,
@@ -164,7 +168,7 @@ impl Wait<'_> {
         let mut spins = 0u64;
         let mut looked: Option<Instant> = None;
         loop {
-            // Read first: what the other side did before its end is seen by the `ready` that follows.
+            // Read first: the `ready` that follows sees all that the other side did before it ended.
             let due = spins % u64::from(SPINS_A_LOOK) == u64::from(SPINS_A_LOOK) - 1;
             let over = due && self.over.load(Ordering::Acquire);
             if ready()? {
@@ -197,7 +201,7 @@ mod tests {
         struct Fails;
         impl DeviceEnd for Fails {
             fn serve(&mut self, _total: u64, _wait: Wait<'_>) -> Result<(), BenchError> {
-                Err(broken("nobody", "it does not want to"))
+                Err(broken("nobody", "fails"))
             }
         }
         struct Waits;

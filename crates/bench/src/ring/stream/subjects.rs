@@ -7,20 +7,21 @@ use crate::memory::Pages;
 use crate::subject::PARAVANE;
 use paravane_ring::DmaArea;
 
-/// The subjects of a case that run in this process, ours first.
+/// The subjects of a case that run in this process, `paravane` first.
 pub(crate) fn names(case: Case) -> Vec<&'static str> {
     let mut names = vec![PARAVANE];
-    // Neither knows IN_ORDER; virtio-queue has no packed ring, and virtio-driver's fails at one descriptor.
+    // Neither peer implements IN_ORDER. virtio-queue has no packed ring; virtio-driver's fails with one
+    // descriptor.
     if cfg!(feature = "peers") && !case.in_order && !case.packed {
         names.extend(["virtio-queue", "virtio-driver"]);
     }
     names
 }
 
-/// Makes the subject called `name`: ours at both ends, or a peer at one and ours at the other.
+/// Makes the subject called `name`: Paravane at both ends, or a peer at one.
 ///
 /// # Errors
-/// It could not be set up.
+/// The subject cannot be set up.
 pub(crate) fn pair(case: Case, name: &str) -> Result<Box<Pair>, BenchError> {
     match name {
         #[cfg(feature = "peers")]
