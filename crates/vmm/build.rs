@@ -50,12 +50,13 @@ fn build(guest: &Path, out: &Path) -> Result<Vec<u8>, String> {
             cargo.env_remove(name);
         }
     }
-    // These have the last word over every other way to give flags. The image is linked at a fixed
+    // The flags have the last word over every other way to give flags. The image is linked at a fixed
     // address and never unwinds; its build script looks for the abort.
     cargo.env(
         "CARGO_ENCODED_RUSTFLAGS",
         "-Crelocation-model=static\x1f-Cpanic=abort\x1f-Cforce-unwind-tables=no",
     );
+    cargo.args(["build", "--quiet", "--offline", "--config", "profile.toml", "--profile", "guest"]);
     let package = if guest.join("Cargo.toml.orig").exists() {
         let copy = out.join("guest");
         copy_package(guest, &copy).map_err(|error| format!("{}: {error}", copy.display()))?;
@@ -71,7 +72,6 @@ fn build(guest: &Path, out: &Path) -> Result<Vec<u8>, String> {
     cargo
         // Configuration files are looked for from here upwards.
         .current_dir(&package)
-        .args(["build", "--quiet", "--offline", "--config", "profile.toml", "--profile", "guest"])
         .args(["--bin", BINARY, "--features", "image", "--target", TARGET])
         .arg("--target-dir")
         .arg(&target_dir);

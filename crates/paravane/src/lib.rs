@@ -16,6 +16,7 @@
 //! | `vhost` (default) | `vhost` | vhost-user exports: a device for another VMM |
 //! | `kvm` | `notify` | ioeventfd, irqfd and MSI on a VM of the crate kvm-ioctls |
 //! | `vm-memory` | `dma` | guest memory in the traits of the crate vm-memory |
+//! | `full` | | all of these |
 //!
 //! A guest or firmware switches the default off: `default-features = false, features = ["driver"]`.
 //!

@@ -221,7 +221,9 @@ impl BackEnd for Tap {
         let socket = UnixDatagram::unbound().ok()?;
         let mut request = request(Some(self.name()), 0);
         // SAFETY: SIOCGIFMTU reads and writes a struct ifreq, which outlives the call.
-        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &mut request) } as isize).ok()?;
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &mut request) }
+            as isize)
+        .ok()?;
         // SAFETY: the call has written this field of the union.
         u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
     }
