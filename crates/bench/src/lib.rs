@@ -18,6 +18,7 @@ mod blk;
 #[cfg(feature = "peers")]
 mod builds;
 mod clock;
+#[cfg(feature = "peers")]
 mod daemon;
 mod dma;
 mod error;

@@ -129,7 +129,9 @@ impl ThreadPlacement {
 
 /// Puts the calling thread into a scheduling class.
 fn schedule(policy: libc::c_int, sched_priority: libc::c_int) -> bool {
-    let parameter = libc::sched_param { sched_priority };
+    // SAFETY: plain integers, of which musl has more than glibc. Zero is a value of each.
+    let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameter.sched_priority = sched_priority;
     // SAFETY: the kernel reads one structure, which lives during the call; 0 is the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
 }

@@ -5,7 +5,7 @@ use crate::rig::{self, DISK, Rig};
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::{Device, MappedQueue, QueueHandler, ServeError, Served};
 use paravane_spec::vhost_user::{ConfigAccess, request};
-use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
+use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError, ExportStatus};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -138,6 +138,7 @@ fn has_ended(export: Export, folder: &Path, words: &str, leaks: bool) {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(UnixStream::connect(&socket).is_err());
+    assert!(matches!(export.join(), Err(ExportError::Failed(message)) if message == words));
     export.stop();
 }
 

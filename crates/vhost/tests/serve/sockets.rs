@@ -28,3 +28,20 @@ fn a_socket_is_private_and_goes_with_its_export() {
     assert!(matches!(Export::start(config, disk()), Err(ExportError::NotASocket { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
+
+#[test]
+fn joining_waits_for_a_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ExportConfig::new("joined", Endpoint::Listen(folder.path().join("s")));
+    let export = Export::start(config, Box::new(paravane_device::rng::Rng::new())).unwrap();
+    std::thread::scope(|scope| {
+        let joined = [0, 1].map(|_| scope.spawn(|| export.join()));
+        assert!(!export.has_ended());
+        export.begin_stop();
+        for thread in joined {
+            thread.join().unwrap().unwrap();
+            assert!(export.has_ended());
+        }
+    });
+    assert!(!folder.path().join("s").exists());
+}

@@ -160,18 +160,23 @@ const ALLOWED_OLDER: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLDER: &[c_long] = &[];
 
+/// Number of a request of ioctl(2), which is signed in musl and unsigned in glibc.
+const fn request(number: libc::Ioctl) -> u64 {
+    number as u32 as u64
+}
+
 /// Allowed requests of ioctl(2): TAP devices, block devices, non-blocking descriptors. None for
 /// terminals.
 const IOCTLS: &[u64] = &[
-    libc::FIONBIO,
-    libc::TUNSETIFF,
-    libc::TUNGETIFF,
-    libc::TUNGETFEATURES,
-    libc::TUNSETQUEUE,
-    libc::TUNSETOFFLOAD,
-    libc::TUNSETVNETHDRSZ,
-    libc::TUNSETVNETLE,
-    libc::SIOCGIFMTU,
+    request(libc::FIONBIO),
+    request(libc::TUNSETIFF),
+    request(libc::TUNGETIFF),
+    request(libc::TUNGETFEATURES),
+    request(libc::TUNSETQUEUE),
+    request(libc::TUNSETOFFLOAD),
+    request(libc::TUNSETVNETHDRSZ),
+    request(libc::TUNSETVNETLE),
+    request(libc::SIOCGIFMTU as libc::Ioctl),
     // linux/fs.h: BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOMIN, BLKIOOPT, BLKDISCARD, BLKZEROOUT.
     0x8008_1272,
     0x1268,
