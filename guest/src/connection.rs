@@ -1,9 +1,9 @@
 //! How a device is reached: the transport that the VMM chose, seen through the platform.
 use crate::Platform;
 use crate::report::KickPage;
-use crate::window::{Space, Window};
+use crate::space::Space;
 use alloc::vec::Vec;
-use paravane_driver::mmio::Mmio;
+use paravane_driver::mmio::{Mmio, Window};
 use paravane_driver::pci::{Ecam, Function, Pci};
 use paravane_driver::{DriverError, Message, Transport};
 use paravane_spec::builtin::{
@@ -23,7 +23,7 @@ pub(crate) struct Connection<'p, P> {
 
 /// The registers of one device, on whatever transport. Which one it is costs a branch an access.
 enum Registers<'p, P> {
-    Mmio(Mmio<Window<'p, P>>),
+    Mmio(Mmio<Window<Space<'p, P>>>),
     Pci(Pci<Space<'p, P>>),
 }
 
@@ -67,11 +67,11 @@ impl<'p, P: Platform> Registers<'p, P> {
                 Self::Pci(pci)
             }
             transport::MMIO_MSI => {
-                let mut mmio = Mmio::new(Window::new(platform, entry.base, mmio_msi::WINDOW))?;
+                let mut mmio = Mmio::new(Window::new(Space(platform), entry.base, mmio_msi::WINDOW))?;
                 mmio.use_messages(messages(entry));
                 Self::Mmio(mmio)
             }
-            _ => Self::Mmio(Mmio::new(Window::new(platform, entry.base, mmio::WINDOW))?),
+            _ => Self::Mmio(Mmio::new(Window::new(Space(platform), entry.base, mmio::WINDOW))?),
         })
     }
 }

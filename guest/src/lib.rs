@@ -26,11 +26,11 @@ pub mod pattern;
 mod ping;
 mod program;
 mod report;
+mod space;
 mod stream;
-mod window;
 mod worker;
 
-pub use paravane_driver::{Area, DmaArea};
+pub use paravane_driver::{Area, DmaArea, Space, VolatileSpace};
 use paravane_spec::builtin::{CONTROL_BASE, control};
 
 /// What the guest program needs from the machine it runs on.

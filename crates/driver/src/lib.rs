@@ -9,7 +9,8 @@
 //! The device is hostile: nothing it says is trusted without a check. What a device may do at worst is to
 //! give wrong data; it can neither make a driver panic nor keep it in a loop.
 #![no_std]
-#![forbid(unsafe_code)]
+// Only `space`, and the constructor of its registers, reach device memory through raw pointers.
+#![deny(unsafe_code)]
 extern crate alloc;
 
 pub mod blk;
@@ -22,11 +23,13 @@ pub mod pci;
 mod pool;
 pub mod rng;
 mod slots;
+mod space;
 mod transport;
 mod virtio;
 
 pub use error::DriverError;
 pub use paravane_ring::{Area, DmaArea};
 pub use pool::Pool;
+pub use space::{Space, VolatileSpace};
 pub use transport::{Message, Transport};
 pub use virtio::{NotReset, Virtio};

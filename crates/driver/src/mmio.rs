@@ -10,7 +10,7 @@
 //!    |                                                             v and the wired interrupt is used
 //!  in use                                                        wired
 //! ```
-use crate::{DriverError, Message, Transport};
+use crate::{DriverError, Message, Space, Transport, VolatileSpace};
 use alloc::vec::Vec;
 use paravane_spec::mmio_msi::{self as msi, command, state};
 use paravane_spec::queue::QueueAddresses;
@@ -29,6 +29,61 @@ pub trait Registers {
     /// How many bytes are the device's, as firmware tells. Nothing beyond is touched, whatever the device says.
     fn window(&self) -> u64 {
         mmio::WINDOW
+    }
+}
+
+/// The registers of a device in a [`Space`].
+#[derive(Clone, Copy, Debug)]
+pub struct Window<S> {
+    space: S,
+    base: u64,
+    len: u64,
+}
+
+/// The registers of a device in memory that the processor reaches by loads and stores.
+pub type VolatileRegisters = Window<VolatileSpace>;
+
+impl<S: Space> Window<S> {
+    /// The `len` bytes at address `base`, as firmware tells both. Registers of a device without our extension take
+    /// [`mmio::WINDOW`] bytes.
+    #[must_use]
+    pub const fn new(space: S, base: u64, len: u64) -> Self {
+        Self { space, base, len }
+    }
+}
+
+impl VolatileRegisters {
+    /// The `len` bytes that are mapped at `registers`.
+    ///
+    /// # Safety
+    /// As for [`VolatileSpace::new`], with these bytes as its range.
+    #[must_use]
+    #[allow(unsafe_code, reason = "passes a promise on")]
+    pub const unsafe fn at(registers: *mut u8, len: u64) -> Self {
+        // SAFETY: the caller's promise is the same.
+        Self { space: unsafe { VolatileSpace::new(registers, 0..len) }, base: 0, len }
+    }
+}
+
+impl<S: Space> Registers for Window<S> {
+    fn read32(&self, offset: u64) -> u32 {
+        self.space.read32(self.base.wrapping_add(offset))
+    }
+
+    fn write32(&self, offset: u64, value: u32) {
+        self.space.write32(self.base.wrapping_add(offset), value);
+    }
+
+    fn read16(&self, offset: u64) -> u16 {
+        self.space.read16(self.base.wrapping_add(offset))
+    }
+
+    fn read8(&self, offset: u64) -> u8 {
+        self.space.read8(self.base.wrapping_add(offset))
+    }
+
+    fn window(&self) -> u64 {
+        self.len
     }
 }
 

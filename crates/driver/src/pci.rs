@@ -9,8 +9,8 @@
 //! The device is hostile here as well: the list of capabilities is followed for a bounded number of steps; every structure
 //! that it names must lie in the part of memory that is PCI's, as firmware says, so a BAR that claims to be RAM is not
 //! touched; and what must read back is read back.
-pub use crate::Message;
 use crate::{DriverError, Transport};
+pub use crate::{Message, Space};
 use alloc::vec::Vec;
 use core::ops::Range;
 use paravane_spec::mmio::{INT_CONFIG_CHANGE, INT_USED_BUFFER};
@@ -18,22 +18,6 @@ use paravane_spec::pci::{
     self, NO_VECTOR, NO_VENDOR, bar, cap, capability, command, common, ecam, header, msix,
 };
 use paravane_spec::queue::QueueAddresses;
-
-/// Access to memory that is not RAM, naturally aligned; addresses are the machine's.
-pub trait Space {
-    /// Reads 8 bits.
-    fn read8(&self, addr: u64) -> u8;
-    /// Reads 16 bits.
-    fn read16(&self, addr: u64) -> u16;
-    /// Reads 32 bits.
-    fn read32(&self, addr: u64) -> u32;
-    /// Writes 8 bits.
-    fn write8(&self, addr: u64, value: u8);
-    /// Writes 16 bits.
-    fn write16(&self, addr: u64, value: u16);
-    /// Writes 32 bits.
-    fn write32(&self, addr: u64, value: u32);
-}
 
 /// The configuration spaces of bus 0 in memory, and where its devices may be, as firmware tells both.
 #[derive(Clone, Debug)]

@@ -1,5 +1,13 @@
 //! The block driver with an honest device.
 mod fake;
+#[path = "../examples/polled_blk.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    unused_attributes,
+    reason = "a library of its own; only memory is missing here"
+)]
+mod polled_blk;
 
 use fake::{Answer, Device, SECTORS};
 use paravane_driver::DriverError;
@@ -222,4 +230,19 @@ fn a_read_only_disk_is_not_written_to() {
         Err(DriverError::Request(_))
     ));
     assert_eq!(one(&device, &mut disk, Request::Flush), Ok(blk::S_OK));
+}
+
+#[test]
+fn the_polled_example_reads_sectors() {
+    let (device, mut pool) = Device::disk();
+    {
+        let mut state = device.0.borrow_mut();
+        state.serves_kicks = true;
+        state.disk[3 * 512..5 * 512].fill(0x5a);
+    }
+    let mut sectors = [0; 1024];
+    assert_eq!(polled_blk::read(device.transport(), &mut pool, 3, &mut sectors), Ok(()));
+    assert_eq!(sectors, [0x5a; 1024]);
+    let beyond = polled_blk::read(device.transport(), &mut pool, SECTORS, &mut sectors);
+    assert!(matches!(beyond, Err(DriverError::Request(_))), "{beyond:?}");
 }

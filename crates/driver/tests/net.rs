@@ -1,4 +1,13 @@
 //! The network card driver, against a device that is honest, and one that lies, one named lie a test.
+#[path = "../examples/polled_net.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    unused_attributes,
+    reason = "a library of its own; only memory is missing here"
+)]
+mod polled_net;
+
 use paravane_driver::net::{Net, NetOptions};
 use paravane_driver::{Area, DmaArea, DriverError, Pool, Transport};
 use paravane_ring::device::{Batch, Queue, QueueConfig};
@@ -27,6 +36,8 @@ struct State {
     addresses: HashMap<u16, QueueAddresses>,
     live: HashMap<u16, Queue>,
     kicks: Vec<u16>,
+    /// Every frame sent on pair 0 comes back before the kick returns.
+    echoes: bool,
     ram: DmaArea,
 }
 
@@ -53,6 +64,7 @@ impl Card {
             addresses: HashMap::new(),
             live: HashMap::new(),
             kicks: Vec::new(),
+            echoes: false,
             ram,
         };
         (Self(Rc::new(RefCell::new(state))), Pool::new(ram))
@@ -158,6 +170,11 @@ impl Transport for Card {
     }
     fn notify(&self, index: u16, _data: Option<u32>) {
         self.0.borrow_mut().kicks.push(index);
+        if index == 1 && self.0.borrow().echoes {
+            while let Some(sent) = self.sent(1) {
+                self.give(0, &sent[HEADER..], 2048);
+            }
+        }
     }
     fn take_causes(&self) -> u32 {
         std::mem::take(&mut self.0.borrow_mut().causes)
@@ -514,4 +531,13 @@ fn small_queues_make_fewer_slots() {
         }
         assert_eq!(sent, [0, 1, 2, 2, 4][most.min(4) as usize], "a queue of {most}");
     }
+}
+
+#[test]
+fn the_polled_example_gets_an_answer() {
+    let (card, mut pool) = Card::new(ALL);
+    card.0.borrow_mut().echoes = true;
+    let (frame, mut answer) = ([7; 60], [0; 2048]);
+    assert_eq!(polled_net::exchange(card.clone(), &mut pool, &frame, &mut answer), Ok(60));
+    assert_eq!(answer[..60], frame);
 }

@@ -4,8 +4,10 @@ use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-use paravane_guest::{Area, DmaArea, Platform};
-use paravane_spec::builtin::{BOOT_INFO, BootInfo, IRQ_COUNT, IRQ_VECTOR_BASE, REPORT_BASE, WAIT_VECTOR};
+use paravane_guest::{Area, DmaArea, Platform, Space, VolatileSpace};
+use paravane_spec::builtin::{
+    BOOT_INFO, BootInfo, IRQ_COUNT, IRQ_VECTOR_BASE, MMIO_BASE, REPORT_BASE, WAIT_VECTOR,
+};
 
 /// I/O APIC: selects a register.
 const IOAPIC_SELECT: u64 = 0xfec0_0000;
@@ -45,61 +47,16 @@ impl Machine {
         TAKEN.load(Relaxed)
     }
 
-    /// Reads device memory with one plain MOV, which every VMM can decode.
-    fn read32(addr: u64) -> u32 {
-        if addr >= MAPPED {
-            return u32::MAX;
-        }
-        let value;
-        // SAFETY: the program gives addresses of devices only, where no Rust object lies; the VMM's page
-        // tables map all of the first 4 GiB for ring 3.
-        unsafe { asm!("mov {0:e}, dword ptr [{1}]", out(reg) value, in(reg) addr, options(nostack)) };
-        value
-    }
-
-    fn read16(addr: u64) -> u16 {
-        if addr >= MAPPED {
-            return u16::MAX;
-        }
-        let value;
-        // SAFETY: as in `read32`.
-        unsafe { asm!("mov {0:x}, word ptr [{1}]", out(reg) value, in(reg) addr, options(nostack)) };
-        value
-    }
-
-    fn read8(addr: u64) -> u8 {
-        if addr >= MAPPED {
-            return u8::MAX;
-        }
-        let value;
-        // SAFETY: as in `read32`.
-        unsafe { asm!("mov {0}, byte ptr [{1}]", out(reg_byte) value, in(reg) addr, options(nostack)) };
-        value
+    /// The memory of all devices. It is accessed with plain MOVs, which every VMM can decode.
+    fn devices() -> VolatileSpace {
+        // SAFETY: the VMM's page tables map all of the first 4 GiB for ring 3; RAM ends below the first device, and what
+        // lies above it is devices or nothing. They reach RAM only as their drivers tell them.
+        unsafe { VolatileSpace::new(MMIO_BASE as *mut u8, MMIO_BASE..MAPPED) }
     }
 
     /// Writes device memory.
-    fn write16(addr: u64, value: u16) {
-        if addr < MAPPED {
-            // SAFETY: as in `write32`.
-            unsafe { asm!("mov word ptr [{1}], {0:x}", in(reg) value, in(reg) addr, options(nostack)) };
-        }
-    }
-
-    /// Writes device memory.
-    fn write8(addr: u64, value: u8) {
-        if addr < MAPPED {
-            // SAFETY: as in `write32`.
-            unsafe { asm!("mov byte ptr [{1}], {0}", in(reg_byte) value, in(reg) addr, options(nostack)) };
-        }
-    }
-
-    /// Writes device memory with one plain MOV.
     pub(crate) fn write32(addr: u64, value: u32) {
-        if addr >= MAPPED {
-            return;
-        }
-        // SAFETY: as in `read32`. The statement clobbers memory, so what was stored before is stored first.
-        unsafe { asm!("mov dword ptr [{1}], {0:e}", in(reg) value, in(reg) addr, options(nostack)) };
+        Self::devices().write32(addr, value);
     }
 
     /// Sleeps until the count of interrupts is no longer `seen`.
@@ -113,7 +70,7 @@ impl Machine {
 
 impl Platform for Machine {
     fn mmio_read32(&self, addr: u64) -> u32 {
-        Self::read32(addr)
+        Self::devices().read32(addr)
     }
 
     fn mmio_write32(&self, addr: u64, value: u32) {
@@ -121,19 +78,19 @@ impl Platform for Machine {
     }
 
     fn mmio_read8(&self, addr: u64) -> u8 {
-        Self::read8(addr)
+        Self::devices().read8(addr)
     }
 
     fn mmio_read16(&self, addr: u64) -> u16 {
-        Self::read16(addr)
+        Self::devices().read16(addr)
     }
 
     fn mmio_write16(&self, addr: u64, value: u16) {
-        Self::write16(addr, value);
+        Self::devices().write16(addr, value);
     }
 
     fn mmio_write8(&self, addr: u64, value: u8) {
-        Self::write8(addr, value);
+        Self::devices().write8(addr, value);
     }
 
     fn ram(&self, addr: u64, len: usize) -> Option<DmaArea> {

@@ -66,6 +66,8 @@ pub(crate) struct State {
     pub(crate) interrupt: u32,
     pub(crate) acknowledged: u32,
     pub(crate) kicks: u32,
+    /// Every kick is served before its write returns.
+    pub(crate) serves_kicks: bool,
     /// How often QueueReset still reads 1.
     pub(crate) resetting: u32,
     /// Every write, in order.
@@ -114,6 +116,7 @@ impl Device {
             interrupt: 0,
             acknowledged: 0,
             kicks: 0,
+            serves_kicks: false,
             resetting: 0,
             writes: Vec::new(),
             disk: vec![0; (SECTORS * 512) as usize],
@@ -396,7 +399,11 @@ impl Registers for Device {
 
     fn write32(&self, offset: u64, value: u32) {
         assert!(offset.is_multiple_of(4), "an unaligned access at {offset:#x}");
-        self.0.borrow_mut().set_register(offset, value);
+        let mut state = self.0.borrow_mut();
+        state.set_register(offset, value);
+        if offset == mmio::QUEUE_NOTIFY && state.serves_kicks {
+            state.serve(Answer::Honest);
+        }
     }
 
     fn read16(&self, offset: u64) -> u16 {
