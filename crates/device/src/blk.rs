@@ -1,4 +1,4 @@
-//! Block device (virtio specification, section 5.2): an image in a format that the caller names.
+//! Block device (virtio specification, section 5.2): a disk image of the host.
 //!
 //! ```text
 //! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs, qcow2/
@@ -80,8 +80,9 @@ pub enum EngineChoice {
     IoUring,
     /// A pool of threads, with preadv and pwritev.
     Threads,
-    /// The queue's own thread, which blocks meanwhile. An image in memory is mapped, and copied
-    /// without system calls.
+    /// The queue's own thread, which blocks meanwhile.
+    ///
+    /// An image in memory is mapped, and copied without system calls.
     Immediate,
 }
 
@@ -91,7 +92,7 @@ pub enum Format {
     /// The disk's bytes.
     #[default]
     Raw,
-    /// QEMU's qcow2, versions 2 and 3, without encryption and without an external data file.
+    /// QEMU's qcow2, versions 2 and 3, without encryption and external data file.
     Qcow2,
 }
 
@@ -104,7 +105,9 @@ pub struct Layer {
     pub format: Format,
 }
 
-/// Configuration of a disk. Start from [`BlkConfig::new`], and change fields by struct update.
+/// Configuration of a disk.
+///
+/// Start from [`BlkConfig::new`], and change fields by struct update.
 #[derive(Clone, Debug)]
 pub struct BlkConfig {
     /// Name in the log [the path].
@@ -129,8 +132,7 @@ pub struct BlkConfig {
     ///
     /// Drivers are told a block size that the file accepts.
     pub direct: bool,
-    /// Registers guest memory with io_uring, which saves a page look-up for each transfer
-    /// [`false`].
+    /// Registers guest memory with io_uring, which saves page look-ups [`false`].
     ///
     /// Useful with `direct`. **Pins all guest memory**, once for each queue (RLIMIT_MEMLOCK). The
     /// pages must not be replaced while the disk is in use: no balloon, no virtio-mem, no postcopy.
@@ -138,7 +140,9 @@ pub struct BlkConfig {
     pub registered_buffers: bool,
     /// Number of queues, at least 1 [1].
     pub queues: u16,
-    /// Largest queue size in descriptors, rounded down to a power of two from 4 to 32768 [256].
+    /// Largest queue size in descriptors [256].
+    ///
+    /// Rounded down to a power of two, from 4 to 32768.
     ///
     /// Below 128, requests have fewer segments.
     pub queue_size: u16,
@@ -217,7 +221,7 @@ pub enum OpenError {
         /// Block size in bytes: 512, or the alignment that direct I/O demands.
         block: u64,
     },
-    /// The file system has no direct I/O, or demands an alignment of more than 4096 bytes.
+    /// The file system lacks direct I/O, or demands more than 4096 bytes of alignment.
     #[error("{}: direct I/O (O_DIRECT) is not supported here: {source}; use the page cache", path.display())]
     Direct {
         /// Path of the image.
@@ -259,7 +263,7 @@ pub enum OpenError {
         /// Cause.
         source: std::io::Error,
     },
-    /// The header of a qcow2 image is invalid, or needs something that is not supported.
+    /// The header of a qcow2 image is invalid, or needs an unsupported feature.
     #[error("{}: {source}", path.display())]
     Header {
         /// Path of the image or backing file.
@@ -356,7 +360,9 @@ impl Blk {
         Self::on(Image::open(&config.path, config.opening()?)?, config)
     }
 
-    /// As [`Blk::open`], for an image that is open already. The path of `config` is only a name.
+    /// As [`Blk::open`], for an image that is open already.
+    ///
+    /// The path of `config` is only a name.
     ///
     /// A lock of the descriptor's open file description is shared with its other holders.
     ///
@@ -403,8 +409,9 @@ impl Blk {
         Ok(disk)
     }
 
-    /// Size of the disk in bytes. Changes when a [`Resizer`] or [`Device::refresh`] finds a new
-    /// size.
+    /// Size of the disk in bytes.
+    ///
+    /// Changes when a [`Resizer`] or [`Device::refresh`] finds a new size.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.image.sectors() * blk::SECTOR

@@ -1,4 +1,4 @@
-//! Virtio devices: block, network, entropy, and the traits for a device of your own.
+//! Virtio devices: block, network, entropy, and traits for a device of your own.
 //!
 //! ```text
 //! Device (configuration, features)          one for each device, control path
@@ -175,7 +175,7 @@ pub trait Device: Send {
     /// Largest size of each queue in descriptors; the length is the number of queues.
     fn queue_sizes(&self) -> &[u16];
 
-    /// Most descriptors of a chain, as the configuration space states it [0: not stated].
+    /// Most descriptors of a chain that the configuration space allows [0: no limit].
     ///
     /// A driver without `INDIRECT_DESC` may wait forever for room in a queue that is smaller.
     fn longest_chain(&self) -> u16 {
@@ -190,8 +190,7 @@ pub trait Device: Send {
         let _ = (offset, data);
     }
 
-    /// Creates the handler of queue `index`, which the driver starts with the negotiated
-    /// `features`.
+    /// Creates the handler of queue `index`, for the negotiated `features`.
     ///
     /// # Errors
     /// There is no such queue, or the host lacks a resource.
@@ -205,8 +204,9 @@ pub trait Device: Send {
     /// Resets the device. All handlers are drained and dropped.
     fn reset(&mut self) {}
 
-    /// Checks the host's side again; `true` if the configuration space has changed. May block on
-    /// storage.
+    /// Checks the host's side again; `true` if the configuration space has changed.
+    ///
+    /// May block on storage.
     ///
     /// # Errors
     /// The host does not answer. Nothing has changed.
@@ -221,15 +221,14 @@ pub trait Device: Send {
 /// then polls ([`has_news`](QueueHandler::has_news)) or sleeps ([`listen`](QueueHandler::listen))
 /// until a kick, or until [`completion_fd`](QueueHandler::completion_fd) becomes readable.
 pub trait QueueHandler: Send {
-    /// Pops up to a batch of chains, starts or does them, completes what is done, and publishes
-    /// once.
+    /// Pops chains, starts or does them, completes finished ones, and publishes once.
     ///
     /// # Errors
     /// The queue has latched or the host has failed. The owner stops the queue, and sets
     /// DEVICE_NEEDS_RESET where the transport has it.
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError>;
 
-    /// Becomes readable on a host event (a request is done, a frame has arrived) [no host events].
+    /// Becomes readable on a host event: a request is done, a frame is there [none].
     ///
     /// Reliable after [`QueueHandler::listen`]; it may become readable before. The owner watches it
     /// edge-triggered and calls `serve` once for each edge. The handler clears it.
@@ -237,7 +236,9 @@ pub trait QueueHandler: Send {
         None
     }
 
-    /// Makes host events signal [`QueueHandler::completion_fd`]; called before the owner sleeps.
+    /// Makes host events signal [`QueueHandler::completion_fd`].
+    ///
+    /// Called before the owner sleeps.
     ///
     /// Called after a `serve` that did nothing. `true` if an event is there already: do not sleep,
     /// serve.
@@ -288,7 +289,9 @@ pub trait QueueHandler: Send {
         true
     }
 
-    /// Waits until nothing is in flight on the host. Guest memory is not accessed afterwards.
+    /// Waits until nothing is in flight on the host.
+    ///
+    /// Guest memory is not accessed afterwards.
     ///
     /// With `complete` (a stop), chains in flight are completed and published; see
     /// [`Served::interrupt`]. Without (a reset), they are forgotten, as the driver has forgotten

@@ -1,6 +1,7 @@
 //! A virtqueue together with the guest memory that it lies in.
 //!
-//! The ring accesses its areas through raw host memory, and `dma` vouches for that memory. This module sees both.
+//! The ring accesses its areas through raw host memory, and `dma` vouches for that memory. This
+//! module sees both.
 //!
 //! ```text
 //! QueueAddresses -> QueueConfig -> areas() -> AccessGuard::map (three times) -> activate, keeping the mappings
@@ -10,16 +11,18 @@
 //!
 //! MappedQueue --park--> ParkedQueue { position, areas } --resume(position)--> MappedQueue
 //! ```
-//! **The queue owns its mappings** ([`Queue::keeping`]), so a handler gets the ring's own `&mut Queue`: it may move or
-//! swap queues without parting one from its memory.
+//! **The queue owns its mappings** ([`Queue::keeping`]), so a handler gets the ring's own `&mut
+//! Queue`: it may move or swap queues without parting one from its memory.
 //!
-//! **Dirty log.** The ring writes to its areas past the access guard, so it writes only during a batch. At the end of a
-//! batch the areas that the device writes to are marked as a whole: one page or two, and nothing while no log is on.
+//! **Dirty log.** The ring writes to its areas past the access guard, so it writes only during a
+//! batch. At the end of a batch the areas that the device writes to are marked as a whole: one page
+//! or two, and nothing while no log is on.
 //!
-//! **IOMMU.** Where translations are fetched on demand ([`MappedQueue::with_invalidation_lock`]), a chain is popped once
-//! all of it is translated. The first chain that is not stays in the ring, and the queue waits. The
-//! [`InvalidationLock`] keeps translations in place during a batch. A request that is served longer keeps its memory
-//! mapped, or checks again ([`QueueGuard::translates_chain`]).
+//! **IOMMU.** Where translations are fetched on demand ([`MappedQueue::with_invalidation_lock`]), a
+//! chain is popped once all of it is translated. The first chain that is not stays in the ring, and
+//! the queue waits. The [`InvalidationLock`] keeps translations in place during a batch. A request
+//! that is served longer keeps its memory mapped, or checks again
+//! ([`QueueGuard::translates_chain`]).
 use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, Mapping, Region};
 use paravane_ring::device::{
     AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TranslationCheck,
@@ -30,8 +33,8 @@ use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 
-/// Chains that a batch has room for: enough to share the cost of a publication and a system call, few enough that the
-/// first completion does not wait long for the last.
+/// Chains that a batch has room for: enough to share the cost of a publication and a system call,
+/// few enough that the first completion does not wait long for the last.
 const BATCH: usize = 64;
 
 /// A queue cannot be started or resumed.
@@ -56,13 +59,13 @@ pub enum StartError {
 
 /// Excludes the removal of translations from the batches of a device's queues.
 ///
-/// Each batch holds it shared, and [`lock`](InvalidationLock::lock) holds it exclusively. Do not wait for requests in flight
-/// while you hold it: they complete in batches.
+/// Each batch holds it shared, and [`lock`](InvalidationLock::lock) holds it exclusively. Do not
+/// wait for requests in flight while you hold it: they complete in batches.
 #[derive(Clone, Debug, Default)]
 pub struct InvalidationLock(Arc<RwLock<()>>);
 
 impl InvalidationLock {
-    /// Waits for batches in progress, and holds off new ones until the result is dropped.
+    /// Waits for batches in progress, and blocks new ones until the result is dropped.
     pub fn lock(&self) -> RwLockWriteGuard<'_, ()> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,7 +120,8 @@ pub struct MappedQueue {
 
 /// A queue at rest: nothing in flight, its areas mapped, its position known.
 ///
-/// Another device side (a vhost back end) may serve the queue meanwhile, and reports the position to resume from.
+/// Another device side (a vhost back end) may serve the queue meanwhile, and reports the position
+/// to resume from.
 #[derive(Debug)]
 pub struct ParkedQueue {
     config: QueueConfig,
@@ -127,10 +131,14 @@ pub struct ParkedQueue {
     state: State,
 }
 
-/// A live queue during one batch. The newest memory map applies until it is dropped.
+/// A live queue during one batch.
+///
+/// The newest memory map applies until it is dropped.
 #[derive(Debug)]
 pub struct QueueBatch<'a> {
-    /// The virtqueue. Pop by [`QueueBatch::pop`] or [`QueueGuard::pop`], which check translations.
+    /// The virtqueue.
+    ///
+    /// Pop by [`QueueBatch::pop`] or [`QueueGuard::pop`], which check translations.
     pub queue: &'a mut Queue,
     /// Access to guest memory.
     pub memory: QueueGuard<'a>,
@@ -139,7 +147,9 @@ pub struct QueueBatch<'a> {
 }
 
 impl QueueBatch<'_> {
-    /// Pops available chains into [`QueueBatch::chains`], and returns their number; see [`QueueGuard::pop`].
+    /// Pops available chains into [`QueueBatch::chains`], and returns their number.
+    ///
+    /// See [`QueueGuard::pop`].
     ///
     /// # Errors
     /// The queue has latched.
@@ -149,7 +159,9 @@ impl QueueBatch<'_> {
     }
 }
 
-/// Access to guest memory during one batch of a queue. Marks what the ring may have written when dropped.
+/// Access to guest memory during one batch of a queue.
+///
+/// Marks what the ring may have written when dropped.
 #[derive(Debug)]
 pub struct QueueGuard<'a> {
     // Dropped before the invalidation lock is released.
@@ -175,7 +187,9 @@ impl QueueGuard<'_> {
         self.shared.is_some()
     }
 
-    /// Pops available chains of `queue` into `chains`, and returns their number; see [`Queue::pop`].
+    /// Pops available chains of `queue` into `chains`, and returns their number.
+    ///
+    /// See [`Queue::pop`].
     ///
     /// Where translations are fetched on demand, it stops before the first chain that lacks one
     /// ([`Queue::pop_translated`]). The queue then [waits](MappedQueue::waits_for_translation).
@@ -198,8 +212,9 @@ impl QueueGuard<'_> {
         taken
     }
 
-    /// Whether a chain of an earlier batch is still translated. If not, the queue
-    /// [waits](MappedQueue::waits_for_translation).
+    /// Whether a chain of an earlier batch is still translated.
+    ///
+    /// If not, the queue [waits](MappedQueue::waits_for_translation).
     #[must_use]
     pub fn translates_chain(&self, readable: &[Segment], writable: &[Segment]) -> bool {
         if !self.translates_on_demand() {
@@ -221,7 +236,7 @@ impl Drop for QueueGuard<'_> {
 }
 
 impl MappedQueue {
-    /// Checks the driver's configuration, maps the three areas, and takes the queue into use.
+    /// Checks the driver's configuration, maps the areas, and activates the queue.
     ///
     /// # Errors
     /// The configuration is invalid, or an area is not in guest memory.
@@ -250,11 +265,13 @@ impl MappedQueue {
 
     /// As [`MappedQueue::resume`], with in-flight tracking in the region `tracking`.
     ///
-    /// A new region is all zero; the queue then starts at `state`. In a used one, the chains that the previous process
-    /// had in flight are popped first, and of `state` only the layout counts. Tracking ends when the queue is parked.
+    /// A new region is all zero; the queue then starts at `state`. In a used one, the chains that
+    /// the previous process had in flight are popped first, and of `state` only the layout counts.
+    /// Tracking ends when the queue is parked.
     ///
     /// # Errors
-    /// As [`MappedQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or IN_ORDER was negotiated.
+    /// As [`MappedQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or
+    /// IN_ORDER was negotiated.
     pub fn resume_tracked(
         addresses: QueueAddresses,
         max_size: u16,
@@ -297,9 +314,10 @@ impl MappedQueue {
         state: Option<State>,
         tracking: Option<Mapping>,
     ) -> Result<Self, StartError> {
-        // SAFETY: a Mapping keeps its bytes mapped while it lives, and nobody makes Rust references to guest memory. The
-        // queue owns them, areas and tracking region, from the next statement on and drops them after itself; nothing takes
-        // an owner from a queue (`Queue::keeping`). The mappings are those that `areas` of the same configuration asked for, in its order.
+        // SAFETY: a Mapping keeps its bytes mapped while it lives, and nobody makes Rust references
+        // to guest memory. The queue owns them, areas and tracking region, from the next statement
+        // on and drops them after itself; nothing takes an owner from a queue (`Queue::keeping`).
+        // The mappings are those that `areas` of the same configuration asked for, in its order.
         let queue = unsafe {
             let area = |mapping: &Mapping| Area::new(mapping.host(), mapping.len());
             let [desc, driver, device] = areas.each_ref().map(area);
@@ -322,15 +340,18 @@ impl MappedQueue {
         Ok(Self { config, queue, areas, written, memory, invalidation: None, chains, waiting: false })
     }
 
-    /// Serves the queue where translations are fetched on demand, and taken away under `lock`.
+    /// Marks translations as fetched on demand, and taken away under `lock`.
     ///
-    /// Each batch holds `lock` shared. A chain that is not translated waits; without a lock it latches the queue.
+    /// Each batch holds `lock` shared. A chain that is not translated waits; without a lock it
+    /// latches the queue.
     #[must_use]
     pub fn with_invalidation_lock(self, lock: InvalidationLock) -> Self {
         Self { invalidation: Some(lock), ..self }
     }
 
-    /// Whether an available chain lacks a translation. Serve the queue again when translations have been added.
+    /// Whether an available chain lacks a translation.
+    ///
+    /// Serve the queue again when translations have been added.
     #[must_use]
     pub fn waits_for_translation(&self) -> bool {
         self.waiting
@@ -380,7 +401,9 @@ impl MappedQueue {
         self.begin_batch().queue.arm_kicks()
     }
 
-    /// Whether something seems to be available; see [`Queue::has_available`]. Only reads the ring, so needs no batch.
+    /// Whether something seems to be available; see [`Queue::has_available`].
+    ///
+    /// Only reads the ring, so needs no batch.
     #[must_use]
     pub fn has_available(&self) -> bool {
         !self.waiting && self.queue.has_available()
@@ -400,7 +423,9 @@ impl ParkedQueue {
         self.state
     }
 
-    /// Descriptor, driver and device area in this process. They stay mapped while this value lives.
+    /// Descriptor, driver and device area in this process.
+    ///
+    /// They stay mapped while this value lives.
     #[must_use]
     pub fn areas(&self) -> [HostSlice; 3] {
         self.areas.each_ref().map(|area| HostSlice { ptr: area.host().as_ptr(), len: area.len() })

@@ -65,8 +65,9 @@ use zerocopy::IntoBytes;
 /// Some VMMs make all queues of one size: User Mode Linux 256, crosvm 1024.
 const CONTROL_SIZE: u16 = 64;
 
-/// Configuration of a network card. Start from [`NetConfig::new`], and change fields by struct
-/// update.
+/// Configuration of a network card.
+///
+/// Start from [`NetConfig::new`], and change fields by struct update.
 #[derive(Clone, Debug)]
 pub struct NetConfig {
     /// MAC address.
@@ -80,7 +81,9 @@ pub struct NetConfig {
     /// A VMM that handles the control queue itself (QEMU) asks the driver to announce itself after
     /// a migration.
     pub announce: bool,
-    /// Largest queue size in descriptors, rounded down to a power of two from 2 to 32768 [256].
+    /// Largest queue size in descriptors [256].
+    ///
+    /// Rounded down to a power of two, from 2 to 32768.
     pub queue_size: u16,
 }
 

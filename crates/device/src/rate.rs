@@ -214,8 +214,9 @@ impl Brake {
         Ok(epoll::modify(&self.both, other, epoll::EventData::new_u64(0), flags)?)
     }
 
-    /// Sets the timer of a held queue; clears it for one that is not held. `true` if the time has
-    /// come already.
+    /// Sets the timer of a held queue; clears it for one that is not held.
+    ///
+    /// `true` if the time has come already.
     pub(crate) fn listen(&mut self) -> bool {
         let Some(until) = self.held else {
             if self.armed {
@@ -263,7 +264,9 @@ mod tests {
         Limiter::new(RateLimit { bytes, ops })
     }
 
-    /// Serves requests of so many bytes as soon as it may, from `start` to `end`; when each began.
+    /// Serves requests of so many bytes as soon as it may, from `start` to `end`.
+    ///
+    /// When each began.
     fn serve_all(
         limiter: &Limiter,
         start: Time,

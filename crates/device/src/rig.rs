@@ -1,5 +1,5 @@
-//! For tests: a driver without a virtual machine. Guest memory is real, the driver's side of the ring is
-//! ours, and the handler is called as its I/O thread would call it.
+//! For tests: a driver without a virtual machine. Guest memory is real, the driver's side of the
+//! ring is ours, and the handler is called as its I/O thread would call it.
 pub(crate) mod allocations;
 
 use crate::{Device, MappedQueue, QueueHandler, ServeError, Served};
@@ -63,8 +63,8 @@ impl<D: Device> Rig<D> {
         let size = device.queue_sizes()[0];
         let layout = DriverConfig::new(size, 32, features).unwrap();
         assert!(layout.memory() as u64 <= DATA - BASE);
-        // SAFETY: the region lives as long as the rig, which drops the driver's side first, and nobody makes
-        // references to its bytes.
+        // SAFETY: the region lives as long as the rig, which drops the driver's side first, and
+        // nobody makes references to its bytes.
         let area = unsafe { Area::new(region.host(), layout.memory()) };
         let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE + offset }).unwrap();
         let domain = Domain::new(&memory);
@@ -94,8 +94,8 @@ impl<D: Device> Rig<D> {
         self.handler.serve(&mut self.live)
     }
 
-    /// Serves as an I/O thread would, until the driver has everything back. Sleeping for long means that a
-    /// completion woke nobody.
+    /// Serves as an I/O thread would, until the driver has everything back. Sleeping for long means
+    /// that a completion woke nobody.
     pub(crate) fn run(&mut self) -> Result<Vec<Used>, ServeError> {
         let mut all = Vec::new();
         loop {

@@ -1,5 +1,4 @@
-//! Direct I/O (O_DIRECT): the alignment that a file demands, and bounce buffers for memory that
-//! lacks it.
+//! Direct I/O (O_DIRECT): alignment of a file, and bounce buffers.
 //!
 //! ```text
 //!   request --offset or length is not aligned--> I/O error: the driver was told the block size
@@ -16,8 +15,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Largest supported block in bytes, and largest alignment that any file demands. All guests know
-/// blocks of this size.
+/// Largest supported block in bytes, and largest alignment that any file demands.
+///
+/// All guests know blocks of this size.
 const MAX_BLOCK: u64 = 4096;
 /// Most bytes in a bounce buffer.
 const AT_ONCE: u64 = 64 << 10;
@@ -66,7 +66,9 @@ impl Alignment {
     }
 }
 
-/// The alignment that the kernel reports (Linux 6.1, most file systems). Zeroes: no direct I/O.
+/// The alignment that the kernel reports (Linux 6.1, most file systems).
+///
+/// Zeroes: no direct I/O.
 fn reported(file: &File) -> io::Result<Option<Alignment>> {
     let known = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(known) => known,
@@ -108,7 +110,9 @@ impl std::fmt::Debug for Bounce {
 }
 
 impl Bounce {
-    /// Allocates a buffer for a request of `len` bytes; `None` if its pieces are aligned.
+    /// Allocates a buffer for a request of `len` bytes.
+    ///
+    /// `None` if its pieces are aligned.
     ///
     /// # Errors
     /// The host has no memory.

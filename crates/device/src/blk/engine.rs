@@ -1,4 +1,6 @@
-//! Engines for host I/O. An engine takes jobs and returns results; it knows nothing of requests.
+//! Engines for host I/O.
+//!
+//! An engine takes jobs and returns results; it knows nothing of requests.
 //!
 //! ```text
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
@@ -25,7 +27,9 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The pieces of memory of one transfer. Not borrowed: [`Engine::push`] has the contract.
+/// The pieces of memory of one transfer.
+///
+/// Not borrowed: [`Engine::push`] has the contract.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     pub(super) first: NonNull<HostSlice>,
@@ -50,8 +54,9 @@ impl Pieces {
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count as usize) }
     }
 
-    /// The piece, if there is one whose length fits an io_uring entry. Cheaper than a list, also
-    /// for system calls.
+    /// The piece, if there is one whose length fits an io_uring entry.
+    ///
+    /// Cheaper than a list, also for system calls.
     fn single(self) -> Option<(*mut u8, u32)> {
         if self.count != 1 {
             return None;
@@ -75,8 +80,9 @@ pub(super) enum Job {
     Allocate { mode: i32, offset: u64, len: u64, discard: bool },
 }
 
-/// Result of a job. Made by engines only, once for each job, when nothing accesses its memory any
-/// more.
+/// Result of a job.
+///
+/// Made by engines only, once for each job, when nothing accesses its memory any more.
 #[derive(Debug)]
 pub(super) struct Outcome {
     head: u16,
@@ -143,8 +149,9 @@ impl Engine {
         }
     }
 
-    /// Becomes readable when there is something to reap, after [`Engine::listen`]. `None` if jobs
-    /// are done at once.
+    /// Becomes readable when there is something to reap, after [`Engine::listen`].
+    ///
+    /// `None` if jobs are done at once.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Uring(uring) => Some(uring.fd()),
@@ -165,8 +172,9 @@ impl Engine {
         }
     }
 
-    /// Clears [`Engine::fd`], and makes completions signal it. `true` if there is something to do
-    /// already.
+    /// Clears [`Engine::fd`], and makes completions signal it.
+    ///
+    /// `true` if there is something to do already.
     pub(super) fn listen(&mut self) -> bool {
         match self {
             Self::Uring(uring) => uring.listen(),
@@ -177,8 +185,9 @@ impl Engine {
         }
     }
 
-    /// Whether there is something to reap or submit. `None` if only a lock or a system call can
-    /// tell.
+    /// Whether there is something to reap or submit.
+    ///
+    /// `None` if only a lock or a system call can tell.
     pub(super) fn has_news(&mut self) -> Option<bool> {
         match self {
             Self::Uring(uring) => Some(uring.has_news()),

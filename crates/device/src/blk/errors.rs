@@ -154,8 +154,7 @@ impl StorageErrors {
         self.rejected.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts and keeps a failed request, and logs it unless another one was logged within
-    /// [`LOG_INTERVAL`].
+    /// Counts, keeps and logs a failed request, with one line in a [`LOG_INTERVAL`].
     #[cold]
     pub(super) fn add(&self, queue: u16, missed: Missed, cause: Cause, reason: Option<String>) {
         let Missed { operation, sector, bytes } = missed;
@@ -190,8 +189,9 @@ impl StorageErrors {
 }
 
 impl Recent {
-    /// Keeps the error. If it is to be logged, returns the number of errors without a line since
-    /// the last one.
+    /// Keeps the error.
+    ///
+    /// If it is to be logged, returns the number of errors without a line since the last one.
     fn keep(&mut self, error: StorageError, now: Instant) -> Option<u64> {
         self.last = Some(error);
         if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL) {

@@ -228,8 +228,9 @@ impl Handler {
         finish(queue, memory, ended, (head, code, written), served)
     }
 
-    /// Waits for all requests in flight, which `finish` completes [they are forgotten]. Once `cut`
-    /// is set, no request takes another step.
+    /// Waits for all requests in flight, which `finish` completes [they are forgotten].
+    ///
+    /// Once `cut` is set, no request takes another step.
     fn settle(&mut self, mut finish: Option<(&mut MappedQueue, &mut Served)>, cut: Option<&AtomicBool>) {
         loop {
             // An earlier error may have left outcomes that were reaped already.
@@ -277,8 +278,7 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
     }
 }
 
-/// Answers a request with a status, and completes its chain of which `written` bytes of data were
-/// written.
+/// Answers a request, and completes its chain with `written` bytes of data.
 fn finish(
     queue: &mut Queue,
     memory: &AccessGuard<'_>,

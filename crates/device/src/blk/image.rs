@@ -1,4 +1,6 @@
-//! The image of a disk: opened, checked and locked. Nothing of this changes the image.
+//! The image of a disk: opened, checked and locked.
+//!
+//! Nothing of this changes the image.
 use super::direct::Alignment;
 use super::qcow2::Qcow2;
 use super::{Format, OpenError};
@@ -14,8 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Largest physical block that drivers are told, in bytes. `st_blksize` is the preferred size of an
-/// I/O: on local file systems the block, on network ones megabytes.
+/// Largest physical block that drivers are told, in bytes.
+///
+/// `st_blksize` is the preferred size of an I/O: on local file systems the block, on network ones
+/// megabytes.
 const MAX_PHYSICAL: u64 = 4096;
 
 /// Magic numbers of file systems in memory: tmpfs (memfds, too) and ramfs.
@@ -28,8 +32,9 @@ pub(super) struct Image {
     pub(super) qcow2: Option<Qcow2>,
     pub(super) file: File,
     pub(super) path: PathBuf,
-    /// Size of the disk in sectors, which requests are checked against. Updated by [`Image::look`];
-    /// until then, a file that has shrunk shows as I/O errors.
+    /// Size of the disk in sectors, which requests are checked against.
+    ///
+    /// Updated by [`Image::look`]; until then, a file that has shrunk shows as I/O errors.
     sectors: AtomicU64,
     /// Error of the last look.
     look_error: Mutex<Option<String>>,
@@ -45,8 +50,9 @@ pub(super) struct Image {
 /// Options for opening an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opening {
-    /// Format of the image. The size of a disk in another format than raw is set by
-    /// [`Image::through`].
+    /// Format of the image.
+    ///
+    /// The size of a disk in another format than raw is set by [`Image::through`].
     pub(super) format: Format,
     pub(super) read_only: bool,
     pub(super) lock: bool,
@@ -156,8 +162,9 @@ impl Image {
         self.sectors.load(Ordering::Relaxed)
     }
 
-    /// Updates the size of the disk from the file's, and returns it in sectors. A partial block at
-    /// the end is left out.
+    /// Updates the size of the disk from the file's, and returns it in sectors.
+    ///
+    /// A partial block at the end is left out.
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors()),
@@ -214,8 +221,10 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
     }
 }
 
-/// Longest wait for a lock whose holder is about to release it. The kernel releases the rings of a
-/// killed process some time after its end: tens of milliseconds, more on a busy host.
+/// Longest wait for a lock whose holder is about to release it.
+///
+/// The kernel releases the rings of a killed process some time after its end: tens of milliseconds,
+/// more on a busy host.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Locks the whole file for this open file description: exclusive, or shared when read-only.

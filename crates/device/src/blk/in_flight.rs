@@ -63,7 +63,9 @@ impl RequestTable {
         self.in_flight
     }
 
-    /// Leaks all entries, so that their memory stays mapped. The table has no entries afterwards.
+    /// Leaks all entries, so that their memory stays mapped.
+    ///
+    /// The table has no entries afterwards.
     pub(super) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.entries));
         self.in_flight = 0;
@@ -74,7 +76,9 @@ impl RequestTable {
         self.entries.is_empty()
     }
 
-    /// The entry of `head`. `None` if its request is in flight, or the queue has no such head.
+    /// The entry of `head`.
+    ///
+    /// `None` if its request is in flight, or the queue has no such head.
     pub(super) fn free(&mut self, head: u16) -> Option<Free<'_>> {
         let entry = self.entries.get_mut(usize::from(head)).filter(|entry| entry.step == Step::Idle)?;
         Some(Free(Claim { entry, in_flight: &mut self.in_flight, head }))
@@ -100,7 +104,9 @@ impl Drop for RequestTable {
     }
 }
 
-/// An entry that the engine does not have. Dropping it ends the request and lets go of its memory.
+/// An entry that the engine does not have.
+///
+/// Dropping it ends the request and lets go of its memory.
 #[derive(Debug)]
 struct Claim<'a> {
     entry: &'a mut Entry,
@@ -216,8 +222,9 @@ impl<'a> WithData<'a> {
         paravane_dma::is_lost(&self.claim.entry.pieces)
     }
 
-    /// Prepares the first step, by a bounce buffer where `alignment` demands one. A write is
-    /// `durable` when it is done.
+    /// Prepares the first step, by a bounce buffer where `alignment` demands one.
+    ///
+    /// A write is `durable` when it is done.
     ///
     /// # Errors
     /// The host has no memory for the buffer.
@@ -243,8 +250,8 @@ impl<'a> WithData<'a> {
 pub(super) struct Ready<'a>(Claim<'a>);
 
 impl<'a> Ready<'a> {
-    /// Keeps the memory of the status byte mapped, for a request whose translation may be taken
-    /// away meanwhile. The invalidation waits for the mapping.
+    /// Keeps the memory of the status byte mapped, where its translation may go away. The
+    /// invalidation waits for the mapping.
     ///
     /// # Errors
     /// It is not guest memory.
@@ -573,8 +580,9 @@ impl Entry {
     }
 }
 
-/// Whether fallocate cannot do this here. EINVAL: a block device whose blocks are larger than our
-/// sectors.
+/// Whether fallocate cannot do this here.
+///
+/// EINVAL: a block device whose blocks are larger than our sectors.
 fn not_supported(error: i32) -> bool {
     matches!(error, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::EINVAL)
 }

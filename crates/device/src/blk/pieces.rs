@@ -1,4 +1,4 @@
-//! Copies between a buffer and guest memory in pieces, where the kernel cannot use the pieces.
+//! Copies between a buffer and guest memory in pieces.
 use paravane_dma::HostSlice;
 
 /// Fills `out` from the first bytes of the pieces.

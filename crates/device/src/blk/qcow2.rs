@@ -1,19 +1,21 @@
-//! Images in the format qcow2, by way of the crate imago: the only place that names it.
+//! qcow2 images, through the crate imago, which no other module names.
 //!
 //! ```text
-//!   job -> worker of the pool -> imago -> image file, and the images that it is based on (read-only)
-//!             '-- guest memory <-> a buffer of the worker's
+//!   job -> worker of the pool -> imago -> image file, and its backing files (read-only)
+//!             '-- guest memory <-> a buffer of the worker
 //! ```
-//! **A name in an image opens nothing.** An image says on what others it is based, and where its data are; whoever writes to
-//! the image can write anything there (CVE-2026-27211 is about a guest that did). What is opened is what the operator has named, in
-//! the format that the operator has named.
+//! **A name in an image opens nothing.** An image has the names of its backing file and external
+//! data file, and anybody who can write to the image can change them (as a guest did in
+//! CVE-2026-27211). Only files that the operator names are opened, in the formats that the operator
+//! names.
 //!
-//! **What is complete outlives the process.** The tables that a request has changed are written before it completes, so that a
-//! process that is killed loses nothing of what its driver has seen done. Until a flush only the host's memory has it.
+//! **Completed requests survive the process.** Tables that a request has changed are written before
+//! it completes, so a killed process loses nothing that its driver has seen completed. Until a
+//! flush, the data is in the host's page cache only.
 //!
-//! The format's code runs on bytes that a hostile guest has helped to write. If it panics, the image is not used any more: every
-//! request fails. One thing cannot be caught, a stack that is used up; how imago 0.2.6 can be brought to that, and how an image is
-//! kept from it, is told in [`refcounts`] and [`storage`](mod@storage).
+//! The format's code runs on bytes that a hostile guest may have written. If it panics, the image
+//! is disabled: every request fails. A stack overflow cannot be caught; [`refcounts`] and
+//! [`storage`](mod@storage) explain how imago 0.2.6 can be led to one, and how that is prevented.
 mod header;
 mod refcounts;
 mod storage;
@@ -43,7 +45,9 @@ pub use refcounts::{ClusterRole, RefcountError};
 type Access = FormatAccess<Storage>;
 type Driver = imago::qcow2::Qcow2<Storage>;
 
-/// Most bytes that are moved at once: a worker's buffer. The rest of a request is moved after that.
+/// Most bytes of one step: the size of a worker's buffer.
+///
+/// The rest of a request follows in further steps.
 const AT_ONCE: usize = 1 << 20;
 
 thread_local! {
@@ -53,22 +57,26 @@ thread_local! {
 /// An open image.
 #[derive(Debug)]
 pub(super) struct Qcow2 {
-    /// Written when clusters are given up: nobody may be using them. There until it is dropped.
+    /// Locked exclusively while clusters are freed, which nothing may use then.
+    ///
+    /// `Some` until it is dropped.
     access: Option<RwLock<Access>>,
-    /// Held to read while data are written to where the tables say, and to write while tables are changed and written to the
-    /// file. imago writes refcounts before what they count; but if other requests change both in between, a process that is
-    /// killed leaves clusters that are in use and counted as free.
+    /// Held shared while data is written to allocated clusters, and exclusively while tables are
+    /// changed and written.
+    ///
+    /// imago writes refcounts before the tables that they count. But if other requests change both
+    /// in between, a killed process leaves clusters that are in use and counted as free.
     tables: RwLock<()>,
     /// imago has panicked.
     broken: AtomicBool,
-    /// Words of the last error, if it has no number.
+    /// Message of the last error, if it has no number.
     reason: Mutex<Option<String>>,
-    /// The images that it is based on, for their locks.
+    /// The backing files, for their locks.
     _layers: Vec<File>,
 }
 
 impl Qcow2 {
-    /// Opens what is in `image`, based on `layers`, the next one first.
+    /// Opens `image` with its backing files, top first.
     pub(super) fn open(image: &Image, layers: &[Layer]) -> Result<Self, OpenError> {
         let mut files = Vec::with_capacity(layers.len());
         let opened = catch_unwind(AssertUnwindSafe(|| open(image, layers, &mut files).map(Access::new)));
@@ -87,7 +95,7 @@ impl Qcow2 {
         self.read().map_or(0, |access| access.size() / SECTOR)
     }
 
-    /// Makes the disk so many bytes large.
+    /// Sets the size of the disk in bytes.
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         self.guarded(|| {
             let mut access = self.write()?;
@@ -111,7 +119,7 @@ impl Qcow2 {
         })
     }
 
-    /// What the last failed job said, if its error has no number.
+    /// Message of the last failed job, if its error has no number.
     pub(super) fn reason(&self) -> Option<String> {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -119,8 +127,8 @@ impl Qcow2 {
     fn try_perform(&self, job: Job) -> io::Result<i32> {
         match job {
             Job::Read { pieces, offset } => BUFFER.with_borrow_mut(|buffer| {
-                // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it has
-                // not even been posted.
+                // SAFETY: the pieces and their memory are valid until the outcome is reaped
+                // (Engine::push), and it has not even been posted.
                 let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
                 self.read()?.read(&mut *buffer, offset)?;
@@ -168,8 +176,11 @@ impl Qcow2 {
         self.change_tables(|access| access.write(data, offset))
     }
 
-    /// Runs what changes tables, and writes them to the file, without waiting for the disk. imago keeps them in memory until a
-    /// flush; if the process is killed before that, a write that the driver has seen complete would be lost.
+    /// Runs an operation that changes tables, and writes them to the file, without waiting for the
+    /// disk.
+    ///
+    /// imago keeps tables in memory until a flush. If the process is killed before, completed
+    /// writes would be lost.
     fn change_tables(&self, run: impl FnOnce(&Access) -> io::Result<()>) -> io::Result<()> {
         let access = self.read()?;
         let _alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +196,7 @@ impl Qcow2 {
 
     /// Runs the format's code.
     fn guarded<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        // Relaxed: who does not see it yet may break it once more.
+        // Relaxed: a thread that does not see it yet at most panics, too.
         if self.broken.load(Ordering::Relaxed) {
             return Err(panicked());
         }
@@ -195,7 +206,7 @@ impl Qcow2 {
         })
     }
 
-    // A lock that is poisoned belongs to an image that is not used any more.
+    // A poisoned lock belongs to an image that is disabled.
 
     fn read(&self) -> io::Result<RwLockReadGuard<'_, Access>> {
         let access = self.access.as_ref().ok_or_else(panicked)?;
@@ -212,15 +223,17 @@ impl Drop for Qcow2 {
     fn drop(&mut self) {
         let access = self.access.take();
         if *self.broken.get_mut() {
-            // Dropping it would write what it still has to write, out of order as it is.
+            // Dropping it would write its remaining state, which may be inconsistent.
             std::mem::forget(access);
         } else if catch_unwind(AssertUnwindSafe(|| drop(access))).is_err() {
-            tracing::error!("a qcow2 image could not be written to its end");
+            tracing::error!(
+                "cannot write the tables of a qcow2 image while closing it; run `qemu-img check`"
+            );
         }
     }
 }
 
-/// Whether data can be written to the whole range without changing a table.
+/// Whether the whole range can be written without changing a table.
 fn is_allocated(access: &Access, mut offset: u64, mut len: u64) -> io::Result<bool> {
     while len > 0 {
         match access.get_mapping(offset, len)? {
@@ -234,7 +247,7 @@ fn is_allocated(access: &Access, mut offset: u64, mut len: u64) -> io::Result<bo
     Ok(true)
 }
 
-/// Room for the bytes of the pieces, or for the first of them.
+/// Buffer for the bytes of the pieces, at most [`AT_ONCE`].
 fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
     let len = pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len)).min(AT_ONCE);
     if buffer.len() < len {
@@ -243,7 +256,7 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
     &mut buffer[..len]
 }
 
-/// Opens one image, and those that it is based on.
+/// Opens an image and its backing files.
 fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver, OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
@@ -253,29 +266,29 @@ fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver
         return Err(OpenError::DataFile { path: path.to_owned() });
     }
     if writable {
-        refcounts::settle(&image.file, image.sectors() * SECTOR, &header)
+        refcounts::check_and_repair(&image.file, image.sectors() * SECTOR, &header)
             .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?;
     }
     let sealed = Arc::new(AtomicBool::new(false));
     let storage = storage(image, header.cluster(), sealed.clone()).map_err(failed)?;
     let mut driver = Driver::open_image(storage, writable).map_err(failed)?;
     if writable && header.autoclear != 0 {
-        // Opening it has cleared them. That must be on disk before the first write is.
+        // Opening the image has cleared them. That must be on disk before the first write.
         image.file.sync_data().map_err(failed)?;
         if header.has_bitmaps() {
             tracing::warn!(
                 path = %path.display(),
-                "the image has dirty bitmaps, which are not kept up to date; QEMU will call them inconsistent"
+                "the image has dirty bitmaps, which are not updated; QEMU will report them as inconsistent"
             );
         }
     }
-    // Relaxed: nobody else has the image yet.
+    // Relaxed: no other thread has the image yet.
     sealed.store(true, Ordering::Relaxed);
     driver.set_data_file(None);
     match (driver.implicit_backing_file(), layers.split_first()) {
         (None, None) => driver.set_backing(None),
         (Some(_), Some((layer, rest))) => {
-            let access = based_on(layer, rest, files)?;
+            let access = open_backing(layer, rest, files)?;
             driver.set_backing(Some(access));
         }
         (Some(name), None) => {
@@ -286,8 +299,8 @@ fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver
     Ok(driver)
 }
 
-/// Opens an image that another one is based on.
-fn based_on(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
+/// Opens a backing file.
+fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
     let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
     let image = Image::open(&layer.path, opening)?;
     let access = match layer.format {
@@ -314,5 +327,7 @@ fn unusable(path: &Path, source: io::Error) -> OpenError {
 }
 
 fn panicked() -> io::Error {
-    io::Error::other("the image is not used any more: it has driven its format's code out of order")
+    io::Error::other(
+        "the image is disabled: the qcow2 code has panicked on it; run `qemu-img check` on the image",
+    )
 }

@@ -28,7 +28,9 @@ pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 16;
 pub(super) struct Limits {
     /// Size of the disk in sectors, for the present batch.
     pub(super) capacity: u64,
-    /// Sectors in a block of the disk, a power of two. Requests for part of a block fail.
+    /// Sectors in a block of the disk, a power of two.
+    ///
+    /// Requests for part of a block fail.
     pub(super) block: u64,
     /// The disk is read-only.
     pub(super) read_only: bool,
@@ -74,8 +76,9 @@ pub(super) struct Request {
     pub(super) status: u64,
 }
 
-/// Parses a chain. `ranges` is cleared, and filled for [`Command::Discard`] and
-/// [`Command::WriteZeroes`].
+/// Parses a chain.
+///
+/// `ranges` is cleared, and filled for [`Command::Discard`] and [`Command::WriteZeroes`].
 ///
 /// # Errors
 /// The frame is broken; latch the queue.
@@ -155,8 +158,9 @@ fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
     (end <= limits.capacity && (sector | sectors) & (limits.block - 1) == 0).then(|| sector * blk::SECTOR)
 }
 
-/// Reads and checks the ranges behind the header (section 5.2.6.2). The inner error is the status
-/// to answer with.
+/// Reads and checks the ranges behind the header (section 5.2.6.2).
+///
+/// The inner error is the status to answer with.
 fn parse_ranges(
     memory: &AccessGuard<'_>,
     readable: &[Segment],

@@ -13,8 +13,9 @@ use rustix::fs::{AtFlags, StatxFlags};
 use std::io;
 use std::sync::Arc;
 
-/// Detects and makes changes of a disk's size. Several may exist; each reports changes that are new
-/// to it.
+/// Detects and makes changes of a disk's size.
+///
+/// Several may exist; each reports changes that are new to it.
 #[derive(Debug)]
 pub struct Resizer {
     image: Arc<Image>,
@@ -62,8 +63,9 @@ impl Resizer {
         self.image.look_error()
     }
 
-    /// Whether the image has been deleted, so that its data is lost when it is closed. Never
-    /// blocks.
+    /// Whether the image has been deleted, so that its data is lost when it is closed.
+    ///
+    /// Never blocks.
     #[must_use]
     pub fn is_deleted(&self) -> bool {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;

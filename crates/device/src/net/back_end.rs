@@ -1,5 +1,4 @@
-//! The network behind a card: a sender and a receiver for each pair of queues, owned by the queues'
-//! handlers.
+//! The network behind a card: a sender and a receiver for each pair of queues.
 //!
 //! ```text
 //!   transmit queue --frame--> Sender    Sent; Refused (dropped, counted); Full: retry when `fd` is readable
@@ -15,7 +14,9 @@ use std::os::fd::BorrowedFd;
 /// Bytes of the header before each frame.
 pub(super) const HEADER: usize = size_of::<Header>();
 
-/// A network, as a card sees it: a TAP device, one end of a link. Shared by the card's handlers.
+/// A network, as a card sees it: a TAP device, one end of a link.
+///
+/// Shared by the card's handlers.
 pub trait BackEnd: Send + Sync + 'static {
     /// Sends the frames of a transmit queue.
     type Sender: Sender + 'static;
@@ -59,7 +60,9 @@ pub trait BackEnd: Send + Sync + 'static {
     /// The process has no file descriptors left.
     fn sender(&self, pair: u16) -> io::Result<Self::Sender>;
 
-    /// Creates the receiver for the receive queue of `pair`. The previous one has been dropped.
+    /// Creates the receiver for the receive queue of `pair`.
+    ///
+    /// The previous one has been dropped.
     ///
     /// # Errors
     /// As [`BackEnd::sender`].
@@ -113,12 +116,16 @@ pub trait Sender: Send {
     /// Ends a batch: wakes the receiver of its frames.
     fn flush(&mut self) {}
 
-    /// Makes room signal [`Sender::fd`], after [`Sent::Full`]. `true` if there is room already.
+    /// Makes room signal [`Sender::fd`], after [`Sent::Full`].
+    ///
+    /// `true` if there is room already.
     fn listen(&mut self) -> bool {
         false
     }
 
-    /// Whether there is room, after [`Sent::Full`]. `None` if only a system call can tell.
+    /// Whether there is room, after [`Sent::Full`].
+    ///
+    /// `None` if only a system call can tell.
     fn has_room(&self) -> Option<bool> {
         None
     }

@@ -1,5 +1,4 @@
-//! Serves the control queue: the number of pairs in use, and acknowledged announcements (section
-//! 5.1.6.5).
+//! Serves the control queue: pairs in use, announcements (section 5.1.6.5).
 use super::back_end::BackEnd;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};

@@ -111,8 +111,9 @@ impl Work {
         lane.arrived.wake();
     }
 
-    /// A buffer for `len` bytes; `None` if there is no receiver any more, or the host has no
-    /// memory.
+    /// A buffer for `len` bytes.
+    ///
+    /// `None` if there is no receiver any more, or the host has no memory.
     fn room(&self, lane: &Lane, pair: u16, len: usize) -> Option<Buffer> {
         let room = &self.there.room[usize::from(pair)];
         // Relaxed: ordered by the wakeup.

@@ -1,22 +1,29 @@
 //! Parts of a device and of a queue that only network cards have.
 use std::os::fd::BorrowedFd;
 
-/// A network card as its transport sees it; from [`Device::net`](crate::Device::net).
+/// A network card as its transport sees it.
+///
+/// From [`Device::net`](crate::Device::net).
 pub trait NetDevice {
     /// Reports the number of enabled queues, counted from the first.
     ///
-    /// For transports that enable queues one by one (vhost-user), and whose front end may handle the control queue itself.
+    /// For transports that enable queues one by one (vhost-user), and whose front end may handle
+    /// the control queue itself.
     fn enable_queues(&mut self, count: u16);
 
-    /// Announces to the network that the driver with the address `mac` is now reached here.
+    /// Announces the driver's address `mac` to the network, at its new place.
     ///
     /// For a machine that has been migrated, and whose driver cannot announce itself.
     fn announce(&mut self, mac: [u8; 6]);
 }
 
-/// A receive or transmit queue of a network card; from [`QueueHandler::net`](crate::QueueHandler::net).
+/// A receive or transmit queue of a network card.
+///
+/// From [`QueueHandler::net`](crate::QueueHandler::net).
 pub trait NetQueue {
-    /// Queue of the TAP device that the frames come from or go to. The kernel's vhost-net can serve it instead.
+    /// Queue of the TAP device that the frames come from or go to.
+    ///
+    /// The kernel's vhost-net can serve it instead.
     ///
     /// `None`: the frames do not pass a TAP device.
     fn tap(&self) -> Option<BorrowedFd<'_>>;

@@ -1,5 +1,4 @@
-//! Traffic for measurements: a sink for sent frames, and a source of frames as fast as the driver
-//! provides buffers.
+//! Traffic for measurements: a sink for sent frames, and a source of frames.
 //!
 //! Byte n of a generated frame is the low byte of n, except for eight bytes behind the Ethernet
 //! header with its number.
@@ -99,9 +98,10 @@ pub struct Source {
     left: u64,
     /// Number of the first frame at hand.
     number: u64,
-    /// The frames at hand and those after them, in a circle. Each is written long before it is
-    /// read: a load that is wider than a store in flight would wait for that store, and all before
-    /// it.
+    /// The frames at hand and those after them, in a circle.
+    ///
+    /// Each is written long before it is read: a load that is wider than a store in flight would
+    /// wait for that store, and all before it.
     frames: Box<[Box<[u8]>]>,
     /// Index of the first one at hand.
     at: usize,

@@ -1,4 +1,4 @@
-//! The header before a frame, and the checks of a driver's header (sections 5.1.6.2 and 5.1.6.4).
+//! The header before a frame, and its checks (sections 5.1.6.2 and 5.1.6.4).
 //!
 //! The host's kernel, or another guest, computes with these numbers. So nothing passes that was not
 //! negotiated or points outside of the frame. Fields that are not needed are 0.

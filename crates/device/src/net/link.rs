@@ -87,7 +87,9 @@ pub(super) struct Lane {
     pub(super) arrived: Wakeup,
     /// There is a receiver.
     pub(super) open: AtomicBool,
-    /// Existing buffers: free, with a frame, or held by a sender or the receiver. At most `LANE`.
+    /// Existing buffers: free, with a frame, or held by a sender or the receiver.
+    ///
+    /// At most `LANE`.
     made: AtomicUsize,
 }
 
@@ -222,8 +224,9 @@ impl LinkEnd {
         Self::echoing(pairs, Echo { len: None })
     }
 
-    /// As [`LinkEnd::echo`], with answers of `len` bytes: cut, or padded with 0. Checksums are
-    /// completed.
+    /// As [`LinkEnd::echo`], with answers of `len` bytes: cut, or padded with 0.
+    ///
+    /// Checksums are completed.
     ///
     /// # Errors
     /// As [`LinkEnd::pair`]; or `len` is not from 14 to 65549.
@@ -231,7 +234,7 @@ impl LinkEnd {
         Self::echoing(pairs, Echo { len: Some(checked(len)?) })
     }
 
-    /// As [`LinkEnd::echo_of_len`], from a separate thread, as another machine would answer.
+    /// As [`LinkEnd::echo_of_len`], but a separate thread answers.
     ///
     /// # Errors
     /// As [`LinkEnd::echo_of_len`]; or the host refuses a thread.

@@ -24,11 +24,13 @@ use std::sync::Arc;
 
 /// Most frames in one serve.
 const FRAMES: usize = 64;
-/// Most buffers popped at once. Their cache lines are prefetched together, and a processor drops
-/// requests beyond about twenty.
+/// Most buffers popped at once.
+///
+/// Their cache lines are prefetched together, and a processor drops requests beyond about twenty.
 const GROUP: usize = 8;
-/// Bytes of each buffer that are prefetched: header and start of the frame. A long copy prefetches
-/// the rest.
+/// Bytes of each buffer that are prefetched: header and start of the frame.
+///
+/// A long copy prefetches the rest.
 const EXPECTED: usize = 128;
 
 pub(super) struct Receive<R> {

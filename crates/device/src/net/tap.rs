@@ -145,7 +145,9 @@ impl Tap {
         Self::from_fds(fds)
     }
 
-    /// Uses inherited descriptors by their numbers; see [`Tap::from_fds`]. They stay open.
+    /// Uses inherited descriptors by their numbers; see [`Tap::from_fds`].
+    ///
+    /// They stay open.
     ///
     /// # Errors
     /// See [`TapError`].
@@ -161,7 +163,7 @@ impl Tap {
         Self::from_fds(numbers.iter().map(copy).collect::<Result<_, _>>()?)
     }
 
-    /// Uses descriptors of /dev/net/tun, each attached to a queue of the same interface.
+    /// Uses descriptors of /dev/net/tun, attached to queues of the same interface.
     ///
     /// For a manager with the privileges that this process lacks. The descriptors become
     /// non-blocking, for all processes that share them.

@@ -107,7 +107,9 @@ impl<S: Sender> Transmit<S> {
     }
 }
 
-/// Sends the frame of one chain, and returns its length in bytes; `None` if it is invalid.
+/// Sends the frame of one chain, and returns its length in bytes.
+///
+/// `None` if it is invalid.
 fn send<S: Sender>(
     sender: &mut S,
     rules: Rules,

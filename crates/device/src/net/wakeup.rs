@@ -21,8 +21,9 @@ impl Wakeup {
         Ok(Self { event, armed: AtomicBool::new(false) })
     }
 
-    /// Makes the next [`Wakeup::wake`] signal the descriptor. The caller checks once more before it
-    /// sleeps.
+    /// Makes the next [`Wakeup::wake`] signal the descriptor.
+    ///
+    /// The caller checks once more before it sleeps.
     pub(super) fn arm(&self) {
         // EAGAIN means that it was not readable, which is what we want.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);

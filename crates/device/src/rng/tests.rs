@@ -34,8 +34,8 @@ fn buffers_are_filled_to_their_ends_and_not_beyond() {
         assert_eq!((used.len(), used[0].len as usize), (1, len));
         assert_eq!(rig.peek(DATA + len as u64, 8), [0; 8]);
         if len >= 64 {
-            // Each sixty-fourth has something in it; all zeroes would be a chance of 2^-8 at worst, so
-            // only longer ones are looked at.
+            // Each sixty-fourth has something in it; all zeroes would be a chance of 2^-8 at worst,
+            // so only longer ones are looked at.
             let bytes = rig.peek(DATA, len);
             assert!(bytes.chunks_exact(32).all(|chunk| chunk.iter().any(|byte| *byte != 0)));
         }

@@ -1,4 +1,4 @@
-//! For tests: an engine that does nothing until it is told to, and then as badly as it is told to.
+//! For tests: an engine that does, shortens or fails jobs as the test orders.
 use super::{Image, Job, Outcome, Pieces, threads};
 use paravane_dma::HostSlice;
 use rustix::event::EventfdFlags;
@@ -7,16 +7,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-/// What the test says, and what it can look at afterwards.
+/// Orders of the test, and the log for it.
 #[derive(Debug, Default)]
 pub(in crate::blk) struct Orders {
-    /// Do jobs when they are submitted; otherwise only when somebody waits.
+    /// Do jobs when they are submitted; otherwise only in `wait`.
     pub(in crate::blk) prompt: bool,
     /// Most bytes that one transfer moves.
     pub(in crate::blk) most: Option<usize>,
     /// Results of the next jobs, which are then not done.
     pub(in crate::blk) results: VecDeque<i32>,
-    /// What was asked for, in order, and what came of it.
+    /// Jobs in order, with their results.
     pub(in crate::blk) log: Vec<(Job, i32)>,
 }
 

@@ -1,11 +1,13 @@
-//! The queue's own thread, which makes each system call as soon as it has the job: for images in memory.
+//! The queue's own thread, which does each job at once: for images in memory.
 //!
 //! ```text
 //!   push: a copy, or preadv, pwritev, ... -> done -> reap
 //! ```
-//! There nothing has to be waited for. An image that is all in memory is mapped, and what can be copied is ([`Mapped`]). The
-//! rest goes by system calls, and not by io_uring, which takes longer: neither tmpfs, nor the buffered writes of most file
-//! systems, can be asked for what they could do without waiting, so that it hands every job to a thread of its own (seen on Linux 6.18: 7 to 9 µs for 4 KiB of tmpfs alone and 2.0 in a batch of 32, where preadv takes 1.6).
+//! I/O in memory does not wait for a disk. An image in memory is mapped, and transfers are copies
+//! where possible ([`Mapped`]). Other jobs are system calls. io_uring would take longer: neither
+//! tmpfs nor the buffered writes of most file systems support non-blocking attempts, so io_uring
+//! hands every job to a worker thread (Linux 6.18: 7 to 9 µs for 4 KiB of tmpfs alone and 2.0 µs in
+//! a batch of 32, where preadv takes 1.6 µs).
 use super::{Image, Job, Mapped, Outcome, threads};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,20 +1,22 @@
-//! An image in memory, copied from and to guest memory directly: no system call, and no page of it is looked up by the kernel.
+//! A mapped image in memory, copied to and from guest memory without system calls.
 //!
 //! ```text
-//!   job --all its pages are there--> copy --lost? no--> done
-//!     |                                '------- yes --.
-//!     '--some are not, or no transfer-----------------'--> system call
+//!   job --all its pages are present--> copy --file shrunk? no--> done
+//!     |                                  '---------- yes ---.
+//!     '--some are missing, or it is no transfer-------------'--> system call
 //! ```
-//! **Only pages that are there are touched.** A mapping makes those that are not, also to read them, which would fill a sparse image;
-//! and where there is no room for them, an access is a fault and no error. So it is noted which pages are there: those that had data
-//! when the image was opened, and what was written since, until it is discarded. Who goes by an old note gets a new page of zeroes
-//! from the kernel, which is what a system call would have read, too.
+//! **Only present pages are accessed.** An access to the mapping allocates a missing page, even for
+//! a read, which would fill a sparse image. Where the host has no room for it, the access faults
+//! instead of returning an error. So present pages are tracked: those with data when the image was
+//! opened, and those written since, until they are discarded. A stale entry leads to a new page of
+//! zeroes, which is what a system call would read, too.
 //!
-//! Somebody may make the file shorter. That is found out by an access (see [`FileView`]), and from then on all goes by
-//! system calls, which fail as they should.
+//! If the file shrinks, an access detects that (see [`FileView`]). From then on all jobs are system
+//! calls, which fail properly.
 //!
-//! What it is for: a server's CPU time for 128 KiB is 8 to 12 µs so, and 17 to 25 by preadv and pwritev, for 4 KiB 1.1 to 1.7 µs instead
-//! of 1.8 to 3.0 (`paravane bench blk --filter tmpfs/split/`, depths 32 and 128; Linux 6.18, AMD EPYC).
+//! Benefit: the server's CPU time for 128 KiB is 8 to 12 µs, instead of 17 to 25 µs with preadv and
+//! pwritev; for 4 KiB 1.1 to 1.7 µs, instead of 1.8 to 3.0 µs (`paravane bench blk --filter
+//! tmpfs/split/`, depths 32 and 128; Linux 6.18, AMD EPYC).
 use super::super::image::Image;
 use super::{Job, Pieces};
 use paravane_dma::{Alarm, FileView, NotWritten};
@@ -25,12 +27,14 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a page of the image; a page of the host has one or several.
+/// Bytes that one presence bit covers; a page of the host has one or several.
 const PAGE: u64 = 4096;
-/// Most runs of data that are looked for. What is behind them is read and written by system calls, until it is written.
+/// Most runs of data that are looked for at the start.
+///
+/// Data behind them goes by system calls until it is written.
 const MOST_RUNS: usize = 1 << 16;
 
-/// A mapped image. All queues of a disk have the same.
+/// A mapped image, shared by all queues of a disk.
 #[derive(Debug)]
 pub(in crate::blk) struct Mapped {
     view: FileView,
@@ -39,7 +43,7 @@ pub(in crate::blk) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps an image that is in memory.
+    /// Maps an image in memory.
     pub(in crate::blk) fn new(image: &Image) -> io::Result<Self> {
         let len = image.sectors() * SECTOR;
         let alarm = Alarm::new()?;
@@ -48,7 +52,7 @@ impl Mapped {
         let present = Pages::none(len);
         let mut at = 0;
         for _ in 0..MOST_RUNS {
-            // ENXIO: there is no more.
+            // ENXIO: there is no more data.
             let seek = |to| match rustix::fs::seek(&image.file, to) {
                 Err(Errno::NXIO) => Ok(None),
                 found => Ok::<_, io::Error>(Some(found?)),
@@ -61,19 +65,21 @@ impl Mapped {
         Ok(Self { view, writable: !image.read_only, present })
     }
 
-    /// Does a transfer, if that can be done here. What it answers is what the system call would.
+    /// Does a transfer by copying, if possible.
+    ///
+    /// Returns the result of the system call that it replaces.
     pub(super) fn perform(&self, job: Job) -> Option<i32> {
         match job {
             Job::Read { pieces, offset } => self.transfer(&pieces, offset, false),
-            // What is in memory is durable as soon as it is there, or never.
+            // Memory has no later point at which data becomes durable.
             Job::Write { pieces, offset, .. } if self.writable => self.transfer(&pieces, offset, true),
             _ => None,
         }
     }
 
     fn transfer(&self, pieces: &Pieces, offset: u64, writes: bool) -> Option<i32> {
-        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it has not even
-        // been posted.
+        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
+        // and it has not even been posted.
         let pieces = unsafe { pieces.slices() };
         let len: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
         let answer = i32::try_from(len).ok()?;
@@ -95,18 +101,18 @@ impl Mapped {
             }
             at += piece.len as u64;
         }
-        // If not, zeroes may have been read, or nobody will see what was written.
+        // Otherwise zeroes may have been read, or written data is lost.
         (!self.view.lost()).then_some(answer)
     }
 
-    /// To be called before a system call does this job.
+    /// Prepares for a system call that does this job.
     pub(super) fn before(&self, job: Job) {
         if let Job::Allocate { offset, len, .. } = job {
             self.present.note(offset..offset.saturating_add(len), false);
         }
     }
 
-    /// To be called when a system call has done this job.
+    /// Records the result of a system call that did this job.
     pub(super) fn after(&self, job: Job, result: i32) {
         if let (Job::Write { offset, .. }, Ok(moved)) = (job, u64::try_from(result)) {
             self.present.note(offset..offset.saturating_add(moved), true);
@@ -114,7 +120,7 @@ impl Mapped {
     }
 }
 
-/// A bit for each page that is there.
+/// A bit for each present page.
 #[derive(Debug)]
 struct Pages {
     words: Box<[AtomicU64]>,
@@ -128,7 +134,7 @@ impl Pages {
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect(), len }
     }
 
-    /// The words that have bits for a range of bytes, and those bits. The range is not empty, and inside the image.
+    /// Words and masks of the bits for a range of bytes, which is not empty and inside the image.
     fn masks(&self, bytes: Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let (first, last) = (bytes.start / PAGE, (bytes.end - 1) / PAGE);
         (first / 64..=last / 64).map(move |word| {
@@ -138,15 +144,16 @@ impl Pages {
         })
     }
 
-    /// Whether all pages of a range of bytes are there.
+    /// Whether all pages of a range of bytes are present.
     fn all(&self, bytes: Range<u64>) -> bool {
-        // Relaxed: a note, see above. What is in a page is ordered by whoever knows that it was written.
+        // Relaxed: a hint, see above. A thread that relies on written data is ordered after it by
+        // other means.
         !bytes.is_empty()
             && bytes.end <= self.len
             && self.masks(bytes).all(|(word, mask)| word.load(Ordering::Relaxed) & mask == mask)
     }
 
-    /// Notes that the pages of a range of bytes are there, or that some of them are not.
+    /// Records that the pages of a range of bytes are present, or that some are not.
     fn note(&self, bytes: Range<u64>, present: bool) {
         let bytes = bytes.start..bytes.end.min(self.len);
         if bytes.is_empty() {

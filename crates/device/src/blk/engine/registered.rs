@@ -1,19 +1,19 @@
-//! Guest memory that is registered with a ring: the kernel looks its pages up once, and not for every transfer.
+//! Guest memory registered with a ring, whose pages the kernel looks up only once.
 //!
 //! ```text
-//!   map of guest memory --follow--> areas, at most 1 GiB each --index--> a transfer whose pieces all lie in one of them
-//!                                                            '-- none: by addresses, as ever
+//!   map of guest memory --follow--> areas of up to 1 GiB --index--> a transfer with all pieces in one area
+//!                                                       '-- none: an unregistered transfer
 //! ```
-//! The kernel keeps the pages that are there when memory is registered. Whoever gives pages back to the host behind our back and
-//! gets others for them (a balloon, virtio-mem, postcopy) would find nothing there of what is read: that is for the
-//! operator to rule out, and why nothing is registered unless it is asked for.
+//! Registration pins the pages that are present. If pages are returned to the host and replaced
+//! later (a balloon, virtio-mem, postcopy), transfers go to the old pages, and the guest does not
+//! see them. The operator has to rule that out, so registration is opt-in.
 //!
-//! The regions are kept for as long as they are registered. So no address in an area can come to mean other memory.
+//! The regions are kept while they are registered, so no address in an area can change its meaning.
 use io_uring::IoUring;
 use paravane_dma::{HostSlice, Region};
 use std::sync::Arc;
 
-/// Longest buffer that the kernel takes.
+/// Longest buffer that the kernel registers, in bytes.
 const LONGEST: usize = 1 << 30;
 
 /// One registered buffer.
@@ -23,24 +23,24 @@ struct Area {
     len: usize,
 }
 
-/// What is registered with one ring.
+/// The memory that is registered with one ring.
 #[derive(Debug, Default)]
 pub(super) struct Registered {
-    /// The map that was looked at last.
+    /// Generation of the map that was followed last.
     generation: Option<u64>,
     regions: Vec<Arc<Region>>,
-    /// By address; each has the number that it is registered with.
+    /// Sorted by address; the index is the number of the registered buffer.
     areas: Vec<Area>,
     refused: bool,
 }
 
 impl Registered {
-    /// Registers what the map names, if that is not what is registered.
+    /// Registers the memory of the map, unless it is registered already.
     pub(super) fn follow(&mut self, ring: &IoUring, generation: u64, regions: &[Arc<Region>]) {
         if self.generation.replace(generation) == Some(generation) {
             return;
         }
-        // The kernel asks for pages that it may write to.
+        // The kernel accepts only writable pages.
         let regions = regions.iter().filter(|region| region.writable());
         if !self.regions.iter().map(Arc::as_ptr).eq(regions.clone().map(Arc::as_ptr)) {
             self.let_go(ring);
@@ -60,40 +60,42 @@ impl Registered {
             iov_len: area.len,
         };
         let buffers: Vec<_> = areas.iter().map(iovec).collect();
-        // SAFETY: mapped guest memory, which nobody has references to. The regions are kept until it is not registered any
-        // more (`let_go`), or the ring is gone.
+        // SAFETY: mapped guest memory, to which there are no Rust references. The regions are kept
+        // until it is unregistered (`let_go`), or the ring is gone.
         match unsafe { ring.submitter().register_buffers(&buffers) } {
             Ok(()) => {
                 let bytes: usize = areas.iter().map(|area| area.len).sum();
                 tracing::debug!(buffers = areas.len(), bytes, "guest memory is registered");
                 (self.regions, self.areas, self.refused) = (regions, areas, false);
             }
-            Err(error) if self.refused => tracing::debug!(%error, "guest memory is still not registered"),
+            Err(error) if self.refused => {
+                tracing::debug!(%error, "cannot register guest memory with io_uring yet")
+            }
             Err(error) => {
                 self.refused = true;
                 tracing::warn!(
                     %error,
-                    "guest memory is not registered with io_uring, and requests take a little longer \
-                     (\"Cannot allocate memory\": RLIMIT_MEMLOCK is too low)"
+                    "cannot register guest memory with io_uring; requests go unregistered, which is a little slower \
+                     (\"Cannot allocate memory\": raise RLIMIT_MEMLOCK)"
                 );
             }
         }
     }
 
-    /// Registers nothing any more. What is in flight goes on.
+    /// Unregisters all memory. Requests in flight go on.
     pub(super) fn let_go(&mut self, ring: &IoUring) {
         if self.areas.is_empty() {
             return;
         }
         if let Err(error) = ring.submitter().unregister_buffers() {
-            // The pages stay with the ring for as long as it is there. No transfer names them.
-            tracing::warn!(%error, "guest memory stays registered");
+            // The pages stay pinned while the ring exists. No transfer names them.
+            tracing::warn!(%error, "cannot unregister guest memory; it stays pinned until the queue stops");
         }
         self.areas.clear();
         self.regions.clear();
     }
 
-    /// The number of the buffer that has all these pieces.
+    /// Number of the registered buffer that contains all pieces.
     pub(super) fn index(&self, pieces: &[HostSlice]) -> Option<u16> {
         let (first, rest) = pieces.split_first()?;
         let index = self.areas.partition_point(|area| area.start <= first.ptr as usize).checked_sub(1)?;
@@ -109,7 +111,7 @@ impl Area {
     }
 }
 
-/// Regions of memory, address and length, in buffers that the kernel takes.
+/// Splits regions (address, length) into buffers that the kernel registers.
 fn areas(regions: impl Iterator<Item = (usize, usize)>) -> Vec<Area> {
     let mut areas: Vec<_> = regions
         .flat_map(|(start, len)| {

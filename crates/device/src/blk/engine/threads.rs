@@ -1,12 +1,12 @@
-//! Threads that block in system calls: for hosts that refuse io_uring.
+//! A pool of threads that block in system calls, for hosts that refuse io_uring.
 //!
 //! ```text
 //!   push -> pushed --submit--> the pool's jobs -> worker -> the queue's outcomes -> reap
 //!                                                            | first of a batch: eventfd
 //! ```
-//! One pool serves all queues of a disk. Its threads start with the first queue, not when the disk is opened: whoever opens
-//! it may still give up rights that each thread inherits. This engine takes locks, once a batch on the queue's side and once
-//! a job on the worker's.
+//! One pool serves all queues of a disk. Its threads start with the first queue, not when the disk
+//! is opened: the process may drop privileges in between, which threads inherit. This engine takes
+//! locks: one for each batch on the queue's side, and one for each job on the worker's.
 use super::{Image, Job, Outcome};
 use crate::LogDevice;
 use rustix::event::EventfdFlags;
@@ -16,12 +16,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Workers of a pool: how many system calls a disk has in flight.
+/// Workers of a pool: system calls that a disk has in flight.
 const WORKERS: usize = 8;
 
-/// Stack of a worker: it makes one system call at a time, and may have something to log,
+/// Stack of a worker in bytes: for system calls and log lines.
 const STACK: usize = 256 << 10;
-/// or runs the code of a format.
+/// Stack of a worker in bytes that runs the code of a format.
 const FORMAT_STACK: usize = 1 << 20;
 
 struct Task {
@@ -42,7 +42,9 @@ struct WorkQueue {
     more: Condvar,
 }
 
-/// The threads. They start with the first queue, and end when the disk and the last of its queues are gone.
+/// The threads.
+///
+/// They start with the first queue, and end with the disk and its last queue.
 pub(in crate::blk) struct Pool {
     image: Arc<Image>,
     work_queue: Arc<WorkQueue>,
@@ -55,18 +57,18 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// Nothing of ours panics while it holds a lock; and if it did, the state would still be whole.
+/// Locks, ignoring poison: nothing panics under these locks, and their state would still be valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {
-    /// A pool without threads.
+    /// Creates a pool without threads.
     pub(in crate::blk) fn new(image: &Arc<Image>) -> Self {
         Self { image: image.clone(), work_queue: Arc::default(), workers: Mutex::default() }
     }
 
-    /// Starts the threads that are missing.
+    /// Starts missing threads.
     ///
     /// # Errors
     /// The host refuses a thread.
@@ -88,7 +90,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Every queue has a reference to the pool and waits for its jobs before it lets go: none is left.
+        // Every queue holds the pool, and waits for its jobs before it is dropped: no job is left.
         lock(&self.work_queue.jobs).stop = true;
         self.work_queue.more.notify_all();
         for worker in lock(&self.workers).drain(..) {
@@ -118,7 +120,7 @@ fn work(work_queue: &WorkQueue, image: &Image) {
     }
 }
 
-/// Does the system call and answers as io_uring would.
+/// Makes the system call of a job. Returns its result as io_uring would.
 pub(super) fn perform(image: &Image, job: Job) -> i32 {
     if let Some(qcow2) = &image.qcow2 {
         return qcow2.perform(job);
@@ -126,8 +128,8 @@ pub(super) fn perform(image: &Image, job: Job) -> i32 {
     let fd = image.file.as_raw_fd();
     let result = match job {
         Job::Read { pieces, offset } => {
-            // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and it
-            // has not even been posted.
+            // SAFETY: the pieces and their memory are valid until the outcome is reaped
+            // (Engine::push), and it has not even been posted.
             unsafe {
                 match pieces.single() {
                     Some((start, len)) => libc::pread(fd, start.cast(), len as usize, offset as i64),
@@ -161,7 +163,7 @@ pub(super) fn perform(image: &Image, job: Job) -> i32 {
     i32::try_from(result).unwrap_or(i32::MAX)
 }
 
-/// What a queue shares with the workers.
+/// State that a queue shares with the workers.
 struct Shared {
     outcomes: Mutex<Vec<Outcome>>,
     posted: Condvar,
@@ -175,7 +177,8 @@ impl Shared {
             outcomes.push(outcome);
             outcomes.len() == 1
         };
-        // Whoever found the list empty tells; later ones ride along until the queue has taken them all.
+        // The worker that found the list empty signals; later outcomes need no signal until the
+        // queue has taken them all.
         if first {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
             self.posted.notify_one();
@@ -183,7 +186,7 @@ impl Shared {
     }
 }
 
-/// One queue's access to the pool.
+/// The engine of one queue.
 pub(in crate::blk) struct Threads {
     pool: Arc<Pool>,
     shared: Arc<Shared>,
@@ -210,8 +213,8 @@ impl Threads {
     }
 
     pub(super) fn listen(&mut self) -> bool {
-        // EAGAIN means that it was not readable, which is what we want. Read before the list is looked at: what was
-        // signalled before is in it, and who finds it empty from here on signals.
+        // EAGAIN: it was not readable, which is fine. Cleared before the list is checked: outcomes
+        // signalled before are in it, and a worker that finds it empty from here on signals.
         let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
         !lock(&self.shared.outcomes).is_empty()
     }

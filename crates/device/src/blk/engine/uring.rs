@@ -1,11 +1,11 @@
-//! io_uring: one ring a queue, one system call a batch.
+//! io_uring: one ring for each queue, one system call for each batch.
 //!
 //! ```text
 //!   push -> submission queue --submit--> kernel -> completion queue -> reap
 //!                                                    | listening: eventfd
 //! ```
-//! The eventfd and the kernel's look at its "disabled" flag are the two sides of a Dekker pattern, see
-//! [`Uring::listen`].
+//! The completion queue and the "disabled" flag of the eventfd form a Dekker pattern with the
+//! kernel, see [`Uring::listen`].
 use super::registered::Registered;
 use super::{Job, Outcome, Pieces};
 use crate::MappedQueue;
@@ -21,7 +21,7 @@ use std::sync::atomic::{Ordering, fence};
 /// The image is the ring's only registered file.
 const IMAGE: types::Fixed = types::Fixed(0);
 
-/// What we ask of the kernel.
+/// Operations that the kernel must support.
 const OPCODES: [u8; 6] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
@@ -31,16 +31,18 @@ const OPCODES: [u8; 6] = [
     opcode::Fallocate::CODE,
 ];
 
-/// What else, where guest memory is registered.
+/// Further operations for registered memory.
 const FIXED: [u8; 4] =
     [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE, opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
 
-/// Whether this process can use io_uring here; asked of the kernel once.
+/// Whether this process can use io_uring on this host. Asks the kernel once.
 pub(in crate::blk) fn probe() -> io::Result<()> {
     known().map(|_| ())
 }
 
-/// The same, and whether transfers of several pieces may be in registered memory, too (from Linux 6.15 on).
+/// As [`probe`].
+///
+/// `true` if registered memory supports transfers of several pieces, too (Linux 6.15).
 fn known() -> io::Result<bool> {
     static ANSWER: OnceLock<Result<bool, i32>> = OnceLock::new();
     let ask = || -> io::Result<bool> {
@@ -63,7 +65,9 @@ fn event() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Why there is no ring. Some kernels count rings against RLIMIT_MEMLOCK, and say ENOMEM.
+/// Explains the error of a ring's creation.
+///
+/// Some kernels charge rings to RLIMIT_MEMLOCK, and return ENOMEM.
 fn no_ring(error: io::Error, entries: u32) -> io::Error {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {
@@ -77,13 +81,13 @@ fn no_ring(error: io::Error, entries: u32) -> io::Error {
     }
 }
 
-/// One queue's ring.
+/// The ring of one queue.
 pub(in crate::blk) struct Uring {
     ring: IoUring,
     event: OwnedFd,
-    /// Guest memory, if that is to be registered.
+    /// Registered guest memory, if requested.
     registered: Option<Registered>,
-    /// Transfers of several pieces may be in it, too.
+    /// Registered memory supports transfers of several pieces.
     lists: bool,
 }
 
@@ -95,8 +99,8 @@ impl std::fmt::Debug for Uring {
 
 impl Uring {
     pub(super) fn new(file: &File, registers: bool, jobs: u16) -> io::Result<Self> {
-        // Every job in flight has a place in either queue (the kernel makes the completion queue twice as
-        // long): neither can overflow.
+        // Every job in flight has an entry in either queue (the completion queue is twice as long):
+        // neither can overflow.
         let entries = u32::from(jobs).next_power_of_two().max(2);
         let ring = IoUring::new(entries).map_err(|error| no_ring(error, entries))?;
         let event = event()?;
@@ -114,7 +118,7 @@ impl Uring {
         self.registered.is_some()
     }
 
-    /// Guest memory may have changed.
+    /// Follows changes of the memory map.
     pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         if let Some(registered) = &mut self.registered {
             let (generation, regions) = queue.regions();
@@ -122,7 +126,7 @@ impl Uring {
         }
     }
 
-    /// The registered buffer that a transfer is in.
+    /// Number of the registered buffer that contains a transfer.
     fn index(&self, pieces: &Pieces) -> Option<u16> {
         let registered = self.registered.as_ref()?;
         // SAFETY: the list is valid while the job is (Engine::push).
@@ -130,24 +134,24 @@ impl Uring {
     }
 
     pub(super) fn quiet(&mut self) {
-        // The flag lies in memory that the kernel only reads: nothing is to be ordered with it here. If the
-        // kernel sees it late, the event is signalled once for nothing.
+        // Needs no ordering: the kernel only reads the flag. If it sees the flag late, it signals
+        // once without need.
         self.ring.completion().disable_eventfd();
     }
 
     pub(super) fn listen(&mut self) -> bool {
-        // EAGAIN means that it was not readable, which is what we want. What it stood for is in the completion queue.
+        // EAGAIN: it was not readable, which is fine. Its completions are in the completion queue.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.ring.completion().enable_eventfd();
-        // Orders our store of the flag before the load of the completion queue's tail below. It
-        // pairs with the kernel's barrier between its store of the tail and its load of the flag
-        // (io_cqring_wake comes before io_eventfd_signal): either we see the completion, or the kernel sees
-        // that we listen.
+        // Orders our store of the flag before the load of the completion queue's tail below. Pairs
+        // with the kernel's barrier between its store of the tail and its load of the flag
+        // (io_cqring_wake comes before io_eventfd_signal): either we see the completion, or the
+        // kernel sees that we listen.
         fence(Ordering::SeqCst);
         self.has_news()
     }
 
-    /// Something to reap, or something that the kernel would not take when it was submitted.
+    /// Whether there is something to reap, or to submit again.
     pub(super) fn has_news(&mut self) -> bool {
         !self.ring.completion().is_empty() || !self.ring.submission().is_empty()
     }
@@ -156,11 +160,12 @@ impl Uring {
     /// See [`super::Engine::push`].
     pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         let entry = self.entry(job).user_data(u64::from(head));
-        // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller promises.
+        // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller
+        // promises.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             return Ok(());
         }
-        // Full, which takes a job that the kernel would not accept before.
+        // Full: the kernel has refused earlier entries.
         self.submit()?;
         // SAFETY: as above.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EAGAIN))
@@ -171,8 +176,8 @@ impl Uring {
             match self.ring.submit() {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The kernel is short of memory, or wants completions reaped first. What was not submitted
-                // stays in the submission queue, and `has_news` says so.
+                // The kernel is short of memory, or wants completions reaped first. The rest stays
+                // in the submission queue, and `has_news` reports it.
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -181,7 +186,7 @@ impl Uring {
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        // We made every identifier from a descriptor head.
+        // The user data of every entry is a descriptor head.
         outcomes.extend(
             self.ring
                 .completion()
@@ -208,10 +213,10 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The kernel takes a ring apart some time after its descriptor is closed. The image must not be held
-        // for so long, or it could not be unmounted or detached from its loop device.
+        // The kernel releases a ring some time after its descriptor is closed. The image must not
+        // be held until then, or it could not be unmounted or detached from its loop device.
         if let Err(error) = self.ring.submitter().unregister_files() {
-            tracing::debug!(%error, "the image stays registered until its ring is gone");
+            tracing::debug!(%error, "cannot unregister the image; it stays open until the kernel has released the ring");
         }
         if let Some(registered) = &mut self.registered {
             registered.let_go(&self.ring);

@@ -1,32 +1,34 @@
-//! The header of a qcow2 image: where its tables are, and whether all that it asks for is supported.
+//! The header of a qcow2 image: its tables, and a check of its features.
 //!
-//! The crate imago opens images whose header it does not fully understand: it ignores the encryption method, so that an
-//! encrypted image would be served, and written, as plain. It also rewrites the header of a writable image before it looks
-//! at the incompatible features. So every header is checked here first, that of each backing file too, and an image that is
-//! refused is left as it was. Fields are those of docs/interop/qcow2.rst of QEMU.
+//! The crate imago opens images whose header it does not fully understand. It ignores the
+//! encryption method, so an encrypted image would be served, and written, as plain. It also
+//! rewrites the header of a writable image before it checks the incompatible features. So every
+//! header is checked here first, including those of backing files, and a refused image is not
+//! changed. Fields are those of docs/interop/qcow2.rst of QEMU.
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use thiserror::Error;
 
-/// Why the header of an image is refused. Nothing was written.
+/// The header of a qcow2 image is refused. The image has not been changed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum HeaderError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The magic number is missing, or the file ends before it.
-    #[error("is not a qcow2 image")]
+    #[error("is not a qcow2 image; check its format with `qemu-img info`")]
     NotQcow2,
     /// `version` is neither 2 nor 3.
-    #[error("is qcow2 version {0}; versions 2 and 3 are supported")]
+    #[error("has qcow2 version {0}; versions 2 and 3 are supported")]
     Version(u32),
     /// `crypt_method`: 1 is AES, 2 is LUKS.
     #[error("is encrypted ({}), which is not supported; `qemu-img convert` makes a plain copy", CryptMethod(*.0))]
     Encrypted(u32),
-    /// There is a header of an encryption that the image does not use.
-    #[error("has a header extension for LUKS, but is not marked as encrypted")]
+    /// Header extension for LUKS in an image with `crypt_method` 0.
+    #[error("has a header extension for LUKS, but is not marked as encrypted; the image is corrupt")]
     CryptoHeader,
     /// Incompatible feature bit 0: refcounts may be wrong.
     #[error("is marked dirty: its last writer did not close it; `qemu-img check -r all` repairs it")]
@@ -38,7 +40,7 @@ pub enum HeaderError {
     #[error("needs {0}, which is not supported; `qemu-img convert -O qcow2` makes a copy without")]
     Features(Features),
     /// `compression_type` without its feature bit.
-    #[error("has compression type {0}, but not the feature bit of it")]
+    #[error("has compression type {0} without its feature bit; the image is corrupt")]
     CompressionType(u8),
     /// `cluster_bits` is not from 9 to 21.
     #[error("has clusters of 2^{0} bytes; 2^9 to 2^21 are supported")]
@@ -73,7 +75,7 @@ impl fmt::Display for CryptMethod {
     }
 }
 
-/// Incompatible feature bits that are not supported. Shown by their names.
+/// Incompatible feature bits that are not supported; displayed by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features(pub u64);
 
@@ -94,7 +96,7 @@ impl fmt::Display for Features {
 }
 
 const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
-/// Bytes of the header of version 2, of the fields that version 3 always has, and of all fields that are known.
+/// Bytes of the header of version 2, of the fixed fields of version 3, and of all known fields.
 const V2_LEN: u32 = 72;
 const V3_LEN: u32 = 104;
 const KNOWN_LEN: usize = 112;
@@ -109,12 +111,13 @@ const BITMAPS: u64 = 1 << 0;
 /// Header extensions.
 const END: u32 = 0;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
-/// Most entries of the L1 table and of the refcount table, as in imago and QEMU, and where a table begins at the latest.
+/// Most entries of the L1 table and of the refcount table, as in imago and QEMU, and limit of a
+/// table's offset.
 const MAX_ENTRIES: u64 = 4 << 20;
 const MAX_OFFSET: u64 = 1 << 56;
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 
-/// A header that is supported.
+/// A supported header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     /// log2 of the bytes of a cluster.
@@ -125,9 +128,9 @@ pub(super) struct Header {
     pub(super) l1_table: (u64, u64),
     /// Offset and entries of the refcount table.
     pub(super) refcount_table: (u64, u64),
-    /// The data are in another file.
+    /// The data is in an external file.
     pub(super) data_file: bool,
-    /// Features that whoever writes without knowing them has to clear.
+    /// Features that a writer must clear if it does not know them.
     pub(super) autoclear: u64,
 }
 
@@ -198,16 +201,18 @@ impl Header {
         1 << self.cluster_bits
     }
 
-    /// Whether the image has dirty bitmaps that say what was written so far.
+    /// Whether the image has valid dirty bitmaps.
     pub(super) fn has_bitmaps(&self) -> bool {
         self.autoclear & BITMAPS != 0
     }
 }
 
-/// Looks for header extensions that must not be ignored, from `start` up to the backing file's name or the cluster's end.
-/// Those that are not known may be ignored, as the format has it.
+/// Checks for header extensions that must not be ignored, from `start` to the backing file's name
+/// or the cluster's end.
+///
+/// The format allows unknown ones to be ignored.
 fn check_extensions(file: &File, start: u64, backing_name: u64, cluster: u64) -> Result<(), HeaderError> {
-    // At most 2 MiB. What is behind the end of the file reads as zeroes, which is the end mark.
+    // At most 2 MiB. Bytes beyond the end of the file are zeroes, which is the end mark.
     let mut first = vec![0; cluster as usize];
     read(file, &mut first, 0)?;
     let end = if backing_name == 0 { cluster } else { backing_name.min(cluster) } as usize;
@@ -230,11 +235,13 @@ fn check_extensions(file: &File, start: u64, backing_name: u64, cluster: u64) ->
     Ok(())
 }
 
-/// Reads what there is; the rest stays as it is. How much that was.
+/// Reads up to the end of the file, and returns the number of bytes.
+///
+/// The rest of `into` is unchanged.
 pub(super) fn read(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
-        // No offset that a file can have is that large; behind the end of a file is nothing.
+        // An offset that no file can have is beyond the end.
         let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else { break };
         match file.read_at(&mut into[done..], at) {
             Ok(0) => break,

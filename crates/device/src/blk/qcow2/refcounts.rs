@@ -1,23 +1,25 @@
-//! Whether an image's own tables are counted, before it is opened for writing.
+//! Checks the refcounts of an image's own tables before it is written to.
 //!
 //! ```text
 //!   header --> refcount table --> refcount blocks: a count for every cluster of the file
 //!      '-----> L1 table --------> L2 tables -----> data
 //! ```
-//! Who writes to an image takes clusters whose count is 0 for free. So what is in use has to be counted. Two things are at
-//! stake:
+//! A writer allocates clusters whose count is 0. So clusters in use must have a count. Two cases
+//! matter:
 //!
-//! - A **broken image** may say that its own header is free. imago 0.2.6 takes cluster 0 then, for a refcount block perhaps, and
-//!   an entry 0 in the refcount table means that there is no block: it would make the same one again and again, calling itself
-//!   until the stack is used up. Such an image is refused here, and [`Storage`](super::storage::Storage) sees to it that none
-//!   becomes one later.
-//! - A process that was **killed** leaves tables that are in use and not counted: imago enters a new L2 table into the L1 table at
-//!   once, and writes the refcount block with the next flush. The next one to write would give the table's cluster away. Tables
-//!   that nothing else uses are counted here instead.
+//! - A **corrupt image** may count its own header as free. imago 0.2.6 then allocates cluster 0,
+//!   perhaps for a refcount block. But an entry 0 in the refcount table means that there is no
+//!   block, so imago would allocate the same one again, recursively, until the stack overflows.
+//!   Such an image is refused here, and [`Storage`](super::storage::Storage) prevents that an open
+//!   image becomes one.
+//! - A **killed process** leaves tables that are in use and not counted: imago enters a new L2
+//!   table into the L1 table at once, and writes the refcount block with the next flush. The next
+//!   writer would reallocate the table's cluster. Tables that nothing else uses are counted here.
 //!
-//! Data are not looked at (their L2 entries are written after their counts), so it stays cheap: the refcount table and the L1
-//! table are read, and a count for each cluster that they name. An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks
-//! and 2,048 L2 tables: 24 KiB of tables, and a read of two bytes for each of them. Both tables are at most 32 MiB, as with
+//! Data clusters are not checked (their L2 entries are written after their counts), so the check is
+//! cheap: it reads the refcount table, the L1 table, and a count for each cluster that they name.
+//! An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks and 2,048 L2 tables: 24 KiB of
+//! tables, and a read of two bytes for each of them. Both tables are limited to 32 MiB, as in
 //! imago.
 use super::header::{Header, read};
 use std::fs::File;
@@ -25,50 +27,52 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use thiserror::Error;
 
-/// Why an image is not written to.
+/// The refcounts of a qcow2 image are wrong, so that writing would corrupt it.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum RefcountError {
-    /// {0}
+    /// Reading or updating the tables failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// cluster {cluster} is {role} and counted as free (`qemu-img check -r all` repairs that)
-    #[error("cluster {cluster} is {role} and counted as free (`qemu-img check -r all` repairs that)")]
+    /// A cluster of the image's own structures has refcount 0.
+    #[error("cluster {cluster} is {role}, but has refcount 0; `qemu-img check -r all` repairs it")]
     Free {
-        /// Its number in the file.
+        /// Number of the cluster in the file.
         cluster: u64,
-        /// What it is used for.
+        /// Use of the cluster.
         role: ClusterRole,
     },
-    /// cluster {cluster} is {role} and something else, too (`qemu-img check` says what)
-    #[error("cluster {cluster} is {role} and something else, too (`qemu-img check` says what)")]
+    /// Two of the image's own structures share a cluster.
+    #[error("cluster {cluster} is {role}, but has a second use; `qemu-img check` reports it")]
     Shared {
-        /// Its number in the file.
+        /// Number of the cluster in the file.
         cluster: u64,
-        /// One of the things that it is used for.
+        /// One use of the cluster.
         role: ClusterRole,
     },
-    /// cluster {cluster} is {role} and lies behind the end of the file (`qemu-img check -r all` repairs that)
+    /// A refcount block is beyond the end of the file.
     #[error(
-        "cluster {cluster} is {role} and lies behind the end of the file (`qemu-img check -r all` repairs that)"
+        "cluster {cluster} is {role}, but lies beyond the end of the file; `qemu-img check -r all` repairs it"
     )]
     Outside {
-        /// Its number in the file.
+        /// Number of the cluster in the file.
         cluster: u64,
-        /// What it is used for.
+        /// Use of the cluster.
         role: ClusterRole,
     },
 }
 
-/// What a cluster is that is not data.
+/// Use of a cluster for the image's own structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum ClusterRole {
     /// Cluster 0.
     Header,
-    /// A part of the refcount table.
+    /// Part of the refcount table.
     RefcountTable,
     /// A refcount block.
     RefcountBlock,
-    /// A part of the L1 table.
+    /// Part of the L1 table.
     L1Table,
     /// An L2 table.
     L2Table,
@@ -86,11 +90,11 @@ impl std::fmt::Display for ClusterRole {
     }
 }
 
-/// Where the offset is in an entry of the refcount table, and of the L1 table.
+/// Bits of the offset in an entry of the refcount table, and of the L1 table.
 const BLOCK_OFFSET: u64 = 0xffff_ffff_ffff_fe00;
 const L2_OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// Where the tables are.
+/// The refcount structures of an image.
 struct Tables<'a> {
     file: &'a File,
     /// log2 of the bytes of a cluster.
@@ -101,11 +105,12 @@ struct Tables<'a> {
     blocks: Vec<u64>,
 }
 
-/// Checks that the tables of an image of `size` bytes are counted, and counts those that a killed process left uncounted.
+/// Checks the refcounts of an image's own structures, and adds those that a killed process has not
+/// written. The file has `size` bytes.
 ///
 /// # Errors
 /// See [`RefcountError`].
-pub(super) fn settle(file: &File, size: u64, header: &Header) -> Result<(), RefcountError> {
+pub(super) fn check_and_repair(file: &File, size: u64, header: &Header) -> Result<(), RefcountError> {
     let &Header { cluster_bits, refcount_order: count_bits, .. } = header;
     let (l1_offset, l1_entries) = header.l1_table;
     let (table_offset, table_entries) = header.refcount_table;
@@ -113,7 +118,7 @@ pub(super) fn settle(file: &File, size: u64, header: &Header) -> Result<(), Refc
     let blocks = table(file, table_offset, table_entries, BLOCK_OFFSET)?;
     let l2_tables = table(file, l1_offset, l1_entries, L2_OFFSET)?;
     if blocks.iter().chain(&l2_tables).any(|offset| offset % cluster != 0) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a table lies across clusters").into());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a table is not aligned to clusters").into());
     }
 
     let part = |offset: u64, bytes: u64| offset / cluster..(offset + bytes).div_ceil(cluster);
@@ -140,7 +145,7 @@ pub(super) fn settle(file: &File, size: u64, header: &Header) -> Result<(), Refc
     let mut left = 0_u64;
     for (cluster, role) in used {
         if !tables.is_counted(cluster)? {
-            // A process that is killed leaves none of the first two: the header has been there from the first moment, and
+            // A killed process leaves none of the first two: the header exists from the start, and
             // a new refcount table is entered into it after its counts have been written.
             if matches!(role, ClusterRole::Header | ClusterRole::RefcountTable) || !tables.count(cluster)? {
                 return Err(RefcountError::Free { cluster, role });
@@ -151,15 +156,15 @@ pub(super) fn settle(file: &File, size: u64, header: &Header) -> Result<(), Refc
     if left > 0 {
         tracing::warn!(
             clusters = left,
-            "a qcow2 image was left without counts for some of its tables: counted"
+            "the last writer of a qcow2 image was killed; repaired the refcounts of its tables"
         );
     }
     Ok(())
 }
 
 impl Tables<'_> {
-    /// Where a cluster's count is: offset of its first byte, bytes, and its lowest bit in the first of them. `None` if no block
-    /// counts it.
+    /// Place of a cluster's count: offset of its first byte, number of bytes, and lowest bit in the
+    /// first. `None` without a block.
     fn place(&self, cluster: u64) -> Option<(u64, usize, u64)> {
         let per_block = 1 << (self.cluster_bits + 3 - self.count_bits);
         let block = usize::try_from(cluster / per_block).ok().and_then(|at| self.blocks.get(at));
@@ -179,7 +184,7 @@ impl Tables<'_> {
         Ok(count.iter().any(|byte| byte >> bit & mask != 0))
     }
 
-    /// Makes a count of 0 one of 1; says whether it has a place.
+    /// Sets a count of 0 to 1. `false` if it has no place.
     fn count(&self, cluster: u64) -> io::Result<bool> {
         let Some((offset, bytes, bit)) = self.place(cluster) else { return Ok(false) };
         let lowest = offset + bytes as u64 - 1;

@@ -1,9 +1,9 @@
-//! The file of an image, as imago sees it: everything, but its first cluster is the header's.
+//! The file of an image, as imago sees it, with its first cluster protected.
 //!
-//! An image that is open may come to say that its own header is free: one that somebody has made for that purpose, say with
-//! compressed data in cluster 0, which a write gives back. imago 0.2.6 would take it next, for what comes: a guest's data, or a
-//! refcount block, with the end that [`refcounts`](super::refcounts) tells of. Here such a write fails, before the block has
-//! been entered anywhere, and so does the request behind it.
+//! A crafted image may count its own header as free while it is open, for example by compressed
+//! data in cluster 0 that a write frees. imago 0.2.6 would allocate the cluster next, for a guest's
+//! data, or for a refcount block with the effect that [`refcounts`](super::refcounts) explains.
+//! Here such a write fails before the block is entered anywhere, and so does its request.
 use imago::file::File;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
@@ -13,10 +13,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes of what is written to the header of an open image: version 2 of it, which has size and tables.
+/// Bytes of a write to the header of an open image: the fields of version 2, which include size and
+/// tables.
 const HEADER: u64 = 72;
 
-/// The file.
+/// See the module.
 #[derive(Debug)]
 pub(super) struct Storage {
     file: File,
@@ -26,18 +27,23 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    /// A file whose first cluster has `first` bytes. From the moment on that `sealed` is set nothing goes there but what
-    /// changes in the header of an open image. (Opening it may write the whole header, to clear features.)
+    /// Protects the first `first` bytes of the file once `sealed` is set, except for updates of the
+    /// header's fixed fields.
+    ///
+    /// Opening an image may write the whole header, to clear features; hence `sealed`.
     pub(super) fn new(file: File, first: u64, sealed: Arc<AtomicBool>) -> Self {
         Self { file, first, sealed }
     }
 
     fn check(&self, offset: u64, len: u64) -> io::Result<()> {
-        // Relaxed: set before the image is anybody's but its maker's.
+        // Relaxed: set before other threads get the image.
         if offset >= self.first || (offset, len) == (0, HEADER) || !self.sealed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "the image says that its header is free"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the image is corrupt: its header is free for allocation; run `qemu-img check`",
+        ))
     }
 }
 
@@ -98,7 +104,7 @@ impl storage::Storage for Storage {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // The file has no buffer of its own, and flushing it would wait for all that is being read and written.
+        // The file has no buffer, and flushing it would wait for all reads and writes in progress.
         Ok(())
     }
 

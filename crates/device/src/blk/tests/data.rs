@@ -30,8 +30,8 @@ fn framing_is_the_drivers_choice() {
         let file = image(&pattern(DISK, 4));
         let mut rig = rig(&file, way);
         let data = pattern(1024, 5);
-        // Write: header over three descriptors, the last of them with the first bytes of the data, the rest
-        // over three more; two bytes of room, of which the second is the status.
+        // Write: header over three descriptors, the last of them with the first bytes of the data,
+        // the rest over three more; two bytes of room, of which the second is the status.
         let mut bytes = header(blk::T_OUT, 6).to_vec();
         bytes.extend(&data);
         rig.poke(PAYLOAD, &bytes);
@@ -99,7 +99,8 @@ fn discarded_and_zeroed_ranges_read_as_zeroes() {
         }
         assert!(content(&file) == expected);
 
-        // A discard may do nothing, but it may not touch the neighbours, and not make the file shorter.
+        // A discard may do nothing, but it may not touch the neighbours, and not make the file
+        // shorter.
         let ranges = [range(1024, 512, 0), range(1800, 248, 0)].concat();
         assert_eq!(rig.status(blk::T_DISCARD, 0, &ranges), blk::S_OK);
         let after = content(&file);
@@ -138,7 +139,8 @@ fn many_requests_in_flight_keep_apart() {
     for way in ways("many_requests_in_flight_keep_apart") {
         let file = image(&pattern(DISK, 9));
         let mut rig = rig(&file, way);
-        // 240 requests of 4 KiB at once (chains of three in tables of their own), in an odd order, twice.
+        // 240 requests of 4 KiB at once (chains of three in tables of their own), in an odd order,
+        // twice.
         for (kind, seed) in [(blk::T_OUT, 10), (blk::T_IN, 10)] {
             for number in 0..240u64 {
                 let block = number * 77 % 240;
@@ -210,7 +212,8 @@ fn an_idle_serve_leaves_nothing_to_wake_for() {
             assert_eq!(rig.status(blk::T_OUT, 0, &[1; 65536]), blk::S_OK);
             assert_eq!(rig.status(blk::T_FLUSH, 0, &[]), blk::S_OK);
         }
-        // The kernel may still be about to signal what was seen already; then one more round ends it.
+        // The kernel may still be about to signal what was seen already; then one more round ends
+        // it.
         let quiet = (0..10).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(5));
             let served = rig.serve().unwrap();
@@ -278,8 +281,9 @@ fn allocates_nothing(way: impl Into<Way>) {
         }
         allocated
     };
-    // Each of the 256 entries gets storage for pieces and for ranges at its first request of a kind. Which entry
-    // a request gets is the driver's choice, so that is all that can be said; 16200 requests are served.
+    // Each of the 256 entries gets storage for pieces and for ranges at its first request of a
+    // kind. Which entry a request gets is the driver's choice, so that is all that can be said;
+    // 16200 requests are served.
     let allocated: u64 = (0..600).map(round).sum();
     assert!((1..=2 * 256).contains(&allocated), "{allocated} allocations");
 }

@@ -88,7 +88,8 @@ fn queue_sizes_become_powers_of_two() {
 #[test]
 fn the_longest_request_fits_the_queues_that_drivers_make() {
     let file = image(&[0; 512]);
-    // Where nothing is known of the queue but its largest size, it is as small as clients make it: 128.
+    // Where nothing is known of the queue but its largest size, it is as small as clients make it:
+    // 128.
     for (queue_size, segments) in [(4, 2), (64, 62), (128, 126), (256, 126), (1024, 126), (32768, 126)] {
         let disk = Blk::open(BlkConfig { queue_size, ..config(&file, EngineChoice::Threads) }).unwrap();
         assert_eq!({ read_config(&disk).seg_max }, segments, "queues of {queue_size}");

@@ -216,7 +216,8 @@ fn a_stop_completes_what_is_in_flight() {
     assert_eq!(held.rig.read(0, 512), pattern(DISK, 30)[..512]);
 }
 
-/// A request of many steps does not keep a queue that is to stop now; where a successor is told of it, it is not answered.
+/// A request of many steps does not keep a queue that is to stop now; where a successor is told of
+/// it, it is not answered.
 #[test]
 fn a_stop_that_is_cut_short_continues_nothing() {
     for tracked in [false, true] {
@@ -329,7 +330,8 @@ fn a_queue_that_is_not_the_handlers_is_refused() {
     let file = disk();
     let mut held = HeldRig::new(&file, Orders::default(), 0);
     held.begin_reads(1);
-    // The same memory as a new queue, while the old one's request is still in flight under the same head.
+    // The same memory as a new queue, while the old one's request is still in flight under the same
+    // head.
     let addresses = held.rig.addresses;
     held.rig.live =
         MappedQueue::start(addresses, 256, held.rig.device.features(), held.rig.memory.handle()).unwrap();
@@ -344,7 +346,8 @@ fn a_reset_mid_io_leaves_memory_alone() {
         for round in 0..40 {
             let mut rig = rig(&file, way);
             if round % 2 == 0 {
-                // From the disk, if it lets go of its cache: the requests then really are in flight.
+                // From the disk, if it lets go of its cache: the requests then really are in
+                // flight.
                 let advice = rustix::fs::Advice::DontNeed;
                 file.as_file().sync_all().unwrap();
                 rustix::fs::fadvise(file.as_file(), 0, None, advice).unwrap();

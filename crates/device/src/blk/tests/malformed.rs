@@ -1,5 +1,5 @@
-//! What a hostile driver can say, each thing by name. A broken frame latches the queue; a bad wish inside a
-//! good frame gets a status.
+//! What a hostile driver can say, each thing by name. A broken frame latches the queue; a bad wish
+//! inside a good frame gets a status.
 use super::*;
 use crate::rig::{BASE, SIZE};
 use paravane_spec::split;
@@ -270,14 +270,16 @@ fn buffers_may_overlap_each_other() {
     for way in ways("buffers_may_overlap_each_other") {
         let file = disk();
         let mut rig = rig(&file, way);
-        // Two halves of a read into the same bytes, the status on top of them, and all on top of the header.
+        // Two halves of a read into the same bytes, the status on top of them, and all on top of
+        // the header.
         rig.poke(ROOM, &header(blk::T_IN, 0));
         let used = rig
             .one(&[segment(ROOM, 16)], &[segment(ROOM, 512), segment(ROOM, 512), segment(ROOM + 7, 1)])
             .unwrap();
         assert_eq!(used.len, 1025);
         assert_eq!(rig.peek(ROOM + 7, 1), [blk::S_OK]);
-        // A write whose status is one of the bytes that it writes: those go to the disk as they were.
+        // A write whose status is one of the bytes that it writes: those go to the disk as they
+        // were.
         rig.poke(PAYLOAD, &header(blk::T_OUT, 1));
         rig.poke(PAYLOAD + 16, &[0x77; 512]);
         rig.one(&[segment(PAYLOAD, 528)], &[segment(PAYLOAD + 100, 1)]).unwrap();

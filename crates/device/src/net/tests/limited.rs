@@ -24,7 +24,8 @@ fn none() -> Arc<Limiter> {
     Limiter::new(RateLimit::default())
 }
 
-/// Serves a queue, asleep whenever its I/O thread would be, until the driver has so many buffers back; how often it slept.
+/// Serves a queue, asleep whenever its I/O thread would be, until the driver has so many buffers
+/// back; how often it slept.
 fn sleep_through<B: BackEnd>(card: &mut Card<B>, lane: usize, count: usize) -> u32 {
     let (mut done, mut sleeps) = (0, 0);
     loop {

@@ -14,7 +14,8 @@ fn cards() -> (Card<LinkEnd>, Card<LinkEnd>) {
     (Card::new(a), Card::new(b))
 }
 
-/// Sends `count` frames from one card, numbered from `first` on, and says how many the queue gave back.
+/// Sends `count` frames from one card, numbered from `first` on, and says how many the queue gave
+/// back.
 fn send(card: &mut Card<LinkEnd>, first: usize, count: usize) -> usize {
     for n in first..first + count {
         card.send_at(TX, DATA + (n % 64) as u64 * 4096, [0; HEADER], &frame(60 + n % 40, n as u8));
@@ -77,7 +78,8 @@ fn a_full_lane_makes_the_sender_wait_and_loses_nothing() {
     assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap(), 0));
     let mut got = 1;
     while got < sent {
-        // Frames wait in the lane across a restart of the receiving side only as far as they are new, so no restart.
+        // Frames wait in the lane across a restart of the receiving side only as far as they are
+        // new, so no restart.
         for n in 0..16 {
             b.add(RX, &[], &[segment(DATA + n * 4096, 2000)]);
         }

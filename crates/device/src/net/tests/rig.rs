@@ -1,5 +1,5 @@
-//! A card with all its queues and a driver's side made of rings, without threads: handlers are called as their I/O
-//! thread would call them.
+//! A card with all its queues and a driver's side made of rings, without threads: handlers are
+//! called as their I/O thread would call them.
 use crate::net::{BackEnd, Net, NetConfig, Totals};
 use crate::rig::segment;
 use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, ServeError, Served};
@@ -95,8 +95,8 @@ impl<B: BackEnd> Card<B> {
         let layout = DriverConfig::new(size, 32, self.features).unwrap();
         assert!(layout.memory() as u64 <= QUEUE);
         let at = u64::from(index) * QUEUE;
-        // SAFETY: the region lives as long as the card, which drops the driver's side first, and nobody makes
-        // references to its bytes.
+        // SAFETY: the region lives as long as the card, which drops the driver's side first, and
+        // nobody makes references to its bytes.
         let area = unsafe { Area::new(self.region.host().add(at as usize), layout.memory()) };
         let (driver, addresses) = Queue::new(layout, DmaArea { area, addr: BASE + at }).unwrap();
         let start = |handle| MappedQueue::start(addresses, size, self.features, handle).unwrap();

@@ -1,4 +1,5 @@
-//! Behind an IOMMU whose translations come and go: frames wait for them, also those that have been begun.
+//! Behind an IOMMU whose translations come and go: frames wait for them, also those that have been
+//! begun.
 use super::rig::{Card, DATA, HEADER, frame};
 use crate::net::LinkEnd;
 use crate::rig::segment;
