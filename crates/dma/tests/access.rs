@@ -12,7 +12,7 @@ fn region(gpa: u64, size: u64, writable: bool) -> Arc<Region> {
     Region::new(RegionConfig { gpa, size, backing: Backing::Pages, writable }).expect("guest RAM")
 }
 
-/// RAM in [0x1000, 0x3000), adjoining RAM in [0x3000, 0x4000), a hole, and memory that devices may only read in
+/// RAM in [0x1000, 0x3000), adjacent RAM in [0x3000, 0x4000), a hole, and read-only memory in
 /// [0x5000, 0x6000).
 fn handle() -> Handle {
     let regions =
@@ -162,7 +162,7 @@ fn a_device_may_not_write_where_it_may_only_read() {
     assert_eq!(handle.read_obj::<u32>(0x5000, READ), Ok(0));
     assert_eq!(handle.write(0x5000, &[1; 4], WRITE), Err(denied));
     assert_eq!(handle.fill(0x5000, 1, 4, WRITE), Err(denied));
-    // Also where the caller names another direction: the accessor knows its own.
+    // Also if the caller names another direction: the accessor adds its own.
     assert_eq!(handle.write(0x5000, &[1; 4], READ), Err(denied));
     assert_eq!(handle.map(0x5000, 4, WRITE).err(), Some(denied));
     assert_eq!(handle.map(0x5000, 4, READ | WRITE).err(), Some(denied));
@@ -188,7 +188,7 @@ fn a_mapping_is_the_memory() {
     let handle = handle.enter();
     let mapping = handle.map(0x1010, 0x20, READ | WRITE).expect("RAM");
     assert_eq!(mapping.len(), 0x20);
-    // SAFETY: inside the mapping; nobody else uses this memory.
+    // SAFETY: inside the mapping; nothing else uses this memory.
     unsafe { mapping.host().as_ptr().add(3).write_volatile(0x77) };
     drop(mapping);
     assert_eq!(handle.read_obj::<u8>(0x1013, READ), Ok(0x77));
@@ -246,7 +246,7 @@ fn a_buffer_that_is_too_short_ends_at_its_end() {
         handle.read_segments(&[], 0, &mut out, READ),
         Err(DmaError::Unmapped { addr: 0, len: 16, done: 0 })
     );
-    // Skipping past the end for no bytes reads nothing from nowhere.
+    // Skipping past the end for no bytes reads nothing.
     assert_eq!(handle.read_segments(&buffer, 100, &mut [], READ), Ok(()));
 }
 
@@ -265,7 +265,7 @@ fn a_fault_in_a_later_piece_counts_the_earlier_ones() {
         handle.read_segments(&wrap, 0, &mut out, READ),
         Err(DmaError::Wraps { addr: u64::MAX - 1, len: 12, done: 4 })
     );
-    // The part that is skipped may reach past the end of the address space as well.
+    // The skipped part may reach past the end of the address space too.
     assert_eq!(
         handle.read_segments(&wrap[1..], 4, &mut out[..2], READ),
         Err(DmaError::Wraps { addr: u64::MAX - 1, len: 2, done: 0 })
@@ -284,15 +284,15 @@ fn mapped_segments_are_the_bytes_in_order() {
     let buffer = segments(&[(0x2ffe, 4), (0, 0), (0x1000, 3), (0x1800, 3)]);
     handle.write_segments(&buffer, 0, b"0123456789", WRITE).expect("RAM");
     let mut out = Vec::new();
-    let hold = handle.map_segments(&buffer, 1, 8, READ, &mut out).expect("inside");
+    let mapping_guard = handle.map_segments(&buffer, 1, 8, READ, &mut out).expect("inside");
     assert_eq!(out.iter().map(|s| s.len).collect::<Vec<_>>(), [1, 2, 3, 2]);
     let bytes: Vec<u8> = out
         .iter()
-        // SAFETY: `hold` keeps the slices mapped, and nobody writes to them.
+        // SAFETY: the mapping guard keeps the slices mapped, and nothing writes to them.
         .flat_map(|s| (0..s.len).map(|i| unsafe { s.ptr.add(i).read_volatile() }))
         .collect();
     assert_eq!(bytes, b"12345678");
-    drop(hold);
+    drop(mapping_guard);
 }
 
 #[test]
@@ -350,11 +350,11 @@ fn handles_and_guards_go_from_thread_to_thread() {
     send(&handle);
     let handle = handle.enter();
     let mapping = handle.map(0x1000, 8, WRITE).expect("RAM");
-    let hold = handle.map_segments(&[], 0, 0, READ, &mut Vec::new()).expect("nothing");
+    let mapping_guard = handle.map_segments(&[], 0, 0, READ, &mut Vec::new()).expect("nothing");
     std::thread::spawn(move || {
-        // SAFETY: inside the mapping, which nobody else uses.
+        // SAFETY: inside the mapping, which nothing else uses.
         unsafe { mapping.host().as_ptr().write_volatile(1) };
-        drop((mapping, hold));
+        drop((mapping, mapping_guard));
     })
     .join()
     .expect("the thread");
@@ -366,13 +366,14 @@ fn what_is_mapped_can_be_copied_from_and_to() {
     let mut handle = handle();
     let segments = [Segment { addr: 0x1ffe, len: 3 }, Segment { addr: 0x3005, len: 4000 }];
     let mut pieces: Vec<HostSlice> = Vec::new();
-    let hold = handle.enter().map_segments(&segments, 0, 4003, READ | WRITE, &mut pieces).expect("mapped");
+    let mapping_guard =
+        handle.enter().map_segments(&segments, 0, 4003, READ | WRITE, &mut pieces).expect("mapped");
     let data: Vec<u8> = (0..4003).map(|at| (at * 7 + at / 256) as u8).collect();
     let (mut from, mut back) = (data.as_slice(), vec![0; 4003]);
     let mut to = back.as_mut_slice();
     for piece in &pieces {
         let (now, rest) = from.split_at(piece.len);
-        // SAFETY: the hold lives, and the length is the piece's.
+        // SAFETY: the mapping guard lives, and the length is the piece's.
         unsafe { piece.write(now) };
         from = rest;
     }
@@ -383,7 +384,7 @@ fn what_is_mapped_can_be_copied_from_and_to() {
         to = rest;
     }
     assert!(from.is_empty() && to.is_empty() && back == data);
-    drop(hold);
+    drop(mapping_guard);
     let mut seen = vec![0; 4003];
     handle.enter().read_segments(&segments, 0, &mut seen, READ).expect("readable");
     assert_eq!(seen, data);

@@ -1,4 +1,4 @@
-//! Translation: what goes through a domain, what waits for whom, and what the log says of it.
+//! Domains: translated accesses, waiting for holders, and the dirty log.
 use paravane_dma::{
     Access, Backing, Busy, BusyWith, DirtyLog, DirtyPages, DmaError, Domain, DomainError, Memory, Miss,
     Region, RegionConfig,
@@ -11,7 +11,7 @@ const BOTH: Access = Access::READ.union(Access::WRITE);
 const NOW: Duration = Duration::from_millis(if cfg!(miri) { 1 } else { 20 });
 const LONG: Duration = Duration::from_secs(60);
 
-/// RAM in the first 16 pages, memory to read only in the next.
+/// RAM in the first 16 pages, read-only memory in the next.
 fn memory() -> Memory {
     let region = |gpa, size, writable| {
         Region::new(RegionConfig { gpa, size, backing: Backing::Pages, writable }).expect("guest RAM")
@@ -221,7 +221,7 @@ fn it_can_be_asked_what_is_translated_before_anything_is_accessed() {
     domain.map(0, 0, PAGE, Access::READ).expect("free");
     let told = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&told);
-    // A translation that comes while it is being told that it is missing, of the first page only.
+    // A translation that is added while it is reported missing, for the first page only.
     let mapper = Arc::new(Mutex::new(Some(domain.clone())));
     let other = Arc::clone(&mapper);
     domain.on_miss(move |miss| {
@@ -233,14 +233,14 @@ fn it_can_be_asked_what_is_translated_before_anything_is_accessed() {
     let mut handle = domain.handle();
     let guard = handle.enter();
     let translates = |addr, len| guard.translates(addr, len, Access::WRITE);
-    // What is forbidden is translated: the access itself says so.
+    // A forbidden page is translated: the access itself reports it.
     assert!(translates(8, 100) && translates(0, PAGE as usize) && translates(9 * PAGE, 0));
     assert!(translates(u64::MAX, 2), "the access itself finds that it wraps");
     assert!(told.lock().expect("a list").is_empty());
     assert!(translates(PAGE - 1, 2), "it came while it was told");
     assert!(!translates(PAGE, 2 * PAGE as usize));
     assert_eq!(*told.lock().expect("a list"), [PAGE, 2 * PAGE]);
-    // A domain that its own hook holds would stay for ever.
+    // A domain that its own hook holds would never be dropped.
     mapper.lock().expect("a domain").take();
 }
 
@@ -265,17 +265,19 @@ fn writes_through_a_domain_are_logged_where_they_land() {
     assert_eq!(logged(&memory), [0_u64; 0]);
 }
 
-/// More pages than a guard remembers, so that some are marked before the batch ends, and may be harvested: what is
-/// written to them after that must be in the next harvest.
+/// Writes more pages than an access guard notes, so that some are marked before the batch ends, and
+/// may be harvested.
+///
+/// Later writes to them must be in the next harvest.
 #[test]
 fn a_page_that_was_marked_within_the_batch_is_marked_again() {
-    // More than a handle remembers.
+    // More than a handle notes.
     const MANY: u64 = 300;
     let region = RegionConfig { gpa: 0, size: MANY * PAGE, backing: Backing::Pages, writable: true };
     let memory = Memory::new(vec![Region::new(region).expect("guest RAM")]).expect("a map");
     start_log(&memory);
     let domain = Domain::new(&memory);
-    // Neighbours for the device are not for the guest.
+    // Adjacent for the device, but not for the guest.
     let gpa = |page: u64| page * 7 % MANY * PAGE;
     (0..MANY).for_each(|page| domain.map(page * PAGE, gpa(page), PAGE, BOTH).expect("free"));
     for mut handle in [domain.handle(), memory.handle()] {
@@ -285,7 +287,7 @@ fn a_page_that_was_marked_within_the_batch_is_marked_again() {
         let early = logged(&memory);
         assert!(!early.is_empty() && early.len() < MANY as usize, "{} pages", early.len());
         (0..MANY).for_each(write);
-        // A look at another page takes the place of one that was written.
+        // A look at another page replaces one that was written.
         (0..MANY).for_each(|page| assert_eq!(guard.read_obj(page * PAGE + 8, BOTH), Ok(page)));
         let middle = logged(&memory);
         write(0);

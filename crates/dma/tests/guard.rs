@@ -1,4 +1,4 @@
-//! A client that takes its memory away fails its own device, and nothing else.
+//! A client that truncates its memory fails its own device, and nothing else.
 #![cfg(not(any(loom, miri)))]
 mod skipped;
 
@@ -152,7 +152,8 @@ fn a_file_that_shrinks_under_a_thread_fails_its_region_and_not_the_process() {
     });
     assert!(alarm.take());
     assert!(!other.lost() && !silent.take());
-    // What was written after the loss is private: the part of the file that is left is not changed any more.
+    // What was written after the loss is private: the remaining part of the file does not change
+    // any more.
     let mut handle = memory.handle();
     handle.enter().write(0, b"too late", Access::WRITE).unwrap();
     let mut found = [0; 8];
@@ -171,7 +172,7 @@ fn what_is_lost_can_be_had_anew() {
         ftruncate(&file, 0).unwrap();
         assert_eq!(handle.enter().read_obj::<u8>(5 * PAGE, Access::READ), Ok(0), "turn {turn}");
         assert!(region.lost() && alarm.take() && !alarm.take());
-        // Somebody who keeps it, and a mapping of it.
+        // A reference to it, and a mapping.
         let mapping = handle.enter().map(0, 8, Access::READ).unwrap();
         memory.replace(vec![]).unwrap();
         drop((memory, handle, region));
@@ -187,15 +188,16 @@ fn the_kernel_finds_nothing_where_the_file_has_ended() {
     let mut handle = memory.handle();
     let mut pieces: Vec<HostSlice> = Vec::new();
     let segments = [Segment { addr: 8 * PAGE, len: 4096 }];
-    let hold = handle.enter().map_segments(&segments, 0, 4096, Access::WRITE, &mut pieces).unwrap();
+    let guard = handle.enter().map_segments(&segments, 0, 4096, Access::WRITE, &mut pieces).unwrap();
     ftruncate(&file, 4 * PAGE).unwrap();
     let image = memfd_create(c"an-image", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&image, PAGE).unwrap();
-    // SAFETY: the hold keeps the pieces mapped; the list has one entry, of the layout of an iovec.
+    // SAFETY: the mapping guard keeps the pieces mapped; the list has one entry, of the layout of
+    // an iovec.
     let moved = unsafe { libc::preadv(image.as_raw_fd(), pieces.as_ptr().cast(), 1, 0) };
     assert_eq!((moved, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
     assert!(!region.lost() && !alarm.take(), "no access of ours was made");
-    drop(hold);
+    drop(guard);
     handle.enter().fill(8 * PAGE, 1, 1, Access::WRITE).unwrap();
     assert!(region.lost() && alarm.take());
 }
@@ -209,7 +211,8 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
         Err(error) => return skipped("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
     };
     let alarm = Alarm::new().unwrap();
-    // As QEMU has it around the hole below 1 MiB: the range begins inside the first page, and ends inside the second.
+    // As QEMU does around the hole below 1 MiB: the range begins inside the first page, and ends
+    // inside the second.
     let part = range(0xc_0000, 2 * HUGE - 0xc_0000 - PAGE, 0xc_0000);
     let region = match Region::guarded(part, file.try_clone().unwrap(), &alarm, &MappingQuota::default()) {
         Ok(region) => region,
@@ -278,7 +281,7 @@ fn a_sealed_file_is_guarded_as_well() {
     assert!(!region.lost() && !alarm.take());
 }
 
-/// Runs the test `name` of this program in a process of its own, in which `PARAVANE_CHILD` is set.
+/// Runs the test `name` of this program in its own process, in which `PARAVANE_CHILD` is set.
 fn in_child(name: &str) -> ExitStatus {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program);
@@ -295,7 +298,7 @@ fn is_child() -> bool {
     child
 }
 
-/// A byte of a file that has none, which nobody guards.
+/// Reads a byte beyond the end of a file, in an unprotected mapping.
 fn fault() {
     let file = file(PAGE);
     let flags = rustix::mm::MapFlags::SHARED;
@@ -305,11 +308,11 @@ fn fault() {
     };
     let at = at.unwrap().cast::<u8>();
     ftruncate(&file, 0).unwrap();
-    // SAFETY: mapped; the fault is what is wanted.
+    // SAFETY: mapped; the fault is intended.
     let _ = unsafe { at.read_volatile() };
 }
 
-/// What a client does, survived.
+/// Survives the truncation of a client's file.
 fn survive() {
     let file = file(PAGE);
     let (region, alarm) = guarded(range(0, PAGE, 0), &file);
@@ -333,8 +336,7 @@ fn a_fault_elsewhere_still_kills() {
 #[test]
 fn a_signal_that_is_sent_still_kills() {
     if is_child() {
-        // Rust's own handler lets the first one pass.
-        // SAFETY: no code is part of it.
+        // Rust's own handler lets the first one pass. SAFETY: no code is part of it.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         survive();
         // SAFETY: ends this process.
@@ -394,13 +396,13 @@ fn what_is_mapped_counts_until_it_is_unmapped() {
     let error = Region::guarded(range(0, 2 * PAGE, 0), file(2 * PAGE), &alarm, &quota).unwrap_err();
     let said = "cannot map 8 KiB more for this client, which has 12 KiB mapped, limit 16 KiB: raise max-client-memory";
     assert_eq!(error.to_string(), said);
-    // What a log maps is whole pages.
+    // A log maps whole pages.
     let log = DirtyLog::guarded(file(PAGE), 8, 64, &alarm, &quota).unwrap();
     assert_eq!((quota.mapped(), quota.mappings()), (4 * PAGE, 2));
     assert!(matches!(DirtyLog::guarded(file(PAGE), 0, 8, &alarm, &quota), Err(LogError::Quota(_))));
     drop(first);
     assert_eq!((quota.mapped(), quota.mappings()), (PAGE, 1));
-    // What is refused for another reason is not counted.
+    // A mapping that is refused for another reason is not counted.
     assert!(Region::guarded(range(0, 3 * PAGE, 0), file(PAGE), &alarm, &quota).is_err());
     assert!(DirtyLog::guarded(file(PAGE), 0, 2 * PAGE, &alarm, &quota).is_err());
     drop(log);
@@ -409,10 +411,11 @@ fn what_is_mapped_counts_until_it_is_unmapped() {
 
 #[test]
 fn thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found() {
-    // More than the process could guard once; `vm.max_map_count` is 65530 by default.
+    // More than the process could protect once; `vm.max_map_count` is 65530 by default.
     const MANY: usize = 5000;
     let (alarm, silent) = (Alarm::new().unwrap(), Alarm::new().unwrap());
-    // So that neighbours do not become one mapping of the kernel's: each is the same page. One descriptor for each 250.
+    // Prevents neighbours from becoming one mapping of the kernel: each is the same page. One
+    // descriptor for each 250.
     let files: Vec<_> = (0..MANY.div_ceil(250)).map(|_| file(PAGE)).collect();
     let quotas: Vec<_> = {
         let pool = MappingPool::new(MappingLimits { max_mappings: 1 << 20, ..MappingLimits::of_host() });
@@ -437,14 +440,14 @@ fn thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found() {
     assert!(last.lost() && alarm.take() && !silent.take());
     let piece = |region: &Region| HostSlice { ptr: region.host().as_ptr(), len: PAGE as usize };
     assert!(is_lost(&[piece(&last)]) && !is_lost(&[piece(&regions[0]), piece(&regions[MANY - 1])]));
-    // A slot that is free again is taken again, and is not lost.
+    // A free slot is used again, and is not lost.
     regions.drain(..10);
     drop((last, memory));
     let again = Region::guarded(range(0, PAGE, 0), file(PAGE), &silent, &MappingQuota::default()).unwrap();
     assert!(!again.lost() && !is_lost(&[piece(&again)]));
 }
 
-/// Raises the limit on descriptors; why not if that cannot be.
+/// Raises the limit on descriptors; returns the reason if that fails.
 fn too_few_descriptors(wanted: usize) -> Option<String> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

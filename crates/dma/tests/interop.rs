@@ -1,4 +1,4 @@
-//! Our memory in the hands of crates that know vm-memory only.
+//! Guest memory in crates that only know vm-memory.
 #![cfg(not(any(miri, loom)))]
 use linux_loader::loader::{KernelLoader, elf::Elf};
 use paravane_dma::interop::View;
@@ -27,7 +27,7 @@ fn dirty(memory: &Memory) -> Vec<u64> {
     pages.iter().collect()
 }
 
-/// A file of one segment: `code` at guest-physical `at`, zeroes up to `size`.
+/// ELF file of one segment: `code` at guest-physical `at`, zeroes up to `size`.
 fn elf(at: u64, code: &[u8], size: u64) -> Vec<u8> {
     let mut file = b"\x7fELF\x02\x01\x01".to_vec();
     file.resize(16, 0);
@@ -90,7 +90,7 @@ fn a_view_is_the_memory_and_its_writes_are_logged() {
     assert!(matches!(outside, Err(GuestMemoryError::PartialBuffer { completed: 16, .. })), "{outside:?}");
 }
 
-/// What the kernel's vhost devices are given by the crate vhost.
+/// Memory table that the crate vhost gives to the kernel's vhost devices.
 #[test]
 fn a_shared_view_is_an_address_space() {
     fn regions(space: &impl GuestAddressSpace<M = View>) -> usize {

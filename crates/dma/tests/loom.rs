@@ -8,7 +8,8 @@ use std::sync::{Arc, LazyLock};
 
 const PAGE: u64 = 4096;
 
-/// Three maps, told apart by where their one page is. Made once: the checker runs the tests many times.
+/// Three maps, distinguished by the address of their one page. Made once: the checker runs the
+/// tests many times.
 static PAGES: LazyLock<[Arc<Region>; 3]> = LazyLock::new(|| {
     [0, 1, 2].map(|i| {
         let config = RegionConfig { gpa: i * PAGE, size: PAGE, backing: Backing::Pages, writable: true };
@@ -20,7 +21,7 @@ fn map(number: usize) -> Vec<Arc<Region>> {
     vec![Arc::clone(&PAGES[number])]
 }
 
-/// The number of the map that is seen through the guard.
+/// Number of the map that the access guard sees.
 fn seen(handle: &AccessGuard<'_>) -> usize {
     let found: Vec<usize> =
         (0..3).filter(|&i| handle.map(i as u64 * PAGE, 1, Access::READ | Access::RELAXED).is_ok()).collect();

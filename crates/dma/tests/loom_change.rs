@@ -1,9 +1,10 @@
-//! Changes while accesses go on, under the model checker: who unmaps, who turns the log on, who harvests.
+//! Concurrent changes under the model checker: unmapping, turning the log on, harvesting.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_change --release`
 //!
-//! What must not be touched any more is a cell that the checker watches: an access and the unmapper's use of it that
-//! are not ordered are a data race, and fail. Each fence that the tests name was taken out once; they failed then.
+//! Memory that must not be touched any more is a cell that the checker watches: an access and the
+//! unmapper's use of it that are not ordered are a data race, and fail. Each fence that the tests
+//! name was taken out once; they failed then.
 #![cfg(loom)]
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,7 +16,7 @@ use std::time::Duration;
 const PAGE: u64 = 4096;
 const BOTH: Access = Access::READ.union(Access::WRITE);
 const RELAXED: Access = Access::RELAXED;
-/// A model waits for as long as it takes.
+/// A model has no time-out.
 const EVER: Duration = Duration::MAX;
 
 /// Made once: the checker runs the tests many times, and only the addresses are used.
@@ -35,7 +36,8 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The same, and the model must see both answers: one that never finds the other thread at work proves nothing.
+/// The same, and the model must see both answers: one that never finds the other thread at work
+/// proves nothing.
 fn both_ways(model: impl Fn(&dyn Fn(bool)) + Sync + Send + 'static) {
     let seen = Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
     let note = Arc::clone(&seen);
@@ -47,10 +49,10 @@ fn both_ways(model: impl Fn(&dyn Fn(bool)) + Sync + Send + 'static) {
     assert_eq!(seen.lock().unwrap().len(), 2, "only one of the two answers was seen");
 }
 
-/// What lies behind a translation.
+/// Memory behind a translation.
 struct Behind(UnsafeCell<u64>);
 
-// SAFETY: the checker watches who uses it when; that is what the tests are about.
+// SAFETY: the checker watches which thread uses it when; that is what the tests check.
 unsafe impl Sync for Behind {}
 // SAFETY: a number.
 unsafe impl Send for Behind {}
@@ -60,19 +62,21 @@ impl Behind {
         Arc::new(Self(UnsafeCell::new(0)))
     }
 
-    /// A device's access: others may be at it at the same time.
+    /// Access of a device. Others may access it at the same time.
     fn touched(&self) {
         self.0.with(|_| ());
     }
 
-    /// It belongs to somebody else now.
+    /// Use by its next owner.
     fn given_away(&self) {
         self.0.with_mut(|_| ());
     }
 }
 
-/// When `unmap` returns, no access lands in the range any more, and those that did are over. Fails without: either
-/// of the SeqCst fences in `enter` and `synchronize`, the Release store in `leave`, the Acquire loads in `synchronize`.
+/// When `unmap` returns, no access lands in the range any more, and earlier ones are over.
+///
+/// Fails without: either of the SeqCst fences in `enter` and `synchronize`, the Release store in
+/// `leave`, the Acquire loads in `synchronize`.
 #[test]
 fn an_unmapping_waits_for_the_accesses() {
     both_ways(|note| {
@@ -99,7 +103,9 @@ fn an_unmapping_waits_for_the_accesses() {
     });
 }
 
-/// The same for what was mapped: the guard may outlive the batch. Fails without: the Release store in `release`.
+/// The same for mappings: a mapping guard may outlive the batch.
+///
+/// Fails without: the Release store in `release`.
 #[test]
 fn an_unmapping_waits_for_the_mappings() {
     both_ways(|note| {
@@ -110,7 +116,7 @@ fn an_unmapping_waits_for_the_mappings() {
         let device = {
             let behind = Arc::clone(&behind);
             thread::spawn(move || {
-                // Relaxed, so that the guard's own order does not help.
+                // Relaxed, so that the mapping's own order does not help.
                 let mapping = handle.enter().map(8, 8, Access::READ | RELAXED);
                 let found = mapping.is_ok();
                 if let Ok(mapping) = mapping {
@@ -126,8 +132,9 @@ fn an_unmapping_waits_for_the_mappings() {
     });
 }
 
-/// The same when the handle has gone and left its mapping behind. Fails if its reader is not kept on the list, and without
-/// the Acquire in `is_any_pinned`.
+/// The same if the handle is gone and left its mapping behind.
+///
+/// Fails if its reader slot is not kept on the list, and without the Acquire in `is_any_pinned`.
 #[test]
 fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
     check(|| {
@@ -144,7 +151,7 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
                 drop(mapping);
             })
         };
-        // Another handle comes, which looks whether old readers are needed: somebody else's.
+        // Another handle is made, which checks whether old slots are needed.
         let other = {
             let domain = domain.clone();
             thread::spawn(move || drop(domain.handle()))
@@ -156,10 +163,12 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
     });
 }
 
-/// The same when another one gives the entry back than the one who uses it again, for bytes that are not waited for; with
-/// what is left of the numbers from before they would not be either. Fails without: the Release of `len`, `addr` or
-/// `change` in `add`, the Acquire exchange in `pop`, the Release exchange in `release`, the Release and the Acquire of
-/// the count.
+/// The same if one thread releases an entry and another reuses it for bytes that are not waited
+/// for.
+///
+/// With stale numbers in the entry they would not be either. Fails without: the Release of `len`,
+/// `addr` or `change` in `add`, the Acquire exchange in `pop`, the Release exchange in `release`,
+/// the Release and the Acquire of the count.
 #[test]
 fn an_entry_that_passes_through_two_hands_hides_nothing() {
     check(|| {
@@ -183,7 +192,7 @@ fn an_entry_that_passes_through_two_hands_hides_nothing() {
     });
 }
 
-/// An entry that is used again for other bytes does not hide that the bytes before were let go of.
+/// An entry that is reused for other bytes does not hide that the earlier bytes were released.
 #[test]
 fn an_entry_that_is_used_again_hides_nothing() {
     check(|| {
@@ -206,13 +215,14 @@ fn an_entry_that_is_used_again_hides_nothing() {
     });
 }
 
-/// Who finds a translation sees what was done before it was made. Fails without: the Release store of a leaf in
-/// `insert`.
+/// A thread that finds a translation sees what was done before it was made.
+///
+/// Fails without: the Release store of a leaf in `insert`.
 #[test]
 fn a_translation_brings_what_was_done_before_it() {
     both_ways(|note| {
         let domain = Domain::new(&memory());
-        // So that the node is there already, and nothing but the leaf is new.
+        // So that the node exists already, and only the leaf is new.
         domain.map(0, 0, PAGE, BOTH).expect("free");
         let behind = Behind::new();
         let mut handle = domain.handle();
@@ -232,17 +242,17 @@ fn a_translation_brings_what_was_done_before_it() {
     });
 }
 
-/// A node that is left without entries is freed when nobody walks in it any more.
+/// An emptied node is freed once no walker is in it.
 #[test]
 fn nodes_are_freed_behind_the_walkers() {
     both_ways(|note| {
         let domain = Domain::new(&memory());
-        // Two nodes below the root, one of which goes.
+        // Two nodes below the root, one of which is removed.
         domain.map(0, 0, PAGE, BOTH).expect("free");
         domain.map(3 * PAGE, 0, PAGE, BOTH).expect("free");
         let mut handle = domain.handle();
         let device = thread::spawn(move || {
-            // A walk in freed memory is what miri and the checker's allocator would find.
+            // Miri and the checker's allocator would find a walk in freed memory.
             handle.enter().read_obj::<u64>(3 * PAGE, RELAXED).is_ok()
         });
         domain.unmap(3 * PAGE, PAGE, EVER).expect("everyone leaves");
@@ -261,7 +271,8 @@ fn data(memory: &Memory) -> u64 {
     memory.handle().enter().read_obj(0, RELAXED).expect("RAM")
 }
 
-/// A memory with a log, and the first word written and copied already; the bit is set again if `set`.
+/// A memory with a log; the first word is written and copied already. The bit is set again if
+/// `set`.
 fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
     let memory = memory();
     let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
@@ -273,15 +284,17 @@ fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
     (memory, log)
 }
 
-/// Harvest, then copy: what the copy lacks is in a later harvest, whether the bit was set before (and the mark thus
-/// skipped) or not. Fails without: the SeqCst fence in `PendingMarks::mark` or the one in `harvest`.
+/// Harvest, then copy: what the copy lacks is in a later harvest.
+///
+/// This holds whether the bit was set before (so that the mark is skipped) or not. Fails without:
+/// the SeqCst fence in `PendingMarks::mark` or the one in `harvest`.
 #[test]
 fn no_write_is_missing_from_copy_and_harvests() {
     for set in [false, true] {
         both_ways(move |note| {
             let (memory, log) = logged(set);
             let mut handle = memory.handle();
-            // Inside before anything else: entering has a fence of its own.
+            // Enters before anything else: entering has its own fence.
             let migration = {
                 let (memory, log) = (memory.clone(), Arc::clone(&log));
                 let mut reader = memory.handle();
@@ -300,8 +313,9 @@ fn no_write_is_missing_from_copy_and_harvests() {
     }
 }
 
-/// Many pages at once are marked without waiting for the batch's end. Fails without: the SeqCst fence in
-/// `Handle::wrote_pages`.
+/// Many pages at once are marked without waiting for the end of the batch.
+///
+/// Fails without: the SeqCst fence in `Handle::wrote_pages`.
 #[test]
 fn no_long_write_is_missing_from_copy_and_harvests() {
     both_ways(|note| {
@@ -318,7 +332,7 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
         };
         {
             let guard = handle.enter();
-            // What a system call does to a mapping that lives on.
+            // As a system call writes to a mapping that stays alive.
             word.store(1, Relaxed);
             guard.mark(GuestRange { gpa: 0, len: 3 * PAGE as usize });
         }
@@ -328,8 +342,9 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
     });
 }
 
-/// A write that is not marked because the log was not on yet is in what is copied after it is on. Fails without: the
-/// SeqCst fences in `enter` and `synchronize`.
+/// A write that is not marked because the log was not on yet is in what is copied after it is on.
+///
+/// Fails without: the SeqCst fences in `enter` and `synchronize`.
 #[test]
 fn what_was_written_before_the_log_is_in_the_copy() {
     both_ways(|note| {
@@ -346,7 +361,9 @@ fn what_was_written_before_the_log_is_in_the_copy() {
     });
 }
 
-/// The same for a mapping that was made before and ends later. Fails without: the SeqCst fence in `MappingGuard::mark`.
+/// The same for a mapping that was made before and ends later.
+///
+/// Fails without: the SeqCst fence in `MappingGuard::mark`.
 #[test]
 fn what_was_written_through_a_mapping_is_in_the_copy_or_the_log() {
     both_ways(|note| {
@@ -357,7 +374,7 @@ fn what_was_written_through_a_mapping_is_in_the_copy_or_the_log() {
         let device = {
             let word = Arc::clone(&word);
             thread::spawn(move || {
-                // What a system call does to the memory.
+                // As a system call writes to the memory.
                 word.store(1, Relaxed);
                 drop(mapping);
             })

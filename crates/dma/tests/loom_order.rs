@@ -1,14 +1,17 @@
-//! What [`Access`] promises, as litmus tests under the model checker: the real guard, over modelled memory.
+//! The promises of [`Access`] as litmus tests under the model checker: the real guard, over
+//! modelled memory.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_order --release`
 //!
-//! The device is the code under test. The driver stands for a guest: relaxed accesses, and fences of its own. Each
-//! test collects the outcomes of every interleaving and says which must never occur, and which must: the same program
-//! without the order has to show the weak outcome, or the test would prove nothing. Besides, each fence in
-//! `access.rs` was taken out once; the tests name those without which they fail.
+//! The device is the code under test. The driver stands for a guest: relaxed accesses, and its own
+//! fences. Each test collects the outcomes of every interleaving and states which must never occur,
+//! and which must: the same program without the order has to show the weak outcome, or the test
+//! would prove nothing. Besides, each fence in `access.rs` was taken out once; the tests name those
+//! without which they fail.
 //!
-//! Loom makes loads and stores of one thread in their order, so it cannot show a load that is held back behind a later
-//! store. That a buffer is not read any more after `unmap` is therefore not tested here.
+//! Loom makes loads and stores of one thread in their order, so it cannot show a load that is held
+//! back behind a later store. So these tests do not cover that a buffer is not read any more after
+//! `unmap`.
 #![cfg(loom)]
 use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use loom::sync::atomic::fence;
@@ -29,7 +32,7 @@ static PAGE: LazyLock<Arc<Region>> = LazyLock::new(|| {
     Region::new(config).expect("RAM")
 });
 
-/// A guest's view of the same memory: no order but by its own fences.
+/// A guest's view of the same memory: ordered by its own fences only.
 struct Driver<'a>(AccessGuard<'a>);
 
 impl Driver<'_> {
@@ -52,8 +55,10 @@ fn write(device: &AccessGuard<'_>, addr: u64, value: u64, access: Access) {
 
 type Outcome = (u64, u64);
 
-/// The outcomes of every interleaving with at most so many involuntary switches of threads: 3, or what
-/// PARAVANE_LOOM_PREEMPTIONS says. Device and driver run on a thread each; the outcome is what both return.
+/// Outcomes of every interleaving with at most 3 involuntary switches of threads
+/// (PARAVANE_LOOM_PREEMPTIONS).
+///
+/// Device and driver run on a thread each; the outcome is what both return.
 fn outcomes<A, B>(
     device: fn(&AccessGuard<'_>, Access) -> A,
     access: Access,
@@ -84,7 +89,8 @@ where
     std::mem::take(&mut *seen.lock().unwrap())
 }
 
-/// The driver waits for nothing: it looks once at the flag and then, behind its read barrier, at the data.
+/// The driver looks once at the flag and then, behind its read barrier, at the data. It never
+/// waits.
 fn looks(driver: &Driver<'_>) -> Outcome {
     let flag = driver.load(FLAG);
     fence(Acquire);
@@ -98,7 +104,9 @@ fn publishes(driver: &Driver<'_>) {
     driver.store(FLAG, 1);
 }
 
-/// Whoever sees a written value sees what was written before it. Fails without: the Release fence in `begin`.
+/// A thread that sees a written value sees what was written before it.
+///
+/// Fails without: the Release fence in `begin`.
 #[test]
 fn a_write_releases() {
     let device = |guard: &AccessGuard<'_>, access| {
@@ -112,8 +120,9 @@ fn a_write_releases() {
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
 }
 
-/// The same for all bytes of a long write, and for `fill` and a buffer in pieces. Fails without: the Release fence
-/// in `begin`.
+/// The same for all bytes of a long write, for `fill` and for a buffer in pieces.
+///
+/// Fails without: the Release fence in `begin`.
 #[test]
 fn every_kind_of_write_releases() {
     let long = |guard: &AccessGuard<'_>, access| {
@@ -139,8 +148,9 @@ fn every_kind_of_write_releases() {
     }
 }
 
-/// What follows a read sees what was written before the value that it read. Fails without: the Acquire fence in
-/// `end`.
+/// What follows a read sees what was written before the value that it read.
+///
+/// Fails without: the Acquire fence in `end`.
 #[test]
 fn a_read_acquires() {
     let device = |guard: &AccessGuard<'_>, access| (read(guard, FLAG, access), read(guard, DATA, RELAXED));
@@ -151,7 +161,9 @@ fn a_read_acquires() {
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
 }
 
-/// The same for all bytes of a long read, and for a buffer in pieces. Fails without: the Acquire fence in `end`.
+/// The same for all bytes of a long read, and for a buffer in pieces.
+///
+/// Fails without: the Acquire fence in `end`.
 #[test]
 fn every_kind_of_read_acquires() {
     let long = |guard: &AccessGuard<'_>, access| {
@@ -172,9 +184,10 @@ fn every_kind_of_read_acquires() {
     }
 }
 
-/// Store buffering: each side stores, then loads what the other one stores. With a full barrier on both, one of them
-/// sees the other's store; the directions alone do not give that. Fails without: the SeqCst fence in `begin` (a
-/// weaker one will not do).
+/// Store buffering: each side stores, then loads what the other one stores.
+///
+/// With a full barrier on both, one of them sees the other's store; the directions alone do not
+/// give that. Fails without: the SeqCst fence in `begin` (a weaker one is not enough).
 #[test]
 fn only_full_keeps_a_load_behind_an_earlier_store() {
     let device = |guard: &AccessGuard<'_>, access| {
@@ -195,14 +208,15 @@ fn only_full_keeps_a_load_behind_an_earlier_store() {
     }
 }
 
-/// A mapping that is made full keeps loads through it behind an earlier store. Fails without: the SeqCst fence in
-/// `map`.
+/// A mapping with FULL keeps loads through it behind an earlier store.
+///
+/// Fails without: the SeqCst fence in `map`.
 #[test]
 fn a_full_mapping_keeps_its_loads_behind_an_earlier_store() {
     let device = |guard: &AccessGuard<'_>, access| {
         write(guard, DATA, 1, BY_DIRECTION);
         let _window = guard.map(FLAG, 8, access | Access::READ).expect("RAM");
-        // What is done through the window is done by raw accesses, which have no order.
+        // Raw accesses through the mapping have no order.
         read(guard, FLAG, RELAXED)
     };
     let driver = |driver: &Driver<'_>| {
@@ -214,12 +228,13 @@ fn a_full_mapping_keeps_its_loads_behind_an_earlier_store() {
     assert!(outcomes(device, BY_DIRECTION, driver).contains(&(0, 0)));
 }
 
-/// What is read through a mapping is as new as what this thread had seen before. Fails without: the AcqRel fence in
-/// `map` (its acquire).
+/// What is read through a mapping is as new as what this thread had seen before.
+///
+/// Fails without: the AcqRel fence in `map` (its acquire).
 #[test]
 fn mapping_acquires() {
     let device = |guard: &AccessGuard<'_>, access| {
-        // An available index, say.
+        // For example an available index.
         let flag = read(guard, FLAG, RELAXED);
         let _window = guard.map(DATA, 8, access | Access::READ).expect("RAM");
         (flag, read(guard, DATA, RELAXED))
@@ -228,8 +243,9 @@ fn mapping_acquires() {
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
 }
 
-/// Who sees what is written through a mapping sees what was written before the mapping. Fails without: the AcqRel
-/// fence in `map` (its release).
+/// A thread that sees what is written through a mapping sees what was written before the mapping.
+///
+/// Fails without: the AcqRel fence in `map` (its release).
 #[test]
 fn mapping_releases() {
     let device = |guard: &AccessGuard<'_>, access| {
@@ -241,24 +257,26 @@ fn mapping_releases() {
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
 }
 
-/// Who sees a store after the mapping's end sees what was written through it. Fails without: the AcqRel fence in
-/// `unmap` (its release).
+/// A thread that sees a store after the end of a mapping sees what was written through it.
+///
+/// Fails without: the AcqRel fence in `unmap` (its release).
 #[test]
 fn unmapping_releases() {
     let device = |guard: &AccessGuard<'_>, access| {
-        // A mapping for writing has a full fence besides, for the dirty log.
+        // A mapping for writing also has a full fence, for the dirty log.
         let window = guard.map(DATA, 8, access | Access::READ).expect("RAM");
         write(guard, DATA, 1, RELAXED);
         drop(window);
-        // A used index, say.
+        // For example a used index.
         write(guard, FLAG, 1, RELAXED);
     };
     assert!(!outcomes(device, BY_DIRECTION, looks).contains(&((), (1, 0))));
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
 }
 
-/// What follows the mapping's end sees what was written before what was read through it. Fails without: the AcqRel
-/// fence in `unmap` (its acquire).
+/// What follows the end of a mapping sees what was written before what was read through it.
+///
+/// Fails without: the AcqRel fence in `unmap` (its acquire).
 #[test]
 fn unmapping_acquires() {
     let device = |guard: &AccessGuard<'_>, access| {
@@ -271,8 +289,10 @@ fn unmapping_acquires() {
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
 }
 
-/// Both directions together are both orders, on one access: it acquires what it read, and releases for what comes
-/// after. Fails without: the Acquire fence in `end`, or the Release fence in `begin`.
+/// Both directions have both orders, on one access: it acquires what it read, and releases for
+/// later stores.
+///
+/// Fails without: the Acquire fence in `end`, or the Release fence in `begin`.
 #[test]
 fn both_directions_are_both_orders() {
     let acquires = |guard: &AccessGuard<'_>, access| {

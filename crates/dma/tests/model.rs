@@ -1,4 +1,4 @@
-//! The guard against a plain model: one vector of bytes and a kind for each page.
+//! Access guard against a plain model: one vector of bytes and a kind for each page.
 use paravane_dma::{Access, AccessGuard, Backing, DmaError, Handle, Memory, Region, RegionConfig, Segment};
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ enum Kind {
     Ram,
 }
 
-/// Guest memory as anyone would write it down: no pointers, no regions, one byte at a time.
+/// Simple model of guest memory: no pointers, no regions, one byte at a time.
 struct Model {
     base: u64,
     pages: Vec<Kind>,
@@ -31,7 +31,7 @@ impl Model {
         self.pages[offset / PAGE as usize]
     }
 
-    /// The indices behind `pieces`, as far as there are any, and why no further.
+    /// Indices of `pieces` up to the first fault, and the fault.
     fn walk(
         &self,
         pieces: &[(u128, usize)],
@@ -121,7 +121,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A kind for each page, and whether it starts a region of its own.
+/// Kind of each page, and whether it starts a new region.
 fn layout() -> impl Strategy<Value = Vec<(Kind, bool)>> {
     let kind = prop_oneof![1 => Just(Kind::Hole), 1 => Just(Kind::ReadOnly), 4 => Just(Kind::Ram)];
     prop::collection::vec((kind, prop::bool::weighted(0.3)), PAGES)
@@ -254,7 +254,7 @@ impl Model {
                 prop_assert_eq!(mapping.as_ref().map(|_| ()), expected.as_ref().map(|_| ()));
                 if let Ok(mapping) = mapping {
                     prop_assert_eq!(mapping.len(), *len);
-                    // SAFETY: inside the mapping, and nobody writes.
+                    // SAFETY: inside the mapping, and nothing writes.
                     let seen = (0..*len).map(|i| unsafe { mapping.host().as_ptr().add(i).read_volatile() });
                     self.compare(&seen.collect::<Vec<_>>(), &found)?;
                 }
@@ -264,14 +264,14 @@ impl Model {
                 let (found, expected) = self.walk_segments(&segments, *skip, *len, *write);
                 let mut out = Vec::new();
                 let access = if *write { Access::READ | Access::WRITE } else { Access::READ };
-                let hold = handle.map_segments(&segments, *skip, *len as u64, access, &mut out);
-                prop_assert_eq!(hold.as_ref().map(|_| ()), expected.as_ref().map(|_| ()));
-                prop_assert!(hold.is_ok() || out.is_empty());
+                let mapped = handle.map_segments(&segments, *skip, *len as u64, access, &mut out);
+                prop_assert_eq!(mapped.as_ref().map(|_| ()), expected.as_ref().map(|_| ()));
+                prop_assert!(mapped.is_ok() || out.is_empty());
                 prop_assert!(out.iter().all(|slice| slice.len > 0));
-                if hold.is_ok() {
+                if mapped.is_ok() {
                     let seen: Vec<u8> = out
                         .iter()
-                        // SAFETY: `hold` keeps the slices mapped, and nobody writes.
+                        // SAFETY: the mapping guard keeps the slices mapped, and nothing writes.
                         .flat_map(|s| (0..s.len).map(|i| unsafe { s.ptr.add(i).read_volatile() }))
                         .collect();
                     prop_assert_eq!(seen.len(), *len);
@@ -298,7 +298,7 @@ impl Model {
         for (i, &(start, _)) in pieces.iter().enumerate() {
             if start > u128::from(u64::MAX) {
                 let (found, before) = self.walk(&pieces[..i], len, write);
-                // The one with which there are that many pieces; others may reach as far.
+                // The length with which there are that many pieces; others may reach as far.
                 let owner = (0..segments.len()).find(|&k| cut(&segments[..=k], skip, len).0.len() > i);
                 let addr = segments[owner.expect("the piece is of a segment")].addr;
                 let wraps = Err(DmaError::Wraps { addr, len, done: found.len() });

@@ -1,4 +1,5 @@
-//! Store buffering on real CPUs, through the real guard: the one reordering that x86 does, and what `FULL` is for.
+//! Store buffering on real CPUs, with real guards: the one reordering of x86, and the purpose of
+//! `FULL`.
 //!
 //! ```text
 //! device, on one CPU                  driver, on another
@@ -6,11 +7,12 @@
 //! read(answer, ACCESS)                full barrier
 //!                                     read request
 //! ```
-//! Each side must see the other's store, or have its own seen. With `FULL` one of them always does. Without it the
-//! device's store can still be in its CPU's store buffer when its load is done, and both miss.
+//! Each side must see the other's store, or have its own seen. With `FULL` one of them always does.
+//! Without it the device's store can still be in its CPU's store buffer when its load is done, and
+//! both miss.
 //!
-//! It shows in optimised code only (the workspace asks for it): what has not been optimised stores so much on its stack
-//! between the two accesses that the request is pushed out of the store buffer.
+//! It shows in optimised code only (the workspace requests that): unoptimised code stores so much
+//! on its stack between the two accesses that the request leaves the store buffer.
 #![cfg(not(any(miri, loom)))]
 mod skipped;
 
@@ -22,10 +24,10 @@ use std::time::{Duration, Instant};
 
 const REQUEST: u64 = 0;
 const ANSWER: u64 = 1024;
-/// Rounds in one go of the two threads.
+/// Number of rounds per run of the two threads.
 const ROUNDS: u64 = 20_000;
-/// The reordering shows in the first thousands of rounds, if the two threads run at the same time; on a machine that
-/// has much else to do that may take a while.
+/// The reordering shows in the first thousands of rounds if the two threads run at the same time.
+/// On a busy machine that may take longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two CPUs that this process may use.
@@ -38,25 +40,25 @@ fn two_cpus() -> Option<[usize; 2]> {
 fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
-    // Refused, the threads merely meet less often.
+    // If refused, the threads merely meet less often.
     let _ = sched_setaffinity(None, &set);
 }
 
-/// Where the two threads wait for each other, so that each round starts at the same time.
+/// Barrier between the two threads, so that each round starts at the same time.
 #[repr(align(128))]
 struct Meeting(AtomicU64);
 
 impl Meeting {
-    /// Both have come for the `n`th time.
+    /// Waits until both have arrived for the `n`th time.
     fn meet(&self, n: u64) {
-        // AcqRel: what each has stored before is seen by both afterwards; so the stores of one round come before
-        // those of the next.
+        // AcqRel: what each has stored before is seen by both afterwards; so the stores of one
+        // round come before those of the next.
         self.0.fetch_add(1, Ordering::AcqRel);
         let mut spins = 0_u32;
         while self.0.load(Ordering::Acquire) < 2 * n {
             spins += 1;
             if spins > 10_000 {
-                // The other one is off its CPU.
+                // The other thread is not running.
                 std::thread::yield_now();
             }
             std::hint::spin_loop();
@@ -64,13 +66,13 @@ impl Meeting {
     }
 }
 
-/// How often in [`ROUNDS`] rounds neither saw the other.
+/// Number of rounds of [`ROUNDS`] in which neither saw the other.
 fn both_missed(device: &mut Handle, driver: &mut Handle, cpus: [usize; 2], access: Access) -> u64 {
     let meeting = Meeting(AtomicU64::new(0));
     let mut mapped = |addr| driver.enter().map(addr, 8, Access::READ | Access::WRITE).expect("RAM");
     let (request, answer) = (mapped(REQUEST), mapped(ANSWER));
-    // SAFETY: eight aligned bytes of guest memory, mapped as long as the guards live, which is longer than the
-    // threads do; everyone accesses them atomically or by the guard.
+    // SAFETY: eight aligned bytes of guest memory, mapped as long as the guards live, which is
+    // longer than the threads do; all accesses are atomic or by an access guard.
     let [request, answer] =
         [&request, &answer].map(|window| unsafe { AtomicU64::from_ptr(window.host().as_ptr().cast()) });
     for cell in [request, answer] {
@@ -121,7 +123,7 @@ fn the_reordering_shows_without_full_and_never_with_it() {
     let started = Instant::now();
     let mut goes = 0;
     let mut missed = 0;
-    // Until it has been seen a few times: then as many rounds with FULL would show it, too.
+    // Until it has been seen a few times: then as many rounds with FULL would show it too.
     while missed < 10 {
         assert!(
             started.elapsed() < PATIENCE,
@@ -131,7 +133,7 @@ fn the_reordering_shows_without_full_and_never_with_it() {
         );
         missed += both_missed(&mut device, &mut driver, cpus, Access::empty());
         goes += 1;
-        // In between, so that whatever the machine does falls on both.
+        // Interleaved, so that disturbances of the machine affect both.
         assert_eq!(
             both_missed(&mut device, &mut driver, cpus, Access::FULL),
             0,

@@ -1,9 +1,9 @@
-//! Four threads at one memory: one maps and unmaps, one harvests the log, two do I/O.
+//! Four threads on one memory: one maps and unmaps, one harvests the log, two do I/O.
 //!
-//! Each page of device addresses means another page of RAM each time that it is mapped. A page of RAM that is not mapped
-//! belongs to the mapper, who fills it with a mark and looks, before it is mapped again, whether the mark is still
-//! there: no access may land in an unmapped page. The harvester keeps a copy of RAM by the log alone: at the end it must
-//! equal RAM, but for the mapper's own marks.
+//! Each page of device addresses maps to another page of RAM each time. An unmapped page of RAM
+//! belongs to the mapper, which fills it with a mark and checks, before it is mapped again, that
+//! the mark is still there: no access may land in an unmapped page. The harvester keeps a copy of
+//! RAM by the log alone: at the end it must equal RAM, except for the mapper's own marks.
 #![cfg(not(loom))]
 use paravane_dma::{
     Access, Backing, DirtyLog, DirtyPages, DmaError, Domain, Memory, Region, RegionConfig, Segment,
@@ -13,19 +13,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
-/// Pages of RAM, twice as many as there are of device addresses.
+/// Number of pages of RAM, twice the number of device pages.
 const RAM: u64 = 64;
 const WINDOW: u64 = RAM / 2;
-/// Where the device sees them: around a border of two megabytes.
+/// Device address of the pages: around a border of two megabytes.
 const IOVA: u64 = (2 << 20) - 16 * PAGE;
 const TURNS: u32 = 5_000;
-/// So long at least, that all threads have had a turn; so long at most, on a busy machine.
+/// Shortest run, in which all threads have had a turn, and longest run, on a busy machine.
 const TIME: std::ops::Range<Duration> = Duration::from_millis(200)..Duration::from_secs(5);
 const LONG: Duration = Duration::from_secs(120);
 const BOTH: Access = Access::READ.union(Access::WRITE);
 const MARK: u64 = 0xfeed_face_cafe_f00d;
 
-/// Dice that need no crate.
+/// Small random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -39,10 +39,10 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
     let mut handle = domain.handle().named("I/O");
     let (mut hits, mut misses) = (0, 0);
     let mut pieces = Vec::new();
-    // Relaxed: a turn more or less.
+    // Relaxed: a turn more or less does not matter.
     while !stop.load(Ordering::Relaxed) {
         let guard = handle.enter();
-        let mut hold = None;
+        let mut mapping_guard = None;
         for _ in 0..=dice.below(20) {
             let addr = IOVA + dice.below(WINDOW) * PAGE + dice.below(PAGE / 8) * 8;
             let value = dice.below(1 << 30) + 1;
@@ -53,12 +53,12 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
                     let len = 1 + dice.below(3 * PAGE) as usize;
                     guard.fill(addr, value as u8, len, Access::WRITE)
                 }
-                2 if hold.is_none() => {
+                2 if mapping_guard.is_none() => {
                     pieces.clear();
                     let segment = Segment { addr: addr & !7, len: 8 };
                     guard
                         .map_segments(&[segment], 0, 8, Access::WRITE, &mut pieces)
-                        .map(|made| hold = Some(made))
+                        .map(|made| mapping_guard = Some(made))
                 }
                 _ => guard.write_obj(addr, &value, Access::WRITE),
             };
@@ -69,11 +69,12 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
             }
         }
         drop(guard);
-        if hold.is_some() {
+        if mapping_guard.is_some() {
             // After the batch, as the kernel would.
             for piece in &pieces {
                 let word = piece.ptr.cast::<std::sync::atomic::AtomicU64>();
-                // SAFETY: eight aligned bytes that `hold` keeps mapped; everyone accesses them atomically.
+                // SAFETY: eight aligned bytes that the mapping guard keeps mapped; all accesses are
+                // atomic.
                 unsafe { &*word }.store(dice.below(1 << 30), Ordering::Relaxed);
             }
         }
@@ -107,7 +108,7 @@ fn nothing_is_missed_and_nothing_lands_elsewhere() {
     let config = RegionConfig { gpa: 0, size: RAM * PAGE, backing: Backing::Pages, writable: true };
     let region = Region::new(config).expect("RAM");
     let memory = Memory::new(vec![Arc::clone(&region)]).expect("a map");
-    // The mapper's own way to the memory has no log.
+    // The mapper's own access to the memory has no log.
     let beside = Memory::new(vec![region]).expect("a map");
     let mut beside = beside.handle();
     let beside = beside.enter();

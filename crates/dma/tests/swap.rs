@@ -1,4 +1,4 @@
-//! The map is replaced while others use it.
+//! The map is replaced while other threads use it.
 use paravane_dma::{Access, Backing, DmaError, Memory, Region, RegionConfig};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -6,10 +6,10 @@ use std::sync::{Arc, Barrier};
 const PAGE: u64 = 4096;
 const REPLACEMENTS: u64 = if cfg!(miri) { 10 } else { 2000 };
 
-/// Where a page carries its mark, besides its start.
+/// Second position of a page's mark, besides its start.
 const LINES: [u64; 4] = [8, 1024, 2048, PAGE - 8];
 
-/// A page that says throughout which map it belongs to.
+/// Page filled with the number of its map.
 fn marked(gpa: u64, mark: u64) -> Arc<Region> {
     let region =
         Region::new(RegionConfig { gpa, size: PAGE, backing: Backing::Pages, writable: true }).expect("RAM");
@@ -70,9 +70,9 @@ fn holders_keep_their_map_until_they_open_anew() {
         assert_eq!(newest, REPLACEMENTS, "after {batches} batches");
     }
 
-    // One mapping is left of the first map: it is readable, and it alone keeps the region.
+    // One mapping of the first map is left: it is readable, and it alone keeps the region.
     assert!(gone.upgrade().is_some());
-    // SAFETY: inside the mapping; nobody writes to the first region.
+    // SAFETY: inside the mapping; nothing writes to the first region.
     assert_eq!(unsafe { mapping.host().cast::<u64>().as_ptr().read_volatile() }, 0);
     drop(mapping);
     assert!(gone.upgrade().is_none(), "the first region is still mapped");
@@ -106,12 +106,12 @@ fn a_hold_outlives_its_handle_and_its_memory() {
     let mut handle = memory.handle();
     let mut out = Vec::new();
     let segment = paravane_dma::Segment { addr: 1024, len: 8 };
-    let hold = handle.enter().map_segments(&[segment], 0, 8, Access::READ, &mut out).expect("RAM");
+    let guard = handle.enter().map_segments(&[segment], 0, 8, Access::READ, &mut out).expect("RAM");
     drop(handle);
     drop(memory);
-    // SAFETY: `hold` keeps the slice mapped; nobody writes to it.
+    // SAFETY: the mapping guard keeps the slice mapped; nothing writes to it.
     assert_eq!(unsafe { out[0].ptr.cast::<u64>().read_volatile() }, 5);
-    drop(hold);
+    drop(guard);
     assert!(gone.upgrade().is_none());
 }
 

@@ -1,5 +1,7 @@
-//! Accesses through a domain against a plain model of it: long ones over single pages, large leaves, holes, pages that
-//! forbid, and the edges of regions; what faults, what is told of it, what is in the log.
+//! Accesses through a domain against a plain model of it.
+//!
+//! Long accesses over single pages, large leaves, holes, forbidden pages, and the edges of regions;
+//! their faults, misses and marks in the log.
 use paravane_dma::{
     Access, AccessGuard, Backing, DirtyLog, DirtyPages, DmaError, Domain, Memory, Miss, Region, RegionConfig,
 };
@@ -13,15 +15,16 @@ const BOTH: Access = Access::READ.union(Access::WRITE);
 const LONG: Duration = Duration::from_secs(60);
 /// Pages of a large leaf.
 const LARGE: u64 = 512;
-/// Single pages on each side of what may be one.
+/// Single pages on each side of a possible large leaf.
 const SIDE: u64 = 24;
-/// First page of RAM, pages, whether it is writable: the first two adjoin, then there is none for some pages.
+/// First page of RAM, number of pages, whether it is writable: the first two are adjacent, then
+/// there is a gap.
 const RAM: [(u64, u64, bool); 3] = [(0, 2 * LARGE, true), (2 * LARGE, 16, false), (3 * LARGE, 64, true)];
 
-/// What a page of the device's means.
+/// Translation of a device page.
 type Page = Option<(u64, Access)>;
 
-/// Guest-physical memory and the device's pages, one by one.
+/// Guest-physical memory and the device pages, one by one.
 struct Model {
     /// The first of `device`.
     first: u64,
@@ -30,11 +33,11 @@ struct Model {
     dirty: BTreeSet<u64>,
 }
 
-/// Guest page, offset in it, bytes.
+/// Guest page, offset in it, length in bytes.
 type Pieces = Vec<(u64, usize, usize)>;
 
 impl Model {
-    /// Finds the pages behind `len` bytes at `addr`, and why they are not all there.
+    /// Pages of `len` bytes at `addr`, up to the first fault, and the fault.
     fn walk(&self, addr: u64, len: usize, access: Access) -> (Pieces, Result<(), DmaError>, Option<Miss>) {
         let (mut pieces, mut done) = (Vec::new(), 0);
         while done < len {
@@ -77,7 +80,7 @@ impl Model {
         }
     }
 
-    /// Host pieces that a mapping of these must have: runs of the guest's in one region.
+    /// Host pieces that a mapping of these must have: runs in guest memory in one region.
     fn runs(pieces: &[(u64, usize, usize)]) -> usize {
         let region = |page| RAM.iter().position(|(first, pages, _)| (*first..first + pages).contains(&page));
         let adjoin = |pair: &&[(u64, usize, usize)]| {
@@ -93,14 +96,14 @@ enum What {
     Write(u8),
     Fill(u8),
     Map(bool),
-    /// Gives the page a meaning if it has none.
+    /// Maps the page if it is not mapped.
     Translate(Page),
 }
 
-/// Where, how many bytes, what.
+/// Address, length, contents.
 type Op = (u64, usize, What);
 
-/// A guest page of interest: near an edge, or anywhere near the start.
+/// A guest page near an edge, or anywhere near the start.
 fn page() -> impl Strategy<Value = u64> {
     let edges = vec![LARGE, 2 * LARGE, 2 * LARGE + 16, 3 * LARGE, 3 * LARGE + 64];
     prop_oneof![
@@ -113,7 +116,7 @@ fn access() -> impl Strategy<Value = Access> {
     prop_oneof![8 => Just(BOTH), 1 => Just(Access::READ), 1 => Just(Access::WRITE)]
 }
 
-/// Pages of the device's: holes, scattered ones, rows.
+/// Device pages: holes, scattered ones, rows.
 fn side() -> impl Strategy<Value = Vec<Page>> {
     let row = prop_oneof![
         1 => Just(vec![None]),
@@ -125,7 +128,7 @@ fn side() -> impl Strategy<Value = Vec<Page>> {
         .prop_map(|rows| rows.into_iter().flatten().take(SIDE as usize).collect())
 }
 
-/// What is between the two sides: one leaf, single pages, or nothing.
+/// The middle between the two sides: one leaf, single pages, or nothing.
 fn middle() -> impl Strategy<Value = (bool, Vec<Page>)> {
     let row = |first| (0..LARGE).map(|page| Some((first + page, BOTH))).collect::<Vec<_>>();
     prop_oneof![
@@ -137,7 +140,7 @@ fn middle() -> impl Strategy<Value = (bool, Vec<Page>)> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Between the start and a little into the middle, or from there to the end.
+    // From the start to a little into the middle, or from there to the end.
     let at = (any::<bool>(), 0..(SIDE + 4) * PAGE, prop_oneof![Just(0), Just(PAGE - 8), 0..PAGE]).prop_map(
         |(late, at, within)| (if late { LARGE + SIDE - 4 } else { 0 }) * PAGE + at / PAGE * PAGE + within,
     );
@@ -157,7 +160,7 @@ fn op() -> impl Strategy<Value = Op> {
     (at, len, what)
 }
 
-/// The middle is where a large leaf may be: low, above 4 GiB, and as high as can be.
+/// Position of a possible large leaf: low, above 4 GiB, and at the end of the address space.
 fn first_page() -> impl Strategy<Value = u64> {
     let all = 1 << 52;
     prop::sample::select(vec![LARGE - SIDE, (1 << 20) - SIDE, all - 2 * LARGE - SIDE])
@@ -204,7 +207,7 @@ impl World {
     fn apply(&mut self, guard: &AccessGuard<'_>, &(at, len, what): &Op) -> Result<(), TestCaseError> {
         let model = &mut self.model;
         let addr = model.first * PAGE + at;
-        // The model knows no more pages.
+        // The model has no more pages.
         let len = len.min((model.device.len() as u64 * PAGE - at) as usize);
         let access = match what {
             What::Read | What::Map(false) => Access::READ,
@@ -289,7 +292,7 @@ proptest! {
             memory.log().expect("a log").harvest(&mut pages);
             let dirty = std::mem::take(&mut world.model.dirty);
             prop_assert_eq!(pages.iter().collect::<Vec<_>>(), dirty.into_iter().collect::<Vec<_>>());
-            // Out of a large leaf, too, which becomes single pages.
+            // Also in a large leaf, which is split into single pages.
             let was = world.model.device[*gone as usize].take();
             let removed = world.domain.unmap((first + gone) * PAGE, PAGE, LONG).expect("nobody is inside");
             prop_assert_eq!(removed, was.map_or(0, |_| PAGE));

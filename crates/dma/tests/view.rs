@@ -1,4 +1,4 @@
-//! Files that are copied from and to without system calls, and what their owners do to them meanwhile.
+//! File views, and what the owners of files do to them meanwhile.
 #![cfg(not(any(miri, loom)))]
 use paravane_dma::{
     Alarm, Backing, FileRange, FileView, HostSlice, MappingQuota, NotWritten, Region, RegionConfig, is_lost,
@@ -52,7 +52,7 @@ fn what_is_copied_is_in_the_file_and_the_other_way_round() {
     // SAFETY: the region lives, and is writable.
     unsafe { all.write(&pattern) };
     let mut expected = vec![1; LEN];
-    // Short and long, at odd places, and all of it.
+    // Short and long, at odd offsets, and all of it.
     for (to, from, len) in [(0, 5, 1), (4095, 77, 2), (100, 3, 5000), (512, 1024, 130 * 512), (0, 0, LEN)] {
         // SAFETY: as above.
         assert_eq!(unsafe { view.write(to as u64, &part(&all, from, len)) }, Ok(()));
@@ -96,7 +96,7 @@ fn a_file_that_is_not_there_is_not_mapped() {
     assert!(FileView::new(null.into(), 1, false, &alarm).is_err());
 }
 
-/// Several threads read a file that becomes shorter. What one of them takes for good is what the file had.
+/// Several threads read a file that shrinks. What a thread takes for valid is what the file had.
 #[test]
 fn who_finds_it_not_lost_has_not_read_zeroes() {
     let good = AtomicU64::new(0);
@@ -126,7 +126,8 @@ fn who_finds_it_not_lost_has_not_read_zeroes() {
     assert!(good.into_inner() > 0);
 }
 
-/// A thread writes from memory that is taken away meanwhile. No byte of the file becomes what it was not given.
+/// A thread writes from memory that is lost meanwhile. No byte of the file gets a value that was
+/// not given.
 #[test]
 fn zeroes_in_the_place_of_what_is_gone_are_not_written() {
     for _ in 0..100 {

@@ -1,7 +1,7 @@
-//! Says loudly what does not take place.
+//! Reports tests that are skipped.
 use std::io::Write;
 
-/// Writes why a test could not take place.
+/// Reports that a test is skipped, and why.
 pub(crate) fn skipped(name: &str, why: &str) {
     let line = format!("SKIPPED {name}: {why}\n");
     eprint!("{line}");

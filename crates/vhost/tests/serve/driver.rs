@@ -1,4 +1,4 @@
-//! A block driver of another house (the crate virtio-driver) without a VM, and a model of the disk that it uses.
+//! Block driver of the crate virtio-driver without a VM, and a model of its disk.
 use paravane_dma::{Backing, Region, RegionConfig};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,11 +8,11 @@ use virtio_driver::{
     VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-/// Bytes of one slot's buffer, and most bytes of one request.
+/// Size in bytes of one slot's buffer, and of the largest request.
 const BUFFER: usize = 16 << 10;
 const SECTOR: usize = 512;
 
-/// What a driver accepts.
+/// Features that a driver accepts.
 #[derive(Clone, Copy)]
 pub(crate) struct Wish {
     pub(crate) packed: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Wish {
     pub(crate) depth: usize,
 }
 
-/// A small generator, so that runs can be repeated.
+/// Small random number generator, so that runs can be repeated.
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -49,14 +49,14 @@ struct Request {
 enum Kind {
     Read,
     Write(u8),
-    /// Whether the space may be given up.
+    /// Whether the space may be deallocated.
     Zero(bool),
-    /// Counts as two requests: it, and zeroes that are written there when it is done.
+    /// Counts as two requests: this one, and zeroes that are written there when it is done.
     Discard,
     Flush,
 }
 
-/// A driver with its device. Its queues go before the transport that they belong to.
+/// Driver with its device. The queues are dropped before the transport that they belong to.
 pub(crate) struct Driver {
     queues: Vec<VirtioBlkQueue<'static, usize>>,
     pub(crate) transport: Box<VirtioBlkTransport>,
@@ -97,7 +97,8 @@ impl Driver {
         self.buffers.host().as_ptr().wrapping_add(at)
     }
 
-    /// So many requests on each queue, all that they read compared with `model`, and all that they write put there.
+    /// Sends `requests` requests on each queue, compares all reads with `model`, and applies all
+    /// writes to it.
     pub(crate) fn exercise(&mut self, model: &mut [u8], requests: usize, dice: &mut Dice) {
         let sectors = model.len() / SECTOR;
         let depth = self.wish.depth;
@@ -137,7 +138,7 @@ impl Driver {
                     assert_eq!(ret, 0);
                     let request = flying[slot].take().expect("completed twice");
                     if request.kind == Kind::Discard {
-                        // It may read as anything now, and as zeroes after these.
+                        // The range may read as anything now, and as zeroes after these.
                         let zeroes = Request { kind: Kind::Zero(true), ..request };
                         self.send(queue, slot, zeroes);
                         flying[slot] = Some(zeroes);
@@ -155,7 +156,8 @@ impl Driver {
         let at = at as u64;
         let queue = &mut self.queues[queue];
         match kind {
-            // SAFETY: the buffer is this slot's, of `BUFFER` bytes, mapped as long as `self`, and nobody else's.
+            // SAFETY: the buffer is this slot's, of `BUFFER` bytes, mapped as long as `self`, and
+            // nothing else uses it.
             Kind::Read => unsafe {
                 buffer.write_bytes(0xa5, len);
                 queue.read_raw(at, buffer, len, slot)
@@ -179,7 +181,7 @@ impl Driver {
         let range = &mut model[at..at + len];
         match kind {
             Kind::Read => {
-                // SAFETY: the request is completed: nobody writes to the slot's buffer.
+                // SAFETY: the request is completed: nothing writes to the slot's buffer.
                 let read = unsafe { std::slice::from_raw_parts(self.buffer(queue, slot), len) };
                 assert!(read == range, "{len} bytes at {at} are not what was written");
             }
@@ -193,7 +195,7 @@ impl Driver {
         }
     }
 
-    /// Until there is an interrupt, for ten seconds at most.
+    /// Waits for an interrupt, for ten seconds at most.
     fn wait(&mut self, flying: &[Vec<Option<Request>>]) {
         if self.queues.iter_mut().any(|queue| queue.completions().has_next())
             || !flying.iter().flatten().any(Option::is_some)

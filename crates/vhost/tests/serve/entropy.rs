@@ -1,4 +1,4 @@
-//! An entropy device, by its ring.
+//! Entropy device, by its ring.
 use crate::raw::{GPA, Machine, Raw};
 use crate::rig::Rig;
 use paravane_device::rng::MAX_REQUEST;
@@ -8,12 +8,12 @@ use paravane_spec::vhost_user::{VringState, request};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// QEMU shows the driver whatever an entropy source offers, also where no IOMMU is in front of it.
+/// QEMU shows the driver all features of an entropy source, also without an IOMMU in front of it.
 #[test]
 fn an_entropy_source_offers_no_iommu() {
     let rig = Rig::entropy();
     let raw = Raw::connect(&rig.socket());
-    // All protocol features are accepted, on which a disk offers it.
+    // Accepts all protocol features, with which a disk offers it.
     raw.begin(0);
     assert_eq!(raw.ask_number(request::GET_FEATURES) & ACCESS_PLATFORM, 0);
 }
@@ -45,7 +45,7 @@ fn buffers_are_filled_with_bytes_that_differ() {
         for wanted in [1, 7, 64, 4095, most, most + 5000] {
             let at = Machine::slot(0);
             machine.set_bytes(at, vec![0; wanted + 1]);
-            // In two pieces where that can be.
+            // In two pieces, if possible.
             let first = (wanted / 2).max(1);
             let pieces = [(at, first), (at + first as u64, wanted - first)]
                 .map(|(at, len)| Segment { addr: GPA + at, len: len as u32 });
@@ -53,7 +53,7 @@ fn buffers_are_filled_with_bytes_that_differ() {
             let id = machine.queue.add(&[], pieces).unwrap();
             machine.kick();
             let used = loop {
-                // There is one at the queue's start, too.
+                // The start of the queue causes one too.
                 assert!(machine.wait(Duration::from_secs(10)), "no interrupt");
                 if let Some(used) = machine.queue.pop_used().unwrap() {
                     break used;
@@ -63,7 +63,7 @@ fn buffers_are_filled_with_bytes_that_differ() {
             assert_eq!((used.id, used.len as usize), (id, given));
             let bytes = machine.bytes(at, wanted + 1);
             assert!(bytes[given..].iter().all(|&byte| byte == 0), "more than was said");
-            // Of 4000 bytes none is another request's.
+            // Of 4000 bytes none repeats those of another request.
             if given >= 4000 {
                 let other = bytes[..4000].to_vec();
                 assert!(!seen.contains(&other) && other.iter().any(|&byte| byte != 0));
@@ -71,7 +71,7 @@ fn buffers_are_filled_with_bytes_that_differ() {
             }
         }
         assert_eq!(seen.len(), 3);
-        // A buffer that could only be read breaks the queue.
+        // A read-only buffer breaks the queue.
         machine.queue.add(&[Segment { addr: GPA + Machine::slot(0), len: 16 }], &[]).unwrap();
         machine.kick();
         while rig.status().queues[0].error.is_none() {

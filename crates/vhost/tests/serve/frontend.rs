@@ -1,4 +1,4 @@
-//! The driver side of the crate vhost (Cloud Hypervisor's), request by request.
+//! The front end of the crate vhost (Cloud Hypervisor's), request by request.
 use crate::driver::Dice;
 use crate::raw::{GPA, MEMORY, Machine, USER};
 use crate::rig::{DISK, Rig};
@@ -103,13 +103,13 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     };
     work(&mut machine);
 
-    // Disabled, it rests; enabled, it goes on.
+    // Disabled, the queue stops; enabled, it continues.
     client.set_vring_enable(0, false).unwrap();
     assert!(!rig.status().queues[0].live);
     client.set_vring_enable(0, true).unwrap();
     work(&mut machine);
 
-    // Under a log.
+    // With a dirty log.
     let log = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     let size = (GPA + MEMORY) / 4096 / 8;
     ftruncate(&log, size).unwrap();
@@ -121,7 +121,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     client.set_vring_addr(0, &logged).unwrap();
     work(&mut machine);
 
-    // The disk tells that it has changed.
+    // The disk reports that it has changed.
     rig.change();
     ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut said = [0; 12];
@@ -132,7 +132,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     assert_eq!(u64::from(base), machine.done);
     client.set_vring_enable(0, false).unwrap();
 
-    // The device's own state, out, in, and in when it is another's.
+    // The device's own state: saved, loaded, and loaded from a different device.
     let phase = VhostTransferStatePhase::STOPPED;
     let transfer = |direction, pipe: OwnedFd| {
         assert!(client.set_device_state_fd(direction, phase, pipe).unwrap().is_none());

@@ -1,4 +1,5 @@
-//! Clients that go away and leave something behind that could keep their sessions, or block who serves them.
+//! Clients that disconnect and leave something that could keep their sessions alive, or block the
+//! server.
 use crate::driver::Dice;
 use crate::raw::{Ask, Machine, Raw};
 use crate::rig::{DISK, Rig, skip};
@@ -12,7 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// The requests that bring a descriptor which is kept, with their payloads.
+/// Requests whose descriptor is kept, with their payloads.
 fn requests() -> Vec<(u32, Vec<u8>)> {
     let queue = 0_u64.as_bytes().to_vec();
     let transfer = StateTransfer { direction: 1, phase: 0 }.as_bytes().to_vec();
@@ -37,7 +38,7 @@ fn the_next_one_works(rig: &Rig, what: &str) {
     machine.finish(&mut std::fs::read(rig.image()).unwrap());
 }
 
-/// Sends a descriptor through a socket to lie in its peer.
+/// Sends a descriptor through a socket, to stay in its peer.
 fn leave(socket: &UnixStream, fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -52,14 +53,14 @@ fn a_client_that_hands_over_its_own_end_and_goes_is_noticed() {
     for (request, payload) in requests() {
         let raw = Raw::connect(&rig.socket());
         raw.begin(0);
-        // It may be thrown out for it.
+        // The server may disconnect it for that.
         let _ = raw.send(request, &payload, &[raw.socket.as_fd()]);
         drop(raw);
         the_next_one_works(&rig, &format!("request {request}"));
     }
 }
 
-/// Its own end lies in another connection, which waits for its turn, and whose own end lies there, too.
+/// Its own end is in another connection in the backlog, and that connection's own end is there too.
 #[test]
 fn a_connection_that_waits_for_its_turn_keeps_nothing() {
     let rig = Rig::new(1);
@@ -91,7 +92,7 @@ fn sockets_are_taken_for_nothing_but_requests_to_the_client() {
         if at == 0 {
             fds.push(listener());
         }
-        // What is only written to may be an end of a pair.
+        // A descriptor that is only written to may be an end of a pair.
         if [request::SET_VRING_KICK, request::SET_DEVICE_STATE_FD].contains(&request) {
             fds.push(pair.0.try_clone().unwrap().into());
         }
@@ -101,7 +102,7 @@ fn sockets_are_taken_for_nothing_but_requests_to_the_client() {
             raw.send(request, &payload, &[fd.as_fd()]).unwrap();
             assert!(raw.is_closed(), "request {request} with {fd:?}");
         }
-        // A connection that waits for its turn.
+        // A connection in the backlog.
         let raw = Raw::connect(&rig.socket());
         raw.begin(0);
         let other = Raw::connect(&rig.socket());
@@ -111,7 +112,7 @@ fn sockets_are_taken_for_nothing_but_requests_to_the_client() {
     the_next_one_works(&rig, "after all of them");
 }
 
-/// The socket is a good one, and the client's own end of the connection lies in there, unread.
+/// The socket is valid, and the client's own end of the connection is in it, unread.
 #[test]
 fn what_lies_in_a_socket_that_a_client_hands_over_is_thrown_away() {
     let rig = Rig::new(1);
@@ -122,11 +123,11 @@ fn what_lies_in_a_socket_that_a_client_hands_over_is_thrown_away() {
         raw.begin(0);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let fill = || {
-            // A socket that is only written to takes nothing any more.
+            // A socket that is only written to accepts nothing any more.
             let refused =
                 if before || request == request::SET_BACKEND_REQ_FD { Ok(()) } else { Err(Errno::PIPE) };
             assert_eq!(leave(&ours, raw.socket.as_fd()), refused);
-            // The pair itself as well: nobody else has it then.
+            // The pair itself too: no other process has it then.
             assert_eq!(leave(&ours, ours.as_fd()), refused);
         };
         if before {
@@ -141,7 +142,7 @@ fn what_lies_in_a_socket_that_a_client_hands_over_is_thrown_away() {
     }
 }
 
-/// Its own end has come with the first bytes of a message; the last never comes.
+/// Its own end came with the first bytes of a message; the last byte never comes.
 #[test]
 fn half_a_message_keeps_no_session() {
     let rig = Rig::new(1);
@@ -153,7 +154,7 @@ fn half_a_message_keeps_no_session() {
     the_next_one_works(&rig, "half a message");
 }
 
-/// An eventfd whose counter has no room left: who writes to it waits for somebody to read.
+/// Makes an eventfd with a full counter: a writer blocks until a read.
 fn full() -> OwnedFd {
     let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     fill(&full);
@@ -178,13 +179,13 @@ fn an_eventfd_that_is_full_keeps_no_session() {
                     machine.attach(&raw, 0, false);
                     raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
                 } else {
-                    // It is what the queue is started with.
+                    // It is what the queue starts with.
                     let own = std::mem::replace(&mut machine.call, call.try_clone().unwrap());
                     machine.attach(&raw, 0, false);
                     machine.call = own;
                 }
                 if later {
-                    // Interrupts that have come leave room.
+                    // Interrupts that have arrived leave room.
                     let read = rustix::io::preadv2(
                         &call,
                         &mut [rustix::io::IoSliceMut::new(&mut [0; 8])],

@@ -1,4 +1,4 @@
-//! Queues in order (IN_ORDER), which the library offers for disks, and the program for network cards only.
+//! Queues with IN_ORDER: the library offers it for disks, the program for network devices only.
 use crate::killed::survive;
 use crate::migration::moves;
 use crate::rig::Disk;

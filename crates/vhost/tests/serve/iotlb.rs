@@ -1,4 +1,4 @@
-//! A client with an IOMMU: what the device may reach comes and goes, page by page.
+//! A client with an IOMMU: it adds and removes translations page by page.
 use crate::driver::Dice;
 use crate::raw::{Ask, DATA, IOVA, MEMORY, MOST, Machine, Raw, STATUS};
 use crate::rig::{self, DISK, Rig};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGE: u64 = 0x1000;
-/// Every layout that the server offers.
+/// All ring layouts that the server offers.
 fn layouts() -> impl Iterator<Item = u64> {
     let all = [
         0,
@@ -36,7 +36,7 @@ struct Iommu<'a> {
 }
 
 impl<'a> Iommu<'a> {
-    /// To be called before queues start.
+    /// Call it before queues start.
     fn new(raw: &'a Raw) -> Self {
         let (back, theirs) = UnixStream::pair().unwrap();
         back.set_nonblocking(true).unwrap();
@@ -44,7 +44,7 @@ impl<'a> Iommu<'a> {
         Self { raw, back }
     }
 
-    /// What the device side has said, if anything.
+    /// The next message of the device side, if any.
     fn said(&self) -> Option<Iotlb> {
         let mut bytes = [0; size_of::<Header>() + size_of::<Iotlb>()];
         (&mut &self.back).read_exact(&mut bytes).ok()?;
@@ -54,7 +54,7 @@ impl<'a> Iommu<'a> {
         Some(Iotlb::read_from_bytes(said).unwrap())
     }
 
-    /// The same, within ten seconds.
+    /// The next message of the device side, within ten seconds.
     fn heard(&self) -> Iotlb {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -67,7 +67,7 @@ impl<'a> Iommu<'a> {
         }
     }
 
-    /// The pages that are missed until nothing new is for a while.
+    /// The pages that are missed, until nothing new arrives for a while.
     fn missed(&self) -> BTreeSet<u64> {
         let mut pages = BTreeSet::new();
         loop {
@@ -82,7 +82,7 @@ impl<'a> Iommu<'a> {
         }
     }
 
-    /// What the device side answers to a translation: 0 if it takes it.
+    /// Sends a translation; returns the answer: 0 if the device side accepts it.
     fn tell(&self, said: Iotlb) -> u64 {
         u64::read_from_bytes(&self.raw.ask(request::IOTLB_MSG, said.as_bytes())).unwrap()
     }
@@ -95,7 +95,7 @@ impl<'a> Iommu<'a> {
         assert_eq!(self.tell(Iotlb { iova, size, kind: iotlb::INVALIDATE, ..Iotlb::default() }), 0);
     }
 
-    /// Answers what is missed.
+    /// Answers the misses.
     fn answer(&self, machines: &[&Machine]) -> usize {
         let mut count = 0;
         while let Some(miss) = self.said() {
@@ -107,7 +107,7 @@ impl<'a> Iommu<'a> {
         count
     }
 
-    /// Until nothing is in flight.
+    /// Continues until nothing is in flight.
     fn finish(&self, machine: &mut Machine, model: &mut [u8]) {
         let end = Instant::now() + Duration::from_secs(20);
         while machine.in_flight() > 0 {
@@ -123,7 +123,7 @@ fn connected(rig: &Rig, features: u64) -> (Raw, Machine) {
     (Raw::connect(&rig.socket()), Machine::new(features | ACCESS_PLATFORM, 64, 16))
 }
 
-/// A client with an IOMMU and a queue whose ring is being looked for.
+/// Starts a client with an IOMMU and a queue whose ring is being looked up.
 fn begin<'a>(raw: &'a Raw, machine: &mut Machine, tracked: bool) -> Iommu<'a> {
     let base = machine.first_base();
     machine.attach(raw, base, tracked);
@@ -142,7 +142,7 @@ fn it_is_offered_to_clients_that_can_hear_what_is_missed() {
     raw.say(request::SET_PROTOCOL_FEATURES, &both, &[]);
     assert!(offers());
     raw.say(request::SET_FEATURES, &(ACCESS_PLATFORM | F_PROTOCOL_FEATURES), &[]);
-    // It cannot be had without them.
+    // The feature cannot be accepted without them.
     raw.send(request::SET_PROTOCOL_FEATURES, protocol_feature::REPLY_ACK.as_bytes(), &[]).unwrap();
     assert!(raw.is_closed());
     assert!(rig.wait_for(|status| status.protocol_errors == 1).last_error.unwrap().contains("not offered"));
@@ -160,7 +160,7 @@ fn requests_are_served_as_translations_come() {
             for _ in 0..40 {
                 machine.fill(DISK, &mut dice);
                 iommu.finish(&mut machine, &mut model);
-                // As a strict guest does after each request, and now and then of everything.
+                // Like a strict guest after each request, and sometimes everything.
                 match dice.below(8) {
                     0 => iommu.invalidate(0, 0),
                     1 => iommu.invalidate(IOVA, MEMORY),
@@ -198,7 +198,8 @@ fn translations_go_while_requests_are_under_way() {
                 1 => iommu.invalidate(IOVA + Machine::slot(dice.below(16)), 4 * PAGE),
                 _ => {}
             }
-            // Nothing is touched that may not be reached: no page of any request, if nothing is answered.
+            // Nothing is accessed without a translation: no page of any request, if nothing is
+            // answered.
             if dice.below(4) == 0 {
                 while iommu.said().is_some() {}
                 iommu.invalidate(0, 0);
@@ -208,7 +209,7 @@ fn translations_go_while_requests_are_under_way() {
                     machine.bytes(0, MEMORY as usize) == before,
                     "memory was written to after it had gone"
                 );
-                // What was missed before was not answered, and is told again in a while.
+                // Earlier misses were not answered, and are reported again in a while.
                 std::thread::sleep(Duration::from_millis(100));
                 iommu.invalidate(0, 0);
                 rustix::io::write(&machine.kick, &1_u64.to_ne_bytes()).unwrap();
@@ -230,19 +231,19 @@ fn a_chain_is_taken_when_all_of_it_is_translated() {
         let mut model = vec![0; DISK];
         let (raw, mut machine) = connected(&rig, layout);
         let iommu = begin(&raw, &mut machine, false);
-        // The ring's areas are together in a page or two.
+        // The ring's areas share a page or two.
         let ring = iommu.missed();
         assert!((1..=3).contains(&ring.len()), "{ring:x?}");
         assert!(!rig.status().queues[0].live);
         ring.iter().for_each(|page| iommu.update(&machine, *page));
         assert!(rig.status().queues[0].live);
-        // Its data lies in two pages.
+        // Its data is in two pages.
         machine.ask(0, Ask::Write(3), 0, MOST);
         machine.kick();
         let at = IOVA + Machine::slot(0);
         let (first, second) = (at & !0xfff, (at + DATA + MOST as u64 - 1) & !0xfff);
         let mut wanted = BTreeSet::from([first]);
-        // What is missed of a segment is the first page of it.
+        // The first page of a segment is reported.
         assert_eq!(iommu.missed().intersection(&wanted).count(), 1);
         assert_eq!((rig.status().queues[0].taken, machine.reap(&mut model)), (0, 0));
         iommu.update(&machine, first);
@@ -269,7 +270,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         let region = SingleRegion { padding: 0, region: stuck.region() };
         raw.say(request::ADD_MEM_REG, &region, &[stuck.memory.fd()]);
         stuck.start(&raw, stuck.first_base());
-        // Its ring is there, and nothing else.
+        // Its ring is translated, and nothing else.
         let mut dice = Dice::new(9);
         while !rig.status().queues[1].live {
             iommu.answer(&[&machine, &stuck]);
@@ -293,7 +294,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         }
         let status = rig.status();
         assert_eq!((status.queues[1].taken, &status.queues[1].error), (0, &None));
-        // It stops at once, where it stands, and goes on there.
+        // It stops at once, and continues from the same position.
         let state = VringState { index: 1, num: 0 };
         let reply = raw.ask(request::GET_VRING_BASE, state.as_bytes());
         let base = VringState::read_from_bytes(&reply).unwrap().num;
@@ -301,7 +302,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         stuck.start(&raw, base);
         iommu.finish(&mut stuck, &mut model);
         assert_eq!(stuck.done, 1);
-        // A client that goes with something missed is gone.
+        // A client that disconnects with a miss pending is gone.
         machine.fill(DISK, &mut dice);
         iommu.heard();
         drop(raw);
@@ -343,7 +344,7 @@ fn what_is_forbidden_is_said_to_be_and_stops_its_queue() {
         assert!(status.connected);
         assert_eq!(machine.bytes(Machine::slot(0) + DATA, 512), [0xa5; 512]);
         assert_eq!(machine.bytes(Machine::slot(0) + STATUS, 1), [0xff]);
-        // The driver begins anew, with all rights.
+        // The driver starts over, with all permissions.
         raw.ask(request::GET_VRING_BASE, VringState { index: 0, num: 0 }.as_bytes());
         let mut again = Machine::new(layout | ACCESS_PLATFORM, 64, 4);
         let old = SingleRegion { padding: 0, region: machine.region() };
@@ -400,7 +401,7 @@ fn translations_that_mean_nothing_are_refused_and_counted() {
     machine.ask(0, Ask::Write(1), 512, 512);
     machine.kick();
     iommu.finish(&mut machine, &mut model);
-    // What is none of its business ends the session.
+    // An unknown message ends the session.
     drop(raw);
     for (sessions, kind) in (1..).zip([0, iotlb::MISS, iotlb::ACCESS_FAIL, 5, 0xff]) {
         let (raw, mut machine) = connected(&rig, 0);
@@ -424,7 +425,7 @@ fn memory_that_is_taken_away_takes_its_translations_along() {
     let region = SingleRegion { padding: 0, region: machine.region() };
     raw.say(request::REM_MEM_REG, &region, &[]);
     assert!(!rig.status().queues[0].live);
-    // It comes back, and is asked for again.
+    // The region returns, and its translations are requested again.
     raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
     machine.ask(0, Ask::Read, 512, 512);
     machine.kick();
@@ -440,7 +441,7 @@ fn an_entropy_device_waits_for_translations() {
         let mut machine = Machine::new(layout | ACCESS_PLATFORM, 64, 1);
         let iommu = begin(&raw, &mut machine, false);
         for slot in 0..8 {
-            // Over the boundary of two pages.
+            // Across the boundary of two pages.
             let at = Machine::slot(slot) + PAGE - 300;
             machine.queue.add(&[], &[Segment { addr: IOVA + at, len: 700 }]).unwrap();
             machine.kick();

@@ -1,16 +1,17 @@
-//! A server that is killed, again and again, while it writes.
+//! A server that is killed again and again while it writes.
 use crate::driver::Dice;
 use crate::raw::{Machine, Raw};
 use crate::rig::{DISK, Disk};
 use paravane_spec::feature;
 use std::time::Duration;
 
-/// Kills the servers of a disk under reads and writes: each request is done, once, and the disk is what was written.
+/// Kills the servers of a disk under load: each request is done once, and the disk has what was
+/// written.
 pub(crate) fn survive(disk: &Disk, features: u64, kills: usize, seed: u64) {
     let mut model = disk.content();
     let mut dice = Dice::new(seed);
     let mut machine = Machine::new(features, 64, 16);
-    // Where a queue in order stands is told by what it has used; of others the in-flight memory tells.
+    // The used ring gives the position of a queue in order; for others the in-flight region has it.
     let base_of = |machine: &Machine| match features & feature::IN_ORDER {
         0 => machine.first_base(),
         _ => (machine.done & 0xffff) as u32,
@@ -21,9 +22,9 @@ pub(crate) fn survive(disk: &Disk, features: u64, kills: usize, seed: u64) {
         let raw = Raw::connect(&disk.socket());
         let base = base_of(&machine);
         machine.attach(&raw, base, true);
-        // All that the dead one has left is done, and an interrupt tells.
+        // All that the dead server left is done, and an interrupt reports it.
         machine.finish(&mut model);
-        // At any moment of what it does.
+        // At a random moment.
         let life = Duration::from_micros(dice.below(20_000) as u64);
         let killer = std::thread::spawn(move || {
             std::thread::sleep(life);

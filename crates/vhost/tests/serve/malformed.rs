@@ -1,4 +1,5 @@
-//! Clients that break the protocol: each is thrown out for what it did, and the next one is served. [`crate::rings`] lists them all.
+//! Clients that break the protocol: each is disconnected, and the next one is served.
+//! [`crate::rings`] lists all cases.
 use crate::driver::Dice;
 use crate::raw::{Ask, GPA, MEMORY, Machine, Raw, USER};
 use crate::rig::{DISK, Rig};
@@ -13,10 +14,10 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::IntoBytes;
 
-/// What a client has done before it misbehaves.
+/// Steps that a client takes before it breaks the protocol.
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
-    /// Nothing.
+    /// None.
     Fresh,
     /// Features accepted.
     Agreed,
@@ -25,12 +26,12 @@ enum Stage {
 }
 use Stage::{Agreed, Fresh, Live};
 
-/// One way to misbehave, and what is said about it.
+/// One violation, and the text of its error.
 struct Case {
     stage: Stage,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// It closes its end then.
+    /// Whether it closes its end then.
     hangs_up: bool,
     error: &'static str,
 }
@@ -69,7 +70,7 @@ fn say(stage: Stage, request: u32, payload: &[u8], fds: Vec<OwnedFd>, error: &'s
     raw(stage, paravane_vhost::message::message(request, flags::VERSION, payload), fds, error)
 }
 
-/// Messages that are none, whatever comes before them.
+/// Messages that are invalid in any state.
 fn headers() -> Vec<Case> {
     let mut cases = vec![
         raw(Fresh, header(request::GET_FEATURES, 0, 0), vec![], "unsupported message version 0"),
@@ -89,7 +90,7 @@ fn headers() -> Vec<Case> {
     cases
 }
 
-/// Each request with one byte too few and one too many, and with a descriptor too many or too few.
+/// Each request with a byte too few and too many, and with a descriptor too many or too few.
 fn shapes() -> Vec<Case> {
     let vring = size_of::<VringState>();
     let of: [(u32, usize, usize); 31] = [
@@ -133,7 +134,7 @@ fn shapes() -> Vec<Case> {
             cases.push(sized(size - 1));
         }
         let with = |fds| say(Agreed, request, &vec![0; size], events(fds), "file descriptors, need");
-        // Some send one with REM_MEM_REG, which is forgiven.
+        // Some clients send one with REM_MEM_REG, which is accepted.
         cases.push(with(if request == request::REM_MEM_REG { 2 } else { fds + 1 }));
         if fds > 0 {
             cases.push(with(fds - 1));
@@ -217,7 +218,7 @@ fn queues() -> Vec<Case> {
         for index in [1_u64, 255] {
             cases.push(say(Agreed, request, index.as_bytes(), events(1), "does not exist"));
         }
-        // It cannot be waited for, or written to, without end.
+        // Waiting for it, or writing to it, could block forever.
         cases.push(say(Agreed, request, 0_u64.as_bytes(), vec![memfd(4096)], "unusable file descriptor"));
     }
     for size in [0, 32769, 65536, 65792, u32::MAX] {
@@ -263,7 +264,7 @@ fn others() -> Vec<Case> {
         say(Live, request::SET_DEVICE_STATE_FD, &[0; 8], events(1), "while queue 0 is live"),
         say(Fresh, request::IOTLB_MSG, &[0; 32], vec![], "did not accept"),
         say(Fresh, request::RESET_DEVICE, &[], vec![], "did not accept"),
-        // A disk has no place in a network.
+        // A disk has no MAC address to announce.
         say(Agreed, request::SEND_RARP, &[0; 8], vec![], "did not accept"),
         say(Agreed, request::SEND_RARP, &[0; 6], vec![], "request 19: invalid payload of 6 bytes"),
         say(Fresh, request::SET_STATUS, &[0; 8], vec![], "did not accept"),
@@ -288,7 +289,7 @@ fn others() -> Vec<Case> {
     ]
 }
 
-/// A good client, to see that the server is still there.
+/// A valid client, to check that the server still works.
 fn a_good_one_works(rig: &Rig, model: &mut [u8]) {
     let mut machine = Machine::new(0, 64, 4);
     let raw = Raw::connect(&rig.socket());
@@ -309,7 +310,7 @@ fn whoever_breaks_the_protocol_is_thrown_out() {
         let mut machine = Machine::new(0, 64, 4);
         let raw = Raw::connect(&rig.socket());
         match stage {
-            // Descriptors are taken from a client whose turn it is.
+            // Descriptors are accepted once a client is served.
             Fresh => drop(raw.ask_number(request::GET_FEATURES)),
             Agreed => {
                 raw.begin(machine.features);
@@ -335,17 +336,17 @@ fn whoever_breaks_the_protocol_is_thrown_out() {
     }
     a_good_one_works(&rig, &mut model);
     assert!(errors > 150, "{errors}");
-    // Nothing of all this is left.
+    // Nothing of this is left.
     rig.wait_for(|status| !status.connected);
     assert_eq!(rig.open_files("malformed"), 0);
 }
 
-/// A queue whose settings make no sense, one at a time.
+/// A queue with one invalid setting at a time.
 #[test]
 fn a_queue_that_cannot_be_ends_the_session() {
     let rig = Rig::new(1);
     type Change = fn(&mut Machine, &mut VringAddr, &mut u32, &mut u32);
-    // Ring indices, of which the used one says that the queue has been in use.
+    // Ring indices; the used index means that the queue has been in use.
     fn indices(machine: &Machine, avail: u16, used: u16) {
         machine.set_bytes(machine.addresses.driver - GPA + 2, avail.to_le_bytes());
         machine.set_bytes(machine.addresses.device - GPA + 2, used.to_le_bytes());
@@ -370,7 +371,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         (
             0,
             |machine, _, _, _| {
-                // In-flight memory that is new tells nothing of what was in flight in a ring that is not.
+                // A new in-flight region does not know what was in flight in a used ring.
                 indices(machine, 5, 3);
                 let said = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
                 machine.inflight = Some((said, named("of a queue", 4096)));
@@ -384,7 +385,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
             0,
             |machine, _, _, _| {
                 let file = named("of a queue", 4096);
-                // A region that says of itself that it is of a later version.
+                // A region of a later version.
                 rustix::io::pwrite(&file, &[9], 8).unwrap();
                 let said = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
                 machine.inflight = Some((said, file));
@@ -405,11 +406,11 @@ fn a_queue_that_cannot_be_ends_the_session() {
         let state = |num| VringState { index: 0, num };
         raw.say(request::SET_VRING_NUM, &state(size), &[]);
         raw.say(request::SET_VRING_BASE, &state(base), &[]);
-        // Kicks before addresses are no error: there is nothing yet that could be served.
+        // Kicks before addresses are no error: there is nothing to serve yet.
         raw.say(request::SET_VRING_KICK, &0_u64, &[machine.kick.as_fd()]);
         raw.say(request::SET_VRING_ENABLE, &state(1), &[]);
         raw.send(request::SET_VRING_ADDR, addr.as_bytes(), &[]).unwrap();
-        // It waits for an acknowledgement, and is told no.
+        // It waits for an acknowledgement, and gets a negative one.
         let (_, reply, _) = raw.receive().unwrap();
         assert_eq!(reply, 1_u64.as_bytes(), "{error}");
         assert!(raw.is_closed());
@@ -419,7 +420,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
     a_good_one_works(&rig, &mut vec![0; DISK]);
 }
 
-/// A ring has to be in one piece.
+/// A ring must be contiguous.
 #[test]
 fn a_ring_over_two_regions_ends_the_session() {
     let rig = Rig::new(1);
@@ -447,7 +448,7 @@ fn a_ring_over_two_regions_ends_the_session() {
 #[test]
 fn memory_that_is_taken_away_ends_the_session() {
     let rig = Rig::new(1);
-    // What a request's data is in; what the ring is in; what is in flight; the log.
+    // The memory of a request's data; of the ring; the in-flight region; the log.
     for (errors, part) in (1..).zip(["data", "ring", "inflight", "log"]) {
         let mut machine = Machine::new(0, 64, 4);
         let raw = Raw::connect(&rig.socket());
@@ -477,7 +478,7 @@ fn memory_that_is_taken_away_ends_the_session() {
         }
         ftruncate(&file, 0).unwrap();
         if part == "data" {
-            // A request whose header is there.
+            // A request with a readable header.
             let segment = |addr, len| paravane_ring::Segment { addr, len };
             machine.queue.add(&[segment(0x10_0000, 16)], &[segment(GPA + Machine::slot(0), 513)]).unwrap();
         } else {
@@ -492,7 +493,7 @@ fn memory_that_is_taken_away_ends_the_session() {
     }
 }
 
-/// The memory in which it is written down what is in flight is the client's: a queue takes it up or does not.
+/// The in-flight region has arbitrary contents: a queue accepts or refuses it.
 #[test]
 fn in_flight_memory_may_hold_anything() {
     let rig = Rig::new(1);
@@ -503,7 +504,8 @@ fn in_flight_memory_may_hold_anything() {
         let mut machine = Machine::new(features, 64, 4);
         let file = named("of a queue", 8192);
         let mut bytes: Vec<u8> = (0..8192).map(|_| dice.below(256) as u8).collect();
-        // No features, version 1, of a queue of 64; then anything, or little but zeroes, or almost nothing else.
+        // No features, version 1, of a queue of 64; then random bytes, mostly zeroes, or almost
+        // only zeroes.
         bytes[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 64, 0]);
         let noise = [1, 64, 4096][round / 2 % 3];
         bytes[12..].iter_mut().filter(|_| dice.below(noise) != 0).for_each(|byte| *byte = 0);
@@ -525,7 +527,7 @@ fn in_flight_memory_may_hold_anything() {
         raw.send(request::SET_VRING_ENABLE, state(1).as_bytes(), &[]).unwrap();
         let (_, reply, _) = raw.receive().unwrap();
         if reply == 0_u64.as_bytes() {
-            // What it says was in flight is looked at; none of it is a request.
+            // The chains that it marks as in flight are examined; none of them is a request.
             taken += 1;
             raw.ask(request::GET_VRING_BASE, state(0).as_bytes());
             drop(raw);
@@ -544,7 +546,7 @@ fn in_flight_memory_may_hold_anything() {
     }
     assert!(refused > 20 && taken > 5, "{refused} refused, {taken} taken");
     a_good_one_works(&rig, &mut vec![0; DISK]);
-    // A queue that it has no room for.
+    // A queue for which it is too small.
     for (said, size) in
         [(Inflight { queues: 1, queue_size: 1, ..Inflight::default() }, 256), (Inflight::default(), 256)]
     {
@@ -566,7 +568,7 @@ fn in_flight_memory_may_hold_anything() {
     a_good_one_works(&rig, &mut vec![0; DISK]);
 }
 
-/// Whatever is replaced is closed, and what has no place is refused.
+/// Replaced descriptors are closed, and unexpected ones refused.
 #[test]
 fn descriptors_in_floods_are_let_go() {
     const FLOOD: usize = 300;
@@ -622,7 +624,7 @@ fn descriptors_in_floods_are_let_go() {
     a_good_one_works(&rig, &mut vec![0; DISK]);
 }
 
-/// Memory that is given back while a queue lies in it, and comes again.
+/// Memory that is removed while a queue's ring is in it, and returns.
 #[test]
 fn a_queue_rests_while_its_memory_is_away() {
     let rig = Rig::new(1);
@@ -638,7 +640,7 @@ fn a_queue_rests_while_its_memory_is_away() {
         assert!(!rig.status().queues[0].live);
         raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
         assert!(rig.status().queues[0].live);
-        // What is added twice is removed twice.
+        // A region that is added twice must be removed twice.
         raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
         raw.say(request::REM_MEM_REG, &region, &[]);
         assert!(rig.status().queues[0].live);
@@ -653,7 +655,7 @@ fn a_queue_rests_while_its_memory_is_away() {
             &[named("of a queue", MEMORY).as_fd(), machine.memory.fd()],
         );
         machine.fill(DISK, &mut dice);
-        // One without what the queue lies in.
+        // A table without the memory of the ring.
         raw.say(request::SET_MEM_TABLE, &*table(&[other]), &[named("of a queue", MEMORY).as_fd()]);
         assert!(!rig.status().queues[0].live);
         machine.share(&raw);

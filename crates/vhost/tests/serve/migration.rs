@@ -1,4 +1,4 @@
-//! What a migration needs: positions, and a log of written pages.
+//! Migration: positions, and a log of written pages.
 use crate::driver::Dice;
 use crate::raw::{Ask, GPA, MEMORY, MOST, Machine, Raw};
 use crate::rig::{DISK, Rig};
@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use zerocopy::FromBytes;
 
-/// A log in a file that is not sealed, as some clients have it, some pages into it.
+/// Log in a file that is not sealed, some pages into it, like that of some clients.
 struct Log {
     file: File,
     area: LogArea,
@@ -26,7 +26,7 @@ impl Log {
         Self { file, area }
     }
 
-    /// The pages that are marked, which are no more afterwards.
+    /// Takes the marks, and clears them.
     fn take(&self) -> BTreeSet<u64> {
         let mut bytes = vec![0; self.area.size as usize];
         self.file.read_exact_at(&mut bytes, self.area.offset).unwrap();
@@ -69,7 +69,7 @@ fn every_written_page_is_marked(features: u64) {
         let mut forbidden = BTreeSet::new();
         let slot = dice.below(32);
         let at = Machine::slot(slot);
-        // A status byte, and data that reaches into the next page, or comes from there.
+        // A status byte, and data that crosses into the next page.
         wanted.insert(page(at));
         if round % 2 == 0 {
             machine.ask(slot, Ask::Read, dice.below(64) * 512, MOST);
@@ -78,7 +78,7 @@ fn every_written_page_is_marked(features: u64) {
             machine.ask(slot, Ask::Write(round as u8), dice.below(64) * 512, MOST);
             forbidden.insert(page(at + 512 + MOST as u64 - 1));
         }
-        // Where the used ring is, or the descriptor that is marked used.
+        // The used ring, or the descriptor that is marked used.
         let used = if features & feature::RING_PACKED == 0 {
             machine.addresses.device
         } else {
@@ -88,7 +88,8 @@ fn every_written_page_is_marked(features: u64) {
         machine.kick();
         machine.finish(&mut model);
         requests += 1;
-        // The mark is made when the batch ends, which may be after the interrupt: the queue is drained first.
+        // The mark is made when the batch ends, perhaps after the interrupt: the queue is drained
+        // first.
         let position = stop(&raw);
         let marked = log.take();
         assert!(marked.is_superset(&wanted), "round {round}: {wanted:x?} are not all in {marked:x?}");
@@ -117,7 +118,8 @@ fn every_page_that_a_packed_queue_writes_is_marked() {
     every_written_page_is_marked(feature::RING_PACKED | feature::EVENT_IDX);
 }
 
-/// The same guest at one server after the other, each time stopped under load: nothing is lost, and nothing is in flight.
+/// Moves a guest from server to server, stopped under load each time: nothing is lost, and nothing
+/// stays in flight.
 pub(crate) fn moves(features: u64) {
     let mut rig = Rig::new(1);
     let mut model = vec![0; DISK];

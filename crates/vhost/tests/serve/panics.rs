@@ -1,4 +1,4 @@
-//! A device with a mistake in it, and another one beside it.
+//! A faulty device, and another one beside it.
 use crate::driver::Dice;
 use crate::raw::{Machine, Raw};
 use crate::rig::{self, DISK, Rig};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// What panics next, of a disk that is a disk otherwise.
+/// The place of the next panic, in a disk that works otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(u8)]
 enum Blows {
@@ -23,7 +23,7 @@ enum Blows {
     Queue = 1,
     /// That, and then the wait for what is in flight.
     QueueAndItsEnd,
-    /// What the client is told of the device.
+    /// The configuration space that the client reads.
     Protocol,
 }
 
@@ -109,7 +109,7 @@ impl QueueHandler for FaultyQueue {
     }
 }
 
-/// A faulty disk of two queues, each with a thread of its own.
+/// A faulty disk of two queues, each with its own thread.
 fn faulty(folder: &Path) -> (Fuse, Export) {
     let image = folder.join("faulty.img");
     std::fs::write(&image, vec![0; DISK]).unwrap();
@@ -125,7 +125,8 @@ fn wait_for(export: &Export, wanted: impl Fn(&ExportStatus) -> bool) -> ExportSt
     rig::wait_for(Duration::from_secs(20), || export.status(), wanted)
 }
 
-/// It is served no more: no client, no socket, and the image is anybody's, unless what was in flight could not be waited for.
+/// The device has ended: no client, no socket, and the image is unlocked, unless the wait for
+/// requests in flight failed.
 fn has_ended(export: Export, folder: &Path, words: &str, leaks: bool) {
     let socket = folder.join("faulty.sock");
     let status = wait_for(&export, |status| status.failed.is_some() && !status.connected);
@@ -165,7 +166,7 @@ fn a_panic_ends_its_device_and_no_other() {
         machine.fill(DISK, &mut dice);
         assert!(client.is_closed());
         has_ended(export, folder.path(), "the queue has blown", blows == Blows::QueueAndItsEnd);
-        // The one beside it does not notice.
+        // The other device is not affected.
         for _ in 0..10 {
             neighbour.fill(DISK, &mut dice);
             neighbour.finish(&mut model);

@@ -1,5 +1,5 @@
-//! A client of our own: it says what it is told to say, right or wrong, and keeps its memory and its queue while servers
-//! come and go.
+//! A client that sends valid and invalid messages, and keeps its memory and its queue from server
+//! to server.
 use crate::driver::Dice;
 use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue};
@@ -25,25 +25,25 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Where the memory is, as the device knows it and as the client does.
+/// Guest-physical and user address of the memory.
 pub(crate) const GPA: u64 = 0x4000_0000;
 pub(crate) const USER: u64 = 0x7f12_3456_7000;
-/// The same, where an IOMMU is in between.
+/// First IOVA of the memory, with an IOMMU.
 pub(crate) const IOVA: u64 = 0xffff_0000;
-/// From one machine's memory to the next one's, where several are one client.
+/// Distance between the memories of two machines of one client.
 const APART: u64 = 1 << 32;
-/// Bytes of it.
+/// Size of the memory in bytes.
 pub(crate) const MEMORY: u64 = 1 << 20;
-/// Where requests begin, and bytes that each has.
+/// Offset of the requests, and size of each in bytes.
 const REQUESTS: u64 = 0x1_0000;
 const REQUEST: u64 = 0x2000;
-/// In a request.
+/// Offsets in a request.
 pub(crate) const STATUS: u64 = 16;
 pub(crate) const DATA: u64 = 512;
-/// Most bytes of data in one.
+/// Most bytes of data in a request.
 pub(crate) const MOST: usize = 4096;
 
-/// A connection.
+/// Connection to a server.
 pub(crate) struct Raw {
     pub(crate) socket: UnixStream,
 }
@@ -76,13 +76,13 @@ impl Raw {
         Ok(())
     }
 
-    /// Sends a message that needs an answer.
+    /// Sends a message that requests an acknowledgement.
     pub(crate) fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let flags = flags::VERSION | flags::NEED_REPLY;
         self.send_bytes(&paravane_vhost::message::message(request, flags, payload), fds)
     }
 
-    /// The next reply.
+    /// Receives the next reply.
     pub(crate) fn receive(&self) -> io::Result<(Header, Vec<u8>, Option<OwnedFd>)> {
         let mut bytes = vec![0; size_of::<Header>()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -108,7 +108,7 @@ impl Raw {
         Ok((header, payload, fd))
     }
 
-    /// Asks, and waits for what is answered.
+    /// Sends a request, and returns the payload of the reply.
     pub(crate) fn ask(&self, request: u32, payload: &[u8]) -> Vec<u8> {
         self.send(request, payload, &[]).unwrap();
         let (header, reply, _) = self.receive().unwrap();
@@ -120,7 +120,7 @@ impl Raw {
         u64::read_from_bytes(&self.ask(request, &[])).unwrap()
     }
 
-    /// Says something that is acknowledged.
+    /// Sends a request that must be acknowledged with success.
     pub(crate) fn say(
         &self,
         request: u32,
@@ -132,7 +132,7 @@ impl Raw {
         assert_eq!((header.request, u64::read_from_bytes(&reply).unwrap()), (request, 0));
     }
 
-    /// What every session begins with.
+    /// Begins a session.
     pub(crate) fn begin(&self, features: u64) -> u64 {
         let offered = self.ask_number(request::GET_FEATURES);
         assert_eq!(offered & F_PROTOCOL_FEATURES, F_PROTOCOL_FEATURES);
@@ -146,7 +146,7 @@ impl Raw {
         offered
     }
 
-    /// Whether the server closes the connection, within ten seconds. What it still says is read.
+    /// Whether the server closes the connection, within ten seconds. Reads what it still sends.
     pub(crate) fn is_closed(&self) -> bool {
         let mut byte = [0; 64];
         loop {
@@ -161,7 +161,7 @@ impl Raw {
     }
 }
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Ask {
     Read,
@@ -178,7 +178,7 @@ pub(crate) fn put(memory: &Region, offset: u64, bytes: impl IntoIterator<Item = 
     }
 }
 
-/// A request that the device has.
+/// Request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flying {
     id: BufferId,
@@ -187,16 +187,16 @@ struct Flying {
     ask: Ask,
 }
 
-/// The byte at `index` of a write of `seed`.
+/// Byte at `index` of a write of `seed`.
 fn pattern(seed: u8, index: usize) -> u8 {
     seed.wrapping_add((index / 7) as u8) ^ index as u8
 }
 
-/// A guest with one queue, to a disk.
+/// Guest with one queue of a disk.
 pub(crate) struct Machine {
-    /// Its queue's index.
+    /// Index of the queue.
     index: u32,
-    /// Where the device sees the memory.
+    /// Device address of the memory.
     base: u64,
     pub(crate) memory: Arc<Region>,
     pub(crate) queue: Queue,
@@ -206,7 +206,7 @@ pub(crate) struct Machine {
     pub(crate) call: OwnedFd,
     pub(crate) inflight: Option<(Inflight, OwnedFd)>,
     flying: Vec<Option<Flying>>,
-    /// Requests done.
+    /// Number of requests done.
     pub(crate) done: u64,
 }
 
@@ -215,7 +215,7 @@ impl Machine {
         Self::with_index(0, features, size, depth)
     }
 
-    /// With a queue of this index, and memory of its own.
+    /// Makes a machine with a queue of this index, and its own memory.
     pub(crate) fn with_index(index: u32, features: u64, size: u16, depth: usize) -> Self {
         let translated = features & feature::ACCESS_PLATFORM != 0;
         let base = if translated { IOVA } else { GPA } + u64::from(index) * APART;
@@ -234,13 +234,13 @@ impl Machine {
         Self { index, base, memory, queue, addresses, features, kick, call, inflight, flying, done: 0 }
     }
 
-    /// The region, as it is told.
+    /// Region, as in a message.
     pub(crate) fn region(&self) -> MemoryRegion {
         let apart = u64::from(self.index) * APART;
         MemoryRegion { gpa: GPA + apart, size: MEMORY, user: USER + apart, offset: 0 }
     }
 
-    /// The page around an IOVA, as an IOMMU translates it.
+    /// Translation of the page around an IOVA.
     pub(crate) fn translation(&self, iova: u64) -> Option<Iotlb> {
         let iova = iova & !0xfff;
         let inside = iova.checked_sub(self.base).filter(|inside| *inside < MEMORY)?;
@@ -262,12 +262,13 @@ impl Machine {
         }
     }
 
-    /// Hands the machine to a server: `base` is where the queue stands.
+    /// Hands the machine to a server; `base` is the position of the queue.
     pub(crate) fn attach(&mut self, raw: &Raw, base: u32, tracked: bool) {
         raw.begin(self.features);
         if tracked {
             if self.inflight.is_none() {
-                // The firmware of QEMU 10 makes its queue twice as large as was said here.
+                // The firmware of QEMU 10 makes its queue twice as large as the size in this
+                // message.
                 let size = self.addresses.size / 2;
                 let wanted = Inflight { queues: 1, queue_size: size, ..Inflight::default() };
                 raw.send(request::GET_INFLIGHT_FD, wanted.as_bytes(), &[]).unwrap();
@@ -281,12 +282,12 @@ impl Machine {
         self.start(raw, base);
     }
 
-    /// Its memory, and no other.
+    /// Shares its memory, and no other.
     pub(crate) fn share(&self, raw: &Raw) {
         self.share_as(raw, self.memory.fd());
     }
 
-    /// The same, in another file.
+    /// Shares its memory in another file.
     pub(crate) fn share_as(&self, raw: &Raw, file: BorrowedFd<'_>) {
         let table = [MemoryTable { regions: 1, padding: 0 }.as_bytes(), self.region().as_bytes()].concat();
         raw.say(request::SET_MEM_TABLE, &*table, &[file]);
@@ -303,7 +304,7 @@ impl Machine {
         raw.say(request::SET_VRING_ENABLE, &state(1), &[]);
     }
 
-    /// Where a queue begins.
+    /// Position of a new queue.
     pub(crate) fn first_base(&self) -> u32 {
         if self.features & feature::RING_PACKED != 0 { 0x8000_8000 } else { 0 }
     }
@@ -324,7 +325,7 @@ impl Machine {
         put(&self.memory, offset, bytes);
     }
 
-    /// Gives the device a request in `slot`, of bytes of the disk from `at` on.
+    /// Makes a request available in `slot`, for bytes of the disk from `at` on.
     pub(crate) fn ask(&mut self, slot: usize, ask: Ask, at: usize, len: usize) {
         let offset = Self::slot(slot);
         let kind = if ask == Ask::Read { blk::T_IN } else { blk::T_OUT };
@@ -353,7 +354,7 @@ impl Machine {
         }
     }
 
-    /// Takes what is done, compares what was read with the model, and writes there what was written.
+    /// Takes used buffers, compares reads with the model, and applies writes to it.
     pub(crate) fn reap(&mut self, model: &mut [u8]) -> usize {
         let mut count = 0;
         // A buffer that the device returns twice, or never had, latches the queue.
@@ -379,7 +380,8 @@ impl Machine {
         count
     }
 
-    /// Gives requests until all regions are taken: two writes for each read, none over another that is in flight.
+    /// Makes requests until all parts of the disk are in use: two writes for each read, none over
+    /// another in flight.
     pub(crate) fn fill(&mut self, disk: usize, dice: &mut Dice) {
         for slot in 0..self.flying.len() {
             let len = (1 + dice.below(MOST / 512)) * 512;
@@ -398,7 +400,7 @@ impl Machine {
         self.flying.iter().flatten().count()
     }
 
-    /// Waits for an interrupt; whether one came in that time.
+    /// Waits for an interrupt; returns whether one arrived in time.
     pub(crate) fn wait(&mut self, time: Duration) -> bool {
         let token = self.queue.enable_interrupts();
         if self.queue.poll(token) {
@@ -411,7 +413,7 @@ impl Machine {
         came
     }
 
-    /// Until nothing is in flight.
+    /// Continues until nothing is in flight.
     pub(crate) fn finish(&mut self, model: &mut [u8]) {
         while self.in_flight() > 0 {
             let came = self.wait(Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! A device that is exported by the library, in a folder of its own. The program's rig offers the same functions.
+//! Device that the library exports, in its own folder. The program's rig has the same functions.
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::{LinkEnd, Net, NetConfig};
@@ -10,13 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 pub(crate) const DISK: usize = 4 << 20;
 
 /// Whether disks offer IN_ORDER.
 pub(crate) const IN_ORDER: bool = true;
 
-/// A test that cannot take place here says so, and why.
+/// Reports that a test is skipped, and why.
 pub(crate) fn skip(test: &str, why: &str) {
     eprintln!("SKIPPED {test}: {why}");
     if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
@@ -39,14 +39,14 @@ impl Rig {
         self.folder.path().join("vhost.sock")
     }
 
-    /// A disk of zeroes with so many queues, served by two workers.
+    /// A disk of zeroes with `queues` queues, served by two workers.
     pub(crate) fn new(queues: u16) -> Self {
         let mut rig = Self::empty();
         rig.start(queues);
         rig
     }
 
-    /// The same, for reading only.
+    /// A read-only disk.
     pub(crate) fn read_only() -> Self {
         let mut rig = Self::empty();
         rig.serve(Box::new(Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(rig.image()) }).unwrap()));
@@ -60,7 +60,7 @@ impl Rig {
         rig
     }
 
-    /// A network card with two pairs of queues, whose frames come back.
+    /// A network device with two queue pairs, whose frames return.
     pub(crate) fn card() -> Self {
         let mut rig = Self::empty();
         let config = NetConfig { announce: true, ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
@@ -85,12 +85,12 @@ impl Rig {
         self.export = Some(Export::start(config, device).unwrap());
     }
 
-    /// Ends the server as its operator does.
+    /// Stops the server as its operator does.
     pub(crate) fn stop(&mut self) {
         self.export.take().unwrap().stop();
     }
 
-    /// Has the driver told that the configuration has changed.
+    /// Has the driver informed of a configuration change.
     pub(crate) fn change(&self) {
         self.export.as_ref().unwrap().config_changed();
     }
@@ -104,7 +104,7 @@ impl Rig {
         std::process::id()
     }
 
-    /// Descriptors of the serving process whose file has `text` in its name.
+    /// Number of descriptors of the serving process whose file has `text` in its name.
     pub(crate) fn open_files(&self, text: &str) -> usize {
         let named = |fd: std::io::Result<std::fs::DirEntry>| {
             let link = std::fs::read_link(fd.unwrap().path());
@@ -113,13 +113,13 @@ impl Rig {
         std::fs::read_dir("/proc/self/fd").unwrap().map(named).filter(|named| *named).count()
     }
 
-    /// Waits until the status is as `wanted`, for ten seconds at most.
+    /// Waits until the status is `wanted`, for ten seconds at most.
     pub(crate) fn wait_for(&self, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
         wait_for(Duration::from_secs(10), || self.status(), wanted)
     }
 }
 
-/// Waits until a status is as `wanted`, for so long at most.
+/// Waits until a status is `wanted`, for `time` at most.
 pub(crate) fn wait_for(
     patience: Duration,
     status: impl Fn() -> ExportStatus,
@@ -138,7 +138,7 @@ pub(crate) fn wait_for(
 
 const FOLDER: &str = "PARAVANE_TEST_SERVE_FOLDER";
 
-/// Not a test: what [`Disk::serve`] starts.
+/// Not a test: [`Disk::serve`] starts it.
 #[test]
 #[ignore = "runs until it is killed"]
 fn server() {
@@ -152,7 +152,7 @@ fn server() {
     }
 }
 
-/// A disk of zeroes that one process after the other serves.
+/// Disk of zeroes that one process after the other serves.
 pub(crate) struct Disk(TempDir);
 
 impl Disk {
@@ -170,13 +170,13 @@ impl Disk {
         Server::start(self.0.path())
     }
 
-    /// What the disk holds; nobody serves it.
+    /// Contents of the disk, while it is not served.
     pub(crate) fn content(&self) -> Vec<u8> {
         std::fs::read(self.0.path().join("disk.img")).unwrap()
     }
 }
 
-/// A process that serves a [`Disk`]. Dropped, it is killed.
+/// Process that serves a [`Disk`]. Killed on drop.
 pub(crate) struct Server(Child);
 
 impl Server {
@@ -187,7 +187,7 @@ impl Server {
         Self(command.stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// Ends it in good order, if it knows how.
+    /// Ends it in good order, if it supports that.
     pub(crate) fn end(self) {}
 }
 

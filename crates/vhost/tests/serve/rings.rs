@@ -54,7 +54,7 @@ const INDIRECT: u16 = 4;
 /// Descriptors of the queues here.
 const SIZE: u16 = 64;
 
-/// A descriptor: address, length, flags; of a split queue the next one, of a packed queue the identifier.
+/// Descriptor: address, length, flags; then the next index (split) or the identifier (packed).
 type Desc = (u64, u32, u16, u16);
 
 fn split_bytes(descs: &[Desc]) -> Vec<u8> {
@@ -72,7 +72,7 @@ fn packed_bytes(descs: &[Desc]) -> Vec<u8> {
 }
 
 impl Machine {
-    /// Where an area is in the memory.
+    /// Offset of an area in the memory.
     fn desc(&self) -> u64 {
         self.addresses.desc - GPA
     }
@@ -90,7 +90,7 @@ impl Machine {
         u16::from_le_bytes(self.bytes(offset, 2).try_into().unwrap())
     }
 
-    /// Descriptors, and entries of the available ring from `base` on, and an available index.
+    /// Writes descriptors, entries of the available ring from `base` on, and an available index.
     fn write_split(&self, descs: &[Desc], base: u16, avail: &[u16], idx: u16) {
         self.set_bytes(self.desc(), split_bytes(descs));
         for (entry, head) in (0..).zip(avail) {
@@ -100,7 +100,7 @@ impl Machine {
         self.set_bytes(self.driver() + 2, idx.to_le_bytes());
     }
 
-    /// Descriptors from place `at` on, around the end; the first one last.
+    /// Writes descriptors from position `at` on, around the end; the first one last.
     fn write_packed(&self, at: u16, descs: &[Desc]) {
         for (index, desc) in descs.iter().enumerate().rev() {
             let place = u64::from((at + index as u16) % SIZE);
@@ -108,12 +108,12 @@ impl Machine {
         }
     }
 
-    /// Whatever is in the rings now.
+    /// Kicks, whatever is in the rings now.
     fn ring_the_bell(&self) {
         let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// Interrupts since the last time.
+    /// Number of interrupts since the last call.
     fn interrupts(&self) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(&self.call, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
@@ -132,7 +132,7 @@ fn stop(raw: &Raw) {
     raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes());
 }
 
-/// A machine of the same client, in place of the one that it had.
+/// Replaces the machine of a client.
 fn replace(raw: &Raw, features: u64) -> Machine {
     let machine = Machine::new(features, SIZE, 4);
     machine.share(raw);
@@ -140,19 +140,19 @@ fn replace(raw: &Raw, features: u64) -> Machine {
     machine
 }
 
-/// A header at `slot` that asks for `kind` of the first sector.
+/// Writes a header at `slot` that requests `kind` for the first sector.
 fn header(machine: &Machine, slot: usize, kind: u32) -> u64 {
     machine.set_bytes(Machine::slot(slot), [&kind.to_le_bytes()[..], &[0; 12]].concat());
     GPA + Machine::slot(slot)
 }
 
-/// What is written into a queue, and what is said of it.
+/// Contents of a queue, and the text of its error.
 struct Broken {
     write: Box<dyn Fn(&Machine)>,
     error: &'static str,
 }
 
-/// Each of them stops its queue, and the client can begin anew.
+/// Each case stops its queue, and the client can start over.
 fn break_queues(features: u64, cases: Vec<Broken>) {
     let rig = Rig::new(1);
     let mut model = vec![0; DISK];
@@ -171,7 +171,7 @@ fn break_queues(features: u64, cases: Vec<Broken>) {
         assert!(status.connected && !status.queues[0].live);
         let mut count = [0; 8];
         assert_eq!(rustix::io::read(&errors, &mut count), Ok(8), "{error}");
-        // It does not start by being asked again, but when the client begins anew.
+        // Another request does not restart it; the client must start over.
         raw.say(request::SET_VRING_ENABLE, &VringState { index: 0, num: 1 }, &[]);
         assert!(rig.status().queues[0].error.is_some());
         if number % 2 == 0 {
@@ -190,11 +190,12 @@ fn break_queues(features: u64, cases: Vec<Broken>) {
     assert_eq!(rig.status().protocol_errors, 0);
 }
 
-/// A chain, by its descriptors' addresses, lengths and flags.
+/// Chain, by the addresses, lengths and flags of its descriptors.
 type Links = Vec<(u64, u32, u16)>;
 
-/// Chains that are wrong in either layout, in the ring and, but for those with indirect descriptors, in a table; and what is said
-/// of each.
+/// Chains that are invalid in both layouts, with the text of the error.
+///
+/// They are used in the ring and, unless they have indirect descriptors, in a table.
 fn chains() -> Vec<(Links, &'static str)> {
     let at = GPA + Machine::slot(0);
     let header = (at, 16, NEXT);
@@ -224,17 +225,17 @@ fn chains() -> Vec<(Links, &'static str)> {
     ]
 }
 
-/// As they lie in a split queue or table.
+/// Layout in a split queue or table.
 fn linked(chain: &[(u64, u32, u16)]) -> Vec<Desc> {
     (1..).zip(chain).map(|(next, &(addr, len, flags))| (addr, len, flags, next)).collect()
 }
 
-/// As they lie in a packed queue or table, available in the first round.
+/// Layout in a packed queue or table, available in the first round.
 fn neighbours(chain: &[(u64, u32, u16)]) -> Vec<Desc> {
     chain.iter().map(|&(addr, len, flags)| (addr, len, flags | DESC_F_AVAIL, 0)).collect()
 }
 
-/// Where tables are that a case needs.
+/// Offset of the tables that a case needs.
 const TABLE: usize = 8;
 
 #[test]
@@ -253,10 +254,10 @@ fn a_split_ring_that_makes_no_sense_stops_its_queue() {
     ring(vec![(at, 16, NEXT, 0xffff)], vec![0], 1, "is outside a table of 64");
     ring(vec![header], vec![64], 1, "is outside a table of 64");
     ring(vec![header], vec![0xffff], 1, "is outside a table of 64");
-    // It jumps, and goes back.
+    // The index jumps, and goes back.
     ring(vec![header], vec![0], 65, "more than the queue's 64");
     ring(vec![header], vec![0], 0xffff, "more than the queue's 64");
-    // The same head twice, at once.
+    // The same head twice at once.
     ring(vec![header, (at + 512, 513, WRITE, 0)], vec![0, 0], 2, "while it is in flight");
     for (chain, error) in chains() {
         ring(linked(&chain), vec![0], 1, error);
@@ -272,7 +273,7 @@ fn a_split_ring_that_makes_no_sense_stops_its_queue() {
     tables(vec![(at, 16, NEXT, 1), (at, 16, NEXT, 0)], 32, "or loops");
     tables(vec![(at, 16, NEXT, 2), (at, 1, WRITE, 0)], 32, "is outside a table of 2");
     tables(vec![(table, 32, INDIRECT, 0), (at, 1, WRITE, 0)], 32, "inside an indirect table");
-    // Longer than the queue, its memory has zeroes behind; longer than any queue.
+    // Longer than the queue, followed by zeroes; longer than any queue.
     tables(vec![(at, 16, NEXT, 1)], 0x4000, "has length 0");
     tables(vec![(at, 16, NEXT, 1)], 0x8000, "indirect table");
     for (chain, error) in chains().into_iter().filter(|(chain, _)| chain.iter().all(|d| d.2 & INDIRECT == 0))
@@ -291,13 +292,13 @@ fn a_packed_ring_that_makes_no_sense_stops_its_queue() {
         let write = Box::new(move |machine: &Machine| machine.write_packed(0, &descs));
         cases.push(Broken { write, error });
     };
-    // All of the ring in one chain, which never ends.
+    // All of the ring in one chain without an end.
     ring(vec![(at, 16, NEXT | DESC_F_AVAIL, 0); 64], "or loops");
     for id in [64, 0x8000, 0xffff] {
         let error = "is not below the queue's size 64";
         ring(vec![(at, 16, NEXT | DESC_F_AVAIL, 0), (at + 512, 513, WRITE | DESC_F_AVAIL, id)], error);
     }
-    // The same identifier twice, at once.
+    // The same identifier twice at once.
     let request = |id| [(at, 16, NEXT | DESC_F_AVAIL, 0), (at + 512, 513, WRITE | DESC_F_AVAIL, id)];
     ring([request(7), request(7)].concat(), "buffer 7 was made available while it is in flight");
     for (chain, error) in chains() {
@@ -320,7 +321,8 @@ fn a_packed_ring_that_makes_no_sense_stops_its_queue() {
     break_queues(INDIRECT_DESC | RING_PACKED, cases);
 }
 
-/// Flags that do not make a descriptor available keep the queue waiting; those behind the first one mean nothing.
+/// A queue waits if the flags do not make its descriptor available; flags behind the first one are
+/// ignored.
 #[test]
 fn descriptors_of_another_round_are_not_available() {
     let rig = Rig::new(1);
@@ -338,7 +340,7 @@ fn descriptors_of_another_round_are_not_available() {
         }
         assert_eq!(rig.status().queues[0].taken, 0, "{flags:#x}");
     }
-    // The second one is of the round before, by its own flags.
+    // By its own flags, the second one is of the round before.
     let status = (header + STATUS, 1, WRITE | DESC_F_USED, 3);
     machine.write_packed(0, &[(header, 16, NEXT | DESC_F_AVAIL, 0), status]);
     machine.ring_the_bell();
@@ -359,7 +361,7 @@ fn what_is_odd_and_allowed_is_served() {
     let raw = Raw::connect(&rig.socket());
     let mut machine = Machine::new(INDIRECT_DESC, SIZE, 4);
     machine.attach(&raw, 0, false);
-    // More memory right behind, of another file, which the client knows elsewhere.
+    // More memory directly behind, in another file, at another user address.
     let second = Machine::new(0, SIZE, 1);
     let region = MemoryRegion { gpa: GPA + MEMORY, user: USER + 8 * MEMORY, ..second.region() };
     raw.say(request::ADD_MEM_REG, &SingleRegion { padding: 0, region }, &[second.memory.fd()]);
@@ -380,7 +382,7 @@ fn what_is_odd_and_allowed_is_served() {
     let read = [machine.bytes(slot + 600, 1), machine.bytes(slot + 700, 510), machine.bytes(slot + 1300, 2)]
         .concat();
     assert_eq!(read, [&content[..512], &[blk::S_OK]].concat());
-    // Over the end of one region and the beginning of the next one.
+    // Across the border of two regions.
     let data = GPA + MEMORY - 200;
     serve(&machine, &[(at, 16, NEXT, 1), (data, 512, NEXT | WRITE, 2), (at + STATUS, 1, WRITE, 0)]);
     assert_eq!(machine.bytes(slot + STATUS, 1), [blk::S_OK]);
@@ -392,7 +394,7 @@ fn what_is_odd_and_allowed_is_served() {
     assert_eq!((status.queues[0].completed, &status.queues[0].error), (3, &None));
 }
 
-/// A disk of 0xff is read over each area of the ring in turn. Whatever comes of it stays in this queue.
+/// A disk of 0xff is read over each area of the ring in turn. Only this queue is affected.
 #[test]
 fn a_ring_may_be_overwritten_by_what_is_read() {
     let rig = Rig::new(1);
@@ -420,7 +422,7 @@ fn a_ring_may_be_overwritten_by_what_is_read() {
             machine.set_bytes(Machine::slot(0) + STATUS, [0xff]);
             machine.ring_the_bell();
             until("the read", || machine.bytes(Machine::slot(0) + STATUS, 1) == [blk::S_OK]);
-            // What the ring says now is looked at.
+            // The new contents of the ring are examined.
             for _ in 0..5 {
                 machine.ring_the_bell();
                 std::thread::sleep(Duration::from_millis(1));
@@ -475,7 +477,8 @@ fn a_disk_that_is_only_read_is_not_written() {
     assert!(std::fs::read(rig.image()).unwrap().iter().all(|&byte| byte == 0));
 }
 
-/// DPDK's virtio-user says position 0 to every server that connects to it, and leaves a split ring as it is.
+/// DPDK's virtio-user sends position 0 to every server that connects, and leaves a split ring as it
+/// is.
 #[test]
 fn a_split_queue_goes_on_although_its_client_says_0() {
     let rig = Rig::new(1);
@@ -491,7 +494,7 @@ fn a_split_queue_goes_on_although_its_client_says_0() {
             machine.finish(&mut model);
             drop(raw);
             rig.wait_for(|status| !status.connected);
-            // What is available while nobody serves the queue is served by the next one.
+            // The next server serves what becomes available without a server.
             machine.fill(DISK, &mut dice);
         }
         let raw = Raw::connect(&rig.socket());
@@ -503,7 +506,7 @@ fn a_split_queue_goes_on_although_its_client_says_0() {
     assert!(std::fs::read(rig.image()).unwrap() == model);
 }
 
-/// Four requests over the end of the index range, and every place near them at which an interrupt could be asked for.
+/// Four requests across the end of the index range, with each event index near them.
 #[test]
 fn interrupts_come_where_they_were_asked_for() {
     const FIRST: u16 = 0xfffe;
@@ -514,7 +517,7 @@ fn interrupts_come_where_they_were_asked_for() {
         let mut machine = Machine::new(features, SIZE, 4);
         set_up(&machine);
         machine.attach(&raw, base, false);
-        // One that is told when a queue starts.
+        // The start of a queue interrupts once.
         machine.interrupts();
         for slot in 0..usize::from(COUNT) {
             let at = header(&machine, slot, blk::T_FLUSH);
@@ -542,13 +545,13 @@ fn interrupts_come_where_they_were_asked_for() {
         let wanted = event.wrapping_sub(FIRST) < COUNT;
         assert_eq!(machine.interrupts() > 0, wanted, "an interrupt was asked for at {event:#x}");
     }
-    // From place 62 of 64 on.
+    // From position 62 of 64 on.
     let first = 62;
     let position = u32::from(EVENT_WRAP | first);
     let (this, next) = (EVENT_WRAP, 0);
     let asked = [61 | this, 62 | this, 63 | this, next, 1 | next, 2 | next, 62 | next, this, 1 | this]
         .map(|place| (place, 2))
-        // Always, never, and what means nothing: a reserved flag, and a place that there is not.
+        // Always, never, and undefined values: a reserved flag, and a position that does not exist.
         .into_iter()
         .chain([(0, 0), (0, 1), (0, 3), (64 | this, 2), (0x7fff, 2)]);
     for (place, flags) in asked {
@@ -590,7 +593,7 @@ fn a_storm_of_kicks_disturbs_nobody() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Relaxed: nothing goes by it but the storm's end.
+            // Relaxed: it only ends the storm.
             while !over.load(Ordering::Relaxed) {
                 let _ = rustix::io::write(&second.kick, &1_u64.to_ne_bytes());
             }
@@ -629,12 +632,12 @@ fn requests_outlive_neither_a_reset_nor_their_client() {
                 rig.wait_for(|status| !status.connected);
             }
         }
-        // From here on nobody writes to the memory of that machine.
+        // From here on nothing writes to the memory of that machine.
         let used = Machine::slot(16) as usize;
         let before = machine.bytes(0, used);
         std::thread::sleep(Duration::from_millis(2));
         assert!(machine.bytes(0, used) == before);
-        // A driver that begins anew finds what is on the disk, whatever became of those requests.
+        // A driver that starts over finds what is on the disk, whatever became of those requests.
         drop(raw);
         let raw = Raw::connect(&rig.socket());
         let mut anew = Machine::new(features, SIZE, 4);
@@ -648,8 +651,9 @@ fn requests_outlive_neither_a_reset_nor_their_client() {
     assert_eq!(rig.status().protocol_errors, 0);
 }
 
-/// A second thread writes into rings and tables while they are read. Queues stop, and sessions may end; the next client is
-/// served.
+/// A second thread writes into rings and tables while they are read.
+///
+/// Queues stop, and sessions may end; the next client is served.
 #[test]
 fn rings_that_change_while_they_are_read_harm_nobody() {
     let rig = Rig::new(1);
@@ -679,7 +683,7 @@ fn rings_that_change_while_they_are_read_harm_nobody() {
     }
 }
 
-/// Whether the queue was stopped. Its requests are good ones but for what the vandal does to them.
+/// Whether the queue was stopped. Its requests are valid except for what the second thread changes.
 fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
     let packed = machine.features & RING_PACKED != 0;
     let over = Arc::new(AtomicBool::new(false));
@@ -687,9 +691,9 @@ fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
         let (vandal, memory) = (Arc::clone(&over), Arc::clone(&machine.memory));
         scope.spawn(move || {
             let mut dice = Dice::new(seed);
-            // Relaxed: nothing goes by it but his end.
+            // Relaxed: it only ends the thread.
             while !vandal.load(Ordering::Relaxed) {
-                // Lengths and flags of tables, mostly; now and then anything of the ring.
+                // Lengths and flags of tables, mostly; sometimes anything in the ring.
                 let at = match dice.below(64) {
                     0 => dice.below(0x600) as u64,
                     _ => Machine::slot(TABLE + dice.below(4)) + 8 + dice.below(32) as u64,
@@ -697,7 +701,7 @@ fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
                 put(&memory, at, [dice.below(256) as u8]);
             }
         });
-        // Tables are good ones once, before he gets at them.
+        // Tables are valid at first.
         for slot in 0..4 {
             let at = header(machine, slot, blk::T_IN);
             let descs = [(at, 16, NEXT, 1), (at + DATA, 512, NEXT | WRITE, 2), (at + STATUS, 1, WRITE, 0)];
@@ -721,7 +725,7 @@ fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
             }
             machine.ring_the_bell();
             round += 1;
-            // For a server that is no slower.
+            // Also for a slower server.
             let until = Instant::now() + Duration::from_micros(100);
             while Instant::now() < until {
                 std::thread::yield_now();

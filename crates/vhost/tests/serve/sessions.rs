@@ -1,4 +1,4 @@
-//! Clients that come, work and go.
+//! Clients that connect, work and disconnect.
 use crate::driver::{Dice, Driver, Wish};
 use crate::raw::Raw;
 use crate::rig::{DISK, Rig};

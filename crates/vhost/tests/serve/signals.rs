@@ -1,4 +1,4 @@
-//! Kicks and interrupts that are no eventfds, or not there; and resets.
+//! Kicks and interrupts without eventfds, or without any descriptor; and resets.
 use crate::driver::Dice;
 use crate::raw::{Machine, Raw};
 use crate::rig::{DISK, Rig};
@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Until all is done, without a look at interrupts.
+/// Continues until all is done, without waiting for interrupts.
 fn finish(machine: &mut Machine, model: &mut [u8]) {
     let end = Instant::now() + Duration::from_secs(10);
     while machine.in_flight() > 0 {
@@ -29,7 +29,7 @@ fn a_queue_without_kicks_is_looked_at() {
     machine.attach(&raw, 0, false);
     raw.say(request::SET_VRING_KICK, &VRING_NO_FD, &[]);
     raw.say(request::SET_VRING_CALL, &VRING_NO_FD, &[]);
-    // Nobody listens at the old end any more.
+    // Nothing reads the old end any more.
     machine.kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     for _ in 0..50 {
         machine.fill(DISK, &mut dice);
@@ -57,7 +57,7 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
         called.read_exact(&mut eight).unwrap();
         finish(&mut machine, &mut model);
     }
-    // More interrupts than there is room for, read by nobody.
+    // More interrupts than fit; nothing reads them.
     let (called, mut call) = std::io::pipe().unwrap();
     rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::NONBLOCK).unwrap();
     let error = loop {
@@ -66,7 +66,7 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
-    // From here on a write would wait.
+    // From here on a write would block.
     rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
     raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
     for _ in 0..20 {
@@ -76,7 +76,8 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
     drop(called);
 }
 
-/// Rust's programs ignore SIGPIPE, and so do tests; those of others end by it, if the thread that writes lets it come.
+/// SIGPIPE: Rust programs ignore it, and so do tests. Others end by it, unless the writing thread
+/// blocks it.
 #[test]
 fn a_pipe_that_nobody_reads_ends_no_process() {
     let rig = Rig::new(1);
@@ -113,7 +114,7 @@ fn an_eventfd_that_is_full_does_not_keep_an_export_from_stopping() {
     let mut machine = Machine::new(0, 64, 8);
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
-    // Its counter has room for one less than what would make us wait.
+    // Its counter has room for one less than what would block us.
     let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     raw.send(request::SET_VRING_CALL, 0_u64.as_bytes(), &[full.as_fd()]).unwrap();
@@ -137,7 +138,7 @@ fn a_device_that_is_reset_begins_anew() {
         match round % 3 {
             0 => raw.say(request::SET_STATUS, &0_u64, &[]),
             1 => raw.say(request::RESET_DEVICE, &[0_u8; 0], &[]),
-            // A queue that is reset alone (RING_RESET) is stopped, and begins with another ring.
+            // A queue that is reset alone (RING_RESET) is stopped, and starts with another ring.
             _ => {
                 let reply = raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes());
                 let base = VringState::read_from_bytes(&reply).unwrap().num;

@@ -11,18 +11,18 @@ fn a_socket_is_private_and_goes_with_its_export() {
     let found = std::fs::symlink_metadata(&path).unwrap();
     assert!(found.file_type().is_socket());
     assert_eq!(found.permissions().mode() & 0o777, 0o600);
-    // A second server finds it taken.
+    // A second server finds it in use.
     let config = ExportConfig::new("second", Endpoint::Listen(path.clone()));
     let disk = || Box::new(paravane_device::rng::Rng::new());
     assert!(matches!(Export::start(config, disk()), Err(ExportError::InUse { .. })));
     rig.stop();
     assert!(!path.exists());
-    // One that a dead server has left behind is replaced.
+    // A stale socket of a dead server is replaced.
     drop(UnixListener::bind(&path).unwrap());
     rig.start(1);
     rig.stop();
     assert!(!path.exists());
-    // A file that is no socket stays.
+    // Another file is kept.
     std::fs::write(&path, "precious").unwrap();
     let config = ExportConfig::new("third", Endpoint::Listen(path.clone()));
     assert!(matches!(Export::start(config, disk()), Err(ExportError::NotASocket { .. })));
