@@ -113,7 +113,7 @@ impl Builder {
 
     /// Puts the device behind virtio-mmio, with its registers at guest-physical `base` and a wired interrupt.
     ///
-    /// The window has [`mmio::WINDOW`] bytes.
+    /// The window has [`mmio::WINDOW`] bytes. An irqfd works only while the VM's descriptor is open.
     ///
     /// # Errors
     /// See [`AttachError`].

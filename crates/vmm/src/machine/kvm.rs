@@ -203,7 +203,7 @@ impl Accelerator for KvmMachine {
     }
 
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
-        let (_, vcpu, region) = self.into_parts();
-        Ok(Box::new(vcpu::RunningVcpu::spawn(vcpu, region, bus, ended)?))
+        let (vm, vcpu, region) = self.into_parts();
+        Ok(Box::new(vcpu::RunningVcpu::spawn(vm, vcpu, region, bus, ended)?))
     }
 }

@@ -9,7 +9,7 @@ use crate::machine::accel::{Ended, Running};
 use crate::machine::bus::Bus;
 use crate::machine::console::GuestEnd;
 use crate::report::GuestFailure;
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use paravane_dma::Region;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -84,8 +84,9 @@ fn register_signal() -> Result<(), RunError> {
 }
 
 impl RunningVcpu {
-    /// Starts it.
+    /// Starts a thread that runs `vcpu`, and keeps `vm` open: the kernel drops a VM's irqfds when its descriptor is closed.
     pub(super) fn spawn(
+        vm: Arc<VmFd>,
         mut vcpu: VcpuFd,
         region: Arc<Region>,
         bus: Arc<Bus>,
@@ -100,8 +101,9 @@ impl RunningVcpu {
             .name("vcpu0".into())
             .stack_size(STACK)
             .spawn(move || {
-                // Dropped in the opposite order: target, vCPU, region.
+                // Dropped in the opposite order: target, vCPU, VM, region.
                 let guest = Guest { region, bus };
+                let _vm = vm;
                 let mut vcpu = vcpu;
                 let _disarm = Disarm(&shared);
                 let end = guest.run(&mut vcpu, &shared);
