@@ -1,4 +1,4 @@
-//! What the operator asks for.
+//! Configuration of a run.
 mod check;
 
 pub(crate) use check::{check, check_jobs, refuse};
@@ -8,19 +8,19 @@ use paravane_device::blk::EngineChoice;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What runs the guest.
+/// Accelerator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccelChoice {
     /// KVM if it is usable, else a host thread.
     #[default]
     Auto,
-    /// KVM or an error.
+    /// KVM, or an error if it is not usable.
     Kvm,
     /// A host thread.
     Thread,
 }
 
-/// How the guest learns of completions.
+/// How the guest waits for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Completion {
     /// Interrupts.
@@ -38,11 +38,11 @@ pub enum DirtyLogging {
     Off,
     /// Logged and counted.
     Rate,
-    /// Besides, a copy of RAM is kept by what the log says, and must equal RAM at the end.
+    /// Logged, and verified: a copy of RAM that is updated from the log alone must equal RAM at the end.
     Verify,
 }
 
-/// What the guest does with a disk.
+/// Job of the built-in guest on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// Reads all of it and computes its SHA-256; never writes.
@@ -51,7 +51,7 @@ pub enum Job {
     WriteTest,
 }
 
-/// How queues lie in memory.
+/// Virtqueue layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingLayout {
     /// Split virtqueues (section 2.7).
@@ -61,7 +61,7 @@ pub enum RingLayout {
     Packed,
 }
 
-/// How the guest finds its devices, kicks them and is interrupted by them.
+/// Transport: registers, kicks and interrupts of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
     /// virtio-mmio, version 2.
@@ -74,7 +74,7 @@ pub enum TransportChoice {
 }
 
 impl TransportChoice {
-    /// As the command line and the report have it.
+    /// Name on the command line and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -85,17 +85,17 @@ impl TransportChoice {
     }
 }
 
-/// How a message reaches the guest under KVM.
+/// Delivery of messages under KVM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MsiDelivery {
-    /// By KVM_SIGNAL_MSI: one system call that names the message. Measured, it costs three quarters of the other.
+    /// KVM_SIGNAL_MSI: one system call with the message. It costs three quarters of an irqfd, as measured.
     #[default]
     Signal,
-    /// By an irqfd with a route, which another process can be given.
+    /// An irqfd with a route, which can be handed to another process.
     Irqfd,
 }
 
-/// Faults that tests inject into the guest.
+/// Fault that a test injects into the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inject {
     /// None.
@@ -116,39 +116,37 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Open it read-only; its job is then [`Job::Hash`].
     pub read_only: bool,
-    /// What to do with it.
+    /// Job.
     pub job: Job,
 }
 
-/// What a network card is connected to.
+/// Network of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Network {
-    /// An echo of what the built-in guest sends, at once, by the thread that serves the queue.
+    /// Echo: the thread that serves the queue sends each frame back at once.
     #[default]
     Echo,
-    /// Another thread of the host, which answers each frame of the built-in guest's as another machine would.
+    /// Echo peer on a host thread, which answers each frame as another machine would.
     Station,
-    /// Nothing: what the built-in guest sends, as fast as it can, is swallowed.
+    /// Sink: takes frames as fast as the built-in guest sends them.
     Sink,
-    /// A source of frames, as fast as the built-in guest has buffers; it sends none.
+    /// Source: sends frames as fast as the built-in guest has buffers.
     Source,
-    /// A TAP device of the host, by its name.
+    /// TAP device of the host, by name.
     Tap(String),
-    /// A TAP device of the host, by the numbers of descriptors that this process was started with: one for each pair of
-    /// queues.
+    /// TAP device of the host, by inherited descriptors: one number for each pair of queues.
     TapFds(Vec<i32>),
-    /// The card whose link has the same name. The built-in guest sends frames on the first one, and is an echo on the
-    /// second.
+    /// Link to the other card with this name. The built-in guest sends on the first card, and echoes on the second.
     Link(String),
 }
 
 impl Network {
-    /// Whether only the built-in guest knows what to do with it.
+    /// Whether only the built-in guest can use it.
     pub(crate) fn for_the_builtin_guest(&self) -> bool {
         matches!(self, Self::Echo | Self::Station | Self::Sink | Self::Source)
     }
 
-    /// As on the command line.
+    /// Name on the command line.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Echo => "echo",
@@ -162,54 +160,54 @@ impl Network {
     }
 }
 
-/// Which blocks the write test's mixed phase works on.
+/// Order of blocks in the mixed phase of the write test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockOrder {
     /// Any.
     #[default]
     Random,
-    /// One after the other, over and over.
+    /// Sequential, again from the start at the end.
     Sequential,
 }
 
-/// Who serves queues.
+/// What serves queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServingMode {
     /// I/O threads.
     #[default]
     IoThreads,
-    /// The vCPU's own thread, in the exit of a kick: for comparison. Works without ioeventfds only.
+    /// The vCPU's thread, in the exit of a kick: for comparison. Works without ioeventfds only.
     Vcpu,
-    /// Another process, which is this program started once more ([`crate::owner_main`]): for comparison. It must be KVM,
-    /// messages, and [`MsiDelivery::Irqfd`].
+    /// A helper process: this program started once more ([`crate::helper_main`]), for comparison. It needs KVM, a transport
+    /// with messages, and [`MsiDelivery::Irqfd`].
     Process,
 }
 
 /// One network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetConfig {
-    /// What it is connected to.
+    /// Network.
     pub network: Network,
-    /// Its address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Pairs of queues.
     pub queues: u16,
-    /// Largest packet that the guest is told of, without the Ethernet header; with an echo that follows from the frames.
+    /// MTU in bytes that the guest is told [from the frames of the job, else none].
     pub mtu: Option<u16>,
-    /// Checksums and segmentation may be left to the far side, as far as it knows them.
+    /// Offer checksum and segmentation offloads that the back end supports.
     pub offloads: bool,
-    /// The kernel's vhost-net moves the frames of a TAP device, where it can.
+    /// Have the kernel's vhost-net serve the queues of a TAP device, where it can.
     pub vhost: bool,
-    /// Frames that the guest sends, and that must come back; or that go one way.
+    /// Frames of the built-in guest's job.
     pub frames: u64,
-    /// Bytes of each, with the Ethernet header.
+    /// Size of a frame in bytes, with the Ethernet header.
     pub size: u32,
-    /// Bytes of each that comes back; `None`: as many.
+    /// Size of an answer in bytes [the same].
     pub reply: Option<u32>,
 }
 
 impl NetConfig {
-    /// Bytes of each frame that comes back.
+    /// Size of an answer in bytes.
     #[must_use]
     pub fn reply(&self) -> u32 {
         self.reply.unwrap_or(self.size)
@@ -232,10 +230,10 @@ impl Default for NetConfig {
     }
 }
 
-/// One run.
+/// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
-    /// What runs the guest.
+    /// Accelerator.
     pub accel: AccelChoice,
     /// Guest RAM in bytes.
     pub memory: u64,
@@ -245,55 +243,55 @@ pub struct RunConfig {
     pub disks: Vec<DiskConfig>,
     /// Requests in flight a disk.
     pub depth: u32,
-    /// Bytes a request.
+    /// Size of a request in bytes.
     pub block: u32,
     /// Duration of the mixed phase.
     pub duration: Duration,
-    /// Write test: at most so many bytes from the start of each disk.
+    /// Write test: most bytes to test, from the start of each disk.
     pub span: u64,
     /// Write test: percentage of reads in the mixed phase.
     pub read_percent: u32,
-    /// Write test: which blocks the mixed phase works on.
+    /// Write test: order of blocks in the mixed phase.
     pub order: BlockOrder,
     /// Seed of pattern and order.
     pub seed: u64,
-    /// How the guest learns of completions.
+    /// How the guest waits for completions.
     pub completion: Completion,
     /// Host I/O engine.
     pub engine: EngineChoice,
-    /// How devices are reached.
+    /// Transport.
     pub transport: TransportChoice,
-    /// How messages reach the guest, where the transport has some.
+    /// Delivery of messages, if the transport has messages.
     pub msi_delivery: MsiDelivery,
-    /// How queues lie in memory.
+    /// Virtqueue layout.
     pub ring: RingLayout,
-    /// Offer IN_ORDER: buffers are used in the order in which they were made available.
+    /// Offer VIRTIO_F_IN_ORDER.
     pub in_order: bool,
-    /// Put each device behind an IOMMU domain of its own.
+    /// Put each device behind a separate IOMMU domain.
     pub iommu: bool,
     /// Log dirty pages.
     pub dirty_log: DirtyLogging,
-    /// Register ioeventfds (off: every kick exits).
+    /// Register ioeventfds. If not, every kick exits.
     pub ioeventfd: bool,
-    /// Most ioeventfds at a time, as on a host with few; `None`: what the host gives. Queues that come too late exit.
+    /// Most ioeventfds at a time, to test hosts with few [no limit]. Kicks of further queues exit.
     pub max_ioeventfds: Option<u32>,
-    /// I/O threads, and each device's queues are dealt out to them; `None`: up to one a device, with all its queues.
+    /// Number of I/O threads; queues are assigned round-robin [one a device for all its queues, at most 4].
     pub io_threads: Option<u16>,
     /// Move queues from busy I/O threads to idle ones.
     pub rebalance: bool,
-    /// Longest poll of a queue before its I/O thread waits for a kick; 0: no polling.
+    /// Longest poll of a queue before its I/O thread waits for a kick [0: no polling].
     pub longest_poll: Duration,
-    /// Who serves queues.
+    /// What serves queues.
     pub owner: ServingMode,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
-    /// The CPU that the guest runs on; `None`: any. The machine's other threads run where the caller's does.
+    /// CPU for the guest [any]. Other threads of the machine run where the caller does.
     pub vcpu_cpu: Option<usize>,
-    /// Entropy device: bytes that the guest draws (0: no device).
+    /// Bytes that the guest draws from an entropy device; 0: no device.
     pub entropy: u64,
     /// The network cards.
     pub nets: Vec<NetConfig>,
-    /// No progress for this long is a hang.
+    /// Time without progress after which the guest counts as hung.
     pub hang_timeout: Duration,
     /// Test fault.
     pub inject: Inject,

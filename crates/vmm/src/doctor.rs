@@ -20,7 +20,7 @@ pub enum Level {
 pub struct Finding {
     /// Name: "kvm", "ioeventfd", "exit cost".
     pub name: &'static str,
-    /// Judgement.
+    /// Severity.
     pub level: Level,
     /// The finding, with units.
     pub found: String,

@@ -1,4 +1,4 @@
-//! Why a run did not take place or could not go on.
+//! Errors of a run.
 use crate::linux::LoadError;
 use paravane_device::blk::OpenError;
 use paravane_device::net::TapError;
@@ -6,48 +6,48 @@ use paravane_dma::{DomainError, LogError, MemoryError};
 use paravane_notify::NotifyError;
 use thiserror::Error;
 
-/// Why a run did not take place or could not go on.
+/// Error of a run that did not take place or could not go on.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// {0}
+    /// An image cannot be opened or locked.
     #[error(transparent)]
     Disk(#[from] OpenError),
-    /// KVM was asked for and is not usable: {0}
-    #[error("KVM was asked for and is not usable: {0}")]
+    /// KVM was requested.
+    #[error("KVM is not usable: {0}")]
     NoKvm(String),
-    /// {0}
+    /// The host refuses guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// {0}
+    /// The dirty log cannot be started or stopped.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// {0}
+    /// A domain refuses a mapping.
     #[error(transparent)]
     Domain(#[from] DomainError),
-    /// {0}
+    /// The kernel cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// {0}
+    /// A TAP device cannot be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// {0}
+    /// The configuration is invalid, or impossible on this host.
     #[error("{0}")]
     Config(String),
-    /// {0}
+    /// The host refuses an eventfd or an interrupt.
     #[error(transparent)]
     Notify(#[from] NotifyError),
-    /// cannot {what}: {source}
+    /// The host refuses something else.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was tried.
+        /// The action.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
 }
 
 impl RunError {
-    /// The exit status that the program ends with: 2 when the request was at fault and nothing was touched, else 1.
+    /// Exit status of the program: 2 if the request is at fault and nothing was touched, else 1.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {

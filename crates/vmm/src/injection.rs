@@ -1,4 +1,4 @@
-//! What it costs to interrupt the guest, measured with a guest of a few instructions.
+//! Measures what it costs to interrupt the guest, with a guest of a few instructions.
 //!
 //! ```text
 //!  host:   clock -> call -> clock -> look at the count in guest memory until it has changed -> clock

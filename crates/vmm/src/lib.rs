@@ -1,5 +1,10 @@
-//! A microVM: memory, one vCPU (or a host thread in its place), virtio-mmio devices, I/O threads, and the
-//! built-in guest or a Linux guest.
+//! A microVM for virtio devices, with the built-in guest or a Linux guest.
+//!
+//! ```text
+//! config ---> run (open, watch, judge, report): the built-in guest ---.
+//!       '---> linux (load, tables): a Linux guest --------------------+--> machine: memory, bus, devices, vCPU
+//! helper: a process that serves queues     doctor, injection: measurements of the host
+//! ```
 mod config;
 mod error;
 mod helper;
@@ -31,13 +36,13 @@ pub use run::{Phase, Progress};
 
 use std::sync::Arc;
 
-/// Starts the machine, runs the built-in guest to its end, verifies on the host, and reports.
+/// Runs the built-in guest to its end, verifies its work on the host, and reports.
 ///
-/// `started` is when the process started, for the report's `boot_ms`.
+/// `started` is the start of the process, for the report's `boot_ms`.
 ///
 /// # Errors
-/// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched) or the host failed under it.
-/// A guest that crashes or hangs is no error here but an [`Outcome`] in the report.
+/// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched), or the host failed under it. A guest that
+/// crashes or hangs is an [`Outcome`], not an error.
 pub fn run(
     config: RunConfig,
     progress: Arc<Progress>,
@@ -46,10 +51,10 @@ pub fn run(
     run::run(&config, &progress, started)
 }
 
-/// Starts the machine with a Linux guest, whose console output goes to `console`, and waits for its end. Only KVM runs it.
+/// Runs a Linux guest under KVM to its end. Console output goes to `console`.
 ///
 /// # Errors
-/// As for [`run()`]; a kernel that cannot be loaded touches nothing either.
+/// As [`run()`]. A kernel that cannot be loaded touches nothing.
 pub fn run_linux(
     config: &LinuxConfig,
     console: Box<dyn std::io::Write + Send>,

@@ -32,42 +32,41 @@ pub struct LinuxConfig {
     pub initrd: Option<PathBuf>,
     /// The kernel's command line.
     pub cmdline: String,
-    /// What follows when the guest reboots.
+    /// Action when the guest reboots.
     pub on_reboot: OnReboot,
-    /// The machine. What is asked of the built-in guest there is not looked at; its disks are the guest's to write
-    /// unless they are read-only.
+    /// The machine. Jobs of the built-in guest are ignored. The guest may write to disks that are not read-only.
     pub machine: RunConfig,
 }
 
-/// What follows when a guest resets its machine: by ACPI, by the keyboard controller, or by a triple fault.
+/// Action when a guest resets its machine: by ACPI, the keyboard controller, or a triple fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReboot {
     /// The run ends. A triple fault counts as a crash.
     #[default]
     Exit,
-    /// The machine starts anew: new RAM, the kernel's files read again, and the same disks and cards.
+    /// The machine restarts: new RAM, the kernel's files read again, the same disks and cards.
     Restart,
 }
 
-/// How a Linux guest ended.
+/// End of a Linux guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinuxEnd {
     /// By itself.
     Power(Power),
-    /// It crashed, so that not even its kernel could say so.
+    /// It crashed without a word of its kernel.
     Failed(GuestFailure),
     /// The operator stopped it.
     Cancelled,
 }
 
-/// What is known when a Linux guest has ended.
+/// Report of a Linux guest that has ended.
 #[derive(Clone, Debug)]
 pub struct LinuxReport {
     /// How it ended.
     pub end: LinuxEnd,
-    /// How often it had started anew before. The other figures are of all its lives together.
+    /// Number of restarts. The other figures are sums over all of them.
     pub restarts: u64,
-    /// What devices could not go on with, device by device.
+    /// First fault of each device that needed a reset, one a line.
     pub faults: Vec<String>,
     /// Exits to user space.
     pub exits: u64,

@@ -1,30 +1,30 @@
-//! What a run found.
+//! Report of a run.
 use paravane_attach::KickPath;
 use paravane_io::IoThreadFigures;
 use std::path::PathBuf;
 
-/// How the guest failed.
+/// Failure of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestFailure {
-    /// One line.
+    /// The reason, in one line.
     pub reason: String,
-    /// Registers, one `NAME=value` a field, lines as they are to be printed; empty for a host thread.
+    /// Registers as `NAME=value` fields, in lines ready to print; empty for a guest on a host thread.
     pub registers: Vec<String>,
 }
 
 impl GuestFailure {
-    /// What there is to say of a triple fault.
+    /// A triple fault.
     pub(crate) fn triple_fault(registers: Vec<String>) -> Self {
         Self { reason: "triple fault".into(), registers }
     }
 }
 
-/// How the run ended.
+/// Outcome of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All jobs done and verified.
     Verified,
-    /// A job failed or did not verify: one line a problem.
+    /// A job failed or was not verified; one line for each problem.
     NotVerified(Vec<String>),
     /// The operator stopped it.
     Cancelled,
@@ -32,69 +32,70 @@ pub enum Outcome {
     GuestFailed(GuestFailure),
 }
 
-/// One disk's figures.
+/// Figures of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskResult {
     /// The image.
     pub path: PathBuf,
-    /// "hash" or "write-test".
+    /// Job: "hash" or "write-test".
     pub job: &'static str,
     /// Size in bytes.
     pub bytes: u64,
-    /// SHA-256 in hex: for a hash job the guest's, compared with the host's; for a write test the host's of the image afterwards. Empty if the run ended before.
+    /// SHA-256 in hex. Hash job: the guest's, compared with the host's. Write test: the host's, of the image afterwards. Empty
+    /// if the run ended before.
     pub sha256: String,
-    /// Bytes whose content was checked by the host against what they must be.
+    /// Bytes whose content the host has verified.
     pub bytes_verified: u64,
     /// Requests in the measured phase.
     pub requests: u64,
-    /// Requests a second in the measured phase.
+    /// Requests per second in the measured phase.
     pub iops: f64,
-    /// Megabytes (10^6) a second in the measured phase.
+    /// Megabytes (10^6 bytes) per second in the measured phase.
     pub mb_s: f64,
-    /// Latency percentiles in microseconds.
+    /// Median latency in microseconds.
     pub p50_us: f64,
-    /// 99th percentile.
+    /// 99th percentile, in microseconds.
     pub p99_us: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile, in microseconds.
     pub p999_us: f64,
     /// Host I/O engine.
     pub engine: String,
-    /// What is wrong with this disk's job, if anything.
+    /// Problem of this disk's job.
     pub problem: Option<String>,
 }
 
-/// What the dirty log says.
+/// Figures of the dirty log.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DirtyFigures {
-    /// How often it was harvested.
+    /// Number of harvests.
     pub harvests: u64,
     /// Pages of 4 KiB that were dirty at a harvest, summed over all.
     pub pages: u64,
     /// Of those, pages that devices (and the VMM) had written.
     pub device_pages: u64,
-    /// Of those, pages that the guest had written; `None` where nothing logs them.
+    /// Of those, pages that the guest had written; `None`: nothing logs them.
     pub vcpu_pages: Option<u64>,
-    /// Dirty pages a second, from the guest's start to its end.
+    /// Dirty pages per second, from the guest's start to its end.
     pub pages_per_s: f64,
-    /// Whether a copy of RAM that was kept by the log alone was equal to RAM at the end; `None` if none was kept.
+    /// Whether a copy of RAM that was updated from the log alone equals RAM at the end; `None`: none was kept.
     pub verified: Option<bool>,
 }
 
-/// What the exits to user space were about.
+/// Exits to user space, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExitFigures {
     /// Kicks.
     pub notify: u64,
     /// Readings of the interrupt status.
     pub interrupt_status: u64,
-    /// Acknowledgements of interrupts; where reading the status acknowledges, there are none.
+    /// Interrupt acknowledgements; none where reading the status acknowledges.
     pub interrupt_acknowledge: u64,
-    /// All others: set-up, configuration space, the control page, and exits that are no access to a device.
+    /// All others: set-up, configuration space, control page, exits without an access.
     pub other: u64,
 }
 
 impl ExitFigures {
-    /// All of them.
+    /// Sum of all.
     #[must_use]
     pub fn total(&self) -> u64 {
         let Self { notify, interrupt_status, interrupt_acknowledge, other } = *self;
@@ -102,8 +103,10 @@ impl ExitFigures {
     }
 }
 
-/// What the measured phase took, by the guest's word on when it was: a disk's mixed phase or the reading of its hash
-/// job, a card's exchange of frames; of several devices from the first one's begin to the last one's end.
+/// Cost of the measured phase, whose begin and end the guest announces.
+///
+/// It is a disk's mixed phase or hash job, or a card's exchange of frames. Of several devices, it lasts from the first begin to
+/// the last end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PhaseFigures {
     /// Exits to user space.
@@ -112,14 +115,13 @@ pub struct PhaseFigures {
     pub kicks: u64,
     /// Interrupts raised by devices.
     pub interrupts: u64,
-    /// Interrupts that the guest took, and ended (EOI), by its own count: several raised at once may be one.
+    /// Interrupts that the guest took and ended (EOI), by its count. Several raised at once may be one.
     pub taken: u64,
-    /// CPU seconds of this process, user and system, all threads.
+    /// CPU time of this process in seconds: user and system, all threads.
     pub cpu_s: f64,
 }
 
-/// For how long kicks stopped the guest, by its own clock: from right before the write to the notification address until
-/// right after it.
+/// Time that the guest spends in a kick, by its clock: from before the write to the notification address until after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KickFigures {
     /// Kicks.
@@ -130,61 +132,61 @@ pub struct KickFigures {
     pub median_ns: f64,
 }
 
-/// What became of one network card's job.
+/// Result of one network card's job.
 #[derive(Clone, Debug)]
 pub struct NetResult {
-    /// What it was connected to: "echo" or "link".
+    /// Network: "echo", "link" and so on.
     pub network: &'static str,
-    /// Its address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Pairs of queues.
     pub queues: u16,
-    /// Bytes of a frame.
+    /// Size of a frame in bytes.
     pub size: u32,
-    /// Bytes of one that came back.
+    /// Size of an answer in bytes.
     pub reply: u32,
-    /// Frames that were sent, and came back as they should, by the guest's word and the device's count.
+    /// Frames exchanged, as guest and device agree.
     pub frames: u64,
-    /// Frames there and back a second.
+    /// Frames there and back per second.
     pub per_s: f64,
-    /// Latency there and back: median, in microseconds.
+    /// Median latency there and back, in microseconds.
     pub p50_us: f64,
-    /// 99th percentile.
+    /// 99th percentile, in microseconds.
     pub p99_us: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile, in microseconds.
     pub p999_us: f64,
-    /// What is wrong, if anything is.
+    /// Problem of the job.
     pub problem: Option<String>,
 }
 
 /// One queue that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueResult {
-    /// Number of its device: disks first, then the entropy device, then network cards.
+    /// Device number: disks first, then the entropy device, then network cards.
     pub device: usize,
-    /// Its index.
+    /// Queue index.
     pub queue: u16,
     /// Number of the I/O thread that served it last.
     pub io_thread: usize,
-    /// How often it changed threads.
+    /// Changes of thread.
     pub moves: u64,
-    /// How its kicks came, since it was started last.
+    /// How kicks arrived, since the last start.
     pub kicks_by: KickPath,
-    /// Kicks that came by an exit.
+    /// Kicks that came as exits.
     pub exit_kicks: u64,
 }
-/// One run's figures.
+/// Report of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// How it ended.
+    /// Outcome.
     pub outcome: Outcome,
-    /// "kvm" or "thread".
+    /// Accelerator: "kvm" or "thread".
     pub accel: &'static str,
-    /// Why that one.
+    /// Reason for the choice of accelerator.
     pub accel_reason: String,
-    /// "mmio", "mmio-msi" or "pci".
+    /// Transport: "mmio", "mmio-msi" or "pci".
     pub transport: &'static str,
-    /// "split" or "packed", with ", in order" behind it where IN_ORDER was offered.
+    /// Ring layout: "split" or "packed", followed by ", in order" if IN_ORDER was offered.
     pub ring: &'static str,
     /// Whether the devices were behind IOMMU domains.
     pub iommu: bool,
@@ -196,15 +198,15 @@ pub struct Report {
     pub nets: Vec<NetResult>,
     /// Exits to user space.
     pub exits: u64,
-    /// What they were about.
+    /// Exits by cause.
     pub exits_by_kind: ExitFigures,
-    /// The measured phase alone; `None` if the guest has not ended one.
+    /// The measured phase; `None`: the guest has not ended one.
     pub measured: Option<PhaseFigures>,
-    /// For how long kicks stopped the guest; `None` if it did not time any.
+    /// Time that the guest spends in kicks; `None`: it timed none.
     pub kick_stops: Option<KickFigures>,
     /// Kicks that reached a device.
     pub kicks: u64,
-    /// Of those, kicks that came by an exit.
+    /// Of those, kicks that came as exits.
     pub exit_kicks: u64,
     /// The queues that ran, by device and index.
     pub queues: Vec<QueueResult>,
@@ -214,17 +216,17 @@ pub struct Report {
     pub interrupts: u64,
     /// Of those, messages.
     pub messages: u64,
-    /// Accesses to devices' registers that the specification forbids drivers; they had no effect.
+    /// Register accesses that the specification forbids drivers. They had no effect.
     pub violations: u64,
     /// Entropy bytes that the guest drew.
     pub entropy_bytes: u64,
-    /// CPU seconds of this process, user and system, all threads.
+    /// CPU time of this process in seconds: user and system, all threads.
     pub host_cpu_s: f64,
-    /// Megabytes (10^6) moved a CPU second, over all phases: both count from start to the guest's end.
+    /// Megabytes (10^6 bytes) moved per CPU second, over all phases from the start to the guest's end.
     pub mb_per_cpu_s: f64,
-    /// From process start to the guest's first request, in milliseconds.
+    /// Time from process start to the guest's first request, in milliseconds.
     pub boot_ms: f64,
-    /// Wall-clock seconds of the whole run.
+    /// Wall-clock time of the run in seconds.
     pub wall_s: f64,
     /// Resident memory beyond guest RAM at the end, in bytes.
     pub resident_overhead: u64,

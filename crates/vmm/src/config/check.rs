@@ -1,4 +1,4 @@
-//! What a configuration can ask for, as far as that is known before anything is opened.
+//! Checks of a configuration that need no open file.
 use super::{
     DirtyLogging, DiskConfig, Job, MsiDelivery, NetConfig, Network, RunConfig, ServingMode, TransportChoice,
 };
@@ -15,15 +15,15 @@ const MAX_MEMORY: u64 = 3 << 30;
 const MAX_DEPTH: u32 = 256;
 /// Most bytes a request.
 const MAX_BLOCK: u32 = 16 << 20;
-/// Most network cards: the guest has private memory for the frames of so many.
+/// Most network cards: the guest has private memory for the frames of 4.
 const MAX_NETS: usize = 4;
 /// Most pairs of queues of a card.
 const MAX_PAIRS: u16 = 8;
 /// Shortest frame of the echo job: addresses, type and a number. Longest: the largest MTU and an Ethernet header.
 const FRAMES: std::ops::RangeInclusive<u32> = 22..=65_549;
-/// Most I/O threads that can be asked for.
+/// Most I/O threads.
 pub(crate) const MAX_IO_THREADS: u16 = 64;
-/// Longest poll that can be asked for: who polls for longer has a core to give away.
+/// Longest poll. A longer one keeps a core busy.
 pub(crate) const LONGEST_POLL: Duration = Duration::from_millis(10);
 /// Most devices: each has a line of its own.
 const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
@@ -33,34 +33,34 @@ pub(crate) fn refuse<T>(what: impl Into<String>) -> Result<T, RunError> {
     Err(RunError::Config(what.into()))
 }
 
-/// Checks what can be checked without looking at a disk.
+/// Checks what needs no look at a disk.
 ///
 /// # Errors
-/// One line on the first thing that cannot be.
+/// The first value out of range, in one line.
 pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
     let devices = config.disks.len() + usize::from(config.entropy > 0) + config.nets.len();
     let most = MAX_LINES.min(MAX_DEVICES);
     if devices == 0 {
-        return refuse("there is nothing to do: no disk, no entropy device, no network card");
+        return refuse("there is nothing to do: give at least one disk, entropy device or network card");
     }
     if devices > most {
-        return refuse(format!("{devices} devices, and a machine has room for {most}"));
+        return refuse(format!("{devices} devices: a machine has room for {most}"));
     }
     if config.depth == 0 || config.depth > MAX_DEPTH {
-        return refuse(format!("a depth of {} is not from 1 to {MAX_DEPTH}", config.depth));
+        return refuse(format!("depth of {}: must be 1 to {MAX_DEPTH}", config.depth));
     }
     if config.block == 0 || !u64::from(config.block).is_multiple_of(SECTOR) || config.block > MAX_BLOCK {
         return refuse(format!(
-            "a block of {} bytes is not a multiple of {SECTOR} up to {MAX_BLOCK}",
+            "block of {} bytes: must be a multiple of {SECTOR}, at most {MAX_BLOCK}",
             config.block
         ));
     }
     if config.read_percent > 100 {
-        return refuse(format!("{} percent of reads is more than all", config.read_percent));
+        return refuse(format!("{} percent of reads: must be 0 to 100", config.read_percent));
     }
     if config.memory < MIN_MEMORY || config.memory > MAX_MEMORY {
         return refuse(format!(
-            "guest memory of {} bytes is not from {} MiB to {} MiB",
+            "guest memory of {} bytes: must be from {} MiB to {} MiB",
             config.memory,
             MIN_MEMORY >> 20,
             MAX_MEMORY >> 20
@@ -68,68 +68,75 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
     }
     let page: u64 = if config.hugepages { 2 << 20 } else { 4096 };
     if !config.memory.is_multiple_of(page) {
-        return refuse(format!("guest memory of {} bytes is not a multiple of {page}", config.memory));
+        return refuse(format!("guest memory of {} bytes: must be a multiple of {page}", config.memory));
     }
     if let Some(threads) = config.io_threads
         && !(1..=MAX_IO_THREADS).contains(&threads)
     {
-        return refuse(format!("{threads} I/O threads are not from 1 to {MAX_IO_THREADS}"));
+        return refuse(format!("{threads} I/O threads: must be 1 to {MAX_IO_THREADS}"));
     }
     if config.longest_poll > LONGEST_POLL {
         let (asked, most) = (config.longest_poll.as_micros(), LONGEST_POLL.as_micros());
-        return refuse(format!("polls of {asked} µs are longer than {most} µs"));
+        return refuse(format!("polls of {asked} µs: must be at most {most} µs"));
     }
     if config.owner == ServingMode::Process {
         check_process(config)?;
     }
     if config.hang_timeout.is_zero() {
-        return refuse("a hang timeout of 0 would end every run");
+        return refuse("hang timeout of 0: would end every run at once");
     }
     for disk in &config.disks {
         check_disk(disk)?;
     }
     if config.nets.len() > MAX_NETS {
-        return refuse(format!("{} network cards, and the guest looks after {MAX_NETS}", config.nets.len()));
+        return refuse(format!(
+            "{} network cards: the built-in guest drives at most {MAX_NETS}",
+            config.nets.len()
+        ));
     }
     config.nets.iter().try_for_each(check_net)
 }
 
-/// Another process sees memory as it is, and interrupts by descriptors.
+/// A helper process sees guest-physical memory, and interrupts by descriptors.
 fn check_process(config: &RunConfig) -> Result<(), RunError> {
     if config.transport == TransportChoice::Mmio || config.msi_delivery != MsiDelivery::Irqfd {
-        return refuse("queues of another process interrupt by messages and irqfds");
+        return refuse("a helper process needs the transport mmio-msi or pci, and MSI delivery by irqfd");
     }
     if config.iommu || config.dirty_log != DirtyLogging::Off || config.hugepages || config.entropy > 0 {
         return refuse(
-            "queues of another process go without IOMMU, dirty log, huge pages and entropy device",
+            "a helper process cannot be combined with IOMMU, dirty log, huge pages or entropy device",
         );
     }
     if config.nets.iter().any(|net| !net.network.for_the_builtin_guest()) {
-        return refuse("a card of another process has none of the host's networks");
+        return refuse(
+            "a helper process cannot have TAP devices or links; use echo, station, sink or source",
+        );
     }
     Ok(())
 }
 
-/// Checks that the built-in guest has something to do on each card.
+/// Checks that the built-in guest has a job for each card.
 ///
 /// # Errors
-/// One line on the first card on which it has not.
+/// The first card without a job, in one line.
 pub(crate) fn check_jobs(nets: &[NetConfig]) -> Result<(), RunError> {
     for (number, net) in nets.iter().enumerate() {
         match &net.network {
             Network::Echo | Network::Station | Network::Sink | Network::Source => {}
             Network::Tap(_) | Network::TapFds(_) => {
                 return refuse(
-                    "the built-in guest has nothing to say to a host: a TAP device is for a kernel",
+                    "TAP devices are for a kernel (--kernel): the built-in guest does not use them",
                 );
             }
             Network::Link(_) if net.reply.is_some() => {
-                return refuse("a link's far card answers by as many bytes as it gets");
+                return refuse("reply size: a link's far card always answers with as many bytes as it gets");
             }
             Network::Link(name) => {
                 let differs = |before: &NetConfig| (before.frames, before.size) != (net.frames, net.size);
                 if nets[..number].iter().any(|before| before.network == net.network && differs(before)) {
-                    return refuse(format!("the cards of link {name:?} are to exchange different frames"));
+                    return refuse(format!(
+                        "link {name:?}: its cards exchange different frames; give both the same number and size"
+                    ));
                 }
             }
         }
@@ -141,24 +148,21 @@ fn check_net(net: &NetConfig) -> Result<(), RunError> {
     for size in [net.size, net.reply()] {
         if !FRAMES.contains(&size) {
             let (least, most) = (FRAMES.start(), FRAMES.end());
-            return refuse(format!("frames of {size} bytes are not from {least} to {most}"));
+            return refuse(format!("frames of {size} bytes: must be {least} to {most}"));
         }
     }
     if net.queues == 0 || net.queues > MAX_PAIRS {
-        return refuse(format!("{} pairs of queues are not from 1 to {MAX_PAIRS}", net.queues));
+        return refuse(format!("{} pairs of queues: must be 1 to {MAX_PAIRS}", net.queues));
     }
     if net.frames == 0 {
-        return refuse("a network card with no frames to send has nothing to do");
+        return refuse("no frames to send: a network card needs at least 1");
     }
     Ok(())
 }
 
 fn check_disk(disk: &DiskConfig) -> Result<(), RunError> {
     if disk.read_only && disk.job == Job::WriteTest {
-        return refuse(format!(
-            "{}: a write test was asked for, and the disk is read-only",
-            disk.path.display()
-        ));
+        return refuse(format!("{}: a write test needs a disk that is not read-only", disk.path.display()));
     }
     Ok(())
 }

@@ -63,7 +63,7 @@ const E820_RESERVED: u32 = 2;
 /// Why a guest's files cannot be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// cannot read {path}: {source}
+    /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -71,10 +71,10 @@ pub enum LoadError {
         /// Why not.
         source: std::io::Error,
     },
-    /// {0} is neither a bzImage nor an x86-64 vmlinux
+    /// The file is no kernel.
     #[error("{} is neither a bzImage nor an x86-64 vmlinux", .0.display())]
     NoKernel(PathBuf),
-    /// {path} has no 64-bit entry (boot protocol {version:#x})
+    /// The kernel is too old, or 32-bit.
     #[error("{} has no 64-bit entry (boot protocol {version:#x})", path.display())]
     No64Bit {
         /// The kernel.
@@ -82,7 +82,7 @@ pub enum LoadError {
         /// Version of the boot protocol.
         version: u16,
     },
-    /// {path} cannot be loaded: {reason}
+    /// The loader refuses the kernel.
     #[error("{} cannot be loaded into {memory} bytes of guest memory: {reason}", path.display())]
     Refused {
         /// The kernel.
@@ -92,15 +92,15 @@ pub enum LoadError {
         /// Why not.
         reason: String,
     },
-    /// the kernel needs {needed} bytes of guest memory, and there are {memory}
-    #[error("the kernel needs {needed} bytes of guest memory, and there are {memory}")]
+    /// Guest memory is too small.
+    #[error("guest memory of {memory} bytes is too small: the kernel needs {needed}")]
     Room {
         /// End of the kernel when it has unpacked itself.
         needed: u64,
         /// Bytes of RAM.
         memory: u64,
     },
-    /// no room for an initial RAM disk of {size} bytes
+    /// The initial RAM disk is too large.
     #[error("there is no room for an initial RAM disk of {size} bytes between {start:#x} and {end:#x}")]
     Initrd {
         /// Its size.
@@ -110,21 +110,21 @@ pub enum LoadError {
         /// Where it must end.
         end: u64,
     },
-    /// a command line of {len} bytes, and the kernel takes {most}
-    #[error("a command line of {len} bytes, and the kernel takes {most}")]
+    /// The command line is too long.
+    #[error("the command line has {len} bytes: the kernel takes {most}")]
     LongCmdline {
         /// Its length.
         len: usize,
         /// The most that the kernel takes.
         most: u64,
     },
-    /// the command line holds a zero byte
+    /// The command line cannot be passed on.
     #[error("the command line holds a zero byte")]
     ZeroInCmdline,
-    /// guest memory cannot be written: {0}
+    /// A write lies outside guest memory.
     #[error("guest memory cannot be written: {0}")]
     Memory(#[from] DmaError),
-    /// guest memory cannot be lent to the loader: {0}
+    /// The loader has no view of guest memory.
     #[error("guest memory cannot be lent to the loader: {0}")]
     View(std::io::Error),
 }

@@ -149,11 +149,11 @@ impl Life {
 /// Checks what a Linux guest cannot have.
 fn check(config: &RunConfig) -> Result<(), RunError> {
     let refused = [
-        (config.accel == AccelChoice::Thread, "a Linux guest needs KVM, and --accel thread was asked for"),
-        (config.iommu, "a Linux guest is not told of an IOMMU: --iommu cannot be had with --kernel"),
+        (config.accel == AccelChoice::Thread, "a Linux guest needs KVM: drop --accel thread"),
+        (config.iommu, "--iommu cannot be combined with --kernel: no IOMMU is described to a Linux guest"),
         (
             config.nets.iter().any(|net| net.network.for_the_builtin_guest()),
-            "a Linux guest has nothing to say to an echo: it takes --net tap=, tap-fd= or link=",
+            "a Linux guest has nothing to say to an echo, station, sink or source: use --net tap=, tap-fd= or link=",
         ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(refused, _)| *refused) {

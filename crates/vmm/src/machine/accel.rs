@@ -1,4 +1,4 @@
-//! What runs the guest: the interface of the two machines, and the choice between them.
+//! Accelerators: the interface of KVM and of the host thread in its place.
 //!
 //! ```text
 //! choose -> Accelerator --sink, msi, ioeventfds--> devices, bus
@@ -18,21 +18,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// How long a guest may take to stop.
+/// Time for a guest to stop.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Why the guest runs no more.
+/// End of the guest.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// It wrote this exit code; registers unless it is a thread.
     Exit(u32, Vec<String>),
-    /// It was switched off or reset, at its own wish: a Linux guest.
+    /// A Linux guest switched itself off, or reset itself.
     Power(Power),
-    /// A triple fault, by which a processor asks for its reset; its registers.
+    /// A triple fault, which resets a processor; registers.
     TripleFault(Vec<String>),
     /// It crashed.
     Failed(GuestFailure),
-    /// It was stopped; these were its registers.
+    /// It was stopped; registers.
     Stopped(Vec<String>),
     /// The host failed under it.
     Host(RunError),
@@ -47,18 +47,18 @@ pub(crate) trait Accelerator {
     /// # Errors
     /// The host refuses.
     fn sink(&self, gsi: u32) -> Result<Arc<dyn InterruptSink>, NotifyError>;
-    /// What gives out message delivery, a vector at a time.
+    /// Source of message delivery, a vector at a time.
     fn msi(&self) -> Arc<dyn MsiController>;
-    /// What gives out ioeventfds.
+    /// Source of ioeventfds.
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
-    /// Frequency of the guest's time-stamp counter in kHz; 0 if it is not to use one.
+    /// Frequency of the guest's time-stamp counter in kHz; 0: the guest must not use it.
     fn tsc_khz(&self) -> u64;
-    /// Puts into RAM what the guest starts with.
+    /// Loads the built-in guest into RAM.
     ///
     /// # Errors
     /// There is no guest in this build, or RAM is too small.
     fn prepare(&mut self) -> Result<(), RunError>;
-    /// The log of what the guest writes to RAM, if it was asked for and there is one.
+    /// Log of the guest's writes to RAM, if it is on.
     fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>>;
     /// Starts the guest, after [`Accelerator::prepare`]. Its end is sent to `ended`, once.
     ///
@@ -67,7 +67,7 @@ pub(crate) trait Accelerator {
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError>;
 }
 
-/// What is started meanwhile stays on `cpu`; nothing is changed if that is `None`.
+/// Calls `start` on `cpu`: threads that it starts stay there. `None`: any CPU.
 ///
 /// # Errors
 /// There is no such CPU, or the host refuses.
@@ -88,22 +88,22 @@ pub(crate) fn on_cpu<T>(cpu: Option<usize>, start: impl FnOnce() -> T) -> Result
 
 /// A guest that runs.
 pub(crate) trait Running {
-    /// Asks it to stop. [`Ended::Stopped`] follows, unless it has ended already, or cannot be stopped.
+    /// Asks the guest to stop. [`Ended::Stopped`] follows, unless it has ended already or cannot be stopped.
     fn stop(&self);
-    /// Waits for what ran it. To be called after its end only; one that cannot be stopped is dropped instead,
-    /// and lives on in a detached thread that holds all it needs.
+    /// Waits for the guest's thread. Call it after the guest's end only. Drop a guest that cannot be stopped: its detached
+    /// thread holds all that it needs.
     fn join(self: Box<Self>);
 }
 
-/// What ran the guest is gone.
+/// The error for a guest whose thread is gone.
 pub(crate) fn lost() -> RunError {
-    RunError::Os { what: "run the guest", source: std::io::Error::other("its thread ended without a word") }
+    RunError::Os { what: "run the guest", source: std::io::Error::other("its thread ended without a result") }
 }
 
 /// Stops the guest; `None` if it cannot be stopped.
 ///
 /// # Errors
-/// What ran it is gone.
+/// The guest's thread is gone.
 pub(crate) fn stop(running: Box<dyn Running>, ended: &Receiver<Ended>) -> Result<Option<Ended>, RunError> {
     running.stop();
     match ended.recv_timeout(GRACE) {

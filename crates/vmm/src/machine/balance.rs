@@ -1,24 +1,23 @@
-//! Which queue is to move so that the I/O threads have about as much to do: the policy, which moves nothing itself.
+//! The policy of balancing queues over I/O threads. It moves nothing.
 //!
-//! Work is what queues did in the last period: chains taken and chains completed. The queue that goes is the one that
-//! makes the busiest thread and the idlest one most alike, and only if that is worth a move; one a period, so that the
-//! next decision sees what came of it.
+//! Work is the number of chains taken and completed in the last period. The queue to move is the one that best evens out the
+//! busiest and the idlest thread, if that is worth a move. One a period moves, so that the next decision sees its effect.
 use paravane_io::QueueKey;
 
-/// A move must take at least this part of its work from the busiest thread, or the next noise would undo it.
+/// A move must relieve the busiest thread by more than 1/8 of its work, or noise would undo it.
 const WORTH: u64 = 8;
 
-/// What one queue did, and where.
+/// Work of one queue, and its thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) key: QueueKey,
-    /// Index of the thread that has it.
+    /// Index of its thread.
     pub(crate) thread: usize,
     /// Chains taken and chains completed.
     pub(crate) work: u64,
 }
 
-/// The queue that is to move, and to which of so many threads; `None` if all is well.
+/// The queue to move, and the thread to move it to; `None`: nothing is to move.
 pub(crate) fn advise(threads: usize, loads: &[Load]) -> Option<(QueueKey, usize)> {
     let sum = |thread| loads.iter().filter(|load| load.thread == thread).map(|load| load.work).sum::<u64>();
     let sums: Vec<u64> = (0..threads).map(sum).collect();

@@ -1,4 +1,4 @@
-//! What the guest finds behind addresses that are not RAM.
+//! The bus: guest-physical addresses that are not RAM.
 use crate::helper::Helper;
 use crate::machine::console::{Console, GuestEnd};
 use crate::machine::footprint;
@@ -12,14 +12,16 @@ use paravane_transport::pci::Pci;
 use paravane_transport::pci::root::{Root, Target};
 use std::sync::Arc;
 
-/// The MMIO bus: the devices' windows, PCI's configuration spaces and the control page. Any thread that runs guest
-/// code may use it. Nothing that a guest does here is an error; what is not there reads as all ones.
+/// The MMIO bus: windows of devices, PCI configuration spaces and the control page.
+///
+/// Any thread that runs guest code may use it. Nothing that a guest does here is an error; unassigned addresses read as all
+/// ones.
 pub(crate) struct Bus {
     devices: Vec<AttachedDevice>,
-    /// If the devices are on PCI: device n is endpoint n.
+    /// The PCI root, if the devices are on PCI: device n is endpoint n.
     root: Option<Root>,
     console: Console,
-    /// A Linux guest's I/O ports. It has no control page.
+    /// I/O ports of a Linux guest, which has no control page.
     ports: Option<Ports>,
     measured: MeasuredPhase,
     /// The process that serves the queues, if another one does.
@@ -27,7 +29,7 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// With these devices, each in its own window.
+    /// A bus with these devices, each in its window.
     pub(crate) fn new(devices: Vec<AttachedDevice>, root: Option<Root>, console: Console) -> Self {
         Self { devices, root, console, ports: None, measured: MeasuredPhase::default(), helper: None }
     }
@@ -72,7 +74,7 @@ impl Bus {
         }
     }
 
-    /// The guest writes; says so when that was the last thing it does.
+    /// The guest writes at `addr`. `Some`: that ends the guest.
     pub(crate) fn write(&self, addr: u64, data: &[u8]) -> Option<GuestEnd> {
         let device = match self.ecam(addr) {
             Some((root, offset)) => {
@@ -104,12 +106,12 @@ impl Bus {
         }
     }
 
-    /// The guest writes to an I/O port; says so when that was the last thing it does.
+    /// The guest writes to an I/O port. `Some`: that ends the guest.
     pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<GuestEnd> {
         self.ports.as_ref()?.write(port, data).map(GuestEnd::Power)
     }
 
-    /// The counters as they stand.
+    /// The counters now.
     fn counters(&self) -> PhaseFigures {
         let counters = self.console.counters();
         let helper = self.helper.as_ref().map(|helper| helper.figures()).unwrap_or_default();
@@ -123,7 +125,7 @@ impl Bus {
         }
     }
 
-    /// What the guest's measured phase took, once it has ended one.
+    /// Cost of the guest's measured phase, once it has ended.
     pub(crate) fn measured(&self) -> Option<PhaseFigures> {
         self.measured.figures()
     }

@@ -1,4 +1,4 @@
-//! Which accelerator runs the guest.
+//! The choice of an accelerator.
 use super::accel::Accelerator;
 use super::image;
 use super::kvm::KvmMachine;
@@ -8,11 +8,12 @@ use crate::error::RunError;
 use paravane_dma::Region;
 use std::sync::Arc;
 
-/// Makes the machine that `choice` asks for, with `region` as its RAM, and says why it is that one. With `log` it logs
-/// what the guest writes, if it can; messages are delivered by `delivery`, if there is a choice.
+/// Makes the accelerator of `choice` with `region` as RAM, and returns the reason for it.
+///
+/// With `log` the guest's writes are logged, if the accelerator can. `delivery` chooses how KVM delivers messages.
 ///
 /// # Errors
-/// KVM was asked for and is not usable.
+/// `choice` is KVM, which is not usable.
 pub(crate) fn choose(
     choice: AccelChoice,
     region: &Arc<Region>,

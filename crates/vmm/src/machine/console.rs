@@ -1,4 +1,4 @@
-//! The control page: the paravirtual console by which the guest speaks, and ends.
+//! The control page: messages, milestones and the end of the built-in guest.
 use crate::lock::lock;
 use crate::machine::counters::RunCounters;
 use crate::machine::ports::Power;
@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex};
 /// Most bytes of one message.
 const MAX_MESSAGE: u32 = 1024;
 
-/// How the guest ended itself.
+/// How the guest ended its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuestEnd {
     /// By the EXIT register, with this code.
     Exit(u32),
     /// By an exception with this vector.
     Crash(u32),
-    /// By its power supply: a Linux guest.
+    /// By switching off or resetting: a Linux guest.
     Power(Power),
 }
 
@@ -67,7 +67,7 @@ impl Console {
             tracing::debug!("the guest's message cannot be read: {error}");
             return;
         }
-        // Control characters would let the guest play tricks on the operator's terminal.
+        // Control characters could do harm to the operator's terminal.
         let text: String =
             String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let text = text.trim_end().to_owned();
@@ -80,7 +80,7 @@ impl Console {
         &self.counters
     }
 
-    /// What the guest said last, for the reason of its end.
+    /// The guest's last message, for the reason of its end.
     pub(crate) fn last_message(&self) -> String {
         lock(&self.last_message).clone()
     }

@@ -1,11 +1,11 @@
-//! The dirty log of a run: which pages are written, how fast, and whether the log misses any.
+//! The dirty log of a run: pages written, their rate, and whether the log misses any.
 //!
 //! ```text
 //! start: log on [, copy of all RAM] -- every PERIOD: harvest [, bring the copy up to date from it] --
 //!   guest stopped, queues drained: last harvest [, the copy must now equal RAM]
 //! ```
-//! This is what a live migration does, but for the sending. Devices' writes are in our log; what the vCPU writes is in
-//! KVM's. A guest in a host thread writes without a log, so that there only devices are counted and no copy can be kept.
+//! A live migration does the same, and sends the pages. Devices' writes are in our log, the vCPU's in KVM's. A guest on a
+//! host thread writes without a log: only devices are counted then, and no copy can be kept.
 use crate::error::RunError;
 use crate::report::DirtyFigures;
 use paravane_dma::{Access, AccessGuard, DirtyLog, DirtyPages, Handle, Memory, Region};
@@ -14,31 +14,32 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the log is harvested.
+/// Interval between harvests.
 const PERIOD: Duration = Duration::from_millis(100);
-/// How long a batch may take when the log is turned on: there are none yet.
+/// Longest wait for batches when the log is turned on: there are none yet.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of a page of the log: KVM's.
+/// Page size of the log in bytes, as in KVM.
 const PAGE: u64 = 4096;
 
-/// The log of what vCPUs write.
+/// Log of the vCPU's writes.
 pub(crate) trait VcpuLog: Send {
-    /// Takes and clears the pages of RAM that were written: a bit for each 4 KiB from its start.
+    /// Takes and clears the dirty pages of RAM: a bit for each 4 KiB from its start.
     ///
     /// # Errors
-    /// The host refuses; nobody knows then what was written.
+    /// The host refuses; writes may be missing then.
     fn take(&self) -> std::io::Result<Vec<u64>>;
 }
 
-/// The harvest of a run that goes on.
+/// Harvests the log while a run goes on.
 pub(crate) struct DirtyWatch {
     stop: Sender<()>,
     thread: JoinHandle<Harvest>,
 }
 
 impl DirtyWatch {
-    /// Turns the log on, for the one region that is RAM, and harvests it from now on. With `verify` a copy of RAM is
-    /// kept from the log alone. To be called when nothing but devices and vCPUs writes to RAM any more.
+    /// Turns on the log of `region`, which is all RAM, and harvests it from now on.
+    ///
+    /// With `verify`, updates a copy of RAM from the log alone. Call it when only devices and vCPUs write to RAM any more.
     ///
     /// # Errors
     /// The host has no memory for the log or no thread; there is no log of what the guest writes, and it was
@@ -53,8 +54,8 @@ impl DirtyWatch {
         memory.start_log(Arc::clone(&log), PATIENCE)?;
         if verify && vcpu.is_none() {
             return Err(RunError::Config(
-                "what a guest in a host thread writes is in no log, so that there is nothing to verify the dirty \
-                 log against; --accel kvm has one"
+                "--dirty-log=verify needs a log of the guest's writes: none exists for a host thread, and \
+                 --accel kvm has one"
                     .into(),
             ));
         }
@@ -86,7 +87,7 @@ impl DirtyWatch {
         Ok(Self { stop, thread })
     }
 
-    /// The last harvest, when neither guest nor devices write any more, and what is wrong, if anything.
+    /// Harvests for the last time, when neither guest nor devices write any more. Returns a problem, if there is one.
     pub(crate) fn finish(self) -> (DirtyFigures, Option<String>) {
         drop(self.stop);
         match self.thread.join() {
@@ -96,7 +97,7 @@ impl DirtyWatch {
     }
 }
 
-/// What harvesting takes.
+/// State of the harvest.
 struct Harvest {
     log: Arc<DirtyLog>,
     memory: Handle,
@@ -156,7 +157,7 @@ impl Harvest {
     }
 }
 
-/// A copy of RAM that knows of changes from the log only.
+/// A copy of RAM that is updated from the log alone.
 struct Mirror {
     gpa: u64,
     bytes: Vec<u8>,

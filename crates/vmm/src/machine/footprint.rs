@@ -1,14 +1,14 @@
-//! What a run costs the host.
+//! Cost of a run for the host: CPU time and memory.
 use paravane_dma::Region;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU seconds of this process, user and system (guest time included), all threads.
+/// CPU time of this process in seconds: user (guest included) and system, all threads.
 pub(crate) fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Resident memory of this process in bytes, the mappings of guest RAM left out. 0 if the kernel does not tell.
+/// Resident memory of this process in bytes, without guest RAM; 0 if the kernel does not report it.
 pub(crate) fn resident_beyond(region: &Region) -> u64 {
     let start = region.host().as_ptr() as u64;
     std::fs::read_to_string("/proc/self/smaps")

@@ -1,4 +1,4 @@
-//! Network cards, and what they are connected to, from their configuration.
+//! Network cards with their back ends, from their configuration.
 use crate::config::{NetConfig, Network};
 use crate::error::RunError;
 use paravane_device::Device;
@@ -8,24 +8,24 @@ use std::sync::Arc;
 
 /// A network card.
 pub(crate) struct Card {
-    /// Itself.
+    /// The device.
     pub(crate) device: Box<dyn Device>,
-    /// What it counts.
+    /// Counters of its frames.
     pub(crate) counters: Arc<Counters>,
 }
 
-/// Far ends of links with one card so far, and that card's configuration, by the links' names.
+/// Links with one card so far, by name: the far end, and that card's configuration.
 type FarEnds<'a> = HashMap<&'a str, (LinkEnd, &'a NetConfig)>;
 
 /// Makes all cards, in order.
 ///
 /// # Errors
-/// A card or what it is to be connected to cannot be had.
+/// A back end cannot be opened, or a link does not join two like cards.
 pub(crate) fn cards(configs: &[NetConfig]) -> Result<Vec<Card>, RunError> {
     let mut far_ends = FarEnds::new();
     let cards = configs.iter().map(|config| connect(config, &mut far_ends)).collect::<Result<_, _>>()?;
     match far_ends.keys().next() {
-        Some(name) => Err(RunError::Config(format!("the link {name:?} joins two cards, and there is one"))),
+        Some(name) => Err(RunError::Config(format!("link {name:?} joins two cards: only one is given"))),
         None => Ok(cards),
     }
 }
@@ -51,7 +51,9 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
             let end = match far_ends.remove(name.as_str()) {
                 Some((end, other)) => {
                     let refuse = |one, other, what| {
-                        let error = format!("the link {name:?} joins cards with {one} and {other} {what}");
+                        let error = format!(
+                            "link {name:?} joins cards with {one} and {other} {what}: both must be equal"
+                        );
                         Err(RunError::Config(error))
                     };
                     if other.queues != config.queues {
@@ -111,8 +113,8 @@ mod tests {
         let joined = cards(&[link("a", 1), link("b", 2), link("b", 2), NetConfig::default(), link("a", 1)]);
         let queues: Vec<usize> = joined.unwrap().iter().map(|card| card.device.queue_sizes().len()).collect();
         assert_eq!(queues, [2, 5, 5, 2, 2]);
-        assert!(refused(&[link("a", 1)]).contains("there is one"));
-        assert!(refused(&[link("a", 1), link("a", 1), link("a", 1)]).contains("there is one"));
+        assert!(refused(&[link("a", 1)]).contains("only one is given"));
+        assert!(refused(&[link("a", 1), link("a", 1), link("a", 1)]).contains("only one is given"));
         assert!(refused(&[link("a", 1), link("a", 2)]).contains("1 and 2 pairs"));
         let large = NetConfig { mtu: Some(9000), ..link("a", 1) };
         assert!(refused(&[large, link("a", 1)]).contains("9000 and 1500 bytes of MTU"));

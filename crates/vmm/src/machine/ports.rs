@@ -7,7 +7,7 @@
 //! 0x601           sleep status: reads 0
 //! 0x602           reset: RESET resets
 //! ```
-//! What is not there reads as ones.
+//! Unassigned ports read as all ones.
 use crate::lock::lock;
 use paravane_notify::InterruptSink;
 use std::convert::Infallible;
@@ -42,12 +42,12 @@ const SLP_EN: u8 = 1 << 5;
 /// Sleep control: where the type lies, three bits.
 const SLP_TYP_SHIFT: u8 = 2;
 
-/// What the guest asked of its power supply.
+/// A power request of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Power {
-    /// To be switched off.
+    /// Switch off.
     Off,
-    /// To be reset.
+    /// Reset.
     Reset,
 }
 
@@ -63,7 +63,7 @@ impl Trigger for Line {
     }
 }
 
-/// Where the guest's console output goes.
+/// Destination of the guest's console output.
 pub(crate) type Output = Box<dyn Write + Send>;
 
 /// All ports.
@@ -91,7 +91,7 @@ impl Ports {
         }
     }
 
-    /// The guest writes; says so if that ends the run.
+    /// The guest writes to `port`. `Some`: that ends the run.
     pub(crate) fn write(&self, port: u16, data: &[u8]) -> Option<Power> {
         let &[value] = data else { return None };
         if let Some(register) = uart_register(port) {

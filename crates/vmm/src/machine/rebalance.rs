@@ -15,16 +15,16 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often it is looked.
+/// Interval between decisions.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Stack of its thread.
 const STACK: usize = 128 << 10;
 
-/// The thread that does it.
+/// The thread that moves queues.
 pub(crate) struct Rebalancer(Mutex<Option<(Sender<()>, JoinHandle<()>)>>);
 
 impl Rebalancer {
-    /// For the queues of the devices on `bus`, which are served by so many threads.
+    /// Starts the thread, for the devices on `bus`, which `threads` I/O threads serve.
     ///
     /// # Errors
     /// The host refuses a thread.
@@ -40,7 +40,7 @@ impl Rebalancer {
         Ok(Self(Mutex::new(Some((sender, thread)))))
     }
 
-    /// No queue is moved any more when this returns.
+    /// Ends the thread: no queue is moved afterwards.
     pub(crate) fn stop(&self) {
         if let Some((sender, thread)) = lock(&self.0).take() {
             drop(sender);
@@ -57,7 +57,7 @@ impl Drop for Rebalancer {
     }
 }
 
-/// Looks at what the queues have done since `before`, which is brought up to date, and moves one if that is worth it.
+/// Moves one queue, if that is worth it for the work done since `before`, which is updated.
 fn step(devices: &[AttachedDevice], threads: usize, before: &mut HashMap<(usize, u16), u64>) {
     let mut loads: Vec<Load> = devices.iter().flat_map(loads).collect();
     for load in &mut loads {

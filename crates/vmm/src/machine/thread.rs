@@ -85,7 +85,7 @@ impl Accelerator for ThreadMachine {
 }
 
 thread_local! {
-    /// What the guest in this thread panicked with; `None` in threads that run no guest.
+    /// Message of the panic of this thread's guest; `None` in threads that run no guest.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 

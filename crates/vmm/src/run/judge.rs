@@ -1,4 +1,4 @@
-//! What became of the jobs: the guest's figures, and whether the host agrees.
+//! Judges the jobs: the guest's figures, and whether the host agrees.
 use super::open::Disk;
 use crate::config::{Job, NetConfig, Network, RunConfig};
 use crate::machine::Machine;
@@ -12,7 +12,7 @@ use crate::run::watch::Verdict;
 use paravane_device::net::Totals;
 use paravane_spec::builtin::{DiskReport, error, exit, state};
 
-/// What it takes to judge a run that is over.
+/// Judge of a run that is over.
 pub(super) struct Judge<'a> {
     pub(super) config: &'a RunConfig,
     pub(super) progress: &'a Progress,
@@ -68,7 +68,7 @@ impl Judge<'_> {
         (outcome, results, moved)
     }
 
-    /// The cards' figures, and whether guest and device agree that every frame came back.
+    /// Figures of the cards, and whether guest and device agree that every frame came back.
     pub(super) fn nets(&self, counters: &[Totals], finished: bool) -> Vec<NetResult> {
         let first = self.config.disks.len() + usize::from(self.config.entropy > 0);
         let one = |((net, counted), number): ((&NetConfig, &Totals), usize)| {
@@ -104,7 +104,7 @@ impl Judge<'_> {
                 result.problem = net_problem(report).or_else(|| {
                     lost.then(|| {
                         format!(
-                            "{sent} frames were to go there and {received} back, and the card has {counted:?}"
+                            "expected {sent} frames sent and {received} received, but the card counted {counted:?}"
                         )
                     })
                 });
@@ -129,7 +129,7 @@ impl Judge<'_> {
         Some(format!("entropy device: the guest drew {drawn} of {} bytes{fault}", self.config.entropy))
     }
 
-    /// Rates and latencies, by the guest's word.
+    /// Rates and latencies, as the guest reports them.
     fn figures(&self, number: usize, disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
         let mut result = DiskResult {
             path: self.config.disks.get(number).map(|disk| disk.path.clone()).unwrap_or_default(),
@@ -161,7 +161,7 @@ impl Judge<'_> {
         result
     }
 
-    /// Compares the image with what it must be.
+    /// Compares the image with its expected content.
     fn look(
         &self,
         number: usize,
@@ -213,13 +213,13 @@ impl Judge<'_> {
 fn exit_reason(code: u32, last_message: &str) -> String {
     let what = match code {
         exit::PANIC => "the guest panicked".to_owned(),
-        exit::BAD_BOOT_INFO => "the guest did not understand its boot information".to_owned(),
+        exit::BAD_BOOT_INFO => "the guest refuses its boot information".to_owned(),
         code => format!("the guest ended with code {code}"),
     };
     if last_message.is_empty() { what } else { format!("{what}: {last_message}") }
 }
 
-/// What the guest itself says is wrong with a network card's job.
+/// Problem that the guest reports for a network card's job.
 fn net_problem(report: &DiskReport) -> Option<String> {
     match report.error {
         error::MISMATCH => {
@@ -229,7 +229,7 @@ fn net_problem(report: &DiskReport) -> Option<String> {
     }
 }
 
-/// What the guest itself says is wrong with a disk's job.
+/// Problem that the guest reports for a disk's job.
 fn guest_problem(report: &DiskReport) -> Option<String> {
     let (sector, detail) = (report.error_sector, report.error_detail);
     let what = match report.error {

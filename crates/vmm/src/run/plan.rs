@@ -1,4 +1,4 @@
-//! What a run will do, now that the images are open, and how the guest is told.
+//! The plan of a run whose images are open, and the boot information for the guest.
 //!
 //! ```text
 //! RunConfig --check--> images opened and locked --plan--> DiskPlan (jobs, spans) --boot_info--> BootInfo
@@ -14,17 +14,17 @@ use paravane_spec::builtin::{
     REPORT_BASE, REPORT_SIZE, completion, inject, job, order, transport,
 };
 
-/// The guest hashes in pieces of at least this.
+/// Smallest piece that the guest hashes, in bytes.
 const HASH_CHUNK: u64 = 64 << 10;
-/// Heap that the guest needs a device besides buffers and pass map: rings, request slots, alignment.
+/// Heap of the guest for each device besides buffers and pass map: rings, request slots, alignment.
 const HEAP_A_DEVICE: u64 = 512 << 10;
-/// Interrupts that are free for each device's messages: the configuration change's and three queues'. The guest lets
-/// further queues share the last.
+/// Interrupts for the messages of each device: one for configuration changes, three for queues. Further queues share the
+/// last one.
 const MESSAGES: u32 = 4;
-/// Heap that each pair of queues of a card takes besides its frames.
+/// Heap of the guest for each pair of queues of a card, besides its frames.
 const HEAP_A_PAIR: u64 = 64 << 10;
 
-/// What one disk will see.
+/// Job of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskPlan {
     /// Hash or write test.
@@ -55,7 +55,7 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
         };
         if disk.job == Job::WriteTest && span == 0 {
             return refuse(format!(
-                "{}: the span to test is smaller than one block of {block} bytes",
+                "{}: the span to test is shorter than one block of {block} bytes",
                 disk.path.display()
             ));
         }
@@ -80,7 +80,7 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
         let needed = (heap + HEAP_BASE).div_ceil(1 << 20);
         return refuse(format!(
             "guest memory of {} MiB is too little for these devices at depth {} and blocks of {block} bytes: \
-             {needed} MiB are needed",
+             give at least {needed} MiB",
             config.memory >> 20,
             config.depth
         ));
@@ -88,7 +88,7 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
     Ok(plans)
 }
 
-/// What the guest is told.
+/// Boot information for the guest.
 pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) -> BootInfo {
     let mut devices = [DeviceEntry::default(); MAX_DEVICES];
     let disks = plans.iter().map(|plan| match plan.job {

@@ -1,22 +1,22 @@
-//! What a run shows while it goes on.
+//! Progress of a run.
 use paravane_spec::builtin::state;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What a run shows while it goes on, and how it is asked to stop. Shared with the caller's thread.
+/// Progress of a run, and the request to stop it. Shared with the caller's thread.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Set by the caller: end the run cleanly, with the report so far.
+    /// Set by the caller to end the run, with a report so far.
     pub cancel: AtomicBool,
-    /// Bytes that all jobs will move.
+    /// Bytes that all jobs move.
     pub bytes_total: AtomicU64,
     /// Bytes moved.
     pub bytes_done: AtomicU64,
-    /// Phase of the slowest disk: one of [`paravane_spec::builtin::state`].
+    /// State of the slowest disk, of [`paravane_spec::builtin::state`].
     pub phase: AtomicU64,
 }
 
 impl Progress {
-    /// What the slowest disk is at.
+    /// Phase of the slowest disk.
     #[must_use]
     pub fn phase(&self) -> Phase {
         // Relaxed: a figure for the eye.
@@ -24,10 +24,10 @@ impl Progress {
     }
 }
 
-/// What the disk that is furthest behind is at.
+/// Phase of the slowest disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The guest has not reached its disks yet.
+    /// The guest has not begun with its disks.
     Starting,
     /// Writing the pattern everywhere.
     Filling,
@@ -55,7 +55,7 @@ impl Phase {
         Self::Verifying,
     ];
 
-    /// The phase of a guest's `DiskReport::state`, whatever the guest wrote there.
+    /// Phase for a guest's `DiskReport::state`, which may be any number.
     #[must_use]
     pub fn of_state(value: u64) -> Self {
         match u32::try_from(value).unwrap_or(state::DONE) {
@@ -69,7 +69,7 @@ impl Phase {
         }
     }
 
-    /// One word or two.
+    /// Name, one word or two.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,4 @@
-//! What the guest says of itself while it runs. None of it is trusted: each value is fetched once and
-//! checked or clamped where it is used.
+//! The guest's reports while it runs. None is trusted: each value is fetched once, and checked or clamped where it is used.
 use crate::report::KickFigures;
 use crate::run::{Progress, latency};
 use paravane_dma::{Access, Memory};
@@ -33,7 +32,7 @@ impl ReportArea {
         self.memory.handle().enter().read_obj(REPORT_BASE + offset, Access::READ).ok()
     }
 
-    /// For how long kicks stopped the guest; `None` if it did not time any.
+    /// Time that the guest spends in kicks; `None`: it timed none.
     pub(crate) fn kick_stops(&self) -> Option<KickFigures> {
         let report: KickReport =
             self.memory.handle().enter().read_obj(REPORT_BASE + KICK_REPORT, Access::READ).ok()?;
@@ -55,7 +54,7 @@ impl ReportArea {
             total = total.saturating_add(report.bytes_total);
             phase = phase.min(report.state);
         }
-        // Relaxed: figures for the eye.
+        // Relaxed: for display only.
         progress.bytes_total.store(total, Ordering::Relaxed);
         progress.bytes_done.store(done, Ordering::Relaxed);
         progress.phase.store(u64::from(phase), Ordering::Relaxed);

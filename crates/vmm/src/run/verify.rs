@@ -1,5 +1,4 @@
-//! The host's own look at the images, after the guest has ended and its queues are drained: what the guest
-//! says is compared with what is there.
+//! Verification of the images by the host, after the guest has ended and its queues are drained.
 use crate::run::report_area::ReportArea;
 use paravane_guest::pattern;
 use paravane_spec::blk::SECTOR;
@@ -14,10 +13,10 @@ const CHUNK: usize = 256 << 10;
 /// Bytes of a sector.
 const SECTOR_LEN: usize = SECTOR as usize;
 
-/// Why a look was not finished.
+/// Why a verification was not finished.
 #[derive(Debug)]
 pub(crate) enum Unfinished {
-    /// The operator asked for the end.
+    /// The operator cancelled the run.
     Cancelled,
     /// The image or the pass map could not be read.
     Failed(String),
@@ -55,12 +54,12 @@ pub(crate) fn hex(digest: &[u8; 32]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a write test must have left behind.
+/// Content that a write test must have left behind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     /// Seed of the pattern.
     pub(crate) seed: u64,
-    /// Bytes a block.
+    /// Size of a block in bytes.
     pub(crate) block: u64,
     /// Bytes from the start, whole blocks.
     pub(crate) span: u64,
@@ -68,12 +67,12 @@ pub(crate) struct Expected {
     pub(crate) map: u64,
 }
 
-/// What was found.
+/// Result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Bytes that are what they must be.
+    /// Bytes that are as expected.
     pub(crate) verified: u64,
-    /// The first sector that is not, in words.
+    /// The first sector that is not as expected, in one line.
     pub(crate) mismatch: Option<String>,
 }
 
@@ -150,7 +149,7 @@ impl Passes<'_> {
     const PIECE: u64 = 4096;
 
     fn of(&mut self, block: u64, blocks: u64) -> Result<u32, Unfinished> {
-        let lost = || Unfinished::Failed("the guest's pass map does not lie in its memory".into());
+        let lost = || Unfinished::Failed("the guest's pass map lies outside its memory".into());
         let position = block.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(pass) = position.and_then(|at| self.known.get(at)) {
             return Ok(*pass);

@@ -1,4 +1,4 @@
-//! The operator's side of a run: progress, cancelling, and the suspicion of a hang.
+//! Watches a run: progress, cancelling, and hangs.
 //!
 //! ```text
 //!             Ended arrives
@@ -16,10 +16,10 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often the report area is looked at.
+/// Interval between looks at the report area.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// How the guest's part of a run ended.
+/// End of the guest's part of a run.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// By itself, with this exit code and these registers.
@@ -80,7 +80,7 @@ pub(crate) fn watch(
     }
 }
 
-/// `stopped` is what it means if the guest ended because it was stopped.
+/// Judges `end`. `stopped` is the failure if the guest ended because it was stopped.
 fn verdict(end: Ended, stopped: GuestFailure) -> Result<Verdict, RunError> {
     match end {
         Ended::Exit(code, registers) => Ok(Verdict::Exit(code, registers)),
