@@ -16,7 +16,7 @@ use paravane_driver::{Area, DmaArea, Pool};
 use paravane_notify::{KvmIoEventFds, KvmIrqfd};
 use paravane_spec::mmio::QUEUE_NOTIFY;
 use std::error::Error;
-use std::io::Write;
+use std::io::{Error as Failure, ErrorKind, Write};
 use std::sync::Arc;
 
 /// Where guest memory ends.
@@ -120,13 +120,17 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         driver.enable_interrupts();
         // The guest kicks, and goes on when it was interrupted.
         loop {
-            match vcpu.run()? {
-                VcpuExit::IoOut(0xf4, _) => break,
-                VcpuExit::MmioRead(addr, data) => device.read(device.offset(addr).ok_or("no device")?, data),
-                VcpuExit::MmioWrite(addr, data) => {
-                    device.write(device.offset(addr).ok_or("no device")?, data)
+            match vcpu.run() {
+                Ok(VcpuExit::IoOut(0xf4, _)) => break,
+                Ok(VcpuExit::MmioRead(addr, data)) => {
+                    device.read(device.offset(addr).ok_or("no device")?, data)
                 }
-                exit => return Err(format!("{exit:?}").into()),
+                Ok(VcpuExit::MmioWrite(addr, data)) => {
+                    device.write(device.offset(addr).ok_or("no device")?, data);
+                }
+                Ok(exit) => return Err(format!("{exit:?}").into()),
+                Err(error) if Failure::from(error).kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
             }
         }
         let done = driver.complete()?.ok_or("interrupted, and nothing is done")?;
