@@ -1,9 +1,8 @@
 //! `paravane bench`.
 use crate::args::{BenchArgs, Client};
 use crate::failure::Failure;
-use crate::output;
+use crate::{output, wrap};
 use paravane_bench::{BenchError, Options};
-use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
 
@@ -11,7 +10,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
     if args.name == "list" {
         let mut out = String::new();
         for benchmark in paravane_bench::list() {
-            writeln!(out, "{:<12}{}", benchmark.name, benchmark.summary)?;
+            out += &wrap::row(benchmark.name, 12, benchmark.summary, wrap::columns());
         }
         output::print(&out)?;
         return Ok(ExitCode::SUCCESS);

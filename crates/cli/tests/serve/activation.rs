@@ -48,7 +48,7 @@ fn a_socket_of_another_name_is_not_taken() {
     let output = activated(&listener, "vm1", &arguments).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("no socket with this name"), "{stderr}");
+    assert!(stderr.contains("no socket of this name"), "{stderr}");
     let none = crate::daemon::paravane().arg("serve").args(arguments).arg("--check").output().unwrap();
     assert!(none.status.success());
     assert_refused(

@@ -133,5 +133,5 @@ fn a_path_that_the_sandbox_does_not_reach_is_named() {
     let json = status(&control);
     assert_eq!(names(&json), ["a", "in"]);
     let why = json["failed"][0]["why"].as_str().unwrap();
-    assert!(why.contains("o.img") && why.contains("restart it"), "{why}");
+    assert!(why.contains("o.img") && why.contains("restart the daemon"), "{why}");
 }

@@ -89,7 +89,7 @@ fn assert_shown(
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains(&format!("storage errors: {count} {operation}; last {time}")), "{table}");
     assert!(table.contains(&format!("sector {sector}, 512 bytes, queue 0: {error}")), "{table}");
-    assert!(table.contains(&format!("{count} errors ({count} of storage)")), "{table}");
+    assert!(table.contains(&format!("{count} errors ({count} storage)")), "{table}");
 
     let metrics = get(address);
     let labels = format!("{{device=\"vm0\",kind=\"blk\",operation=\"{operation}\"}}");

@@ -92,7 +92,7 @@ impl AllowedPaths {
     /// Hint for an error that the sandbox may have caused.
     pub(crate) fn remark(&self) -> String {
         let list: Vec<_> = self.rules.keys().map(|path| path.display().to_string()).collect();
-        format!("the sandbox allows only {}: use --allow, or restart the daemon", list.join(", "))
+        format!("the sandbox allows only {}: for other paths, restart the daemon", list.join(", "))
     }
 }
 
