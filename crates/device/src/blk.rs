@@ -49,7 +49,7 @@ use paravane_spec::feature;
 use qcow2::Qcow2;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
 use zerocopy::IntoBytes;
@@ -427,12 +427,6 @@ impl Blk {
     #[must_use]
     pub fn errors(&self) -> Arc<StorageErrors> {
         self.errors.clone()
-    }
-
-    /// Path of the image.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.image.path
     }
 
     /// Whether the disk is read-only.

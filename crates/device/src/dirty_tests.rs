@@ -95,7 +95,7 @@ fn what_a_disk_writes_is_in_the_log() {
             let mut rig = disk(|features| layouts(features)[layout], offset);
             rig.log_on();
             let at = |addr: u64, len: usize| -> Segment { segment(addr + offset, len) };
-            // Buffers in pieces, across pages, and a status in a page of its own.
+            // Buffers in pieces, across pages, and a status on a separate page.
             let (one, two) = (DATA + 0x1_0000, DATA + 0x2_0ff0);
             for turn in 0..100_u64 {
                 let sector = turn * 7 % 1000;

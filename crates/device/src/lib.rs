@@ -7,7 +7,7 @@
 //! QueueHandler                              one for each live queue, owned by one I/O thread
 //!    serve(&mut MappedQueue)  pop what is available, start or do it, complete, publish once
 //!    has_news                 check for host events without a system call, for an owner that polls
-//!    listen                   before the owner sleeps: host events signal completion_fd from here on
+//!    listen                   before the owner sleeps: makes host events signal completion_fd
 //!    drain                    wait until nothing is in flight (reset, stop)
 //! ```
 //! A handler never blocks in `serve`. Work that the host has not finished signals `completion_fd`
@@ -28,6 +28,7 @@
 //! use paravane_dma::Access;
 //! use paravane_ring::device::QueueConfig;
 //! use paravane_spec::feature;
+//! use std::io;
 //!
 //! struct Echo;
 //!
@@ -48,7 +49,7 @@
 //!         out.fill(0);
 //!     }
 //!
-//!     fn start_queue(&mut self, _index: u16, _features: u64) -> std::io::Result<Box<dyn QueueHandler>> {
+//!     fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
 //!         Ok(Box::new(EchoQueue { bytes: [0; 256] }))
 //!     }
 //! }
@@ -80,7 +81,8 @@
 //! # use paravane_dma::{Backing, Memory, Region, RegionConfig};
 //! # use paravane_ring::driver::{DriverConfig, Queue};
 //! # use paravane_ring::{Area, DmaArea, Segment};
-//! # let region = Region::new(RegionConfig { gpa: 0, size: 65536, backing: Backing::Pages, writable: true })?;
+//! # let config = RegionConfig { gpa: 0, size: 65536, backing: Backing::Pages, writable: true };
+//! # let region = Region::new(config)?;
 //! # let memory = Memory::new(vec![region.clone()])?;
 //! # let features = Echo.features();
 //! # let layout = DriverConfig::new(64, 0, features)?;

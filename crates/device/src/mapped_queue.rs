@@ -4,15 +4,15 @@
 //! module sees both.
 //!
 //! ```text
-//! QueueAddresses -> QueueConfig -> areas() -> AccessGuard::map (three times) -> activate, keeping the mappings
+//! QueueAddresses -> QueueConfig --areas--> AccessGuard::map --activate, keeping--> Queue
 //!
 //! MappedQueue --begin_batch--> QueueBatch { queue, memory, chains }      for one batch
-//!                              '-- drop: the areas that the device writes to are marked in the dirty log
+//!                              '-- drop: marks the device's areas in the dirty log
 //!
 //! MappedQueue --park--> ParkedQueue { position, areas } --resume(position)--> MappedQueue
 //! ```
-//! **The queue owns its mappings** ([`Queue::keeping`]), so a handler gets the ring's own `&mut
-//! Queue`: it may move or swap queues without parting one from its memory.
+//! **The queue owns its mappings** ([`Queue::keeping`]), so a handler gets the ring's own
+//! queue, and may move or swap queues without parting one from its memory.
 //!
 //! **Dirty log.** The ring writes to its areas past the access guard, so it writes only during a
 //! batch. At the end of a batch the areas that the device writes to are marked as a whole: one page

@@ -264,7 +264,7 @@ mod tests {
         Limiter::new(RateLimit { bytes, ops })
     }
 
-    /// Serves requests of so many bytes as soon as it may, from `start` to `end`.
+    /// Serves requests of `bytes()` as soon as the limit allows, from `start` to `end`.
     ///
     /// When each began.
     fn serve_all(
@@ -363,7 +363,7 @@ mod tests {
             }
         }
 
-        /// And who always has something to do gets its rate.
+        /// A queue that always has requests gets the whole rate.
         #[test]
         fn the_whole_rate_can_be_used(
             per_second in 1000..1_000_000_000_u64,
@@ -407,7 +407,7 @@ mod tests {
         assert!(now() >= start + SECOND / 100 && brake.is_over());
         assert!(brake.lets_go(now()) && !brake.holds());
         assert!(!brake.listen() && !readable(brake.fd(), 0), "what is over wakes nobody");
-        // Somebody else is faster.
+        // Another queue is faster.
         limiter.charge(now() + SECOND, 0);
         assert!(!brake.lets_go(now()) && !brake.is_over());
     }

@@ -95,7 +95,7 @@ impl<D: Device> Rig<D> {
     }
 
     /// Serves as an I/O thread would, until the driver has everything back. Sleeping for long means
-    /// that a completion woke nobody.
+    /// that a completion did not signal.
     pub(crate) fn run(&mut self) -> Result<Vec<Used>, ServeError> {
         let mut all = Vec::new();
         loop {
@@ -115,7 +115,7 @@ impl<D: Device> Rig<D> {
     }
 }
 
-/// Whether `fd` is readable within so many seconds.
+/// Whether `fd` becomes readable within `seconds`.
 pub(crate) fn readable(fd: BorrowedFd<'_>, seconds: i64) -> bool {
     let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1

@@ -2,7 +2,7 @@
 //!
 //! The bytes come from getrandom(2), by way of a buffer of the host. The device reads nothing from
 //! the guest, and nothing is in flight when `serve` returns.
-use crate::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
+use crate::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::{Chain, QueueConfig};
 use paravane_ring::{QueueError, Segment};
@@ -100,14 +100,12 @@ impl Handler {
                 Err(error) => return Err(io::Error::from(error).into()),
             };
             // Ordered by the publication of the used index, which releases.
-            memory
-                .write_segments(
-                    writable,
-                    u64::from(done),
-                    &self.bytes[..got],
-                    Access::WRITE | Access::RELAXED,
-                )
-                .map_err(address_error)?;
+            memory.write_segments(
+                writable,
+                u64::from(done),
+                &self.bytes[..got],
+                Access::WRITE | Access::RELAXED,
+            )?;
             done += got as u32;
         }
         Ok(wanted)

@@ -142,3 +142,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_queue_keeps_its_owners_until_it_is_dropped() {
+    use std::sync::Arc;
+    let rig = Rig::new(8, 0);
+    let (first, second) = (Arc::new(()), Arc::new(()));
+    let mut kept = rig.start(0).keeping(Arc::clone(&first)).keeping(Arc::clone(&second));
+    let mut other = rig.start(0);
+    // Owners go where the queue goes.
+    std::mem::swap(&mut kept, &mut other);
+    drop(kept);
+    assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (2, 2));
+    drop(other);
+    assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1));
+}

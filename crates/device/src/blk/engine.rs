@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
-//!   quiet() at the start of a serve, listen() before the owner sleeps: in between, completions signal nothing
+//!   quiet() at the start of a serve, listen() before the owner sleeps: no signals in between
 //! ```
 #[cfg(test)]
 pub(super) mod held;

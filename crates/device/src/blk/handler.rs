@@ -15,7 +15,7 @@ use super::image::Image;
 use super::in_flight::{Ended, Next, RequestTable};
 use super::request::{Command, Limits};
 use crate::rate::{self, Brake};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, address_error};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
@@ -108,11 +108,11 @@ impl Handler {
         let ready = match command {
             Command::Read { offset, len } => {
                 bytes = len.into();
-                let data = request.read_into(memory, writable, (offset, len)).map_err(address_error)?;
+                let data = request.read_into(memory, writable, (offset, len))?;
                 data.begin(self.image.direct, false)
             }
             Command::Write { offset, len } => {
-                let data = request.write_from(memory, readable, (offset, len)).map_err(address_error)?;
+                let data = request.write_from(memory, readable, (offset, len))?;
                 if data.is_lost() {
                     // The zeroes that lie there are not the driver's data.
                     Err(data.end())
@@ -133,7 +133,7 @@ impl Handler {
                 }
             }
             Command::GetId => {
-                memory.write_segments(writable, 0, &self.id, Access::WRITE).map_err(address_error)?;
+                memory.write_segments(writable, 0, &self.id, Access::WRITE)?;
                 let written = blk::ID_LEN as u32;
                 finish(queue, memory, request.end(), (chain.head, blk::S_OK, written), served)?;
                 return Ok(0);
@@ -155,7 +155,7 @@ impl Handler {
             }
         };
         if memory.is_translated() {
-            ready.map_status(memory).map_err(address_error)?;
+            ready.map_status(memory)?;
         }
         ready.push(&mut self.engine)?;
         Ok(bytes)
@@ -286,7 +286,7 @@ fn finish(
     (head, status, written): (u16, u8, u32),
     served: &mut Served,
 ) -> Result<(), ServeError> {
-    ended.write_status(memory, status).map_err(address_error)?;
+    ended.write_status(memory, status)?;
     // The status byte counts; it is the last of the writable part.
     queue.complete(head, written.saturating_add(1))?;
     served.completed += 1;

@@ -1,12 +1,14 @@
 //! Requests in flight: a small state machine for each, one system call a step.
 //!
 //! ```text
-//! RequestTable --free(head)--> Free --parse--> Parsed --read_into, write_from--> WithData --begin--> Ready
-//!      |                                         |'-- flush, allocate ---------------------------------^ |
-//!      |                                         '-- write_status: answered at once   .---- again -----' | push
-//!      |                                                                              |                  v
-//!      '--reaped(outcome)--> Reaped --advance--> Next --------------------------------'           the engine has it
-//!                                                  '-- done, failed --> Ended -- write_status: answered
+//! RequestTable --free(head)--> Free --parse--> Parsed --read_into, write_from--> WithData
+//!      |                                         |                                  | begin
+//!      |                                         '--flush, allocate--> Ready <------'
+//!      |                                                               ^   |
+//!      '--reaped(outcome)--> Reaped --advance--> Next --again----------'   '--push--> the engine
+//!                                                  '--done, failed--> Ended
+//!
+//!   Parsed, WithData, Ready --end--> Ended --write_status--> answered
 //! ```
 //! Each arrow consumes the value at its tail, so no other order compiles. The values borrow one
 //! entry of the table; dropping one frees its entry. The steps of a request:

@@ -1,8 +1,8 @@
 //! A disk that grows or shrinks while it is served.
 //!
 //! ```text
-//!   truncate, lvextend, Resizer::resize -> the file -> Resizer::look -> capacity: requests, configuration space
-//!                                                            '-> true: report a configuration change to the driver
+//!   truncate, lvextend, Resizer::resize -> file -> Resizer::look -> size: requests, configuration
+//!                                                     '-> true: notify the driver of the change
 //! ```
 //! Handlers check each batch against the size that was found last, and fail requests beyond it.
 //! After the file has shrunk and before that is found, a read beyond its end fails, and a write

@@ -1,9 +1,9 @@
 //! Parts of a device and of a queue that only network cards have.
 use std::os::fd::BorrowedFd;
 
-/// A network card as its transport sees it.
+/// A network card as its transport sees it, beyond [`Device`](crate::Device).
 ///
-/// From [`Device::net`](crate::Device::net).
+/// [`Device::net`](crate::Device::net) returns it.
 pub trait NetDevice {
     /// Reports the number of enabled queues, counted from the first.
     ///
@@ -17,14 +17,12 @@ pub trait NetDevice {
     fn announce(&mut self, mac: [u8; 6]);
 }
 
-/// A receive or transmit queue of a network card.
+/// The handler of a receive or transmit queue of a network card.
 ///
-/// From [`QueueHandler::net`](crate::QueueHandler::net).
+/// [`QueueHandler::net`](crate::QueueHandler::net) returns it.
 pub trait NetQueue {
-    /// Queue of the TAP device that the frames come from or go to.
+    /// Queue of the TAP device that the frames come from or go to. `None` without a TAP device.
     ///
-    /// The kernel's vhost-net can serve it instead.
-    ///
-    /// `None`: the frames do not pass a TAP device.
+    /// The kernel's vhost-net can serve it instead of this handler.
     fn tap(&self) -> Option<BorrowedFd<'_>>;
 }

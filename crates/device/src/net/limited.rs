@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Sender:    held -> Full; room when the time has come
-//!   Receiver:  held -> no frame; one again when the time has come. Frames wait, or are dropped, in the inner back end
+//!   Receiver:  held -> no frame; frames wait, or are dropped, in the inner back end until then
 //! ```
 //! To the queue handlers it is a busy network.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};

@@ -14,7 +14,7 @@ use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header;
-use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
+use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
@@ -117,7 +117,7 @@ impl Filling {
             }
         }
         let now = &rest[..rest.len().min(room - before)];
-        memory.write_segments(writable, before as u64, now, ACCESS).map_err(address_error)?;
+        memory.write_segments(writable, before as u64, now, ACCESS)?;
         self.placed += now.len();
         self.heads.push((chain.head, (before + now.len()) as u32));
         let buffers = self.heads.len() - self.done;
@@ -128,7 +128,7 @@ impl Filling {
         self.placed = 0;
         if finished {
             let header = header::encode(header::to_driver(frame.header, self.features, buffers as u16));
-            memory.write_segments(&self.header, 0, &header, ACCESS).map_err(address_error)?;
+            memory.write_segments(&self.header, 0, &header, ACCESS)?;
             counts.received += 1;
             counts.received_bytes += frame.bytes.len() as u64;
         } else {
@@ -246,9 +246,9 @@ impl<R: Receiver> Receive<R> {
                 break;
             }
             let header = header::words(header::to_driver(frame.header, self.filling.features, 1));
-            memory.write_obj(only.addr, &header, ACCESS).map_err(address_error)?;
+            memory.write_obj(only.addr, &header, ACCESS)?;
             // No segment wraps around.
-            memory.write(only.addr + HEADER as u64, frame.bytes, ACCESS).map_err(address_error)?;
+            memory.write(only.addr + HEADER as u64, frame.bytes, ACCESS)?;
             placed += 1;
         }
         Ok(placed)

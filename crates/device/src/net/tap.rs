@@ -11,7 +11,7 @@
 //! into a buffer that has room for any.
 use super::back_end::{BackEnd, HEADER, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::header;
-use crate::{ServeError, address_error};
+use crate::ServeError;
 use paravane_dma::{Access, HostSlice};
 use paravane_spec::net::{
     ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
@@ -288,10 +288,13 @@ impl Sender for TapSender {
         let mut header = header::encode(frame.header);
         self.pieces.clear();
         self.pieces.push(HostSlice { ptr: header.as_mut_ptr(), len: HEADER });
-        let mapping = frame
-            .memory
-            .map_segments(frame.segments, HEADER as u64, frame.len as u64, Access::READ, &mut self.pieces)
-            .map_err(address_error)?;
+        let mapping = frame.memory.map_segments(
+            frame.segments,
+            HEADER as u64,
+            frame.len as u64,
+            Access::READ,
+            &mut self.pieces,
+        )?;
         if self.pieces.len() > MAX_PIECES {
             return Ok(Sent::Refused);
         }
@@ -406,7 +409,7 @@ fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
                 Some(libc::EPERM | libc::EACCES) => {
                     "creating it takes CAP_NET_ADMIN, opening it CAP_NET_ADMIN or its ownership"
                 }
-                Some(libc::EBUSY) => "another process uses it, and it has a single queue",
+                Some(libc::EBUSY) => "it is in use, and not multi-queue",
                 Some(libc::EINVAL) => {
                     "it exists and is not a TAP device, or is single-queue where several are needed (multi_queue)"
                 }

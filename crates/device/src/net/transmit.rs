@@ -11,7 +11,7 @@ use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header::{self, Rules};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, address_error};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
@@ -121,7 +121,7 @@ fn send<S: Sender>(
         return Ok(None);
     }
     let mut bytes = [0; HEADER];
-    memory.read_segments(segments, 0, &mut bytes, Access::READ).map_err(address_error)?;
+    memory.read_segments(segments, 0, &mut bytes, Access::READ)?;
     let Some(header) = rules.check(header::decode(bytes), len) else { return Ok(None) };
     let sent = sender.send(&Outgoing { header, memory, segments, len })?;
     Ok(Some((sent, len)))

@@ -179,7 +179,7 @@ fn queues_work_side_by_side() {
             for (queue, handler) in handlers.into_iter().enumerate() {
                 let file = &file;
                 scope.spawn(move || {
-                    // A machine of its own for each queue, all on the one disk.
+                    // A separate machine for each queue, all on the same disk.
                     let other = image(&[0; 512]);
                     let dummy = Blk::open(config(&other, EngineChoice::Threads)).unwrap();
                     let mut rig = Rig::with_handler(dummy, features, handler);

@@ -14,7 +14,7 @@ const DISK: usize = 1 << 20;
 fn cached(file: &NamedTempFile) -> usize {
     let len = file.as_file().metadata().unwrap().len() as usize;
     let (protection, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-    // SAFETY: a mapping of its own, which nobody looks into, and which is gone at the end.
+    // SAFETY: a new mapping that nothing accesses, and that is unmapped at the end.
     unsafe {
         let mapped =
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file.as_file(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! What happens while the host is at work: short transfers, errors, resets, memory that goes away.
+//! Requests in flight: short transfers, errors, resets, memory that goes away.
 use super::super::engine::held::{Held, Orders};
 use super::super::engine::{Engine, Job};
 use super::super::{Handler, Operation};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 const DISK: usize = 256 * 1024;
 
-/// A rig whose host does what the test orders.
+/// A rig with a host that follows the test's orders.
 struct HeldRig {
     rig: Rig<Blk>,
     orders: Arc<Mutex<Orders>>,
@@ -33,7 +33,7 @@ impl HeldRig {
         self.orders.lock().unwrap()
     }
 
-    /// So many reads of 4 KiB are taken by the host and not done.
+    /// The host takes `count` reads of 4 KiB and does none.
     fn begin_reads(&mut self, count: u64) {
         for number in 0..count {
             self.rig.poke(HEADER + number * 16, &header(blk::T_IN, number * 8));
@@ -133,7 +133,7 @@ fn storage_errors_are_counted_and_the_last_one_is_kept() {
     assert_eq!(last(), (Operation::WriteZeroes, Some(24), 512, os(libc::ENOSPC)));
     assert_eq!(held.rig.request(blk::T_IN, 32, &[], 512).status, blk::S_IOERR);
     assert_eq!(last(), (Operation::Read, Some(32), 512, "the image ends before this sector".to_owned()));
-    // What the driver gets wrong is no storage error.
+    // A mistake of the driver is not a storage error.
     assert_eq!(held.rig.request(blk::T_IN, u64::MAX, &[], 512).status, blk::S_IOERR);
     assert_eq!(held.rig.status(99, 0, &[]), blk::S_UNSUPP);
     let totals = errors.totals();
@@ -243,7 +243,7 @@ fn a_stop_that_is_cut_short_continues_nothing() {
         assert_eq!(held.rig.peek(STATUS, 8), [status; 8]);
         let used = std::iter::from_fn(|| held.rig.driver.pop_used().unwrap()).count();
         assert_eq!(used, completed as usize);
-        // What is done with one step is done.
+        // A request of one step is done.
         let mut held = HeldRig::new(&disk(), Orders::default(), 0);
         held.begin_reads(8);
         assert_eq!(held.rig.handler.drain_until(&mut held.rig.live, true, &cut).completed, 8);

@@ -253,7 +253,7 @@ fn no_ranges_too_many_and_pieces_of_one_are_errors() {
 
 #[test]
 fn ranges_larger_than_announced_are_errors() {
-    // A sparse disk that has so many sectors.
+    // A sparse disk with that many sectors.
     let file = NamedTempFile::new().unwrap();
     file.as_file().set_len(4 << 30).unwrap();
     for way in ways("ranges_larger_than_announced_are_errors") {
@@ -357,7 +357,7 @@ fn a_file_that_became_shorter_is_an_error_to_read() {
         let mut rig = rig(&file, way);
         file.as_file().set_len(1000).unwrap();
         assert_eq!(rig.request(blk::T_IN, 8, &[], 512).status, blk::S_IOERR);
-        // What is there is read; the used length says how far.
+        // Data up to the end is read; the used length says how much.
         let answer = rig.request(blk::T_IN, 0, &[], 2048);
         assert_eq!((answer.status, answer.used), (blk::S_IOERR, 1001));
         assert_eq!(answer.data[..1000], pattern(DISK, 20)[..1000]);

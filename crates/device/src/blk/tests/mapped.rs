@@ -40,14 +40,14 @@ fn what_is_not_there_is_not_made_by_reading_it() {
         assert!(rig.read(sector as u64, 65536).iter().all(|byte| *byte == 0));
     }
     assert_eq!(taken(&memory), 0);
-    // A part of a page makes the page, and what is around it is not there still.
+    // Writing part of a page allocates the page, and not its neighbours.
     assert_eq!(rig.status(blk::T_OUT, 17, &pattern(512, 70)), blk::S_OK);
     assert_eq!(rig.read(17, 512), pattern(512, 70));
     let mut around = vec![0; 65536];
     around[17 * 512..18 * 512].copy_from_slice(&pattern(512, 70));
     assert!(rig.read(0, 65536) == around);
     assert_eq!(taken(&memory), 4);
-    // What is discarded is gone, and is not made again by whoever reads it.
+    // Discarded pages are gone, and reading does not allocate them again.
     let whole = pattern(65536, 71);
     assert_eq!(rig.status(blk::T_OUT, 0, &whole), blk::S_OK);
     assert_eq!((taken(&memory), rig.read(0, 65536) == whole), (64, true));
@@ -73,7 +73,7 @@ fn data_that_was_there_before_is_known() {
     for at in [0, 8192, DISK as u64 - 512] {
         assert_eq!(rig.read(at / 512, 512), pattern(512, at));
     }
-    // Writes through the mapping are the file's, and others' writes are seen through it.
+    // Writes through the mapping reach the file, and writes to the file show in it.
     let data = pattern(200 * 1024, 72);
     for _ in 0..2 {
         assert_eq!(rig.status(blk::T_OUT, 8, &data), blk::S_OK);

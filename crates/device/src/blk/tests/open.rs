@@ -1,4 +1,4 @@
-//! Opening an image: what is refused, and that nothing is touched.
+//! Opening an image: refusals, and that they change nothing.
 use super::super::OpenError;
 use super::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -196,7 +196,7 @@ fn a_read_only_disk_has_a_read_only_descriptor() {
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
 }
 
-/// Whoever is about to let go is waited for.
+/// A lock that is about to be released is waited for.
 #[test]
 fn a_lock_that_goes_away_soon_is_no_obstacle() {
     let file = image(&[0; 512]);

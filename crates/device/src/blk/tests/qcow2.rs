@@ -32,7 +32,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// An empty image of so many bytes.
+/// An empty image of `size` bytes.
 fn create(folder: &TempDir, name: &str, size: u64, options: &str) -> PathBuf {
     let path = folder.path().join(name);
     let mut arguments = vec!["create", "-q", "-f", "qcow2"];
@@ -264,7 +264,7 @@ fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
     expected[300 * 512..305 * 512].fill(0);
     expected[512 * 512..1024 * 512].fill(0);
     assert_eq!(rig.read(0, 1 << 20), expected);
-    // Nobody may write to the base meanwhile; others may read it.
+    // No process may write to the base meanwhile; others may read it.
     let of_base = |read_only| Blk::open(BlkConfig { read_only, ..BlkConfig::new(&bottom) });
     assert!(matches!(of_base(false), Err(OpenError::InUse { .. })));
     assert!(of_base(true).is_ok());
@@ -364,7 +364,7 @@ fn what_was_flushed_is_there_after_a_crash() {
     assert_eq!(after.read(64, data.len()), data);
 }
 
-/// The tables of an image, by their offsets; to change what is in them.
+/// The tables of an image, by their offsets, to change them.
 struct Anatomy {
     path: PathBuf,
     bytes: Vec<u8>,
@@ -516,7 +516,7 @@ fn an_image_whose_writer_was_killed_is_written_to_again() {
     }
 }
 
-/// Compressed data in the cluster of the header: whoever writes over them gives that cluster back.
+/// Compressed data in the cluster of the header: overwriting it frees that cluster.
 #[test]
 fn an_open_image_does_not_give_its_header_away() {
     let Some(folder) = folder("an_open_image_does_not_give_its_header_away") else { return };
@@ -665,7 +665,7 @@ fn what_is_not_understood_of_a_header_is_refused() {
     for (at, value) in [(44, 0x1_0200), (52, 0x1_0200), (36, u32::MAX), (56, u32::MAX)] {
         refuses(&folder, &word(at, value), |error| matches!(error, HeaderError::Table(_)));
     }
-    // An extension that nobody knows may be ignored, one that does not end may not.
+    // An unknown extension may be ignored; one that does not end may not.
     let image = fresh().put(104 + 8, &[0x12, 0x34, 0x56, 0x78]);
     drop(open(disk(&image.path)).unwrap());
     let image = fresh().put(104 + 8, &[0x12, 0x34, 0x56, 0x78, 0, 1, 0, 0]);

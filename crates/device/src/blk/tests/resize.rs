@@ -39,7 +39,7 @@ fn what_is_beyond_a_new_end_is_an_error() {
         let mut resizer = rig.device.resizer();
         file.as_file().set_len(8 * 512 + 100).unwrap();
         let unseen = rig.request(blk::T_IN, 9, &[], 512);
-        // What is mapped has all of its last page.
+        // The mapping includes all of its last page.
         let unseen_yet = if is_mapped(&rig.device) { (blk::S_OK, 513) } else { (blk::S_IOERR, 1) };
         assert_eq!((unseen.status, unseen.used), unseen_yet, "nobody has looked");
         assert!(resizer.look().unwrap());

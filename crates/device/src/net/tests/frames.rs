@@ -50,7 +50,7 @@ fn a_frame_comes_back_with_its_addresses_swapped() {
 fn an_answer_has_the_length_that_was_asked_for() {
     for len in [14, 60, 61, 1038] {
         let mut card = Card::new(LinkEnd::echo_of_len(1, len).unwrap());
-        // A long one first, so that what is left of it would show.
+        // A long one first, so that its remains would show.
         for (size, fill) in [(1500, 1), (60, 2), (14, 3)] {
             let sent = frame(size, fill);
             card.add(RX, &[], &[segment(DATA + 0x1_0000, 2000)]);

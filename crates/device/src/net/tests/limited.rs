@@ -72,7 +72,7 @@ fn frames_come_in_at_the_rate_and_do_not_wake_who_may_not_take_them() {
     assert!(start.elapsed() >= Duration::from_millis(9 * 1000 / 200 - 1));
     assert!((1..=20).contains(&sleeps), "{sleeps}");
     assert_eq!(card.totals().received, 10);
-    // And when the limit holds nobody any more, a frame wakes it again.
+    // When the limit no longer holds the queue, a frame wakes it again.
     std::thread::sleep(Duration::from_millis(10));
     card.add(RX, &[], &[segment(DATA + 0x1_0000, 2000)]);
     assert_eq!(card.settle(RX).len(), 0);

@@ -38,7 +38,7 @@ fn receive(card: &mut Card<LinkEnd>, first: usize) -> usize {
             assert_eq!(got, frame(60 + sent % 40, sent as u8), "frame {sent}");
             count += 1;
         }
-        // What is left is asked for anew.
+        // The rest is requested again.
         if used.len() < 64 {
             card.restart();
             return count;
@@ -196,7 +196,7 @@ fn where_a_card_is_now_is_told_to_the_far_side() {
     assert_eq!(got[HEADER + 6..][..6], mac);
     assert_eq!(got[HEADER + 12..][..2], [0x80, 0x35]);
     assert_eq!((&got[HEADER + 22..][..6], &got[HEADER + 32..][..6]), (&mac[..], &mac[..]));
-    // An echo has no far side, and a lane may be full or nobody there.
+    // An echo has no far side, and a lane may be full or without a receiver.
     Card::new(LinkEnd::echo(1).unwrap()).net.announce(mac);
     for _ in 0..2 * LANE {
         a.net.announce(mac);

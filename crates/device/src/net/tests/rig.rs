@@ -102,7 +102,7 @@ impl<B: BackEnd> Card<B> {
         let start = |handle| MappedQueue::start(addresses, size, self.features, handle).unwrap();
         let live = match &self.translation {
             None => start(self.memory.handle()),
-            Some((domain, gate)) => start(domain.handle()).with_invalidation_lock(gate.clone()),
+            Some((domain, lock)) => start(domain.handle()).with_invalidation_lock(lock.clone()),
         };
         let handler = self.net.start_queue(index, self.features).unwrap();
         Lane { handler, live, driver, addresses }
@@ -168,7 +168,7 @@ pub(super) fn layouts() -> [u64; 3] {
     [0, feature::RING_PACKED, feature::RING_PACKED | feature::IN_ORDER]
 }
 
-/// A frame of `len` bytes, to nobody, with a pattern behind its addresses.
+/// A frame of `len` bytes to an unused address, with a pattern behind its addresses.
 pub(super) fn frame(len: usize, seed: u8) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(7).wrapping_add(seed)).collect();
     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);

@@ -1,5 +1,5 @@
-//! A TAP device of this host, in a network of its own. Needs root, /dev/net/tun and the program
-//! `ip`.
+//! A TAP device of this host, in a separate network namespace. Needs root, /dev/net/tun and the
+//! program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::Device;
 use crate::net::{BackEnd, Receiver, Tap, TapError, header};
@@ -15,7 +15,7 @@ use std::process::Command;
 const RX: usize = 0;
 const TX: usize = 1;
 
-/// Runs `test` in a thread that has a network of its own, or says why not.
+/// Runs `test` in a thread with a separate network namespace, or logs why not.
 fn in_own_network(name: &str, test: fn()) {
     if !rustix::process::geteuid().is_root() {
         return skipped(name, "not root");
@@ -266,7 +266,7 @@ fn errors_say_what_is_wrong() {
         ip("tuntap add dev tun0 mode tun");
         assert!(said("tun0").contains("not a TAP device"), "{}", said("tun0"));
         let _tap = Tap::open("pv0", 1).unwrap();
-        assert!(said("pv0").contains("somebody else"), "{}", said("pv0"));
+        assert!(said("pv0").contains("is in use"), "{}", said("pv0"));
         // Several queues, of which we want one.
         ip("tuntap add dev pv1 mode tap multi_queue vnet_hdr");
         assert_eq!(Tap::open("pv1", 1).unwrap().name(), "pv1");

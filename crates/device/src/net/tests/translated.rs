@@ -24,13 +24,13 @@ impl Card<LinkEnd> {
         self.domain().map(at, at, pages * PAGE, Access::READ | Access::WRITE).unwrap();
     }
 
-    /// As who takes translations away does it.
+    /// Removes translations under the invalidation lock.
     fn unmap(&self, at: u64, pages: u64) {
-        let _shut = self.translation.as_ref().unwrap().1.lock();
+        let _locked = self.translation.as_ref().unwrap().1.lock();
         self.domain().unmap(at, pages * PAGE, Duration::ZERO).unwrap();
     }
 
-    /// Served, it does nothing, and neither kicks nor looking at the ring would help.
+    /// Whether the queue does nothing when served, and neither kicks nor polling would help.
     fn waits(&mut self, lane: usize) -> bool {
         let served = self.settle(lane);
         let live = &mut self.lanes[lane].live;
