@@ -46,9 +46,9 @@ pub(crate) const NOTES: &[&str] = &[
 
 /// The sizes of single accesses, in bytes.
 const SIZES: [u32; 4] = [8, 64, 512, 4096];
-/// The loop alone, which is subtracted.
+/// The empty loop, which is subtracted.
 const LOOP: &str = "loop";
-/// Bytes of memory.
+/// Bytes of guest memory.
 const SPAN: u64 = 16 * PAGE;
 
 /// A case with one thread that accesses.
@@ -82,10 +82,10 @@ pub(crate) fn is_single(path: &str) -> bool {
     Case::all().iter().any(|case| case.path() == path)
 }
 
-/// Makes a subject of a case with one thread; none if there is no such order.
+/// Makes a subject of a case with one thread.
 ///
 /// # Errors
-/// It could not be set up.
+/// No such case or order exists, or the subject cannot be set up.
 pub(crate) fn make(path: &str, order: &str) -> Result<Box<dyn Subject>, BenchError> {
     let case = Case::all().into_iter().find(|case| case.path() == path);
     let case = case.ok_or_else(|| BenchError::NoCase(path.to_owned()))?;
@@ -105,13 +105,13 @@ fn subject(case: Case, order: &str, memory: &Memory) -> Result<Box<dyn Subject>,
     })
 }
 
-/// The error of an order that there is not.
+/// No such order exists.
 #[cold]
 fn unknown(order: &str) -> BenchError {
-    broken(PARAVANE, format_args!("it has no order {order}"))
+    broken(PARAVANE, format_args!("no order {order}"))
 }
 
-/// Another CPU that writes one cache line until this is dropped.
+/// Another CPU that keeps writing one cache line until dropped.
 struct LineWriter {
     over: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -126,8 +126,8 @@ impl LineWriter {
             let _pinned = Pinned::to(cpu);
             let _held = if real_time { RealTime::enter() } else { None };
             let line: NonNull<u64> = region.host().cast();
-            // SAFETY: the first eight bytes of a region that this thread holds; everyone accesses them atomically or
-            // by the guard.
+            // SAFETY: the first eight bytes of a region that this thread keeps mapped; all accesses are atomic or
+            // through an access guard.
             let line = unsafe { AtomicU64::from_ptr(line.as_ptr()) };
             let mut number = 0_u64;
             // Relaxed: nothing else is read because of it.
@@ -144,7 +144,7 @@ impl Drop for LineWriter {
     fn drop(&mut self) {
         // Relaxed: as above.
         self.over.store(true, Ordering::Relaxed);
-        // It cannot panic.
+        // The thread cannot panic.
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
 }
@@ -166,7 +166,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases and all orders.
+/// Measures all cases and orders, interleaved.
 fn measure(
     singles: &[Case],
     payloads: &[payload::Case],
@@ -176,11 +176,11 @@ fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
-    // Before this thread is pinned to one CPU.
+    // Must precede pinning this thread to one CPU.
     let placement = ThreadPlacement::choose();
     let mut workloads = Vec::new();
     for &case in payloads {
-        progress(&format!("{case}: how many buffers fill a run"));
+        progress(&format!("{case}: calibrating"));
         workloads.push(payload::Workload::new(case, &placement, run)?);
     }
     let pinned = placement.cpus.map_or_else(Pinned::here, |cpus| Pinned::to(cpus[0]));
@@ -189,7 +189,7 @@ fn measure(
     let mut timed = Vec::new();
     for &case in singles {
         if case.contended && placement.cpus.is_none() {
-            progress("there is one CPU: contended cases are left out");
+            progress("one CPU: contended cases are omitted");
             continue;
         }
         let of_case: Result<Vec<Timed>, _> = std::iter::once(LOOP)
@@ -204,7 +204,7 @@ fn measure(
             let other = placement.cpus.filter(|_| case.contended);
             let writer =
                 other.map(|cpus| LineWriter::start(Arc::clone(&region), cpus[1], placement.real_time));
-            // What another CPU does is no property of the code.
+            // Contention is not a property of the code.
             timing::sample(of_case, number, (!case.contended).then_some(&mut counter))?;
             drop(writer);
         }

@@ -115,7 +115,7 @@ impl Case {
         }
     }
 
-    /// The subjects, ours first.
+    /// The subjects.
     fn subjects(self) -> Vec<&'static str> {
         let mut names = vec![PARAVANE, "paravane/log", "paravane/iova", "paravane/iova+log"];
         if self.shape.regions == 1 {
@@ -134,7 +134,7 @@ impl Case {
     }
 
     fn ops(self, name: &str) -> Ops {
-        // The same amount of memory, whichever way its addresses are said; memory is 64 MiB in any case.
+        // The same amount of memory by either kind of address, within guest memory.
         let span = self.shape.span();
         let (first, span) = if translated(name) { (IOVA, span) } else { (0, span.min(SIZE)) };
         Ops::new(self.work, self.random, first, span)
@@ -149,7 +149,7 @@ pub(crate) fn is_single(path: &str) -> bool {
 /// Makes a subject of a case with one thread.
 ///
 /// # Errors
-/// It could not be set up, or there is none.
+/// No such case or subject exists, or it cannot be set up.
 pub(crate) fn make(path: &str, name: &str) -> Result<Box<dyn Subject>, BenchError> {
     let case = Case::all().into_iter().find(|case| case.to_string() == path);
     let case = case.ok_or_else(|| BenchError::NoCase(path.to_owned()))?;
@@ -179,7 +179,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases and all subjects.
+/// Measures all cases and subjects, interleaved.
 fn measure(
     singles: &[Case],
     threaded: &[threads::Case],
@@ -189,7 +189,7 @@ fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
-    // Before this thread is pinned to one CPU.
+    // Must precede pinning this thread to one CPU.
     let placement = ThreadPlacement::choose();
     let mut fixtures: Vec<Fixture> = Vec::new();
     let mut timed = Vec::new();
@@ -199,7 +199,7 @@ fn measure(
         let at = match fixtures.iter().position(|fixture| fixture.shape == case.shape) {
             Some(at) => at,
             None => {
-                progress(&format!("{case}: making its memory"));
+                progress(&format!("{case}: allocating memory"));
                 fixtures.push(Fixture::touched(case.shape)?);
                 fixtures.len() - 1
             }
@@ -220,12 +220,12 @@ fn measure(
     for number in 0..rounds as usize {
         for (case, of_case) in &mut timed {
             progress(&format!("round {} of {rounds}: {case}", number + 1));
-            // A step takes microseconds, and a string instruction takes one for each byte.
+            // A step takes microseconds, and a string instruction takes a step per byte.
             let countable = counter.is_hardware() || case.work.longest() < PAGE as usize;
             timing::sample(of_case, number, countable.then_some(&mut counter))?;
         }
         if !groups.is_empty() {
-            progress(&format!("round {} of {rounds}: making memory for the threads", number + 1));
+            progress(&format!("round {} of {rounds}: allocating memory for the threads", number + 1));
             let fixtures = threads::Fixtures::new()?;
             for group in groups.iter_mut().flatten() {
                 group.enter(&fixtures, number)?;
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(default, 11 + 2 * 3 + 2);
     }
 
-    /// Every subject finds memory behind every address of its case.
+    /// Every address of a case is valid for every subject.
     #[test]
     fn every_subject_of_every_shape_runs() {
         for shape in [(1, 1), (1, 256), (4, 256), (1, 100_000)] {
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// What one subject writes, each other one reads: they do access the same memory.
+    /// All subjects access the same memory: each reads what the previous one wrote.
     #[test]
     fn all_subjects_access_the_same_memory() {
         use timing::{MemoryAccess, Target};

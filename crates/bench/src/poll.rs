@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "poll";
-/// The variants, the one without a count first.
+/// The variants, the one without a counter first.
 pub(crate) const VARIANTS: [&str; 4] = ["no-counter", "counter-off", "wrap-counter", "position"];
 /// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
@@ -51,7 +51,7 @@ pub(crate) const NOTES: &[&str] = &[
 
 /// Laps of the ring in one round of `get-used`; the median lap stands for the round.
 const LAPS: usize = 2001;
-/// Laps in which a hardware counter counts.
+/// Laps that a hardware counter counts.
 const COUNTED_LAPS: u32 = 64;
 
 /// The paths of the cases with one thread.
@@ -63,24 +63,24 @@ pub(crate) fn is_single(path: &str) -> bool {
     SINGLE.contains(&path)
 }
 
-/// Makes a subject of a case with one thread; none if there is no such variant.
+/// Makes a subject of a case with one thread.
 ///
 /// # Errors
-/// It could not be set up.
+/// No such variant exists, or the subject cannot be set up.
 pub(crate) fn make(path: &str, variant: &str) -> Result<Box<dyn Subject>, BenchError> {
     Ok(match variant {
         "no-counter" => Box::new(GetUsed::<NoCount>::new(path, false)?),
         "counter-off" => Box::new(GetUsed::<WrapCount>::new(path, false)?),
         "wrap-counter" => Box::new(GetUsed::<WrapCount>::new(path, true)?),
         "position" => Box::new(GetUsed::<Position>::new(path, true)?),
-        _ => return Err(broken("paravane", format_args!("it has no variant {variant}"))),
+        _ => return Err(broken("paravane", format_args!("no variant {variant}"))),
     })
 }
 
-/// A driver that takes back what was used before.
+/// A driver that takes back used buffers.
 struct GetUsed<C: Counting> {
     queue: Queue<Smp, C>,
-    /// Who polls, if someone has asked for it.
+    /// The poller, if the variant counts.
     _poller: Option<Poller<Smp, C>>,
     script: ScriptedDevice,
     filled: bool,
@@ -112,14 +112,13 @@ impl<C: Counting> GetUsed<C> {
     }
 }
 
-/// A function of its own for each variant, so that no compiler's choice of what to inline into the loop around
-/// it comes between them.
+/// Takes back one buffer; never inlined, so that all variants have the same loop.
 #[inline(never)]
 fn get_used<C: Counting>(queue: &mut Queue<Smp, C>) -> Result<Option<Used>, QueueError> {
     queue.pop_used()
 }
 
-/// As [`get_used`], of a batch.
+/// Takes back a batch; see [`get_used`].
 #[inline(never)]
 fn get_batch<C: Counting>(queue: &mut Queue<Smp, C>, out: &mut [Used; 32]) -> Result<usize, QueueError> {
     queue.take_used(out)
@@ -175,14 +174,14 @@ impl<C: Counting> Subject for GetUsed<C> {
     }
 }
 
-/// A driver of a stream that polls with a token, alone on its cache lines.
+/// A driver of a stream that polls with tokens, alone on its cache lines.
 #[repr(align(128))]
 struct PollingDriver<C: Counting> {
     queue: Queue<Smp, C>,
     _poller: Option<Poller<Smp, C>>,
 }
 
-/// Makes the two ends of a stream.
+/// Makes the ends of a stream.
 fn pair(case: stream::Case, variant: &str) -> Result<Box<Pair>, BenchError> {
     match variant {
         "no-counter" => pair_of::<NoCount>(case, false),
@@ -234,7 +233,7 @@ impl<C: Counting> DriverEnd for PollingDriver<C> {
     }
 }
 
-/// One figure over the rounds: case, variant, metric, unit, method, values.
+/// One figure over all rounds.
 struct Figure {
     case: String,
     variant: &'static str,
@@ -247,7 +246,7 @@ struct Figure {
 
 impl Figure {
     fn row(&self, rounds: u32, load: [Option<f64>; 2]) -> Option<Row> {
-        // One that was not found in every round is left out.
+        // A figure that is missing in a round is omitted.
         let spread = Spread::of(&self.values).filter(|_| self.values.len() == rounds as usize)?;
         Some(Row {
             bench: NAME.to_owned(),
@@ -285,8 +284,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases and all variants. `total` buffers go through a
-/// stream in one run.
+/// Measures all cases and variants, interleaved. A run of a stream moves `total` buffers.
 fn measure(
     singles: &[&str],
     streams: &[stream::Case],
@@ -296,7 +294,7 @@ fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Row>, BenchError> {
     let load_start = load_average();
-    // Before this thread is pinned to one CPU.
+    // Must precede pinning this thread to one CPU.
     let placement = ThreadPlacement::choose();
     let pinned = Pinned::here();
     let pinned_cpu = pinned.as_ref().map(Pinned::cpu);
@@ -338,7 +336,7 @@ fn measure(
             progress(&format!("round {number} of {rounds}: {path}: {variant}"));
             let time = lap_time(&mut **subject, laps)?;
             note(path, variant, ("time", "ns/buffer", "clock"), pinned_cpu, time);
-            // Steps are the same each time, and slow: they are counted once.
+            // Single steps are slow and repeat exactly: count them once.
             let key = (*path, *variant);
             let count = match stepped.iter().find(|(known, _)| *known == key) {
                 Some((_, count)) => Some(*count),
@@ -368,7 +366,7 @@ fn measure(
         }
     }
     let load = [load_start, load_average()];
-    // Cases in their order, and the variants of a case in theirs, whoever came first in the first round.
+    // Sort by case and variant, not by the order of the first round.
     let order = |figure: &Figure| VARIANTS.iter().position(|variant| *variant == figure.variant);
     let mut rows = Vec::new();
     let paths = singles.iter().map(|path| (*path).to_owned()).chain(streams.iter().map(ToString::to_string));
@@ -380,7 +378,7 @@ fn measure(
     Ok(rows)
 }
 
-/// The median lap, in nanoseconds a buffer, without what reading the clock takes.
+/// The median lap, in nanoseconds per buffer, without reading the clock.
 fn lap_time(subject: &mut dyn Subject, laps: usize) -> Result<f64, BenchError> {
     let mut times = Vec::with_capacity(laps);
     let mut empty = Vec::with_capacity(laps);
@@ -397,7 +395,7 @@ fn lap_time(subject: &mut dyn Subject, laps: usize) -> Result<f64, BenchError> {
     Ok((middle(&times) - middle(&empty)) / f64::from(QUEUE_SIZE))
 }
 
-/// Instructions a buffer, of the taking back alone.
+/// Instructions per buffer that is taken back.
 fn instructions(
     subject: &mut dyn Subject,
     counter: &mut Counter,

@@ -6,9 +6,9 @@ use crate::subject::PARAVANE;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use std::sync::Arc;
 
-/// The orders, the weakest first.
+/// The orders, weakest first.
 pub(super) const ORDERS: [&str; 3] = ["relaxed", "by-direction", "full"];
-/// Memory of one page or a few, mapped and touched.
+/// Guest memory of `size` bytes, mapped and touched.
 pub(super) fn memory(size: u64) -> Result<(Memory, Arc<Region>), BenchError> {
     let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
     let region = Region::new(config).map_err(|error| broken(PARAVANE, error))?;

@@ -1,4 +1,4 @@
-//! Traffic: a driver and a device on two CPUs, and payloads that the device moves through the guard.
+//! Traffic: a driver and a device on two CPUs, and payloads that the device accesses.
 //!
 //! ```text
 //! driver                                      device
@@ -7,8 +7,8 @@
 //! take back what is used                      rx: write each payload, numbered
 //! rx: check its number                        complete, publish
 //! ```
-//! The payload of each buffer is one access. The rest of the device is that of `paravane bench ring`; the driver does
-//! not touch more of a payload than its number, so that the device is what is measured.
+//! The payload of each buffer is one access. The rest of the device is that of `paravane bench ring`. The
+//! driver touches only the number of a payload, so that the device is measured.
 use super::order::{ORDERS, memory};
 use crate::BenchError;
 use crate::Row;
@@ -31,13 +31,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long a run should take.
+/// Intended length of a run.
 pub(super) const RUN_TIME: Duration = Duration::from_millis(10);
-/// Shots in one round of one subject; the median run stands for the round.
+/// Runs in one round of one subject; the median run stands for the round.
 const RUNS: usize = 9;
 /// SharedMemory between the starts of two payloads.
 const STRIDE: usize = 64 << 10;
-/// The ring is at the start of memory, payloads behind it.
+/// Offset of the payloads; the ring is at the start of memory.
 const PAYLOADS: usize = 64 << 10;
 
 /// One workload.
@@ -50,12 +50,12 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Every workload: an Ethernet frame's payload, and the largest that TCP and UDP hand over at once.
+    /// Every workload: the payload of an Ethernet frame, and the largest of TCP and UDP.
     pub(super) fn all() -> Vec<Self> {
         [1500, 65536].into_iter().flat_map(|len| [false, true].map(|receive| Self { receive, len })).collect()
     }
 
-    /// The queue's part of it.
+    /// The case of the queue.
     fn stream() -> stream::Case {
         stream::Case { packed: false, in_order: false, flow: Flow::Stream(32) }
     }
@@ -78,11 +78,11 @@ struct PayloadDriver {
     queue: driver::Queue,
     memory: SharedMemory,
     case: Case,
-    /// Buffers in all runs so far.
+    /// Buffers of all runs so far.
     before: u64,
 }
 
-// SAFETY: the memory belongs to the pair, not to a thread; its bytes are only accessed atomically, by `ThreadPlacement`.
+// SAFETY: the memory belongs to the pair, not to a thread; its bytes are accessed atomically, by `SharedMemory`.
 unsafe impl Send for PayloadDriver {}
 
 impl DriverEnd for PayloadDriver {
@@ -134,7 +134,10 @@ impl PayloadDriver {
         let number = self.before;
         self.before += 1;
         if self.case.receive && self.memory.load_u64(payload(number)) != number {
-            return Err(broken(PARAVANE, format_args!("payload {number} came before its bytes")));
+            return Err(broken(
+                PARAVANE,
+                format_args!("payload {number} is used before its bytes are visible"),
+            ));
         }
         Ok(1)
     }
@@ -158,7 +161,7 @@ impl DeviceEnd for PayloadDevice {
     fn serve(&mut self, total: u64, wait: Wait<'_>) -> Result<(), BenchError> {
         let Self { queue, batch, guards, order, case, own, before } = self;
         let ends = (queue, batch, case, own, before);
-        // Relaxed: it was stored before this thread started.
+        // Relaxed: stored before this thread started.
         match order.load(Ordering::Relaxed) {
             0 => serve(ends, &mut guards.0, total, wait),
             1 => serve(ends, &mut guards.1, total, wait),
@@ -167,10 +170,10 @@ impl DeviceEnd for PayloadDevice {
     }
 }
 
-/// The part of a device that does not depend on the order.
+/// The parts of the device that do not depend on the order.
 type Ends<'a> = (&'a mut device::Queue, &'a mut Batch, &'a mut Case, &'a mut LocalBuffer, &'a mut u64);
 
-/// A function of its own for each order.
+/// A separate function for each order.
 #[inline(never)]
 fn serve<const ACCESS: u32>(
     (queue, batch, case, own, before): Ends<'_>,
@@ -185,7 +188,7 @@ fn serve<const ACCESS: u32>(
         for chain in batch.chains() {
             let bytes = &mut own.bytes()[..case.len as usize];
             let ((&[segment], []) | ([], &[segment])) = batch.segments(chain) else {
-                return Err(broken(PARAVANE, "a buffer is not in one piece"));
+                return Err(broken(PARAVANE, "a buffer has several segments"));
             };
             if case.receive {
                 bytes[..8].copy_from_slice(&before.to_le_bytes());
@@ -193,7 +196,10 @@ fn serve<const ACCESS: u32>(
             } else {
                 guard.read(segment.addr, bytes)?;
                 if bytes[..8] != before.to_le_bytes() {
-                    return Err(broken(PARAVANE, format_args!("payload {before} came before its bytes")));
+                    return Err(broken(
+                        PARAVANE,
+                        format_args!("payload {before} is available before its bytes are visible"),
+                    ));
                 }
             }
             queue.complete(chain.head, chain.writable_len()).map_err(|error| broken(PARAVANE, error))?;
@@ -205,10 +211,10 @@ fn serve<const ACCESS: u32>(
     Ok(())
 }
 
-/// What the rounds have found of one order: nanoseconds a payload by the clock, and of CPU time.
+/// Samples of an order: nanoseconds per payload, wall time and CPU time.
 type Samples = Vec<[f64; 2]>;
 
-/// Both ends of a workload, and what the rounds have found.
+/// Both ends of a workload with its samples.
 pub(super) struct Workload {
     pub(super) case: Case,
     pair: Box<Pair>,
@@ -218,14 +224,14 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// Finds how many buffers fill a run.
+    /// Makes both ends and finds the number of buffers that fill a run.
     pub(super) fn new(case: Case, placement: &ThreadPlacement, run: Duration) -> Result<Self, BenchError> {
         let layout = layout(Case::stream())?;
         let size = PAYLOADS + usize::from(QUEUE_SIZE) * STRIDE;
         assert!(layout.memory() <= PAYLOADS);
         let (memory, region) = memory(size as u64)?;
-        // SAFETY: the region is mapped as long as the pair keeps it, longer than its ends live; nobody makes
-        // references to its bytes.
+        // SAFETY: the pair keeps the region mapped longer than its ends live; nothing makes references to its
+        // bytes.
         let bytes = unsafe { SharedMemory::new(region.host(), size) };
         let (mut queue, addresses) = driver::Queue::new(layout, DmaArea { area: bytes.area(), addr: 0 })
             .map_err(|error| broken(PARAVANE, error))?;
@@ -255,12 +261,12 @@ impl Workload {
     }
 
     fn run_once(&mut self, order: usize, placement: &ThreadPlacement) -> Result<RunTimes, BenchError> {
-        // Relaxed: the device's thread is started after this.
+        // Relaxed: the thread of the device starts after this.
         self.order.store(order, Ordering::Relaxed);
         self.pair.run_once(Case::stream(), placement, self.total)
     }
 
-    /// Measures one round: the median run of each order. Shots are interleaved as well.
+    /// Measures one round: the median run of each order. Runs are interleaved.
     pub(super) fn sample(&mut self, placement: &ThreadPlacement, number: usize) -> Result<(), BenchError> {
         let mut runs = [const { Vec::new() }; ORDERS.len()];
         for run in 0..RUNS {
@@ -290,7 +296,7 @@ impl Workload {
                 origin.row(&case, order, names, &values)
             };
             [
-                // Bits a nanosecond, a thousand times.
+                // Bits per nanosecond are 10^3 Mbit/s.
                 row(("rate", "10^6bit/s", placement.method()), &|sample| bits / sample[0] * 1e3),
                 row(("time", "ns/payload", placement.method()), &|sample| sample[0]),
                 row(("cpu", "ns/payload", "thread clock"), &|sample| sample[1]),
@@ -304,7 +310,7 @@ impl Workload {
 mod tests {
     use super::*;
 
-    /// Every payload arrives, numbered: both ends check what they see. On one CPU too.
+    /// Every payload arrives with its number, on one CPU too.
     #[test]
     fn every_payload_is_moved_whole() {
         let placement = ThreadPlacement { cpus: None, real_time: false };

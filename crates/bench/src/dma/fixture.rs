@@ -1,4 +1,4 @@
-//! The address spaces that accesses go to.
+//! The address spaces that are accessed.
 use super::paravane::touch;
 use super::shape::{SIZE, Shape};
 use crate::BenchError;
@@ -9,11 +9,12 @@ use paravane_dma::{Access, Backing, DirtyLog, Domain, Memory, Region, RegionConf
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-/// Nobody else has the guard open when the log is turned on.
+/// Time limit for turning the log on; no guard is live then.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// One guest's memory, and a device's address space in front of it: ours, with a log and without; whoever else is
-/// measured uses the same pages.
+/// Guest memory and device address spaces, with a dirty log and without.
+///
+/// All subjects access the same pages.
 pub(super) struct Fixture {
     pub(super) shape: Shape,
     pub(super) regions: Vec<Arc<Region>>,
@@ -28,7 +29,7 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    /// With all pages there, so that no access is the first one to any.
+    /// Makes a fixture and touches all its pages.
     pub(super) fn touched(shape: Shape) -> Result<Self, BenchError> {
         let fixture = Self::new(shape)?;
         touch(&fixture.plain, 0, SIZE)?;
@@ -37,6 +38,7 @@ impl Fixture {
         Ok(fixture)
     }
 
+    /// Makes a fixture.
     pub(super) fn new(shape: Shape) -> Result<Self, BenchError> {
         let size = SIZE / shape.regions;
         let regions: Result<Vec<Arc<Region>>, _> = (0..shape.regions)
@@ -44,15 +46,15 @@ impl Fixture {
                 Region::new(RegionConfig { gpa: n * size, size, backing: Backing::Pages, writable: true })
             })
             .collect();
-        let regions = regions.map_err(ours)?;
+        let regions = regions.map_err(failed)?;
         let [plain, under_log] = [0, 1].map(|_| Memory::new(regions.clone()));
-        let (plain, under_log) = (plain.map_err(ours)?, under_log.map_err(ours)?);
-        let log = DirtyLog::new(SIZE, PAGE).map_err(ours)?;
-        under_log.start_log(log, AT_ONCE).map_err(ours)?;
+        let (plain, under_log) = (plain.map_err(failed)?, under_log.map_err(failed)?);
+        let log = DirtyLog::new(SIZE, PAGE).map_err(failed)?;
+        under_log.start_log(log, AT_ONCE).map_err(failed)?;
         let (domain, logged) = (Domain::new(&plain), Domain::new(&under_log));
         for (addr, gpa, size) in shape.map() {
             for domain in [&domain, &logged] {
-                domain.map(addr, gpa, size, Access::READ | Access::WRITE).map_err(ours)?;
+                domain.map(addr, gpa, size, Access::READ | Access::WRITE).map_err(failed)?;
             }
         }
         #[cfg(feature = "peers")]
@@ -72,6 +74,6 @@ impl Fixture {
     }
 }
 
-fn ours(error: impl std::fmt::Display) -> BenchError {
+fn failed(error: impl std::fmt::Display) -> BenchError {
     broken(PARAVANE, error)
 }

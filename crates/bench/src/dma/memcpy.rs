@@ -1,4 +1,4 @@
-//! Copying without asking anyone: what an access costs at least, to memory in one piece and to scattered pages.
+//! Copies without checks: the least cost of an access, to one region and to scattered pages.
 use super::fixture::Fixture;
 use super::ops::PAGE;
 use super::shape::{IOVA, SIZE};
@@ -8,18 +8,17 @@ use paravane_dma::Region;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The memory of one region.
+/// Copies from and to the memory of one region.
 pub(super) struct Memcpy {
     host: NonNull<u8>,
     _region: Arc<Region>,
 }
 
-// SAFETY: the pointer is to memory that the region keeps mapped in this process; a race between two copies of it is one
-// between threads of a benchmark that use different parts.
+// SAFETY: the region keeps the memory mapped. Threads of a benchmark use different parts of it.
 unsafe impl Send for Memcpy {}
 
 impl Memcpy {
-    /// None if memory is in several pieces.
+    /// `None` if guest memory has several regions.
     pub(super) fn new(fixture: &Fixture) -> Option<Self> {
         match fixture.regions.as_slice() {
             [region] => Some(Self { host: region.host(), _region: Arc::clone(region) }),
@@ -28,7 +27,7 @@ impl Memcpy {
     }
 }
 
-/// Nothing to open.
+/// Direct access to a region.
 pub(super) struct Raw(NonNull<u8>);
 
 impl Raw {
@@ -51,7 +50,7 @@ impl Target for Memcpy {
 impl MemoryAccess for Raw {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        // SAFETY: the benchmark's addresses are inside the one region, which is mapped; nobody writes there meanwhile.
+        // SAFETY: the addresses are inside the one region, which is mapped; no other thread writes there meanwhile.
         unsafe { self.at(addr, out.len()).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -77,8 +76,9 @@ impl MemoryAccess for Raw {
     }
 }
 
-/// The pages of an address space that is scattered over one region, by number: what any translation comes to in the
-/// end, without permissions, faults, changes or a log.
+/// The pages of an address space that is scattered over one region, by number.
+///
+/// A translation without permissions, faults, changes or a log.
 pub(super) struct Scattered {
     pages: Vec<*mut u8>,
     _region: Arc<Region>,
@@ -88,7 +88,7 @@ pub(super) struct Scattered {
 unsafe impl Send for Scattered {}
 
 impl Scattered {
-    /// None if memory is in several pieces.
+    /// `None` if guest memory has several regions.
     pub(super) fn new(fixture: &Fixture) -> Option<Self> {
         let Memcpy { host, _region } = Memcpy::new(fixture)?;
         let page = |gpa: u64| host.as_ptr().wrapping_add(gpa as usize);
@@ -101,7 +101,7 @@ impl Scattered {
     }
 }
 
-/// Nothing to open.
+/// Access by page number.
 pub(super) struct Pages<'a>(&'a [*mut u8]);
 
 impl Target for Scattered {
@@ -120,7 +120,7 @@ impl Pages<'_> {
         self.0[(offset / PAGE) as usize].wrapping_add((offset % PAGE) as usize)
     }
 
-    /// Cuts an access at the ends of pages: host memory, bytes before, bytes.
+    /// Splits an access at page boundaries: host memory, bytes before, bytes.
     #[inline(always)]
     fn each(&self, addr: u64, len: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
         let mut done = 0;

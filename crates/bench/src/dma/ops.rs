@@ -1,12 +1,12 @@
-//! Which accesses are made, and in which order.
+//! The sequence of accesses of a case.
 use std::fmt;
 
 /// One access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Op {
-    /// Address, as the device says it.
+    /// Guest-physical or device address.
     pub(crate) addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: u32,
     /// Whether the device writes.
     pub(crate) write: bool,
@@ -14,19 +14,19 @@ pub(crate) struct Op {
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
-/// The ranges that a case of repeated accesses goes through, as a queue does whose buffers are used again.
+/// Ranges of a case with repeated accesses, which stand for the buffers of a queue.
 const RANGES: u64 = 16;
 /// Accesses in the table of the mix.
 const MIX: usize = 1024;
 /// Sizes below a page in the mix. The 2020 series does not state them.
 const BELOW_A_PAGE: [u32; 6] = [4, 16, 64, 256, 1024, 2048];
 
-/// What is done in a case.
+/// The work of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Reads of so many bytes.
+    /// Reads of this many bytes.
     Read(u32),
-    /// Writes of so many bytes.
+    /// Writes of this many bytes.
     Write(u32),
     /// The mix of the 2020 series: 63 % reads, 48 % of them of one page; the rest below a page.
     Mix,
@@ -34,13 +34,13 @@ pub(crate) enum Work {
 
 /// 4 bytes, a cache line, 1, 5 and 20 pages.
 const SIZES: [u32; 5] = [4, 64, PAGE as u32, 5 * PAGE as u32, 20 * PAGE as u32];
-/// What is done, in all cases.
+/// The work of all cases.
 pub(super) fn works() -> impl Iterator<Item = Work> {
     SIZES.into_iter().flat_map(|len| [Work::Read(len), Work::Write(len)]).chain([Work::Mix])
 }
 
 impl Work {
-    /// Bytes of the longest access.
+    /// Length of the longest access in bytes.
     pub(crate) fn longest(self) -> usize {
         match self {
             Self::Read(len) | Self::Write(len) => len as usize,
@@ -59,7 +59,7 @@ impl fmt::Display for Work {
     }
 }
 
-/// A number of bytes as paths have it.
+/// A number of bytes, formatted for paths.
 pub(crate) struct Bytes(pub(crate) u32);
 
 impl fmt::Display for Bytes {
@@ -74,29 +74,29 @@ impl fmt::Display for Bytes {
 /// An endless sequence of accesses.
 #[derive(Clone, Debug)]
 pub(crate) enum Ops {
-    /// The same ones over and over.
+    /// A table of accesses, in turn.
     Repeated {
-        /// Those.
+        /// The accesses.
         table: Vec<Op>,
-        /// The next one.
+        /// Index of the next access.
         next: usize,
     },
-    /// At pages drawn at random.
+    /// Accesses to random pages.
     Random {
-        /// Of the generator.
+        /// State of the generator.
         state: u64,
         /// Number of the first page.
         first: u64,
-        /// Pages, a power of two or not.
+        /// Number of pages.
         pages: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// Direction.
+        /// Whether the device writes.
         write: bool,
     },
 }
 
-/// The next number of a generator (xorshift).
+/// The next number of a generator (xorshift64).
 fn draw(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -105,7 +105,7 @@ fn draw(state: &mut u64) -> u64 {
 }
 
 impl Ops {
-    /// Accesses inside `first .. first + span` (bytes, whole pages).
+    /// Accesses inside `first .. first + span`, in bytes, whole pages.
     pub(crate) fn new(work: Work, random: bool, first: u64, span: u64) -> Self {
         let mut state = 0x9e37_79b9_7f4a_7c15;
         let (len, write) = match work {
@@ -116,22 +116,22 @@ impl Ops {
                 return Self::Repeated { table, next: 0 };
             }
         };
-        // An access ends inside.
+        // An access must end inside.
         let pages = (span / PAGE).saturating_sub(u64::from(len).div_ceil(PAGE)) + 1;
         if random {
             return Self::Random { state, first: first / PAGE, pages, len, write };
         }
         let at = |i: u64| {
-            // At no regular distance, for which caches have too few places.
+            // Irregular distances: regular ones compete for few cache sets.
             let page = (i * pages / RANGES + i * i % (pages / RANGES).max(1)).min(pages - 1);
-            // Small ones are spread over the lines of their pages; others start with a page.
+            // Small accesses are spread over the lines of their pages; others start at a page.
             let offset = if u64::from(len) < PAGE / 2 { i * 128 % (PAGE / 2) } else { 0 };
             Op { addr: first + page * PAGE + offset, len, write }
         };
         Self::Repeated { table: (0..RANGES).map(at).collect(), next: 0 }
     }
 
-    /// The next accesses, as many as fit.
+    /// Fills `out` with the next accesses.
     #[inline(always)]
     pub(crate) fn fill(&mut self, out: &mut [Op]) {
         match self {
@@ -147,7 +147,7 @@ impl Ops {
             Self::Random { state, first, pages, len, write } => {
                 for op in out {
                     let number = draw(state);
-                    // The upper half of a product of 32-bit numbers is evenly spread, and quicker than a remainder.
+                    // The upper half of a product of 32-bit numbers is evenly spread, and faster than a remainder.
                     let page = *first + (((number & 0xffff_ffff) * *pages) >> 32);
                     let line = if u64::from(*len) < PAGE / 2 { (number >> 58) * 64 % (PAGE / 2) } else { 0 };
                     *op = Op { addr: page * PAGE + line, len: *len, write: *write };
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn the_mix_has_the_published_shares() {
         let Ops::Repeated { table, .. } = Ops::new(Work::Mix, false, 0, 256 * PAGE) else {
-            panic!("a table")
+            panic!("not a table")
         };
         let share = |of: usize, all: usize| of as f64 / all as f64;
         let reads: Vec<&Op> = table.iter().filter(|op| !op.write).collect();
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn repeated_accesses_are_sixteen_ranges() {
         let Ops::Repeated { table, .. } = Ops::new(Work::Read(64), false, 0, 256 * PAGE) else {
-            panic!("a table")
+            panic!("not a table")
         };
         let mut pages: Vec<u64> = table.iter().map(|op| op.addr / PAGE).collect();
         pages.dedup();

@@ -1,37 +1,39 @@
-//! Our guard as a target.
+//! Paravane's access guard as a target.
 use super::timing::{MemoryAccess, Target, refused};
 use crate::BenchError;
 use paravane_dma::{Access, AccessGuard, Domain, Handle, Memory};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-/// The order that follows from the direction.
+/// The order that follows from the direction (the default).
 pub(crate) const BY_DIRECTION: u32 = Access::empty().bits();
 /// No order.
 pub(crate) const RELAXED: u32 = Access::RELAXED.bits();
 /// A full barrier.
 pub(crate) const FULL: u32 = Access::FULL.bits();
 
-/// A handle, whose guard is opened for each batch. The flags of its accesses are constants, as a device's are.
+/// A handle that enters a guard for each batch.
+///
+/// The flags of its accesses are constants, as in a device.
 pub(crate) struct Paravane<const ACCESS: u32 = BY_DIRECTION>(Handle);
 
 impl<const ACCESS: u32> Paravane<ACCESS> {
-    /// By guest-physical addresses.
+    /// Accesses guest-physical addresses.
     pub(crate) fn direct(memory: &Memory) -> Self {
         Self(memory.handle())
     }
 
-    /// Behind a domain.
+    /// Accesses device addresses.
     pub(crate) fn behind(domain: &Domain) -> Self {
         Self(domain.handle())
     }
 }
 
-/// Touches `len` bytes at `addr`, so that the host has given them pages.
+/// Writes `len` bytes at `addr`, so that the host allocates their pages.
 pub(crate) fn touch(memory: &Memory, addr: u64, len: u64) -> Result<(), BenchError> {
     memory.handle().enter().fill(addr, 0, len as usize, Access::RELAXED).map_err(refused)
 }
 
-/// Its guard.
+/// The guard of [`Paravane`].
 pub(crate) struct ParavaneGuard<'a, const ACCESS: u32>(AccessGuard<'a>);
 
 impl<const ACCESS: u32> Target for Paravane<ACCESS> {
@@ -69,14 +71,14 @@ impl<const ACCESS: u32> MemoryAccess for ParavaneGuard<'_, ACCESS> {
     }
 }
 
-/// A lock that all users of an address space share, and take for each access.
+/// A lock of an address space, taken for each access.
 pub(crate) trait SpaceLock: Send + Sync {
-    /// While it lives, the lock is held.
+    /// The guard of the lock.
     type Held<'a>
     where
         Self: 'a;
 
-    /// Takes it, as one who looks things up.
+    /// Takes the lock for reading.
     fn acquire(&self) -> Self::Held<'_>;
 }
 
@@ -107,13 +109,13 @@ pub(crate) struct Locked<L> {
 }
 
 impl<L> Locked<L> {
-    /// `lock` is the address space's.
+    /// `lock` is that of the address space.
     pub(crate) fn new(ours: Paravane, lock: Arc<L>) -> Self {
         Self { ours, lock }
     }
 }
 
-/// Its guard.
+/// The guard of [`Locked`].
 pub(crate) struct LockedGuard<'a, L> {
     open: ParavaneGuard<'a, BY_DIRECTION>,
     lock: &'a L,

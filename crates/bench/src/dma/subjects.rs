@@ -1,4 +1,4 @@
-//! The subjects: who accesses guest memory, and how.
+//! The subjects of the cases: ways to access guest memory.
 use super::fixture::Fixture;
 use super::memcpy::{Memcpy, Scattered};
 use super::ops::Ops;
@@ -9,19 +9,19 @@ use crate::error::broken;
 use crate::subject::{PARAVANE, Subject};
 use std::sync::Arc;
 
-/// Bare copies where the domain's mappings lead.
+/// Copies of the pages that the domain maps, without checks.
 pub(super) const SCATTERED: &str = "memcpy/pages";
-/// The loop alone, which is subtracted.
+/// The empty loop, which is subtracted.
 pub(super) const LOOP: &str = "loop";
 
-/// Whether the subject says device addresses.
+/// Whether the subject uses device addresses.
 pub(super) fn translated(name: &str) -> bool {
     name == "vm-memory/iommu"
         || name == SCATTERED
         || (name.starts_with("paravane/") && name != "paravane/log")
 }
 
-/// Makes a subject that makes the accesses of `ops` to `fixture`.
+/// Makes a subject that performs `ops` on `fixture`.
 pub(super) fn subject(
     name: &str,
     fixture: &Fixture,
@@ -32,11 +32,11 @@ pub(super) fn subject(
         LOOP => Box::new(Loop::new(EmptyTarget, ops, longest)),
         "memcpy" => match Memcpy::new(fixture) {
             Some(target) => Box::new(Loop::new(target, ops, longest)),
-            None => return Err(broken("memcpy", "memory is in several pieces")),
+            None => return Err(broken("memcpy", "guest memory has several regions")),
         },
         SCATTERED => match Scattered::new(fixture) {
             Some(target) => Box::new(Loop::new(target, ops, longest)),
-            None => return Err(broken(SCATTERED, "memory is in several pieces")),
+            None => return Err(broken(SCATTERED, "guest memory has several regions")),
         },
         PARAVANE => Box::new(Loop::new(<Paravane>::direct(&fixture.plain), ops, longest)),
         "paravane/log" => Box::new(Loop::new(<Paravane>::direct(&fixture.under_log), ops, longest)),
@@ -56,6 +56,6 @@ pub(super) fn subject(
         "vm-memory/bitmap" => Box::new(Loop::new(fixture.peers.logged()?, ops, longest)),
         #[cfg(feature = "peers")]
         "vm-memory/iommu" => Box::new(Loop::new(fixture.peers.translated()?, ops, longest)),
-        _ => return Err(broken(PARAVANE, format_args!("there is no subject {name}"))),
+        _ => return Err(broken(PARAVANE, format_args!("no subject {name}"))),
     })
 }

@@ -1,11 +1,10 @@
-//! One thread or two, in one address space or two: whether they slow one another down.
+//! One thread or two, in one address space or two.
 //!
-//! `threadsT/spacesS/WORK`: each thread has a handle of its own, sixteen ranges of its own, and a CPU. The rate is that of
-//! all threads together; the time is that of one access of one thread. Every round has new memory, and the threads go
-//! to the other half of it: which of the host's pages a thread gets decides whether they meet in its caches.
+//! `threadsT/spacesS/WORK`: each thread has a handle, sixteen ranges and a CPU. The rate is that of all
+//! threads, the time that of one access of one thread. Each round allocates new memory, and the threads
+//! swap halves: the pages that a thread gets decide on conflicts in the caches.
 //!
-//! Shots of one thread and of two take turns, so that `scaling` (the rate of two as a multiple of the rate of one in the
-//! same round) does not compare the machine of one minute with that of the next.
+//! Runs of one thread and of two alternate. `scaling` is the rate of two relative to one in the same round.
 use super::fixture::Fixture;
 use super::ops::{Ops, PAGE, Work, works};
 use super::shape::{IOVA, Shape};
@@ -23,14 +22,14 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// How long a run should take: long enough for the start of the threads not to count.
+/// Intended length of a run: long beside the start of the threads.
 pub(super) const RUN_TIME: Duration = Duration::from_millis(4);
-/// Shots in one round of one subject; the median run stands for the round.
+/// Runs in one round of one subject; the median run stands for the round.
 const RUNS: usize = 9;
-/// Of each address space.
+/// Shape of each address space.
 const SHAPE: Shape = Shape { regions: 1, mappings: 256 };
 
-/// How many, where, and what.
+/// Number of threads and address spaces, and the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     threads: usize,
@@ -52,13 +51,12 @@ impl Case {
             .collect()
     }
 
-    /// Whether it is run when nothing is asked for in particular.
+    /// Whether a run without a filter includes it.
     pub(super) fn default(self) -> bool {
         matches!(self.work, Work::Read(64) | Work::Write(64) | Work::Write(4096) | Work::Mix)
     }
 
-    /// The subjects: the copy alone, which shows what the machine's two CPUs do to each other, ours, and those that
-    /// translate and log.
+    /// The subjects. `memcpy` shows how much the two CPUs slow each other down.
     fn subjects() -> Vec<&'static str> {
         let mut names = vec!["memcpy", PARAVANE, "paravane/iova+log", "paravane/mutex", "paravane/rwlock"];
         if cfg!(feature = "peers") {
@@ -67,7 +65,7 @@ impl Case {
         names
     }
 
-    /// The accesses of one thread: in the first or in the second half of the addresses.
+    /// The accesses of one thread, in the first or second half of the addresses.
     fn ops(self, name: &str, half: usize) -> Ops {
         let first = if translated(name) { IOVA } else { 0 };
         let size = SHAPE.span() / 2;
@@ -76,7 +74,7 @@ impl Case {
     }
 }
 
-/// A subject of one sort of accesses: by one thread, by two, and by two in two address spaces, as far as was asked for.
+/// A subject of one kind of work, with its cases.
 pub(super) struct Group {
     pub(super) work: Work,
     pub(super) name: &'static str,
@@ -89,7 +87,7 @@ struct Entry {
     name: &'static str,
     members: Vec<Box<dyn Subject + Send>>,
     batches: u32,
-    /// Of this round.
+    /// Time and CPU time of the runs of this round.
     runs: Vec<[Duration; 2]>,
     samples: Vec<[f64; 3]>,
 }
@@ -103,7 +101,7 @@ impl Fixtures {
     }
 }
 
-/// All subjects of `cases`: for each sort of accesses, its subjects.
+/// The subjects of `cases`, by kind of work.
 pub(super) fn groups(
     cases: &[Case],
     placement: &ThreadPlacement,
@@ -114,7 +112,7 @@ pub(super) fn groups(
         return Ok(Vec::new());
     }
     if placement.cpus.is_none() {
-        progress("there is one CPU: cases with two threads are left out");
+        progress("one CPU: cases with two threads are omitted");
     }
     let fixtures = Fixtures::new()?;
     let can = |case: &&Case| case.threads == 1 || placement.cpus.is_some();
@@ -128,14 +126,14 @@ pub(super) fn groups(
     works
         .into_iter()
         .map(|work| {
-            progress(&format!("{work}: how many accesses fill a run"));
+            progress(&format!("{work}: calibrating"));
             Case::subjects().into_iter().map(|name| group(work, name)).collect()
         })
         .collect()
 }
 
 impl Group {
-    /// Goes over to the memory of round `number`.
+    /// Switches to the memory of round `number`.
     pub(super) fn enter(&mut self, fixtures: &Fixtures, number: usize) -> Result<(), BenchError> {
         self.entries.iter_mut().try_for_each(|entry| entry.enter(fixtures, number))
     }
@@ -195,7 +193,7 @@ impl Entry {
         }
     }
 
-    /// Goes over to the memory of round `number`.
+    /// Switches to the memory of round `number`.
     fn enter(&mut self, fixtures: &Fixtures, number: usize) -> Result<(), BenchError> {
         let case = self.case;
         let members: Result<Vec<_>, _> = (0..case.threads)
@@ -208,7 +206,7 @@ impl Entry {
         Ok(())
     }
 
-    /// All threads make their accesses at the same time: the time of the slower one, and their CPU time.
+    /// Runs all threads at once: the time of the slowest one, and the sum of CPU times.
     fn run_once(&mut self, placement: &ThreadPlacement) -> Result<[Duration; 2], BenchError> {
         let start = Barrier::new(self.members.len());
         let batches = self.batches;
@@ -217,7 +215,7 @@ impl Entry {
             let held = if placement.real_time { RealTime::enter() } else { None };
             start.wait();
             if matches!(pinned, Some(None)) {
-                return Err(broken(PARAVANE, "a CPU was refused"));
+                return Err(broken(PARAVANE, "the system refused a CPU"));
             }
             let (began, cpu) = (Instant::now(), thread_clock()?);
             black_box(subject.run(black_box(batches))?);
@@ -243,7 +241,7 @@ impl Entry {
         Ok(most)
     }
 
-    /// A round is over: its median run stands for it.
+    /// Ends a round: its median run stands for it.
     fn end_round(&mut self) {
         let runs = std::mem::take(&mut self.runs);
         let (threads, accesses) = (self.case.threads as f64, f64::from(self.batches) * f64::from(BATCH));
@@ -256,7 +254,7 @@ impl Entry {
         self.samples.push([threads * 1e9 / time, time, cpu]);
     }
 
-    /// The rows of all rounds. The loop's own time is included: it belongs to a thread.
+    /// The rows of all rounds, loop included.
     fn rows(&self, placement: &ThreadPlacement, origin: &Origin<'_>) -> Vec<Row> {
         let case = self.case.to_string();
         let row = |index: usize, metric, unit, method| {

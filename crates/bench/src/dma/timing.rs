@@ -1,4 +1,4 @@
-//! How accesses are timed: slices of a loop, the loop's own time taken off.
+//! Timing of accesses: slices of a loop, less the time of the empty loop.
 use super::ops::{Op, Ops};
 use crate::error::broken;
 use crate::instructions::Counter;
@@ -8,29 +8,29 @@ use crate::{BenchError, Row};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Accesses between two openings of the guard: a batch, as a queue's is.
+/// Accesses per access guard, as in a batch of a queue.
 pub(crate) const BATCH: u16 = 32;
 /// Slices in one round of one subject; the median slice stands for the round.
 const SLICES: usize = 21;
-/// How long a slice is: long beside reading the clock, short beside what a scheduler lets a thread run.
+/// Length of a slice: long beside reading the clock, short beside a time slice of the scheduler.
 pub(crate) const SLICE: Duration = Duration::from_micros(400);
 
-/// What accesses go through.
+/// A way to access guest memory.
 pub(crate) trait Target {
-    /// Open for a batch.
+    /// Access for a batch.
     type AccessGuard<'a>: MemoryAccess
     where
         Self: 'a;
 
-    /// Opens it.
+    /// Starts a batch.
     fn enter(&mut self) -> Self::AccessGuard<'_>;
 }
 
-/// Memory within reach.
+/// The accesses of a batch.
 pub(crate) trait MemoryAccess {
-    /// Reads.
+    /// Reads bytes.
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError>;
-    /// Writes.
+    /// Writes bytes.
     fn write(&self, addr: u64, data: &[u8]) -> Result<(), BenchError>;
     /// Reads an object of four bytes.
     fn read4(&self, addr: u64) -> Result<u32, BenchError>;
@@ -38,7 +38,7 @@ pub(crate) trait MemoryAccess {
     fn write4(&self, addr: u64, value: u32) -> Result<(), BenchError>;
 }
 
-/// A target that reaches nothing: the loop alone.
+/// A target without memory: the empty loop.
 pub(crate) struct EmptyTarget;
 
 impl Target for EmptyTarget {
@@ -74,8 +74,10 @@ impl MemoryAccess for EmptyTarget {
     }
 }
 
-/// Memory of our own, which data comes from and goes to. It starts at the same place of a page for every subject: how
-/// fast a processor copies depends on where in their pages source and target are.
+/// The local buffer of an access.
+///
+/// It has the same offset in a page for every subject: the speed of a copy depends on the offsets of
+/// source and target.
 pub(crate) struct LocalBuffer(Vec<BufferPage>);
 
 #[derive(Clone, zerocopy::FromBytes, zerocopy::IntoBytes)]
@@ -83,7 +85,7 @@ pub(crate) struct LocalBuffer(Vec<BufferPage>);
 struct BufferPage([u8; 4096]);
 
 impl LocalBuffer {
-    /// Where in its first page it starts: not where guest memory's ranges do.
+    /// Offset in the first page, different from those of the ranges in guest memory.
     const OFFSET: usize = 1024 + 64;
 
     /// At least `len` bytes.
@@ -106,7 +108,7 @@ pub(crate) struct Loop<T> {
 }
 
 impl<T> Loop<T> {
-    /// `longest`: bytes of the longest access.
+    /// `longest` is the length of the longest access in bytes.
     pub(crate) fn new(target: T, ops: Ops, longest: usize) -> Self {
         Self { target, ops, own: LocalBuffer::new(longest) }
     }
@@ -137,11 +139,11 @@ impl<T: Target> Subject for Loop<T> {
     }
 }
 
-/// The time stamp counter, or 0 where there is none that we know of.
+/// The time stamp counter; 0 on processors without a known one.
 #[inline(always)]
 pub(crate) fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction; where a system forbids it, nothing but the benchmark ends.
+    // SAFETY: every x86-64 processor has the instruction. If the system forbids it, the process ends.
     unsafe {
         std::arch::x86_64::_rdtsc()
     }
@@ -149,7 +151,7 @@ pub(crate) fn cycles() -> u64 {
     0
 }
 
-/// One round of one subject, an access, the loop included.
+/// One round of one subject, per access, loop included.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     time: f64,
@@ -157,7 +159,7 @@ struct Sample {
     instructions: Option<f64>,
 }
 
-/// A subject of a case, and what the rounds have found.
+/// A subject of a case with its samples.
 pub(crate) struct Timed {
     pub(crate) case: String,
     pub(crate) name: &'static str,
@@ -167,7 +169,7 @@ pub(crate) struct Timed {
 }
 
 impl Timed {
-    /// Finds how many batches fill a slice.
+    /// Finds the number of batches that fill a slice.
     pub(crate) fn new(
         case: String,
         name: &'static str,
@@ -176,7 +178,7 @@ impl Timed {
     ) -> Result<Self, BenchError> {
         let mut batches = 4u32;
         loop {
-            // The least of a few: one that was interrupted would make slices of a few accesses, which are all overhead.
+            // The least of three: an interrupted one would make slices too short.
             let mut took = Duration::MAX;
             for _ in 0..3 {
                 let start = Instant::now();
@@ -192,7 +194,7 @@ impl Timed {
         }
     }
 
-    /// One slice: nanoseconds and cycles an access.
+    /// Measures one slice: nanoseconds and cycles per access.
     fn slice(&mut self) -> Result<[f64; 2], BenchError> {
         let (start, first) = (Instant::now(), cycles());
         black_box(self.subject.run(black_box(self.batches))?);
@@ -201,7 +203,7 @@ impl Timed {
         Ok([took.as_nanos() as f64 / accesses, last.wrapping_sub(first) as f64 / accesses])
     }
 
-    /// Instructions an access. Single steps, which are the same each time, are taken in the first round only.
+    /// Instructions per access. Single steps repeat exactly, so only the first round counts them.
     fn instructions(&mut self, counter: &mut Counter) -> Result<Option<f64>, BenchError> {
         if let (Counter::SingleStep, Some(first)) = (&*counter, self.samples.first()) {
             return Ok(first.instructions);
@@ -212,7 +214,7 @@ impl Timed {
         }
     }
 
-    /// The rows of all rounds, less what the loop alone takes.
+    /// The rows of all rounds, less the time of the empty loop.
     pub(crate) fn rows(&self, alone: Option<&Self>, origin: &Origin<'_>) -> Vec<Row> {
         let row = |metric: &str, unit: &str, method: &str, of: fn(&Sample) -> Option<f64>| {
             let values: Option<Vec<f64>> = (self.samples.iter().enumerate())
@@ -235,8 +237,9 @@ impl Timed {
     }
 }
 
-/// Measures one round of the subjects of a case: the median slice of each. Slices are interleaved as well, so that
-/// whatever comes for a while comes to all of them. Instructions are counted if there is a counter.
+/// Measures one round of the subjects of a case: the median slice of each.
+///
+/// Slices are interleaved, so that a disturbance falls on all subjects alike.
 pub(crate) fn sample(
     of_case: &mut [Timed],
     number: usize,
@@ -246,7 +249,7 @@ pub(crate) fn sample(
     let mut slices = vec![[const { Vec::new() }; 2]; subjects];
     for slice in 0..SLICES {
         for turn in 0..subjects {
-            // Nobody always comes after the same one, as far as that goes.
+            // The first subject rotates.
             let at = (turn + slice + number) % subjects;
             for (values, value) in slices[at].iter_mut().zip(of_case[at].slice()?) {
                 values.push(value);
@@ -265,20 +268,20 @@ pub(crate) fn sample(
     Ok(())
 }
 
-/// What all rows of a run share.
+/// The fields that all rows of a run share.
 pub(crate) struct Origin<'a> {
     /// Name of the benchmark.
     pub(crate) bench: &'a str,
-    /// How instructions are counted.
+    /// Method of counting instructions.
     pub(crate) counter: &'a str,
-    /// Of the measuring thread.
+    /// CPU of the measuring thread.
     pub(crate) pinned_cpu: Option<usize>,
-    /// At the start and at the end.
+    /// Load average at the start and at the end.
     pub(crate) load: [Option<f64>; 2],
 }
 
 impl Origin<'_> {
-    /// A row of the values of all rounds; none if there are none.
+    /// A row of the values of all rounds; `None` without values.
     pub(crate) fn row(
         &self,
         case: &str,
@@ -304,7 +307,7 @@ impl Origin<'_> {
     }
 }
 
-/// What one reading of the clocks takes: once a slice, that is spread over its accesses.
+/// The cost of reading the clocks, which each slice does once.
 pub(crate) fn overhead(origin: &Origin<'_>, rounds: u32) -> Vec<Row> {
     let mut readings = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
@@ -329,7 +332,7 @@ pub(crate) fn overhead(origin: &Origin<'_>, rounds: u32) -> Vec<Row> {
     .collect()
 }
 
-/// The error of an access that was refused.
+/// An access was refused.
 #[cold]
 pub(crate) fn refused(error: impl std::fmt::Display) -> BenchError {
     broken(PARAVANE, error)

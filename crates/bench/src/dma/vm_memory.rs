@@ -1,4 +1,4 @@
-//! vm-memory, over the same pages: plain, with its bitmap, behind its IOMMU.
+//! The crate vm-memory over the same pages: plain, with its bitmap, behind its IOMMU.
 use super::ops::PAGE;
 use super::shape::{SIZE, Shape};
 use super::timing::{MemoryAccess, Target};
@@ -12,17 +12,17 @@ use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::iommu::{Error, Iommu, Iotlb, IotlbIterator, IovaRange};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, IommuMemory, Permissions};
 
-/// Its name.
+/// Name in results.
 const NAME: &str = "vm-memory";
 
 /// Plain memory.
 pub(super) type Plain = GuestMemoryMmap<()>;
-/// Memory with a bitmap, which is always on.
+/// Memory with a dirty bitmap, which is always on.
 pub(super) type Logged = GuestMemoryMmap<AtomicBitmap>;
 /// Memory behind an IOMMU, logged by device address.
 pub(super) type Translated = IommuMemory<Plain, Table>;
 
-/// An IOMMU all of whose mappings are in its IOTLB: the crate has no other store for them.
+/// An IOMMU with all mappings in its IOTLB, the only store of the crate.
 #[derive(Debug)]
 pub(super) struct Table(RwLock<Iotlb>);
 
@@ -38,7 +38,7 @@ impl Iommu for Table {
         let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
         Iotlb::lookup(guard, iova, length, access).map_err(|_| Error::CannotResolve {
             iova_range: IovaRange { base: iova, length },
-            reason: "it is not mapped".to_owned(),
+            reason: "not mapped".to_owned(),
         })
     }
 }
@@ -120,7 +120,7 @@ impl Peers {
     }
 }
 
-/// One of them as a target. Threads share it.
+/// A view of guest memory as a target. Threads share it.
 pub(super) struct Peer<M>(Arc<M>);
 
 impl<M> Clone for Peer<M> {
@@ -129,7 +129,7 @@ impl<M> Clone for Peer<M> {
     }
 }
 
-/// Nothing to open.
+/// Access by shared reference.
 pub(super) struct PeerGuard<'a, M>(&'a M);
 
 impl<M: GuestMemory> Target for Peer<M> {
