@@ -126,8 +126,8 @@ impl LineWriter {
             let _pinned = Pinned::to(cpu);
             let _held = if real_time { RealTime::enter() } else { None };
             let line: NonNull<u64> = region.host().cast();
-            // SAFETY: the first eight bytes of a region that this thread keeps mapped; all accesses are atomic or
-            // through an access guard.
+            // SAFETY: the first eight bytes of a region that this thread keeps mapped; all accesses
+            // are atomic or through an access guard.
             let line = unsafe { AtomicU64::from_ptr(line.as_ptr()) };
             let mut number = 0_u64;
             // Relaxed: nothing else is read because of it.

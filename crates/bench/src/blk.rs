@@ -11,8 +11,8 @@
 //!     } } } }
 //! }
 //! ```
-//! The order of the servers changes with each sample: what one server leaves behind in caches falls on
-//! all others alike. `rate-to-other` compares two builds of `paravane` within each round.
+//! The order of the servers changes with each sample: what one server leaves behind in caches falls
+//! on all others alike. `rate-to-other` compares two builds of `paravane` within each round.
 //!
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
 use crate::builds::OTHER_NAME;
@@ -63,8 +63,8 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
 
 /// Measures all cases, interleaved.
 ///
-/// A round goes through the cases of a storage. Within a case the servers take turns, in another order
-/// for each sample ([`turns`]), and the median sample stands for the round.
+/// A round goes through the cases of a storage. Within a case the servers take turns, in another
+/// order for each sample ([`turns`]), and the median sample stands for the round.
 fn measure(
     cases: &[Case],
     subjects: &[Subject],
@@ -134,7 +134,8 @@ fn measure(
 
 /// The order in which `count` servers take sample number `number`.
 ///
-/// The first one rotates and the direction alternates, so that no server always follows the same one.
+/// The first one rotates and the direction alternates, so that no server always follows the same
+/// one.
 fn turns(number: usize, count: usize) -> impl Iterator<Item = usize> {
     let backwards = number % 2 == 1;
     (0..count).map(move |turn| (number + if backwards { count - turn } else { turn }) % count)
@@ -143,7 +144,7 @@ fn turns(number: usize, count: usize) -> impl Iterator<Item = usize> {
 /// Reads the image once, so that no server pays for first accesses while it is measured.
 ///
 /// # Errors
-/// One line on why the server does not work.
+/// Why the server does not work, in one line.
 fn warm(server: &mut Server, storage: Storage) -> Result<(), String> {
     if storage == Storage::Direct {
         return Ok(());
@@ -159,10 +160,10 @@ fn warm(server: &mut Server, storage: Storage) -> Result<(), String> {
     Ok(())
 }
 
-/// One sample of one server.
+/// Takes one sample of one server.
 ///
 /// # Errors
-/// One line on why there are no figures.
+/// Why there are no figures, in one line.
 fn sample(
     server: &mut Server,
     case: Case,
@@ -179,7 +180,7 @@ fn sample(
     let window = driver.run(length.timed)?;
     let cpu = clock.read().map_err(|error| error.to_string())? - before;
     if window.requests == 0 {
-        return Err("nothing was done".into());
+        return Err("no request completed".into());
     }
     let count = window.requests as f64;
     let class = if real_time { ", SCHED_FIFO" } else { "" };
@@ -196,7 +197,7 @@ fn sample(
     for (metric, number) in counts {
         figures.push((Figure::new(metric, "1/request", by("count")), number as f64 / count));
     }
-    // Where they cannot be counted, there is no row.
+    // Without a counter, there is no row.
     if let Ok(counter) = Instructions::start(pid) {
         let method = counter.method;
         let window = driver.run(length.counted)?;

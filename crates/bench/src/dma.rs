@@ -104,7 +104,8 @@ impl Case {
 
     /// Whether a run without a filter includes it.
     ///
-    /// It includes the table of the 2020 series, and small accesses by number of mappings and regions.
+    /// It includes the table of the 2020 series, and small accesses by number of mappings and
+    /// regions.
     fn default(self) -> bool {
         let Shape { regions, mappings } = self.shape;
         match (regions, mappings, self.random) {

@@ -20,8 +20,8 @@ impl SharedMemory {
     /// Refers to `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// The bytes must stay mapped, readable and writable while any copy of the result is used, and no Rust
-    /// reference to them may exist in that time.
+    /// The bytes must stay mapped, readable and writable while any copy of the result is used, and
+    /// no Rust reference to them may exist in that time.
     pub(crate) unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len }
     }
@@ -122,7 +122,8 @@ pub(crate) struct StridedU16(Strided);
 impl StridedU16 {
     /// Loads value `index` modulo their number (relaxed; an index load orders it).
     pub(crate) fn load(self, index: u16) -> u16 {
-        // SAFETY: inside and aligned by `Strided::new`; the memory lives by the promise of `SharedMemory::new`.
+        // SAFETY: inside and aligned by `Strided::new`; the memory lives by the promise of
+        // `SharedMemory::new`.
         u16::from_le(unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.load(Ordering::Relaxed))
     }
 
@@ -150,7 +151,8 @@ impl StridedU32 {
 pub(crate) struct StridedU64(Strided);
 
 impl StridedU64 {
-    /// Loads value `index` modulo their number. Acquire: pairs with the subject's release store of the flags.
+    /// Loads value `index` modulo their number. Acquire: pairs with the subject's release store of
+    /// the flags.
     pub(crate) fn load(self, index: u16) -> u64 {
         // SAFETY: as in `StridedU16::load`.
         u64::from_le(unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.load(Ordering::Acquire))
@@ -176,7 +178,8 @@ pub(crate) struct Pages {
     layout: Layout,
 }
 
-// SAFETY: the pages belong to this value, not to a thread; their bytes are accessed through `SharedMemory`.
+// SAFETY: the pages belong to this value, not to a thread; their bytes are accessed through
+// `SharedMemory`.
 unsafe impl Send for Pages {}
 
 /// The layout of pages for `len` bytes, at least one page.
@@ -196,8 +199,8 @@ impl Pages {
 
     /// The memory.
     pub(crate) fn shared(&self) -> SharedMemory {
-        // SAFETY: `alloc_zeroed` gave this many bytes, page-aligned, and nothing makes references to them.
-        // The owner keeps the pages until all users are dropped.
+        // SAFETY: `alloc_zeroed` gave this many bytes, page-aligned, and nothing makes references
+        // to them. The owner keeps the pages until all users are dropped.
         unsafe { SharedMemory::new(self.ptr, self.layout.size()) }
     }
 
@@ -227,7 +230,8 @@ impl Pages {
     /// Takes back ownership.
     ///
     /// # Safety
-    /// `ptr` came from [`Pages::into_raw`] of pages made with this `len`, and has not been taken back.
+    /// `ptr` came from [`Pages::into_raw`] of pages made with this `len`, and has not been taken
+    /// back.
     #[cfg(feature = "peers")]
     pub(crate) unsafe fn from_raw(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, layout: pages(len) }

@@ -1,14 +1,21 @@
-//! `paravane bench net`: `paravane serve net` beside DPDK's vhost driver, with DPDK's virtio-user driver as the client of both.
+//! `paravane bench net`: `paravane serve net` beside DPDK's vhost driver.
 //!
-//! All are programs of their own: the device on one CPU, its driver on another.
+//! The client of both is DPDK's virtio-user driver. All are processes: the device on one CPU, its
+//! driver on another.
 //!
 //! ```text
-//! for case { for round { for subject { device -> driver } -> for take { for subject { go -> warm up -> [ clock ] -> [ instructions ] -> halt } } } }
+//! for case { for round {
+//!     for subject { device -> driver }
+//!     for sample { for subject {
+//!         start traffic -> warm up -> [ clock ] -> [ instructions ] -> stop traffic
+//!     } }
+//! } }
 //! ```
-//! Each round starts all programs anew: where their memory lies moves a rate by some percent. Within a round the subjects take turns,
-//! shortly, and the median take stands for the round: how long a cache line takes between two CPUs may change from one second to the next.
+//! Each round starts all processes anew: the place of their memory changes a rate by some percent.
+//! Within a round the subjects alternate in short samples, and the median sample stands for the
+//! round: the time that a cache line takes between two CPUs may change within seconds.
 //!
-//! **Cases**: `LAYOUT/BUFFERS/WAY/BYTES`, see [`case`].
+//! **Cases**: `LAYOUT/BUFFERS/DIRECTION/BYTES`, see [`case`].
 use crate::error::broken;
 use crate::figures::{Collector, Figure, RoundSamples, ratio};
 use crate::machine::two_cpus;
@@ -23,7 +30,7 @@ mod case;
 mod device;
 mod testpmd;
 
-/// Takes of each subject in a round.
+/// Samples of each subject in a round.
 const SAMPLES: usize = 7;
 
 /// The name of this benchmark.
@@ -41,8 +48,8 @@ pub(crate) const NOTES: &[&str] = &[
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
     let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick)?;
     if !testpmd::is_there() {
-        let reason = "dpdk-testpmd is not installed (Debian: dpdk-dev, librte-net-vhost23, librte-net-virtio23, librte-mempool-ring23)";
-        return Err(broken("the client", reason));
+        let reason = "dpdk-testpmd is not installed; install dpdk-dev, librte-net-vhost23, librte-net-virtio23 and librte-mempool-ring23";
+        return Err(broken("client", reason));
     }
     let subjects = Subject::all()?;
     let length = if options.quick { case::QUICK } else { case::FULL };
@@ -86,7 +93,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(collector.rows())
 }
 
-/// One take of one pair.
+/// Takes one sample of one pair.
 fn sample(
     name: &'static str,
     device: &mut Device,
@@ -107,7 +114,7 @@ fn sample(
     let (after, cpu_after) = (driver.counts()?, clock.read()?);
     let count = packets(before, after) as f64;
     if count == 0.0 {
-        return Err(broken(name, format_args!("{case}: no packet goes by")));
+        return Err(broken(name, format_args!("{case}: no packet passed")));
     }
     let elapsed = (after.at - before.at).as_secs_f64();
     let cpu = (cpu_after - cpu_before).as_secs_f64();
@@ -115,7 +122,7 @@ fn sample(
         (Figure::new("rate", "Mpackets/s", "clock"), count / elapsed / 1e6),
         (Figure::new("cpu", "ns/packet", "process clock"), cpu * 1e9 / count),
     ];
-    // Where they cannot be counted, there is no row.
+    // Without a counter, there is no row.
     if let Ok(counter) = Instructions::start(device.pid()) {
         let method = counter.method;
         let before = driver.counts()?;

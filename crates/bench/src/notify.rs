@@ -1,7 +1,7 @@
 //! `paravane bench notify`: the cost of a kick to the guest, and of an interrupt to the host.
 //!
-//! It repeats the tables of "virtio: Use ioeventfd for virtqueue notify" (Stefan Hajnoczi, QEMU, 2010).
-//! A sample is one run of the microVM with one device. Only the measured phase counts:
+//! It repeats the tables of "virtio: Use ioeventfd for virtqueue notify" (Stefan Hajnoczi, QEMU,
+//! 2010). A sample is one run of the microVM with one device. Only the measured phase counts:
 //!
 //! ```text
 //! for round { for case { for placement { for subject { boot -> set up -> [ measured phase ] -> verify } } } }
@@ -9,8 +9,8 @@
 //! ```
 //! **Subjects**: `exit-inline`, `exit`, `ioeventfd`, `process`; see [`Subject`].
 //!
-//! **Cases**, each with the host's threads on another CPU than the guest (`separate`) and on the same
-//! (`colocated`):
+//! **Cases**, each with the host's threads on another CPU than the guest (`separate`) and on the
+//! same (`colocated`):
 //!
 //! * `blk/WORKLOAD/inflightN`: the four disk workloads of the series, 1, 8 and 16 requests in flight.
 //! * `stream/DIRECTION/SIZE`: frames in one direction.
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases, and within a case each subject comes first in turn.
+/// Measures all cases, interleaved. The first subject of a case rotates.
 fn measure(
     cases: &[(Case, Placement)],
     states: &[(GuestState, &str)],
@@ -91,13 +91,13 @@ fn measure(
     let (host, guest) = two_cpus();
     for round in 0..rounds {
         for &(case, placement) in cases {
-            // Where there is one CPU only, everything is on it.
+            // With one CPU, everything runs on it.
             let (host, vcpu) = match placement {
                 Placement::Separate => (host, guest),
                 Placement::Colocated => (guest, guest),
             };
             let _host = host.and_then(Pinned::to);
-            // Nobody keeps the two CPUs from each other. On one, the scheduler's choice is what is measured.
+            // Real time on separate CPUs only. On a shared CPU, the scheduler's choice is measured.
             let alone = placement == Placement::Separate && vcpu.is_some();
             let real_time = alone.then(RealTime::enter).flatten();
             let path = format!("{case}/{placement}");

@@ -1,10 +1,10 @@
 //! `paravane bench poll`: the cost of poll tokens that do not repeat.
 //!
-//! A driver that polls compares a token with the ring. A bare ring index repeats after 65,536 buffers,
-//! and polling at that moment misses them. "Introduce optional VirtIO ring wrap counters" (Cristian
-//! Marussi, Linux, 2022) adds a wrap counter to the token and measures it with a program that mostly
-//! spins. This benchmark measures the same and reports spins apart. The subjects are four variants of
-//! the driver:
+//! A driver that polls compares a token with the ring. A bare ring index repeats after 65,536
+//! buffers, and polling at that moment misses them. "Introduce optional VirtIO ring wrap counters"
+//! (Cristian Marussi, Linux, 2022) adds a wrap counter to the token and measures it with a program
+//! that mostly spins. This benchmark measures the same and reports spins apart. The subjects are
+//! four variants of the driver:
 //!
 //! | subject | token |
 //! |---|---|
@@ -330,7 +330,7 @@ fn measure(
     }
     for number in 1..=rounds {
         for turn in 0..alone.len() {
-            // Each variant comes at each placement of its case in turn.
+            // The first variant of a case rotates.
             let turn = turn / VARIANTS.len() * VARIANTS.len() + (turn + number as usize) % VARIANTS.len();
             let (path, variant, subject) = &mut alone[turn];
             progress(&format!("round {number} of {rounds}: {path}: {variant}"));

@@ -1,23 +1,24 @@
 //! `paravane bench ring`: the cost of a descriptor chain on either side of a virtqueue.
 //!
-//! Cases with **one thread** ([`Case`]): a layout, a side, descriptors per chain (1 or 4, one buffer of
-//! 64 bytes), direct or indirect, in order or not, and a batch. One thread plays both sides: the subject,
-//! and a script ([`scripted`]). The same rounds measure the script alone; its cost is subtracted. Cases
-//! with **two threads** ([`stream`]) have a whole driver and a whole device.
+//! Cases with **one thread** ([`Case`]): a layout, a side, descriptors per chain (1 or 4, one
+//! buffer of 64 bytes), direct or indirect, in order or not, and a batch. One thread plays both
+//! sides: the subject, and a script ([`scripted`]). The same rounds measure the script alone; its
+//! cost is subtracted. Cases with **two threads** ([`stream`]) have a whole driver and a whole
+//! device.
 //!
 //! One operation of one thread, for every subject:
 //!
-//! * Device side: take the chain with all descriptors (an indirect table through the subject's guest
-//!   memory), read each address and length, and complete it with the bytes written. Per batch, publish
-//!   and ask whether the driver wants an interrupt.
-//! * Driver side: add the buffer. Per batch, publish, ask whether the device wants a kick, and take back
-//!   buffers until none is used.
+//! * Device side: take the chain with all descriptors (an indirect table through the subject's
+//!   guest memory), read each address and length, and complete it with the bytes written. Per
+//!   batch, publish and ask whether the driver wants an interrupt.
+//! * Driver side: add the buffer. Per batch, publish, ask whether the device wants a kick, and take
+//!   back buffers until none is used.
 //!
-//! Not included: the bytes of the buffers, notifications, refreshing the map of guest memory, and cache
-//! misses between CPUs (both sides run on one CPU).
+//! Not included: the bytes of the buffers, notifications, refreshing the map of guest memory, and
+//! cache misses between CPUs (both sides run on one CPU).
 //!
-//! [`Subject::run`] returns a sum. Device side: all addresses and lengths, plus one per wanted interrupt.
-//! Driver side: all used lengths, plus one per wanted kick.
+//! [`Subject::run`] returns a sum. Device side: all addresses and lengths, plus one per wanted
+//! interrupt. Driver side: all used lengths, plus one per wanted kick.
 use crate::clock::thread_clock;
 use crate::instructions::Counter;
 use crate::machine::{Pinned, ThreadPlacement, load_average};

@@ -30,9 +30,10 @@ pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
 
 /// Does the work of a child process of the instruction count, and returns its exit code.
 ///
-/// Call it at the start of `main`, and end with the code that it returns. Without a hardware counter,
-/// [`crate::run`] starts the program again as a child and steps through its work. An environment variable
-/// marks that child. In every other process this function returns `None` at once.
+/// Call it at the start of `main`, and end with the code that it returns. Without a hardware
+/// counter, [`crate::run`] starts the program again as a child and steps through its work. An
+/// environment variable marks that child. In every other process this function returns `None` at
+/// once.
 #[must_use]
 pub fn child_main() -> Option<ExitCode> {
     let job = std::env::var(STEP_ENV).ok()?;

@@ -8,7 +8,8 @@ pub(crate) const PARAVANE: &str = "paravane";
 pub(crate) trait Subject {
     /// Does `batches` batches of work and returns a sum over the values that it saw.
     ///
-    /// The sum keeps the work from being optimised away. All subjects of a case return the same sum.
+    /// The sum keeps the work from being optimised away. All subjects of a case return the same
+    /// sum.
     ///
     /// # Errors
     /// The subject refused, or did not complete its work.

@@ -19,8 +19,8 @@ struct Line<'a> {
 
 /// Renders rows as a table, with notes that explain it.
 ///
-/// The first subject of a case, or `paravane`, is the base that the others are compared with. A ratio
-/// above 1 means that the subject needs more than the base; for a rate, that it does less.
+/// The first subject of a case, or `paravane`, is the base that the others are compared with. A
+/// ratio above 1 means that the subject needs more than the base; for a rate, that it does less.
 #[must_use]
 pub fn table(rows: &[Row]) -> String {
     let mut out = String::new();

@@ -31,8 +31,9 @@ mod sample;
 
 /// The name of this benchmark.
 pub(crate) const NAME: &str = "transport";
-/// Rounds for each one that is asked for: what two transports do not differ in has to come out equal to a percent, while a
-/// host's speed drifts by ten.
+/// Rounds per requested round.
+///
+/// Equal transports must measure equal within 1 %, while the host's speed drifts by 10 %.
 const SHORT: u32 = 3;
 /// The transports, the base of the comparison first.
 const TRANSPORTS: [TransportChoice; 3] =
@@ -66,9 +67,10 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures, interleaved: every round goes through all cases, and within a case the transports take turns, each of them the
-/// first one in turn. A round's figure is the median of its samples: a busy host then has to be busy for longer than one.
-/// The guest has a CPU, and everything else has another.
+/// Measures all cases, interleaved.
+///
+/// Within a case the transports take turns, and the first one rotates. The median sample stands for
+/// the round, so that a short disturbance does not count. The guest has one CPU, all else another.
 fn measure(
     cases: &[Case],
     accel: AccelChoice,
@@ -80,7 +82,7 @@ fn measure(
     let image = Image::new(sample::SPAN)?;
     let (io, vcpu) = two_cpus();
     let _host = io.and_then(Pinned::to);
-    // Everything sleeps when it has nothing to do, so that two CPUs never have to be shared; with one, they would.
+    // All threads sleep when idle, so two CPUs suffice for real time; one CPU does not.
     let real_time = vcpu.and_then(|_| RealTime::enter());
     for round in 0..rounds {
         for case in cases {
@@ -96,7 +98,7 @@ fn measure(
             let path = case.to_string();
             let [mmio, msi, pci] =
                 samples.map(|(subject, samples)| (subject, samples.medians().collect::<Vec<_>>()));
-            // Within a round they had the same host, however fast that was.
+            // Within a round, the host had the same speed for all.
             let relative = ratio(&msi.1, &mmio.1, "rate-to-mmio").into_iter().chain(ratio(
                 &msi.1,
                 &pci.1,

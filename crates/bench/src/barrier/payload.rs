@@ -7,8 +7,8 @@
 //! take back what is used                      rx: write each payload, numbered
 //! rx: check its number                        complete, publish
 //! ```
-//! The payload of each buffer is one access. The rest of the device is that of `paravane bench ring`. The
-//! driver touches only the number of a payload, so that the device is measured.
+//! The payload of each buffer is one access. The rest of the device is that of `paravane bench
+//! ring`. The driver touches only the number of a payload, so that the device is measured.
 use super::order::{ORDERS, memory};
 use crate::BenchError;
 use crate::Row;
@@ -82,7 +82,8 @@ struct PayloadDriver {
     before: u64,
 }
 
-// SAFETY: the memory belongs to the pair, not to a thread; its bytes are accessed atomically, by `SharedMemory`.
+// SAFETY: the memory belongs to the pair, not to a thread; its bytes are accessed atomically, by
+// `SharedMemory`.
 unsafe impl Send for PayloadDriver {}
 
 impl DriverEnd for PayloadDriver {
@@ -143,8 +144,8 @@ impl PayloadDriver {
     }
 }
 
-/// PayloadDevice payloads, in the order that is asked for: one device for all three, since where memory happens to lie makes
-/// more of a difference than they do.
+/// PayloadDevice payloads, in the order that is asked for: one device for all three, since where
+/// memory happens to lie makes more of a difference than they do.
 #[repr(align(128))]
 struct PayloadDevice {
     queue: device::Queue,
@@ -230,8 +231,8 @@ impl Workload {
         let size = PAYLOADS + usize::from(QUEUE_SIZE) * STRIDE;
         assert!(layout.memory() <= PAYLOADS);
         let (memory, region) = memory(size as u64)?;
-        // SAFETY: the pair keeps the region mapped longer than its ends live; nothing makes references to its
-        // bytes.
+        // SAFETY: the pair keeps the region mapped longer than its ends live; nothing makes
+        // references to its bytes.
         let bytes = unsafe { SharedMemory::new(region.host(), size) };
         let (mut queue, addresses) = driver::Queue::new(layout, DmaArea { area: bytes.area(), addr: 0 })
             .map_err(|error| broken(PARAVANE, error))?;

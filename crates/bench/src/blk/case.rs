@@ -1,35 +1,35 @@
-//! What is asked of a disk.
+//! The cases: storage, layout, work, requests in flight.
 use crate::BenchError;
 use crate::meter::SampleLength;
 use std::fmt;
 use std::time::Duration;
 
-/// Bytes of a block; each begins with its own number.
+/// Bytes of a block, which begins with its number.
 pub(super) const BLOCK: u64 = 4096;
 /// Bytes of the image.
 pub(super) const SPAN: u64 = 256 << 20;
 /// Requests in flight.
 const DEPTHS: [usize; 4] = [1, 4, 32, 128];
-/// The same for qcow2 images, and past the page cache.
+/// Requests in flight with qcow2 images and with O_DIRECT.
 const FEW_DEPTHS: [usize; 2] = [1, 32];
 
-/// Where the image lies.
+/// Where the image is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
-    /// In memory.
+    /// In memory (`/dev/shm`).
     Tmpfs,
-    /// Wherever the benchmark is run.
+    /// In the current directory.
     Disk,
-    /// The same, past the page cache.
+    /// In the current directory, with O_DIRECT.
     Direct,
-    /// In memory, in the format qcow2.
+    /// In memory, in qcow2 format.
     Qcow2,
 }
 
 impl Storage {
     pub(super) const ALL: [Self; 4] = [Self::Tmpfs, Self::Disk, Self::Direct, Self::Qcow2];
 
-    /// As the rows have it.
+    /// Name in results.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
@@ -40,12 +40,12 @@ impl Storage {
     }
 }
 
-/// What the requests are.
+/// Direction, order and size of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) write: bool,
     pub(super) sequential: bool,
-    /// Of a request, a multiple of [`BLOCK`].
+    /// Bytes of a request, a multiple of [`BLOCK`].
     pub(super) bytes: u64,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for Work {
     }
 }
 
-/// One line of the table.
+/// A case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) storage: Storage,
@@ -85,12 +85,12 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// All of them; in a hurry only those of raw images in memory.
+    /// Every case; with `quick`, those of raw images in memory.
     pub(super) fn all(quick: bool) -> Vec<Self> {
         let storages = if quick { &Storage::ALL[..1] } else { &Storage::ALL[..] };
         let mut all = Vec::new();
         for &storage in storages {
-            // How a file is used has nothing to do with the ring's layout.
+            // Storage and layout are independent: few cases suffice for the others.
             let (layouts, depths) = match storage {
                 Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
                 Storage::Direct | Storage::Qcow2 => (&[false][..], &FEW_DEPTHS[..]),
@@ -117,13 +117,13 @@ impl Case {
     }
 }
 
-/// How long a sample takes, for figures.
+/// Windows of a full sample.
 pub(super) const FULL: SampleLength = SampleLength {
     warm_up: Duration::from_millis(20),
     timed: Duration::from_millis(90),
     counted: Duration::from_millis(20),
 };
-/// In a hurry.
+/// Windows of a sample with `--quick`.
 pub(super) const QUICK: SampleLength = SampleLength {
     warm_up: Duration::from_millis(10),
     timed: Duration::from_millis(30),

@@ -1,15 +1,18 @@
 //! The client: the crate virtio-driver over vhost-user, one queue, one thread.
 //!
 //! ```text
-//!   connect -> run (as often as one likes: the requests in flight go on from window to window) -> drop
+//!   connect -> run, any number of times (requests stay in flight between windows) -> drop
 //!
-//!   run: submit what is idle -> kick -> wait: event or poll -> take all that is done, check it -> ...
+//!   run: submit idle requests -> kick -> wait: event or poll -> take and check completed requests -> ...
 //! ```
-//! Of version 0.6.1 this makes good: when it takes a used buffer from a packed ring, the store of its event index and the load of
-//! the next buffer's flags have no barrier between them, so that an interrupt can be missed; here it is asked again, with one,
-//! before sleeping. And it counts descriptors since its last look at the event index in 16 bits, without looking
-//! while kicks are off, so that a kick can be missed (once in thousands of times that the device goes to sleep): after [`PATIENCE`] it
-//! kicks again, and `repeated_kicks` says so.
+//! It works around two defects of version 0.6.1 in packed rings:
+//!
+//! * Between the store of the event index and the load of the next descriptor's flags, the crate
+//!   has no barrier and can miss an interrupt. The client enables interrupts again, with a barrier,
+//!   and checks the ring before it sleeps.
+//! * The crate counts descriptors since its last look at the event index in 16 bits, and does not
+//!   look while kicks are off. It can miss a kick, once in thousands of times that the device
+//!   sleeps. The client kicks again after [`PATIENCE`]; `repeated-kicks` counts that.
 use super::case::{BLOCK, Case, SPAN, Work};
 use crate::Client as Mode;
 use hdrhistogram::Histogram;
@@ -31,36 +34,36 @@ use virtio_driver::{
     VirtioFeatureFlags,
 };
 
-/// How long a server may take to listen.
+/// Time limit for a server to listen.
 const START: Duration = Duration::from_secs(10);
-/// How long the client sleeps before it asks whether something was missed.
+/// Time that the client sleeps before it kicks again.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// How long a server may take over one request.
+/// Time limit for a request.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Descriptors of a request: header, data, status.
 const DESCRIPTORS: usize = 3;
-/// Looks at the ring between two at the clock, when polling.
+/// Polls of the ring between two readings of the clock.
 const LOOKS: u32 = 4096;
 
-/// What came of a window.
+/// The figures of a window.
 pub(super) struct Window {
-    /// Requests that were done in it.
+    /// Completed requests.
     pub(super) requests: u64,
-    /// How long it was.
+    /// Length of the window.
     pub(super) elapsed: Duration,
-    /// Nanoseconds from before a request is submitted until it has been taken back.
+    /// Nanoseconds from before a request is submitted until it is taken back.
     pub(super) latencies: Histogram<u32>,
-    /// Times that the server was kicked.
+    /// Number of kicks.
     pub(super) kicks: u64,
-    /// Times that the client went to sleep.
+    /// Number of times that the client slept.
     pub(super) sleeps: u64,
-    /// Times that the client found, after [`PATIENCE`], that it had to kick once more.
+    /// Number of kicks repeated after [`PATIENCE`].
     pub(super) repeated_kicks: u64,
 }
 
-/// A driver with its device.
+/// A connected driver.
 pub(super) struct Client {
-    // Goes before the memory that it lies in.
+    // Dropped before its memory.
     queue: VirtioBlkQueue<'static, usize>,
     buffers: Buffers,
     kick: Box<dyn QueueNotifier>,
@@ -70,17 +73,17 @@ pub(super) struct Client {
     packed: bool,
     work: Work,
     offsets: Offsets,
-    /// One a request: when and where, if it is in flight.
+    /// Per request: time of submission and offset, if in flight.
     requests: Vec<Option<(Instant, u64)>>,
-    /// Those that have come back, for the moment.
+    /// Requests that have just completed.
     completed: Vec<usize>,
 }
 
 impl Client {
-    /// Connects to a server, which `alive` says something of if it has ended.
+    /// Connects to a server. `alive` returns its exit status if it has ended.
     ///
     /// # Errors
-    /// One line on why there is no device.
+    /// Why there is no device, in one line.
     pub(super) fn connect(
         socket: &Path,
         case: Case,
@@ -91,7 +94,7 @@ impl Client {
         features.set(VirtioFeatureFlags::RING_PACKED, case.packed);
         let device = VirtioBlkFeatureFlags::BLK_SIZE | VirtioBlkFeatureFlags::FLUSH;
         let wanted = features.bits() | device.bits();
-        let path = socket.to_str().ok_or("the socket's path is no text")?;
+        let path = socket.to_str().ok_or("the path of the socket is not UTF-8")?;
         let start = Instant::now();
         let mut transport: Box<VirtioBlkTransport> = loop {
             match VhostUser::new(path, wanted) {
@@ -110,18 +113,23 @@ impl Client {
             }
         };
         if transport.get_features() & features.bits() != features.bits() {
-            return Err(format!("it offers no more than {:#x} of {features:?}", transport.get_features()));
+            return Err(format!(
+                "the device offers features {:#x}; need {features:?}",
+                transport.get_features()
+            ));
         }
         let line = |what: &str, error: io::Error| format!("cannot {what}: {error}");
         let config = transport.get_config().map_err(|error| line("read the configuration", error))?;
         let capacity = u64::from(config.capacity) * 512;
         if capacity != SPAN {
-            return Err(format!("the disk has {capacity} bytes, and the image {SPAN}"));
+            return Err(format!("the disk has {capacity} bytes; the image has {SPAN}"));
         }
         let size = (case.depth * DESCRIPTORS).next_power_of_two().max(128) as u16;
         let queues = VirtioBlkQueue::setup_queues(&mut *transport, 1, size);
-        let queue =
-            queues.map_err(|error| line("set the queue up", error))?.pop().ok_or("there is no queue")?;
+        let queue = queues
+            .map_err(|error| line("set up the queue", error))?
+            .pop()
+            .ok_or("the device has no queue")?;
         let buffers = Buffers::new(case.depth, case.work.bytes as usize)
             .map_err(|error| line("make buffers", error))?;
         transport
@@ -145,10 +153,10 @@ impl Client {
         Ok(client)
     }
 
-    /// Keeps all requests in flight for so long.
+    /// Keeps all requests in flight for `length`.
     ///
     /// # Errors
-    /// One line on what is wrong with the device.
+    /// What the device did wrong, in one line.
     pub(super) fn run(&mut self, length: Duration) -> Result<Window, String> {
         let bounds = Histogram::new_with_bounds(1, LONGEST.as_nanos() as u64, 3);
         let mut window = Window {
@@ -171,13 +179,13 @@ impl Client {
             self.wait(&mut window)?;
             for completion in self.queue.completions() {
                 if completion.ret != 0 {
-                    return Err(format!("a request failed with {}", completion.ret));
+                    return Err(format!("a request failed with status {}", completion.ret));
                 }
                 self.completed.push(completion.context);
             }
             now = Instant::now();
             while let Some(request) = self.completed.pop() {
-                let (submitted, offset) = self.requests[request].take().ok_or("a request came back twice")?;
+                let (submitted, offset) = self.requests[request].take().ok_or("a request completed twice")?;
                 self.check(request, offset)?;
                 window.requests += 1;
                 window.latencies.saturating_record((now - submitted).as_nanos() as u64);
@@ -189,17 +197,18 @@ impl Client {
         Ok(window)
     }
 
-    /// Makes a request available. Not kicked for yet.
+    /// Makes a request available, without a kick.
     fn submit(&mut self, request: usize, now: Instant) -> Result<(), String> {
         let offset = self.offsets.next();
         let len = self.work.bytes as usize;
         let data = self.buffers.of(request, len);
         for block in 0..self.work.bytes / BLOCK {
-            // What is written bears its number; what is read must come to bear it.
+            // A write stores the number of the block; a read must replace the stamp by it.
             let stamp = if self.work.write { offset / BLOCK + block } else { u64::MAX };
             self.buffers.set(data, block, stamp);
         }
-        // SAFETY: the buffer lives as long as the queue, and is used by this request alone until it has come back.
+        // SAFETY: the buffer lives as long as the queue, and only this request uses it until it
+        // completes.
         let submitted = unsafe {
             match self.work.write {
                 true => self.queue.write_raw(offset, data, len, request),
@@ -216,7 +225,7 @@ impl Client {
         for block in 0..self.work.bytes / BLOCK {
             let (wanted, found) = (offset / BLOCK + block, self.buffers.get(data, block));
             if found != wanted {
-                return Err(format!("block {wanted} came with the number {found:#x}"));
+                return Err(format!("block {wanted} has the number {found:#x}"));
             }
         }
         Ok(())
@@ -230,9 +239,9 @@ impl Client {
         Ok(())
     }
 
-    /// Until something is done.
+    /// Waits for a completion.
     fn wait(&mut self, window: &mut Window) -> Result<(), String> {
-        let silent = || Err(format!("it has not answered for {LONGEST:?}"));
+        let silent = || Err(format!("no answer for {LONGEST:?}"));
         let mut start = None;
         loop {
             for _ in 0..LOOKS {
@@ -253,7 +262,7 @@ impl Client {
         }
     }
 
-    /// Until the device interrupts, or for [`PATIENCE`].
+    /// Sleeps until the device interrupts, or for [`PATIENCE`].
     fn sleep(&mut self, window: &mut Window) -> Result<(), String> {
         if self.packed {
             self.queue.set_used_notif_enabled(true);
@@ -279,7 +288,7 @@ impl Client {
     }
 }
 
-/// Memory that the device can reach: a buffer for each request.
+/// Memory shared with the device: a buffer per request.
 struct Buffers {
     file: OwnedFd,
     ptr: NonNull<c_void>,
@@ -293,21 +302,21 @@ impl Buffers {
         ftruncate(&file, len as i64)?;
         let size = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
         let how = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping where nothing is; it is unmapped in `drop` alone.
+        // SAFETY: a new mapping at an address that the kernel chooses; only `drop` unmaps it.
         let ptr = unsafe { mmap(None, size, how, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE, &file, 0) }?;
         Ok(Self { file, ptr, len })
     }
 
-    /// The buffer of a request of `len` bytes.
+    /// The buffer of a request, of `len` bytes.
     fn of(&self, request: usize, len: usize) -> *mut u8 {
         assert!((request + 1) * len <= self.len);
         self.ptr.as_ptr().cast::<u8>().wrapping_add(request * len)
     }
 
-    /// Sets the number that a block of a buffer bears.
+    /// Stores the number of a block in a buffer.
     fn set(&self, data: *mut u8, block: u64, number: u64) {
-        // SAFETY: `of` has checked that the buffer is in the mapping, which is aligned to pages as blocks are. The device does
-        // not access it now; if it did all the same, it is in another process.
+        // SAFETY: `of` checked that the buffer is in the mapping; mapping and blocks are
+        // page-aligned. The device, in another process, does not access it now.
         unsafe { data.wrapping_add((block * BLOCK) as usize).cast::<u64>().write_volatile(number.to_le()) };
     }
 
@@ -319,14 +328,14 @@ impl Buffers {
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing refers to it any more: the queue has gone before.
+        // SAFETY: this owns the mapping, and the queue that used it is dropped.
         if let Err(error) = unsafe { munmap(self.ptr, self.len) } {
             debug_assert!(false, "{error}");
         }
     }
 }
 
-/// Where the next request goes.
+/// The sequence of offsets in the image.
 struct Offsets {
     work: Work,
     state: u64,
@@ -345,7 +354,7 @@ impl Offsets {
             self.state += 1;
             return place * bytes;
         }
-        // xorshift64: good enough to go somewhere else each time.
+        // xorshift64.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
@@ -358,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_in_the_image() {
+    fn offsets_are_in_the_image() {
         for sequential in [false, true] {
             let bytes = 128 << 10;
             let mut offsets = Offsets::new(Work { write: false, sequential, bytes });
@@ -370,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_bear_numbers() {
+    fn blocks_have_numbers() {
         let buffers = Buffers::new(3, 8192).unwrap();
         let data = buffers.of(2, 8192);
         buffers.set(data, 1, 77);

@@ -1,4 +1,4 @@
-//! The image: every block begins with its own number, so that a driver can tell whose data it got.
+//! The images. Every block begins with its number, so that the client can check data.
 use super::case::{BLOCK, SPAN, Storage};
 use crate::BenchError;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// A folder with the image, and room for sockets. It goes when this does.
+/// A temporary folder with images and sockets, removed when dropped.
 pub(super) struct Image {
     folder: TempDir,
 }
 
 impl Image {
-    /// Makes the image in memory or on disk; of each of these names, a copy.
+    /// Makes an image for each name.
     ///
     /// # Errors
     /// The host refuses.
     pub(super) fn new(storage: Storage, names: &[&str]) -> Result<Self, BenchError> {
-        Self::make(storage, names).map_err(|source| BenchError::Os { what: "make an image", source })
+        Self::make(storage, names).map_err(|source| BenchError::Os { what: "make a disk image", source })
     }
 
     fn make(storage: Storage, names: &[&str]) -> io::Result<Self> {
@@ -29,7 +29,8 @@ impl Image {
         };
         let in_memory = statfs(&place)?.filesystem_type() == TMPFS_MAGIC;
         if in_memory != matches!(storage, Storage::Tmpfs | Storage::Qcow2) {
-            let what = if in_memory { "is in memory, not on a disk" } else { "is no tmpfs" };
+            let what =
+                if in_memory { "is a tmpfs; run this in a folder on a disk" } else { "is not a tmpfs" };
             return Err(io::Error::other(format!("{} {what}", place.display())));
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
@@ -44,26 +45,26 @@ impl Image {
         Ok(image)
     }
 
-    /// That of the copy of this name.
+    /// Path of an image.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The folder that it lies in.
+    /// The folder.
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// QEMU's program that knows other formats.
+/// QEMU's program for image formats.
 const CONVERTER: &str = "qemu-img";
 
-/// Whether images of other formats can be made.
+/// Whether qcow2 images can be made.
 pub(super) fn can_convert() -> bool {
     Command::new(CONVERTER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Makes a raw image a qcow2 one.
+/// Converts a raw image to qcow2, in place.
 fn convert(path: &Path) -> io::Result<()> {
     let made = path.with_extension("made");
     let status = Command::new(CONVERTER)
@@ -72,7 +73,7 @@ fn convert(path: &Path) -> io::Result<()> {
         .arg(&made)
         .status()?;
     if !status.success() {
-        return Err(io::Error::other(format!("{CONVERTER} ended: {status}")));
+        return Err(io::Error::other(format!("{CONVERTER} failed: {status}")));
     }
     std::fs::rename(&made, path)
 }

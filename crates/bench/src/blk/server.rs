@@ -1,4 +1,4 @@
-//! The servers: other programs, one a subject, on one image.
+//! The servers: one process per subject.
 use super::case::Storage;
 use super::image::Image;
 use crate::BenchError;
@@ -9,23 +9,23 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Who serves.
+/// A subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// `paravane serve blk`.
     Paravane(Build),
-    /// QEMU's.
+    /// `qemu-storage-daemon`.
     StorageDaemon,
 }
 
-/// The program of the peer.
+/// Program of the peer.
 pub(super) const PEER: &str = "qemu-storage-daemon";
 
 impl Subject {
-    /// Ours first, then the other build, if one is named, then the peer, if it is there.
+    /// This build, then the other one if named, then the peer if installed.
     ///
     /// # Errors
-    /// The system does not tell which program this is.
+    /// The path of this program is unknown.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
         let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Paravane).collect();
         if Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
@@ -34,7 +34,7 @@ impl Subject {
         Ok(all)
     }
 
-    /// As the rows have it.
+    /// Name in results.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Paravane(build) => build.name,
@@ -77,7 +77,7 @@ impl Subject {
                     command.args(["--direct", "--no-lock"]);
                 }
                 command.arg("--socket").arg(socket).args(extra_args);
-                // A line for each client would go into the table.
+                // Log lines of each connection would mix with the table.
                 if std::env::var_os("RUST_LOG").is_none() {
                     command.env("RUST_LOG", "warn");
                 }
@@ -85,7 +85,7 @@ impl Subject {
             }
             Self::StorageDaemon => {
                 let mut command = Command::new(PEER);
-                // We have the image as well, which its lock would not allow.
+                // With O_DIRECT, all servers have one image open, which a lock would forbid.
                 let file = if qcow2 {
                     "driver=qcow2,node-name=disk,file.driver=file,file.aio=io_uring,file.locking=off,file.filename="
                 } else {
@@ -101,7 +101,7 @@ impl Subject {
     }
 }
 
-/// A server at work, until this is dropped.
+/// A running server, stopped when dropped.
 pub(super) struct Server {
     pub(super) subject: Subject,
     pub(super) socket: PathBuf,
@@ -109,10 +109,12 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts it on `cpu`, in the scheduling class of the calling thread. It is not said to listen yet.
+    /// Starts a server on `cpu`, in the scheduling class of the calling thread.
+    ///
+    /// It may not listen yet when this returns.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub(super) fn start(
         subject: &Subject,
         storage: Storage,
@@ -126,12 +128,12 @@ impl Server {
         Ok(Self { subject: subject.clone(), socket, daemon })
     }
 
-    /// Its process.
+    /// Its process identifier.
     pub(super) fn pid(&self) -> Pid {
         self.daemon.pid()
     }
 
-    /// What it ended with, if it has ended.
+    /// Its exit status as text, if it has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
         self.daemon.ended()
     }

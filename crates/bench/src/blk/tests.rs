@@ -1,4 +1,4 @@
-//! Tiny samples of the peer, which needs no program of ours: the tests of the command line have that.
+//! Tiny samples of the peer. The tests of the command line cover `paravane`.
 use super::*;
 use crate::builds::Build;
 use std::io::Write;
@@ -12,7 +12,7 @@ const TINY: SampleLength = SampleLength {
 const METRICS: [&str; 8] =
     ["rate", "latency-p50", "latency-p99", "latency-p999", "cpu", "kicks", "sleeps", "repeated-kicks"];
 
-/// The peer, if it is there; if not, says that `test` was skipped.
+/// The peer; if it is not installed, reports that `test` is skipped.
 fn peer(test: &str) -> Option<Subject> {
     let found = Subject::all().unwrap().into_iter().find(|subject| *subject == Subject::StorageDaemon);
     if found.is_none() {

@@ -50,7 +50,8 @@ impl Target for Memcpy {
 impl MemoryAccess for Raw {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
-        // SAFETY: the addresses are inside the one region, which is mapped; no other thread writes there meanwhile.
+        // SAFETY: the addresses are inside the one region, which is mapped; no other thread writes
+        // there meanwhile.
         unsafe { self.at(addr, out.len()).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -137,7 +138,8 @@ impl MemoryAccess for Pages<'_> {
     #[inline(always)]
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), BenchError> {
         let own = out.as_mut_ptr();
-        // SAFETY: whole pages of the one region, which is mapped, and `done + n` is at most the length of `out`.
+        // SAFETY: whole pages of the one region, which is mapped, and `done + n` is at most the
+        // length of `out`.
         self.each(addr, out.len(), |host, done, n| unsafe {
             host.copy_to_nonoverlapping(own.add(done), n);
         });

@@ -147,7 +147,8 @@ impl Ops {
             Self::Random { state, first, pages, len, write } => {
                 for op in out {
                     let number = draw(state);
-                    // The upper half of a product of 32-bit numbers is evenly spread, and faster than a remainder.
+                    // The upper half of a product of 32-bit numbers is evenly spread, and faster
+                    // than a remainder.
                     let page = *first + (((number & 0xffff_ffff) * *pages) >> 32);
                     let line = if u64::from(*len) < PAGE / 2 { (number >> 58) * 64 % (PAGE / 2) } else { 0 };
                     *op = Op { addr: page * PAGE + line, len: *len, write: *write };

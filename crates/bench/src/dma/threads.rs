@@ -1,10 +1,11 @@
 //! One thread or two, in one address space or two.
 //!
-//! `threadsT/spacesS/WORK`: each thread has a handle, sixteen ranges and a CPU. The rate is that of all
-//! threads, the time that of one access of one thread. Each round allocates new memory, and the threads
-//! swap halves: the pages that a thread gets decide on conflicts in the caches.
+//! `threadsT/spacesS/WORK`: each thread has a handle, sixteen ranges and a CPU. The rate is that of
+//! all threads, the time that of one access of one thread. Each round allocates new memory, and the
+//! threads swap halves: the pages that a thread gets decide on conflicts in the caches.
 //!
-//! Runs of one thread and of two alternate. `scaling` is the rate of two relative to one in the same round.
+//! Runs of one thread and of two alternate. `scaling` is the rate of two relative to one in the
+//! same round.
 use super::fixture::Fixture;
 use super::ops::{Ops, PAGE, Work, works};
 use super::shape::{IOVA, Shape};

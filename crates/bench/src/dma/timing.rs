@@ -76,8 +76,8 @@ impl MemoryAccess for EmptyTarget {
 
 /// The local buffer of an access.
 ///
-/// It has the same offset in a page for every subject: the speed of a copy depends on the offsets of
-/// source and target.
+/// It has the same offset in a page for every subject: the speed of a copy depends on the offsets
+/// of source and target.
 pub(crate) struct LocalBuffer(Vec<BufferPage>);
 
 #[derive(Clone, zerocopy::FromBytes, zerocopy::IntoBytes)]
@@ -143,7 +143,8 @@ impl<T: Target> Subject for Loop<T> {
 #[inline(always)]
 pub(crate) fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction. If the system forbids it, the process ends.
+    // SAFETY: every x86-64 processor has the instruction. If the system forbids it, the process
+    // ends.
     unsafe {
         std::arch::x86_64::_rdtsc()
     }

@@ -15,9 +15,9 @@
 //! kill
 //! ```
 //!
-//! The difference is the cost of the additional batches; the steps between the marks cancel out. The
-//! result is the number of instructions retired in user mode. An instruction with a REP prefix takes a
-//! step per repetition. The count repeats exactly if the program takes the same path.
+//! The difference is the cost of the additional batches; the steps between the marks cancel out.
+//! The result is the number of instructions retired in user mode. An instruction with a REP prefix
+//! takes a step per repetition. The count repeats exactly if the program takes the same path.
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -95,8 +95,8 @@ fn unexpected(status: WaitStatus) -> io::Error {
 /// Counts instructions per chain of `subject`, script and loop included.
 pub(crate) fn per_chain(case: &str, batch: u16, subject: &str) -> io::Result<f64> {
     let batches = CHAINS.div_ceil(batch);
-    // A first batch absorbs the cost of entering the loop. In a long batch that cost is negligible, and
-    // another long batch would take long.
+    // A first batch absorbs the cost of entering the loop. In a long batch that cost is negligible,
+    // and another long batch would take long.
     let first = u16::from(batches > 1);
     let tracee = Tracee::spawn(case, subject, [first, first + batches])?;
     tracee.first_mark()?;

@@ -1,21 +1,21 @@
-//! What is asked of a network card.
+//! The cases: layout, receive buffers, direction, packet size.
 use crate::BenchError;
 use crate::meter::SampleLength;
 use std::fmt;
 use std::time::Duration;
 
-/// Which direction the packets go, as the driver sees it.
+/// The direction of packets, as the driver sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// The driver sends, the device swallows.
+    /// The driver sends, the device discards.
     Transmit,
-    /// The device sends, the driver swallows.
+    /// The device sends, the driver discards.
     Receive,
-    /// The driver sends on what it receives, and so does the device.
+    /// Both send what they receive.
     Forward,
 }
 
-/// One line of the table.
+/// A case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) packed: bool,
@@ -39,7 +39,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// All of them; in a hurry only small packets.
+    /// Every case; with `quick`, small packets only.
     pub(super) fn all(quick: bool) -> Vec<Self> {
         let sizes: &[u16] = if quick { &[64] } else { &[64, 1500] };
         let mut all = Vec::new();
@@ -53,22 +53,22 @@ impl Case {
         all
     }
 
-    /// Those whose path contains `filter`.
+    /// Selects the cases whose path contains `filter`.
     ///
     /// # Errors
-    /// There is none.
+    /// No case matches.
     pub(super) fn select(filter: &str, quick: bool) -> Result<Vec<Self>, BenchError> {
         crate::options::select(Self::all(quick), filter)
     }
 }
 
-/// How long a take is, for figures.
+/// Windows of a full sample.
 pub(super) const FULL: SampleLength = SampleLength {
     warm_up: Duration::from_millis(30),
     timed: Duration::from_millis(100),
     counted: Duration::from_millis(20),
 };
-/// In a hurry.
+/// Windows of a sample with `--quick`.
 pub(super) const QUICK: SampleLength = SampleLength {
     warm_up: Duration::from_millis(20),
     timed: Duration::from_millis(30),

@@ -1,4 +1,4 @@
-//! The devices: another program each, the one end of a socket.
+//! The devices: one process per subject.
 use super::case::{Case, Direction};
 use super::testpmd::{Side, Testpmd};
 use crate::BenchError;
@@ -9,28 +9,28 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to listen.
+/// Time limit for a server to listen.
 const START: Duration = Duration::from_secs(10);
 
-/// Who is measured.
+/// A subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// `paravane serve net`.
     Paravane(Build),
-    /// DPDK's vhost driver in its packet generator.
+    /// DPDK's vhost driver in `dpdk-testpmd`.
     Dpdk,
 }
 
 impl Subject {
-    /// Ours first, then the other build, if one is named, then the peer.
+    /// This build, then the other one if named, then the peer.
     ///
     /// # Errors
-    /// The system does not tell which program this is.
+    /// The path of this program is unknown.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
         Ok(Build::all()?.into_iter().map(Self::Paravane).chain([Self::Dpdk]).collect())
     }
 
-    /// As the rows have it.
+    /// Name in results.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Paravane(build) => build.name,
@@ -39,17 +39,17 @@ impl Subject {
     }
 }
 
-/// A device that listens.
+/// A listening device.
 pub(super) enum Device {
     Paravane(Daemon),
     Dpdk(Box<Testpmd>),
 }
 
 impl Device {
-    /// Starts it on `cpu`; it listens when this returns.
+    /// Starts a device on `cpu` and waits until it listens.
     ///
     /// # Errors
-    /// It cannot be started, or does not listen.
+    /// The process cannot be started, or does not listen.
     pub(super) fn start(
         subject: &Subject,
         case: Case,
@@ -66,7 +66,7 @@ impl Device {
             Subject::Paravane(build) => build,
         };
         let mut command = Command::new(program);
-        // DPDK's vhost driver never sleeps; this is as near as ours comes.
+        // DPDK's vhost driver never sleeps. A long polling window is the nearest setting.
         command.args(["serve", "net", "--control", "off", "--poll-us", "1000", "--socket"]).arg(socket);
         match case.direction {
             Direction::Transmit => command.arg("--sink"),
@@ -80,7 +80,7 @@ impl Device {
         while !socket.exists() {
             let ended = daemon.ended();
             if ended.is_some() || start.elapsed() > START {
-                let reason = ended.unwrap_or_else(|| "it does not listen".to_owned());
+                let reason = ended.unwrap_or_else(|| "the process does not listen".to_owned());
                 return Err(crate::error::broken(name, format_args!("{case}: {reason}")));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -88,7 +88,7 @@ impl Device {
         Ok(Self::Paravane(daemon))
     }
 
-    /// Its process.
+    /// Its process identifier.
     pub(super) fn pid(&self) -> Pid {
         match self {
             Self::Paravane(daemon) => daemon.pid(),
@@ -96,7 +96,7 @@ impl Device {
         }
     }
 
-    /// Moves packets from now on. Ours always does.
+    /// Starts to move packets. Paravane always does.
     pub(super) fn start_traffic(&mut self) -> Result<(), BenchError> {
         match self {
             Self::Paravane(_) => Ok(()),
@@ -104,7 +104,7 @@ impl Device {
         }
     }
 
-    /// Moves none, so that the other subject has the machine for itself. Ours sleeps when its driver does.
+    /// Stops moving packets, to free the CPU. Paravane sleeps when its driver does.
     pub(super) fn stop_traffic(&mut self) -> Result<(), BenchError> {
         match self {
             Self::Paravane(_) => Ok(()),

@@ -1,7 +1,7 @@
-//! DPDK's packet generator, by its command line: the driver of every device that is measured, and one of the devices.
+//! `dpdk-testpmd`, controlled by its command line: the driver of every device, and the peer.
 //!
 //! ```text
-//!   start -> set what it is to do -> go -> counts, as often as one likes -> halt -> go ...  -> dropped: it ends
+//!   start -> set -> start_traffic -> counts, any number of times -> stop_traffic -> ... -> drop
 //! ```
 use super::case::{Case, Direction};
 use crate::BenchError;
@@ -16,32 +16,32 @@ use std::time::{Duration, Instant};
 
 /// The program.
 pub(super) const PROGRAM: &str = "dpdk-testpmd";
-/// What the program says when it wants to be told something.
+/// The prompt of the program.
 const PROMPT: &str = "testpmd> ";
-/// How long it may take to answer.
+/// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Descriptors of the driver's queues.
 const QUEUE: &str = "256";
 
-/// Which side of the queues it is.
+/// The side of the queues that the program plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// DPDK's vhost driver: the peer.
     Device,
-    /// DPDK's virtio-user driver: everybody's client.
+    /// DPDK's virtio-user driver: the client.
     Driver(Case),
 }
 
-/// A program at work.
+/// A running `dpdk-testpmd`, stopped when dropped.
 pub(super) struct Testpmd {
     subject: &'static str,
     commands: ChildStdin,
     answers: Receiver<Vec<u8>>,
-    // Goes after its pipes, whose end it takes for a wish that it ends.
+    // Dropped after its pipes: the program ends when they close.
     daemon: Daemon,
 }
 
-/// Packets that went by, and when.
+/// Packet counts and their time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) at: Instant,
@@ -49,16 +49,16 @@ pub(super) struct Counts {
     pub(super) transmitted: u64,
 }
 
-/// Whether there is such a program here.
+/// Whether the program is installed.
 pub(super) fn is_there() -> bool {
     Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
 impl Testpmd {
-    /// Starts one on `cpu` with its end of `socket`; it has set its port up when this returns.
+    /// Starts the program on `cpu` and waits until its port is set up.
     ///
     /// # Errors
-    /// It cannot be started, or ends, or does not answer.
+    /// The program cannot be started, ends, or does not answer.
     pub(super) fn start(
         side: Side,
         subject: &'static str,
@@ -78,7 +78,7 @@ impl Testpmd {
                 ("driver", options, QUEUE)
             }
         };
-        // One thread talks to us and sleeps meanwhile, one moves packets.
+        // One thread reads commands and sleeps otherwise, one moves packets.
         let lcores = cpu.map_or("0,1".to_owned(), |cpu| format!("0@{cpu},1@{cpu}"));
         let mut command = Command::new("stdbuf");
         command.args([
@@ -92,7 +92,7 @@ impl Testpmd {
             "192",
             "--log-level=3",
         ]);
-        // Two programs with one name are one program to DPDK.
+        // DPDK processes with one prefix share their state.
         let pair = subject.replace('/', "-");
         command.arg(format!("--file-prefix=paravane-bench-{}-{pair}-{name}", std::process::id()));
         command.args([
@@ -107,7 +107,8 @@ impl Testpmd {
         command.args([format!("--txd={descriptors}"), format!("--rxd={descriptors}")]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut daemon = Daemon::start(command, subject, cpu)?;
-        let (commands, mut output) = daemon.pipes().ok_or_else(|| broken(subject, "it has no pipes"))?;
+        let (commands, mut output) =
+            daemon.pipes().ok_or_else(|| broken(subject, "the process has no pipes"))?;
         let (sender, answers) = channel();
         std::thread::spawn(move || {
             let mut bytes = vec![0; 65536];
@@ -122,12 +123,12 @@ impl Testpmd {
         Ok(testpmd)
     }
 
-    /// Its process.
+    /// Its process identifier.
     pub(super) fn pid(&self) -> Pid {
         self.daemon.pid()
     }
 
-    /// Says what to do with packets.
+    /// Sets the forwarding mode and packet size of `case`.
     pub(super) fn set(&mut self, side: Side, case: Case) -> Result<(), BenchError> {
         let sends = matches!(
             (case.direction, side),
@@ -143,23 +144,23 @@ impl Testpmd {
         Ok(())
     }
 
-    /// Moves packets from now on; with `inject`, having sent some into the circle.
+    /// Starts to move packets; with `inject`, sends a first burst.
     pub(super) fn start_traffic(&mut self, inject: bool) -> Result<(), BenchError> {
         self.tell(if inject { "start tx_first 4" } else { "start" }).map(drop)
     }
 
-    /// Moves none any more.
+    /// Stops moving packets.
     pub(super) fn stop_traffic(&mut self) -> Result<(), BenchError> {
         self.tell("stop").map(drop)
     }
 
-    /// What its port has counted.
+    /// The counters of its port.
     pub(super) fn counts(&mut self) -> Result<Counts, BenchError> {
         let text = self.tell("show port stats 0")?;
         let at = Instant::now();
         match (number(&text, "RX-packets:"), number(&text, "TX-packets:")) {
             (Some(received), Some(transmitted)) => Ok(Counts { at, received, transmitted }),
-            _ => Err(broken(self.subject, format_args!("its counts are not understood: {text:?}"))),
+            _ => Err(broken(self.subject, format_args!("cannot parse port statistics {text:?}"))),
         }
     }
 
@@ -170,7 +171,7 @@ impl Testpmd {
         self.answer()
     }
 
-    /// All that it says until it wants to be told something.
+    /// Reads the output up to the next prompt.
     fn answer(&mut self) -> Result<String, BenchError> {
         let end = Instant::now() + PATIENCE;
         let mut text = Vec::new();
@@ -179,13 +180,13 @@ impl Testpmd {
                 Ok(more) => text.extend(more),
                 Err(why) => {
                     let what = match why {
-                        RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+                        RecvTimeoutError::Timeout => format!("no answer for {PATIENCE:?}"),
                         RecvTimeoutError::Disconnected => {
-                            self.daemon.ended().unwrap_or_else(|| "it says nothing any more".to_owned())
+                            self.daemon.ended().unwrap_or_else(|| "its output has ended".to_owned())
                         }
                     };
                     let said = String::from_utf8_lossy(&text).trim().to_owned();
-                    return Err(broken(self.subject, format_args!("{what}; it said {said:?}")));
+                    return Err(broken(self.subject, format_args!("{what}; last output: {said:?}")));
                 }
             }
             if text.ends_with(PROMPT.as_bytes()) {
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_found_in_what_it_prints() {
+    fn counts_are_parsed_from_statistics() {
         let text =
             "  RX-packets: 12         RX-missed: 0          RX-bytes:  768\n  TX-packets: 34 TX-errors: 0\n";
         assert_eq!((number(text, "RX-packets:"), number(text, "TX-packets:")), (Some(12), Some(34)));

@@ -1,4 +1,4 @@
-//! What is measured, on whom, and where.
+//! Cases, subjects and placements.
 use crate::guest::{HEADERS, Image, machine_with};
 use paravane_vmm::{BlockOrder, NetConfig, Network, RunConfig};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Bytes of the image.
 pub(super) const SPAN: u64 = 4 << 20;
-/// Most bytes of a frame.
+/// Bytes of the longest frame.
 const LONGEST: u32 = 65_536;
 /// Frames in flight in a stream.
 const SLOTS: u32 = 64;
@@ -17,12 +17,12 @@ const MESSAGES: [u32; 4] = [65_536, 16_384, 4096, 1024];
 /// Bytes of payload each way of a transaction, as in the 2010 series.
 const TRANSACTIONS: [u32; 4] = [1, 4096, 16_384, 65_536];
 
-/// Who serves a queue, and how a kick gets there.
+/// Who serves a queue, and how a kick arrives there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// No ioeventfd; the vCPU's thread serves the queue before the guest goes on.
+    /// No ioeventfd: the vCPU's thread serves the queue before the guest goes on.
     Inline,
-    /// No ioeventfd; the exit signals the I/O thread.
+    /// No ioeventfd: the exit signals the I/O thread.
     Exit,
     /// KVM signals the I/O thread.
     IoEventFd,
@@ -34,7 +34,7 @@ impl Subject {
     /// The base of the 2010 series first. The last one needs KVM.
     pub(super) const ALL: [Self; 4] = [Self::Inline, Self::Exit, Self::IoEventFd, Self::Process];
 
-    /// As the rows have it.
+    /// Name in results.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Inline => "exit-inline",
@@ -50,7 +50,7 @@ impl Subject {
 pub(super) enum Placement {
     /// On another CPU than the guest.
     Separate,
-    /// On the guest's.
+    /// On the same CPU as the guest.
     Colocated,
 }
 
@@ -97,33 +97,34 @@ impl Workload {
     }
 }
 
-/// What is measured.
+/// A case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Case {
     /// Blocks of a disk.
     Blocks { workload: Workload, in_flight: u32 },
-    /// Frames of so many bytes to the host, or from it.
+    /// Frames of `bytes` bytes to the host, or from it.
     Stream { out: bool, bytes: u32 },
-    /// Payload bytes there and back.
+    /// Request and response of `bytes` bytes of payload.
     Exchange { bytes: u32 },
 }
 
-/// How much a sample does.
+/// Size of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampleSize {
-    /// How long a disk is worked on.
+    /// Time of disk requests.
     pub(super) blocks: Duration,
-    /// Bytes of a stream; but so many frames at least, and at most.
+    /// Bytes of a stream, within the bounds of `frames`.
     pub(super) stream: u64,
+    /// Least and most frames of a stream.
     pub(super) frames: (u64, u64),
-    /// Transactions.
+    /// Number of transactions.
     pub(super) exchanges: u64,
-    /// Interrupts by each delivery.
+    /// Number of interrupts per delivery.
     pub(super) injections: usize,
 }
 
 impl SampleSize {
-    /// For figures.
+    /// Full size.
     pub(super) const FULL: Self = Self {
         blocks: Duration::from_millis(100),
         stream: 64 << 20,
@@ -131,7 +132,7 @@ impl SampleSize {
         exchanges: 800,
         injections: 200,
     };
-    /// In a hurry.
+    /// Size with `--quick`.
     pub(super) const QUICK: Self = Self {
         blocks: Duration::from_millis(30),
         stream: 16 << 20,
@@ -155,12 +156,12 @@ impl Case {
         all
     }
 
-    /// Whether its rate is in transactions and not in bytes.
+    /// Whether the rate counts transactions, not bytes.
     pub(super) fn is_exchange(self) -> bool {
         matches!(self, Self::Exchange { .. })
     }
 
-    /// The machine that does it.
+    /// The configuration of the machine.
     pub(super) fn machine(self, size: SampleSize, image: &Image) -> RunConfig {
         match self {
             Self::Blocks { workload, in_flight } => RunConfig {
@@ -196,7 +197,7 @@ impl Case {
         }
     }
 
-    /// Bytes that a request moves, there and back.
+    /// Bytes that a request moves, both ways.
     pub(super) fn bytes(self) -> f64 {
         match self {
             Self::Blocks { workload, .. } if workload.sequential() => 65_536.0,

@@ -1,23 +1,25 @@
-//! irqfd against the direct call.
+//! Interrupts by irqfd and by KVM_SIGNAL_MSI.
 use crate::figures::{Figure, by};
 use crate::spread::Spread;
 use paravane_vmm::MsiDelivery;
 use paravane_vmm::injection::{GuestState, Injections, measure};
 
-/// The direct call first.
+/// The deliveries, KVM_SIGNAL_MSI first.
 const DELIVERIES: [MsiDelivery; 2] = [MsiDelivery::Signal, MsiDelivery::Irqfd];
 
-/// What the guest does meanwhile, and the names of the cases.
+/// The states of the guest, and the names of the cases.
 pub(super) const STATES: [(GuestState, &str); 3] = [
     (GuestState::Halted, "injection/halted"),
     (GuestState::Computing, "injection/computing"),
     (GuestState::Stopped, "injection/stopped"),
 ];
 
-/// One sample of both, by name; the guest on `cpu`, and `real_time` says how, for the record. `None` without KVM.
+/// Takes one sample of both deliveries, by name; `None` without KVM.
+///
+/// The guest runs on `cpu`. `real_time` is part of the method.
 ///
 /// # Errors
-/// One line on why there are no figures.
+/// Why there are no figures, in one line.
 #[allow(clippy::type_complexity, reason = "names and their figures")]
 pub(super) fn sample(
     state: GuestState,

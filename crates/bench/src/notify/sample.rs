@@ -1,13 +1,13 @@
-//! One sample: a run of the microVM, and what its measured phase came to.
+//! One sample: a run of the microVM, and the figures of its measured phase.
 use super::case::{Case, SampleSize, Subject};
 use crate::figures::{Figure, by};
 use crate::guest::{self, Image, Sample};
 use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, ServingMode, TransportChoice};
 
-/// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
+/// Runs the machine once, with the guest on `cpu`. `real_time` is part of the method.
 ///
 /// # Errors
-/// One line on why there are no figures.
+/// Why there are no figures, in one line.
 pub(super) fn sample(
     case: Case,
     subject: Subject,
@@ -20,7 +20,7 @@ pub(super) fn sample(
     let config = RunConfig {
         accel,
         transport: TransportChoice::MmioMsi,
-        // A process has the interrupts of the guest by a descriptor only.
+        // Another process can interrupt the guest only by a file descriptor.
         msi_delivery: if subject == Subject::Process { MsiDelivery::Irqfd } else { MsiDelivery::default() },
         ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
         owner: match subject {
@@ -49,7 +49,7 @@ fn figures(case: Case, sample: &Sample, real_time: bool) -> Vec<(Figure, f64)> {
         let efficiency = count * megabytes / phase.cpu_s;
         figures.push((figure("mb-per-cpu", "MB/CPU s", "process clock"), efficiency));
     }
-    // A run without a kick has none that stopped the guest.
+    // A run without kicks has no such figure.
     if let Some(stops) = stops {
         figures.push((figure("kick-stop", "us", "guest's tsc"), stops.mean_ns / 1e3));
         figures.push((figure("kick-stop-p50", "us", "guest's tsc"), stops.median_ns / 1e3));

@@ -1,4 +1,4 @@
-//! Every case on a tiny count: the names are stable, and the counts are what the subjects promise.
+//! Every case with tiny samples: names are stable, and counts are as the subjects promise.
 use super::*;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ const TINY: SampleSize = SampleSize {
     exchanges: 20,
     injections: 5,
 };
-/// The program that tests are cannot own queues; the tests of the command line have the other one.
+/// A test program cannot own queues; the tests of the command line cover `process`.
 const SUBJECTS: &[Subject] = &[Subject::Inline, Subject::Exit, Subject::IoEventFd];
 const METRICS: [&str; 8] =
     ["rate", "mb-per-cpu", "kick-stop", "kick-stop-p50", "kicks", "exits", "interrupts", "cpu"];
@@ -28,7 +28,7 @@ fn every_case_yields_every_row(accel: AccelChoice) {
             for metric in ["rate", "mb-per-cpu", "kick-stop", "kick-stop-p50", "cpu"] {
                 assert!(value(metric) > 0.0, "{metric}: {of:?}");
             }
-            // A stream of so few frames may have gone by before it is measured, with all its kicks.
+            // A stream of few frames can end, with all its kicks, before the measured phase.
             match (subject, case) {
                 (Subject::IoEventFd, _) => assert_eq!(value("exits"), 0.0, "{of:?}"),
                 (_, Case::Stream { .. }) => {}

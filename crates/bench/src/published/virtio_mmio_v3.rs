@@ -1,4 +1,5 @@
-//! "virtio-mmio: add features for virtio-mmio specification version 3" (Linux, 2019): netperf TCP_RR.
+//! "virtio-mmio: add features for virtio-mmio specification version 3" (Linux, 2019): netperf
+//! TCP_RR.
 //!
 //! Requests of 32 bytes, responses of 1024 bytes.
 use super::series::PatchSeries;

@@ -54,8 +54,9 @@ pub(crate) struct Case {
 impl Case {
     /// Every case.
     ///
-    /// A driver puts a single segment into the ring even if indirect tables are negotiated, so its side
-    /// lacks that case. The shape of a chain does not affect order, so IN_ORDER has one descriptor.
+    /// A driver puts a single segment into the ring even if indirect tables are negotiated, so its
+    /// side lacks that case. The shape of a chain does not affect order, so IN_ORDER has one
+    /// descriptor.
     pub(crate) fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for packed in [false, true] {

@@ -32,8 +32,8 @@ impl Paravane {
         })
         .map_err(|error| broken(PARAVANE, error))?;
         let memory = Memory::new(vec![Arc::clone(&region)]).map_err(|error| broken(PARAVANE, error))?;
-        // SAFETY: the region is mapped for as long as it is held, which is longer than the users of the
-        // area; it is page-aligned and nothing makes references to it.
+        // SAFETY: the region is mapped for as long as it is held, which is longer than the users of
+        // the area; it is page-aligned and nothing makes references to it.
         let shared = unsafe { SharedMemory::new(region.host(), map::SIZE) };
         let script = ScriptedDriver::new(case, shared);
         let addresses = QueueAddresses {
@@ -47,7 +47,8 @@ impl Paravane {
         let [desc, driver, device] = config.areas().map(|request| {
             shared.area().slice(request.addr as usize, request.len).expect("the map has room for the queue")
         });
-        // SAFETY: the areas are those that `areas` requests, in memory that is dropped after the queue.
+        // SAFETY: the areas are those that `areas` requests, in memory that is dropped after the
+        // queue.
         let queue =
             unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(PARAVANE, error))?;
         Ok(Self {

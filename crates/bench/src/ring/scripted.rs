@@ -1,7 +1,7 @@
 //! The script: the other side of a queue, reduced to the stores that any driver or device makes.
 //!
-//! The same script drives every subject of a case. It is never inlined, so it costs the same alone as in
-//! the loop of a subject. It is measured alone in the same rounds, and subtracted.
+//! The same script drives every subject of a case. It is never inlined, so it costs the same alone
+//! as in the loop of a subject. It is measured alone in the same rounds, and subtracted.
 use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE, SegmentShape, Side};
 use crate::BenchError;
 use crate::memory::{Pages, SharedMemory, Strided, StridedU16, StridedU32, StridedU64};
@@ -222,7 +222,8 @@ impl ScriptedDriver {
                 let wrap = *wrap ^ (self.slot == 0);
                 let end = if self.slot == 0 { QUEUE_SIZE } else { self.slot };
                 let flags = (self.words.load(end - self.chain.len() as u16) >> FLAGS) as u16 & WRAPS;
-                // With IN_ORDER, a device may write only the first descriptor of a batch, which is not read here.
+                // With IN_ORDER, a device may write only the first descriptor of a batch, which is
+                // not read here.
                 let pending = flags == AVAILABLE ^ if wrap { 0 } else { WRAPS };
                 self.index.wrapping_sub(u16::from(pending && self.batch == 1))
             }
@@ -232,8 +233,8 @@ impl ScriptedDriver {
 
 /// The device of a driver-side subject: uses each available chain at once and in order.
 ///
-/// It reads only the identifier of a chain, and publishes once per batch. With IN_ORDER it writes one used
-/// entry per batch.
+/// It reads only the identifier of a chain, and publishes once per batch. With IN_ORDER it writes
+/// one used entry per batch.
 #[derive(Debug)]
 pub(crate) struct ScriptedDevice {
     ring: DeviceRing,
@@ -307,7 +308,8 @@ impl ScriptedDevice {
                     let flags = packed::DESC_F_WRITE | if *wrap { WRAPS } else { 0 };
                     let word = meta(written, id, flags);
                     if in_order && number > 0 {
-                        // One entry, in the place of the first chain, names the last one (section 2.8.9).
+                        // One entry, in the place of the first chain, names the last one (section
+                        // 2.8.9).
                         first = first & !(0xffff << 32) | u64::from(id) << 32;
                     } else if number == 0 {
                         first = word;

@@ -6,13 +6,14 @@
 //! take back what is used; nothing: wait           nothing: wait
 //! ```
 //!
-//! The work is that of Linux's `tools/virtio/ringtest`: a ring of 256, one descriptor per buffer, no
-//! notifications, no data. A **stream** keeps as many buffers outstanding as the ring holds, and publishes
-//! each batch. A **round trip** has one outstanding. An operation is a buffer that is added, used and taken
-//! back. Its time is wall time from the first buffer added to the last one taken back.
+//! The work is that of Linux's `tools/virtio/ringtest`: a ring of 256, one descriptor per buffer,
+//! no notifications, no data. A **stream** keeps as many buffers outstanding as the ring holds, and
+//! publishes each batch. A **round trip** has one outstanding. An operation is a buffer that is
+//! added, used and taken back. Its time is wall time from the first buffer added to the last one
+//! taken back.
 //!
-//! A side waits by spinning; with one CPU, by yielding. ringtest cannot yield, so it is omitted then. A run
-//! that takes longer than ten seconds is an error.
+//! A side waits by spinning; with one CPU, by yielding. ringtest cannot yield, so it is omitted
+//! then. A run that takes longer than ten seconds is an error.
 use crate::machine::ThreadPlacement;
 use crate::spread::Spread;
 use crate::{BenchError, Row};

@@ -1,11 +1,13 @@
 //! The driver side of the crate virtio-driver, split and packed.
 //!
-//! Only the queue is measured. It takes an address translator of a type without a public name, which only a
-//! transport of the crate can make. [`translator`] connects over vhost-user to a minimal server
-//! ([`serve`]), takes the translator (addresses are those of this process) and drops the connection.
+//! Only the queue is measured. It takes an address translator of a type without a public name,
+//! which only a transport of the crate can make. [`translator`] connects over vhost-user to a
+//! minimal server ([`serve`]), takes the translator (addresses are those of this process) and drops
+//! the connection.
 //!
-//! The crate publishes each buffer when it is added, and does not report written lengths. Version 0.6.1
-//! leaves NEXT set in a packed chain of one descriptor, so packed queues are measured with four.
+//! The crate publishes each buffer when it is added, and does not report written lengths. Version
+//! 0.6.1 leaves NEXT set in a packed chain of one descriptor, so packed queues are measured with
+//! four.
 use super::case::{Case, QUEUE_SIZE, SegmentShape, Side};
 use super::scripted::ScriptedDevice;
 use crate::BenchError;
@@ -35,8 +37,8 @@ impl Adapter {
         let layout = VirtqueueLayout::new::<()>(1, QUEUE_SIZE.into(), features)
             .map_err(|error| broken(NAME, error))?;
         let pages = Pages::new(layout.end_offset);
-        // SAFETY: the pages have this length and outlive the queue, by the rule above. The device writes to
-        // bytes that the queue holds as a slice; the transports of the crate do the same.
+        // SAFETY: the pages have this length and outlive the queue, by the rule above. The device
+        // writes to bytes that the queue holds as a slice; the transports of the crate do the same.
         let bytes = unsafe { pages.bytes() };
         let translator = translator().map_err(|error| broken(NAME, error))?;
         let mut queue =

@@ -1,8 +1,8 @@
 //! The driver side of the crate virtio-drivers, on a platform where sharing memory is free.
 //!
-//! `add` stores the available index each time. `pop_used` takes the buffers again, so the loop rebuilds
-//! their slices; this is part of the cost. `peek_used` names the next used buffer, as a driver with
-//! several buffers in flight needs it.
+//! `add` stores the available index each time. `pop_used` takes the buffers again, so the loop
+//! rebuilds their slices; this is part of the cost. `peek_used` names the next used buffer, as a
+//! driver with several buffers in flight needs it.
 use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE};
 use super::scripted::ScriptedDevice;
 use crate::BenchError;
@@ -21,8 +21,8 @@ const NAME: &str = "virtio-drivers";
 /// A platform where device addresses are those of the process, and sharing is free.
 struct Identity;
 
-// SAFETY: pages come zeroed and page-aligned from the allocator, unaliased until deallocated. Sharing does
-// nothing, and only the caller touches a buffer.
+// SAFETY: pages come zeroed and page-aligned from the allocator, unaliased until deallocated.
+// Sharing does nothing, and only the caller touches a buffer.
 unsafe impl Hal for Identity {
     fn dma_alloc(pages: usize, _direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         Pages::new(pages * PAGE).into_raw()
@@ -144,9 +144,9 @@ impl<const R: usize, const W: usize, const LEN: usize> Peer<R, W, LEN> {
             VirtQueue::new(&mut transport, 0, case.indirect, false).map_err(|error| broken(NAME, error))?;
         let ring_at = |addr: PhysAddr, len| {
             let ptr = NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize));
-            // SAFETY: the queue reported this address. The ring has the length of the specification for
-            // this queue size (the event field is unused), and lives as long as the queue, which lives as
-            // long as the script.
+            // SAFETY: the queue reported this address. The ring has the length of the specification
+            // for this queue size (the event field is unused), and lives as long as the queue,
+            // which lives as long as the script.
             ptr.map(|ptr| unsafe { SharedMemory::new(ptr, len) })
                 .ok_or_else(|| broken(NAME, "a ring is at address 0"))
         };
@@ -167,7 +167,8 @@ impl<const R: usize, const W: usize, const LEN: usize> Subject for Peer<R, W, LE
             for buffer in &mut *buffers {
                 let inputs = buffer.readable.each_ref().map(|segment| &segment[..]);
                 let mut outputs = buffer.writable.each_mut().map(|segment| &mut segment[..]);
-                // SAFETY: the buffer lives as long as the queue, and is not touched until it is popped.
+                // SAFETY: the buffer lives as long as the queue, and is not touched until it is
+                // popped.
                 unsafe { queue.add(&inputs, &mut outputs) }.map_err(|error| broken(NAME, error))?;
             }
             sum = sum.wrapping_add(queue.should_notify().into());

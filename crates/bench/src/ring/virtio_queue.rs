@@ -1,8 +1,9 @@
 //! The device side of the crate virtio-queue, over vm-memory's mapped memory of one region.
 //!
-//! It takes chains in the cheapest way that the crate offers: one `iter` per batch, with memory by plain
-//! reference (`pop_descriptor_chain` reads the available index for each chain). The iterator borrows the
-//! queue, so heads and lengths are kept until it is dropped. `add_used` publishes each chain.
+//! It takes chains in the cheapest way that the crate offers: one `iter` per batch, with memory by
+//! plain reference (`pop_descriptor_chain` reads the available index for each chain). The iterator
+//! borrows the queue, so heads and lengths are kept until it is dropped. `add_used` publishes each
+//! chain.
 use super::case::{Case, QUEUE_SIZE};
 use super::scripted::{ScriptedDriver, map};
 use crate::BenchError;
@@ -30,8 +31,8 @@ impl Peer {
             .map_err(|error| broken(NAME, error))?;
         let host = memory.get_host_address(GuestAddress(0)).map_err(|error| broken(NAME, error))?;
         let host = NonNull::new(host).ok_or_else(|| broken(NAME, "guest memory is at address 0"))?;
-        // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is longer
-        // than the users of the area; vm-memory itself makes no references to its bytes.
+        // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is
+        // longer than the users of the area; vm-memory itself makes no references to its bytes.
         let shared = unsafe { SharedMemory::new(host, map::SIZE) };
         let script = ScriptedDriver::new(case, shared);
         let mut queue = Queue::new(QUEUE_SIZE).map_err(|error| broken(NAME, error))?;

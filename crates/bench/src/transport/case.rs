@@ -1,11 +1,11 @@
 //! What is measured: the cases and their paths.
 
-/// What is measured.
+/// A case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Case {
-    /// Payload bytes there and back.
+    /// Request and response, in bytes of payload.
     Exchange { request: u32, response: u32 },
-    /// Reads of 4 KiB, so many in flight.
+    /// Reads of 4 KiB, `depth` in flight.
     Read { depth: u32 },
 }
 

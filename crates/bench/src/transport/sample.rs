@@ -1,4 +1,4 @@
-//! One sample: a run of the microVM, and what its measured phase came to.
+//! One sample: a run of the microVM, and the figures of its measured phase.
 use super::case::Case;
 use crate::figures::{Figure, by};
 use crate::guest::{self, HEADERS, Image, Sample};
@@ -10,26 +10,26 @@ const BLOCK: u32 = 4096;
 /// Bytes of the image.
 pub(super) const SPAN: u64 = 256 << 10;
 
-/// How much a sample does.
+/// Size of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampleSize {
-    /// Requests over the network.
+    /// Number of requests over the network.
     pub(super) exchanges: u64,
-    /// How long disks are read.
+    /// Time of disk reads.
     pub(super) reading: Duration,
-    /// How many samples a round has of each.
+    /// Samples of each transport in a round.
     pub(super) samples: usize,
 }
 
 impl SampleSize {
-    /// For figures.
+    /// Full size.
     pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), samples: 5 };
 }
 
-/// Runs the machine once, the guest on `cpu`; `real_time` says how, for the record.
+/// Runs the machine once, with the guest on `cpu`. `real_time` is part of the method.
 ///
 /// # Errors
-/// One line on why there are no figures.
+/// Why there are no figures, in one line.
 pub(super) fn sample(
     case: Case,
     transport: TransportChoice,

@@ -1,9 +1,9 @@
-//! Every case on a tiny count: the names are stable, and the counts are what the transports promise.
+//! Every case with tiny samples: names are stable, and counts are as the transports promise.
 use super::*;
 use std::time::Duration;
 
 const TINY: SampleSize = SampleSize { exchanges: 60, reading: Duration::from_millis(20), samples: 1 };
-/// Of every case and subject, in this order; with KVM, [`IN_KERNEL`] before the last two.
+/// Metrics of every case and subject, in order; with KVM, [`IN_KERNEL`] precede the last two.
 const METRICS: [&str; 11] = [
     "rate",
     "latency-p50",
@@ -19,7 +19,7 @@ const METRICS: [&str; 11] = [
 ];
 const IN_KERNEL: [&str; 2] = ["kernel-notify", "kernel-eoi"];
 
-/// Whether the row's case and the like are these.
+/// The row with this case, subject and metric.
 fn find<'a>(rows: &'a [Row], case: &str, subject: &str, metric: &str) -> &'a Row {
     rows.iter()
         .find(|row| row.case == case && row.subject == subject && row.metric == metric)
@@ -49,10 +49,10 @@ fn every_case_yields_every_row(accel: AccelChoice) -> Result<(), BenchError> {
             let parts: f64 =
                 ["exits-notify", "exits-status", "exits-acknowledge", "exits-other"].map(value).iter().sum();
             assert!((value("exits") - parts).abs() < 1e-9, "{of:?}");
-            // A wire is asked what it wants, if there was an interrupt at all; a message never is.
+            // Only a wired interrupt has a status to read, if there was an interrupt at all.
             let asked = value("exits-status") + value("exits-acknowledge");
             assert!(asked == 0.0 || subject == "mmio", "{of:?}");
-            assert_eq!(value("exits-notify"), 0.0, "every kick goes by an eventfd: {of:?}");
+            assert_eq!(value("exits-notify"), 0.0, "every kick is an eventfd: {of:?}");
         }
     }
     assert_eq!(rows.len(), 4 * (3 * metrics.len() + 2));

@@ -41,8 +41,8 @@ impl Case {
 
     /// The negotiated features.
     ///
-    /// EVENT_IDX is one of them, as in ringtest: deciding whether to notify then reads a field that the
-    /// other side does not write, not the cache line of its index.
+    /// EVENT_IDX is one of them, as in ringtest: deciding whether to notify then reads a field that
+    /// the other side does not write, not the cache line of its index.
     pub(crate) fn features(self) -> u64 {
         ring_features(self.packed, self.in_order) | feature::EVENT_IDX
     }

@@ -84,7 +84,8 @@ pub(crate) fn activate(
     let [desc, driver, device] = config.areas().map(|request| {
         area.slice((request.addr - base) as usize, request.len).expect("the driver laid the queue out here")
     });
-    // SAFETY: the areas are those that `areas` requests, in memory that the caller keeps longer than the queue.
+    // SAFETY: the areas are those that `areas` requests, in memory that the caller keeps longer
+    // than the queue.
     let mut queue =
         unsafe { config.activate(desc, driver, device) }.map_err(|error| broken(PARAVANE, error))?;
     queue.disable_kicks();

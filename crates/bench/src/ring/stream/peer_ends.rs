@@ -24,8 +24,8 @@ pub(super) fn with_virtio_queue(case: Case) -> Result<Box<Pair>, BenchError> {
         .map_err(|error| broken(VIRTIO_QUEUE, error))?;
     let host = memory.get_host_address(GuestAddress(0)).map_err(|error| broken(VIRTIO_QUEUE, error))?;
     let host = NonNull::new(host).ok_or_else(|| broken(VIRTIO_QUEUE, "guest memory is at address 0"))?;
-    // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is longer than the
-    // two ends; vm-memory itself makes no references to its bytes.
+    // SAFETY: the one region is mapped, page-aligned, for as long as `memory` lives, which is
+    // longer than the two ends; vm-memory itself makes no references to its bytes.
     let area = unsafe { SharedMemory::new(host, size) }.area();
     let (driver, addresses) = ParavaneDriver::new(layout, DmaArea { area, addr: 0 })?;
     let device = VirtioQueue::new(case, addresses, memory.clone())?;

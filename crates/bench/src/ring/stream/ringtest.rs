@@ -1,12 +1,12 @@
 //! The programs of Linux's `tools/virtio/ringtest`, unmodified.
 //!
-//! `scripts/ringtest` builds them from the kernel's source package; this program does not include them. A
-//! run starts a program with as many cycles as the run has operations. Its guest (the driver) and host (the
-//! device) use the same CPUs and scheduling class as the streams. The time of a start with a single cycle is
-//! subtracted.
+//! `scripts/ringtest` builds them from the kernel's source package; this program does not include
+//! them. A run starts a program with as many cycles as the run has operations. Its guest (the
+//! driver) and host (the device) use the same CPUs and scheduling class as the streams. The time of
+//! a start with a single cycle is subtracted.
 //!
-//! ringtest publishes each buffer. `--batch` only sets how often it kicks, and it does not kick without
-//! `--sleep`. Its figures in a case with batches are therefore those without batches.
+//! ringtest publishes each buffer. `--batch` only sets how often it kicks, and it does not kick
+//! without `--sleep`. Its figures in a case with batches are therefore those without batches.
 use super::case::Case;
 use super::run::{PATIENCE, RunTimes};
 use crate::BenchError;
@@ -89,8 +89,8 @@ impl Program {
     fn run(&self, placement: &ThreadPlacement, cycles: u64) -> Result<(Duration, Duration), BenchError> {
         let failed = |what: &str, error: std::io::Error| broken(self.name, format_args!("{what}: {error}"));
         let cpu_before = children()?;
-        // The program inherits CPUs and class from this thread. On one CPU, its first thread would spin in
-        // real time, and never make the second one.
+        // The program inherits CPUs and class from this thread. On one CPU, its first thread would
+        // spin in real time, and never make the second one.
         let _cpus = Pinned::among(&self.cpus).ok_or_else(|| broken(self.name, "the system refused a CPU"))?;
         let real_time = if placement.real_time { RealTime::enter() } else { None };
         let start = Instant::now();

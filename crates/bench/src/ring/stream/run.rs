@@ -168,7 +168,8 @@ impl Wait<'_> {
         let mut spins = 0u64;
         let mut looked: Option<Instant> = None;
         loop {
-            // Read first: the `ready` that follows sees all that the other side did before it ended.
+            // Read first: the `ready` that follows sees all that the other side did before it
+            // ended.
             let due = spins % u64::from(SPINS_A_LOOK) == u64::from(SPINS_A_LOOK) - 1;
             let over = due && self.over.load(Ordering::Acquire);
             if ready()? {

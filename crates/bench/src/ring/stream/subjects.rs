@@ -10,8 +10,8 @@ use paravane_ring::DmaArea;
 /// The subjects of a case that run in this process, `paravane` first.
 pub(crate) fn names(case: Case) -> Vec<&'static str> {
     let mut names = vec![PARAVANE];
-    // Neither peer implements IN_ORDER. virtio-queue has no packed ring; virtio-driver's fails with one
-    // descriptor.
+    // Neither peer implements IN_ORDER. virtio-queue has no packed ring; virtio-driver's fails with
+    // one descriptor.
     if cfg!(feature = "peers") && !case.in_order && !case.packed {
         names.extend(["virtio-queue", "virtio-driver"]);
     }
