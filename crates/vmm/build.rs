@@ -57,17 +57,18 @@ fn build(guest: &Path, out: &Path) -> Result<Vec<u8>, String> {
         "-Crelocation-model=static\x1f-Cpanic=abort\x1f-Cforce-unwind-tables=no",
     );
     cargo.args(["build", "--quiet", "--offline", "--config", "profile.toml", "--profile", "guest"]);
-    let package = if guest.join("Cargo.toml.orig").exists() {
+    let workspace = guest.join("..");
+    let package = if workspace.join("crates/ring/Cargo.toml").exists() {
+        watch_workspace(&workspace);
+        cargo.arg("--locked");
+        guest.to_owned()
+    } else {
         let copy = out.join("guest");
         copy_package(guest, &copy).map_err(|error| format!("{}: {error}", copy.display()))?;
         for (name, folder) in unpacked_beside(guest) {
             cargo.arg("--config").arg(format!("patch.crates-io.{name}.path={folder:?}"));
         }
         copy
-    } else {
-        watch_workspace(&guest.join(".."));
-        cargo.arg("--locked");
-        guest.to_owned()
     };
     cargo
         // Configuration files are looked for from here upwards.
