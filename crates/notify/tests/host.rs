@@ -1,4 +1,4 @@
-//! The host notifier's state machine and the interrupt line, on a host that is played.
+//! State machine of the host notifier, and the interrupt line, on a simulated host.
 #![cfg(not(loom))]
 use paravane_notify::{
     HostNotifier, InterruptLine, InterruptSink, IoEventFds, Kick, LimitedIoEventFds, NoIoEventFds, Notifier,
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 const ADDR: u64 = 0xd000_0050;
 
-/// A host that takes one registration, unless it is told to refuse.
+/// Host that accepts one registration, unless it is told to refuse.
 #[derive(Default)]
 struct Host {
     registered: Mutex<Option<(u64, Option<u32>, Notifier)>>,
@@ -26,7 +26,7 @@ impl Host {
         self.registered.lock().expect("a lock").is_some()
     }
 
-    /// What a guest's write does.
+    /// A write of the guest.
     fn guest_writes(&self, exits: &HostNotifier) {
         match &*self.registered.lock().expect("a lock") {
             Some((.., notifier)) => notifier.signal(),
@@ -131,7 +131,7 @@ fn the_life_of_a_queue() {
     assert_eq!(queue.notifier().take(), 1);
     assert_eq!(queue.exit_kicks(), 1, "without an exit");
 
-    // A kick whose exit was under way when the ioeventfd came.
+    // A kick whose exit was under way when the ioeventfd was registered.
     assert_eq!(queue.kick(), Kick::Forwarded);
     assert_eq!(queue.notifier().take(), 1);
 
@@ -377,14 +377,14 @@ fn a_host_with_few_gives_out_so_many_and_no_more() {
         Arc::new(LimitedIoEventFds::new(Arc::clone(&host) as Arc<dyn IoEventFds>, 1));
     let notifier = || HostNotifier::new(Arc::clone(&few), ADDR, Some(0)).expect("a notifier");
     let (first, second) = (notifier(), notifier());
-    // A refusal by the host behind takes none away.
+    // A refusal by the underlying host uses up none.
     host.refuse(true);
     assert!(matches!(first.assign(), Err(NotifyError::Os { .. })));
     host.refuse(false);
     first.assign().expect("there is one");
     assert!(matches!(second.assign(), Err(NotifyError::Limit { limit: 1 })));
     assert_eq!(second.state(), NotifierState::Deassigned);
-    // What is not given back is not there.
+    // Those that are not returned are not available.
     host.refuse(true);
     assert!(first.deassign().is_err());
     host.refuse(false);

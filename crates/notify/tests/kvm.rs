@@ -1,4 +1,4 @@
-//! ioeventfd and irqfd on a real KVM. Skipped, loudly, where there is none.
+//! ioeventfd and irqfd on a real KVM. Skipped with a message where there is none.
 #![cfg(all(target_arch = "x86_64", not(loom)))]
 mod machine;
 
@@ -60,7 +60,8 @@ fn an_irqfd_needs_an_interrupt_controller() {
 
 const LINE: u32 = 5;
 
-/// Whether the interrupt controller gets to see the line's edge. KVM may deliver it from a thread of its own.
+/// Whether the edge of the line reaches the interrupt controller. KVM may deliver it from another
+/// thread.
 fn comes(vm: &VmFd) -> bool {
     let patience = Instant::now() + Duration::from_secs(20);
     while Instant::now() < patience {
@@ -75,7 +76,7 @@ fn comes(vm: &VmFd) -> bool {
 fn pending(vm: &VmFd) -> bool {
     let mut chip = kvm_irqchip { chip_id: KVM_IRQCHIP_PIC_MASTER, ..Default::default() };
     vm.get_irqchip(&mut chip).expect("the state of the PIC");
-    // SAFETY: the chip that was asked for is a PIC, so that KVM has filled in this variant.
+    // SAFETY: the requested chip is a PIC, so that KVM has filled in this variant.
     unsafe { chip.chip.pic.irr & (1 << LINE) != 0 }
 }
 
@@ -101,8 +102,9 @@ fn devices_that_share_a_line_come_and_go_alone() {
     assert!(comes(&vm), "the interrupt did not come");
 }
 
-/// Real mode, with the data segment where the device's page would be: writes 0 (twice), then 1 to the notification
-/// address, then says by port 0x10 that it is done.
+/// Real mode, with the data segment at the device's page.
+///
+/// Writes 0 (twice), then 1 to the notification address, then reports by port 0x10 that it is done.
 const GUEST: &[u8] = &[
     0x66, 0x31, 0xc0, // xor eax, eax
     0x66, 0xa3, 0x50, 0x00, // mov [0x50], eax
@@ -112,7 +114,7 @@ const GUEST: &[u8] = &[
     0xe6, 0x10, // out 0x10, al
 ];
 
-/// Runs the guest; the values of the writes to the notification address that exited.
+/// Runs the guest; returns the values of the writes to the notification address that exited.
 fn run(vm: &VmFd, page: &Page, mut exited: impl FnMut(u32)) {
     page.map(vm, 0x1000);
     let mut vcpu = vm.create_vcpu(0).expect("a vCPU");

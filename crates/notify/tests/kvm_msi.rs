@@ -1,5 +1,7 @@
-//! Messages on a real KVM, as its local APIC sees them. No guest runs: what was delivered is read from, and taken
-//! out of, the interrupt request register. Skipped, loudly, where there is no KVM.
+//! Messages on a real KVM, as its local APIC receives them.
+//!
+//! No guest runs: delivered messages are read from the interrupt request register, and cleared
+//! there. Skipped with a message where there is no KVM.
 #![cfg(all(target_arch = "x86_64", not(loom)))]
 mod machine;
 
@@ -23,7 +25,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// With a local APIC that is on; or a line that says why there is none.
+    /// Makes a VM with an enabled local APIC; or reports why there is none.
     fn new(test: &str) -> Option<Self> {
         let (_kvm, vm) = vm(test)?;
         vm.create_irq_chip().expect("an interrupt controller");
@@ -44,7 +46,7 @@ impl Machine {
         self.vcpu.set_lapic(&lapic).expect("the local APIC");
     }
 
-    /// The vectors that are requested.
+    /// Requested vectors.
     fn requested(&self) -> Vec<u8> {
         let lapic = self.vcpu.get_lapic().expect("the local APIC");
         let set = |&vector: &u8| {
@@ -54,12 +56,12 @@ impl Machine {
         (0..=u8::MAX).filter(set).collect()
     }
 
-    /// Takes all requests out.
+    /// Clears all requests.
     fn acknowledge(&self) {
         self.change(|registers| registers[REQUESTS..REQUESTS + 0x80].fill(0));
     }
 
-    /// KVM may deliver from a thread of its own.
+    /// KVM may deliver from another thread.
     fn comes(&self, vector: u8) -> bool {
         let patience = Instant::now() + Duration::from_secs(20);
         while Instant::now() < patience {
@@ -152,8 +154,10 @@ fn routes_of_devices_that_come_and_go_do_not_touch_one_another() {
     }
 }
 
-/// The affinity change: a thread fires while the message is rewritten. When the change has returned nothing may come
-/// to the old vector any more; the new one gets the next interrupt; no third vector gets any.
+/// The affinity change: a thread fires while the message is rewritten.
+///
+/// Once the change has returned, nothing may arrive at the old vector; the new one gets the next
+/// interrupt; no third vector gets any.
 #[test]
 fn nothing_goes_astray_while_the_message_changes() {
     let Some(machine) = Machine::new("nothing_goes_astray_while_the_message_changes") else { return };
@@ -173,14 +177,14 @@ fn nothing_goes_astray_while_the_message_changes() {
         };
         for n in 1..CHANGES {
             table.set_message(0, to(vector(n))).expect("a route");
-            // What was sent to the old one was sent before the change returned.
+            // What was sent to the old vector was sent before the change returned.
             machine.acknowledge();
             assert!(machine.comes(vector(n)), "{delivery:?}: lost at change {n}");
             assert_eq!(machine.requested(), [vector(n)], "{delivery:?}: astray at change {n}");
         }
         done.store(true, Ordering::Relaxed);
         device.join().expect("the device's thread");
-        // A change while masked: the one that waits goes to the new message.
+        // A change while masked: the pending interrupt goes to the new message.
         table.mask(0);
         table.queue(0);
         table.set_message(0, to(0xe0)).expect("a route");

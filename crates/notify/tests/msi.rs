@@ -1,4 +1,4 @@
-//! The table of vectors, over sinks that keep what they are given.
+//! Vector table, over sinks that record what they are given.
 #![cfg(not(loom))]
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable, NO_VECTOR};
 use paravane_notify::{InterruptSink, Interrupts, NotifyError};
@@ -6,7 +6,7 @@ use paravane_spec::mmio::{INT_CONFIG_CHANGE, INT_USED_BUFFER};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Where all sinks of a table deliver to.
+/// Deliveries of all sinks of a table.
 #[derive(Default)]
 struct Platform {
     delivered: Mutex<Vec<MsiMessage>>,
@@ -148,7 +148,7 @@ fn the_same_message_again_makes_no_new_route() {
     platform.routed.lock().unwrap().clear();
     table.set_message(0, message(100)).unwrap();
     assert!(platform.routed.lock().unwrap().is_empty());
-    // After it was forgotten the sink is asked again: it may have another route by now.
+    // After its message was removed, the sink is asked again: it may have another route by now.
     table.forget(0);
     table.set_message(0, message(100)).unwrap();
     assert_eq!(*platform.routed.lock().unwrap(), [message(100)]);
@@ -224,13 +224,14 @@ fn without_messages_they_cannot_be_turned_on() {
     assert_eq!((interrupts.msi_on(), interrupts.line().status()), (false, INT_USED_BUFFER));
 }
 
-/// The message is rewritten while interrupts fire, and now and then the vector is masked meanwhile: each interrupt
-/// goes to a message that was there, none to the old one after the change has returned, none while masked,
-/// and the last one always comes.
+/// The message is rewritten while interrupts fire, and sometimes the vector is masked meanwhile.
+///
+/// Each interrupt goes to a message that was set, none to the old one after the change has
+/// returned, none while masked, and the last one always arrives.
 #[test]
 fn no_interrupt_goes_astray_or_is_lost_while_its_message_changes() {
     const CHANGES: u32 = if cfg!(miri) { 50 } else { 20_000 };
-    /// Half of a message stands for the other half, so a mixture shows.
+    /// Half of a message determines the other half, so a mixture shows.
     fn pair(n: u32) -> MsiMessage {
         MsiMessage { address: u64::from(n) << 32 | u64::from(!n), data: n.wrapping_mul(0x9e37_79b9) }
     }
@@ -252,7 +253,7 @@ fn no_interrupt_goes_astray_or_is_lost_while_its_message_changes() {
         fn fire(&self, message: MsiMessage) {
             let n = (message.address >> 32) as u32;
             assert_eq!(message, pair(n), "a mixture of two messages");
-            // `now` is the change that has returned last; the next one may be under way.
+            // `now` is the last change that has returned; the next one may be under way.
             let now = self.0.now.load(Ordering::SeqCst) as u32;
             assert!(n == now || n == now + 1, "to message {n}, and {now} is in force");
             assert!(!self.0.masked.load(Ordering::SeqCst), "sent while masked");

@@ -18,7 +18,7 @@ struct Queue {
     resetting: bool,
 }
 
-/// What a driver should see, written down without regard to how the machine does it.
+/// What a driver should see, independent of the implementation.
 #[derive(Clone, Debug)]
 struct Model {
     status: u32,

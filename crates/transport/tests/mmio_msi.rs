@@ -119,7 +119,7 @@ fn the_address_of_a_notification_says_which_queue_it_is_for() {
         }
         assert_eq!(rig.mmio.write(offset, &[0; 2]), Some(Effect::Notify { queue }));
         rig.unreadable(offset);
-        // The register goes on working.
+        // The register keeps working.
         assert_eq!(rig.write(reg::QUEUE_NOTIFY, queue.into()), Some(Effect::Notify { queue }));
     }
     for beside in [2 * u64::from(multiplier), 0x1000, 0xffff_fff0] {
@@ -168,7 +168,7 @@ fn a_message_takes_effect_at_the_command_and_not_before() {
     rig.interrupts.used_buffer(0);
     rig.interrupts.used_buffer(1);
     assert_eq!(platform.delivered(), [0x77, 0x41]);
-    // What was staged stays: sources may share a message.
+    // Staged values stay: sources may share a message.
     rig.quiet(reg::QUEUE_SEL, 1);
     rig.quiet(MSI_COMMAND, command::CONFIGURE);
     rig.interrupts.used_buffer(1);
@@ -289,7 +289,7 @@ fn a_reset_turns_it_off_and_forgets_all() {
         rig.quiet(reg::QUEUE_SEL, source);
         assert_eq!(rig.read(MSI_STATE), state::ON);
     }
-    // The stage was cleared too: nothing can be configured from what was there.
+    // The stage was cleared too: nothing can be configured from it.
     rig.quiet(MSI_COMMAND, command::CONFIGURE);
     assert_eq!(rig.read(MSI_STATE), state::ON | state::REFUSED);
     rig.interrupts.used_buffer(0);
@@ -305,7 +305,7 @@ fn a_queue_that_is_reset_has_no_message_and_one_that_is_stopped_keeps_it() {
     assert_eq!(rig.read(MSI_STATE), state::ON | state::CONFIGURED);
     rig.quiet(reg::QUEUE_SEL, 1);
     assert_eq!(rig.write(reg::QUEUE_RESET, 1), Some(Effect::ResetQueue { queue: 1 }));
-    // Until it is done interrupts that are under way are sent.
+    // Until it is done, interrupts under way are sent.
     rig.interrupts.used_buffer(1);
     assert_eq!(platform.delivered(), [0x41]);
     rig.mmio.queue_reset_done(1);

@@ -1,4 +1,4 @@
-//! Every register of section 4.2.2, used as the specification wants it.
+//! Every register of section 4.2.2, used as the specification requires.
 mod rig;
 
 use paravane_spec::{feature, mmio as reg, status};
@@ -128,7 +128,7 @@ fn queue_ready_0_stops_a_live_queue_with_and_without_ring_reset() {
     for accepted in [OFFERED, OFFERED & !feature::RING_RESET] {
         let mut rig = Rig::running_with(accepted);
         assert_eq!(rig.write(reg::QUEUE_READY, 0), Some(Effect::ResetQueue { queue: 0 }));
-        // Until the owner has stopped it, 0 would be a lie.
+        // Until the owner has stopped it, 0 would be wrong.
         assert_eq!(rig.read(reg::QUEUE_READY), 1);
         rig.quiet(reg::QUEUE_READY, 0);
         rig.refused(reg::QUEUE_NOTIFY, 0);
@@ -257,7 +257,7 @@ fn status_stays_until_the_reset_is_done() {
     let generation = rig.read(reg::CONFIG_GENERATION);
     assert_eq!(rig.write(reg::STATUS, 0), Some(Effect::Reset));
     assert_eq!(rig.status(), RUNNING);
-    // Asked for again, it is still one reset.
+    // A second request is still one reset.
     rig.quiet(reg::STATUS, 0);
     rig.mmio.reset_done();
     assert_eq!(rig.status(), 0);
@@ -314,7 +314,7 @@ fn needs_reset_interrupts_once_and_only_a_reset_ends_it() {
     rig.quiet(reg::INTERRUPT_ACK, reg::INT_CONFIG_CHANGE);
     rig.mmio.needs_reset();
     assert_eq!(rig.read(reg::INTERRUPT_STATUS), 0);
-    // The driver may not know yet: kicks and late queues come to nothing, and are no violation.
+    // The driver may not know yet: kicks and late queues have no effect, and are no violation.
     rig.quiet(reg::QUEUE_NOTIFY, 0);
     rig.set_up(1, &addresses(16));
     rig.quiet(reg::QUEUE_READY, 1);
@@ -364,7 +364,7 @@ fn enabled_again_after_a_failed_activation() {
 fn enabled_again_while_a_reset_is_under_way_waits_for_it() {
     let mut rig = Rig::running();
     assert_eq!(rig.write(reg::STATUS, 0), Some(Effect::Reset));
-    // A driver that does not wait for 0 gets nowhere: its writes are lost, its old state is not revived.
+    // A driver that does not wait for 0: its writes are lost, and its old state is not revived.
     rig.refused(reg::STATUS, status::ACKNOWLEDGE);
     rig.refused(reg::STATUS, RUNNING);
     rig.mmio.reset_done();

@@ -50,24 +50,24 @@ pub struct ExportConfig {
     pub name: String,
     /// How the export meets its clients.
     pub endpoint: Endpoint,
-    /// Number of I/O threads [1]; at least 1. Queues are assigned round-robin.
+    /// Number of I/O threads (default 1, at least 1). Queues are assigned round-robin.
     pub workers: usize,
-    /// Longest poll of a queue before its thread sleeps [50 µs].
+    /// Longest poll of a queue before its thread sleeps (default 50 µs).
     ///
     /// 0 disables polling.
     pub longest_poll: Duration,
-    /// Offer packed queues [true].
+    /// Offer packed queues (default).
     pub packed: bool,
-    /// Offer to use buffers in the order in which they were made available [false].
+    /// Offer to use buffers in the order in which they were made available (default: no).
     ///
     /// Good for network devices. If the driver accepts it, the requests of a disk wait for one
     /// another.
     pub in_order: bool,
-    /// Quota of the clients' mappings [a pool of its own, with the limits of the host].
+    /// Quota of the clients' mappings (default: alone in a pool with the host's limits).
     ///
     /// Give all exports of a process quotas of one pool.
     pub quota: MappingQuota,
-    /// Notifier to signal when the export has ended: stopped, or failed [none].
+    /// Notifier to signal when the export has ended: stopped, or failed (default: none).
     pub ended: Option<Arc<Notifier>>,
 }
 

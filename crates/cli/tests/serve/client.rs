@@ -221,7 +221,7 @@ fn memory_that_is_taken_away_fails_one_device() {
         machine.ask(0, Ask::Read, 0, 512);
         machine.kick();
         assert!(raw.is_closed());
-        daemon.wait_for("is gone");
+        daemon.wait_for("is lost");
         driver.exercise(&mut model, 50, &mut dice);
         let json = status(&control);
         let errors = |index: usize| json["devices"][index]["protocol_errors"].as_u64();

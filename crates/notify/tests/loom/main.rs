@@ -19,8 +19,10 @@ impl InterruptSink for Edge {
     }
 }
 
-/// A device that publishes one used buffer (without order) and raises; a driver that is in its interrupt handler
-/// for an earlier one at the time. `reads` says whether the handler reads the status before it acknowledges.
+/// A device that publishes one used buffer (without order) and raises; a driver in its handler for
+/// an earlier interrupt.
+///
+/// `reads` says whether the handler reads the status before it acknowledges.
 fn interrupted(reads: bool) {
     loom::model(move || {
         let edge = Arc::new(Edge(loom::sync::atomic::AtomicBool::new(false)));
@@ -43,7 +45,8 @@ fn interrupted(reads: bool) {
         };
         handle();
         device.join().unwrap();
-        // Whatever the first round did, the edge of the second cause comes, and a pending cause is found.
+        // Whatever the first round did, the edge of the second cause arrives, and a pending cause
+        // is found.
         assert!(edge.0.load(Ordering::Acquire));
         if line.status() != 0 {
             handle();
@@ -63,7 +66,8 @@ fn a_cause_that_is_cleared_unseen_stands_for_what_was_published() {
     interrupted(false);
 }
 
-/// A cause that comes while a silence ends is raised by the one or by the other, and stands for what was published.
+/// A cause that is added while a silence ends is raised by one of the two, and stands for what was
+/// published.
 #[test]
 fn a_cause_around_the_end_of_a_silence_is_raised() {
     loom::model(|| {
@@ -87,7 +91,7 @@ fn a_cause_around_the_end_of_a_silence_is_raised() {
     });
 }
 
-/// A platform that takes messages: what was delivered with which message, by data.
+/// Platform that accepts messages: the messages that were delivered, by data.
 #[derive(Default)]
 struct Apic {
     delivered: Mutex<Vec<u32>>,

@@ -1,21 +1,23 @@
-//! What the models of kicks share: a host, a driver, and owners that look at the ring only when they are signalled.
+//! Parts of the models of kicks: a host, a driver, and owners that look at the ring only when
+//! signalled.
 use loom::sync::Mutex;
 use loom::sync::atomic::Ordering::{Relaxed, SeqCst};
 use loom::sync::atomic::{AtomicU32, fence};
 use paravane_notify::{HostNotifier, IoEventFds, Notifier, NotifyError};
 use std::sync::Arc;
 
-/// As KVM: a write is delivered while its registration stands, and a removal waits for those under way.
+/// Like KVM: a write is delivered while its registration exists, and a removal waits for those
+/// under way.
 #[derive(Default)]
 pub(crate) struct Host {
     registered: Mutex<Option<Notifier>>,
-    /// How many kicks went through the registration. Written under its lock.
+    /// Number of kicks through the registration. Written under its lock.
     delivered: Mutex<u32>,
     refuse: std::sync::atomic::AtomicBool,
 }
 
 impl Host {
-    /// From now on it gives out no ioeventfd.
+    /// Refuses ioeventfds from now on.
     pub(crate) fn refuse(&self) {
         self.refuse.store(true, Relaxed);
     }
@@ -24,7 +26,7 @@ impl Host {
         *self.delivered.lock().unwrap()
     }
 
-    /// A write to a notification address: whether an ioeventfd has caught it.
+    /// A write to a notification address; returns whether an ioeventfd took it.
     fn write(&self) -> bool {
         let registered = self.registered.lock().unwrap();
         if let Some(notifier) = &*registered {
@@ -51,19 +53,22 @@ impl IoEventFds for Host {
     }
 }
 
-/// One queue of a machine. Its "ring" is a count of available buffers that is accessed without order, so that only the
-/// way of the kick, or the fence around asking for it, can make it visible.
+/// One queue of a machine.
+///
+/// Its "ring" is a count of available buffers that is accessed without order, so that only the path
+/// of the kick, or the fence around the request for it, can make it visible.
 pub(crate) struct Scene {
     pub(crate) host: Arc<Host>,
-    /// What the machine has for the queue at the moment. An exit finds it under the lock of the control path.
+    /// Notifier of the queue at the moment. An exit finds it under the lock of the control path.
     current: Mutex<Arc<HostNotifier>>,
     available: AtomicU32,
-    /// Whether the driver is asked to kick.
+    /// Whether the driver must kick.
     asked: AtomicU32,
 }
 
 impl Scene {
-    /// With a deassigned notifier whose signal from birth has been taken: it would hide what the models look for.
+    /// With a deassigned notifier whose initial signal was taken: it would hide what the models
+    /// look for.
     pub(crate) fn new() -> Arc<Self> {
         let host = Arc::new(Host::default());
         let scene = Self {
@@ -85,7 +90,7 @@ impl Scene {
         Arc::clone(&self.current.lock().unwrap())
     }
 
-    /// Another notifier for the queue, as a restored or restarted machine has; the old one is gone.
+    /// Replaces the notifier, as a restored or restarted machine does; the old one is dropped.
     pub(crate) fn renew(&self) {
         *self.current.lock().unwrap() = Self::notifier(&self.host);
     }
@@ -98,10 +103,11 @@ impl Scene {
         }
     }
 
-    /// The driver's side: a buffer, and a kick if the device asks for one. It is caught by an ioeventfd, or it exits.
+    /// The driver's side: a buffer, and a kick if the device requests one, by an ioeventfd or by an
+    /// exit.
     pub(crate) fn drive(&self) {
         self.available.fetch_add(1, Relaxed);
-        // Pairs with the fence in `look`: the driver sees the wish, or the owner the buffer.
+        // Pairs with the fence in `look`: the driver sees the request, or the owner the buffer.
         fence(SeqCst);
         if self.asked.load(Relaxed) == 1 && !self.host.write() {
             self.current.lock().unwrap().kick();
@@ -109,7 +115,7 @@ impl Scene {
     }
 }
 
-/// Who waits for the queue's signals. What it has seen of the ring is the position that is handed on.
+/// Owner of the queue's signals. It hands on the position up to which it has seen the ring.
 #[derive(Default)]
 pub(crate) struct Owner {
     pub(crate) seen: u32,
@@ -134,7 +140,7 @@ impl Owner {
         signalled
     }
 
-    /// Takes the signals and wants no kicks while it works; and then its time is over before it gets to look.
+    /// Takes the signals and disables kicks while it works; then it is stopped before it looks.
     pub(crate) fn start_to_serve(&mut self, scene: &Scene) -> bool {
         let signalled = scene.queue().notifier().take() > 0;
         if signalled {
@@ -143,7 +149,7 @@ impl Owner {
         signalled
     }
 
-    /// Looks at the ring until nothing new is there, and asks for kicks before it rests.
+    /// Looks at the ring until nothing new is there, and requests kicks before it rests.
     fn look(&mut self, scene: &Scene) {
         scene.asked.store(0, Relaxed);
         loop {

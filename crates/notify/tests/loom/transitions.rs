@@ -1,7 +1,8 @@
 //! A kick at every point of every transition.
 //!
-//! A driver makes a buffer available and kicks if it is asked to, while the control path goes through a transition. When
-//! both are done, whoever owns the queue by then serves for as long as it is signalled; the buffer must have been seen.
+//! A driver makes a buffer available and kicks if requested, while the control path goes through a
+//! transition. When both are done, the present owner of the queue serves while it is signalled; it
+//! must have seen the buffer.
 use crate::scene::{Owner, Scene};
 use loom::thread;
 use paravane_notify::NotifierState;
@@ -61,7 +62,7 @@ fn assign() {
     });
 }
 
-/// The queue starts all the same, so that what an owner before had begun is found.
+/// The queue starts all the same, so that what an earlier owner began is found.
 #[test]
 fn a_refused_assign() {
     a_kick_during(|scene, owner| {
@@ -78,7 +79,7 @@ fn deassign() {
     a_kick_during(|scene, owner| {
         scene.queue().assign().expect("a registration");
         assert!(owner.serve(scene));
-        // The handler is off. A kick may be under way.
+        // The handler is removed. A kick may be under way.
         scene.queue().deassign().expect("removal");
         // The final test.
         owner.serve(scene);
@@ -99,7 +100,8 @@ fn deassign_and_assign_again() {
     });
 }
 
-/// Stop and restore on a host without ioeventfds: nothing but the signal from birth says that there is something.
+/// Stop and restore on a host without ioeventfds: only the initial signal reports that there is
+/// something.
 #[test]
 fn stop_and_restore() {
     a_kick_during(|scene, owner| {
@@ -120,7 +122,8 @@ fn stop_and_restore_with_ioeventfds() {
     });
 }
 
-/// Our event loop has taken the signal and is stopped before it looks; the back end finds what it left.
+/// Our event loop has taken the signal and is stopped before it looks; the back end finds what it
+/// left.
 #[test]
 fn grab() {
     a_kick_during(|scene, owner| {
@@ -130,7 +133,7 @@ fn grab() {
     });
 }
 
-/// The same the other way round.
+/// The same with the roles exchanged.
 #[test]
 fn release() {
     a_kick_during(|scene, owner| {
@@ -157,7 +160,7 @@ fn nested_grabs() {
     });
 }
 
-/// Where kicks exit, a back end can own the queue as well.
+/// A back end can also own the queue where kicks exit.
 #[test]
 fn grab_and_release_without_ioeventfds() {
     a_kick_during(|scene, owner| {
@@ -191,7 +194,7 @@ fn relocate_to_nowhere_and_back() {
     });
 }
 
-/// While a back end has it.
+/// While a back end owns it.
 #[test]
 fn relocate_off_limits() {
     a_kick_during(|scene, owner| {
@@ -203,7 +206,7 @@ fn relocate_off_limits() {
     });
 }
 
-/// A grab, a stop while it is held, a restore with another notifier, a grab of that.
+/// A grab, a stop while it is grabbed, a restore with another notifier, a grab of that.
 #[test]
 fn stop_and_restore_off_limits() {
     a_kick_during(|scene, owner| {

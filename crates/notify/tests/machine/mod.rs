@@ -1,4 +1,4 @@
-//! What the tests on a real KVM share: a VM, and pages of its memory.
+//! Parts of the tests on a real KVM: a VM, and pages of its memory.
 #![allow(dead_code, reason = "each test uses a part of it")]
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VmFd};
@@ -6,7 +6,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::io::Write;
 
-/// A VM, or a line that says why not.
+/// Makes a VM; or reports why there is none.
 pub(crate) fn vm(test: &str) -> Option<(Kvm, VmFd)> {
     match Kvm::new().and_then(|kvm| kvm.create_vm().map(|vm| (kvm, vm))) {
         Ok(both) => Some(both),
@@ -46,7 +46,8 @@ impl Page {
         Self(page)
     }
 
-    /// Puts it at guest-physical `gpa` of a VM that is dropped before it; each page of a VM elsewhere.
+    /// Maps it at guest-physical `gpa` of a VM that is dropped before it; each page of a VM
+    /// elsewhere.
     pub(crate) fn map(&self, vm: &VmFd, gpa: u64) {
         let region = kvm_userspace_memory_region {
             slot: (gpa >> 12) as u32,
@@ -59,7 +60,7 @@ impl Page {
         unsafe { vm.set_user_memory_region(region) }.expect("guest memory");
     }
 
-    /// Where the page is in this process.
+    /// Address of the page in this process.
     pub(crate) fn host(&self) -> *mut u8 {
         self.0.cast()
     }

@@ -1,13 +1,15 @@
-//! The same on a real KVM: a guest that kicks as fast as it is served, and thousands of transitions meanwhile.
+//! Transitions on a real KVM: a guest that kicks as fast as it is served, and thousands of
+//! transitions meanwhile.
 //!
 //! ```text
-//! guest      used == available? -> available += 1 -> asked? -> write where it is told   (ioeventfd, or exit)
-//! owner      eventfd -> not asked -> used = available -> asked -> again until nothing is new
+//! guest      used == available? -> available += 1 -> kick wanted? -> write to the current address   (ioeventfd, or exit)
+//! owner      eventfd -> kicks off -> used = available -> kicks on -> again until nothing is new
 //! control    handler off -> a transition -> another owner, another notifier, another address -> handler on
 //! ```
-//! The guest has one buffer under way and kicks once for it, so a kick that is lost stops everything; after each
-//! transition the control thread waits for buffers to be used. A second queue, which the guest never kicks, moves to
-//! the addresses that the first one leaves: what it finds in its eventfd is what its own transitions put there.
+//! The guest has one buffer in flight and kicks once for it, so a lost kick stops everything; after
+//! each transition the control thread waits for buffers to be used. A second queue, which the guest
+//! never kicks, moves to the addresses that the first one leaves: its eventfd must only have what
+//! its own transitions put there.
 #[path = "../machine/mod.rs"]
 mod machine;
 
@@ -21,11 +23,11 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 const TRANSITIONS: u64 = 10_000;
-/// Who waits longer has lost a kick.
+/// A longer wait means that a kick was lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const WINDOW: u64 = 0xd000_0000;
-/// Where the first queue can be in the window; the second takes the other place.
+/// Offsets of the first queue in the window; the second queue has the other one.
 const PLACES: [u16; 2] = [0x50, 0x1050];
 const CODE: u64 = 0x1000;
 const RING: u64 = 0x2000;
@@ -34,9 +36,9 @@ const RING: u64 = 0x2000;
 const AVAILABLE: usize = 0;
 const USED: usize = 4;
 const ASKED: usize = 8;
-/// Where in the window to kick.
+/// Offset in the window to kick at.
 const PLACE: usize = 12;
-/// Not 0: the guest is to come out.
+/// Not 0: the guest must exit its loop.
 const COME: usize = 16;
 
 /// Real mode; the data segment is the window, the extra segment the ring.
@@ -75,7 +77,7 @@ impl IoEventFds for Moody {
     }
 }
 
-/// The ring's page, which the guest writes to as well.
+/// Page of the ring, which the guest writes too.
 struct Ring(*mut u8);
 
 // SAFETY: the page is accessed atomically only, and outlives every thread that has it.
@@ -92,29 +94,29 @@ impl Ring {
     }
 }
 
-/// What the vCPU's thread shares with the control thread.
+/// State that the vCPU's thread shares with the control thread.
 struct Machine {
     ring: Ring,
-    /// The two queues' notifiers, and which place the first one has.
+    /// Notifiers of the two queues, and the offset of the first.
     queues: Mutex<([Arc<HostNotifier>; 2], usize)>,
     wish: Mutex<Wish>,
     granted: Condvar,
 }
 
-/// Why the guest is to come out of its loop.
+/// Reason for the guest to exit its loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     None,
-    /// To exchange the places of the queues, as a guest does that moves a window.
+    /// To exchange the offsets of the queues, like a guest that moves a window.
     Move,
-    /// To reset the device: it waits until that is over.
+    /// To reset the device, and wait until that is done.
     Reset,
     Waiting,
     End,
 }
 
 impl Machine {
-    /// Has the guest come out for `wish`, and waits until it is `then`.
+    /// Has the guest exit for `wish`, and waits until it is `then`.
     fn wish(&self, wish: Wish, then: Wish) {
         *self.wish.lock().unwrap() = wish;
         self.ring.word(COME).store(1, Release);
@@ -128,7 +130,7 @@ impl Machine {
         self.granted.notify_all();
     }
 
-    /// What the guest's access to port 0x10 means. `false`: the end.
+    /// Handles the guest's access to port 0x10. `false` at the end.
     fn come(&self) -> bool {
         let wish = *self.wish.lock().unwrap();
         if wish == Wish::End {
@@ -142,7 +144,8 @@ impl Machine {
                 *place = 1 - *place;
                 self.ring.word(PLACE).store(PLACES[*place].into(), Release);
                 let at = |place: usize| Some(WINDOW + u64::from(PLACES[place]));
-                // Out of the way first. Registered or not, both end where the guest kicks them.
+                // Both out of the way first. Registered or not, both end where the guest kicks
+                // them.
                 second.relocate(None).expect("nowhere is always free");
                 first.relocate(at(*place)).expect("the place is free");
                 second.relocate(at(1 - *place)).expect("the other place is free");
@@ -187,7 +190,7 @@ impl Machine {
     }
 }
 
-/// Ends the guest however the test ends.
+/// Ends the guest, also if the test fails.
 struct Ending<'a>(&'a Machine);
 
 impl Drop for Ending<'_> {
@@ -197,7 +200,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// The handler of an owner that has the queue: a thread that waits on the eventfd.
+/// Handler of an owner that has the queue: a thread that waits on the eventfd.
 struct Handler<'scope> {
     stop: Arc<Notifier>,
     thread: Option<ScopedJoinHandle<'scope, ()>>,
@@ -211,7 +214,7 @@ impl<'scope> Handler<'scope> {
         Self { stop, thread: Some(thread) }
     }
 
-    /// What it has taken and not looked at is left undone.
+    /// Leaves undone what it has taken and not looked at.
     fn off(mut self) {
         self.stop.signal();
         self.thread.take().unwrap().join().expect("the owner");
@@ -234,7 +237,7 @@ fn serve(ring: &Ring, notifier: &Notifier, stop: &Notifier) {
             ring.word(ASKED).store(0, Relaxed);
         }
         if stopped {
-            // Perhaps with a signal taken, kicks turned off, and the ring not looked at.
+            // Perhaps with a signal taken, kicks disabled, and the ring not looked at.
             return;
         }
         if signalled {
@@ -243,13 +246,13 @@ fn serve(ring: &Ring, notifier: &Notifier, stop: &Notifier) {
     }
 }
 
-/// Uses what is there, until nothing new is and kicks are asked for.
+/// Uses available buffers until nothing new is there and kicks are on.
 fn look(ring: &Ring) {
     loop {
         let available = ring.word(AVAILABLE).load(Acquire);
         ring.word(USED).store(available, Release);
         ring.word(ASKED).store(1, Relaxed);
-        // Pairs with the guest's locked instruction: it sees the wish, or we the buffer.
+        // Pairs with the guest's locked instruction: it sees the request, or we the buffer.
         fence(SeqCst);
         if ring.word(AVAILABLE).load(Acquire) == available {
             return;
@@ -258,7 +261,7 @@ fn look(ring: &Ring) {
     }
 }
 
-/// Numbers without order, the same in each run.
+/// Pseudo-random numbers, the same in each run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -284,7 +287,7 @@ fn guest(vm: &VmFd, code: &Page, ring: &Page) -> VcpuFd {
     vcpu
 }
 
-/// The control path of the first queue.
+/// Control path of the first queue.
 struct Control<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     machine: &'env Machine,
@@ -300,7 +303,7 @@ impl Control<'_, '_> {
         }
     }
 
-    /// A handler that was taken off and is put on is a transition too.
+    /// Removing and installing a handler is a transition too.
     fn on(&mut self) {
         assert!(self.handler.is_none());
         self.done += 1;
@@ -316,7 +319,7 @@ impl Control<'_, '_> {
         self.done += 1;
     }
 
-    /// Back to our event loop, and kicks exit.
+    /// Back to our event loop; kicks exit.
     fn stop(&mut self) {
         while self.queue().state() == NotifierState::OffLimits {
             self.transition(|queue| queue.release().expect("it was grabbed"));
@@ -326,7 +329,7 @@ impl Control<'_, '_> {
         }
     }
 
-    /// Another notifier at the same place.
+    /// Another notifier at the same offset.
     fn renew(&mut self) {
         let mut queues = self.machine.queues.lock().unwrap();
         let addr = WINDOW + u64::from(PLACES[queues.1]);
@@ -341,7 +344,7 @@ impl Control<'_, '_> {
         }
     }
 
-    /// One change, of many kinds, and the handler is on afterwards.
+    /// One random change; the handler is installed afterwards.
     fn change(&mut self, kind: u64) {
         match kind {
             // Stop, and start again.
@@ -349,13 +352,13 @@ impl Control<'_, '_> {
                 self.off();
                 self.stop();
                 if self.queue().notifier().take() > 0 {
-                    // The final test: whoever owns the queue next has to be told.
+                    // The final test: the next owner must be signalled.
                     self.queue().notifier().signal();
                 }
                 self.assign();
                 self.on();
             }
-            // Stop; kicks exit for a while, and nobody has assigned anything.
+            // Stop; kicks exit for a while, and nothing is assigned.
             1 => {
                 self.off();
                 self.stop();
@@ -373,9 +376,9 @@ impl Control<'_, '_> {
                 self.host.refuse.store(false, Relaxed);
                 self.on();
             }
-            // A start under a handler that is on.
+            // A start while the handler is installed.
             3 => self.assign(),
-            // To the other owner, or one level deeper or back while it goes on.
+            // To the other owner, or one level deeper or back while it continues.
             4 | 5 if self.queue().state() == NotifierState::OffLimits => {
                 for _ in 0..2 {
                     self.transition(|queue| queue.grab().expect("one more"));
@@ -452,7 +455,7 @@ impl Control<'_, '_> {
                     self.queue(),
                 );
             }
-            // Asleep: the guest and the owner need the processors.
+            // Sleeps: the guest and the owner need the processors.
             std::thread::sleep(Duration::from_micros(20));
         }
     }
@@ -498,7 +501,7 @@ fn thousands_of_transitions_under_a_guest_that_kicks() {
         }
         control.off();
     });
-    // From birth and from its start, and two of each move: to nowhere, and to its new place.
+    // From its making and its start, and two of each move: to nowhere, and to its new offset.
     assert_eq!(idle.notifier().take(), 2 + 2 * moves, "a kick of the other queue");
     assert_eq!(idle.exit_kicks(), 0, "a kick of the other queue");
     assert!(used > TRANSITIONS / 2, "{used} buffers");

@@ -1,5 +1,7 @@
-//! No kick is lost in any transition of a host notifier, and none goes to another queue: every interleaving of short
-//! scripts with two kicks, long random ones, and a guest on a real KVM.
+//! No kick is lost in any transition of a host notifier, and none goes to another queue.
+//!
+//! Tests every interleaving of short scripts with two kicks, long random scripts, and a guest on a
+//! real KVM.
 #![cfg(not(loom))]
 #[cfg(target_arch = "x86_64")]
 mod kvm;
@@ -8,7 +10,8 @@ mod world;
 use proptest::prelude::*;
 use world::{ADDRESSES, KICK, Step, World};
 
-/// A transition and what comes with it, in the order that the module of [`paravane_notify::HostNotifier`] asks for.
+/// A transition and its further steps, in the order that the documentation of
+/// [`paravane_notify::HostNotifier`] requires.
 const SCRIPTS: [(&str, &[Step]); 12] = {
     use Step::*;
     [
@@ -78,7 +81,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever comes after whatever, also what is no transition of the state that it is in.
+    /// Any steps in any order, also those that are no transition of the current state.
     #[test]
     fn any_steps_of_two_queues(steps in proptest::collection::vec((0..2_usize, step()), 0..120)) {
         let mut world = World::new();

@@ -1,22 +1,23 @@
-//! Two queues of a machine that is played, beside a plain model of what they must do.
+//! Two queues of a simulated machine, beside a plain model of what they must do.
 //!
 //! ```text
-//! driver    Publish -> Decide --asked--> Write --caught by an ioeventfd--> done
-//!                        '-- not asked       '--> Exit (delivered, or nobody's address)
-//! owner     Take (wants no kicks from here on) -> Look (wants kicks again)
+//! driver    Publish -> Decide --wanted--> Write --taken by an ioeventfd--> done
+//!                        '-- not wanted      '--> Exit (delivered, or no queue's address)
+//! owner     Take (kicks off from here on) -> Look (kicks on again)
 //! control   On, Off: the owner's handler        Assign, Deassign, Grab, Release, Relocate, Renew, Refuse
 //! ```
-//! Each step is one that others can come between. The model is exact: after each step the notifier is in the
-//! modelled state, the host has the modelled registrations, and whoever takes signals finds as many as the model has. A
-//! kick that goes to another queue is thereby one too many there and one too few here.
+//! Other steps can come between any two steps. The model is exact: after each step the notifier is
+//! in the modelled state, the host has the modelled registrations, and an owner that takes signals
+//! finds as many as the model has. So a kick that goes to another queue is one too many there and
+//! one too few here.
 use paravane_notify::{HostNotifier, IoEventFds, Notifier, NotifierState, NotifyError};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-/// Where kicks can arrive. Fewer than two queues can want, so that they take each other's.
+/// Addresses of kicks. Fewer than two queues can want, so that they take each other's.
 pub(crate) const ADDRESSES: [u64; 3] = [0x50, 0x1050, 0x2050];
 
-/// Gives out ioeventfds, one an address, unless it is told to refuse.
+/// Gives out ioeventfds, one per address, unless it is told to refuse.
 #[derive(Default)]
 struct Host {
     table: Mutex<Vec<(u64, Notifier)>>,
@@ -33,7 +34,7 @@ impl Host {
         }
     }
 
-    /// A guest's write: whether an ioeventfd has caught it.
+    /// A guest's write; returns whether an ioeventfd took it.
     fn write(&self, addr: u64) -> bool {
         let table = self.table.lock().unwrap();
         let caught = table.iter().find(|(at, _)| *at == addr);
@@ -58,31 +59,31 @@ impl IoEventFds for Host {
     }
 }
 
-/// What the driver is about to do.
+/// Next step of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Driver {
     Idle,
     Published,
-    /// It was asked to kick.
+    /// A kick is wanted.
     Asked,
     /// Its write to this address exits.
     Exits(u64),
 }
 
-/// What the model knows of a queue.
+/// Model of a queue.
 struct Model {
-    /// Where kicks arrive; the driver knows it.
+    /// Address of kicks, which the driver knows.
     addr: Option<u64>,
     wanted: bool,
     registered: bool,
     grabs: u32,
-    /// Signals in the eventfd.
+    /// Number of signals in the eventfd.
     signals: u64,
 }
 
 impl Model {
     fn new(addr: u64) -> Self {
-        // Born signalled.
+        // Signalled when made.
         Self { addr: Some(addr), wanted: false, registered: false, grabs: 0, signals: 1 }
     }
 
@@ -101,13 +102,13 @@ struct Queue {
     driver: Driver,
     available: u64,
     asked: bool,
-    /// The position that owners hand on to each other.
+    /// Position that owners hand on to each other.
     seen: u64,
-    /// The owner of the moment has its handler on.
+    /// Whether the present owner's handler is installed.
     on: bool,
-    /// It has taken signals and not looked yet.
+    /// Whether it has taken signals and not looked yet.
     serving: bool,
-    /// A transition since its handler was taken off has signalled.
+    /// Whether a transition since its handler was removed has signalled.
     changed: bool,
 }
 
@@ -130,11 +131,11 @@ pub(crate) enum Step {
     Relocate(Option<usize>),
     /// Stop and restore: another notifier at the same address, the same position in the ring.
     Renew,
-    /// The host refuses from now on, or ends that.
+    /// The host refuses from now on, or stops refusing.
     Refuse(bool),
 }
 
-/// What one kick takes of its driver.
+/// Steps that one kick takes of its driver.
 pub(crate) const KICK: [Step; 4] = [Step::Publish, Step::Decide, Step::Write, Step::Exit];
 
 pub(crate) struct World {
@@ -164,7 +165,7 @@ impl World {
         HostNotifier::new(fds, addr, None).expect("an eventfd")
     }
 
-    /// Does `step`, as far as it makes sense at the moment, and compares.
+    /// Carries out `step` as far as the state allows, and compares.
     pub(crate) fn apply(&mut self, number: usize, step: Step) {
         self.step(number, step);
         self.compare();
@@ -176,7 +177,7 @@ impl World {
             let others = self.queues.iter().enumerate().filter(|(other, _)| *other != number);
             others.into_iter().any(|(_, queue)| queue.model.registered && queue.model.addr == Some(at))
         };
-        // What the host says to a registration at the address that the queue has, or is to get.
+        // Answer of the host to a registration at the queue's address, or its next one.
         let to = match step {
             Step::Relocate(to) => to.map(|to| ADDRESSES[to]),
             _ => self.queues[number].model.addr,
@@ -206,7 +207,7 @@ impl World {
             Step::Exit => {
                 let Driver::Exits(at) = queue.driver else { return };
                 queue.driver = Driver::Idle;
-                // The device at that address by now; often none.
+                // Device at that address by now, if any.
                 if let Some(queue) = self.queues.iter_mut().find(|queue| queue.model.addr == Some(at)) {
                     queue.notifier.kick();
                     queue.model.signals += 1;
@@ -227,7 +228,7 @@ impl World {
             Step::On if !queue.on => {
                 queue.on = true;
                 if !std::mem::take(&mut queue.changed) {
-                    // Nothing but the handler came and went: who puts it on signals.
+                    // Only the handler was removed and installed: installing it signals.
                     queue.notifier.notifier().signal();
                     model.signals += 1;
                 }
@@ -277,7 +278,7 @@ impl World {
                     }
                 }
             }
-            // Two devices at one address are the guest's own fault, and not this test's matter.
+            // Two devices at one address are the guest's own fault; this test does not cover them.
             Step::Relocate(to) => {
                 let to = to.map(|to| ADDRESSES[to]);
                 let crowded = |(other, queue): (usize, &Queue)| other != number && queue.model.addr == to;
@@ -289,7 +290,7 @@ impl World {
                 let result = queue.notifier.relocate(to);
                 if model.registered && refuses {
                     assert!(result.is_err(), "queue {number}: it does not let go");
-                    // The driver is told where it has to kick, and kicks there exit.
+                    // The driver learns the address of its kicks, and kicks there exit.
                     return;
                 }
                 assert_eq!(result.is_ok(), !model.wanted || agrees, "queue {number}: {result:?}");
@@ -301,7 +302,7 @@ impl World {
             Step::Renew if !queue.on && !refuses && model.addr.is_some() => {
                 let addr = model.addr.expect("an address");
                 queue.notifier = Self::notifier(&self.host, addr);
-                // What the old one leaves behind is the host's business no more.
+                // What the old one leaves behind does not concern the host any more.
                 queue.model = Model::new(addr);
                 queue.changed = true;
             }
@@ -319,7 +320,8 @@ impl World {
         assert_eq!(table, model, "registrations");
         for (number, queue) in self.queues.iter().enumerate() {
             assert_eq!(queue.notifier.state(), queue.model.state(), "queue {number}");
-            // An owner that rests, and a driver that has done its part: something must still be to come.
+            // An owner that rests, and a driver that has done its part: something must still be
+            // pending.
             let resting = queue.on && !queue.serving && queue.driver == Driver::Idle;
             let done = queue.seen == queue.available && queue.asked;
             assert!(
@@ -329,7 +331,7 @@ impl World {
         }
     }
 
-    /// Everybody finishes what was begun, and every buffer must have been seen.
+    /// Finishes all that was begun; every buffer must have been seen.
     pub(crate) fn settle(&mut self) {
         self.apply(0, Step::Refuse(false));
         for number in 0..self.queues.len() {

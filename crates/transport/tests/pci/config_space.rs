@@ -1,4 +1,4 @@
-//! The configuration space: what may be written, the BAR, the window; and a plain model of the masks.
+//! Configuration space: writable bits, the BAR, the window; and a plain model of the masks.
 use crate::rig::{LINE, QUEUE_SIZES, RUNNING, Rig, config};
 use paravane_spec::pci::common as reg;
 use paravane_spec::pci::{
@@ -126,7 +126,7 @@ fn the_window_reaches_nothing_that_it_must_not() {
     assert_eq!(rig.status(), RUNNING);
 }
 
-/// Which bits of a byte a driver may write, written down once more.
+/// Bits of a byte that a driver may write, stated independently.
 fn writable(rig: &mut Rig, at: u16) -> u8 {
     let control = rig.capability(|[id, ..]| id == capability::MSIX).unwrap() + msix::CONTROL;
     let window = rig.virtio(cap::PCI);
@@ -148,14 +148,14 @@ proptest! {
         writes in prop::collection::vec((0..0x1000_u16, 0..4_u32, any::<u64>(), any::<bool>()), 1..100)
     ) {
         let mut rig = Rig::new();
-        // A register that may be read as often as one likes, and is not written by anybody.
+        // A register that may be read any number of times, and that nothing writes.
         rig.aim(0, reg::NUM_QUEUES as u32, 2);
         let data = rig.virtio(cap::PCI) + cap::PCI_CFG_DATA;
         let mut model: Vec<u8> = (0..0x1000).map(|at| rig.config_read(at, 1) as u8).collect();
         for (at, width, value, low) in writes {
             let len = 1 << width;
             let at = (if low { at % 0xc0 } else { at }) & !(len as u16 - 1);
-            // What the window does is another test's.
+            // Another test covers the window.
             if (at..at + len as u16).any(|at| (data - 12..data + 4).contains(&at)) {
                 continue;
             }

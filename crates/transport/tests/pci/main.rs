@@ -1,4 +1,4 @@
-//! Virtio over PCI: the registers as the specification wants them used, and as it does not.
+//! Virtio over PCI: valid and invalid use of the registers.
 mod config_space;
 mod msix;
 mod registers;

@@ -1,4 +1,4 @@
-//! MSI-X: which interrupt goes where, and when.
+//! MSI-X: destination and time of each interrupt.
 use crate::rig::{OFFERED, RUNNING, Rig, VECTORS};
 use paravane_spec::pci::{NO_VECTOR, cap, capability, command, common as reg, header, msix};
 use paravane_transport::{Effect, Transport};
@@ -203,7 +203,7 @@ fn a_reset_of_the_device_unmaps_and_forgets_what_is_pending() {
     assert_eq!(rig.read(reg::QUEUE_MSIX_VECTOR, 2), NO_VECTOR.into());
     rig.mask(1, false);
     assert_eq!(rig.sent(), []);
-    // The table is PCI's: it needs no second set-up.
+    // The table belongs to PCI: it needs no second set-up.
     let control = rig.control();
     assert_eq!(rig.config_read(control, 2) as u16 & msix::ENABLE, msix::ENABLE);
     rig.negotiate(OFFERED);

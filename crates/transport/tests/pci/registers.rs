@@ -62,7 +62,8 @@ fn a_queue_reads_back_what_was_written() {
     assert_eq!(rig.pci.violations(), 0);
 }
 
-/// CVE-2026-5747: what was checked when the queue was enabled must be what the device goes by, whatever is written later.
+/// CVE-2026-5747: the device must use what was checked when the queue was enabled, whatever is
+/// written later.
 #[test]
 fn the_configuration_of_an_enabled_queue_is_frozen() {
     let mut rig = Rig::negotiated();
@@ -134,7 +135,7 @@ fn each_queue_has_an_address_of_its_own() {
         rig.quiet(reg::QUEUE_SELECT, 2, queue);
         let at = notify + rig.read(reg::QUEUE_NOTIFY_OFF, 2) * multiplier;
         assert_eq!(at, Pci::notification(queue as u16));
-        // By NOTIFICATION_DATA the value is anything.
+        // With NOTIFICATION_DATA the value is arbitrary.
         for (len, value) in [(2, queue), (4, 0x8003_0000 | queue), (1, 0), (4, 0xffff_ffff)] {
             assert_eq!(rig.write(at, len, value), Some(Effect::Notify { queue: queue as u16 }));
         }
@@ -243,7 +244,7 @@ fn a_device_that_needs_a_reset_says_so_once() {
     rig.quiet(Pci::notification(0), 2, 0);
 }
 
-/// Found by the fuzzer: the notification addresses are no registers of the common configuration, and were forgotten.
+/// Found by the fuzzer: the notification addresses are no registers of the common configuration.
 #[test]
 fn a_kick_during_a_reset_reaches_nobody() {
     let mut rig = Rig::running();

@@ -1,4 +1,4 @@
-//! A function under test, and the driver's side of its registers.
+//! Function under test, and the driver's side of its registers.
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
 use paravane_notify::{InterruptSink, Interrupts, NotifyError};
 use paravane_spec::queue::QueueAddresses;
@@ -16,7 +16,7 @@ pub(crate) const RUNNING: u32 = NEGOTIATED | status::DRIVER_OK;
 pub(crate) const VECTORS: u16 = 4;
 pub(crate) const LINE: u8 = 11;
 
-/// Counts edges, and keeps the messages that were sent.
+/// Counts edges, and records the messages that were sent.
 #[derive(Default)]
 pub(crate) struct Wires {
     pub(crate) edges: Mutex<u32>,
@@ -53,7 +53,7 @@ pub(crate) fn addresses(size: u16) -> QueueAddresses {
     QueueAddresses { size, desc: 0x1_0000_1000, driver: 0x2_0000_2000, device: 0x3_0000_3000 }
 }
 
-/// The configuration space of the device: each byte is its own offset.
+/// Configuration space of the device: each byte is its own offset.
 pub(crate) fn config(offset: u32, out: &mut [u8]) {
     for (at, byte) in (offset..).zip(out) {
         *byte = at as u8;
@@ -78,7 +78,7 @@ impl Rig {
         Self::with(features, interrupts, wires)
     }
 
-    /// A function that has nothing but its wired line.
+    /// Function with its wired line only.
     pub(crate) fn wired() -> Self {
         let wires = Arc::new(Wires::default());
         let interrupts = Arc::new(Interrupts::wired(Arc::new(Line(Arc::clone(&wires)))));
@@ -162,7 +162,7 @@ impl Rig {
         self.pci.write(Pci::CONFIG_SPACE + u64::from(register), &value.to_le_bytes()[..len])
     }
 
-    /// Offset of the `n`-th capability (from 0) that `wanted` likes, by its first 4 bytes.
+    /// Offset of the `n`-th capability (from 0) whose first 4 bytes `wanted` accepts.
     pub(crate) fn capability(&mut self, wanted: impl Fn([u8; 4]) -> bool) -> Option<u16> {
         let mut at = self.config_read(pci::header::CAPABILITIES, 1) as u16;
         while at != 0 {
@@ -186,7 +186,7 @@ impl Rig {
         (self.config_read(at + pci::cap::OFFSET, 4), self.config_read(at + pci::cap::LENGTH, 4))
     }
 
-    /// The access must be counted as a violation and cause nothing.
+    /// The access must be counted as a violation and have no effect.
     #[track_caller]
     pub(crate) fn refused(&mut self, offset: u64, len: usize, value: u64) {
         let before = self.pci.violations();
@@ -194,7 +194,7 @@ impl Rig {
         assert_eq!(self.pci.violations(), before + 1, "{offset:#x} = {value:#x} was to be a violation");
     }
 
-    /// The access must not be counted, and cause nothing outside.
+    /// The access must not be counted, and must request nothing from the owner.
     #[track_caller]
     pub(crate) fn quiet(&mut self, offset: u64, len: usize, value: u64) {
         let before = self.pci.violations();

@@ -1,4 +1,4 @@
-//! The root: who answers where in the window.
+//! Root complex: targets in the window.
 use crate::rig::{Rig, config};
 use paravane_spec::pci::{DEVICE_BASE, HOST_BRIDGE, VENDOR, class, ecam, header};
 use paravane_transport::Transport;

@@ -1,4 +1,4 @@
-//! A device under test, and the driver's side of its registers.
+//! Device under test, and the driver's side of its registers.
 #![allow(dead_code)] // Each test program uses its part.
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
 use paravane_notify::{InterruptSink, Interrupts, NotifyError};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) const DEVICE_ID: u32 = 2;
 pub(crate) const QUEUE_SIZES: [u16; 3] = [256, 64, 0];
-/// What the device offers: a low bit, ring features, and per-queue reset.
+/// Offered features: a low bit, ring features, and per-queue reset.
 pub(crate) const OFFERED: u64 = 1 << 5 | feature::INDIRECT_DESC | feature::VERSION_1 | feature::RING_RESET;
 pub(crate) const DRIVER: u32 = status::ACKNOWLEDGE | status::DRIVER;
 pub(crate) const NEGOTIATED: u32 = DRIVER | status::FEATURES_OK;
@@ -22,12 +22,12 @@ impl InterruptSink for NoLine {
     fn raise(&self) {}
 }
 
-/// A platform that takes messages to the local APICs and keeps their data.
+/// Platform that accepts messages to the local APICs and records their data.
 #[derive(Clone, Default)]
 pub(crate) struct Platform(Arc<Mutex<Vec<u32>>>);
 
 impl Platform {
-    /// What was delivered since the last call.
+    /// Messages delivered since the last call.
     pub(crate) fn delivered(&self) -> Vec<u32> {
         self.0.lock().unwrap().drain(..).collect()
     }
@@ -49,7 +49,7 @@ impl MsiSink for Platform {
     }
 }
 
-/// The configuration space of the device: each byte is its own offset.
+/// Configuration space of the device: each byte is its own offset.
 pub(crate) fn config(offset: u32, out: &mut [u8]) {
     for (at, byte) in (offset..).zip(out) {
         *byte = at as u8;
@@ -87,7 +87,7 @@ impl Rig {
         Self { mmio: Mmio::new(device, interrupts.clone()), interrupts }
     }
 
-    /// With features negotiated: all that are offered.
+    /// With all offered features negotiated.
     pub(crate) fn negotiated() -> Self {
         Self::negotiated_with(OFFERED)
     }
@@ -155,7 +155,7 @@ impl Rig {
         self.read(reg::STATUS)
     }
 
-    /// The access must be counted as a violation and cause nothing.
+    /// The access must be counted as a violation and have no effect.
     #[track_caller]
     pub(crate) fn refused(&mut self, offset: u64, value: u32) {
         let before = self.mmio.violations();
@@ -163,7 +163,7 @@ impl Rig {
         assert_eq!(self.mmio.violations(), before + 1, "{offset:#x} = {value:#x} was to be a violation");
     }
 
-    /// The access must not be counted, and cause nothing outside.
+    /// The access must not be counted, and must request nothing from the owner.
     #[track_caller]
     pub(crate) fn quiet(&mut self, offset: u64, value: u32) {
         let before = self.mmio.violations();
@@ -171,7 +171,7 @@ impl Rig {
         assert_eq!(self.mmio.violations(), before, "{offset:#x} = {value:#x} was to be legal");
     }
 
-    /// The read must be counted as a violation and give zeros.
+    /// The read must be counted as a violation and return zeroes.
     #[track_caller]
     pub(crate) fn unreadable(&self, offset: u64) {
         let before = self.mmio.violations();
