@@ -223,7 +223,10 @@ fn greedy_clients_leave_the_others_their_share() {
     assert!(share(&raw, 0, 64 * MIB, &file) && share(&raw, 1, 64 * MIB, &file));
     assert!(!share(&raw, 2, 64 * MIB, &file));
     let error = host.last_error("good");
-    assert!(error.contains("limit of 1 GiB for all clients") && error.contains("raise max-memory"), "{error}");
+    assert!(
+        error.contains("limit of 1 GiB for all clients") && error.contains("raise max-memory"),
+        "{error}"
+    );
     drop(greedy);
     host.wait_for("a", |device| device["connected"] == false);
     host.neighbour("good").works();
