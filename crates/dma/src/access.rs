@@ -1,33 +1,4 @@
 //! Direction and order of an access to guest memory.
-//!
-//! # Guarantees
-//!
-//! vCPUs (and threads that stand in for a guest) share guest memory and write it at any time. The
-//! order flags state what an access promises them and what it may assume. "Before" and "after"
-//! refer to the program order of the thread that makes the access; "sees" refers to what any CPU
-//! can observe.
-//!
-//! | flags | promise |
-//! |---|---|
-//! | `READ` | acquire: a value read *after* this access sees every write that the writer of the value read here made before it (with its own store barrier in between). |
-//! | `WRITE` | release: a thread that sees a value written by this access (and then has its own read barrier) sees every write that this thread made *before* it. |
-//! | `READ \| WRITE` | both of the above (a mapping used in both directions). |
-//! | `RELAXED` | none. The caller orders by other means, for example one fence for a batch. |
-//! | `FULL` | the order of the direction, and: if the other side has a full barrier between a store and a load, then its load sees every write that this thread made before this access, or this access and all later ones see its store (or both). This is the only level that keeps a load behind an earlier store. QEMU's patch "Add a memory barrier to DMA functions" (2012) used it for every access. |
-//!
-//! The order of a direction costs no instruction on x86-64, whose loads stay in order among
-//! themselves, as do its stores; it restrains the compiler. `FULL` is one locked instruction;
-//! `paravane bench barrier` measures it. Each promise is a litmus test in `tests/loom_order.rs`;
-//! `tests/store_buffering.rs` shows on real CPUs why `FULL` exists.
-//!
-//! `FULL` overrides `RELAXED`. An aligned object of 1, 2, 4 or 8 bytes is never torn. Larger or
-//! unaligned accesses are not atomic as a whole, and their bytes move in no particular order; the
-//! guarantees hold for all of their bytes together.
-//!
-//! A mapping is a series of accesses. Its start gives this order to everything that is done through
-//! it, relative to what came before the start. Its end is a release (what was done through it is
-//! seen before any later store) and, for `READ`, an acquire (what was read through it is read
-//! before any later access).
 use crate::sync::fence;
 use bitflags::bitflags;
 use std::sync::atomic::Ordering;
@@ -41,6 +12,35 @@ bitflags! {
     /// Each accessor adds its own direction, so `Access::empty()` is a plain ordered access and
     /// `Access::RELAXED` an unordered one. An additional direction bit asks for that permission and
     /// that order too.
+    ///
+    /// # Guarantees
+    ///
+    /// vCPUs (and threads that stand in for a guest) share guest memory and write it at any time.
+    /// The order flags state what an access promises them and what it may assume. "Before" and
+    /// "after" refer to the program order of the thread that makes the access; "sees" refers to
+    /// what any CPU can observe.
+    ///
+    /// | flags | promise |
+    /// |---|---|
+    /// | `READ` | acquire: a value read *after* this access sees every write that the writer of the value read here made before it (with its own store barrier in between). |
+    /// | `WRITE` | release: a thread that sees a value written by this access (and then has its own read barrier) sees every write that this thread made *before* it. |
+    /// | `READ \| WRITE` | both of the above (a mapping used in both directions). |
+    /// | `RELAXED` | none. The caller orders by other means, for example one fence for a batch. |
+    /// | `FULL` | the order of the direction, and: if the other side has a full barrier between a store and a load, then its load sees every write that this thread made before this access, or this access and all later ones see its store (or both). This is the only level that keeps a load behind an earlier store. QEMU's patch "Add a memory barrier to DMA functions" (2012) used it for every access. |
+    ///
+    /// The order of a direction costs no instruction on x86-64, whose loads stay in order among
+    /// themselves, as do its stores; it restrains the compiler. `FULL` is one locked instruction;
+    /// `paravane bench barrier` measures it. Each promise is a litmus test in
+    /// `tests/loom_order.rs`; `tests/store_buffering.rs` shows on real CPUs why `FULL` exists.
+    ///
+    /// `FULL` overrides `RELAXED`. An aligned object of 1, 2, 4 or 8 bytes is never torn. Larger or
+    /// unaligned accesses are not atomic as a whole, and their bytes move in no particular order;
+    /// the guarantees hold for all of their bytes together.
+    ///
+    /// A mapping is a series of accesses. Its start gives this order to everything that is done
+    /// through it, relative to what came before the start. Its end is a release (what was done
+    /// through it is seen before any later store) and, for `READ`, an acquire (what was read
+    /// through it is read before any later access).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
         /// The device reads.

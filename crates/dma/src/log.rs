@@ -1,26 +1,4 @@
 //! Dirty log: the guest-physical pages that devices have written.
-//!
-//! ```text
-//!   device                                 the process that copies the memory
-//!   1. write the data                      1. harvest: exchange the word with 0
-//!   2. full fence (once per batch)         2. full fence
-//!   3. bit set? done : set it              3. copy the pages that were found
-//! ```
-//! **Data first, mark second.** A harvested mark has its data visible: the fences release and
-//! acquire. A mark made after the harvest is found by the next one. The remaining case is a mark
-//! that is not made because the bit is still set: the device loads the bit, the harvest exchanges
-//! it, and the page is copied, without the data if the device's store may still wait behind its
-//! load. That is the store-buffering shape, and the two full fences forbid it: if the load of step
-//! 3 saw the bit from before the exchange, the copy sees the data.
-//!
-//! A mark *before* the data would be wrong with any fences: harvest and copy can fall between the
-//! two.
-//!
-//! The fence makes the relaxed test sound, and is expensive relative to a write of 4 bytes. So an
-//! access guard notes its writes ([`PendingMarks`](crate::pending_marks::PendingMarks)) and marks
-//! them together, at the latest when it is dropped. A harvest never waits; after the last guard was
-//! dropped, one more harvest finds everything. The same holds if another process harvests (vhost's
-//! log): it needs the same exchange and fence.
 use crate::sync::{AtomicU64, fence};
 use crate::words::{WORD_BITS, Words};
 #[cfg(not(any(loom, miri)))]
@@ -41,6 +19,30 @@ const MAX_END: u64 = 1 << 48;
 ///
 /// Page n is bit n % 64 of word n / 64. The memory can be shared by descriptor: with pages of 4 KiB
 /// it has the format of vhost's log.
+///
+/// # Order
+///
+/// ```text
+///   device                                 the process that copies the memory
+///   1. write the data                      1. harvest: exchange the word with 0
+///   2. full fence (once per batch)         2. full fence
+///   3. bit set? done : set it              3. copy the pages that were found
+/// ```
+/// **Data first, mark second.** A harvested mark has its data visible: the fences release and
+/// acquire. A mark made after the harvest is found by the next one. The remaining case is a mark
+/// that is not made because the bit is still set: the device loads the bit, the harvest exchanges
+/// it, and the page is copied, without the data if the device's store may still wait behind its
+/// load. That is the store-buffering shape, and the two full fences forbid it: if the load of step
+/// 3 saw the bit from before the exchange, the copy sees the data.
+///
+/// A mark *before* the data would be wrong with any fences: harvest and copy can fall between the
+/// two.
+///
+/// The fence makes the relaxed test sound, and is expensive relative to a write of 4 bytes. So an
+/// access guard notes its writes (`PendingMarks`) and marks
+/// them together, at the latest when it is dropped. A harvest never waits; after the last guard was
+/// dropped, one more harvest finds everything. The same holds if another process harvests (vhost's
+/// log): it needs the same exchange and fence.
 #[derive(Debug)]
 pub struct DirtyLog {
     words: Words,
@@ -187,7 +189,7 @@ impl DirtyLog {
     /// Moves the marks of the pages that `pages` covers from this log to `pages`.
     ///
     /// A second harvest finds only what changed since the first. After it returns, the caller may
-    /// copy the pages found: see the module documentation for why the copy is complete.
+    /// copy the pages found: [`DirtyLog`] explains why the copy is complete.
     ///
     /// A page of the log that is larger than those of `pages` sets them all. A page that `pages`
     /// covers in part loses its mark too: cover whole pages of the log, as regions do.

@@ -6,7 +6,7 @@
 //!  the list is full, or the guard is dropped:           one fence, mark all, empty the list: the next turn begins
 //! ```
 //! So a page that is found in the cache is looked up in the log once per batch, however often it is
-//! written, and all share the fence. See [`log`](crate::log) for why there is one.
+//! written, and all share the fence. See [`DirtyLog`] for why there is one.
 use crate::DirtyLog;
 use crate::sync::fence;
 use std::cell::Cell;

@@ -1,15 +1,4 @@
 //! Quotas: how much memory clients may have mapped, each and together.
-//!
-//! ```text
-//!   MappingLimits --> MappingPool (a process) --quota()--> MappingQuota (a client) --lease--> MappingLease (a mapping)
-//! ```
-//! **Guaranteed share.** Half of the pool is divided evenly among the quotas. A client below its
-//! share is never refused because of the others; beyond it, clients take from the other half, first
-//! come, first served. So a few greedy clients cannot lock the others out.
-//!
-//! **What a lease counts.** The bytes that the host maps, rounding to huge pages included, and one
-//! mapping. It ends when the memory is unmapped, so a client that replaces its memory pays for both
-//! until the old mapping is gone.
 use crate::QuotaError;
 use crate::sigbus;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -136,6 +125,17 @@ struct Use {
 }
 
 /// Pool of what all clients of a process may have mapped.
+///
+/// ```text
+///   MappingLimits --> MappingPool (a process) --quota()--> MappingQuota (a client) --lease--> MappingLease (a mapping)
+/// ```
+/// **Guaranteed share.** Half of the pool is divided evenly among the quotas. A client below its
+/// share is never refused because of the others; beyond it, clients take from the other half, first
+/// come, first served. So a few greedy clients cannot lock the others out.
+///
+/// **What a lease counts.** The bytes that the host maps, rounding to huge pages included, and one
+/// mapping. It ends when the memory is unmapped, so a client that replaces its memory pays for both
+/// until the old mapping is gone.
 #[derive(Debug)]
 pub struct MappingPool {
     limits: MappingLimits,

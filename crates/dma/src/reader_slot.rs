@@ -69,7 +69,7 @@ impl ReaderSlot {
         // Release: a thread that reads this number, and not the even one before it, must still see
         // what was done in the batch before. Pairs with the Acquire loads of `synchronize`.
         self.seq.store(inside, Ordering::Release);
-        // Pairs with the fence of `synchronize`, see the module documentation.
+        // Pairs with the fence of `synchronize`, see the head of the module.
         fence(Ordering::SeqCst);
         inside
     }

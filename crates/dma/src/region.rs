@@ -98,6 +98,9 @@ impl Region {
     /// replace the whole region, it becomes [`lost`](Region::lost), and `alarm` is raised. A system
     /// call that uses missing memory fails with EFAULT instead, without these effects.
     ///
+    /// A SIGBUS handler does this. A thread that blocks SIGBUS is killed by the fault: do not block
+    /// it in threads that touch guest memory.
+    ///
     /// Files of hugetlbfs are mapped in their pages; a range may begin and end inside one. For
     /// other files huge pages are requested. Memory that devices may not write is mapped read-only.
     ///

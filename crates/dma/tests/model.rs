@@ -80,7 +80,8 @@ enum Op {
     MapSegments { list: Vec<(u64, u32)>, skip: u64, len: usize, write: bool },
 }
 
-/// Offsets from the base: mostly near the edges of pages, some of them outside (one page before, one after).
+/// Offsets from the base: mostly near the edges of pages, some of them outside (one page before,
+/// one after).
 fn offset() -> impl Strategy<Value = u64> {
     let pages = PAGES as u64;
     prop_oneof![

@@ -87,7 +87,8 @@ fn harvest(memory: &Memory, log: &DirtyLog, stop: &AtomicBool) -> Vec<u8> {
     let mut copy = vec![0; (RAM * PAGE) as usize];
     let mut pages = DirtyPages::new(0, RAM * PAGE, PAGE).expect("pages");
     loop {
-        // Acquire: pairs with the Release store after the last I/O, so that the last turn has all of it.
+        // Acquire: pairs with the Release store after the last I/O, so that the last turn has all
+        // of it.
         let last = stop.load(Ordering::Acquire);
         pages.clear();
         log.harvest(&mut pages);

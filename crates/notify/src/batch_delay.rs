@@ -1,23 +1,4 @@
 //! Batch delay: lets work accumulate while it arrives fast.
-//!
-//! Complements [`PollWindow`].
-//!
-//! ```text
-//!   measuring, no pauses --an epoch--> fast? --yes--> batching, a pause after each turn --an epoch--> as fast as without?
-//!      ^      ^                  | no                    ^                                              | yes | no
-//!      |      '------------------'                       '----------------------------------------------'     |
-//!      '-- after many epochs: once more ------------------------------------------- pauses cost time: rest --'
-//! ```
-//! Each look at a ring takes a cache line from the side that is about to write it, and so does each
-//! returned buffer. A peer that looks all the time and takes one buffer at a time slows down a side
-//! that is slower than itself. So the owner of a queue may wait until a good number of buffers has
-//! arrived. The cost is limited: a pause lasts at most [`LONGEST`], and there is none unless the
-//! last turn brought work, and work arrives fast enough for a pause to collect a batch.
-//!
-//! A side that waits for its buffers gets slower by a pause. So the effect is measured: epochs that
-//! are slower than one without pauses end them, for longer each time in a row.
-//!
-//! [`PollWindow`]: crate::PollWindow
 use std::time::Duration;
 
 /// Longest pause.
@@ -40,6 +21,25 @@ const SLOW: u32 = 4;
 const LONGEST_REST: u32 = 1024;
 
 /// Decides how long to delay one queue after a turn.
+///
+/// Complements [`PollWindow`].
+///
+/// ```text
+///   measuring, no pauses --an epoch--> fast? --yes--> batching, a pause after each turn --an epoch--> as fast as without?
+///      ^      ^                  | no                    ^                                              | yes | no
+///      |      '------------------'                       '----------------------------------------------'     |
+///      '-- after many epochs: once more ------------------------------------------- pauses cost time: rest --'
+/// ```
+/// Each look at a ring takes a cache line from the side that is about to write it, and so does each
+/// returned buffer. A peer that looks all the time and takes one buffer at a time slows down a side
+/// that is slower than itself. So the owner of a queue may wait until a good number of buffers has
+/// arrived. The cost is limited: a pause lasts at most 10 µs, and there is none unless the
+/// last turn brought work, and work arrives fast enough for a pause to collect a batch.
+///
+/// A side that waits for its buffers gets slower by a pause. So the effect is measured: epochs that
+/// are slower than one without pauses end them, for longer each time in a row.
+///
+/// [`PollWindow`]: crate::PollWindow
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchDelay {
     wanted: u32,

@@ -1,36 +1,4 @@
 //! Host notifier of one queue: decides where its kicks arrive.
-//!
-//! ```text
-//!             assign                      grab
-//! Deassigned ---------> Assigned ---------------------> OffLimits, counted
-//!   ^    ^ <---------             (signalled)             |  ^      |  ^
-//!   |    |   deassign            <-----------------       +--+      +--+
-//!   +----+                        last release            grab      release
-//!    assign, refused              (signalled)
-//!
-//! Deassigned -- grab --> OffLimits -- last release --> Deassigned     the same, on a host that refused
-//! ```
-//!
-//! **Deassigned**: no ioeventfd. A kick is an exit, and the exit path signals the eventfd
-//! ([`HostNotifier::kick`]). **Assigned**: the host signals the eventfd without an exit. A kick
-//! that still exits (it began before the change of state) signals the eventfd too. **`OffLimits`**:
-//! a vhost back end waits on the eventfd, and our event loop does not touch it; the ioeventfd stays
-//! as it was.
-//!
-//! In every state kicks arrive in the eventfd only, and exactly one owner of the queue waits on it.
-//! So no transition has a window in which a kick is lost. The remaining case is a signal whose
-//! owner is gone: it stays in the eventfd, and the following rules handle it. They come from QEMU's
-//! patch "virtio: Use ioeventfd for virtqueue notify" (2010) and the bugs that were fixed after it:
-//!
-//! - A notifier is signalled when it is made.
-//! - Each start, resume or change of owner signals the queue once: [`HostNotifier::assign`],
-//!   refused or not, the first [`HostNotifier::grab`], and the last [`HostNotifier::release`]. The
-//!   new owner then looks at the ring, whatever was missed: the old one may have taken a signal,
-//!   disabled kicks, and ended before it looked.
-//! - To stop: first the owner removes its handler (so that nothing runs concurrently), then
-//!   [`HostNotifier::deassign`] removes the ioeventfd (so that only exits can signal), then the
-//!   owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and
-//!   only then drops it.
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::{IoEventFds, NoIoEventFds, Notifier, NotifyError};
 use std::sync::atomic::Ordering;
@@ -39,9 +7,9 @@ use std::sync::{Arc, PoisonError};
 /// Owner of a queue's kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotifierState {
-    /// Kicks exit, and the exit path signals the notifier. Our event loop owns it.
+    /// Kicks exit, and the exit path signals the notifier. The VMM's event loop owns it.
     Deassigned,
-    /// Kicks signal the notifier without an exit. Our event loop owns it.
+    /// Kicks signal the notifier without an exit. The VMM's event loop owns it.
     Assigned,
     /// A vhost back end owns the notifier.
     OffLimits,
@@ -58,6 +26,40 @@ pub enum Kick {
 ///
 /// The eventfd always exists, and an event loop always waits on it: without an ioeventfd the exit
 /// path writes it, so the queue has one owner either way.
+///
+/// # States
+///
+/// ```text
+///             assign                      grab
+/// Deassigned ---------> Assigned ---------------------> OffLimits, counted
+///   ^    ^ <---------             (signalled)             |  ^      |  ^
+///   |    |   deassign            <-----------------       +--+      +--+
+///   +----+                        last release            grab      release
+///    assign, refused              (signalled)
+///
+/// Deassigned -- grab --> OffLimits -- last release --> Deassigned     the same, on a host that refused
+/// ```
+///
+/// **Deassigned**: no ioeventfd. A kick is an exit, and the exit path signals the eventfd
+/// ([`HostNotifier::kick`]). **Assigned**: the host signals the eventfd without an exit. A kick
+/// that still exits (it began before the change of state) signals the eventfd too. **`OffLimits`**:
+/// a vhost back end waits on the eventfd, and the VMM's event loop does not touch it; the ioeventfd
+/// stays as it was.
+///
+/// In every state kicks arrive in the eventfd only, and exactly one owner of the queue waits on it.
+/// So no transition has a window in which a kick is lost. The remaining case is a signal whose
+/// owner is gone: it stays in the eventfd, and the following rules handle it. They come from QEMU's
+/// patch "virtio: Use ioeventfd for virtqueue notify" (2010) and the bugs that were fixed after it:
+///
+/// - A notifier is signalled when it is made.
+/// - Each start, resume or change of owner signals the queue once: [`HostNotifier::assign`],
+///   refused or not, the first [`HostNotifier::grab`], and the last [`HostNotifier::release`]. The
+///   new owner then looks at the ring, whatever was missed: the old one may have taken a signal,
+///   disabled kicks, and ended before it looked.
+/// - To stop: first the owner removes its handler (so that nothing runs concurrently), then
+///   [`HostNotifier::deassign`] removes the ioeventfd (so that only exits can signal), then the
+///   owner tests the notifier ([`Notifier::take`]) and serves the queue if it was signalled, and
+///   only then drops it.
 pub struct HostNotifier {
     fds: Arc<dyn IoEventFds>,
     datamatch: Option<u32>,
@@ -228,8 +230,8 @@ impl HostNotifier {
 
     /// Ends one [`HostNotifier::grab`].
     ///
-    /// The last release returns the notifier to our event loop, and signals once. The back end must
-    /// have stopped before; the handler may be installed before or after.
+    /// The last release returns the notifier to the VMM's event loop, and signals once. The back
+    /// end must have stopped before; the handler may be installed before or after.
     ///
     /// # Errors
     /// The notifier is not grabbed.

@@ -1,23 +1,4 @@
 //! Poll window: how long to poll a queue before sleeping (adaptive busy polling).
-//!
-//! ```text
-//!   no work left --> poll for `length` --> sleep --> work: `slept(gap)`
-//!                        |                             gap <= length   it could have been found: same length
-//!                        v                             gap <= longest  a longer poll would find it: twice the gap
-//!                   work: `found`                      gap >  longest  no poll would: half as long, or none
-//!
-//!   MAX_MISSES polls in a row that found nothing: none for the next REST gaps
-//! ```
-//! A gap is the time from when a queue has no work left to its next work. A queue starts without
-//! polling.
-//!
-//! The cost of polling is limited: to `longest` per gap; to twice that when a queue with frequent
-//! work becomes idle, since each poll that ends in a long sleep halves the next; and to MAX_MISSES
-//! polls in MAX_MISSES + REST gaps, when gaps look as if polling could find their end and it never
-//! does. That happens where a poll itself keeps the other side from working: two threads on one
-//! core.
-//!
-//! The policy sees only lengths and gaps: its caller has the clock.
 use std::time::Duration;
 
 /// Shortest poll that pays: the time of a few kicks.
@@ -30,6 +11,25 @@ const MAX_MISSES: u8 = 4;
 const REST: u8 = 100;
 
 /// Decides how long to poll one queue before its owner sleeps.
+///
+/// ```text
+///   no work left --> poll for `length` --> sleep --> work: `slept(gap)`
+///                        |                             gap <= length   it could have been found: same length
+///                        v                             gap <= longest  a longer poll would find it: twice the gap
+///                   work: `found`                      gap >  longest  no poll would: half as long, or none
+///
+///   4 polls in a row that found nothing: none for the next 100 gaps
+/// ```
+/// A gap is the time from when a queue has no work left to its next work. A queue starts without
+/// polling.
+///
+/// The cost of polling is limited: to `longest` per gap; to twice that when a queue with frequent
+/// work becomes idle, since each poll that ends in a long sleep halves the next; and to 4
+/// polls in 104 gaps, when gaps look as if polling could find their end and it never
+/// does. That happens where a poll itself keeps the other side from working: two threads on one
+/// core.
+///
+/// The policy sees only lengths and gaps: its caller has the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollWindow {
     length: Duration,

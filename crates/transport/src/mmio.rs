@@ -5,7 +5,8 @@
 //!                       `----> Interrupts (InterruptStatus, InterruptACK)
 //! ```
 //!
-//! The module `state` has the states, and the handling of forbidden accesses. This layout adds:
+//! The [front page](crate#states) has the states, and the handling of forbidden accesses. This
+//! layout adds:
 //!
 //! - Undefined bits in InterruptACK are a violation, and the defined ones are still acknowledged.
 //! - **QueueReady=0 on a live queue** stops it (section 4.2.2.2), with or without RING_RESET.

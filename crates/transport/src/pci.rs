@@ -12,7 +12,8 @@
 //!                                                  0x1_0000  notifications: queue n at 4 n    -> Notify
 //! ```
 //!
-//! The module `state` has the states, and the handling of forbidden accesses. This layout adds:
+//! The [front page](crate#states) has the states, and the handling of forbidden accesses. This
+//! layout adds:
 //!
 //! - **Width.** A field is accessed with its own width, naturally aligned; a 64-bit field by halves
 //!   or whole. Anything else is a violation. A kick is a write of 1, 2, 4 or 8 bytes at the queue's

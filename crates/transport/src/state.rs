@@ -1,50 +1,6 @@
 //! State of a device in every register layout: status, features, queues.
 //!
-//! ```text
-//!                ACKNOWLEDGE, DRIVER        FEATURES_OK               DRIVER_OK
-//!   Reset (0) ------------------------> Features ----------> Queues -------------> Running
-//!      ^                                (features may        (queue registers      (kicks; queues may
-//!      |                                 be accepted)         may be written)       start, stop, reset)
-//!      | reset_done                                                                    |
-//!      |                            status = 0, from anywhere                          |
-//!   Resetting <------------------------------------------------------------------------+
-//!   (the status reads what it was, writes have no effect)
-//!
-//!   FAILED             (driver) from anywhere: only a reset leads out
-//!   DEVICE_NEEDS_RESET (device) from anywhere but Reset: nothing more is started or notified until a reset
-//!
-//! one queue:
-//!              enable               DRIVER_OK
-//!     Idle <--------------> Ready ------------> Live ------ disable -----> Stopping  --+
-//!      ^       disable                           |                           |         |
-//!      |  `---------- enable in Running -------->|                         reset       |
-//!      |                                         |                           v         |
-//!      |                                         +--------- reset ------> Resetting ---+
-//!      +------------------------- queue_reset_done --------------------------+---------+
-//! ```
-//!
-//! The following holds on every transport where the specification leaves a choice, or forbids the
-//! driver something:
-//!
-//! - A forbidden access has no effect, reads 0, and is counted. The exception is FEATURES_OK with
-//!   an unacceptable set: it is no violation, the bit just does not stick (section 2.2.2), and the
-//!   other bits of the same write count.
-//! - **Status.** Bits are only ever added. DRIVER needs ACKNOWLEDGE, FEATURES_OK needs DRIVER (both
-//!   may be set in one write), DRIVER_OK needs that FEATURES_OK stuck in an *earlier* write, since
-//!   the driver must have read it back (section 3.1.1). FAILED is set alone. DEVICE_NEEDS_RESET
-//!   belongs to the device: the driver may write back what it read, or may not have seen it yet; it
-//!   cannot set or clear the bit.
-//! - **Queue registers** may be written between FEATURES_OK and FAILED, while the queue is Idle.
-//!   Once it is enabled they are frozen: a later write has no effect, then or afterwards
-//!   (CVE-2026-5747). A size that is not a power of two (in a packed queue: any number) from 1 to
-//!   the queue's maximum does not enable it. Activation of the queue checks the addresses.
-//! - **A reset of one queue** needs RING_RESET. During it the queue reads enabled and resetting;
-//!   afterwards its registers are at their defaults (section 2.6.1). A queue that is not live needs
-//!   no stop, so it is reset at once.
-//! - **Reset of a device whose status is 0** is done at once too: before ACKNOWLEDGE nothing could
-//!   have been started or changed outside of these registers.
-//! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2,
-//!   4 or 8 bytes, naturally aligned.
+//! The front page of the crate draws the states and lists the rules.
 mod features;
 mod queue;
 mod status;

@@ -24,6 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MAX_GSIS: u32 = 4096;
 
 /// Delivery of messages through KVM.
+///
+/// The system call takes about three quarters of the time of an irqfd, and a change of message is
+/// free. An irqfd serves users that only have a descriptor: vhost, and other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvmMsiDelivery {

@@ -1,4 +1,4 @@
-//! Registers of one queue. The parent module draws the states.
+//! Registers of one queue. The front page of the crate draws the states.
 use super::{SizeAtReset, Violation};
 use paravane_spec::queue::QueueAddresses;
 
