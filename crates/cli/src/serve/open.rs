@@ -113,7 +113,7 @@ fn disk(name: &str, blk: &Blk) -> Result<Opened, anyhow::Error> {
         ..BlkConfig::new(&blk.image)
     };
     let device = blk::Blk::open(config)?;
-    let back_end = format!("{} ({})", device.path().display(), device.engine());
+    let back_end = format!("{} ({})", blk.image.display(), device.engine());
     let resizer = Some(device.resizer());
     let figures =
         Figures { storage: Some(device.errors()), limiters: Vec::from_iter(limiter), ..Figures::default() };
