@@ -125,7 +125,7 @@ fn frames_go_to_an_echo_and_come_back() {
     for net in report["nets"].as_array().unwrap() {
         assert_eq!((&net["network"], &net["frames"]), (&"link".into(), &500.into()));
     }
-    assert_refused(&run(&["--net", "echo,mac=03:00:00:00:00:01"]), "no card's");
+    assert_refused(&run(&["--net", "echo,mac=03:00:00:00:00:01"]), "all zeroes or multicast");
 }
 
 fn by_messages(accel: &str) {
