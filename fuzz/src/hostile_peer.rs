@@ -8,12 +8,12 @@
 //! A round ends when the victim has latched, or has had enough. Not reproducible by its seed alone: where the
 //! threads meet is up to the machine. A fault names the seed and the round's parameters all the same.
 use crate::device_rig::check_chain;
-use crate::dice::Dice;
 use crate::guarded::Guarded;
 use paravane_ring::device::{self, Batch, QueueConfig};
 use paravane_ring::driver::{self, BufferId, DriverConfig, Used};
 use paravane_ring::{Area, ConfigError, DmaArea, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
+use paravane_test_support::Random;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -102,7 +102,7 @@ pub enum Refused {
 /// No queue of the wanted layout, or no memory.
 pub fn run(options: Options) -> Result<Report, Refused> {
     let mut report = Report::default();
-    let mut dice = Dice::new(options.seed);
+    let mut random = Random::new(options.seed);
     let end = Instant::now() + options.time;
     let rounds = AtomicU64::new(0);
     let (over, watched) = mpsc::channel::<()>();
@@ -112,7 +112,7 @@ pub fn run(options: Options) -> Result<Report, Refused> {
         let _over = over;
         let enough = options.writes.unwrap_or(u64::MAX);
         while Instant::now() < end && report.writes < enough {
-            Round::new(&options, &mut dice).run(&mut report)?;
+            Round::new(&options, &mut random).run(&mut report)?;
             rounds.store(report.rounds, Relaxed);
         }
         Ok(report)
@@ -154,24 +154,24 @@ struct Round {
 }
 
 impl Round {
-    fn new(options: &Options, dice: &mut Dice) -> Self {
-        let coin = |dice: &mut Dice| dice.once_in(2);
+    fn new(options: &Options, random: &mut Random) -> Self {
+        let coin = |random: &mut Random| random.once_in(2);
         let side = match options.side {
             Some(side) => side,
-            None if coin(dice) => Side::Device,
+            None if coin(random) => Side::Device,
             None => Side::Driver,
         };
-        let packed = options.packed.unwrap_or_else(|| coin(dice) && supported() & RING_PACKED != 0);
-        let mut features = dice.u64() & supported() & (INDIRECT_DESC | EVENT_IDX | IN_ORDER);
+        let packed = options.packed.unwrap_or_else(|| coin(random) && supported() & RING_PACKED != 0);
+        let mut features = random.u64() & supported() & (INDIRECT_DESC | EVENT_IDX | IN_ORDER);
         features |= if packed { RING_PACKED } else { 0 };
         Self {
             side,
-            size: 1 << dice.below(9),
-            indirect: dice.below(12) as u16,
+            size: 1 << random.below(9),
+            indirect: random.below(12) as u16,
             features,
-            slots: 1 + dice.below(40),
-            hostility: [0, 1000, 200, 50, 10, 2, 1][dice.below(7)],
-            seed: dice.u64(),
+            slots: 1 + random.below(40),
+            hostility: [0, 1000, 200, 50, 10, 2, 1][random.below(7)],
+            seed: random.u64(),
         }
     }
 
@@ -215,7 +215,7 @@ impl Round {
         let stop = AtomicBool::new(false);
         // The work begins when both are there.
         let both = Barrier::new(2);
-        let peer = Peer { area: open, dice: Dice::new(!self.seed), hostility: self.hostility, writes: 0 };
+        let peer = Peer { area: open, random: Random::new(!self.seed), hostility: self.hostility, writes: 0 };
         let mut device = DeviceSide::new(device, sealed, self.slots, self.seed);
         let mut driver = DriverSide::new(driver, self.seed);
         Ok(std::thread::scope(|scope| match self.side {
@@ -280,7 +280,7 @@ fn live<V>(
 /// Whoever rewrites the memory.
 struct Peer {
     area: Area,
-    dice: Dice,
+    random: Random,
     hostility: u32,
     writes: u64,
 }
@@ -290,11 +290,11 @@ impl Peer {
     fn run(mut self, both: &Barrier, stop: &AtomicBool, mut work: impl FnMut()) -> u64 {
         both.wait();
         while !stop.load(Relaxed) {
-            if self.dice.once_in(self.hostility) {
+            if self.random.once_in(self.hostility) {
                 self.write();
             }
             // Sometimes hostile writes come without work between them.
-            if !self.dice.once_in(4) {
+            if !self.random.once_in(4) {
                 work();
             }
         }
@@ -304,31 +304,32 @@ impl Peer {
     fn write(&mut self) {
         self.writes += 1;
         let len = self.area.len();
-        match self.dice.below(8) {
+        match self.random.below(8) {
             // A bit, so that what was right becomes almost right.
             0..4 => {
-                let (at, bit) = (self.dice.below(len), 1 << self.dice.below(8));
+                let (at, bit) = (self.random.below(len), 1 << self.random.below(8));
                 let mut byte = [0];
                 assert!(self.area.read(at, &mut byte));
                 assert!(self.area.write(at, &[byte[0] ^ bit]));
             }
             4 | 5 => {
-                let (at, byte) = (self.dice.below(len), self.dice.u64() as u8);
+                let (at, byte) = (self.random.below(len), self.random.u64() as u8);
                 assert!(self.area.write(at, &[byte]));
             }
             // A descriptor, or so, goes elsewhere.
             6 => {
-                let (from, to) = (self.dice.below(len / 16) * 16, self.dice.below(len / 16) * 16);
+                let (from, to) = (self.random.below(len / 16) * 16, self.random.below(len / 16) * 16);
                 let mut bytes = [0; 16];
                 assert!(self.area.read(from, &mut bytes));
                 assert!(self.area.write(to, &bytes));
             }
             // An index or a flag word goes up or down a little.
             _ => {
-                let at = self.dice.below(len / 2) * 2;
+                let at = self.random.below(len / 2) * 2;
                 let mut bytes = [0; 2];
                 assert!(self.area.read(at, &mut bytes));
-                let near = u16::from_le_bytes(bytes).wrapping_add(self.dice.below(7) as u16).wrapping_sub(3);
+                let near =
+                    u16::from_le_bytes(bytes).wrapping_add(self.random.below(7) as u16).wrapping_sub(3);
                 assert!(self.area.write(at, &near.to_le_bytes()));
             }
         }
@@ -341,7 +342,7 @@ struct DeviceSide {
     memory: Area,
     batch: Batch,
     slots: usize,
-    dice: Dice,
+    random: Random,
     in_flight: Vec<u16>,
     latched: Option<QueueError>,
     buffers: u64,
@@ -354,7 +355,7 @@ impl DeviceSide {
             memory,
             batch: Batch::new(slots),
             slots,
-            dice: Dice::new(seed),
+            random: Random::new(seed),
             in_flight: vec![],
             latched: None,
             buffers: 0,
@@ -366,14 +367,14 @@ impl DeviceSide {
     }
 
     fn step(&mut self) {
-        match self.dice.below(8) {
+        match self.random.below(8) {
             0..3 => self.pop(),
             3..6 => self.complete(),
             6 => {
                 let published = self.queue.publish();
                 self.check(published.map(drop));
             }
-            _ if self.dice.once_in(3) => self.queue.disable_kicks(),
+            _ if self.random.once_in(3) => self.queue.disable_kicks(),
             _ => {
                 let armed = self.queue.arm_kicks();
                 self.check(armed.map(drop));
@@ -396,9 +397,9 @@ impl DeviceSide {
     }
 
     fn pop(&mut self) {
-        let Self { queue, memory, batch, dice, .. } = self;
+        let Self { queue, memory, batch, random, .. } = self;
         let popped = queue.pop(batch, |addr, out| {
-            if dice.once_in(64) {
+            if random.once_in(64) {
                 std::thread::yield_now();
             }
             let at = addr.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
@@ -422,20 +423,20 @@ impl DeviceSide {
 
     /// Some of those in flight, in their order or in another.
     fn complete(&mut self) {
-        let ordered = self.dice.once_in(2);
+        let ordered = self.random.once_in(2);
         // None at all is completed in a latched queue too.
-        if ordered && self.dice.once_in(2) && !self.in_flight.is_empty() {
+        if ordered && self.random.once_in(2) && !self.in_flight.is_empty() {
             let all = self.queue.complete_all(self.in_flight.drain(..).map(|head| (head, 1)));
             self.check(all);
             return;
         }
-        for _ in 0..self.dice.below(8) {
+        for _ in 0..self.random.below(8) {
             if self.in_flight.is_empty() {
                 return;
             }
-            let which = if ordered { 0 } else { self.dice.below(self.in_flight.len()) };
+            let which = if ordered { 0 } else { self.random.below(self.in_flight.len()) };
             let head = self.in_flight.remove(which);
-            let written = self.dice.u64() as u32 >> self.dice.below(32);
+            let written = self.random.u64() as u32 >> self.random.below(32);
             let completed = self.queue.complete(head, written);
             self.check(completed);
         }
@@ -445,7 +446,7 @@ impl DeviceSide {
 /// Our driver side, with all that it promises.
 struct DriverSide {
     queue: driver::Queue,
-    dice: Dice,
+    random: Random,
     /// Identifier, writable bytes, and whether the device may know of it.
     in_flight: Vec<(u16, u32, bool)>,
     token: Option<driver::PollToken>,
@@ -455,7 +456,7 @@ struct DriverSide {
 
 impl DriverSide {
     fn new(queue: driver::Queue, seed: u64) -> Self {
-        Self { queue, dice: Dice::new(seed), in_flight: vec![], token: None, latched: None, buffers: 0 }
+        Self { queue, random: Random::new(seed), in_flight: vec![], token: None, latched: None, buffers: 0 }
     }
 
     fn error(&self) -> Option<QueueError> {
@@ -463,7 +464,7 @@ impl DriverSide {
     }
 
     fn step(&mut self) {
-        match self.dice.below(12) {
+        match self.random.below(12) {
             0..4 => self.add(),
             4 | 5 => {
                 self.queue.publish();
@@ -471,9 +472,9 @@ impl DriverSide {
                     self.in_flight.iter_mut().for_each(|buffer| buffer.2 = true);
                 }
             }
-            6..8 => (0..self.dice.below(8)).for_each(|_| self.take_back()),
+            6..8 => (0..self.random.below(8)).for_each(|_| self.take_back()),
             8 | 9 => self.take_many(),
-            10 if self.dice.once_in(2) => self.token = Some(self.queue.enable_interrupts()),
+            10 if self.random.once_in(2) => self.token = Some(self.queue.enable_interrupts()),
             10 => self.queue.disable_interrupts(),
             _ => {
                 if let Some(token) = self.token {
@@ -490,11 +491,11 @@ impl DriverSide {
     }
 
     fn add(&mut self) {
-        let count = 1 + self.dice.below(MOST_SEGMENTS);
+        let count = 1 + self.random.below(MOST_SEGMENTS);
         let segments: Vec<_> = (0..count)
-            .map(|_| Segment { addr: self.dice.u64() >> 1, len: 1 + self.dice.below(9000) as u32 })
+            .map(|_| Segment { addr: self.random.u64() >> 1, len: 1 + self.random.below(9000) as u32 })
             .collect();
-        let (readable, writable) = segments.split_at(self.dice.below(count + 1));
+        let (readable, writable) = segments.split_at(self.random.below(count + 1));
         let room = self.queue.room();
         match self.queue.add(readable, writable) {
             Ok(id) => {

@@ -12,7 +12,6 @@
 mod arena;
 mod blk_request;
 mod device_rig;
-mod dice;
 mod dma;
 mod driver_rig;
 mod guarded;
@@ -25,7 +24,6 @@ mod owner;
 mod packed_device;
 mod packed_driver;
 mod pci;
-mod platform;
 mod split_device;
 mod split_driver;
 mod vhost_user;

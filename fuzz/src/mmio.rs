@@ -1,9 +1,9 @@
 //! The virtio-mmio registers against a driver that keeps no order, with an owner that carries effects out.
 use crate::owner::Owner;
-use crate::platform::NoLine;
 use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg, status};
+use paravane_test_support::NoInterrupt;
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Rig {
         if bits & 2 != 0 {
             offered &= !feature::RING_RESET;
         }
-        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoLine)));
+        let interrupts = Arc::new(Interrupts::wired(Arc::new(NoInterrupt)));
         let device = DeviceDescription { device_id: 2, features: offered, queue_sizes: queue_sizes.clone() };
         Ok(Self {
             mmio: Mmio::new(device, interrupts),

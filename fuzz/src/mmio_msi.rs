@@ -1,11 +1,11 @@
 //! The MSI extension of virtio-mmio against a driver that keeps no order: each source compared with a plain model of
 //! message, mask and pending, and every message that is sent with what the model sends.
-use crate::platform::{NoLine, Platform};
 use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable};
 use paravane_spec::mmio_msi::{self as msi, command, state};
 use paravane_spec::{feature, mmio as reg, status};
+use paravane_test_support::{NoInterrupt, RecordedMessages};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect, NotifyAddress, Transport};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ struct Source {
 struct Rig {
     mmio: Mmio,
     interrupts: Arc<Interrupts>,
-    platform: Platform,
+    platform: RecordedMessages,
     on: bool,
     refused: bool,
     sources: [Source; QUEUES.len() + 1],
@@ -53,10 +53,10 @@ struct Rig {
 
 impl Rig {
     fn new(u: &mut Unstructured<'_>) -> Result<Self> {
-        let platform = Platform::default();
+        let platform = RecordedMessages::default();
         let vectors = QUEUES.len() as u16 + 1;
         let table = MsiTable::new(&platform, vectors, QUEUES.len()).expect("this platform refuses none");
-        let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoLine), table));
+        let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoInterrupt), table));
         let device = DeviceDescription { device_id: 1, features: OFFERED, queue_sizes: QUEUES.to_vec() };
         Ok(Self {
             mmio: Mmio::new(device, Arc::clone(&interrupts)),
@@ -298,7 +298,7 @@ impl Rig {
 
     fn check(&mut self) {
         assert_eq!(self.interrupts.msi_on(), self.on);
-        let sent = std::mem::take(&mut *self.platform.0.lock().expect("nobody panics while sending"));
+        let sent = self.platform.take();
         assert_eq!(sent, std::mem::take(&mut self.sent));
         if self.on {
             assert_eq!(self.interrupts.line().status(), 0, "a cause in the status register");

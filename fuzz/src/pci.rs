@@ -1,12 +1,12 @@
 //! A virtio-pci function against a driver that keeps no order: what it asks its owner for, and that every interrupt
 //! goes where table, masks and vectors say that it goes.
 use crate::owner::Owner;
-use crate::platform::{NoLine, Platform};
 use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable};
 use paravane_spec::pci::{NO_VECTOR, cap, command, common as reg, header, msix};
 use paravane_spec::{feature, status};
+use paravane_test_support::{NoInterrupt, RecordedMessages};
 use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Effect, Transport};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ struct Vector {
 struct Rig {
     pci: Pci,
     interrupts: Arc<Interrupts>,
-    platform: Platform,
+    platform: RecordedMessages,
     owner: Owner,
     queues: u16,
     violations: u64,
@@ -64,9 +64,9 @@ impl Rig {
         if bits & 2 != 0 {
             offered &= !feature::RING_RESET;
         }
-        let platform = Platform::default();
+        let platform = RecordedMessages::default();
         let table = MsiTable::new(&platform, VECTORS, queue_sizes.len()).expect("this one has enough");
-        let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoLine), table));
+        let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoInterrupt), table));
         let device = DeviceDescription { device_id: 2, features: offered, queue_sizes: queue_sizes.clone() };
         let mut rig = Self {
             pci: Pci::new(device, Arc::clone(&interrupts), 5),
@@ -243,7 +243,7 @@ impl Rig {
     fn expecting_configuration(&mut self, report: impl FnOnce(&mut Pci)) {
         let before = self.vectors();
         report(&mut self.pci);
-        if self.vectors() == before && self.platform.0.lock().expect("nobody panics").is_empty() {
+        if self.vectors() == before && self.platform.is_empty() {
             return;
         }
         let vector = self.interrupts.msi().map_or(NO_VECTOR, MsiTable::configuration_vector);
@@ -270,7 +270,7 @@ impl Rig {
     }
 
     fn sent(&self) -> Vec<MsiMessage> {
-        std::mem::take(&mut self.platform.0.lock().expect("nobody panics while sending"))
+        self.platform.take()
     }
 
     fn vectors(&mut self) -> Vec<Vector> {

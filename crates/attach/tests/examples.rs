@@ -6,14 +6,6 @@ mod kvm_mmio;
 fn kvm_mmio() {
     match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         Ok(_) => kvm_mmio::main().unwrap(),
-        Err(error) => {
-            let line = format!("SKIPPED examples::kvm_mmio: /dev/kvm: {error}\n");
-            eprint!("{line}");
-            if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-                use std::io::Write;
-                let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-                file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
-            }
-        }
+        Err(error) => paravane_test_support::skip("examples::kvm_mmio", format_args!("/dev/kvm: {error}")),
     }
 }

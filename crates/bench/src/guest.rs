@@ -116,13 +116,7 @@ pub(crate) fn runs_under_kvm() -> Result<(), String> {
 /// Checks for KVM; without it, reports that `test` is skipped.
 #[cfg(test)]
 pub(crate) fn kvm(test: &str) -> bool {
-    use std::io::Write;
     let Err(why) = runs_under_kvm() else { return true };
-    let line = format!("SKIPPED {test}: {why}\n");
-    eprint!("{line}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
-    }
+    paravane_test_support::skip(test, why);
     false
 }

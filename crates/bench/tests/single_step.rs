@@ -1,7 +1,7 @@
 //! Counts instructions by single steps, in a program that has the hook as `paravane` has it. It has
 //! its own `main` because the program starts itself again.
 use paravane_bench::{BenchError, child_main, single_step};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -16,24 +16,13 @@ fn main() -> ExitCode {
     if let Err(BenchError::Os { source, .. }) = single_step("split/device/1desc/batch32", "paravane")
         && matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported)
     {
-        skipped(&format!("ptrace is refused: {source}"));
+        paravane_test_support::skip("single_step", &format!("ptrace is refused: {source}"));
         return ExitCode::SUCCESS;
     }
     counts_are_exact_and_repeat();
     counts_cover_every_subject();
     what_cannot_be_counted_is_an_error();
     ExitCode::SUCCESS
-}
-
-/// Says loudly what was not tested, and why.
-fn skipped(why: &str) {
-    let line = format!("SKIPPED single_step: {why}");
-    eprintln!("{line}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log =
-            std::fs::OpenOptions::new().create(true).append(true).open(log).expect("open the skip log");
-        writeln!(log, "{line}").expect("write to the skip log");
-    }
 }
 
 fn counts_are_exact_and_repeat() {

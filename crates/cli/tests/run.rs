@@ -1,8 +1,8 @@
 //! `paravane run`, end to end: the real program, real images, both accelerators.
+use paravane_test_support::skip;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -27,16 +27,6 @@ fn json(output: &Output) -> Value {
             String::from_utf8_lossy(&output.stderr)
         )
     })
-}
-
-/// Reports a skipped test on stderr and in the list that CI prints.
-fn skip(test: &str, why: &str) {
-    let line = format!("SKIPPED {test}: {why}");
-    eprintln!("{line}");
-    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log = File::options().create(true).append(true).open(path).expect("the skip log opens");
-        writeln!(log, "{line}").expect("the skip log is written");
-    }
 }
 
 fn kvm_usable() -> Result<(), String> {

@@ -7,7 +7,6 @@ use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segmen
 use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -18,14 +17,7 @@ pub(crate) const SIZE: u64 = 8 << 20;
 /// Where the queue ends and buffers may begin.
 pub(crate) const DATA: u64 = BASE + (1 << 20);
 
-/// Says on stderr, and in the file named by `PARAVANE_SKIP_LOG`, that a test did not run.
-pub(crate) fn skipped(test: &str, why: &str) {
-    eprintln!("SKIPPED {test}: {why}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log = std::fs::OpenOptions::new().append(true).create(true).open(log).unwrap();
-        writeln!(log, "SKIPPED {test}: {why}").unwrap();
-    }
-}
+pub(crate) use paravane_test_support::skip as skipped;
 
 pub(crate) struct Rig<D> {
     pub(crate) handler: Box<dyn QueueHandler>,

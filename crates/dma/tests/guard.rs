@@ -1,14 +1,13 @@
 //! A client that truncates its memory fails its own device, and nothing else.
 #![cfg(not(any(loom, miri)))]
-mod skipped;
 
 use paravane_dma::{
     Access, Alarm, Backing, DirtyLog, FileRange, HostSlice, LogError, MappingLimits, MappingPool,
     MappingQuota, Memory, MemoryError, Region, RegionConfig, Segment, is_lost,
 };
+use paravane_test_support::skip;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use skipped::skipped;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -208,7 +207,7 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     let made = memfd_create(c"a-client", flags).and_then(|file| ftruncate(&file, 2 * HUGE).map(|()| file));
     let file = match made {
         Ok(file) => file,
-        Err(error) => return skipped("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
+        Err(error) => return skip("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
     };
     let alarm = Alarm::new().unwrap();
     // As QEMU does around the hole below 1 MiB: the range begins inside the first page, and ends
@@ -216,7 +215,7 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     let part = range(0xc_0000, 2 * HUGE - 0xc_0000 - PAGE, 0xc_0000);
     let region = match Region::guarded(part, file.try_clone().unwrap(), &alarm, &MappingQuota::default()) {
         Ok(region) => region,
-        Err(error) => return skipped("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
+        Err(error) => return skip("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
     };
     let memory = Memory::new(vec![region.clone()]).unwrap();
     let mut handle = memory.handle();
@@ -422,7 +421,7 @@ fn thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found() {
         files.iter().map(|_| pool.quota()).collect()
     };
     if let Some(why) = too_few_descriptors(MANY) {
-        return skipped("thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found", &why);
+        return skip("thousands_of_mappings_are_guarded_and_the_one_that_is_lost_is_found", &why);
     }
     let mut regions: Vec<_> = (0..MANY)
         .map(|number| {

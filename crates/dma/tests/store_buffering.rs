@@ -14,11 +14,10 @@
 //! It shows in optimised code only (the workspace requests that): unoptimised code stores so much
 //! on its stack between the two accesses that the request leaves the store buffer.
 #![cfg(not(any(miri, loom)))]
-mod skipped;
 
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
+use paravane_test_support::skip;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use skipped::skipped;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -114,7 +113,7 @@ fn both_missed(device: &mut Handle, driver: &mut Handle, cpus: [usize; 2], acces
 #[test]
 fn the_reordering_shows_without_full_and_never_with_it() {
     let Some(cpus) = two_cpus() else {
-        skipped("store_buffering", "it takes two CPUs");
+        skip("store_buffering", "it takes two CPUs");
         return;
     };
     let config = RegionConfig { gpa: 0, size: 4096, backing: Backing::Pages, writable: true };

@@ -26,16 +26,16 @@ const BOTH: Access = Access::READ.union(Access::WRITE);
 const MARK: u64 = 0xfeed_face_cafe_f00d;
 
 /// Small random number generator.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 }
 
-fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
+fn io(mut random: Random, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
     let mut handle = domain.handle().named("I/O");
     let (mut hits, mut misses) = (0, 0);
     let mut pieces = Vec::new();
@@ -43,14 +43,14 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
     while !stop.load(Ordering::Relaxed) {
         let guard = handle.enter();
         let mut mapping_guard = None;
-        for _ in 0..=dice.below(20) {
-            let addr = IOVA + dice.below(WINDOW) * PAGE + dice.below(PAGE / 8) * 8;
-            let value = dice.below(1 << 30) + 1;
-            let result = match dice.below(8) {
+        for _ in 0..=random.below(20) {
+            let addr = IOVA + random.below(WINDOW) * PAGE + random.below(PAGE / 8) * 8;
+            let value = random.below(1 << 30) + 1;
+            let result = match random.below(8) {
                 0 => guard.read_obj::<u64>(addr, Access::READ).map(|_| ()),
                 1 => {
                     // Across pages, and perhaps only in part.
-                    let len = 1 + dice.below(3 * PAGE) as usize;
+                    let len = 1 + random.below(3 * PAGE) as usize;
                     guard.fill(addr, value as u8, len, Access::WRITE)
                 }
                 2 if mapping_guard.is_none() => {
@@ -75,7 +75,7 @@ fn io(mut dice: Dice, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
                 let word = piece.ptr.cast::<std::sync::atomic::AtomicU64>();
                 // SAFETY: eight aligned bytes that the mapping guard keeps mapped; all accesses are
                 // atomic.
-                unsafe { &*word }.store(dice.below(1 << 30), Ordering::Relaxed);
+                unsafe { &*word }.store(random.below(1 << 30), Ordering::Relaxed);
             }
         }
     }
@@ -128,9 +128,9 @@ fn nothing_is_missed_and_nothing_lands_elsewhere() {
 
     let (copy, free) = std::thread::scope(|scope| {
         let (domain, stop_io) = (&domain, &stop_io);
-        let users = [1, 2].map(|seed| scope.spawn(move || io(Dice(seed), domain, stop_io)));
+        let users = [1, 2].map(|seed| scope.spawn(move || io(Random(seed), domain, stop_io)));
         let harvester = scope.spawn(|| harvest(&memory, &log, &stop_harvest));
-        let mut dice = Dice(3);
+        let mut random = Random(3);
         let mut free: Vec<u64> = (0..RAM).collect();
         free.iter().for_each(|&page| mark(page));
         let mut mapped: Vec<Option<u64>> = vec![None; WINDOW as usize];
@@ -140,7 +140,7 @@ fn nothing_is_missed_and_nothing_lands_elsewhere() {
             if spent >= TIME.end || (turn >= TURNS && spent >= TIME.start) {
                 break;
             }
-            let at = dice.below(WINDOW) as usize;
+            let at = random.below(WINDOW) as usize;
             let addr = IOVA + at as u64 * PAGE;
             match mapped[at].take() {
                 Some(page) => {
@@ -149,7 +149,7 @@ fn nothing_is_missed_and_nothing_lands_elsewhere() {
                     free.push(page);
                 }
                 None => {
-                    let page = free.swap_remove(dice.below(free.len() as u64) as usize);
+                    let page = free.swap_remove(random.below(free.len() as u64) as usize);
                     assert!(marked(page), "turn {turn}: an access landed in page {page}, which was unmapped");
                     domain.map(addr, page * PAGE, PAGE, BOTH).expect("free");
                     mapped[at] = Some(page);

@@ -2,13 +2,14 @@
 use paravane_driver::mmio::{Mmio, Registers};
 use paravane_driver::{DriverError, Message, Transport, Virtio};
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
-use paravane_notify::{InterruptSink, Interrupts, NotifyError};
+use paravane_notify::{Interrupts, NotifyError};
 use paravane_spec::mmio::{INT_CONFIG_CHANGE, INT_USED_BUFFER};
 use paravane_spec::mmio_msi::{
     self as msi, F_MSI, F_NOTIFICATION, MSI_LIMIT, NOTIFY_BASE, NOTIFY_MULTIPLIER,
 };
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{device_id, feature, mmio, status};
+use paravane_test_support::NoInterrupt;
 use paravane_transport::{DeviceDescription, Effect, mmio::Mmio as Machine};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -43,12 +44,6 @@ impl MsiSink for Platform {
     }
 }
 
-struct NoLine;
-
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
-}
-
 /// A register, and what was written there, if it was not read.
 type Access = (u64, Option<u32>);
 
@@ -66,7 +61,7 @@ struct Device {
 impl Device {
     fn new(platform: Platform, offered: u64) -> Self {
         let table = MsiTable::new(&platform, QUEUES.len() as u16 + 1, QUEUES.len()).unwrap();
-        let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoLine), table));
+        let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoInterrupt), table));
         let description =
             DeviceDescription { device_id: device_id::RNG, features: offered, queue_sizes: QUEUES.to_vec() };
         let machine = Machine::new(description, Arc::clone(&interrupts));

@@ -219,13 +219,7 @@ mod tests {
                     }
                 }
                 Err(RunError::NoKvm(why)) => {
-                    let line = format!("SKIPPED injection::every_interrupt_is_taken: {why}\n");
-                    eprint!("{line}");
-                    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-                        use std::io::Write;
-                        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-                        file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
-                    }
+                    paravane_test_support::skip("injection::every_interrupt_is_taken", why);
                 }
                 Err(other) => panic!("{other}"),
             }

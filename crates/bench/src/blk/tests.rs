@@ -1,7 +1,6 @@
 //! Tiny samples of the peer. The tests of the command line cover `paravane`.
 use super::*;
 use crate::builds::Build;
-use std::io::Write;
 use std::time::Duration;
 
 const TINY: SampleLength = SampleLength {
@@ -16,12 +15,7 @@ const METRICS: [&str; 8] =
 fn peer(test: &str) -> Option<Subject> {
     let found = Subject::all().unwrap().into_iter().find(|subject| *subject == Subject::StorageDaemon);
     if found.is_none() {
-        let line = format!("SKIPPED {test}: {} is not installed\n", server::PEER);
-        eprint!("{line}");
-        if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-            let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-            file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
-        }
+        paravane_test_support::skip(test, format_args!("{} is not installed", server::PEER));
     }
     found
 }

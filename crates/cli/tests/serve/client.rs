@@ -1,6 +1,6 @@
 //! A third-party driver on a daemon in its sandbox.
 use crate::daemon::{Daemon, Folder, sandbox_usable, status};
-use crate::driver::{Dice, Driver, Wish};
+use crate::driver::{Driver, Random, Wish};
 use crate::images::{has_qemu_img, qemu_img};
 use crate::raw::{Ask, MEMORY, Machine, Raw};
 use paravane_spec::vhost_user::{MemoryRegion, SingleRegion, request};
@@ -13,7 +13,7 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
     let control = folder.text("control");
     let mut daemon = Daemon::start(&[arguments, &["--control", &control]].concat());
     let mut model = std::fs::read(image).unwrap();
-    let mut dice = Dice::new(7);
+    let mut random = Random::new(7);
     let mut requests = [0, 0];
     for packed in [false, true] {
         for (queues, depth) in [(1, 1), (2, 16)] {
@@ -22,7 +22,7 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
                 Ok(driver) => driver,
                 Err(error) => panic!("{error}: {}", daemon.wait_for("session ended")),
             };
-            driver.exercise(&mut model, 200, &mut dice);
+            driver.exercise(&mut model, 200, &mut random);
             requests.iter_mut().take(queues).for_each(|sum| *sum += 200);
             assert_eq!(status(&control)["devices"][0]["connected"], true);
         }
@@ -44,7 +44,7 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
     // Stays connected until the end.
     let wish = Wish { packed: true, event_idx: false, queues: 2, depth: 8 };
     let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
-    driver.exercise(&mut model, 100, &mut dice);
+    driver.exercise(&mut model, 100, &mut random);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
     assert!(!folder.path("s").exists());
@@ -100,7 +100,7 @@ fn a_disk_is_served_past_the_page_cache_from_registered_buffers() {
     let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
     let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
     let mut model = std::fs::read(&image).unwrap();
-    driver.exercise(&mut model, 100, &mut Dice::new(8));
+    driver.exercise(&mut model, 100, &mut Random::new(8));
     assert!(held(&daemon) > 0);
     drop(driver);
     holds(0);
@@ -149,13 +149,13 @@ fn a_disk_grows_when_the_daemon_is_told_to_look() {
     let capacity = |driver: &Driver| u64::from(driver.transport.get_config().unwrap().capacity);
     assert_eq!(capacity(&driver), 2048);
     let mut model = vec![0; 2 << 20];
-    driver.exercise(&mut model[..1 << 20], 100, &mut Dice::new(3));
+    driver.exercise(&mut model[..1 << 20], 100, &mut Random::new(3));
     std::fs::File::options().write(true).open(&image).unwrap().set_len(2 << 20).unwrap();
     assert_eq!((size(), capacity(&driver)), (Some(1 << 20), 2048), "nobody has looked");
     daemon.signal(rustix::process::Signal::HUP);
     daemon.wait_for("configuration has changed");
     assert_eq!((size(), capacity(&driver)), (Some(2 << 20), 4096));
-    driver.exercise(&mut model, 300, &mut Dice::new(4));
+    driver.exercise(&mut model, 300, &mut Random::new(4));
     assert!(std::fs::read(&image).unwrap() == model, "the image is not what was written");
 }
 
@@ -183,7 +183,7 @@ fn an_overlay_is_served_on_the_base_that_is_named() {
     let wish = Wish { packed: true, event_idx: true, queues: 1, depth: 8 };
     let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
     let before = model.clone();
-    driver.exercise(&mut model, 300, &mut Dice::new(5));
+    driver.exercise(&mut model, 300, &mut Random::new(5));
     drop(driver);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
@@ -206,7 +206,7 @@ fn memory_that_is_taken_away_fails_one_device() {
     let mut daemon = Daemon::start(&["--config", &file, "--control", &control]);
     let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 4 };
     let mut driver = Driver::connect(&folder.path("b"), wish).unwrap();
-    let (mut model, mut dice) = (vec![0; 1 << 20], Dice::new(6));
+    let (mut model, mut random) = (vec![0; 1 << 20], Random::new(6));
     for round in 1..=3 {
         let mut machine = Machine::new(0, 64, 4);
         let raw = Raw::connect(&folder.path("a"));
@@ -216,13 +216,13 @@ fn memory_that_is_taken_away_fails_one_device() {
         memory.set_len(MEMORY).unwrap();
         machine.share_as(&raw, memory.as_fd());
         machine.start(&raw, 0);
-        driver.exercise(&mut model, 50, &mut dice);
+        driver.exercise(&mut model, 50, &mut random);
         memory.set_len(0).unwrap();
         machine.ask(0, Ask::Read, 0, 512);
         machine.kick();
         assert!(raw.is_closed());
         daemon.wait_for("is lost");
-        driver.exercise(&mut model, 50, &mut dice);
+        driver.exercise(&mut model, 50, &mut random);
         let json = status(&control);
         let errors = |index: usize| json["devices"][index]["protocol_errors"].as_u64();
         assert_eq!((errors(0), errors(1)), (Some(round), Some(0)), "{json}");

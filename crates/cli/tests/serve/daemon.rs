@@ -1,7 +1,7 @@
 //! A daemon under test.
 use serde_json::Value;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -17,15 +17,7 @@ pub(crate) fn paravane() -> Command {
     command
 }
 
-/// Reports a skipped test on stderr and in the list that CI prints.
-pub(crate) fn skip(test: &str, why: &str) {
-    let line = format!("SKIPPED {test}: {why}");
-    eprintln!("{line}");
-    if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log = File::options().create(true).append(true).open(path).expect("the skip log opens");
-        writeln!(log, "{line}").expect("the skip log is written");
-    }
-}
+pub(crate) use paravane_test_support::skip;
 
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()

@@ -1,6 +1,6 @@
 //! Disks of every format, location and engine in the sandbox: the image holds what a guest wrote.
 use crate::daemon::{Daemon, Folder, paravane, skip, status, without_sandbox};
-use crate::driver::{Dice, Driver, Wish};
+use crate::driver::{Driver, Random, Wish};
 use crate::images::{Format, Image, has_qemu_img, qemu_img};
 use crate::killed::survive;
 use crate::rig::Disk;
@@ -18,7 +18,7 @@ const DISK: usize = 4 << 20;
 fn exercise(socket: &Path, model: &mut [u8], packed: bool, seed: u64) {
     let wish = Wish { packed, event_idx: true, queues: 1, depth: 8 };
     let mut driver = Driver::connect(socket, wish).unwrap();
-    driver.exercise(model, 300, &mut Dice::new(seed));
+    driver.exercise(model, 300, &mut Random::new(seed));
 }
 
 /// An option of a disk.

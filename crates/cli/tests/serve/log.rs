@@ -1,6 +1,6 @@
 //! The log: clients cannot flood it, and a blocked reader does not block the daemon.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, sandbox_usable, status, without_sandbox};
-use crate::driver::{Dice, Driver, Wish};
+use crate::driver::{Driver, Random, Wish};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -88,10 +88,10 @@ fn assert_serves(folder: &Folder, mut daemon: Quiet, sessions: usize) {
     let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
     let mut driver = Driver::connect(&folder.path("b.sock"), wish).unwrap();
     let mut model = std::fs::read(folder.path("b.img")).unwrap();
-    let mut dice = Dice::new(3);
-    driver.exercise(&mut model, 20, &mut dice);
+    let mut random = Random::new(3);
+    driver.exercise(&mut model, 20, &mut random);
     flap(&folder.path("a.sock"), sessions);
-    driver.exercise(&mut model, 20, &mut dice);
+    driver.exercise(&mut model, 20, &mut random);
     let json = status(&daemon.control);
     assert_eq!(names(&json), ["a", "b"]);
     for device in json["devices"].as_array().unwrap() {
@@ -102,7 +102,7 @@ fn assert_serves(folder: &Folder, mut daemon: Quiet, sessions: usize) {
     config(folder, "[[rng]]\nname = \"c\"\nsocket = \"c.sock\"\n");
     daemon.signal(Signal::HUP);
     daemon.wait("SIGHUP is not obeyed", |daemon| names(&status(&daemon.control)) == ["a", "b", "c"]);
-    driver.exercise(&mut model, 20, &mut dice);
+    driver.exercise(&mut model, 20, &mut random);
     let ended = daemon.end();
     assert_eq!(ended.code(), Some(0), "{ended}");
     assert!(!folder.path("b.sock").exists());

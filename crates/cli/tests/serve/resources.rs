@@ -1,6 +1,6 @@
 //! Resources that a client can consume, and those reserved for others. SECURITY.md lists them.
 use crate::daemon::{Daemon, Folder, PATIENCE, skip, status};
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Machine, Raw};
 use paravane_spec::feature::{ACCESS_PLATFORM, VERSION_1};
 use paravane_spec::vhost_user::{
@@ -114,7 +114,7 @@ impl Host {
         let mut machine = Machine::new(0, 64, 4);
         machine.attach(&raw, 0, false);
         let model = std::fs::read(self.folder.path(&format!("{name}.img"))).unwrap();
-        Neighbour { _raw: raw, machine, model, dice: Dice::new(3) }
+        Neighbour { _raw: raw, machine, model, random: Random::new(3) }
     }
 }
 
@@ -122,13 +122,13 @@ struct Neighbour {
     _raw: Raw,
     machine: Machine,
     model: Vec<u8>,
-    dice: Dice,
+    random: Random,
 }
 
 impl Neighbour {
     fn works(&mut self) {
         for _ in 0..10 {
-            self.machine.fill(DISK, &mut self.dice);
+            self.machine.fill(DISK, &mut self.random);
             self.machine.finish(&mut self.model);
         }
     }
@@ -246,12 +246,12 @@ fn a_client_replaces_its_memory_within_its_share() {
     };
     let more = MemoryRegion { gpa: 1 << 46, size, user: 1 << 46, offset: 0 };
     let mut model = vec![0; DISK];
-    let mut dice = Dice::new(5);
+    let mut random = Random::new(5);
     for _ in 0..5 {
         let file = memfd(size);
         let table = table(&[machine.region(), more]);
         raw.say(request::SET_MEM_TABLE, &*table, &[machine.memory.fd(), file.as_fd()]);
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         machine.finish(&mut model);
     }
     assert_eq!(host.device("vm")["protocol_errors"], 0);

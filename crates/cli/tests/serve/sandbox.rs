@@ -223,7 +223,7 @@ fn threads_of_an_image_have_no_more_capabilities_than_others() {
     let before = capabilities(&daemon).len();
     let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 1 };
     let mut driver = Driver::connect(Path::new(&socket), wish).unwrap();
-    driver.exercise(&mut vec![0; 1 << 20], 10, &mut crate::driver::Dice::new(1));
+    driver.exercise(&mut vec![0; 1 << 20], 10, &mut crate::driver::Random::new(1));
     assert!(capabilities(&daemon).len() > before, "its threads are not there");
     assert_capabilities(daemon, DAC_OVERRIDE);
 }

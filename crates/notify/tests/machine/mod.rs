@@ -4,20 +4,13 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VmFd};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ffi::c_void;
-use std::io::Write;
 
 /// Makes a VM; or reports why there is none.
 pub(crate) fn vm(test: &str) -> Option<(Kvm, VmFd)> {
     match Kvm::new().and_then(|kvm| kvm.create_vm().map(|vm| (kvm, vm))) {
         Ok(both) => Some(both),
         Err(why) => {
-            let line = format!("SKIPPED {test}: no KVM here: {why}\n");
-            let _ = std::io::stderr().write_all(line.as_bytes());
-            if let Some(path) = std::env::var_os("PARAVANE_SKIP_LOG") {
-                let mut log =
-                    std::fs::File::options().append(true).create(true).open(path).expect("the skip log");
-                log.write_all(line.as_bytes()).expect("the skip log");
-            }
+            paravane_test_support::skip(test, format_args!("no KVM here: {why}"));
             None
         }
     }

@@ -12,12 +12,7 @@ pub(crate) fn here(test: &str) -> bool {
     if folder().is_some() {
         return true;
     }
-    let line = format!("SKIPPED {test}: PARAVANE_LINUX_VIRTIO is not set; see scripts/linux-virtio");
-    eprintln!("{line}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log = File::options().append(true).create(true).open(log).unwrap();
-        writeln!(log, "{line}").unwrap();
-    }
+    paravane_test_support::skip(test, "PARAVANE_LINUX_VIRTIO is not set; see scripts/linux-virtio");
     false
 }
 

@@ -1,9 +1,10 @@
 //! Device under test, and the driver's side of its registers.
 #![allow(dead_code)] // Each test program uses its part.
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};
-use paravane_notify::{InterruptSink, Interrupts, NotifyError};
+use paravane_notify::{Interrupts, NotifyError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
+use paravane_test_support::NoInterrupt;
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
 use std::sync::{Arc, Mutex};
@@ -15,12 +16,6 @@ pub(crate) const OFFERED: u64 = 1 << 5 | feature::INDIRECT_DESC | feature::VERSI
 pub(crate) const DRIVER: u32 = status::ACKNOWLEDGE | status::DRIVER;
 pub(crate) const NEGOTIATED: u32 = DRIVER | status::FEATURES_OK;
 pub(crate) const RUNNING: u32 = NEGOTIATED | status::DRIVER_OK;
-
-struct NoLine;
-
-impl InterruptSink for NoLine {
-    fn raise(&self) {}
-}
 
 /// Platform that accepts messages to the local APICs and records their data.
 #[derive(Clone, Default)]
@@ -71,14 +66,14 @@ impl Rig {
     }
 
     pub(crate) fn offering(features: u64) -> Self {
-        Self::interrupting_by(Interrupts::wired(Arc::new(NoLine)), features)
+        Self::interrupting_by(Interrupts::wired(Arc::new(NoInterrupt)), features)
     }
 
     /// With a vector for each queue and the configuration change.
     pub(crate) fn with_messages(features: u64) -> (Self, Platform) {
         let platform = Platform::default();
         let table = MsiTable::new(&platform, QUEUE_SIZES.len() as u16 + 1, QUEUE_SIZES.len()).unwrap();
-        (Self::interrupting_by(Interrupts::with_msi(Arc::new(NoLine), table), features), platform)
+        (Self::interrupting_by(Interrupts::with_msi(Arc::new(NoInterrupt), table), features), platform)
     }
 
     fn interrupting_by(interrupts: Interrupts, features: u64) -> Self {

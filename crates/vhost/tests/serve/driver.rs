@@ -21,21 +21,7 @@ pub(crate) struct Wish {
     pub(crate) depth: usize,
 }
 
-/// Small random number generator, so that runs can be repeated.
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed | 1)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) as usize % end
-    }
-}
+pub(crate) use paravane_test_support::Random;
 
 /// One request in flight.
 #[derive(Clone, Copy)]
@@ -99,7 +85,7 @@ impl Driver {
 
     /// Sends `requests` requests on each queue, compares all reads with `model`, and applies all
     /// writes to it.
-    pub(crate) fn exercise(&mut self, model: &mut [u8], requests: usize, dice: &mut Dice) {
+    pub(crate) fn exercise(&mut self, model: &mut [u8], requests: usize, random: &mut Random) {
         let sectors = model.len() / SECTOR;
         let depth = self.wish.depth;
         let mut flying: Vec<Vec<Option<Request>>> = vec![vec![None; depth]; self.wish.queues];
@@ -110,17 +96,17 @@ impl Driver {
                     if flying[queue][slot].is_some() || left[queue] == 0 {
                         continue;
                     }
-                    let len = (1 + dice.below(BUFFER / SECTOR)) * SECTOR;
-                    let at = dice.below(sectors - BUFFER / SECTOR) * SECTOR;
+                    let len = (1 + random.below(BUFFER / SECTOR)) * SECTOR;
+                    let at = random.below(sectors - BUFFER / SECTOR) * SECTOR;
                     let clash = |r: &Request| r.kind != Kind::Flush && r.at < at + len && at < r.at + r.len;
                     if flying.iter().flatten().flatten().any(clash) {
                         continue;
                     }
-                    let kind = match dice.below(16) {
+                    let kind = match random.below(16) {
                         0 => Kind::Flush,
-                        1 => Kind::Zero(dice.below(2) == 0),
+                        1 => Kind::Zero(random.below(2) == 0),
                         2 if left[queue] > 1 => Kind::Discard,
-                        2..8 => Kind::Write(dice.below(256) as u8),
+                        2..8 => Kind::Write(random.below(256) as u8),
                         _ => Kind::Read,
                     };
                     self.send(queue, slot, Request { at, len, kind });

@@ -1,5 +1,5 @@
 //! The front end of the crate vhost (Cloud Hypervisor's), request by request.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{GPA, MEMORY, Machine, USER};
 use crate::rig::{DISK, Rig};
 use paravane_spec::blk::{Config, F_MQ};
@@ -29,7 +29,7 @@ fn eventfd(fd: &impl AsFd) -> EventFd {
 fn the_crate_vhost_finds_all_that_it_asks_for() {
     let rig = Rig::new(2);
     let mut model = vec![0; DISK];
-    let mut dice = Dice::new(2);
+    let mut random = Random::new(2);
     let mut machine = Machine::new(feature::EVENT_IDX, 64, 8);
     let mut client = Frontend::connect(rig.socket(), 2).unwrap();
     client.set_owner().unwrap();
@@ -98,7 +98,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     client.set_vring_err(0, &EventFd::new(0).unwrap()).unwrap();
     client.set_vring_enable(0, true).unwrap();
     let mut work = |machine: &mut Machine| {
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         machine.finish(&mut model);
     };
     work(&mut machine);

@@ -1,6 +1,6 @@
 //! Clients that disconnect and leave something that could keep their sessions alive, or block the
 //! server.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Ask, Machine, Raw};
 use crate::rig::{DISK, Rig, skip};
 use paravane_spec::vhost_user::{StateTransfer, VringState, flags, request};
@@ -34,7 +34,7 @@ fn the_next_one_works(rig: &Rig, what: &str) {
     assert!(offered.is_ok(), "{what}: the next client is not served: {offered:?}");
     let mut machine = Machine::new(0, 64, 4);
     machine.attach(&raw, 0, false);
-    machine.fill(DISK, &mut Dice::new(5));
+    machine.fill(DISK, &mut Random::new(5));
     machine.finish(&mut std::fs::read(rig.image()).unwrap());
 }
 

@@ -1,5 +1,5 @@
 //! A client with an IOMMU: it adds and removes translations page by page.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Ask, DATA, IOVA, MEMORY, MOST, Machine, Raw, STATUS};
 use crate::rig::{self, DISK, Rig};
 use paravane_ring::Segment;
@@ -156,12 +156,12 @@ fn requests_are_served_as_translations_come() {
         for tracked in [false, layout & IN_ORDER == 0] {
             let (raw, mut machine) = connected(&rig, layout);
             let iommu = begin(&raw, &mut machine, tracked);
-            let mut dice = Dice::new(number as u64 + 77);
+            let mut random = Random::new(number as u64 + 77);
             for _ in 0..40 {
-                machine.fill(DISK, &mut dice);
+                machine.fill(DISK, &mut random);
                 iommu.finish(&mut machine, &mut model);
                 // Like a strict guest after each request, and sometimes everything.
-                match dice.below(8) {
+                match random.below(8) {
                     0 => iommu.invalidate(0, 0),
                     1 => iommu.invalidate(IOVA, MEMORY),
                     _ => (0..16).for_each(|slot| iommu.invalidate(IOVA + Machine::slot(slot), 2 * PAGE)),
@@ -185,22 +185,22 @@ fn translations_go_while_requests_are_under_way() {
     for (number, layout) in layouts().enumerate() {
         let (raw, mut machine) = connected(&rig, layout);
         let iommu = begin(&raw, &mut machine, false);
-        let mut dice = Dice::new(number as u64 + 5);
+        let mut random = Random::new(number as u64 + 5);
         for _ in 0..60 {
-            machine.fill(DISK, &mut dice);
-            for _ in 0..dice.below(4) {
+            machine.fill(DISK, &mut random);
+            for _ in 0..random.below(4) {
                 iommu.answer(&[&machine]);
-                std::thread::sleep(Duration::from_micros(dice.below(300) as u64));
+                std::thread::sleep(Duration::from_micros(random.below(300) as u64));
             }
-            match dice.below(3) {
+            match random.below(3) {
                 // The rings too: the queue stops until they are back.
                 0 => iommu.invalidate(0, 0),
-                1 => iommu.invalidate(IOVA + Machine::slot(dice.below(16)), 4 * PAGE),
+                1 => iommu.invalidate(IOVA + Machine::slot(random.below(16)), 4 * PAGE),
                 _ => {}
             }
             // Nothing is accessed without a translation: no page of any request, if nothing is
             // answered.
-            if dice.below(4) == 0 {
+            if random.below(4) == 0 {
                 while iommu.said().is_some() {}
                 iommu.invalidate(0, 0);
                 let before = machine.bytes(0, MEMORY as usize);
@@ -271,7 +271,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         raw.say(request::ADD_MEM_REG, &region, &[stuck.memory.fd()]);
         stuck.start(&raw, stuck.first_base());
         // Its ring is translated, and nothing else.
-        let mut dice = Dice::new(9);
+        let mut random = Random::new(9);
         while !rig.status().queues[1].live {
             iommu.answer(&[&machine, &stuck]);
         }
@@ -280,7 +280,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         let missed = iommu.heard();
         assert!(stuck.translation(missed.iova).is_some());
         for _ in 0..20 {
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
             while machine.in_flight() > 0 {
                 while let Some(miss) = iommu.said() {
                     if machine.translation(miss.iova).is_some() {
@@ -303,7 +303,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         iommu.finish(&mut stuck, &mut model);
         assert_eq!(stuck.done, 1);
         // A client that disconnects with a miss pending is gone.
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         iommu.heard();
         drop(raw);
         rig.wait_for(|status| !status.connected && status.memory == 0);

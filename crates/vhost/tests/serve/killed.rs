@@ -1,5 +1,5 @@
 //! A server that is killed again and again while it writes.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Machine, Raw};
 use crate::rig::{DISK, Disk};
 use paravane_spec::feature;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// written.
 pub(crate) fn survive(disk: &Disk, features: u64, kills: usize, seed: u64) {
     let mut model = disk.content();
-    let mut dice = Dice::new(seed);
+    let mut random = Random::new(seed);
     let mut machine = Machine::new(features, 64, 16);
     // The used ring gives the position of a queue in order; for others the in-flight region has it.
     let base_of = |machine: &Machine| match features & feature::IN_ORDER {
@@ -25,13 +25,13 @@ pub(crate) fn survive(disk: &Disk, features: u64, kills: usize, seed: u64) {
         // All that the dead server left is done, and an interrupt reports it.
         machine.finish(&mut model);
         // At a random moment.
-        let life = Duration::from_micros(dice.below(20_000) as u64);
+        let life = Duration::from_micros(random.below(20_000) as u64);
         let killer = std::thread::spawn(move || {
             std::thread::sleep(life);
             drop(server);
         });
         while !killer.is_finished() {
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
             machine.wait(Duration::from_millis(1));
             machine.reap(&mut model);
         }

@@ -1,6 +1,6 @@
 //! Clients that break the protocol: each is disconnected, and the next one is served.
 //! [`crate::rings`] lists all cases.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Ask, GPA, MEMORY, Machine, Raw, USER};
 use crate::rig::{DISK, Rig};
 use paravane_spec::feature;
@@ -294,7 +294,7 @@ fn a_good_one_works(rig: &Rig, model: &mut [u8]) {
     let mut machine = Machine::new(0, 64, 4);
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
-    machine.fill(DISK, &mut Dice::new(3));
+    machine.fill(DISK, &mut Random::new(3));
     machine.finish(model);
 }
 
@@ -497,18 +497,18 @@ fn memory_that_is_taken_away_ends_the_session() {
 #[test]
 fn in_flight_memory_may_hold_anything() {
     let rig = Rig::new(1);
-    let mut dice = Dice::new(71);
+    let mut random = Random::new(71);
     let (mut refused, mut taken) = (0, 0);
     for round in 0..120 {
         let features = if round % 2 == 0 { 0 } else { feature::RING_PACKED };
         let mut machine = Machine::new(features, 64, 4);
         let file = named("of a queue", 8192);
-        let mut bytes: Vec<u8> = (0..8192).map(|_| dice.below(256) as u8).collect();
+        let mut bytes: Vec<u8> = (0..8192).map(|_| random.below(256) as u8).collect();
         // No features, version 1, of a queue of 64; then random bytes, mostly zeroes, or almost
         // only zeroes.
         bytes[..12].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 64, 0]);
         let noise = [1, 64, 4096][round / 2 % 3];
-        bytes[12..].iter_mut().filter(|_| dice.below(noise) != 0).for_each(|byte| *byte = 0);
+        bytes[12..].iter_mut().filter(|_| random.below(noise) != 0).for_each(|byte| *byte = 0);
         rustix::io::pwrite(&file, &bytes, 0).unwrap();
         let said = Inflight { size: 8192, queues: 1, queue_size: 64, ..Inflight::default() };
         machine.inflight = Some((said, file));
@@ -629,12 +629,12 @@ fn descriptors_in_floods_are_let_go() {
 fn a_queue_rests_while_its_memory_is_away() {
     let rig = Rig::new(1);
     let mut model = vec![0; DISK];
-    let mut dice = Dice::new(21);
+    let mut random = Random::new(21);
     let mut machine = Machine::new(0, 64, 8);
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
     for _ in 0..20 {
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         let region = SingleRegion { padding: 0, region: machine.region() };
         raw.say(request::REM_MEM_REG, &region, &[]);
         assert!(!rig.status().queues[0].live);
@@ -654,7 +654,7 @@ fn a_queue_rests_while_its_memory_is_away() {
             &*regions,
             &[named("of a queue", MEMORY).as_fd(), machine.memory.fd()],
         );
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         // A table without the memory of the ring.
         raw.say(request::SET_MEM_TABLE, &*table(&[other]), &[named("of a queue", MEMORY).as_fd()]);
         assert!(!rig.status().queues[0].live);

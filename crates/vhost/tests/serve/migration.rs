@@ -1,5 +1,5 @@
 //! Migration: positions, and a log of written pages.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Ask, GPA, MEMORY, MOST, Machine, Raw};
 use crate::rig::{DISK, Rig};
 use paravane_spec::feature;
@@ -62,20 +62,20 @@ fn every_written_page_is_marked(features: u64) {
     assert_eq!(log.take(), BTreeSet::new(), "the log was not on yet");
 
     raw.say(request::SET_FEATURES, &(accepted | F_LOG_ALL), &[]);
-    let mut dice = Dice::new(5);
+    let mut random = Random::new(5);
     let mut requests = 1;
     for round in 0..200 {
         let mut wanted = BTreeSet::new();
         let mut forbidden = BTreeSet::new();
-        let slot = dice.below(32);
+        let slot = random.below(32);
         let at = Machine::slot(slot);
         // A status byte, and data that crosses into the next page.
         wanted.insert(page(at));
         if round % 2 == 0 {
-            machine.ask(slot, Ask::Read, dice.below(64) * 512, MOST);
+            machine.ask(slot, Ask::Read, random.below(64) * 512, MOST);
             wanted.insert(page(at + 512 + MOST as u64 - 1));
         } else {
-            machine.ask(slot, Ask::Write(round as u8), dice.below(64) * 512, MOST);
+            machine.ask(slot, Ask::Write(round as u8), random.below(64) * 512, MOST);
             forbidden.insert(page(at + 512 + MOST as u64 - 1));
         }
         // The used ring, or the descriptor that is marked used.
@@ -125,16 +125,16 @@ pub(crate) fn moves(features: u64) {
     let mut model = vec![0; DISK];
     let mut machine = Machine::new(features, 64, 16);
     let mut base = machine.first_base();
-    let mut dice = Dice::new(9);
+    let mut random = Random::new(9);
     for _ in 0..10 {
         let raw = Raw::connect(&rig.socket());
         machine.attach(&raw, base, false);
         for _ in 0..20 {
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
             machine.wait(std::time::Duration::from_secs(10));
             machine.reap(&mut model);
         }
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         base = stop(&raw);
         machine.reap(&mut model);
         drop(raw);

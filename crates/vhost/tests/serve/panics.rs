@@ -1,5 +1,5 @@
 //! A faulty device, and another one beside it.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Machine, Raw};
 use crate::rig::{self, DISK, Rig};
 use paravane_device::blk::{Blk, BlkConfig};
@@ -146,7 +146,7 @@ fn has_ended(export: Export, folder: &Path, words: &str, leaks: bool) {
 #[test]
 fn a_panic_ends_its_device_and_no_other() {
     let good = Rig::new(1);
-    let (mut model, mut dice) = (vec![0; DISK], Dice::new(77));
+    let (mut model, mut random) = (vec![0; DISK], Random::new(77));
     let mut neighbour = Machine::new(0, 64, 8);
     let raw = Raw::connect(&good.socket());
     neighbour.attach(&raw, 0, false);
@@ -157,18 +157,18 @@ fn a_panic_ends_its_device_and_no_other() {
         let client = Raw::connect(&folder.path().join("faulty.sock"));
         machine.attach(&client, 0, false);
         for _ in 0..10 {
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
             machine.finish(&mut faulty_model);
         }
         let status = export.status();
         assert!(status.connected && status.failed.is_none() && !export.has_failed());
         fuse.light(blows);
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         assert!(client.is_closed());
         has_ended(export, folder.path(), "the queue has blown", blows == Blows::QueueAndItsEnd);
         // The other device is not affected.
         for _ in 0..10 {
-            neighbour.fill(DISK, &mut dice);
+            neighbour.fill(DISK, &mut random);
             neighbour.finish(&mut model);
         }
     }
@@ -179,10 +179,10 @@ fn a_panic_ends_its_device_and_no_other() {
 fn a_panic_of_the_protocols_thread_ends_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let (fuse, export) = faulty(folder.path());
-    let (mut model, mut dice, mut machine) = (vec![0; DISK], Dice::new(78), Machine::new(0, 64, 8));
+    let (mut model, mut random, mut machine) = (vec![0; DISK], Random::new(78), Machine::new(0, 64, 8));
     let client = Raw::connect(&folder.path().join("faulty.sock"));
     machine.attach(&client, 0, false);
-    machine.fill(DISK, &mut dice);
+    machine.fill(DISK, &mut random);
     machine.finish(&mut model);
     // A queue is live then.
     fuse.light(Blows::Protocol);

@@ -1,6 +1,6 @@
 //! A client that sends valid and invalid messages, and keeps its memory and its queue from server
 //! to server.
-use crate::driver::Dice;
+use crate::driver::Random;
 use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue};
 use paravane_ring::{Area, DmaArea, QueueAddresses, Segment};
@@ -382,15 +382,15 @@ impl Machine {
 
     /// Makes requests until all parts of the disk are in use: two writes for each read, none over
     /// another in flight.
-    pub(crate) fn fill(&mut self, disk: usize, dice: &mut Dice) {
+    pub(crate) fn fill(&mut self, disk: usize, random: &mut Random) {
         for slot in 0..self.flying.len() {
-            let len = (1 + dice.below(MOST / 512)) * 512;
-            let at = dice.below((disk - MOST) / 512) * 512;
+            let len = (1 + random.below(MOST / 512)) * 512;
+            let at = random.below((disk - MOST) / 512) * 512;
             let clash = |flying: &Flying| flying.at < at + len && at < flying.at + flying.len;
             if self.flying[slot].is_some() || self.flying.iter().flatten().any(clash) {
                 continue;
             }
-            let ask = if dice.below(3) == 0 { Ask::Read } else { Ask::Write(dice.below(256) as u8) };
+            let ask = if random.below(3) == 0 { Ask::Read } else { Ask::Write(random.below(256) as u8) };
             self.ask(slot, ask, at, len);
         }
         self.kick();

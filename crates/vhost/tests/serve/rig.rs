@@ -4,7 +4,6 @@ use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::{LinkEnd, Net, NetConfig};
 use paravane_device::rng::Rng;
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,14 +15,7 @@ pub(crate) const DISK: usize = 4 << 20;
 /// Whether disks offer IN_ORDER.
 pub(crate) const IN_ORDER: bool = true;
 
-/// Reports that a test is skipped, and why.
-pub(crate) fn skip(test: &str, why: &str) {
-    eprintln!("SKIPPED {test}: {why}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log = std::fs::File::options().append(true).create(true).open(log).unwrap();
-        writeln!(log, "SKIPPED {test}: {why}").unwrap();
-    }
-}
+pub(crate) use paravane_test_support::skip;
 
 pub(crate) struct Rig {
     export: Option<Export>,

@@ -34,7 +34,7 @@
 //! | an image that names other files | `crates/cli/tests/serve/client.rs` |
 //!
 //! Ways in that a vhost-user device does not have: registers (DMA to them, queue selection), and devices that lie to our drivers.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Ask, DATA, GPA, MEMORY, Machine, Raw, STATUS, USER, put};
 use crate::rig::{DISK, Rig};
 use paravane_spec::blk;
@@ -483,19 +483,19 @@ fn a_disk_that_is_only_read_is_not_written() {
 fn a_split_queue_goes_on_although_its_client_says_0() {
     let rig = Rig::new(1);
     let mut model = vec![0; DISK];
-    let mut dice = Dice::new(16);
+    let mut random = Random::new(16);
     for features in [0, INDIRECT_DESC | EVENT_IDX] {
         let mut machine = Machine::new(features, SIZE, 4);
         for _ in 0..4 {
             let raw = Raw::connect(&rig.socket());
             machine.attach(&raw, 0, false);
             machine.finish(&mut model);
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
             machine.finish(&mut model);
             drop(raw);
             rig.wait_for(|status| !status.connected);
             // The next server serves what becomes available without a server.
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
         }
         let raw = Raw::connect(&rig.socket());
         machine.attach(&raw, 0, false);
@@ -583,7 +583,7 @@ fn interrupts_come_where_they_were_asked_for() {
 #[test]
 fn a_storm_of_kicks_disturbs_nobody() {
     let rig = Rig::new(2);
-    let (mut model, mut dice) = (vec![0; DISK], Dice::new(41));
+    let (mut model, mut random) = (vec![0; DISK], Random::new(41));
     let raw = Raw::connect(&rig.socket());
     let (mut machine, mut second) = (Machine::new(0, SIZE, 8), Machine::with_index(1, 0, SIZE, 4));
     machine.attach(&raw, 0, false);
@@ -599,14 +599,14 @@ fn a_storm_of_kicks_disturbs_nobody() {
             }
         });
         while machine.done < 200 {
-            machine.fill(DISK, &mut dice);
+            machine.fill(DISK, &mut random);
             machine.finish(&mut model);
         }
         over.store(true, Ordering::Relaxed);
     });
     // As many as the counter can hold.
     let _ = rustix::io::write(&second.kick, &(u64::MAX - 10_000_000).to_ne_bytes());
-    second.fill(DISK, &mut dice);
+    second.fill(DISK, &mut random);
     second.finish(&mut model);
     assert_eq!(rig.status().protocol_errors, 0);
 }
@@ -614,14 +614,14 @@ fn a_storm_of_kicks_disturbs_nobody() {
 #[test]
 fn requests_outlive_neither_a_reset_nor_their_client() {
     let rig = Rig::new(1);
-    let mut dice = Dice::new(42);
+    let mut random = Random::new(42);
     let mut model = vec![0; DISK];
     for round in 0..24 {
         let raw = Raw::connect(&rig.socket());
         let features = if round % 2 == 0 { 0 } else { RING_PACKED | EVENT_IDX };
         let mut machine = Machine::new(features, SIZE, 16);
         machine.attach(&raw, machine.first_base(), false);
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         let mut raw = Some(raw);
         match (round % 4, &raw) {
             (0, Some(raw)) => raw.say(request::RESET_DEVICE, &[0_u8; 0], &[]),
@@ -643,7 +643,7 @@ fn requests_outlive_neither_a_reset_nor_their_client() {
         let mut anew = Machine::new(features, SIZE, 4);
         anew.attach(&raw, anew.first_base(), false);
         model.copy_from_slice(&std::fs::read(rig.image()).unwrap());
-        anew.fill(DISK, &mut dice);
+        anew.fill(DISK, &mut random);
         anew.finish(&mut model);
         drop(raw);
         rig.wait_for(|status| !status.connected);
@@ -676,7 +676,7 @@ fn rings_that_change_while_they_are_read_harm_nobody() {
         let mut good = Machine::new(features, SIZE, 4);
         good.attach(&raw, good.first_base(), false);
         let mut model = std::fs::read(rig.image()).unwrap();
-        good.fill(DISK, &mut Dice::new(44));
+        good.fill(DISK, &mut Random::new(44));
         good.finish(&mut model);
         drop(raw);
         rig.wait_for(|status| !status.connected);
@@ -690,15 +690,15 @@ fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
     std::thread::scope(|scope| {
         let (vandal, memory) = (Arc::clone(&over), Arc::clone(&machine.memory));
         scope.spawn(move || {
-            let mut dice = Dice::new(seed);
+            let mut random = Random::new(seed);
             // Relaxed: it only ends the thread.
             while !vandal.load(Ordering::Relaxed) {
                 // Lengths and flags of tables, mostly; sometimes anything in the ring.
-                let at = match dice.below(64) {
-                    0 => dice.below(0x600) as u64,
-                    _ => Machine::slot(TABLE + dice.below(4)) + 8 + dice.below(32) as u64,
+                let at = match random.below(64) {
+                    0 => random.below(0x600) as u64,
+                    _ => Machine::slot(TABLE + random.below(4)) + 8 + random.below(32) as u64,
                 };
-                put(&memory, at, [dice.below(256) as u8]);
+                put(&memory, at, [random.below(256) as u8]);
             }
         });
         // Tables are valid at first.

@@ -1,5 +1,5 @@
 //! Clients that connect, work and disconnect.
-use crate::driver::{Dice, Driver, Wish};
+use crate::driver::{Driver, Random, Wish};
 use crate::raw::Raw;
 use crate::rig::{DISK, Rig};
 use paravane_spec::vhost_user::{VringState, protocol_feature, request};
@@ -8,14 +8,14 @@ use paravane_spec::vhost_user::{VringState, protocol_feature, request};
 fn a_disk_serves_one_driver_after_the_other() {
     let mut rig = Rig::new(2);
     let mut model = vec![0; DISK];
-    let mut dice = Dice::new(1);
+    let mut random = Random::new(1);
     let mut sessions = 0;
     for packed in [false, true, true, false] {
         for event_idx in [false, true] {
             for (queues, depth) in [(1, 1), (1, 32), (2, 16)] {
                 let wish = Wish { packed, event_idx, queues, depth };
                 let mut driver = Driver::connect(&rig.socket(), wish).unwrap();
-                driver.exercise(&mut model, 300, &mut dice);
+                driver.exercise(&mut model, 300, &mut random);
                 sessions += 1;
                 let status = rig.status();
                 assert!(status.connected);

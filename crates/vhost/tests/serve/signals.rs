@@ -1,5 +1,5 @@
 //! Kicks and interrupts without eventfds, or without any descriptor; and resets.
-use crate::driver::Dice;
+use crate::driver::Random;
 use crate::raw::{Machine, Raw};
 use crate::rig::{DISK, Rig};
 use paravane_spec::status::DRIVER_OK;
@@ -23,7 +23,7 @@ fn finish(machine: &mut Machine, model: &mut [u8]) {
 #[test]
 fn a_queue_without_kicks_is_looked_at() {
     let rig = Rig::new(1);
-    let (mut model, mut dice) = (vec![0; DISK], Dice::new(31));
+    let (mut model, mut random) = (vec![0; DISK], Random::new(31));
     let mut machine = Machine::new(0, 64, 8);
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
@@ -32,7 +32,7 @@ fn a_queue_without_kicks_is_looked_at() {
     // Nothing reads the old end any more.
     machine.kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     for _ in 0..50 {
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         finish(&mut machine, &mut model);
     }
 }
@@ -40,7 +40,7 @@ fn a_queue_without_kicks_is_looked_at() {
 #[test]
 fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
     let rig = Rig::new(1);
-    let (mut model, mut dice) = (vec![0; DISK], Dice::new(32));
+    let (mut model, mut random) = (vec![0; DISK], Random::new(32));
     let mut machine = Machine::new(0, 64, 8);
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
@@ -52,7 +52,7 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
     machine.kick = kick.into();
     let mut eight = [0; 8];
     for _ in 0..50 {
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         // Waits for an interrupt.
         called.read_exact(&mut eight).unwrap();
         finish(&mut machine, &mut model);
@@ -70,7 +70,7 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
     rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
     raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
     for _ in 0..20 {
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         finish(&mut machine, &mut model);
     }
     drop(called);
@@ -81,7 +81,7 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
 #[test]
 fn a_pipe_that_nobody_reads_ends_no_process() {
     let rig = Rig::new(1);
-    let (mut model, mut dice) = (vec![0; DISK], Dice::new(33));
+    let (mut model, mut random) = (vec![0; DISK], Random::new(33));
     let mut machine = Machine::new(0, 64, 8);
     let raw = Raw::connect(&rig.socket());
     machine.attach(&raw, 0, false);
@@ -89,7 +89,7 @@ fn a_pipe_that_nobody_reads_ends_no_process() {
     raw.say(request::SET_VRING_CALL, &0_u64, &[call.as_fd()]);
     drop((called, call));
     for _ in 0..5 {
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         finish(&mut machine, &mut model);
     }
     // SIGPIPE is number 13.
@@ -126,14 +126,14 @@ fn an_eventfd_that_is_full_does_not_keep_an_export_from_stopping() {
 #[test]
 fn a_device_that_is_reset_begins_anew() {
     let rig = Rig::new(1);
-    let (mut model, mut dice) = (vec![0; DISK], Dice::new(33));
+    let (mut model, mut random) = (vec![0; DISK], Random::new(33));
     let raw = Raw::connect(&rig.socket());
     for round in 0..4 {
         let mut machine = Machine::new(0, 64, 8);
         machine.attach(&raw, 0, false);
         raw.say(request::SET_STATUS, &u64::from(DRIVER_OK), &[]);
         assert_eq!(raw.ask_number(request::GET_STATUS), u64::from(DRIVER_OK));
-        machine.fill(DISK, &mut dice);
+        machine.fill(DISK, &mut random);
         machine.finish(&mut model);
         match round % 3 {
             0 => raw.say(request::SET_STATUS, &0_u64, &[]),

@@ -24,15 +24,7 @@ pub(crate) fn kvm(test: &str) -> bool {
     false
 }
 
-/// Says on stderr, and in the file named by `PARAVANE_SKIP_LOG`, that a test did not run.
-pub(crate) fn skipped(test: &str, why: &str) {
-    let line = format!("SKIPPED {test}: {why}\n");
-    eprint!("{line}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
-    }
-}
+pub(crate) use paravane_test_support::skip as skipped;
 
 /// A short run with an entropy device and no disk.
 pub(crate) fn config(accel: AccelChoice) -> RunConfig {

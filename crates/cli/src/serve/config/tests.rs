@@ -236,7 +236,10 @@ fn the_packaged_file_is_valid() {
     // Not among the sources of the crate.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/devices.toml");
     let Ok(packaged) = std::fs::read_to_string(&path) else {
-        return eprintln!("SKIPPED the_packaged_file_is_valid: no {}", path.display());
+        return paravane_test_support::skip(
+            "the_packaged_file_is_valid",
+            format_args!("no {}", path.display()),
+        );
     };
     assert!(parse(&packaged).unwrap().devices.is_empty());
     // The examples without the comments about them.
@@ -252,7 +255,10 @@ fn the_packaged_file_is_valid() {
 fn the_example_of_the_book_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/howto/many-devices.md");
     let Ok(page) = std::fs::read_to_string(&path) else {
-        return eprintln!("SKIPPED the_example_of_the_book_is_valid: no {}", path.display());
+        return paravane_test_support::skip(
+            "the_example_of_the_book_is_valid",
+            format_args!("no {}", path.display()),
+        );
     };
     let block = page.lines().skip_while(|line| *line != "    [daemon]");
     let block: Vec<_> = block.take_while(|line| line.is_empty() || line.starts_with("    ")).collect();

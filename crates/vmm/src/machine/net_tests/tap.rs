@@ -5,7 +5,6 @@ use paravane_attach::RingFeatures;
 use paravane_device::net::Tap;
 use paravane_driver::net::NetOptions;
 use std::fs::File;
-use std::io::Write;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::thread;
@@ -15,13 +14,7 @@ const HOST: [u8; 4] = [10, 77, 0, 1];
 const US: [u8; 4] = [10, 77, 0, 2];
 const ALL: [u8; 6] = [0xff; 6];
 
-pub(super) fn skipped(test: &str, why: &str) {
-    eprintln!("SKIPPED {test}: {why}");
-    if let Some(log) = std::env::var_os("PARAVANE_SKIP_LOG") {
-        let mut log = File::options().append(true).create(true).open(log).unwrap();
-        writeln!(log, "SKIPPED {test}: {why}").unwrap();
-    }
-}
+pub(super) use paravane_test_support::skip as skipped;
 
 /// Runs `test` in a thread that has a network of its own, or says why not.
 pub(super) fn in_own_network(name: &str, test: fn()) {
