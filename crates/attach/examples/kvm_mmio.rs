@@ -116,9 +116,9 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
 
     for sector in 0..SECTORS {
         driver.submit(Request::Read { sector, buffer }, sector)?;
-        driver.kick();
         driver.enable_interrupts();
-        // The guest kicks, and goes on when it was interrupted.
+        driver.kick();
+        // The guest kicks, and goes on after the interrupt.
         loop {
             match vcpu.run() {
                 Ok(VcpuExit::IoOut(0xf4, _)) => break,

@@ -1,16 +1,4 @@
-//! Which feature bits a device offers: its own, those of its rings, and those of its place.
-//!
-//! ```text
-//!   bits  0-23, 50-63   Device::features          what this kind of device can do
-//!   bits 24-49          RingFeatures              queue layout and notification suppression
-//!                       always                    VERSION_1, RING_RESET
-//!                       behind a domain           ACCESS_PLATFORM
-//!                       virtio-mmio with MSI      the extension's bits
-//! ```
-//! Bits 24 to 49 in [`Device::features`] are ignored: section 6 of the specification reserves them for queues and
-//! negotiation, which no device decides.
-//!
-//! [`Device::features`]: paravane_device::Device::features
+//! Feature bits to offer: the device's, those of its rings, and those of its place. The table is in the crate's front page.
 use paravane_ring::device::QueueConfig;
 use paravane_spec::feature;
 

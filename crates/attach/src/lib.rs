@@ -13,22 +13,45 @@
 //! [`Builder`] names the transport, its place and its interrupt: [`Builder::mmio`], [`Builder::mmio_msi`], [`Builder::pci`].
 //! From then on the VMM passes register accesses on, and nothing else. `examples/kvm_mmio.rs` is a whole VMM.
 //!
+//! ```
+//! use paravane_attach::{AttachedDevice, InterruptFn};
+//! use paravane_device::rng::Rng;
+//! use paravane_dma::{Backing, Memory, Region, RegionConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ram = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
+//! let memory = Memory::new(vec![Region::new(ram)?])?;
+//! let device = AttachedDevice::builder(Box::new(Rng::new()), &memory)
+//!     .mmio(0xd000_0000, InterruptFn::new(|| { /* raise the line */ }))?;
+//!
+//! // What a vCPU's exit brings: a read of the magic value.
+//! let offset = device.offset(0xd000_0000).ok_or("not this device's")?;
+//! let mut magic = [0; 4];
+//! device.read(offset, &mut magic);
+//! assert_eq!(&magic, b"virt");
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Features
-//! The device says what its kind can do. The builder adds what rings, transport and memory offer: `features.rs` has the table,
-//! [`RingFeatures`] the choice, [`AttachedDevice::features`] the result.
+//! ```text
+//!   bits  0-23, 50-63   Device::features          what this kind of device can do
+//!   bits 24-49          RingFeatures              queue layout and notification suppression
+//!                       always                    VERSION_1, RING_RESET
+//!                       behind a domain           ACCESS_PLATFORM
+//!                       virtio-mmio with MSI      the extension's bits
+//! ```
+//! Bits 24 to 49 of a device are ignored: section 6 of the specification reserves them for queues and negotiation, which no
+//! device decides. [`AttachedDevice::features`] is the result.
 //!
 //! # States of a queue
 //! ```text
-//!               start                   move_queue
-//!   Stopped ----------> Thread(n) <-----------------> Thread(m)
-//!    ^ ^ ^ ^              |   ^
-//!    | | | '--- reset, stop   |                   start, elsewhere:  Inline   (in the exits of its kicks)
-//!    | | |                |   |                                      Process  (another process)
-//!    | | |     lend_queue v   | take_back_queue
-//!    | | '--- reset, stop - Lent
-//!    | |                    |
-//!    | '--- reset, stop - Lost   no thread takes the queue back, or the back end does not report its position
-//!    '--- reset, stop --- Inline, Process
+//!   Stopped    --start------------> Thread(n), Inline or Process: the placement decides
+//!   Thread(n)  --move_queue-------> Thread(m)
+//!   Thread(n)  --lend_queue-------> Lent
+//!   Lent       --take_back_queue--> Thread(n)
+//!   Thread(n), Lent  -------------> Lost: no thread takes the queue, or its back end does not report its position
+//!   any state  --reset, stop------> Stopped
 //! ```
 //! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as a [`Fault`].
 //!

@@ -285,7 +285,7 @@ pub struct RunConfig {
     pub owner: ServingMode,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
-    /// CPU for the guest [any]. Other threads of the machine run where the caller does.
+    /// CPU for the guest; `None`: any. Other threads of the machine run where the caller does.
     pub vcpu_cpu: Option<usize>,
     /// Bytes that the guest draws from an entropy device; 0: no device.
     pub entropy: u64,

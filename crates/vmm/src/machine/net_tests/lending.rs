@@ -1,4 +1,4 @@
-//! Queues that are lent and taken back while frames go both ways. The owner is a thread of this process that does what a
+//! Queues that are lent and taken back while frames go both ways. The back end is a thread of this process that does what a
 //! vhost back end does: it goes by the position, the memory and the eventfds that it is told, and knows no I/O thread.
 use super::link::{Streams, use_pairs};
 use super::{BASE, Guest, PATIENCE, RAM, Window, frame};
@@ -181,7 +181,7 @@ fn progress(guest: &Guest, queue: u16, frames: u64) {
     let moved = || if queue.is_multiple_of(2) { guest.totals().received } else { guest.totals().transmitted };
     let (before, start) = (moved(), Instant::now());
     while moved() < before + frames {
-        assert!(start.elapsed() < PATIENCE, "the owner of queue {queue} has missed a kick");
+        assert!(start.elapsed() < PATIENCE, "the back end of queue {queue} has missed a kick");
         thread::yield_now();
     }
 }
@@ -220,7 +220,7 @@ fn streams_survive(pairs: u16, rings: RingFeatures) {
                     assert!(refused);
                 }
                 if loans.is_multiple_of(7) {
-                    // Not only what was there before: nobody else signals the owner any more.
+                    // Not only what was there before: nobody else signals the back end any more.
                     progress(&guests[0], queue, 20);
                 }
                 device.take_back_queue(queue).unwrap();
@@ -272,9 +272,9 @@ impl Drop for Over<'_> {
     }
 }
 
-/// As an owner sees it: the available index says more than there is room for.
+/// The back end finds the available index out of range.
 #[test]
-fn a_broken_queue_is_told_by_its_owner() {
+fn a_queue_that_its_back_end_finds_broken_needs_a_reset() {
     let guest = Guest::new(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default());
     let _broken = guest.driver(NetOptions::default());
     let device = &guest.device;
@@ -295,7 +295,7 @@ fn a_broken_queue_is_told_by_its_owner() {
     assert!(driver.send(0, &frame(1, 0, 100)).unwrap());
     driver.kick();
     while guest.totals().transmitted == 0 {
-        assert!(start.elapsed() < PATIENCE, "the owner has missed a kick");
+        assert!(start.elapsed() < PATIENCE, "the back end has missed a kick");
         thread::yield_now();
     }
 }
