@@ -2,15 +2,15 @@
 use crate::counters::Counters;
 use crate::events::DeviceEvents;
 use crate::lock::lock;
-use crate::placement::{Kind, NumberClaim, Placement, RemoteQueue};
+use crate::placement::{Kind, NumberClaim, Placement};
 use crate::queue::{Queue, Serving, Started};
 use crate::status::{KickPath, QueueStatus};
 use crate::{Builder, QueueBackend};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
-use paravane_io::{NotPutOn, QueueKey, QueueStart};
-use paravane_notify::{HostNotifier, IoEventFds, NoIoEventFds, NotifierState, NotifyError};
-use paravane_transport::{AccessKind, Effect, NotifyAddress};
+use paravane_io::{NotPutOn, QueueKey};
+use paravane_notify::{IoEventFds, NotifierState};
+use paravane_transport::{AccessKind, Effect};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
@@ -52,7 +52,7 @@ pub enum MoveError {
 }
 
 /// In place of a window's address: there is none.
-const NO_WINDOW: u64 = u64::MAX;
+pub(crate) const NO_WINDOW: u64 = u64::MAX;
 
 /// Makes the back end of a queue that is started.
 pub(crate) type MakeBackend = Box<dyn Fn(u16) -> Box<dyn QueueBackend> + Send + Sync>;
@@ -69,7 +69,7 @@ pub(crate) struct Settings {
 /// What one register access at a time may touch.
 pub(crate) struct Control {
     /// `None`: stopped.
-    device: Option<Box<dyn Device>>,
+    pub(crate) device: Option<Box<dyn Device>>,
     pub(crate) queues: Vec<Queue>,
 }
 
@@ -82,7 +82,7 @@ pub struct AttachedDevice {
     pub(crate) control: Mutex<Control>,
     features: u64,
     /// Guest-physical address of the window, or [`NO_WINDOW`].
-    window: AtomicU64,
+    pub(crate) window: AtomicU64,
     window_size: u64,
     _number: NumberClaim,
 }
@@ -326,144 +326,6 @@ impl AttachedDevice {
             } else if notifier.state() == NotifierState::Assigned {
                 queue.kicks_by = KickPath::IoEventFd;
             }
-        }
-    }
-
-    fn start_queue(&self, control: &mut Control, queue: u16, started: Started) {
-        match self.try_start_queue(control, queue, started) {
-            Ok(()) => self.lend_at_start(control, queue),
-            Err(reason) => {
-                tracing::warn!(device = self.events.number, queue, "queue not started: {reason}");
-                self.events.fault(reason);
-            }
-        }
-    }
-
-    fn try_start_queue(&self, control: &mut Control, queue: u16, started: Started) -> Result<(), String> {
-        let Some(slot) = control.queues.get_mut(usize::from(queue)) else {
-            return Err("there is no such queue".into());
-        };
-        let Some(device) = &mut control.device else {
-            return Err("the device has been stopped".into());
-        };
-        if slot.is_live() {
-            return Err("it is running already".into());
-        }
-        slot.serving = match self.settings.placement.kind() {
-            Kind::Process(process) => {
-                let call = self.events.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
-                let call = call.ok_or("its interrupts have no eventfd for another process")?;
-                let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
-                let kicks_by = self.kick_path(queue, wanted.then(|| notifier.assign()));
-                let remote = RemoteQueue {
-                    key: self.key(queue),
-                    features: started.features,
-                    addresses: started.addresses,
-                };
-                process.start(&remote, notifier.notifier(), &call).map_err(|error| error.to_string())?;
-                slot.set_notifier(Some(Arc::new(notifier)));
-                slot.kicks_by = kicks_by;
-                Serving::Process
-            }
-            kind => {
-                let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
-                let notifier = Arc::new(notifier);
-                let mut host_queue = self
-                    .begin(queue, started)
-                    .counted_by(Arc::clone(&slot.work))
-                    .build(&mut **device, Arc::clone(&notifier).into(), self.events.clone())
-                    .map_err(|error| error.to_string())?;
-                slot.set_notifier(Some(notifier));
-                slot.kicks_by = self.kick_path(queue, wanted.then(|| host_queue.assign()));
-                if let Kind::Inline(inline) = kind {
-                    inline.put_on(host_queue).map_err(|error| error.to_string())?;
-                    Serving::Inline
-                } else {
-                    slot.thread = self.settings.placement.first(self.events.number, queue);
-                    if let Err(NotPutOn { queue, source }) =
-                        self.settings.placement.put_on(slot.thread, host_queue)
-                    {
-                        // Its ioeventfd goes with it.
-                        queue.into_iter().for_each(|queue| queue.abandon());
-                        return Err(source.to_string());
-                    }
-                    Serving::Thread(slot.thread)
-                }
-            }
-        };
-        slot.started = Some(started);
-        Ok(())
-    }
-
-    /// A queue with its view of guest memory.
-    fn begin(&self, queue: u16, Started { features, addresses }: Started) -> QueueStart {
-        let Settings { memory, domain, .. } = &self.settings;
-        let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
-        let handle = handle.named(format!("device {}, queue {queue}", self.events.number));
-        QueueStart::new(self.key(queue), addresses, features, handle)
-    }
-
-    /// How kicks arrive, now that an ioeventfd was asked for or not.
-    fn kick_path(&self, queue: u16, assigned: Option<Result<(), NotifyError>>) -> KickPath {
-        match assigned {
-            None => KickPath::Exits,
-            Some(Ok(())) => KickPath::IoEventFd,
-            Some(Err(error)) => {
-                if self.events.counters.refused() {
-                    tracing::warn!(device = self.events.number, queue, "kicks will exit: {error}");
-                }
-                KickPath::Refused
-            }
-        }
-    }
-
-    /// Where the kicks of `queue` arrive from now on, and whether to ask for an ioeventfd.
-    fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
-        let address = lock(&self.events.transport).notify_address(queue);
-        // Relaxed: this is the thread that moves windows, or it holds the same lock.
-        let base = self.window.load(Ordering::Relaxed);
-        Ok(match (address, &self.settings.ioeventfds) {
-            (Some(NotifyAddress { offset, datamatch }), Some(fds)) if base != NO_WINDOW => {
-                (HostNotifier::new(Arc::clone(fds), base.wrapping_add(offset), datamatch)?, true)
-            }
-            _ => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
-        })
-    }
-
-    fn stop_queue(&self, control: &mut Control, queue: u16, complete: bool) {
-        let Some(slot) = control.queues.get_mut(usize::from(queue)) else { return };
-        let key = self.key(queue);
-        let placement = &self.settings.placement;
-        let stopping = match std::mem::take(&mut slot.serving) {
-            Serving::Stopped => return,
-            Serving::Thread(index) => placement.thread(index).and_then(|thread| thread.take_off(key)),
-            Serving::Inline => match placement.kind() {
-                Kind::Inline(inline) => inline.take_off(key),
-                Kind::Pool { .. } | Kind::Process(_) => None,
-            },
-            Serving::Process => {
-                // Its ioeventfd first, as everywhere.
-                slot.set_notifier(None);
-                if let Kind::Process(process) = placement.kind() {
-                    process.stop(key, complete);
-                }
-                None
-            }
-            Serving::Lent(lent) => {
-                lent.stop();
-                None
-            }
-            Serving::Lost => None,
-        };
-        match stopping {
-            Some(stopping) => stopping.stop(complete),
-            None => slot.release_notifier(),
-        }
-    }
-
-    fn stop_queues(&self, control: &mut Control, complete: bool) {
-        for queue in 0..control.queues.len() {
-            self.stop_queue(control, u16::try_from(queue).unwrap_or(u16::MAX), complete);
         }
     }
 }

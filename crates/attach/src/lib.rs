@@ -73,6 +73,7 @@ mod local_ioeventfds;
 mod lock;
 mod placement;
 mod queue;
+mod start;
 mod status;
 #[cfg(test)]
 mod tests;
