@@ -5,7 +5,7 @@
 //!
 //! | module | source |
 //! |---|---|
-//! | [`device_id`], [`feature`], [`status`], [`queue`], [`split`], [`packed`], [`mmio`], [`pci`], [`blk`], [`net`] | virtio specification 1.4; each item names its section |
+//! | [`device_id`], [`feature`], [`status`], [`queue`], [`split`], [`packed`], [`mmio`], [`pci`], [`blk`], [`net`] | virtio specification 1.4; modules and items name their sections |
 //! | [`vhost_user`], [`inflight`] | vhost-user specification (QEMU, `docs/interop/vhost-user.rst`) |
 //! | [`mmio_msi`] | Paravane's extension of virtio-mmio (`docs/virtio-mmio-msi.md`) |
 //! | [`builtin`] | Paravane's contract with its built-in guest |

@@ -41,7 +41,7 @@ const STRING_MIN_NO_AVX: usize = 1 << 10;
 
 /// Features of the processor.
 #[derive(Clone, Copy, Debug)]
-struct Has {
+struct CpuFeatures {
     /// Registers of 32 bytes.
     avx: bool,
     /// Registers of 64 bytes, in processors (with VBMI2) that do not slow down for them.
@@ -50,14 +50,14 @@ struct Has {
     erms: bool,
 }
 
-/// Result of [`Has::detect`] as bits; 0 before the first call.
+/// Result of [`CpuFeatures::detect`] as bits; 0 before the first call.
 static FOUND: AtomicU8 = AtomicU8::new(0);
 const KNOWN: u8 = 1;
 const AVX: u8 = 2;
 const AVX512: u8 = 4;
 const ERMS: u8 = 8;
 
-impl Has {
+impl CpuFeatures {
     /// Detects the features once; later calls test bits.
     #[inline(always)]
     fn detect() -> Self {
@@ -170,7 +170,7 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
 /// # Safety
 /// As [`super::store`].
 pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
-    if !Has::detect().avx || len < AVX_BLOCK || !far.addr().is_multiple_of(32) {
+    if !CpuFeatures::detect().avx || len < AVX_BLOCK || !far.addr().is_multiple_of(32) {
         // SAFETY: the caller's promise.
         return unsafe { store(far, own, len) };
     }
@@ -230,7 +230,7 @@ unsafe fn copy_part<const MIN: usize>(to: *mut u8, from: *const u8, len: usize, 
 unsafe fn copy_all(to: *mut u8, from: *const u8, len: usize, string: bool) {
     // SAFETY: the caller's promise, and `copy_long` copies no more than `len`.
     unsafe {
-        let done = copy_long(to, from, len, string, Has::detect());
+        let done = copy_long(to, from, len, string, CpuFeatures::detect());
         copy_short(to.wrapping_add(done), from.wrapping_add(done), len - done);
     }
 }
@@ -298,7 +298,13 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, mut len: usize) {
 /// # Safety
 /// As [`copy`]; and the processor has what `has` says.
 #[inline]
-unsafe fn copy_long(mut to: *mut u8, mut from: *const u8, len: usize, string: bool, has: Has) -> usize {
+unsafe fn copy_long(
+    mut to: *mut u8,
+    mut from: *const u8,
+    len: usize,
+    string: bool,
+    has: CpuFeatures,
+) -> usize {
     if has.erms && len >= STRING_MIN_NO_AVX && (string || !has.avx) {
         // SAFETY: the caller's promise; the ABI keeps the direction flag clear.
         unsafe {
@@ -383,7 +389,7 @@ pub(super) unsafe fn set(mut to: *mut u8, byte: u8, mut len: usize) {
     // what it has done and is taken only while as many bytes are left; the ABI keeps the direction
     // flag clear.
     unsafe {
-        if len >= STRING_MIN_NO_AVX && Has::detect().erms {
+        if len >= STRING_MIN_NO_AVX && CpuFeatures::detect().erms {
             asm!(
                 "rep stosb",
                 inout("rcx") len => _,
@@ -424,15 +430,15 @@ mod tests {
     /// The test in [`super::super`] covers what this machine has; this one covers what others lack.
     #[test]
     fn every_processor_copies_a_prefix() {
-        let here = Has::detect();
+        let here = CpuFeatures::detect();
         let source: Vec<u8> = (0..20_000).map(|i| (i * 7 + i / 256 + 1) as u8).collect();
         let mut target = vec![0; source.len() + 64];
-        let none = Has { avx: false, avx512: false, erms: false };
+        let none = CpuFeatures { avx: false, avx512: false, erms: false };
         let lesser = [
             none,
-            Has { erms: here.erms, ..none },
-            Has { avx: here.avx, ..none },
-            Has { erms: false, ..here },
+            CpuFeatures { erms: here.erms, ..none },
+            CpuFeatures { avx: here.avx, ..none },
+            CpuFeatures { erms: false, ..here },
         ];
         for has in lesser {
             for len in (AVX_MIN..600).chain([1023, 1024, 4096, 16_384, 20_000]) {

@@ -8,12 +8,12 @@ use std::sync::Mutex;
 
 const BOTH: u8 = iotlb::READ | iotlb::WRITE;
 const USER: u64 = 0x7f00_0000_0000;
-/// Pages of the client's memory: two regions that adjoin in the client and not in the guest.
+/// Pages of the client's memory: two regions that are adjacent in the client and not in the guest.
 const FIRST: u64 = 5;
 const SECOND: u64 = 7;
-/// Where they are in the guest, in pages.
+/// Guest-physical addresses of the regions, in pages.
 const AT: [u64; 2] = [0x100, 0x50];
-/// IOVAs are looked at in so many pages, and the whole of the last is the end of the address space.
+/// Number of IOVA pages in the model; the last one ends at the end of the address space.
 const PAGES: u64 = 24;
 const BASE: u64 = u64::MAX - (PAGES * PAGE - 1);
 
@@ -24,7 +24,7 @@ fn shared(gpa: u64, user: u64, pages: u64) -> SharedRegion {
     SharedRegion { region: MemoryRegion { gpa, size, user, offset: 0 }, file }
 }
 
-/// Each page begins with its number in the guest.
+/// Each page begins with its guest page number.
 fn memory() -> ClientMemory {
     let mut memory = ClientMemory::new(MappingQuota::default()).unwrap();
     let first = shared(AT[0] * PAGE, USER, FIRST);
@@ -40,7 +40,7 @@ fn memory() -> ClientMemory {
     memory
 }
 
-/// The page in the guest of a page in the client.
+/// Guest page of a user page.
 fn guest(user: u64) -> Option<u64> {
     match user {
         0..FIRST => Some(AT[0] + user),
@@ -58,12 +58,12 @@ fn translations(memory: &ClientMemory) -> Translations {
     Translations::new(memory.memory(), 64 << 20, |_| ())
 }
 
-/// Nothing is held.
+/// No wait is expected.
 fn never(busy: &Busy) {
     panic!("{busy}");
 }
 
-/// As a session does it.
+/// Updates like a session.
 fn update(known: &mut Translations, said: &Iotlb, memory: &ClientMemory) -> bool {
     let Some(piece) = Piece::new(said) else { return false };
     if known.contradicts(piece) {
@@ -82,7 +82,7 @@ fn step() -> impl Strategy<Value = Step> {
     let range = || (0..PAGES).prop_flat_map(|page| (Just(page), 1..=(PAGES - page).min(9)));
     let update = (range(), 0..FIRST + SECOND + 2, 1..=BOTH);
     prop_oneof![
-        // Pages that adjoin in the client's memory, as a guest's mostly do.
+        // Adjacent pages in the client's memory, as those of a guest mostly are.
         3 => (range(), any::<bool>(), 1..=BOTH).prop_map(|((page, pages), mirrored, perm)| {
             let user = if mirrored { page % (FIRST + SECOND) } else { page / 2 };
             Step::Update { page, pages, user, perm }
@@ -93,8 +93,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: each page means what was said of it last, and is allowed
-    /// what was said.
+    /// After any updates, each page has its last translation and permissions.
     #[test]
     fn a_page_means_what_was_said_last(steps in prop::collection::vec(step(), 1..60)) {
         let memory = memory();
