@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     if let Err(BenchError::Os { source, .. }) = single_step("split/device/1desc/batch32", "paravane")
         && matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported)
     {
-        paravane_test_support::skip("single_step", &format!("ptrace is refused: {source}"));
+        paravane_test_support::skip("single_step", format!("ptrace is refused: {source}"));
         return ExitCode::SUCCESS;
     }
     counts_are_exact_and_repeat();

@@ -213,7 +213,7 @@ fn ext4_image_hashes(accel: &str, test: &str) {
         .status();
     match made {
         Ok(status) => assert!(status.success(), "mkfs.ext4: {status}"),
-        Err(error) => return skip(test, &format!("mkfs.ext4: {error}")),
+        Err(error) => return skip(test, format!("mkfs.ext4: {error}")),
     }
     let before = hex_sha256(&path);
     let modified = path.metadata().unwrap().modified().unwrap();
@@ -551,7 +551,7 @@ fn a_kernel_has_tap_devices_and_links_under_kvm() {
     };
     match unshare().args(["test", "-w", "/dev/net/tun"]).status() {
         Ok(status) if status.success() => {}
-        other => return skip(test, &format!("no network of its own with /dev/net/tun: {other:?}")),
+        other => return skip(test, format!("no network of its own with /dev/net/tun: {other:?}")),
     }
     let dir = tempfile::tempdir().unwrap();
     // Powers off.

@@ -207,7 +207,7 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     let made = memfd_create(c"a-client", flags).and_then(|file| ftruncate(&file, 2 * HUGE).map(|()| file));
     let file = match made {
         Ok(file) => file,
-        Err(error) => return skip("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
+        Err(error) => return skip("pages_of_hugetlbfs_are_guarded_whole", error.to_string()),
     };
     let alarm = Alarm::new().unwrap();
     // As QEMU does around the hole below 1 MiB: the range begins inside the first page, and ends
@@ -215,7 +215,7 @@ fn pages_of_hugetlbfs_are_guarded_whole() {
     let part = range(0xc_0000, 2 * HUGE - 0xc_0000 - PAGE, 0xc_0000);
     let region = match Region::guarded(part, file.try_clone().unwrap(), &alarm, &MappingQuota::default()) {
         Ok(region) => region,
-        Err(error) => return skip("pages_of_hugetlbfs_are_guarded_whole", &error.to_string()),
+        Err(error) => return skip("pages_of_hugetlbfs_are_guarded_whole", error.to_string()),
     };
     let memory = Memory::new(vec![region.clone()]).unwrap();
     let mut handle = memory.handle();

@@ -84,7 +84,7 @@ fn a_disk_is_served_past_the_page_cache_from_registered_buffers() {
         ..paravane_device::blk::BlkConfig::new(&image)
     };
     if let Err(why) = paravane_device::blk::Blk::open(config) {
-        return crate::daemon::skip(TEST, &why.to_string());
+        return crate::daemon::skip(TEST, why.to_string());
     }
     sandbox_usable(TEST);
     exercise(&arguments, &folder, &image);

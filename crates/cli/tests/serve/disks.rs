@@ -93,7 +93,7 @@ fn direct_block(test: &str) -> Option<u32> {
             Some(u32::from_le_bytes(bytes))
         }
         Err(why) => {
-            skip(&format!("{test} past the page cache"), &why.to_string());
+            skip(&format!("{test} past the page cache"), why.to_string());
             None
         }
     }
@@ -105,7 +105,7 @@ fn raw_images_are_served_by_every_engine() {
     let mut engines = vec![With::Engine("threads"), With::Engine("immediate")];
     match paravane_device::blk::io_uring_available() {
         Ok(()) => engines.push(With::Engine("io_uring")),
-        Err(why) => skip(&format!("{TEST} with io_uring"), &why.to_string()),
+        Err(why) => skip(&format!("{TEST} with io_uring"), why.to_string()),
     }
     for in_memory in [false, true] {
         for engine in &engines {
@@ -120,7 +120,7 @@ fn raw_images_are_served_by_every_engine() {
                 is_served(&Image::new(Format::Raw, false, DISK), &[With::Direct, engine]);
             }
         }
-        Some(block) => skip(&format!("{TEST} past the page cache"), &format!("it takes blocks of {block}")),
+        Some(block) => skip(&format!("{TEST} past the page cache"), format!("it takes blocks of {block}")),
         None => {}
     }
 }

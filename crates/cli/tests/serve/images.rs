@@ -130,7 +130,7 @@ pub(crate) fn has_qemu_img(test: &str) -> bool {
     match Command::new("qemu-img").arg("--version").output() {
         Ok(_) => true,
         Err(error) => {
-            crate::daemon::skip(test, &format!("qemu-img (package qemu-utils): {error}"));
+            crate::daemon::skip(test, format!("qemu-img (package qemu-utils): {error}"));
             false
         }
     }

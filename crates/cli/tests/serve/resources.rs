@@ -264,7 +264,7 @@ fn clients_with_all_their_regions_leave_room_for_others() {
     // A descriptor for each region, and half of them is what clients may have.
     let most = getrlimit(Resource::Nofile).maximum;
     if most.is_some_and(|most| most < 20_000) {
-        return skip(TEST, &format!("a process may have {most:?} descriptors, and 20000 are needed"));
+        return skip(TEST, format!("a process may have {most:?} descriptors, and 20000 are needed"));
     }
     let names: Vec<_> = (0..CLIENTS).map(|number| format!("d{number}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();

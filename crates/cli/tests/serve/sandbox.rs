@@ -250,7 +250,7 @@ fn capabilities_that_another_user_was_given_are_dropped() {
         .arg(folder.path("paravane"));
     command.args(["serve", "rng", "--socket", &folder.text("s"), "--control", "off"]);
     if let Err(error) = Command::new("setpriv").arg("--version").output() {
-        return skip(TEST, &format!("setpriv: {error}"));
+        return skip(TEST, format!("setpriv: {error}"));
     }
     let mut daemon = Daemon::spawn(&mut command);
     daemon.wait_for("ready");

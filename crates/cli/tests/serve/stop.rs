@@ -132,7 +132,7 @@ impl<'a> Frozen<'a> {
                 }
                 Ok(_) => None,
             } {
-                skip(test, &format!("{}: {why}", command[0]));
+                skip(test, format!("{}: {why}", command[0]));
                 return None;
             }
         }
@@ -307,7 +307,7 @@ impl Loop {
                 Some(Self(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
             }
             output => {
-                skip(test, &format!("losetup: {output:?}"));
+                skip(test, format!("losetup: {output:?}"));
                 None
             }
         }

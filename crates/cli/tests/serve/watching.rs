@@ -183,7 +183,7 @@ fn a_full_file_system_shows_for_raw_and_qcow2() {
             Ok(output) => {
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             }
-            Err(error) => return skip(TEST, &format!("qemu-img: {error}")),
+            Err(error) => return skip(TEST, format!("qemu-img: {error}")),
         }
         let mut shown = serve(&folder, image, &["--format", format]);
         let fill = std::fs::write(mounted.0.join("fill"), vec![1; 4 << 20]);

@@ -55,7 +55,7 @@ fn ways(test: &str) -> Vec<Way> {
     let direct = &*DIRECT_BLOCK;
     match direct {
         Ok(512) => ways.push(Way { direct: true, ..EngineChoice::Immediate.into() }),
-        Ok(block) => skipped(&format!("{test} past the page cache"), &format!("it takes blocks of {block}")),
+        Ok(block) => skipped(&format!("{test} past the page cache"), format!("it takes blocks of {block}")),
         Err(why) => skipped(&format!("{test} past the page cache"), why),
     }
     match io_uring_available() {
@@ -67,7 +67,7 @@ fn ways(test: &str) -> Vec<Way> {
                 ways.push(Way { direct: true, ..registered });
             }
         }
-        Err(why) => skipped(&format!("{test} with io_uring"), &why.to_string()),
+        Err(why) => skipped(&format!("{test} with io_uring"), why.to_string()),
     }
     ways
 }

@@ -121,7 +121,7 @@ fn a_discard_frees_space_where_the_file_system_can() {
     let probe = image(&[1; 8192]);
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     if let Err(why) = rustix::fs::fallocate(probe.as_file(), hole, 0, 4096) {
-        crate::rig::skipped("a_discard_frees_space_where_the_file_system_can", &why.to_string());
+        crate::rig::skipped("a_discard_frees_space_where_the_file_system_can", why.to_string());
         return;
     }
     for way in ways("a_discard_frees_space_where_the_file_system_can") {
@@ -242,7 +242,7 @@ fn the_host_can_read_the_image_beside_the_guest() {
 fn serving_through_io_uring_allocates_nothing() {
     match io_uring_available() {
         Ok(()) => allocates_nothing(EngineChoice::IoUring),
-        Err(why) => skipped("serving_through_io_uring_allocates_nothing", &why.to_string()),
+        Err(why) => skipped("serving_through_io_uring_allocates_nothing", why.to_string()),
     }
 }
 

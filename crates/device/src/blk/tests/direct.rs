@@ -165,7 +165,7 @@ fn what_cannot_be_is_refused_when_it_is_opened() {
 #[test]
 fn registered_memory_follows_the_map() {
     if let Err(why) = io_uring_available() {
-        return skipped("registered_memory_follows_the_map", &why.to_string());
+        return skipped("registered_memory_follows_the_map", why.to_string());
     }
     let (before, after) = (pattern(DISK, 63), pattern(4096, 64));
     let file = image(&before);
@@ -202,7 +202,7 @@ fn registered_memory_follows_the_map() {
 fn memory_that_the_kernel_does_not_register_is_used_by_addresses() {
     let name = "memory_that_the_kernel_does_not_register_is_used_by_addresses";
     if let Err(why) = io_uring_available() {
-        return skipped(name, &why.to_string());
+        return skipped(name, why.to_string());
     }
     let content = pattern(DISK, 65);
     let file = image(&content);

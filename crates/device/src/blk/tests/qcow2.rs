@@ -13,7 +13,7 @@ fn folder(test: &str) -> Option<TempDir> {
     match Command::new("qemu-img").arg("--version").output() {
         Ok(_) => Some(tempfile::tempdir().unwrap()),
         Err(error) => {
-            skipped(test, &format!("qemu-img (package qemu-utils): {error}"));
+            skipped(test, format!("qemu-img (package qemu-utils): {error}"));
             None
         }
     }

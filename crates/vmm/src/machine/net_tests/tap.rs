@@ -22,7 +22,7 @@ pub(super) fn in_own_network(name: &str, test: fn()) {
         return skipped(name, "not root");
     }
     if let Err(error) = File::open("/dev/net/tun") {
-        return skipped(name, &format!("/dev/net/tun: {error}"));
+        return skipped(name, format!("/dev/net/tun: {error}"));
     }
     if Command::new("ip").arg("-V").output().is_err() {
         return skipped(name, "there is no program ip");
@@ -37,7 +37,7 @@ pub(super) fn in_own_network(name: &str, test: fn()) {
     });
     match tested.join() {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => skipped(name, &format!("no network of its own: {error}")),
+        Ok(Err(error)) => skipped(name, format!("no network of its own: {error}")),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }

@@ -19,7 +19,7 @@ fn with_vhost(name: &str, test: fn()) {
     let name = format!("machine::net_tests::vhost_net::{name}");
     match File::options().read(true).write(true).open("/dev/vhost-net") {
         Ok(_) => in_own_network(&name, test),
-        Err(error) => skipped(&name, &format!("/dev/vhost-net: {error}")),
+        Err(error) => skipped(&name, format!("/dev/vhost-net: {error}")),
     }
 }
 
