@@ -106,7 +106,7 @@ pub(crate) fn commands(root: &Command) -> Vec<(String, Command)> {
     all
 }
 
-/// "paravane run [OPTIONS]".
+/// Usage of a command: `paravane run [OPTIONS]`.
 pub(crate) fn usage(command: &Command) -> String {
     let usage = command.clone().render_usage().to_string();
     usage.trim_start_matches("Usage:").split_whitespace().collect::<Vec<_>>().join(" ")

@@ -107,7 +107,6 @@ pub(crate) const ALL: [Sections; 9] = [
         ],
         environment: &[RUST_LOG],
         see_also: &["paravane(1)", "paravane-doctor(1)"],
-        ..NONE
     },
     Sections {
         command: "paravane-serve",

@@ -38,7 +38,7 @@ socket = \"/run/paravane/vm0-rng.sock\"
 
 /// One kind of table.
 pub(crate) struct TableText {
-    /// "[[blk]]".
+    /// As in the file: `[[blk]]`.
     pub(crate) header: &'static str,
     pub(crate) summary: &'static str,
     pub(crate) keys: Vec<OptionText>,
