@@ -366,7 +366,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         (0, |_, _, size, _| *size = 512, "not a power of two from 1 to 256"),
         (feature::RING_PACKED, |_, _, size, _| *size = 257, "is not from 1 to 256"),
         (0, |_, _, _, base| *base = 0x1_0000, "more than 16 bits"),
-        (0, |_, _, _, base| *base = 7, "available position 0x7"),
+        (0, |_, _, _, base| *base = 7, "cannot resume the queue"),
         (0, |machine, _, _, _| indices(machine, 68, 3), "the driver's available index 68 is not within 64"),
         (
             0,
