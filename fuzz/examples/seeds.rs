@@ -1,6 +1,7 @@
-//! Writes the hand-made seeds of the corpora: one small scenario a file, named after it. A target decodes
-//! its input step by step, so the bytes below read as the steps in `src/TARGET.rs`. When the decoding of a
-//! target changes, change them along and run this again.
+//! Writes the hand-made seeds of the corpora: a small scenario per file, named after it.
+//!
+//! A target decodes its input step by step, so the bytes below are the steps in `src/TARGET.rs`. If
+//! the decoding of a target changes, change them too and run this again.
 //!
 //! `cargo run -p paravane-fuzz --example seeds`
 use std::fs;
@@ -36,11 +37,12 @@ mod device {
     pub(super) const TABLE_1: &[u8] = &[0, 7, 1, 0, 64, 0, 4, 1, 2, 0];
     /// The first entry is a table again.
     pub(super) const TABLE_NESTED: &[u8] = &[0, 7, 0, 4, 0, 3, 2, 4, 0];
-    /// An indirect descriptor that is chained too; one whose length is no multiple of 16; one without bytes.
+    /// An indirect descriptor that is chained too; one whose length is no multiple of 16; one
+    /// without bytes.
     pub(super) const INDIRECT_NEXT: &[u8] = &[0, 0, 0, 4, 0, 3, 2, 5, 1];
     pub(super) const INDIRECT_ODD: &[u8] = &[0, 0, 0, 4, 0, 0, 17, 4, 0];
     pub(super) const INDIRECT_EMPTY: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 4, 0];
-    /// A table of which only the start is memory.
+    /// A table that is only partly in memory.
     pub(super) const INDIRECT_OUTSIDE: &[u8] = &[0, 0, 0, 4, 63, 3, 255, 4, 0];
     /// available[0] = 0, and the index one up.
     pub(super) const OFFER: &[u8] = &[0, 2, 0, 0, 0, 3, 0];
@@ -102,7 +104,8 @@ const SPLIT_DEVICE: &[Seed] = {
     ]
 };
 
-/// Steps of `split_driver`, after size (as a power of two), feature bits, and length of the indirect tables.
+/// Steps of `split_driver`, after size (as a power of two), feature bits, and length of the
+/// indirect tables.
 mod driver {
     /// One readable segment; two and one writable; six of each.
     pub(super) const ADD: &[u8] = &[5, 1, 0, 0, 1, 0];
@@ -195,7 +198,8 @@ const PACKED_DEVICE: &[Seed] = {
     ]
 };
 
-/// Steps of `packed_driver`, after size (as a power of two), feature bits, and length of the indirect tables.
+/// Steps of `packed_driver`, after size (as a power of two), feature bits, and length of the
+/// indirect tables.
 mod packed_driver {
     pub(super) use super::driver::{ADD, ADD_CHAIN, DISABLE, ENABLE, POLL, POP, PUBLISH};
     pub(super) const HONEST: &[u8] = &[2, 16, 0, 0, 0];
@@ -253,7 +257,8 @@ mod registers {
     pub(super) const CONFIG_CHANGED: &[u8] = &[13];
     pub(super) const RESET_DONE: &[u8] = &[15, 0];
     pub(super) const QUEUE_0_DONE: &[u8] = &[15, 1];
-    /// Eight bytes to the configuration space; one byte to Status; four bytes across the window's end.
+    /// Eight bytes to the configuration space; one byte to Status; four bytes across the window's
+    /// end.
     pub(super) const WRITE_CONFIG: &[u8] = &[6, 1, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8];
     pub(super) const WRITE_NARROW: &[u8] = &[6, 0, 0x70, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     pub(super) const READ_ACROSS: &[u8] = &[8, 1, 0xfe, 0x0f, 4];
@@ -313,7 +318,7 @@ mod messages {
     /// APIC 1, vector 0x41.
     pub(super) const MESSAGE: &[u8] = &[3, 1, 0x41];
     pub(super) const OTHER_MESSAGE: &[u8] = &[3, 2, 0x42];
-    /// An address that is no APIC's.
+    /// An address that is not that of an APIC.
     pub(super) const STRAY_ADDRESS: &[u8] = &[2, 0, 0, 0x10, 0, 0];
     pub(super) const QUEUE_0: &[u8] = &[4, 0];
     /// It has no descriptors.
@@ -396,8 +401,8 @@ const MMIO_MSI: &[Seed] = {
     ]
 };
 
-/// Steps of `pci`, after one byte: number of queues (upper half), a slow owner (4), no RING_RESET (2), NOTIFICATION_DATA
-/// (1).
+/// Steps of `pci`, after one byte: number of queues (upper half), a slow owner (4), no RING_RESET
+/// (2), NOTIFICATION_DATA (1).
 mod function {
     pub(super) const NEGOTIATE: &[u8] = &[7, 2];
     pub(super) const NEGOTIATE_LITTLE: &[u8] = &[7, 1];
@@ -413,7 +418,8 @@ mod function {
     pub(super) const RESET: &[u8] = &[12, 2];
     pub(super) const RESET_DONE: &[u8] = &[13, 0];
     pub(super) const QUEUE_0_DONE: &[u8] = &[13, 1];
-    /// Queue 0 and the configuration change by vector 0; queue 1 by vector 1, the configuration change by 0.
+    /// Queue 0 and the configuration change by vector 0; queue 1 by vector 1, the configuration
+    /// change by 0.
     pub(super) const MAP_0: &[u8] = &[14, 0, 0];
     pub(super) const MAP_1: &[u8] = &[14, 1, 1];
     pub(super) const UNMAP_0: &[u8] = &[14, 0, 7];
@@ -515,7 +521,8 @@ const PCI: &[Seed] = {
     ]
 };
 
-/// Steps of `blk_request`, after read-only (0) or not, size (as a power of two), and features (1: all).
+/// Steps of `blk_request`, after read-only (0) or not, size (as a power of two), and features (1:
+/// all).
 mod requests {
     /// Kind, sector, number of pieces, then each piece: length and place.
     pub(super) const READ: &[u8] = &[0, 0, 2, 1, 0, 2, 0, 0x80];
@@ -525,7 +532,7 @@ mod requests {
     pub(super) const READ_FAR: &[u8] =
         &[0, 0, 0xff, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 2, 0, 0x80];
     pub(super) const WRITE: &[u8] = &[0, 1, 4, 1, 0, 2, 0, 0x80];
-    /// The first sector that the image does not have, and the last that it has with one more.
+    /// The first sector beyond the image; the last sector and the one after it.
     pub(super) const WRITE_BEYOND: &[u8] = &[0, 1, 32, 1, 0, 1, 0, 0x80];
     pub(super) const WRITE_ACROSS: &[u8] = &[0, 1, 31, 1, 0, 2, 0, 0x80];
     pub(super) const FLUSH: &[u8] = &[0, 2, 0, 0];
@@ -569,7 +576,8 @@ const BLK_REQUEST: &[Seed] = {
     ]
 };
 
-/// Steps of `net_request`, after features (1: all) and the sizes of the three queues (as powers of two).
+/// Steps of `net_request`, after features (1: all) and the sizes of the three queues (as powers of
+/// two).
 mod frames {
     /// Header of zeroes, number of pieces less one, then each piece: length, place, flag.
     pub(super) const FRAME: &[u8] = &[0, 1, 0, 0, 60, 0, 0x10, 0];
@@ -628,8 +636,8 @@ const NET_REQUEST: &[Seed] = {
 
 /// Steps of `dma`.
 mod domain {
-    /// Device pages 0 to 3 become guest pages 2 to 5, to read and to write; and the same pages of another base, around a
-    /// border of two megabytes, to read only.
+    /// Device pages 0 to 3 become guest pages 2 to 5, to read and to write; and the same pages of
+    /// another base, around a border of two megabytes, to read only.
     pub(super) const MAP: &[u8] = &[0, 0, 0, 3, 2, 2];
     pub(super) const MAP_READ_ONLY: &[u8] = &[0, 1, 0, 3, 2, 0];
     /// 1027 pages around the same border, of which memory lies behind the first.
@@ -641,7 +649,8 @@ mod domain {
     /// A page from the middle; everything around the border.
     pub(super) const UNMAP_ONE: &[u8] = &[3, 1, 3, 0];
     pub(super) const UNMAP_LARGE: &[u8] = &[3, 1, 0, 241];
-    /// 100 bytes around the end of device page 0; 10000 bytes from there; the same by guest-physical addresses.
+    /// 100 bytes around the end of device page 0; 10000 bytes from there; the same by
+    /// guest-physical addresses.
     pub(super) const READ: &[u8] = &[5, 1, 0, 0, 220, 100];
     pub(super) const READ_LONG: &[u8] = &[5, 1, 0, 0, 220, 160];
     pub(super) const READ_BORDER: &[u8] = &[5, 1, 1, 1, 220, 100];
@@ -680,9 +689,10 @@ const DMA: &[Seed] = {
     ]
 };
 
-/// Steps of `vhost_user`. A byte of 63 is no to all that is unlikely, and yes to what is not.
+/// Steps of `vhost_user`. A byte of 63 selects no unlikely variant.
 const VHOST_USER: &[Seed] = {
-    /// A client sets up queue 1, packed and in order; or queue 0, split, tracked in its second file.
+    /// A client sets up queue 1, packed and in order; or queue 0, split, tracked in its second
+    /// file.
     const PACKED: &[u8] = &[5, 1, 63, 63, 63, 63, 63, 63, 63, 63, 63];
     const SPLIT: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 63];
     const AGREED: &[u8] = &[63; 35];
@@ -692,7 +702,8 @@ const VHOST_USER: &[Seed] = {
     const MORE_AGREED: &[u8] = &[63; 44];
     const UPDATE: &[u8] = &[6, 21, 0, 1, 0, 4, 0, 3, 63, 63, 63, 63, 63];
     const INVALIDATE: &[u8] = &[6, 21, 0, 0, 0, 0, 0, 0, 63, 63, 63, 63, 63];
-    /// The driver writes: descriptor 0 (16 bytes of the first page, goes on at 1), and that one entry is available.
+    /// The driver writes: descriptor 0 (16 bytes of the first page, goes on at 1), and that one
+    /// entry is available.
     const DESC: &[u8] = &[2, 0, 0, 0, 15, 0, 0, 16, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0];
     const AVAIL: &[u8] = &[2, 0, 8, 2, 1, 1, 0];
     const INDEX_JUMPS: &[u8] = &[2, 0, 8, 2, 1, 0xff, 0xff];

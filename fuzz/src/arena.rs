@@ -1,10 +1,9 @@
-//! Memory shared with the side under test, and a private copy of what it ought to hold.
+//! Memory shared with the side under test, and a private copy of its expected contents.
 use paravane_ring::Area;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Zeroed memory on the heap, as long as asked for and not a byte more, so that an address sanitizer sees
-/// every access outside.
+/// Zeroed heap memory of an exact length, so that an address sanitizer sees every access outside.
 pub(crate) struct Arena {
     memory: NonNull<[u64]>,
     area: Area,
@@ -18,13 +17,13 @@ impl Arena {
         let words = len.next_multiple_of(16) / 8;
         let memory = NonNull::from(Box::leak(vec![0_u64; words].into_boxed_slice()));
         let len = words * 8;
-        // SAFETY: the memory was just allocated with that length, is freed only when the arena is dropped,
-        // and is named by no reference: the box was leaked and only its raw pointer is kept.
+        // SAFETY: the memory has this length, is freed only when the arena is dropped, and no
+        // reference to it exists: the box was leaked and only its raw pointer is kept.
         let area = unsafe { Area::new(memory.cast(), len) };
         Self { memory, area, expected: vec![0; len], seen: vec![0; len] }
     }
 
-    /// The memory. Whoever uses it must be gone before the arena is.
+    /// The memory. All its users must be dropped before the arena.
     pub(crate) fn area(&self) -> Area {
         self.area
     }
@@ -33,7 +32,7 @@ impl Arena {
         self.expected.len()
     }
 
-    /// The hostile side writes; what does not fit is cut off.
+    /// Writes as the hostile side. Truncates data at the end of the memory.
     pub(crate) fn poke(&mut self, offset: usize, data: &[u8]) {
         let offset = offset.min(self.len());
         let data = &data[..data.len().min(self.len() - offset)];
@@ -41,24 +40,26 @@ impl Arena {
         self.expected[offset..][..data.len()].copy_from_slice(data);
     }
 
-    /// What the hostile side has written, and what was [`Arena::adopt`]ed.
+    /// The expected contents: writes of the hostile side, and adopted ones ([`Arena::adopt`]).
     pub(crate) fn expected(&self) -> &[u8] {
         &self.expected
     }
 
-    /// A value of what is [`Arena::expected`]; 0 outside.
+    /// A value of the expected contents; 0 outside.
     pub(crate) fn u16_at(&self, offset: usize) -> u16 {
         self.expected.get(offset..offset + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
     }
 
-    /// Panics unless the memory holds what is expected everywhere outside `writable`, where the side under
-    /// test may write. What it wrote there is expected from now on.
+    /// Checks the memory outside `writable`, and adopts what the side under test wrote inside.
+    ///
+    /// # Panics
+    /// A byte outside `writable` differs from the expected contents.
     pub(crate) fn adopt(&mut self, writable: &[Range<usize>]) {
         assert!(self.area.read(0, &mut self.seen));
         for range in writable {
             self.expected[range.clone()].copy_from_slice(&self.seen[range.clone()]);
         }
-        // Compared as a whole first: this runs at every step.
+        // Compare as a whole first: this runs at every step.
         if self.seen != self.expected {
             let at = (0..self.len()).find(|&at| self.seen[at] != self.expected[at]).unwrap_or_default();
             panic!("byte {at:#x} is {:#x} and was {:#x}", self.seen[at], self.expected[at]);
@@ -68,7 +69,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from a leaked box, and users of the area are gone, as `Arena::area` asks.
+        // SAFETY: the pointer came from a leaked box, and all users are dropped, as `Arena::area`
+        // requires.
         drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
     }
 }

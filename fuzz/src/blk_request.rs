@@ -1,4 +1,4 @@
-//! The block device against a hostile driver: the whole way from the ring to the image and back.
+//! The block device against a hostile driver, from the ring to the image and back.
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
@@ -44,7 +44,7 @@ pub fn blk_request(data: &[u8]) {
     }
 }
 
-/// An open disk. It is opened once for all inputs; each input finds the same contents.
+/// An open disk, opened once. Each input finds the same contents.
 struct Disk {
     blk: Blk,
     _file: NamedTempFile,
@@ -59,7 +59,7 @@ fn disk(read_only: bool) -> MutexGuard<'static, Disk> {
         (config.read_only, config.queue_size, config.engine) = (read_only, QUEUE, EngineChoice::Threads);
         Mutex::new(Disk { blk: Blk::open(config).expect("a disk"), _file: file })
     });
-    // A panic is the end of a fuzzer; in a test, the next input finds the disk in order all the same.
+    // A panic ends a fuzzer. In a test, the next input still finds a valid disk.
     disk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -70,10 +70,10 @@ fn pattern() -> Vec<u8> {
 struct Rig {
     handler: Box<dyn QueueHandler>,
     queue: MappedQueue,
-    /// The driver's way to the memory.
+    /// Guest memory, as the driver accesses it.
     memory: Handle,
     rings: Rings,
-    /// Descriptors that the driver gave to the requests it built.
+    /// Descriptors of the requests built so far.
     descriptors: u16,
     taken: u64,
     completed: u64,
@@ -128,7 +128,7 @@ impl Rig {
                 self.poke(at, &data);
             }
             10 => {
-                // A header somewhere among the buffers.
+                // A header at a random offset of the buffers.
                 let (at, kind, sector) = (u.arbitrary::<u16>()?, u.arbitrary::<u8>()? % 16, u.arbitrary()?);
                 self.header(usize::from(at) % (MEMORY - 16), kind.into(), sector);
             }
@@ -148,7 +148,7 @@ impl Rig {
         self.memory.enter().write_obj(BASE + at as u64, &header, Access::WRITE).expect("inside the memory");
     }
 
-    /// Builds a request as a driver would, with some liberties, and makes it available.
+    /// Builds a mostly valid request and makes it available.
     fn request(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         const KINDS: [u32; 8] = [
             blk::T_IN,
@@ -168,7 +168,7 @@ impl Rig {
         let reads = matches!(kind, blk::T_OUT | blk::T_DISCARD | blk::T_WRITE_ZEROES);
         let size = self.rings.size;
         let head = self.descriptors % size;
-        // Each descriptor has its place among the buffers for its header.
+        // Each descriptor has a fixed place for its header.
         let at = self.rings.data + usize::from(head) * 32;
         self.header(at, kind, sector);
         let pieces = u.arbitrary::<u8>()? % 4;
@@ -226,7 +226,7 @@ impl Rig {
         }
     }
 
-    /// Serves until there is nothing to do, as the owner's loop would.
+    /// Serves until idle, as the loop of an owner does.
     fn settle(&mut self) {
         while self.latched.is_none() {
             let before = (self.taken, self.completed);
@@ -239,13 +239,13 @@ impl Rig {
             }
             let fd = self.handler.completion_fd().expect("requests in flight end some time");
             let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-            // The fuzzer's own timer may interrupt.
+            // The timer of the fuzzer may interrupt.
             let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)));
             assert_eq!(ready, Ok(1), "{} requests hang", self.queue.queue().in_flight());
         }
     }
 
-    /// The queue is stopped, or the device reset.
+    /// Stops the queue, or resets the device.
     fn end(mut self, complete: bool) {
         if complete {
             self.settle();

@@ -1,8 +1,8 @@
-//! A device side against a hostile driver, in either layout: what holds whatever the driver writes.
+//! A device side against a hostile driver, in either layout: checks that hold for all writes.
 //!
 //! ```text
 //!   step: the driver writes | pop | complete | publish | arm_kicks | fail, disable_kicks
-//!                                each result compared, and nothing written but where a device may write
+//!         each result is compared, and nothing is written outside the device's areas
 //! ```
 use crate::arena::Arena;
 use crate::hostile::BASE;
@@ -12,48 +12,49 @@ use paravane_ring::{QueueAddresses, QueueError, Segment};
 use paravane_spec::split::DESC_SIZE;
 use std::ops::Range;
 
-/// A chain that was popped and not completed.
+/// A chain that is popped and not completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flight {
-    /// Head, or identifier.
+    /// Head or identifier.
     pub(crate) id: u16,
-    /// Places in the ring that it takes.
-    pub(crate) places: usize,
+    /// Descriptors in the ring.
+    pub(crate) descriptors: usize,
 }
 
-/// A completion that was not published.
+/// A completion that is not published.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Staged {
     pub(crate) id: u16,
-    pub(crate) places: usize,
+    pub(crate) descriptors: usize,
     pub(crate) written: u32,
 }
 
-/// What depends on the layout: where the driver writes, and what the device ought to make of it.
+/// The parts that depend on the layout: writes of the driver, expectations of the device.
 pub(crate) trait Layout {
-    /// What the device may write to.
+    /// The range that the device may write.
     fn writable(&self) -> Vec<Range<usize>>;
 
     /// A step of the driver, one of 7.
     fn drive(&mut self, what: u8, arena: &mut Arena, u: &mut Unstructured<'_>) -> Result<()>;
 
-    /// One write of the driver: where and what.
+    /// One write of the driver: offset and data.
     fn poke(&self, arena: &Arena, u: &mut Unstructured<'_>) -> Result<(usize, Vec<u8>)>;
 
-    /// Before a pop.
+    /// Called before a pop.
     fn looks(&mut self, arena: &Arena);
 
-    /// A chain with these segments was popped, from `memory` if the driver did not write meanwhile. Returns the places
-    /// that it takes; `None` if nobody else can know.
+    /// Called for a popped chain; `memory` is set if the driver did not write meanwhile.
+    ///
+    /// Returns its number of ring descriptors; `None` if unknown.
     fn popped(&mut self, id: u16, segments: &[Segment], memory: Option<&[u8]>) -> Option<usize>;
 
-    /// After a pop of `count` chains.
+    /// Called after a pop of `count` chains.
     fn looked(&self, count: usize, in_flight: &[Flight], staged: &[Staged]);
 
-    /// After a publication, of something or of nothing.
+    /// Called after a publication, empty or not.
     fn published(&mut self, staged: &[Staged], interrupt: bool, arena: &Arena);
 
-    /// After kicks were armed; `more` says that something is available.
+    /// Called after kicks are armed; `more` says that a chain is available.
     fn armed(&self, more: bool, arena: &Arena);
 }
 
@@ -66,13 +67,13 @@ pub(crate) struct Rig<L> {
     pub(crate) slots: usize,
     size: u16,
     in_flight: Vec<Flight>,
-    /// Since the last publication.
+    /// Completions since the last publication.
     staged: Vec<Staged>,
     latched: Option<QueueError>,
 }
 
 impl<L: Layout> Rig<L> {
-    /// On a queue at `addresses` in `arena`, whose first byte is at [`BASE`].
+    /// A rig with a queue at `addresses` in `arena`, which starts at [`BASE`].
     pub(crate) fn new(
         arena: Arena,
         addresses: QueueAddresses,
@@ -86,13 +87,13 @@ impl<L: Layout> Rig<L> {
             let offset = (part.addr - BASE) as usize;
             arena.area().slice(offset, part.len).expect("the arena holds the queue")
         });
-        // SAFETY: the areas are the ones asked for, and the arena outlives the queue.
+        // SAFETY: the areas are those that `areas` requests, and the arena outlives the queue.
         let queue = unsafe { config.activate(desc, driver, device) }.expect("areas as asked for");
         let (in_flight, staged) = (vec![], vec![]);
         Self { queue, arena, layout, batch: Batch::new(slots), slots, size, in_flight, staged, latched: None }
     }
 
-    /// Goes on until the bytes are used up, or nobody knows any more what ought to be.
+    /// Runs steps until the bytes are used up, or the expected state is unknown.
     pub(crate) fn run(mut self, u: &mut Unstructured<'_>) {
         while !u.is_empty() {
             if self.step(u).is_err() {
@@ -137,7 +138,7 @@ impl<L: Layout> Rig<L> {
         Ok(())
     }
 
-    /// The queue has said that it latched: with the first error, and for ever.
+    /// Checks that a latched queue keeps its first error.
     fn latch(&mut self, error: QueueError) {
         let first = *self.latched.get_or_insert(error);
         assert_eq!(error, first, "another error than the one that latched");
@@ -147,7 +148,7 @@ impl<L: Layout> Rig<L> {
 
     fn pop(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let before = self.arena.expected().to_vec();
-        // What the driver does to its memory while the device looks at an indirect table.
+        // Writes of the driver while the device reads an indirect table.
         let mut pokes = vec![];
         for _ in 0..u.arbitrary::<u8>()? % 3 {
             pokes.push(self.layout.poke(&self.arena, u)?);
@@ -182,10 +183,10 @@ impl<L: Layout> Rig<L> {
             assert!(id < self.size);
             assert!(self.in_flight.iter().all(|flight| flight.id != id), "{id} twice");
             let memory = if tampered { None } else { Some(&*before) };
-            let Some(places) = self.layout.popped(id, &[readable, writable].concat(), memory) else {
+            let Some(descriptors) = self.layout.popped(id, &[readable, writable].concat(), memory) else {
                 return Err(Error::NotEnoughData);
             };
-            self.in_flight.push(Flight { id, places });
+            self.in_flight.push(Flight { id, descriptors });
         }
         self.layout.looked(count, &self.in_flight, &self.staged);
         Ok(())
@@ -196,8 +197,8 @@ impl<L: Layout> Rig<L> {
         match self.queue.complete(id, written) {
             Ok(()) => {
                 let known = known.expect("only what is in flight is completed");
-                let Flight { id, places } = self.in_flight.remove(known);
-                self.staged.push(Staged { id, places, written });
+                let Flight { id, descriptors } = self.in_flight.remove(known);
+                self.staged.push(Staged { id, descriptors, written });
             }
             Err(error) => {
                 assert!(known.is_none(), "{id} is in flight, and {error}");
@@ -241,7 +242,7 @@ impl<L: Layout> Rig<L> {
     }
 }
 
-/// What every chain keeps, whatever the driver wrote.
+/// Checks the bounds of a chain, which hold for all writes of the driver.
 pub(crate) fn check_chain(chain: &Chain, readable: &[Segment], writable: &[Segment]) {
     let count = readable.len() + writable.len();
     assert!((1..=MAX_CHAIN).contains(&count), "{count} segments");

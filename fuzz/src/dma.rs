@@ -1,8 +1,8 @@
 //! Memory, domains and the dirty log against a plain model: maps of pages, one byte at a time.
 //!
-//! Steps map, unmap, access through a domain or directly, hold mappings, exchange the memory map, turn the log on and off
-//! and harvest it. Every result, every error with its address and count, every byte and every dirty page must be the
-//! model's.
+//! Steps map, unmap, access through a domain or directly, hold mappings, exchange the memory map,
+//! turn the log on and off, and harvest it. Every result, error (with address and count), byte and
+//! dirty page must equal those of the model.
 use arbitrary::{Result, Unstructured};
 use paravane_dma::{
     Access, Backing, BusyWith, DirtyLog, DirtyPages, DmaError, Domain, DomainError, Handle, Mapping, Memory,
@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
-/// Pages of guest-physical addresses that steps ask for; not all are memory.
+/// Pages of guest-physical addresses that steps use; not all are memory.
 const PAGES: u64 = 20;
-/// Where device addresses begin: low, at borders of large leaves, high, and at the very end.
+/// Bases of device addresses: low, at borders of large leaves, high, and at the end.
 const BASES: [u64; 5] =
     [0, 510 << 12, (1 << 30) - (8 << 12), (1 << 47) - (8 << 12), u64::MAX - (16 << 12) + 1];
-/// Most mappings held at a time.
+/// Most held mappings.
 const MOST_HELD: usize = 4;
 /// First page, pages, writable.
 const REGIONS: [(u64, u64, bool); 3] = [(0, 8, true), (8, 2, false), (12, 4, true)];
 
-/// A mapping that is held: its bytes as the device addresses them, whether by the domain, and whether it is written.
+/// A held mapping: its range, whether through the domain, and whether writable.
 struct Held {
     mapping: Mapping,
     addr: u64,
@@ -41,14 +41,14 @@ struct Rig {
     model: Model,
 }
 
-/// What all that must come to.
+/// The expected state.
 struct Model {
     bytes: Vec<u8>,
-    /// Which of [`REGIONS`] are there.
+    /// Present regions of [`REGIONS`].
     there: [bool; 3],
     /// Device page to guest page.
     map: BTreeMap<u64, (u64, Access)>,
-    /// Page size of the log, if it is on, and what it must hold.
+    /// Page size of the log, if on, and its expected contents.
     log: Option<(u64, BTreeSet<u64>)>,
 }
 
@@ -61,8 +61,8 @@ pub fn dma(data: &[u8]) {
 }
 
 impl Model {
-    /// Guest-physical addresses of `addr .. addr + len` as far as they can be reached, the region of each, and why no
-    /// further.
+    /// Guest-physical addresses of `addr .. addr + len` up to the first error, with regions, and
+    /// that error.
     fn walk(
         &self,
         translated: bool,
@@ -110,7 +110,7 @@ impl Model {
     }
 }
 
-/// A device address near the ends of pages, mostly.
+/// A device address, mostly near the end of a page.
 fn address(u: &mut Unstructured<'_>, translated: bool) -> Result<u64> {
     let base = if translated { BASES[u.arbitrary::<u8>()? as usize % BASES.len()] } else { 0 };
     let page = u64::from(u.arbitrary::<u8>()?) % PAGES;
@@ -183,7 +183,7 @@ impl Rig {
             few @ 0..240 => u64::from(few % 8) + 1,
             many => 512 * u64::from(many % 2 + 1) + 3,
         };
-        // Steps may ask for too much; what leaves the address space is refused.
+        // A range beyond the address space is refused.
         Ok((base + first * PAGE, pages * PAGE))
     }
 
@@ -254,7 +254,7 @@ impl Rig {
 
     fn write(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let translated = u.arbitrary()?;
-        // Several in one batch, so that pages meet in the guard's memory of them.
+        // Several writes in one batch, so that the guard merges their pages.
         let count = u.arbitrary::<u8>()? % 4;
         for _ in 0..count {
             let (addr, len, seed) = (address(u, translated)?, length(u)?, u.arbitrary::<u8>()?);
@@ -304,7 +304,7 @@ impl Rig {
         }
     }
 
-    /// Another memory map: some of the regions.
+    /// Exchanges the memory map for some of the regions.
     fn exchange(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let mask = u.arbitrary::<u8>()?;
         self.model.there = [0, 1, 2].map(|bit| mask >> bit & 1 != 0);
@@ -340,7 +340,7 @@ impl Rig {
         }
     }
 
-    /// Lets go of everything: now the domain must come empty, and all bytes be the model's.
+    /// Drops all mappings; the domain must then be empty, and all bytes equal to the model.
     fn end(&mut self) {
         while !self.held.is_empty() {
             self.let_go(0);

@@ -1,8 +1,8 @@
-//! A driver side against a hostile device, in either layout: what holds whatever the device writes.
+//! A driver side against a hostile device, in either layout: checks that hold for all writes.
 //!
 //! ```text
 //!   step: the device writes | add | publish | pop_used, take_used | enable, disable, poll
-//!                                each result compared, and nothing written where only a device may write
+//!         each result is compared, and nothing is written to the device's areas
 //! ```
 use crate::arena::Arena;
 use crate::hostile::BASE;
@@ -12,17 +12,17 @@ use paravane_ring::{DmaArea, QueueAddresses, QueueError, Segment};
 use paravane_spec::feature;
 use std::ops::Range;
 
-/// A buffer that was added.
+/// An added buffer.
 pub(crate) struct Buffer {
     id: u16,
     writable: u32,
     descriptors: usize,
     published: bool,
-    /// The honest device is done with it.
+    /// Whether the honest device has used it.
     used: bool,
 }
 
-/// Where a queue lies in its arena.
+/// Addresses of a queue in its arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     pub(crate) addresses: QueueAddresses,
@@ -44,33 +44,33 @@ impl Ring {
     }
 }
 
-/// What depends on the layout: where the device writes, and what it ought to find.
+/// The parts that depend on the layout: writes of the device, expectations of the driver.
 pub(crate) trait Layout: Default {
-    /// Feature bits that go with the layout, of a queue with these bits of its input.
+    /// Feature bits of the layout, chosen by bits of the input.
     fn features(bits: u8) -> u64;
 
-    /// Whether step `what`, one of 5, is one of an honest device.
+    /// Whether step `what`, one of 5, is that of an honest device.
     fn honest(what: u8) -> bool;
 
-    /// What only the device writes to.
+    /// The range that only the device writes.
     fn device(&self, ring: Ring) -> Range<usize>;
 
-    /// A step of a device that is not honest.
+    /// A step of a dishonest device.
     fn write(&mut self, ring: Ring, arena: &mut Arena, u: &mut Unstructured<'_>) -> Result<()>;
 
-    /// An honest device uses a buffer, which takes so many descriptors.
-    fn use_buffer(&mut self, ring: Ring, arena: &mut Arena, id: u32, len: u32, places: usize);
+    /// Uses a buffer with this many descriptors, as an honest device.
+    fn use_buffer(&mut self, ring: Ring, arena: &mut Arena, id: u32, len: u32, descriptors: usize);
 
-    /// A buffer was added; the first `readable` of its segments are to be read.
+    /// Called for an added buffer; its first `readable` segments are readable.
     fn added(&mut self, _ring: Ring, _arena: &Arena, _id: u16, _readable: usize, _segments: &[Segment]) {}
 
-    /// Something was published.
+    /// Called after a publication.
     fn published(&mut self, _ring: Ring, _arena: &Arena) {}
 
-    /// The queue says that nothing is there, of which it has given back `consumed`.
+    /// Called if the queue reports no used buffer after it returned `consumed`.
     fn nothing(&self, _ring: Ring, _arena: &Arena, _consumed: u64) {}
 
-    /// The queue says whether there is news for a token taken when it had given back `then`.
+    /// Called after a poll with a token that was taken after `then` returned buffers.
     fn polled(&self, _ring: Ring, _arena: &Arena, _news: bool, _then: u64, _consumed: u64) {}
 }
 
@@ -82,9 +82,9 @@ pub(crate) struct Rig<L> {
     layout: L,
     indirect: usize,
     in_flight: Vec<Buffer>,
-    /// Buffers ever given back.
+    /// Buffers returned so far.
     consumed: u64,
-    /// A token, and how many had been given back then.
+    /// A token, and the number of buffers returned before it.
     token: Option<(PollToken, u64)>,
     latched: Option<QueueError>,
 }
@@ -101,7 +101,7 @@ impl<L: Layout> Rig<L> {
         let arena = Arena::new(layout.memory());
         let memory = DmaArea { area: arena.area(), addr: BASE };
         let (queue, addresses) = Queue::new(layout, memory).expect("memory as asked for");
-        // As the documentation of `Layout::new` has it.
+        // As `DriverConfig::new` documents.
         let indirect = if bits & 1 != 0 && indirect > 1 { indirect.min(size) } else { 0 };
         let indirect = if indirect > 1 { indirect.into() } else { 0 };
         let mut rig = Self {
@@ -119,7 +119,7 @@ impl<L: Layout> Rig<L> {
         Ok(rig)
     }
 
-    /// Goes on until the bytes are used up.
+    /// Runs steps until the bytes are used up.
     pub(crate) fn run(mut self, u: &mut Unstructured<'_>) {
         while !u.is_empty() {
             if self.step(u).is_err() {
@@ -128,7 +128,7 @@ impl<L: Layout> Rig<L> {
         }
     }
 
-    /// The driver writes everywhere in its memory but where the device does.
+    /// Adopts writes of the driver outside the device's areas.
     fn adopt(&mut self) {
         let device = self.layout.device(self.ring);
         self.arena.adopt(&[0..device.start, device.end..self.arena.len()]);
@@ -141,12 +141,12 @@ impl<L: Layout> Rig<L> {
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         match u.arbitrary::<u8>()? % 16 {
             what @ 0..5 if L::honest(what) => {
-                // But for the length: it uses the oldest buffer that it could know of.
+                // Honest except for the length: uses the oldest buffer that it can know.
                 let len = u.arbitrary::<u32>()?;
                 if let Some(buffer) = self.in_flight.iter_mut().find(|b| b.published && !b.used) {
                     buffer.used = true;
-                    let (id, places) = (buffer.id.into(), buffer.descriptors);
-                    self.layout.use_buffer(self.ring, &mut self.arena, id, len, places);
+                    let (id, descriptors) = (buffer.id.into(), buffer.descriptors);
+                    self.layout.use_buffer(self.ring, &mut self.arena, id, len, descriptors);
                 }
             }
             0..5 => self.layout.write(self.ring, &mut self.arena, u)?,
@@ -161,7 +161,7 @@ impl<L: Layout> Rig<L> {
                 let most = usize::from(u.arbitrary::<u8>()?) % 6;
                 let used = self.queue.take_used(&mut out[..most]);
                 self.taken(most, used.map(|count| out[..count].to_vec()));
-                // What comes before an error is returned first.
+                // Buffers before an error are returned first.
                 self.latched = self.latched.or(self.queue.error());
             }
             13 => self.token = Some((self.queue.enable_interrupts(), self.consumed)),
@@ -193,7 +193,7 @@ impl<L: Layout> Rig<L> {
         let (readable, writable) = (usize::from(counts % 6), usize::from(counts / 6 % 6));
         let mut segments = vec![];
         for _ in 0..readable + writable {
-            // No buffer without bytes, and none of more than 2^32 - 1: the caller's duty.
+            // The caller must not add empty buffers, or more than 2^32 - 1 bytes.
             let (addr, len) = (u64::from(u.arbitrary::<u16>()?), u32::from(u.arbitrary::<u16>()?) << 10 | 1);
             segments.push(Segment { addr, len });
         }
@@ -232,7 +232,7 @@ impl<L: Layout> Rig<L> {
         }
     }
 
-    /// What the queue has given back, of which there was room for `most`.
+    /// Checks the returned buffers, at most `most`.
     fn taken(&mut self, most: usize, used: std::result::Result<Vec<Used>, QueueError>) {
         let used = match used {
             Ok(used) => used,

@@ -1,4 +1,4 @@
-//! Shared memory that kills whoever leaves it.
+//! Shared memory in which an invalid access is a segmentation fault.
 use paravane_ring::Area;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io;
@@ -9,8 +9,10 @@ use std::ptr::{NonNull, null_mut};
 
 const PAGE: usize = 4096;
 
-/// One file of memory, mapped twice: for all, and for reading only. An access beyond either end, and a write
-/// through the second mapping, is a segmentation fault: the end of the process, and a finding.
+/// A memory file mapped twice: read-write, and read-only.
+///
+/// An access beyond either end, or a write through the second mapping, is a segmentation fault and
+/// thus a finding.
 pub(crate) struct Guarded {
     len: usize,
     open: Mapping,
@@ -18,7 +20,7 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// `len` zero bytes, a multiple of 4096; they end at a page that is not there.
+    /// `len` zero bytes, rounded up to a multiple of 4096, before an inaccessible page.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1).next_multiple_of(PAGE);
         let file = memfd_create("hostile-peer", MemfdFlags::CLOEXEC)?;
@@ -28,21 +30,21 @@ impl Guarded {
         Ok(Self { len, open, sealed })
     }
 
-    /// Everything, for whoever may write. Whoever uses it must be gone before the memory is.
+    /// The memory, read-write. All its users must be dropped before `self`.
     pub(crate) fn area(&self) -> Area {
-        // SAFETY: mapped so until `self` is dropped, which the caller waits with; nobody makes references.
+        // SAFETY: mapped until `self` is dropped, after its users; nothing makes references.
         unsafe { Area::new(self.open.memory, self.len) }
     }
 
-    /// The same memory for whoever must only read.
+    /// The same memory, read-only.
     pub(crate) fn sealed(&self) -> Area {
-        // SAFETY: as above, but that a write is a fault: `Area` asks for writable memory so that there is none,
-        // and here a fault is what a write of ours must end in.
+        // SAFETY: as above, except that a write faults. `Area` requires writable memory to exclude
+        // faults; here a fault is the wanted result of a write.
         unsafe { Area::new(self.sealed.memory, self.len) }
     }
 }
 
-/// A mapping between two pages without access.
+/// A mapping between two inaccessible pages.
 struct Mapping {
     start: NonNull<c_void>,
     all: usize,
@@ -52,9 +54,9 @@ struct Mapping {
 impl Mapping {
     fn new(file: &OwnedFd, len: usize, prot: ProtFlags) -> io::Result<Self> {
         let all = len + 2 * PAGE;
-        // SAFETY: a fresh mapping of nothing, at a place of the kernel's choice.
+        // SAFETY: a new inaccessible mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(null_mut(), all, ProtFlags::empty(), MapFlags::PRIVATE) }?;
-        // SAFETY: the place is inside the fresh mapping, which nobody uses yet.
+        // SAFETY: the range is inside the new mapping, which is unused.
         let memory =
             unsafe { mmap(start.byte_add(PAGE), len, prot, MapFlags::SHARED | MapFlags::FIXED, file, 0)? };
         match (NonNull::new(start), NonNull::new(memory.cast())) {
@@ -66,13 +68,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; users of the areas are gone, as `Guarded` asks.
-        // It cannot fail with these arguments.
+        // SAFETY: mapped in `new` with this length; users of the areas are dropped, as `Guarded`
+        // requires. It cannot fail with these arguments.
         let _ = unsafe { munmap(self.start.as_ptr(), self.all) };
     }
 }
 
-// SAFETY: a mapping is only a place; all access to it goes through `Area`.
+// SAFETY: a mapping is only an address range; all accesses go through `Area`.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

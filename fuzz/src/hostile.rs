@@ -1,4 +1,4 @@
-//! What a hostile driver writes into the memory of a split queue.
+//! Writes of a hostile driver to the memory of a split queue.
 use arbitrary::{Result, Unstructured};
 use paravane_spec::split::{
     AVAIL_ENTRY, AVAIL_FLAGS, AVAIL_IDX, AVAIL_RING, DESC_SIZE, USED_ENTRY, USED_RING,
@@ -8,24 +8,24 @@ use std::ops::Range;
 /// Device address of the first byte of the memory.
 pub(crate) const BASE: u64 = 0x1_0000;
 
-/// Where a queue and its surroundings lie, in bytes from the start of the memory.
+/// Offsets of a queue and its buffers in the memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rings {
     pub(crate) size: u16,
     pub(crate) desc: usize,
     pub(crate) avail: usize,
     pub(crate) used: usize,
-    /// Room for indirect tables.
+    /// Indirect tables.
     pub(crate) tables: usize,
-    /// Room for buffers.
+    /// Buffers.
     pub(crate) data: usize,
-    /// All of it.
+    /// End of the memory.
     pub(crate) end: usize,
 }
 
 /// Bytes of `Rings::tables`.
 const TABLES: usize = 64 * DESC_SIZE;
-/// Nothing of anyone's between two parts.
+/// Unused bytes between two parts.
 const GAP: usize = 32;
 
 impl Rings {
@@ -39,7 +39,7 @@ impl Rings {
         Self { size, desc, avail, used, tables, data: buffers, end: buffers + data }
     }
 
-    /// What the device may write to.
+    /// The range that the device may write.
     pub(crate) fn used_ring(&self) -> Range<usize> {
         self.used..self.used + USED_RING + usize::from(self.size) * USED_ENTRY + 2
     }
@@ -54,7 +54,7 @@ impl Rings {
         self.used + USED_RING + usize::from(self.size) * USED_ENTRY
     }
 
-    /// One write of the driver: where and what. `avail_idx` is its present index.
+    /// One write of the driver: offset and data. `avail_idx` is its current index.
     pub(crate) fn poke(&self, avail_idx: u16, u: &mut Unstructured<'_>) -> Result<(usize, Vec<u8>)> {
         Ok(match u.arbitrary::<u8>()? % 9 {
             0 | 1 => (self.desc + self.index(u)? * DESC_SIZE, self.descriptor(u)?.to_vec()),
@@ -85,7 +85,7 @@ impl Rings {
         Ok(usize::from(u.arbitrary::<u8>()?) % usize::from(self.size))
     }
 
-    /// An index that mostly exists.
+    /// An index that is mostly valid.
     fn number(&self, u: &mut Unstructured<'_>) -> Result<u16> {
         let byte = u.arbitrary::<u8>()?;
         if byte == u8::MAX { u.arbitrary() } else { Ok(u16::from(byte) % (self.size + 1)) }

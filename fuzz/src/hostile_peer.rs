@@ -1,12 +1,12 @@
-//! A queue under a peer that rewrites the shared memory *while* the queue works on it.
+//! A queue with a peer that rewrites shared memory *while* the queue works on it.
 //!
 //! ```text
-//!   victim's thread                        the peer's thread
-//!     one of our sides, each answer          our other side (so that there is work),
-//!     checked against what it promises       and bytes flipped, words copied, in between
+//!   thread of the victim                   thread of the peer
+//!     one side of a queue; each result       the other side (so that there is work),
+//!     is checked                             and flipped bits, copied words in between
 //! ```
-//! A round ends when the victim has latched, or has had enough. Not reproducible by its seed alone: where the
-//! threads meet is up to the machine. A fault names the seed and the round's parameters all the same.
+//! A round ends when the victim has latched, or after a number of steps. A seed does not reproduce
+//! the interleaving of the threads. A finding names the seed and the parameters of its round.
 use crate::device_rig::check_chain;
 use crate::guarded::Guarded;
 use paravane_ring::device::{self, Batch, QueueConfig};
@@ -23,16 +23,16 @@ use std::time::{Duration, Instant};
 
 /// Device address of the first byte.
 const BASE: u64 = 0x7_0000_0000;
-/// Steps of the victim in a round that no error ends.
+/// Steps of the victim in a round without error.
 const STEPS: usize = 20_000;
-/// Steps of the victim after its first error, which must stay.
+/// Steps of the victim after its first error, which must not change.
 const STEPS_AFTER: usize = 24;
-/// Longer than any round takes; a whole one of these without the end of a round is a hang.
+/// Time limit for a round; exceeding it is a hang.
 const LONGEST_ROUND: Duration = Duration::from_secs(60);
-/// Enough of a chain for the work of the driver.
+/// Most segments of a chain of the driver.
 const MOST_SEGMENTS: usize = 6;
 
-/// Which side of ours is the victim.
+/// The side that is the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The device side: a hostile driver.
@@ -41,35 +41,35 @@ pub enum Side {
     Driver,
 }
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long at most.
+    /// Time limit.
     pub time: Duration,
-    /// Until there were so many hostile writes, if that is earlier.
+    /// Limit of hostile writes, if any.
     pub writes: Option<u64>,
-    /// One side, or both in turn.
+    /// The side; `None` for both in turn.
     pub side: Option<Side>,
-    /// One layout (packed or not), or both in turn.
+    /// Whether packed; `None` for both layouts in turn.
     pub packed: Option<bool>,
-    /// Where the random numbers start.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// What happened.
+/// Counts of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Queues that lived and died.
+    /// Rounds, each with a new queue.
     pub rounds: u64,
-    /// Buffers that victims took.
+    /// Buffers that victims processed.
     pub buffers: u64,
-    /// Bytes that were flipped, words that were copied.
+    /// Hostile writes.
     pub writes: u64,
-    /// Rounds that ended without an error.
+    /// Rounds without an error.
     pub unharmed: u64,
-    /// Errors that latched, by their kind.
+    /// Latched errors by kind.
     pub errors: BTreeMap<String, u64>,
-    /// Rounds by what the victim was.
+    /// Rounds by side and layout of the victim.
     pub victims: BTreeMap<String, u64>,
 }
 
@@ -87,20 +87,36 @@ impl fmt::Display for Report {
     }
 }
 
-/// Why it could not run.
+/// Why a run failed to start.
 #[derive(Debug)]
-pub enum Refused {
-    /// The queue does not have that layout.
+pub enum RunError {
+    /// The queue does not support the layout.
     Config(ConfigError),
-    /// No memory.
+    /// Shared memory cannot be mapped.
     Memory(rustix::io::Errno),
 }
 
-/// Runs until the time is over, or enough was written. A broken promise is a panic; so is a round that does not come to its end.
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => write!(f, "cannot make a queue: {error}"),
+            Self::Memory(error) => write!(f, "cannot map shared memory: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
+
+/// Runs rounds until the time or the limit of writes is reached.
+///
+/// Aborts the process if a round hangs.
 ///
 /// # Errors
-/// No queue of the wanted layout, or no memory.
-pub fn run(options: Options) -> Result<Report, Refused> {
+/// The layout is not supported, or memory cannot be mapped.
+///
+/// # Panics
+/// The victim broke a promise.
+pub fn run(options: Options) -> Result<Report, RunError> {
     let mut report = Report::default();
     let mut random = Random::new(options.seed);
     let end = Instant::now() + options.time;
@@ -108,7 +124,7 @@ pub fn run(options: Options) -> Result<Report, Refused> {
     let (over, watched) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(|| watch(&rounds, watched));
-        // Dropped at the end, whatever the end is: then the watch is over too.
+        // Dropped at the end, also by a panic: ends the watch.
         let _over = over;
         let enough = options.writes.unwrap_or(u64::MAX);
         while Instant::now() < end && report.writes < enough {
@@ -119,20 +135,20 @@ pub fn run(options: Options) -> Result<Report, Refused> {
     })
 }
 
-/// Kills the process if a round does not come to its end.
+/// Aborts the process if a round hangs.
 fn watch(rounds: &AtomicU64, watched: mpsc::Receiver<()>) {
     let mut last = u64::MAX;
     while watched.recv_timeout(LONGEST_ROUND) == Err(mpsc::RecvTimeoutError::Timeout) {
         let now = rounds.load(Relaxed);
         if now == last {
-            eprintln!("round {now} does not end");
+            eprintln!("round {now} did not end within {LONGEST_ROUND:?}");
             std::process::abort();
         }
         last = now;
     }
 }
 
-/// Feature bits that both sides have.
+/// Feature bits of both sides.
 fn supported() -> u64 {
     match DriverConfig::new(1, 0, QueueConfig::FEATURES) {
         Err(ConfigError::Features(refused)) => QueueConfig::FEATURES & !refused,
@@ -148,7 +164,7 @@ struct Round {
     indirect: u16,
     features: u64,
     slots: usize,
-    /// A hostile write once in so many of the peer's steps; 0: none.
+    /// Steps of the peer per hostile write; 0 for none.
     hostility: u32,
     seed: u64,
 }
@@ -175,9 +191,9 @@ impl Round {
         }
     }
 
-    fn run(&self, report: &mut Report) -> Result<(), Refused> {
-        let layout = DriverConfig::new(self.size, self.indirect, self.features).map_err(Refused::Config)?;
-        let memory = Guarded::new(layout.memory()).map_err(Refused::Memory)?;
+    fn run(&self, report: &mut Report) -> Result<(), RunError> {
+        let layout = DriverConfig::new(self.size, self.indirect, self.features).map_err(RunError::Config)?;
+        let memory = Guarded::new(layout.memory()).map_err(RunError::Memory)?;
         let outcome = self.played(layout, &memory)?;
         report.rounds += 1;
         report.buffers += outcome.buffers;
@@ -195,25 +211,25 @@ impl Round {
         Ok(())
     }
 
-    fn played(&self, layout: DriverConfig, memory: &Guarded) -> Result<Outcome, Refused> {
-        // Flush with the end: what reads beyond it is killed.
+    fn played(&self, layout: DriverConfig, memory: &Guarded) -> Result<Outcome, RunError> {
+        // Placed at the end of the memory: a read beyond faults.
         let all = memory.area();
         let start = all.len() - layout.memory().next_multiple_of(16);
         let part = |area: Area| area.slice(start, all.len() - start).expect("the queue's part");
         let (open, sealed) = (part(all), part(memory.sealed()));
         let (driver, addresses) =
-            driver::Queue::new(layout, DmaArea { area: open, addr: BASE }).map_err(Refused::Config)?;
-        let config = QueueConfig::new(addresses, self.size, self.features).map_err(Refused::Config)?;
+            driver::Queue::new(layout, DmaArea { area: open, addr: BASE }).map_err(RunError::Config)?;
+        let config = QueueConfig::new(addresses, self.size, self.features).map_err(RunError::Config)?;
         let [desc, avail, used] = config.areas().map(|wanted| {
-            // What the device must not write to, it can not.
+            // The device cannot write areas that it must not write.
             let area = if wanted.writable { open } else { sealed };
             area.slice((wanted.addr - BASE) as usize, wanted.len).expect("the memory holds the queue")
         });
-        // SAFETY: these are the areas asked for, and `memory` outlives the queue. They are mapped for reading
-        // only where the queue has no business to write.
-        let device = unsafe { config.activate(desc, avail, used) }.map_err(Refused::Config)?;
+        // SAFETY: the areas are those that `areas` requests, and `memory` outlives the queue. Areas
+        // that the queue must not write are mapped read-only.
+        let device = unsafe { config.activate(desc, avail, used) }.map_err(RunError::Config)?;
         let stop = AtomicBool::new(false);
-        // The work begins when both are there.
+        // Both threads start together.
         let both = Barrier::new(2);
         let peer = Peer { area: open, random: Random::new(!self.seed), hostility: self.hostility, writes: 0 };
         let mut device = DeviceSide::new(device, sealed, self.slots, self.seed);
@@ -222,7 +238,7 @@ impl Round {
             Side::Device => {
                 let peer = scope.spawn(|| peer.run(&both, &stop, || driver.step()));
                 both.wait();
-                let error = live(&mut device, DeviceSide::step, DeviceSide::error, self);
+                let error = drive(&mut device, DeviceSide::step, DeviceSide::error, self);
                 stop.store(true, Relaxed);
                 let writes = peer.join().expect("the peer's side of the queue");
                 Outcome { buffers: device.buffers, writes, error }
@@ -230,7 +246,7 @@ impl Round {
             Side::Driver => {
                 let peer = scope.spawn(|| peer.run(&both, &stop, || device.step()));
                 both.wait();
-                let error = live(&mut driver, DriverSide::step, DriverSide::error, self);
+                let error = drive(&mut driver, DriverSide::step, DriverSide::error, self);
                 stop.store(true, Relaxed);
                 let writes = peer.join().expect("the peer's side of the queue");
                 Outcome { buffers: driver.buffers, writes, error }
@@ -245,26 +261,26 @@ struct Outcome {
     error: Option<QueueError>,
 }
 
-/// The victim's life; on a panic, tells which round it was.
-fn live<V>(
+/// Runs the victim; on a panic, prints the round.
+fn drive<V>(
     victim: &mut V,
     mut step: impl FnMut(&mut V),
     error: impl Fn(&V) -> Option<QueueError>,
     round: &Round,
 ) -> Option<QueueError> {
-    /// Speaks only while a panic unwinds.
-    struct Epitaph<'a>(&'a Round);
-    impl Drop for Epitaph<'_> {
+    /// Prints the round while a panic unwinds.
+    struct RoundOnPanic<'a>(&'a Round);
+    impl Drop for RoundOnPanic<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
                 eprintln!("in {:?}", self.0);
             }
         }
     }
-    let _epitaph = Epitaph(round);
+    let _on_panic = RoundOnPanic(round);
     let mut after = 0;
     for number in 0..STEPS {
-        // Where the two share a CPU, each must have its turn.
+        // On one CPU, each thread must have its turn.
         if number % 128 == 0 {
             std::thread::yield_now();
         }
@@ -277,7 +293,7 @@ fn live<V>(
     error(victim)
 }
 
-/// Whoever rewrites the memory.
+/// The peer that rewrites the memory.
 struct Peer {
     area: Area,
     random: Random,
@@ -286,14 +302,14 @@ struct Peer {
 }
 
 impl Peer {
-    /// Works as the other side, and writes where it likes. Returns the number of such writes.
+    /// Works as the other side and makes hostile writes; returns their number.
     fn run(mut self, both: &Barrier, stop: &AtomicBool, mut work: impl FnMut()) -> u64 {
         both.wait();
         while !stop.load(Relaxed) {
             if self.random.once_in(self.hostility) {
                 self.write();
             }
-            // Sometimes hostile writes come without work between them.
+            // Sometimes several hostile writes without work between them.
             if !self.random.once_in(4) {
                 work();
             }
@@ -305,7 +321,7 @@ impl Peer {
         self.writes += 1;
         let len = self.area.len();
         match self.random.below(8) {
-            // A bit, so that what was right becomes almost right.
+            // Flip a bit: a correct value becomes almost correct.
             0..4 => {
                 let (at, bit) = (self.random.below(len), 1 << self.random.below(8));
                 let mut byte = [0];
@@ -316,14 +332,14 @@ impl Peer {
                 let (at, byte) = (self.random.below(len), self.random.u64() as u8);
                 assert!(self.area.write(at, &[byte]));
             }
-            // A descriptor, or so, goes elsewhere.
+            // Copy a descriptor or so to another place.
             6 => {
                 let (from, to) = (self.random.below(len / 16) * 16, self.random.below(len / 16) * 16);
                 let mut bytes = [0; 16];
                 assert!(self.area.read(from, &mut bytes));
                 assert!(self.area.write(to, &bytes));
             }
-            // An index or a flag word goes up or down a little.
+            // Change an index or a flags word a little.
             _ => {
                 let at = self.random.below(len / 2) * 2;
                 let mut bytes = [0; 2];
@@ -336,7 +352,7 @@ impl Peer {
     }
 }
 
-/// Our device side, with all that it promises.
+/// The device side, with checks of all its promises.
 struct DeviceSide {
     queue: device::Queue,
     memory: Area,
@@ -386,7 +402,7 @@ impl DeviceSide {
         }
     }
 
-    /// An answer must be the latched error for ever, or not an error.
+    /// Checks that a result is the latched error, or no error before it.
     fn check(&mut self, answer: Result<(), QueueError>) {
         match (answer, self.latched) {
             (Ok(()), None) => {}
@@ -421,10 +437,10 @@ impl DeviceSide {
         self.buffers += count as u64;
     }
 
-    /// Some of those in flight, in their order or in another.
+    /// Some of the chains in flight, in order or not.
     fn complete(&mut self) {
         let ordered = self.random.once_in(2);
-        // None at all is completed in a latched queue too.
+        // Completing no chain succeeds in a latched queue too.
         if ordered && self.random.once_in(2) && !self.in_flight.is_empty() {
             let all = self.queue.complete_all(self.in_flight.drain(..).map(|head| (head, 1)));
             self.check(all);
@@ -443,11 +459,11 @@ impl DeviceSide {
     }
 }
 
-/// Our driver side, with all that it promises.
+/// The driver side, with checks of all its promises.
 struct DriverSide {
     queue: driver::Queue,
     random: Random,
-    /// Identifier, writable bytes, and whether the device may know of it.
+    /// Identifier, writable bytes, and whether published.
     in_flight: Vec<(u16, u32, bool)>,
     token: Option<driver::PollToken>,
     latched: Option<QueueError>,
@@ -509,7 +525,7 @@ impl DriverSide {
         }
     }
 
-    /// The device has used a buffer.
+    /// Checks a used buffer.
     fn returned(&mut self, used: Used) {
         let at = self.in_flight.iter().position(|buffer| buffer.0 == used.id.0).expect("in flight");
         let (_, writable, published) = self.in_flight.swap_remove(at);
@@ -524,7 +540,7 @@ impl DriverSide {
             Ok(count) => {
                 assert_eq!(self.latched, None, "the queue has forgotten");
                 out[..count].iter().for_each(|used| self.returned(*used));
-                // What comes before an error is returned first.
+                // Buffers before an error are returned first.
                 self.latched = self.queue.error();
                 assert!(self.latched.is_none() || count > 0, "an error that was not told");
             }
@@ -554,7 +570,7 @@ mod tests {
     use super::{Options, run};
     use std::time::Duration;
 
-    /// A few seconds of what the program does for hours; more of them where the two threads seldom run at once.
+    /// A few seconds of the program; more if the two threads seldom run at once.
     #[test]
     fn nothing_breaks_in_a_short_while() {
         let (time, writes) = (Duration::from_secs(120), Some(300_000));

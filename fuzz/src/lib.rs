@@ -1,14 +1,14 @@
 //! Fuzz targets as functions, so that their corpora replay as ordinary tests (`tests/replay.rs`).
 //!
 //! ```text
-//! bytes -> Unstructured -> set-up, then step after step until the bytes are used up
+//! bytes -> Unstructured -> set-up, then steps until the bytes are used up
 //!                            |
-//!             steps of the hostile side (memory, registers)   steps of ours, each checked
+//!     steps of the hostile side (memory, registers)   steps of the side under test, each checked
 //! ```
-//! An input never fails by itself: what it asks for may be nonsense, and nonsense is the point. A target
-//! panics when ours broke one of its promises. What is read past the end of the input is zero.
+//! Every input is valid. A target panics if the side under test breaks a promise. Reads past the
+//! end of the input return zeroes.
 //!
-//! `cargo run -p paravane-fuzz --example seeds` writes the seeds of the corpora anew.
+//! `cargo run -p paravane-fuzz --example seeds` writes the hand-made seeds of the corpora.
 mod arena;
 mod blk_request;
 mod device_rig;
@@ -40,10 +40,10 @@ pub use split_device::split_device;
 pub use split_driver::split_driver;
 pub use vhost_user::vhost_user;
 
-/// Runs one input.
+/// A function that runs one input.
 pub type Target = fn(&[u8]);
 
-/// Every target: its name, which is its corpus's too, and its function.
+/// Every target: name (also of its corpus) and function.
 pub const TARGETS: [(&str, Target); 11] = [
     ("split_device", split_device),
     ("split_driver", split_driver),

@@ -1,4 +1,4 @@
-//! The virtio-mmio registers against a driver that keeps no order, with an owner that carries effects out.
+//! The virtio-mmio registers against a driver that ignores all rules.
 use crate::owner::Owner;
 use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
@@ -100,7 +100,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The owner is done with one of the things that it was asked for; or says so without having been asked.
+    /// Reports an effect as done, requested or not.
     fn finish(&mut self, which: u8) {
         if self.owner.finish(&mut self.mmio, which) {
             self.is_reset();
@@ -144,7 +144,7 @@ impl Rig {
         }
     }
 
-    /// Reads, and returns the value of a 32-bit read.
+    /// Reads; returns the value of a 32-bit read.
     fn read(&self, offset: u64, len: usize) -> u32 {
         let mut data = [0xee; 16];
         self.mmio.read(offset, &mut data[..len], |at, out| {
@@ -164,7 +164,7 @@ impl Rig {
         self.violations = violations;
     }
 
-    /// What runs was frozen when it was started: stopped and started again, untouched, it is what it was.
+    /// Checks that the settings of a running queue are frozen.
     fn restart_each_queue(&mut self) {
         if !self.owner.serves(self.mmio.status()) {
             return;

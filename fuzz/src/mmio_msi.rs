@@ -1,5 +1,7 @@
-//! The MSI extension of virtio-mmio against a driver that keeps no order: each source compared with a plain model of
-//! message, mask and pending, and every message that is sent with what the model sends.
+//! The MSI extension of virtio-mmio against a driver that ignores all rules.
+//!
+//! Each source is compared with a plain model of message, mask and pending bit, and each message
+//! with that of the model.
 use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable};
@@ -22,11 +24,11 @@ pub fn mmio_msi(data: &[u8]) {
 }
 
 const QUEUES: [u16; 3] = [64, 0, 8];
-/// The configuration change, behind the queues.
+/// The source of configuration changes, after those of the queues.
 const CONFIGURATION: usize = QUEUES.len();
 const OFFERED: u64 = feature::VERSION_1 | feature::RING_RESET | msi::F_MSI | msi::F_NOTIFICATION;
 
-/// One source, as docs/reference/virtio-mmio-msi.md says it is.
+/// One source, as docs/reference/virtio-mmio-msi.md specifies.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
     message: Option<MsiMessage>,
@@ -43,9 +45,9 @@ struct Rig {
     sources: [Source; QUEUES.len() + 1],
     staged: MsiMessage,
     selected: u32,
-    /// What must have been sent since the last check.
+    /// Messages that must have been sent since the last check.
     sent: Vec<MsiMessage>,
-    /// Queues that are being reset by a slow owner.
+    /// Queues that a slow owner is resetting.
     stopping: [bool; QUEUES.len()],
     prompt: bool,
     resetting: bool,
@@ -84,7 +86,7 @@ impl Rig {
                 self.write(offset, value);
             }
             3 => {
-                // A message that can be delivered.
+                // A deliverable message.
                 self.write(msi::MSI_ADDRESS_LOW, 0xfee0_0000 | u32::from(u.arbitrary::<u8>()?) << 12);
                 self.write(msi::MSI_ADDRESS_HIGH, 0);
                 self.write(msi::MSI_DATA, u.arbitrary::<u8>()?.into());
@@ -119,7 +121,7 @@ impl Rig {
                 let offset = u64::from(u.arbitrary::<u16>()? % 0x3000);
                 let data = u.arbitrary::<[u8; 8]>()?;
                 let len = usize::from(u.arbitrary::<u8>()? % 9);
-                // An aligned word is one of the writes above, which the model must see.
+                // The model must see aligned words, which are writes as above.
                 match <[u8; 4]>::try_from(&data[..len]) {
                     Ok(word) if offset.is_multiple_of(4) => self.write(offset, u32::from_le_bytes(word)),
                     _ => drop(self.mmio.write(offset, &data[..len])),
@@ -144,7 +146,7 @@ impl Rig {
         self.write(reg::STATUS, status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK);
     }
 
-    /// The source that is selected, if it exists.
+    /// The selected source, if it exists.
     fn source(&self) -> Option<usize> {
         match self.selected {
             msi::SELECT_CONFIGURATION => Some(CONFIGURATION),
@@ -152,7 +154,7 @@ impl Rig {
         }
     }
 
-    /// Whether the extension's registers are there: both tell by answering.
+    /// Whether the registers of the extension exist, by their answers.
     fn negotiated(&self) -> (bool, bool) {
         let mut word = [0; 4];
         self.mmio.read(msi::MSI_LIMIT, &mut word, |_, _| ());
@@ -199,7 +201,7 @@ impl Rig {
                 }
             }
             Some(Effect::ResetQueue { queue }) => {
-                // QueueReady=0 stops it, and keeps what it has.
+                // QueueReady=0 stops the queue and keeps its settings.
                 self.stopping[usize::from(queue)] = offset == reg::QUEUE_RESET;
                 if self.prompt {
                     self.finish();
@@ -213,7 +215,7 @@ impl Rig {
         }
     }
 
-    /// A queue reset that caused no effect: refused, done at once, or under way already.
+    /// A queue reset without effect: refused, done at once, or under way.
     fn reset_queue(&mut self) {
         let Some(queue) = self.source().filter(|&source| source != CONFIGURATION) else { return };
         let mut word = [0; 4];
@@ -255,7 +257,7 @@ impl Rig {
         true
     }
 
-    /// The device interrupts.
+    /// Interrupts, as the device.
     fn raise(&mut self, source: usize) {
         if source == CONFIGURATION {
             self.interrupts.config_change();
@@ -272,7 +274,7 @@ impl Rig {
         }
     }
 
-    /// The owner is done with everything that it was asked for.
+    /// Reports all requested effects as done.
     fn finish(&mut self) {
         for queue in 0..QUEUES.len() {
             self.mmio.queue_reset_done(queue as u16);

@@ -1,4 +1,4 @@
-//! The network card against a hostile driver: receive, transmit and control queue, with an echo behind them.
+//! The network card against a hostile driver: receive, transmit and control queue, and an echo.
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_device::net::{LinkEnd, Net, NetConfig, Totals};
@@ -10,7 +10,7 @@ use paravane_spec::net::F_MQ;
 use paravane_spec::split::{AVAIL_IDX, AVAIL_RING, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Bytes of guest memory for each queue, its buffers included. All of them adjoin.
+/// Bytes of guest memory per queue, buffers included. They adjoin.
 const MEMORY: usize = 64 * 1024;
 /// Largest queue.
 const QUEUE: u16 = 16;
@@ -18,7 +18,7 @@ const QUEUE: u16 = 16;
 const QUEUES: usize = 3;
 const TX: usize = 1;
 const CONTROL: usize = 2;
-/// Serves until a driver that stands still has been served: each takes or completes something.
+/// Most calls until an idle driver is served: each call makes progress.
 const PATIENCE: usize = 10_000;
 
 /// Runs one input.
@@ -35,14 +35,14 @@ pub fn net_request(data: &[u8]) {
     rig.end(data.len().is_multiple_of(2), before);
 }
 
-/// A card that is made once for all inputs; each finds it reset.
+/// A card, made once. Each input finds it reset.
 fn card() -> MutexGuard<'static, Net<LinkEnd>> {
     static CARD: OnceLock<Mutex<Net<LinkEnd>>> = OnceLock::new();
     let card = CARD.get_or_init(|| {
         let config = NetConfig { queue_size: QUEUE, mtu: Some(1500), ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
         Mutex::new(Net::new(config, LinkEnd::echo(2).expect("descriptors")).expect("a card"))
     });
-    // A panic is the end of a fuzzer; in a test, the next input finds the card in order all the same.
+    // A panic ends a fuzzer. In a test, the next input still finds a valid card.
     card.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -51,9 +51,9 @@ struct Lane {
     handler: Box<dyn QueueHandler>,
     queue: MappedQueue,
     rings: Rings,
-    /// Where its memory begins, in bytes from the start of all.
+    /// Offset of its memory.
     at: usize,
-    /// Descriptors that the driver gave to the chains it built.
+    /// Descriptors of the chains built so far.
     descriptors: u16,
     taken: u64,
     completed: u64,
@@ -63,7 +63,7 @@ struct Lane {
 struct Rig<'a> {
     card: &'a Net<LinkEnd>,
     lanes: Vec<Lane>,
-    /// The driver's way to the memory.
+    /// Guest memory, as the driver accesses it.
     memory: Handle,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// Up to four pieces of memory, somewhere: offset, length, flags.
+    /// Up to four segments: offset, length, flags.
     fn pieces(&mut self, u: &mut Unstructured<'_>, flags: u16) -> Result<Vec<(usize, u32, u16)>> {
         let mut pieces = Vec::new();
         for _ in 0..=u.arbitrary::<u8>()? % 4 {
@@ -163,13 +163,13 @@ impl<'a> Rig<'a> {
         Ok(pieces)
     }
 
-    /// A frame as a driver would send it, with some liberties in what stands before it.
+    /// A frame with a mostly valid header.
     fn frame(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let mut header: [u8; 12] = [0; 12];
         if u.arbitrary::<u8>()? % 2 == 0 {
             header = u.arbitrary()?;
             header[0] &= 3;
-            // Numbers that mostly lie inside of a frame.
+            // Numbers that are mostly inside the frame.
             for high in [7, 9] {
                 header[high] = if header[high] < 0xf0 { 0 } else { header[high] };
             }
@@ -219,7 +219,7 @@ impl<'a> Rig<'a> {
         self.poke(at + rings.avail + AVAIL_IDX, &idx.wrapping_add(1).to_le_bytes());
     }
 
-    /// Serves until there is nothing to do, as the owners' loops would.
+    /// Serves until idle, as the loops of owners do.
     fn settle(&mut self) {
         for _ in 0..PATIENCE {
             let mut busy = false;
@@ -233,7 +233,7 @@ impl<'a> Rig<'a> {
         panic!("the card does not come to rest");
     }
 
-    /// The queues are stopped, or the card reset.
+    /// Stops the queues, or resets the card.
     fn end(mut self, complete: bool, before: Totals) {
         if complete {
             self.settle();
@@ -263,7 +263,7 @@ impl Lane {
         assert_eq!(self.queue.queue().error(), Some(first));
     }
 
-    /// Serves once; says whether anything happened.
+    /// Serves once; returns whether it made progress.
     fn serve(&mut self) -> bool {
         match self.handler.serve(&mut self.queue) {
             Ok(served) => {

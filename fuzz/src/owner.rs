@@ -1,5 +1,7 @@
-//! The owner of a device behind a transport, for the targets that fuzz one: carries effects out, at once or at a later
-//! step, and checks that the transport asks for nothing that it may not ask for.
+//! The owner of a device behind a transport, for targets that fuzz a transport.
+//!
+//! It carries out effects, at once or at a later step, and checks that the transport requests only
+//! what it may.
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio, status};
 use paravane_transport::{Effect, Transport};
@@ -8,13 +10,13 @@ use std::collections::BTreeMap;
 pub(crate) struct Owner {
     pub(crate) offered: u64,
     queue_sizes: Vec<u16>,
-    /// It finishes what it is asked to do before the access returns, or at a later step.
+    /// Whether it carries out effects before the access returns, or at a later step.
     pub(crate) prompt: bool,
     /// Features of the active device.
     active: Option<u64>,
-    /// The queues that run, as they were started.
+    /// Running queues, with the addresses of their start.
     pub(crate) running: BTreeMap<u16, QueueAddresses>,
-    /// Queues being stopped, with what they were started with.
+    /// Queues being stopped, with the addresses of their start.
     stopping: BTreeMap<u16, QueueAddresses>,
     resetting: bool,
     needs_reset: bool,
@@ -34,8 +36,9 @@ impl Owner {
         }
     }
 
-    /// What `transport` asked for in an access that took its status from `before` to `after`. Whether it has been
-    /// reset.
+    /// Carries out `effect` of an access that changed the status from `before` to `after`.
+    ///
+    /// Returns whether the device has been reset.
     pub(crate) fn carry_out(
         &mut self,
         transport: &mut dyn Transport,
@@ -67,7 +70,7 @@ impl Owner {
             }
             Effect::ResetQueue { queue } => {
                 assert!(self.active.is_some() && before & status::FAILED == 0);
-                let addresses = self.running.remove(&queue).expect("only a queue that runs is stopped");
+                let addresses = self.running.remove(&queue).expect("only a running queue is stopped");
                 if self.prompt {
                     transport.queue_reset_done(queue);
                 } else {
@@ -103,8 +106,7 @@ impl Owner {
         assert_eq!(self.running.insert(queue, addresses), None, "queue {queue} was started twice");
     }
 
-    /// It is done with one of the things that it was asked for; or says so without having been asked. Whether the
-    /// device has been reset by that.
+    /// Reports an effect as done, requested or not. Returns whether the device has been reset.
     pub(crate) fn finish(&mut self, transport: &mut dyn Transport, which: u8) -> bool {
         if which & 1 == 0 {
             transport.reset_done();
@@ -127,17 +129,17 @@ impl Owner {
         was
     }
 
-    /// It tells the transport, whose status is `now`, that the device needs a reset.
+    /// Records that the device needs a reset; `now` is the status.
     pub(crate) fn needs_reset(&mut self, now: u32) {
         self.needs_reset |= now != 0 && !self.resetting;
     }
 
-    /// Whether a device whose status is `now` does what its driver asks of a queue.
+    /// Whether a device with status `now` serves its queues.
     pub(crate) fn serves(&self, now: u32) -> bool {
         !self.resetting && !self.needs_reset && now & status::FAILED == 0
     }
 
-    /// What must be true of the status at any time.
+    /// Checks the invariants of the status.
     pub(crate) fn check_status(&self, now: u32) {
         let bits = [status::ACKNOWLEDGE, status::DRIVER, status::FEATURES_OK, status::DRIVER_OK];
         let legal = bits.iter().fold(status::DEVICE_NEEDS_RESET | status::FAILED, |all, bit| all | bit);

@@ -11,9 +11,9 @@ use paravane_spec::packed::{
 };
 use std::ops::Range;
 
-/// Descriptors in the room for indirect tables.
+/// Descriptors in the area of indirect tables.
 const TABLES: usize = 64;
-/// Nothing of anyone's between two parts.
+/// Unused bytes between two parts.
 const GAP: usize = 32;
 
 /// Runs one input.
@@ -23,14 +23,14 @@ pub fn packed_device(data: &[u8]) {
     rig.run(&mut u);
 }
 
-/// A place in the ring, as the specification has it.
+/// A position in the ring: index and wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct RingPosition {
     index: u16,
     wrap: bool,
 }
 
-impl Place {
+impl RingPosition {
     const START: Self = Self { index: 0, wrap: true };
 
     fn step(self, size: u16) -> Self {
@@ -41,7 +41,7 @@ impl Place {
     }
 
     fn steps(self, count: usize, size: u16) -> Self {
-        (0..count).fold(self, |place, _| place.step(size))
+        (0..count).fold(self, |position, _| position.step(size))
     }
 
     fn available(self) -> u16 {
@@ -59,17 +59,18 @@ struct Packed {
     device_event: usize,
     tables: usize,
     data: usize,
-    /// All of it.
+    /// End of the memory.
     end: usize,
     indirect: bool,
     event_idx: bool,
     in_order: bool,
-    /// Where the driver makes its next descriptor available.
-    offer: Place,
-    /// Where the device is.
-    next_avail: Place,
-    published: Place,
-    /// Whether the driver has written since the last publication: perhaps over what was staged in the ring.
+    /// Position of the next descriptor that the driver makes available.
+    offer: RingPosition,
+    /// Position of the device.
+    next_avail: RingPosition,
+    published: RingPosition,
+    /// Whether the driver has written since the last publication, and may have changed staged
+    /// descriptors.
     touched: bool,
 }
 
@@ -100,35 +101,35 @@ fn start(u: &mut Unstructured<'_>) -> Result<Rig<Packed>> {
         indirect,
         event_idx,
         in_order,
-        offer: Place::START,
-        next_avail: Place::START,
-        published: Place::START,
+        offer: RingPosition::START,
+        next_avail: RingPosition::START,
+        published: RingPosition::START,
         touched: false,
     };
     Ok(Rig::new(arena, addresses, features, slots, packed))
 }
 
 impl Packed {
-    /// The driver makes a chain available where the device expects it: the first flags come last.
+    /// Makes a chain available at the position of the device; stores the first flags last.
     fn offer(&mut self, arena: &mut Arena, u: &mut Unstructured<'_>) -> Result<()> {
         let count = 1 + usize::from(u.arbitrary::<u8>()? % 4);
         let id = self.number(u)?;
         let mut descs = vec![];
-        let mut place = self.offer;
+        let mut position = self.offer;
         for left in (0..count).rev() {
             let next = if left > 0 { DESC_F_NEXT } else { 0 };
             let kind = u16::from(u.arbitrary::<u8>()?) & (DESC_F_WRITE | DESC_F_INDIRECT);
-            descs.push((place, self.descriptor(u, id, place.available() | next | kind)?));
-            place = place.step(self.size);
+            descs.push((position, self.descriptor(u, id, position.available() | next | kind)?));
+            position = position.step(self.size);
         }
-        for (place, desc) in descs.iter().rev() {
-            arena.poke(GAP + usize::from(place.index) * DESC_SIZE, desc);
+        for (position, desc) in descs.iter().rev() {
+            arena.poke(GAP + usize::from(position.index) * DESC_SIZE, desc);
         }
-        self.offer = place;
+        self.offer = position;
         Ok(())
     }
 
-    /// A number that mostly is below the size.
+    /// A number that is mostly below the size.
     fn number(&self, u: &mut Unstructured<'_>) -> Result<u16> {
         let byte = u.arbitrary::<u8>()?;
         if byte == u8::MAX { u.arbitrary() } else { Ok(u16::from(byte) % (self.size + 1)) }
@@ -141,7 +142,7 @@ impl Packed {
             6 => u64::MAX - u64::from(u.arbitrary::<u8>()?),
             _ => u.arbitrary()?,
         };
-        // An indirect descriptor mostly leads to a table.
+        // An indirect descriptor mostly refers to a table.
         let table = BASE + (self.tables + usize::from(id) % TABLES * DESC_SIZE) as u64;
         let indirect = flags & DESC_F_INDIRECT != 0 && addr < BASE + self.end as u64;
         let (addr, unit) = if indirect { (table, DESC_SIZE as u32) } else { (addr, 1) };
@@ -159,35 +160,35 @@ impl Packed {
         Ok(bytes)
     }
 
-    /// The chain at `place`, as a straightforward reading of `memory` finds it: identifier, places, segments.
-    fn walk(&self, memory: &[u8], place: Place) -> Option<(u16, usize, Vec<Segment>)> {
-        let (mut segments, mut place, mut places) = (vec![], place, 0);
+    /// Walks the chain at `position` in `memory`: identifier, descriptors, segments.
+    fn walk(&self, memory: &[u8], position: RingPosition) -> Option<(u16, usize, Vec<Segment>)> {
+        let (mut segments, mut position, mut descriptors) = (vec![], position, 0);
         let desc = |at: usize| {
             let bytes: &[u8] = memory.get(at..at + DESC_SIZE)?;
             let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
             let (addr, meta) = (word(0), word(8));
             Some((Segment { addr, len: meta as u32 }, (meta >> 32) as u16, (meta >> 48) as u16))
         };
-        let first = desc(GAP + usize::from(place.index) * DESC_SIZE)?.2;
-        if first & (DESC_F_AVAIL | DESC_F_USED) != place.available() {
+        let first = desc(GAP + usize::from(position.index) * DESC_SIZE)?.2;
+        if first & (DESC_F_AVAIL | DESC_F_USED) != position.available() {
             return None;
         }
         loop {
-            let (segment, id, flags) = desc(GAP + usize::from(place.index) * DESC_SIZE)?;
-            places += 1;
-            place = place.step(self.size);
+            let (segment, id, flags) = desc(GAP + usize::from(position.index) * DESC_SIZE)?;
+            descriptors += 1;
+            position = position.step(self.size);
             if flags & DESC_F_INDIRECT != 0 {
                 let table = usize::try_from(segment.addr.checked_sub(BASE)?).ok()?;
                 for entry in 0..segment.len as usize / DESC_SIZE {
                     segments.push(desc(table + entry * DESC_SIZE)?.0);
                 }
-                return self.indirect.then_some((id, places, segments));
+                return self.indirect.then_some((id, descriptors, segments));
             }
             segments.push(segment);
             if flags & DESC_F_NEXT == 0 {
-                return Some((id, places, segments));
+                return Some((id, descriptors, segments));
             }
-            if places == usize::from(self.size) {
+            if descriptors == usize::from(self.size) {
                 return None;
             }
         }
@@ -238,57 +239,57 @@ impl Layout for Packed {
     }
 
     fn looks(&mut self, _arena: &Arena) {
-        // It may write while the device looks.
+        // The driver may write while the device reads.
         self.touched = true;
     }
 
     fn popped(&mut self, id: u16, segments: &[Segment], memory: Option<&[u8]>) -> Option<usize> {
-        // With a driver that writes meanwhile nobody else knows how long the chain was.
-        let (there, places, walked) = self.walk(memory?, self.next_avail).expect("a chain that is there");
+        // If the driver writes meanwhile, the length of the chain is unknown.
+        let (there, descriptors, walked) = self.walk(memory?, self.next_avail).expect("an available chain");
         assert_eq!((there, &*walked), (id, segments));
-        self.next_avail = self.next_avail.steps(places, self.size);
-        Some(places)
+        self.next_avail = self.next_avail.steps(descriptors, self.size);
+        Some(descriptors)
     }
 
     fn looked(&self, _count: usize, in_flight: &[Flight], staged: &[Staged]) {
-        let places = in_flight.iter().map(|flight| flight.places).sum::<usize>();
-        // In order, nobody but the queue knows what of it is published.
+        let descriptors = in_flight.iter().map(|flight| flight.descriptors).sum::<usize>();
+        // With IN_ORDER, only the queue knows what is published.
         let staged = if self.in_order { &[][..] } else { staged };
-        let staged = staged.iter().map(|staged| staged.places).sum::<usize>();
-        assert!(places + staged <= self.size.into(), "more than the ring has places for");
+        let staged = staged.iter().map(|staged| staged.descriptors).sum::<usize>();
+        assert!(descriptors + staged <= self.size.into(), "more descriptors than the ring has");
     }
 
     fn published(&mut self, staged: &[Staged], interrupt: bool, arena: &Arena) {
-        // In order, what is published is the queue's choice: its own tests look at that.
+        // With IN_ORDER, the queue chooses what to publish; its unit tests cover that.
         if self.in_order {
             return;
         }
-        let mut places = vec![];
+        let mut positions = vec![];
         for staged in staged {
             let at = GAP + usize::from(self.published.index) * DESC_SIZE;
             let bytes = &arena.expected()[at..at + DESC_SIZE];
-            // The first is written now, the others when they were completed.
-            if !self.touched || places.is_empty() {
+            // The first one is written now, the others at completion.
+            if !self.touched || positions.is_empty() {
                 assert_eq!(bytes[8..12], staged.written.to_le_bytes());
                 assert_eq!(bytes[12..14], staged.id.to_le_bytes());
                 let flags = u16::from_le_bytes([bytes[14], bytes[15]]);
                 assert_eq!(flags & (DESC_F_AVAIL | DESC_F_USED), self.published.used());
             }
-            for _ in 0..staged.places {
-                places.push(self.published);
+            for _ in 0..staged.descriptors {
+                positions.push(self.published);
                 self.published = self.published.step(self.size);
             }
         }
         self.touched = false;
-        if places.is_empty() {
+        if positions.is_empty() {
             return;
         }
         let (off, flags) = (arena.u16_at(self.driver_event), arena.u16_at(self.driver_event + EVENT_FLAGS));
-        let event = Place { index: off & !EVENT_WRAP, wrap: off & EVENT_WRAP != 0 };
+        let event = RingPosition { index: off & !EVENT_WRAP, wrap: off & EVENT_WRAP != 0 };
         let wanted = match flags & 3 {
             EVENT_F_DISABLE => false,
-            // By the letter: one of the places is the one that the driver asked for.
-            EVENT_F_DESC if self.event_idx && event.index < self.size => places.contains(&event),
+            // As specified: an interrupt if one of the positions is the requested one.
+            EVENT_F_DESC if self.event_idx && event.index < self.size => positions.contains(&event),
             _ => true,
         };
         assert_eq!(interrupt, wanted);

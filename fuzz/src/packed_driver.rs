@@ -15,7 +15,7 @@ pub fn packed_driver(data: &[u8]) {
 
 #[derive(Default)]
 struct Packed {
-    /// Where an honest device writes its next used descriptor: descriptors ever.
+    /// Descriptors that an honest device has used so far: position of the next one.
     next_used: usize,
 }
 
@@ -28,7 +28,7 @@ impl Layout for Packed {
         what >= 2
     }
 
-    /// Its event suppression; used descriptors lie where the driver writes, too.
+    /// The device event suppression area. Used descriptors share the driver's area.
     fn device(&self, ring: Ring) -> Range<usize> {
         ring.device()..ring.device() + EVENT_SIZE
     }
@@ -45,7 +45,7 @@ impl Layout for Packed {
                 arena.poke(event, &u.arbitrary::<u32>()?.to_le_bytes());
             }
             3 => {
-                // Flags of some descriptor.
+                // Flags of a random descriptor.
                 let at = usize::from(u.arbitrary::<u8>()?) % ring.size() * DESC_SIZE + 14;
                 arena.poke(at, &u.arbitrary::<u16>()?.to_le_bytes());
             }
@@ -57,8 +57,8 @@ impl Layout for Packed {
         Ok(())
     }
 
-    /// The device marks a descriptor used where the next belongs, and goes on by `places`.
-    fn use_buffer(&mut self, ring: Ring, arena: &mut Arena, id: u32, len: u32, places: usize) {
+    /// Marks the next descriptor used, as the device, and advances by `descriptors`.
+    fn use_buffer(&mut self, ring: Ring, arena: &mut Arena, id: u32, len: u32, descriptors: usize) {
         let at = self.next_used % ring.size() * DESC_SIZE + 8;
         let lap = self.next_used / ring.size();
         let state = if lap.is_multiple_of(2) { DESC_F_AVAIL | DESC_F_USED } else { 0 };
@@ -66,6 +66,6 @@ impl Layout for Packed {
         let id = u64::from(id as u16);
         let word = u64::from(len) | id << 32 | u64::from(state | DESC_F_WRITE) << 48;
         arena.poke(at, &word.to_le_bytes());
-        self.next_used += places;
+        self.next_used += descriptors;
     }
 }

@@ -1,5 +1,6 @@
-//! A virtio-pci function against a driver that keeps no order: what it asks its owner for, and that every interrupt
-//! goes where table, masks and vectors say that it goes.
+//! A virtio-pci function against a driver that ignores all rules.
+//!
+//! Checks the requests to the owner, and that every interrupt follows table, masks and vectors.
 use crate::owner::Owner;
 use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
@@ -27,7 +28,7 @@ pub fn pci(data: &[u8]) {
 const OFFERED: u64 =
     feature::VERSION_1 | feature::RING_RESET | feature::INDIRECT_DESC | feature::EVENT_IDX | 1 << 5;
 const VECTORS: u16 = 3;
-/// Where things are: the driver learns it from the capabilities, and tests of the transport see to it that it does.
+/// Offsets that a driver learns from the capabilities, as the tests of the transport check.
 const ISR: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
 const PENDING: u64 = 0x3000;
@@ -83,7 +84,7 @@ impl Rig {
 
     fn step(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         match u.arbitrary::<u8>()? % 20 {
-            // Anything, anywhere.
+            // Random access.
             0 | 1 => {
                 let (offset, len) = (offset(u)?, usize::from(u.arbitrary::<u8>()? % 9));
                 let value = u.arbitrary::<u64>()?.to_le_bytes();
@@ -212,8 +213,8 @@ impl Rig {
         self.write(offset, &value.to_le_bytes());
     }
 
-    /// Writes, lets the owner do what that asks for, and looks at what was sent on the way: only what was pending, by
-    /// vectors that are open now.
+    /// Writes, carries out the effect, and checks the messages sent: only pending ones, by unmasked
+    /// vectors.
     fn write(&mut self, offset: u64, data: &[u8]) {
         let (before, pending) = (self.pci.status(), self.vectors());
         let effect = self.pci.write(offset, data);
@@ -233,13 +234,13 @@ impl Rig {
         }
     }
 
-    /// The device has used buffers of `queue`.
+    /// Interrupts for used buffers of `queue`.
     fn raise(&mut self, queue: u16) {
         let vector = self.interrupts.msi().map_or(NO_VECTOR, |msi| msi.queue_vector(queue));
         self.expecting(vector, |rig| rig.interrupts.used_buffer(queue));
     }
 
-    /// The transport reports a configuration change, if the driver is running and it is news.
+    /// Reports a configuration change, if the driver is running and none is pending.
     fn expecting_configuration(&mut self, report: impl FnOnce(&mut Pci)) {
         let before = self.vectors();
         report(&mut self.pci);
@@ -252,7 +253,7 @@ impl Rig {
         assert!(sent.iter().all(|&message| message == before[usize::from(vector)].message));
     }
 
-    /// An interrupt by `vector`: sent, or pending, or nothing.
+    /// An interrupt by `vector`: sent, pending, or nothing.
     fn expecting(&mut self, vector: u16, raise: impl FnOnce(&Self)) {
         let before = self.vectors();
         let on = self.interrupts.msi_on();
@@ -290,7 +291,7 @@ impl Rig {
         self.read(Pci::CONFIG_SPACE + u64::from(register), len)
     }
 
-    /// Reads, and returns the first 32 bits.
+    /// Reads; returns the first 32 bits.
     fn read(&mut self, offset: u64, len: usize) -> u32 {
         let mut data = [0xee; 16];
         self.pci.read(offset, &mut data[..len], &mut |at, out| {
@@ -323,7 +324,7 @@ impl Rig {
         self.violations = violations;
     }
 
-    /// What runs was frozen when it was started, and reads so.
+    /// Checks that the settings of a running queue are frozen.
     fn restart_each_queue(&mut self) {
         if self.owner.serves(self.pci.status()) {
             for (queue, addresses) in self.owner.running.clone() {

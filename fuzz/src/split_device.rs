@@ -97,7 +97,8 @@ impl Layout for Split {
         self.published = old.wrapping_add(staged.len() as u16);
         assert_eq!(arena.u16_at(self.rings.used + USED_IDX), self.published);
         let wanted = match self.event_idx {
-            // By the letter: one of the entries is the one that the driver asked for (section 2.7.7.2).
+            // By the letter: one of the entries is the one that the driver asked for (section
+            // 2.7.7.2).
             true => {
                 let event = arena.u16_at(self.rings.used_event());
                 (0..staged.len()).any(|entry| old.wrapping_add(entry as u16) == event)
@@ -154,8 +155,8 @@ fn read_u16(memory: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([memory[at], memory[at + 1]])
 }
 
-/// The segments of the chain at `head`, as a straightforward reading of `memory` finds them; `None` if it
-/// leads nowhere.
+/// The segments of the chain at `head`, as a straightforward reading of `memory` finds them; `None`
+/// if it leads nowhere.
 fn walk(memory: &[u8], rings: &Rings, indirect: bool, head: u16) -> Option<Vec<Segment>> {
     let (mut table, mut entries) = (rings.desc, usize::from(rings.size));
     let mut index = usize::from(head);

@@ -18,9 +18,9 @@ pub fn split_driver(data: &[u8]) {
 
 #[derive(Default)]
 struct Split {
-    /// Buffers ever added.
+    /// Buffers added so far.
     added: u16,
-    /// Whether the device was not honest.
+    /// Whether the device has lied.
     lied: bool,
 }
 
@@ -57,7 +57,8 @@ impl Layout for Split {
                 arena.poke(event, &u.arbitrary::<u16>()?.to_le_bytes());
             }
             _ => {
-                // Descriptors, the available ring, indirect tables: none of its business, all in its check.
+                // Descriptors, available ring, indirect tables: the device must not write them, but
+                // can.
                 let at = usize::from(u.arbitrary::<u16>()?) % arena.len();
                 arena.poke(at, &u.arbitrary::<u32>()?.to_le_bytes());
             }
@@ -65,8 +66,8 @@ impl Layout for Split {
         Ok(())
     }
 
-    /// The device puts an entry where the next belongs and counts it.
-    fn use_buffer(&mut self, ring: Ring, arena: &mut Arena, id: u32, len: u32, _places: usize) {
+    /// Writes the next used entry, as the device, and advances the index.
+    fn use_buffer(&mut self, ring: Ring, arena: &mut Arena, id: u32, len: u32, _descriptors: usize) {
         let used = ring.device();
         let idx = arena.u16_at(used + USED_IDX);
         let at = used + USED_RING + usize::from(idx) % ring.size() * USED_ENTRY;
@@ -74,7 +75,7 @@ impl Layout for Split {
         arena.poke(used + USED_IDX, &idx.wrapping_add(1).to_le_bytes());
     }
 
-    /// What a device would find behind the newest entry of the available ring: before the index tells it.
+    /// Checks the newest entry of the available ring and its chain, before the index includes it.
     fn added(&mut self, ring: Ring, arena: &Arena, id: u16, readable: usize, segments: &[Segment]) {
         let avail = ring.offset(ring.addresses.driver);
         let slot = usize::from(self.added) % ring.size();
@@ -109,7 +110,7 @@ impl Layout for Split {
 
     fn polled(&self, ring: Ring, arena: &Arena, news: bool, then: u64, consumed: u64) {
         let came = consumed != then || arena.u16_at(ring.device() + USED_IDX) != then as u16;
-        // Who has told of more and takes that back has brought news.
+        // A device that takes back a used index has still changed it.
         assert!(news == came || news && self.lied, "{news} after {then}, at {consumed}");
     }
 }

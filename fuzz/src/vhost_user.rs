@@ -1,7 +1,8 @@
-//! A hostile client of vhost-user: bytes and descriptors through a real socket, guest memory that it writes and takes away.
+//! A hostile vhost-user client: bytes and descriptors through a socket, guest memory that it writes
+//! and removes.
 //!
-//! Promises: no panic; every message is answered at most once, and in order; a session that ends leaves nothing mapped and no
-//! queue live; the next one is served.
+//! Promises: no panic; at most one answer per message, in order; a session that ends leaves nothing
+//! mapped and no queue live; the next client is served.
 use arbitrary::{Result, Unstructured};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
@@ -29,10 +30,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of each of the client's files.
 const FILE: u64 = 64 * 1024;
-/// Where the first is, as the device knows it and as the client does.
+/// Guest-physical and client address of the first file.
 const GPA: u64 = 0x10_0000;
 const USER: u64 = 0x7000_0000_0000;
-/// Most messages of one input: each may cost a thread's wake-up.
+/// Most messages of one input: each may wake a thread.
 const STEPS: usize = 200;
 /// Most clients of one input.
 const CLIENTS: usize = 4;
@@ -40,7 +41,8 @@ const CLIENTS: usize = 4;
 /// Runs one input.
 pub fn vhost_user(data: &[u8]) {
     let mut u = Unstructured::new(data);
-    // Requests are answered in this thread, which writes to the client's descriptors; the fuzzer's `main` is not Rust's.
+    // This thread answers requests and writes to the client's descriptors. The fuzzer's `main` is
+    // not Rust's, so SIGPIPE is not ignored.
     paravane_io::outlive_pipes();
     let mut server = server();
     let mut steps = STEPS;
@@ -51,7 +53,7 @@ pub fn vhost_user(data: &[u8]) {
     }
 }
 
-/// What outlives clients.
+/// The state that outlives clients.
 struct Server {
     threads: Vec<IoThread>,
     disk: Blk,
@@ -73,7 +75,7 @@ fn server() -> MutexGuard<'static, Server> {
         let threads = vec![IoThread::spawn("fuzz-io".into(), Duration::ZERO).expect("a thread")];
         Mutex::new(Server { threads, disk, board: SharedStatus::new("fuzz", 2, MappingQuota::default()) })
     });
-    // A panic is the end of a fuzzer; in a test, the next input finds the server in order all the same.
+    // A panic ends a fuzzer. In a test, the next input still finds a valid server.
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -83,7 +85,7 @@ struct Client {
     files: [OwnedFd; 2],
     kick: OwnedFd,
     call: OwnedFd,
-    /// The other side's socket for its own requests, and our end of it, from which nobody reads.
+    /// Both ends of the socket for requests of the back end. Nothing reads from it.
     back: (UnixStream, OwnedFd),
 }
 
@@ -100,7 +102,7 @@ impl Client {
         Self { socket, files: [file(), file()], kick: event(), call: event(), back }
     }
 
-    /// A descriptor of some kind.
+    /// A random kind of descriptor.
     fn fd(&self, u: &mut Unstructured<'_>) -> Result<OwnedFd> {
         let copy = |fd: &OwnedFd| fd.try_clone().expect("descriptors");
         Ok(match u.int_in_range(0..=9)? {
@@ -114,7 +116,7 @@ impl Client {
         })
     }
 
-    /// Sends it, in up to two pieces; a server that has closed its end does not hear it.
+    /// Sends a message in one or two parts; ignores a closed connection.
     fn send(&self, u: &mut Unstructured<'_>, bytes: &[u8], fds: &[OwnedFd]) -> Result<()> {
         let cut = if u.ratio(1, 8)? { u.choose_index(bytes.len() + 1)? } else { 0 };
         let (first, second) = bytes.split_at(cut);
@@ -133,7 +135,7 @@ impl Client {
     }
 }
 
-/// One client; what is left of the input is the next one's.
+/// Runs one client; the next one uses the rest of the input.
 fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> Result<()> {
     let Server { threads, disk, board } = server;
     let (ours, theirs) = UnixStream::pair().expect("sockets");
@@ -158,7 +160,7 @@ fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> R
     result
 }
 
-/// Takes all that has come; `false`: the session is over.
+/// Receives all answers; returns `false` if the session has ended.
 fn serve(client: &Client, session: &mut Session<'_>, connection: &mut Connection) -> bool {
     loop {
         match connection.receive() {
@@ -184,21 +186,21 @@ fn serve(client: &Client, session: &mut Session<'_>, connection: &mut Connection
 
 fn step(client: &Client, session: &mut Session<'_>, u: &mut Unstructured<'_>) -> Result<()> {
     match u.int_in_range(0..=15)? {
-        // Anything at all.
+        // Random bytes.
         0 => {
             let len = u.int_in_range(0..=64)?;
             let bytes = u.bytes(len.min(u.len()))?.to_vec();
             let fds = fds(client, u)?;
             client.send(u, &bytes, &fds)
         }
-        // A header of some request, with anything behind it.
+        // A valid header, then random bytes.
         1 => {
             let len = u.int_in_range(0..=300_usize)?;
             let payload = u.bytes(len.min(u.len()))?.to_vec();
             let fds = fds(client, u)?;
             message(client, u, request::GET_FEATURES, &payload, &fds, true)
         }
-        // The driver.
+        // Steps of the driver.
         2 | 3 => {
             let file = &client.files[u.choose_index(2)?];
             let at = u.int_in_range(0..=0x3fff_u64)?;
@@ -217,7 +219,7 @@ fn step(client: &Client, session: &mut Session<'_>, u: &mut Unstructured<'_>) ->
             let _ = session.check_memory();
             Ok(())
         }
-        // All that it takes to have a queue live.
+        // The messages that start a queue.
         5 => set_up(client, u),
         _ => likely(client, u),
     }
@@ -228,7 +230,7 @@ fn fds(client: &Client, u: &mut Unstructured<'_>) -> Result<Vec<OwnedFd>> {
     (0..count).map(|_| client.fd(u)).collect()
 }
 
-/// Sends a message, sometimes with another request, or flags that are wrong.
+/// Sends a message, sometimes with another request or wrong flags.
 fn message(
     client: &Client,
     u: &mut Unstructured<'_>,
@@ -271,12 +273,12 @@ fn features(u: &mut Unstructured<'_>) -> Result<u64> {
     let some: u64 = u.arbitrary()?;
     let mask =
         feature::RING_PACKED | feature::EVENT_IDX | feature::INDIRECT_DESC | feature::IN_ORDER | F_LOG_ALL;
-    // By a bit that means nothing else here: without translations there is nothing to serve.
+    // Chosen by an unused bit: without translations the queue cannot be served.
     let mask = if some >> 56 == 0xff { mask | feature::ACCESS_PLATFORM } else { mask };
     Ok(if u.ratio(1, 16)? { some } else { feature::VERSION_1 | F_PROTOCOL_FEATURES | some & mask })
 }
 
-/// Mostly one that comes or goes of pages that are in use.
+/// A translation that is mostly added or removed for pages in use.
 fn translation(u: &mut Unstructured<'_>) -> Result<Iotlb> {
     let near = [USER, GPA][u.choose_index(2)?];
     let kind = if u.arbitrary()? { iotlb::UPDATE } else { iotlb::INVALIDATE };
@@ -309,7 +311,7 @@ fn vring_addr(u: &mut Unstructured<'_>, index: u32) -> Result<VringAddr> {
     Ok(VringAddr { index, flags: u.int_in_range(0..=1)?, desc, driver, device, log: GPA + 0x1000 })
 }
 
-/// What a well-behaved client says, of one queue.
+/// The messages of a well-behaved client for one queue.
 fn set_up(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
     let say = |u: &mut Unstructured<'_>, request, payload: &[u8], fds: &[&OwnedFd]| {
         let fds: Vec<_> = fds.iter().map(|fd| fd.try_clone().expect("descriptors")).collect();
@@ -331,7 +333,7 @@ fn set_up(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
     say(u, request::SET_MEM_TABLE, &table, &[&client.files[0]])?;
     if features & feature::ACCESS_PLATFORM != 0 {
         say(u, request::SET_BACKEND_REQ_FD, &[], &[&client.back.1])?;
-        // Rings are there where the client sees them, buffers where the guest does.
+        // Rings have client addresses, buffers guest-physical ones.
         for iova in [USER, GPA] {
             let said = Iotlb { iova, size: FILE, user: USER, perm: 3, kind: iotlb::UPDATE, padding: [0; 6] };
             say(u, request::IOTLB_MSG, said.as_bytes(), &[])?;
@@ -350,7 +352,7 @@ fn set_up(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
 fn likely(client: &Client, u: &mut Unstructured<'_>) -> Result<()> {
     let state = |u: &mut Unstructured<'_>, num| Ok(VringState { index: index(u)?, num });
     let mut request = u.int_in_range(1..=44)?;
-    // Those that nobody serves end a session, which should not be all that is ever seen.
+    // Unknown requests end a session; keep them rare.
     if matches!(request, 19 | 20 | 23 | 26..=30 | 33 | 35 | 41 | 44) && !u.ratio(1, 16)? {
         request = request::GET_VRING_BASE;
     }

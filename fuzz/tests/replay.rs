@@ -1,9 +1,9 @@
-//! Replays the corpora: what the fuzzers once found interesting stays tested.
+//! Replays the corpora as ordinary tests.
 use paravane_fuzz::TARGETS;
 use std::fs;
 use std::path::Path;
 
-/// More than this a corpus should be minimized (`cargo fuzz cmin`).
+/// Files from which on a corpus should be minimized (`cargo fuzz cmin`).
 const MOST_FILES: usize = 200;
 const MOST_BYTES: u64 = 200 * 1024;
 
@@ -19,7 +19,7 @@ fn replay(name: &str) {
     for file in &files {
         let input = fs::read(file).expect("a corpus file");
         bytes += input.len() as u64;
-        // Named before it runs: a panic's output ends with the input that caused it.
+        // Printed before it runs: the output of a panic ends with its input.
         println!("{}", file.display());
         target(&input);
     }
@@ -81,7 +81,7 @@ fn vhost_user() {
     replay("vhost_user");
 }
 
-/// Bytes of no meaning, for a target that nobody has fuzzed yet on this machine: shallow, and quick.
+/// Runs random inputs: a shallow, quick check without a fuzzer.
 #[test]
 fn random_bytes() {
     let mut state = 1_u64;
@@ -93,10 +93,10 @@ fn random_bytes() {
         name.starts_with("packed")
             || matches!(*name, "dma" | "mmio_msi" | "net_request" | "pci" | "vhost_user")
     }) {
-        // The model of `dma` looks at each byte, and that of `pci` at each vector in each step.
+        // The model of `dma` checks each byte, that of `pci` each vector, in each step.
         let inputs = match *name {
             "dma" | "pci" => 300,
-            // Each has threads to wake, and files to map.
+            // Each input wakes threads and maps files.
             "vhost_user" => 100,
             _ => 3000,
         };

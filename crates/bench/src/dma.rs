@@ -8,8 +8,8 @@
 //! * `WORK`: reads or writes of one size, or the mix of the series.
 //! * `R`: regions of guest memory.
 //! * `M`: mappings of the device's address space; one of everything, or scattered pages.
-//! * `PATTERN`: `repeated` uses sixteen ranges in turn, as a queue uses its buffers; `random` draws a
-//!   page for each access.
+//! * `PATTERN`: `repeated` uses sixteen ranges in turn, as a queue uses its buffers; `random` draws
+//!   a page for each access.
 //!
 //! Cases with threads (`threadsT/spacesS/WORK`) are in [`threads`].
 //!
@@ -21,8 +21,8 @@
 //! | `paravane/log` | the same, with the dirty log on |
 //! | `paravane/iova` | device addresses, behind a domain |
 //! | `paravane/iova+log` | device addresses, with the dirty log on |
-//! | `paravane/mutex`, `paravane/rwlock` | as `iova+log`, with a lock of the address space per access |
-//! | `vm-memory`, `/bitmap`, `/iommu` | the crate: plain, with its `AtomicBitmap`, as `IommuMemory` |
+//! | `paravane/mutex`, `paravane/rwlock` | as `iova+log`, with a lock per access |
+//! | `vm-memory`, `/bitmap`, `/iommu` | the crate: plain, `AtomicBitmap`, `IommuMemory` |
 //!
 //! An access guard lives for 32 accesses. All subjects of a case access the same pages of the host.
 use crate::instructions::Counter;

@@ -111,16 +111,16 @@ impl Collector {
 
 /// The ratio of two rates, as a figure called `metric`.
 pub(crate) fn ratio(
-    ours: &[(Figure, f64)],
-    theirs: &[(Figure, f64)],
+    of: &[(Figure, f64)],
+    to: &[(Figure, f64)],
     metric: &'static str,
 ) -> Option<(Figure, f64)> {
     let rate = |figures: &[(Figure, f64)]| {
         let (figure, rate) = figures.iter().find(|(figure, _)| figure.metric == "rate")?;
         Some((figure.method.clone(), *rate))
     };
-    let ((method, ours), (_, theirs)) = (rate(ours)?, rate(theirs)?);
-    (theirs > 0.0).then(|| (Figure::new(metric, "1", method), ours / theirs))
+    let ((method, of), (_, to)) = (rate(of)?, rate(to)?);
+    (to > 0.0).then(|| (Figure::new(metric, "1", method), of / to))
 }
 
 /// The method of a figure of a guest: clock, accelerator, scheduling class.

@@ -67,7 +67,7 @@ pub fn list() -> &'static [Benchmark] {
     &[
         Benchmark {
             name: ring::NAME,
-            summary: "a virtqueue: cost of device and driver side, one thread and two, beside peers",
+            summary: "virtqueues: device and driver side, one thread and two, beside peers",
         },
         Benchmark { name: poll::NAME, summary: "poll tokens that do not repeat: cost of four ways to count" },
         Benchmark {
@@ -75,22 +75,16 @@ pub fn list() -> &'static [Benchmark] {
             summary: "accesses to guest memory: direct, translated, logged, beside peers",
         },
         #[cfg(feature = "peers")]
-        Benchmark {
-            name: blk::NAME,
-            summary: "a disk over vhost-user: paravane serve beside qemu-storage-daemon",
-        },
+        Benchmark { name: blk::NAME, summary: "a disk over vhost-user, beside qemu-storage-daemon" },
         #[cfg(feature = "peers")]
-        Benchmark {
-            name: net::NAME,
-            summary: "a network card over vhost-user: paravane serve beside DPDK's vhost driver",
-        },
+        Benchmark { name: net::NAME, summary: "a network card over vhost-user, beside DPDK's vhost driver" },
         Benchmark {
             name: transport::NAME,
             summary: "mmio, mmio with message interrupts, and PCI: rates, latencies, exits",
         },
         Benchmark {
             name: notify::NAME,
-            summary: "kicks by exit, by ioeventfd, to another process; interrupts by irqfd",
+            summary: "kicks by exit, ioeventfd, to another process; interrupts by irqfd",
         },
         Benchmark {
             name: barrier::NAME,
@@ -124,6 +118,14 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `paravane bench list` prints the summaries in column 13.
+    #[test]
+    fn summaries_fit_a_terminal() {
+        for benchmark in list() {
+            assert!(benchmark.summary.len() <= 68, "{}", benchmark.summary);
+        }
+    }
 
     #[test]
     fn an_unknown_benchmark_is_named() {

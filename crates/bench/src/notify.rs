@@ -4,15 +4,17 @@
 //! 2010). A sample is one run of the microVM with one device. Only the measured phase counts:
 //!
 //! ```text
-//! for round { for case { for placement { for subject { boot -> set up -> [ measured phase ] -> verify } } } }
-//!           { for state of the guest { for delivery { inject, wait for the handler, many times } } }
+//! for round {
+//!     for case { for placement { for subject { boot -> set up -> [ measured ] -> verify } } }
+//!     for state of the guest { for delivery { inject, wait for the handler, many times } }
+//! }
 //! ```
 //! **Subjects**: `exit-inline`, `exit`, `ioeventfd`, `process`; see [`Subject`].
 //!
 //! **Cases**, each with the host's threads on another CPU than the guest (`separate`) and on the
 //! same (`colocated`):
 //!
-//! * `blk/WORKLOAD/inflightN`: the four disk workloads of the series, 1, 8 and 16 requests in flight.
+//! * `blk/WORKLOAD/inflightN`: the disk workloads of the series, 1, 8 and 16 requests in flight.
 //! * `stream/DIRECTION/SIZE`: frames in one direction.
 //! * `rr/SIZE`: request and response, one outstanding.
 //! * `injection/STATE`: an interrupt by KVM_SIGNAL_MSI and by an irqfd.

@@ -15,10 +15,11 @@
 //!
 //! Cases, for split and packed rings:
 //!
-//! * `get-used`: one thread takes back the 256 used buffers of a full ring, one per call. Only these
-//!   calls are measured. `get-used/batch32` takes 32 per call.
-//! * `stream/batch1`, `stream/batch32`: driver and device on two CPUs, as in [`crate::ring::stream`].
-//!   A driver that finds nothing used takes a token and polls with it. Spins are reported apart.
+//! * `get-used`: one thread takes back the 256 used buffers of a full ring, one per call.
+//!   Only these calls are measured. `get-used/batch32` takes 32 per call.
+//! * `stream/batch1`, `stream/batch32`: driver and device on two CPUs, as in
+//!   [`crate::ring::stream`]. A driver that finds nothing used takes a token and polls with it.
+//!   Spins are reported apart.
 use crate::error::{broken, miscounted};
 use crate::instructions::Counter;
 use crate::machine::ThreadPlacement;

@@ -1,8 +1,9 @@
-//! Figures that the authors of patch series published, printed beside ours for comparison.
+//! Published figures of patch series, printed beside measured ones.
 //!
-//! Paravane answers questions that these series raised. Their figures come from other machines and
-//! mostly from whole programs, so a row of theirs is never compared with a row of ours: its case
-//! begins with the tag of the series, its subject with `published/`, its method with "published".
+//! Some benchmarks answer questions that a patch series raised. The series' figures come from other
+//! machines and mostly from whole programs, so they are never compared with measured ones. Their
+//! case begins with the tag of the series, their subject with `published/`, their method with
+//! "published".
 pub(crate) mod dma_barrier;
 pub(crate) mod ioeventfd;
 pub(crate) mod vfio_dma_rw;

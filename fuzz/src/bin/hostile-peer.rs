@@ -1,4 +1,4 @@
-//! A queue under a peer that rewrites the shared memory while the queue works on it, for as long as asked.
+//! Runs a queue with a peer that rewrites shared memory while the queue works on it.
 //!
 //! `cargo run --release -p paravane-fuzz --bin hostile-peer -- --seconds 3600`
 use paravane_fuzz::hostile_peer::{Options, Side, run};
@@ -39,8 +39,8 @@ fn main() -> ExitCode {
             println!("{report}{:>12}  seconds of CPU, no finding", cpu.tv_sec);
             ExitCode::SUCCESS
         }
-        Err(why) => {
-            eprintln!("hostile-peer: {why:?}");
+        Err(error) => {
+            eprintln!("hostile-peer: {error}");
             ExitCode::FAILURE
         }
     }

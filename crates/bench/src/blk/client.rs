@@ -3,7 +3,7 @@
 //! ```text
 //!   connect -> run, any number of times (requests stay in flight between windows) -> drop
 //!
-//!   run: submit idle requests -> kick -> wait: event or poll -> take and check completed requests -> ...
+//!   run: submit idle requests -> kick -> wait: event or poll -> take, check -> ...
 //! ```
 //! It works around two defects of version 0.6.1 in packed rings:
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! driver, on one CPU                              device, on another
-//! while fewer than `outstanding`: add, publish    while something is available: take, complete, publish
+//! while fewer than `outstanding`: add, publish    while available: take, complete, publish
 //! take back what is used; nothing: wait           nothing: wait
 //! ```
 //!
