@@ -71,6 +71,8 @@ fn main() -> Result<(), Error> {
     if let Some(log) = memory.log() {
         log.harvest(&mut dirty);
     }
-    println!("dirty pages: {:?}", dirty.iter().collect::<Vec<_>>());
+    for page in dirty.iter() {
+        println!("dirty page at {page:#x}");
+    }
     Ok(())
 }

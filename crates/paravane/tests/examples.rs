@@ -1,7 +1,8 @@
 //! Runs each example as a program and checks what a client of it sees. The client is the front end of the crate vhost with
 //! the driver side of our queues.
 //!
-//! `cargo test` builds the examples of a package before its tests run.
+//! `cargo test -p paravane --features full` builds the examples before the tests run. With `--test examples` it does not, and the
+//! tests run those that were built last.
 use paravane::dma::{Backing, Region, RegionConfig};
 use paravane::ring::driver::{DriverConfig, Queue};
 use paravane::ring::{Area, DmaArea, Segment};
@@ -34,7 +35,11 @@ impl Example {
         // target/debug/deps/examples-... and target/debug/examples/NAME.
         let test = std::env::current_exe().unwrap();
         let program = test.parent().unwrap().with_file_name("examples").join(name);
-        assert!(program.exists(), "{} is missing: cargo build --examples --all-features", program.display());
+        assert!(
+            program.exists(),
+            "{} is missing: run cargo test -p paravane --features full",
+            program.display()
+        );
         Self(Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().unwrap())
     }
 
@@ -203,7 +208,7 @@ fn a_clients_memory_is_read_and_written_by_vm_memory() {
     share(&mut { client }, &region, 0);
 
     let output = example.output();
-    assert_eq!(output, "0x100000 bytes at 0x0\ndirty pages: [3]\n");
+    assert_eq!(output, "0x100000 bytes at 0x0\ndirty page at 0x3000\n");
     let mut answer = [0; 32];
     assert!(area.read(0x3000, &mut answer));
     assert_eq!(answer, text.to_ascii_uppercase()[..]);
