@@ -1,4 +1,4 @@
-//! What the guest is told: found, checked, and kept.
+//! Boot information: read and checked.
 use crate::Platform;
 use crate::ping::SHORTEST;
 use paravane_driver::DmaArea;
@@ -10,7 +10,7 @@ use paravane_spec::builtin::{
 use paravane_spec::net::MAX_FRAME;
 use zerocopy::FromBytes;
 
-/// Most bytes a request: keeps every length far from the limits of the arithmetic.
+/// Most bytes of a request: keeps every length far from the limits of the arithmetic.
 const MAX_BLOCK: u32 = 64 << 20;
 
 /// The boot information, checked, and the memory that it names.
@@ -20,7 +20,7 @@ pub(crate) struct Boot {
     pub(crate) heap: DmaArea,
 }
 
-/// Reads the boot information; `None` if it is not to be understood.
+/// Reads the boot information; `None` if it is invalid.
 pub(crate) fn read<P: Platform>(platform: &P) -> Option<Boot> {
     let page = platform.ram(BOOT_INFO, size_of::<BootInfo>())?;
     let mut bytes = [0; size_of::<BootInfo>()];
@@ -28,7 +28,7 @@ pub(crate) fn read<P: Platform>(platform: &P) -> Option<Boot> {
         return None;
     }
     let info = BootInfo::read_from_bytes(&bytes).ok()?;
-    if !is_understood(&info) {
+    if !is_valid(&info) {
         return None;
     }
     let report = platform.ram(info.report_addr, usize::try_from(info.report_size).ok()?)?;
@@ -36,7 +36,7 @@ pub(crate) fn read<P: Platform>(platform: &P) -> Option<Boot> {
     Some(Boot { info, report, heap })
 }
 
-fn is_understood(info: &BootInfo) -> bool {
+fn is_valid(info: &BootInfo) -> bool {
     let count = info.device_count as usize;
     let reports = DISK_REPORTS + (count * size_of::<DiskReport>()) as u64;
     info.magic == BOOT_MAGIC
@@ -113,9 +113,9 @@ mod tests {
     }
 
     #[test]
-    fn a_good_one_is_understood() {
-        assert!(is_understood(&good()));
-        assert!(is_understood(&BootInfo { devices: [CARD; MAX_DEVICES], ..good() }));
+    fn a_good_one_is_valid() {
+        assert!(is_valid(&good()));
+        assert!(is_valid(&BootInfo { devices: [CARD; MAX_DEVICES], ..good() }));
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         for (what, spoil) in wrong {
             let mut info = good();
             spoil(&mut info);
-            assert!(!is_understood(&info), "{what}");
+            assert!(!is_valid(&info), "{what}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a device is reached: the transport that the VMM chose, seen through the platform.
+//! The transport of a device, through the platform.
 use crate::Platform;
 use crate::report::KickPage;
 use crate::space::Space;
@@ -17,11 +17,11 @@ use paravane_spec::{mmio, mmio_msi};
 pub(crate) struct Connection<'p, P> {
     registers: Registers<'p, P>,
     platform: &'p P,
-    /// Where kicks are timed, if they are.
+    /// Histogram of kicks, if they are timed.
     kicks: Option<KickPage>,
 }
 
-/// The registers of one device, on whatever transport. Which one it is costs a branch an access.
+/// The registers of one device, on either transport: a branch an access.
 enum Registers<'p, P> {
     Mmio(Mmio<Window<Space<'p, P>>>),
     Pci(Pci<Space<'p, P>>),
@@ -44,7 +44,7 @@ macro_rules! either {
 }
 
 impl<'p, P: Platform> Connection<'p, P> {
-    /// Finds the device that `entry` tells of, and says how it may interrupt. Kicks are timed in `kicks`.
+    /// Opens the device of `entry` and sets up its messages. Kicks are timed in `kicks`.
     pub(crate) fn open(
         platform: &'p P,
         info: &BootInfo,
@@ -84,7 +84,7 @@ fn function<P: Platform>(platform: &P, base: u64) -> Result<Function<Space<'_, P
     function.ok_or(DriverError::Function { vendor: NO_VENDOR, device: NO_VENDOR })
 }
 
-/// What the device may send: the configuration change's message, then its queues'.
+/// Messages of the device: for the configuration change, then for its queues.
 fn messages(entry: &DeviceEntry) -> Vec<Message> {
     let numbers = (entry.messages..).take(entry.message_count.min(INTERRUPTS as u32) as usize);
     let message = |number: u32| Message {

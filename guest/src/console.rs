@@ -4,7 +4,7 @@ use core::fmt::{self, Write};
 use paravane_driver::DmaArea;
 use paravane_spec::builtin::{CONTROL_BASE, control};
 
-/// Longest message in bytes; what is longer is cut.
+/// Longest message in bytes; longer ones are cut.
 const LINE: usize = 240;
 
 /// Bytes of shared memory that a console needs, below 4 GiB.

@@ -13,14 +13,14 @@ mod write_test;
 pub(crate) use hash::Hash;
 pub(crate) use job::Job;
 pub(crate) use lane::Lane;
-pub(crate) use write_test::{Terms, WriteTest};
+pub(crate) use write_test::{WriteTest, WriteTestParams};
 
 use crate::worker::Interrupts;
 use paravane_driver::blk::{Blk, Done, Request};
 use paravane_driver::{DmaArea, DriverError, Transport};
 use paravane_spec::blk::F_FLUSH;
 
-/// What a lane needs of a disk driver.
+/// A disk driver, as a lane needs it.
 pub(crate) trait Disk: Interrupts {
     /// Capacity in sectors.
     fn capacity(&self) -> u64;

@@ -1,4 +1,4 @@
-//! Draws bytes from an entropy source and judges whether they can be random at all.
+//! Draws bytes from an entropy source and checks that they can be random.
 use crate::Platform;
 use crate::report::{DiskPage, Failure};
 use crate::worker::{Interrupts, Step, Worker};
@@ -8,9 +8,9 @@ use paravane_spec::builtin::{error, state};
 
 /// Bytes a request.
 pub(crate) const BUFFER: usize = 1024;
-/// Answers of 0 bytes in a row until the source is taken for dry.
+/// Most answers of 0 bytes in a row.
 const EMPTY_ANSWERS: u32 = 16;
-/// So many equal bytes in one answer are no accident (one in 2^120).
+/// Equal bytes in one answer that are no accident (one in 2^120).
 const EQUAL_BYTES: usize = 16;
 
 /// A draw under way.
@@ -69,7 +69,7 @@ impl<T: Transport> Draw<T> {
                 error: error::IO,
                 detail: u64::from(self.empty),
                 sector: 0,
-                reason: "the entropy source gives no bytes",
+                reason: "the entropy source returns no bytes",
             });
         }
         if !is_plausible(bytes) {
@@ -77,7 +77,7 @@ impl<T: Transport> Draw<T> {
                 error: error::MISMATCH,
                 detail: u64::from(bytes[0]),
                 sector: 0,
-                reason: "the entropy source gives the same byte again and again",
+                reason: "the entropy source repeats one byte",
             });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Where a latency goes in a [`paravane_spec::builtin::DiskReport`]'s histogram.
+//! Buckets of latencies in a [`paravane_spec::builtin::DiskReport`]'s histogram.
 use paravane_spec::builtin::{HIST_BUCKETS, HIST_SUB_BITS};
 
 /// Values from here on share the last bucket.

@@ -1,5 +1,7 @@
-//! The built-in guest: finds its devices through our drivers and works on them. The same program runs in
-//! ring 3 of a KVM guest (the `image` binary) and as a host thread (linked into the VMM).
+//! The built-in guest of `paravane run`: tests and measures devices through the drivers of `paravane-driver`.
+//!
+//! The same program runs in ring 3 of a KVM guest (the `image` binary, feature `image`) and as a host thread, linked into
+//! the VMM. It is `no_std`; the machine under it is a [`Platform`].
 //!
 //! ```text
 //! program   the loop over all devices, sleeping and waking
@@ -7,7 +9,7 @@
 //!   entropy draws from an entropy source
 //!   ping    frames to an echo and back; mirror is such an echo, on another card
 //!   stream  frames one way, as fast as they go
-//!   report  what the VMM sees; console: what it prints; boot: what it said at the start
+//!   report  figures for the VMM; console: messages; boot: the boot information; worker: the work on a device
 //! ```
 #![no_std]
 // Tests make their own guest memory.
@@ -33,7 +35,7 @@ mod worker;
 pub use paravane_driver::{Area, DmaArea, Space, VolatileSpace};
 use paravane_spec::builtin::{CONTROL_BASE, control};
 
-/// What the guest program needs from the machine it runs on.
+/// The machine under the guest program.
 pub trait Platform {
     /// Reads 32 bits of device memory at a guest-physical address.
     fn mmio_read32(&self, addr: u64) -> u32;

@@ -1,5 +1,4 @@
-//! Sends each frame that comes on a network card back to where it came from, with its addresses swapped. It has no end of
-//! its own: it serves as long as others work.
+//! Sends each received frame back with its addresses swapped, until the other devices have finished.
 use crate::Platform;
 use crate::ping::{ask_for_pairs, uses_pairs, wrong};
 use crate::report::{DiskPage, Failure, Measured};
@@ -9,7 +8,7 @@ use paravane_driver::Transport;
 use paravane_driver::net::Net;
 use paravane_spec::builtin::state;
 
-/// A frame that has come and is not sent back yet.
+/// A received frame that is not sent back yet.
 struct Held {
     /// As long as any frame.
     frame: Vec<u8>,
@@ -104,5 +103,5 @@ impl<P: Platform, T: Transport> Worker<P> for Mirror<T> {
 }
 
 fn too_long(len: usize) -> Failure {
-    wrong(len as u64, "a frame came of a length that nobody had sent")
+    wrong(len as u64, "a frame has an impossible length")
 }

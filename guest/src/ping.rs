@@ -1,4 +1,4 @@
-//! Sends frames on a network card whose far side is an echo, and judges what comes back.
+//! Sends frames on a network card whose peer is an echo, and checks the answers.
 //!
 //! ```text
 //!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped,
@@ -16,7 +16,7 @@ use paravane_spec::builtin::{error, state};
 
 /// Where frames go.
 const FAR: [u8; 6] = [2, 0, 0, 0, 0, 0xee];
-/// The address of a card that has none of its own.
+/// Address for a card that has none.
 const NEAR: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// For local experiments (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -25,9 +25,9 @@ pub(crate) const NUMBER_AT: usize = 14;
 /// Bytes of the shortest frame: addresses, type, number.
 pub(crate) const SHORTEST: usize = NUMBER_AT + 8;
 
-/// What a run is to do.
+/// Parameters of an exchange.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct PingParams {
     /// Frames to send.
     pub(crate) frames: u64,
     /// Bytes of each, at least [`SHORTEST`].
@@ -49,7 +49,7 @@ struct Flight {
 pub(crate) struct Ping<T> {
     net: Net<T>,
     page: DiskPage,
-    terms: Terms,
+    terms: PingParams,
     /// The answer to the question for pairs has not come yet.
     asking: bool,
     /// Of each pair, in the order in which they were sent.
@@ -86,7 +86,7 @@ pub(crate) fn uses_pairs<T: Transport>(net: &mut Net<T>, asking: &mut bool) -> R
         match net.answer()? {
             None => return Ok(false),
             Some(true) => *asking = false,
-            Some(false) => return Err(wrong(0, "the card does not use the pairs that it has")),
+            Some(false) => return Err(wrong(0, "the card refused to use its queue pairs")),
         }
     }
     Ok(true)
@@ -97,7 +97,7 @@ impl<T: Transport> Ping<T> {
     ///
     /// # Errors
     /// The driver refuses the question for pairs.
-    pub(crate) fn new(mut net: Net<T>, terms: Terms, page: DiskPage) -> Result<Self, Failure> {
+    pub(crate) fn new(mut net: Net<T>, terms: PingParams, page: DiskPage) -> Result<Self, Failure> {
         let asking = ask_for_pairs(&mut net)?;
         let pairs = net.pairs_set_up();
         let mut frame = alloc::vec![0; terms.len];
@@ -165,12 +165,12 @@ impl<T: Transport> Ping<T> {
     /// A frame of `len` bytes came on `pair`: it must be the one that was sent there first.
     fn came(&mut self, pair: usize, len: usize, now: u64) -> Result<(), Failure> {
         let Some(flight) = self.flights[pair].pop_front() else {
-            return Err(wrong(len as u64, "a frame came that nobody had sent"));
+            return Err(wrong(len as u64, "an unexpected frame was received"));
         };
         fill(&mut self.frame, flight.number);
         let answer = &self.answer[..len.min(self.answer.len())];
         if answer.len() != self.terms.reply || !is_echo(&self.frame, answer) {
-            return Err(wrong(flight.number, "a frame came back that was not the one that was due"));
+            return Err(wrong(flight.number, "a frame came back out of order or changed"));
         }
         self.page.count_latency(histogram::bucket(now.saturating_sub(flight.since)));
         self.measured.ops += 1;

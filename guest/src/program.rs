@@ -10,12 +10,12 @@ use crate::boot::{self, Boot};
 use crate::chance::Chance;
 use crate::connection::Connection;
 use crate::console::{self, Console};
-use crate::disk::{Buffers, Disk, Hash, Job, Lane, Terms, WriteTest};
+use crate::disk::{Buffers, Disk, Hash, Job, Lane, WriteTest, WriteTestParams};
 use crate::entropy::{self, Draw};
 use crate::mirror::Mirror;
 use crate::ping::{self, Ping};
 use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
-use crate::stream::{self, Stream, Way};
+use crate::stream::{self, Direction, Stream};
 use crate::worker::{Step, Worker};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -28,24 +28,24 @@ use paravane_spec::builtin::{
     BootInfo, CONTROL_BASE, completion, control, error, event, exit, inject, job, order,
 };
 
-/// Fewest bytes a request of the hash job: reading in order gains from large requests.
+/// Fewest bytes of a request of the hash job: sequential reads gain from large requests.
 const HASH_CHUNK: usize = 64 << 10;
-/// Most requests in flight a disk: the image's allocator has room for so many.
+/// Most requests in flight on a disk, limited by the image's allocator.
 const MAX_DEPTH: u32 = 256;
-/// Polling, how many rounds without work pass until the devices' interrupt causes are read nevertheless: each
-/// reading is an exit, and the only way to learn that a device asks to be reset.
+/// Rounds of polling without work between two readings of the devices' interrupt causes. Each reading is an exit, and the
+/// only way to learn that a device needs a reset.
 const IDLE_ROUNDS: u64 = 1 << 16;
 /// Alignment of data buffers and of the pass map.
 const PAGE: usize = 4096;
 
-/// An interrupt after which a device must be asked what it wants.
-struct Call {
+/// An interrupt whose causes must be read from the device.
+struct InterruptSource {
     number: u32,
-    /// How many of it were looked after.
+    /// Interrupts handled so far.
     handled: u64,
 }
 
-impl Call {
+impl InterruptSource {
     fn new(number: u32) -> Self {
         Self { number, handled: 0 }
     }
@@ -54,9 +54,9 @@ impl Call {
 /// One device at work.
 struct Device<'p, P: Platform> {
     gsi: u32,
-    /// Its wire, and the message of its configuration change. A queue's own message says nothing but that the queue is
-    /// to be looked at, which is done anyway.
-    calls: [Call; 2],
+    /// Its wire, and the message of its configuration change. The message of a queue needs no handling: the loop looks at
+    /// every queue.
+    sources: [InterruptSource; 2],
     worker: Box<dyn Worker<P> + 'p>,
     page: DiskPage,
     number: usize,
@@ -85,8 +85,8 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
         match bring_up(platform, &info, number, page, kicks, &mut pool) {
             Ok(None) => {}
             Ok(Some(worker)) => {
-                let calls = [Call::new(entry.gsi), Call::new(entry.messages)];
-                devices.push(Device { gsi: entry.gsi, calls, worker, page, number, running: true });
+                let sources = [InterruptSource::new(entry.gsi), InterruptSource::new(entry.messages)];
+                devices.push(Device { gsi: entry.gsi, sources, worker, page, number, running: true });
             }
             Err(failure) => {
                 page.fail(&failure);
@@ -112,7 +112,7 @@ pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
     exit::DONE
 }
 
-/// Makes what works on one device; `None` if it is to be left alone.
+/// Sets up the work on one device; `None` if it has no job.
 fn bring_up<'p, P: Platform>(
     platform: &'p P,
     info: &BootInfo,
@@ -139,7 +139,7 @@ fn bring_up<'p, P: Platform>(
             Some(Box::new(Draw::new(rng, entry.span, page)))
         }
         job::NET_ECHO | job::NET_MIRROR => {
-            let terms = ping::Terms {
+            let terms = ping::PingParams {
                 frames: entry.span,
                 len: (entry.frame as usize).max(ping::SHORTEST),
                 reply: (entry.reply as usize).max(ping::SHORTEST),
@@ -161,13 +161,16 @@ fn bring_up<'p, P: Platform>(
             }
         }
         job::NET_SEND | job::NET_RECEIVE => {
-            let way = if entry.job == job::NET_SEND { Way::Out } else { Way::In };
-            let terms =
-                stream::Terms { way, frames: entry.span, len: (entry.frame as usize).max(ping::SHORTEST) };
-            let slots = |way| if terms.way == way { depth as u16 } else { 1 };
+            let direction = if entry.job == job::NET_SEND { Direction::Out } else { Direction::In };
+            let terms = stream::StreamParams {
+                direction,
+                frames: entry.span,
+                len: (entry.frame as usize).max(ping::SHORTEST),
+            };
+            let slots = |direction| if terms.direction == direction { depth as u16 } else { 1 };
             let options = NetOptions {
-                receive_slots: slots(Way::In),
-                transmit_slots: slots(Way::Out),
+                receive_slots: slots(Direction::In),
+                transmit_slots: slots(Direction::Out),
                 frame: terms.len,
                 receive_slot: usize::MAX,
                 ..NetOptions::default()
@@ -206,7 +209,7 @@ pub(crate) fn test_lane<D: Disk>(
 ) -> Result<Lane<D>, Failure> {
     page.capacity(disk.capacity());
     if disk.read_only() {
-        return Err(refusal("a write test was asked for and the disk is read-only"));
+        return Err(refusal("the disk is read-only and cannot take a write test"));
     }
     if span / SECTOR > disk.capacity() {
         return Err(refusal("the span to test is larger than the disk"));
@@ -223,7 +226,7 @@ pub(crate) fn test_lane<D: Disk>(
     page.pass_map(map.addr, blocks);
     let depth = disk.slots().min(info.depth as usize);
     let buffers = Buffers::new(pool.take(block * depth, PAGE).map_err(set_up)?, block);
-    let terms = Terms {
+    let terms = WriteTestParams {
         blocks,
         block,
         duration_ns: info.duration_ns,
@@ -256,7 +259,7 @@ struct Machine<'p, P> {
 }
 
 impl<'p, P: Platform> Machine<'p, P> {
-    /// Opens the interrupt lines, or sees to it that none is needed.
+    /// Enables the interrupt lines, unless the program polls.
     fn start(&self, devices: &mut [Device<'p, P>]) {
         for device in devices {
             device.worker.driver().disable_interrupts();
@@ -303,7 +306,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
-    /// Says where the measured phase begins, and where it ends.
+    /// Reports the begin and the end of the measured phase.
     fn mark(&mut self, devices: &[Device<'p, P>]) {
         let measuring = devices.iter().any(|device| device.running && device.worker.is_measuring());
         if measuring != self.measuring {
@@ -323,10 +326,10 @@ impl<'p, P: Platform> Machine<'p, P> {
             }
         } else {
             // Acknowledged before the used ring is looked at, so that what comes later raises a new interrupt.
-            for call in &mut device.calls {
-                let taken = self.platform.interrupts_on(call.number);
-                if taken != call.handled {
-                    call.handled = taken;
+            for source in &mut device.sources {
+                let taken = self.platform.interrupts_on(source.number);
+                if taken != source.handled {
+                    source.handled = taken;
                     device.worker.driver().interrupt()?;
                 }
             }
@@ -351,7 +354,10 @@ impl<'p, P: Platform> Machine<'p, P> {
         for device in devices.iter_mut().filter(|device| device.running) {
             more |= device.worker.driver().enable_interrupts();
             // An interrupt between the last step and the sampling is in the sample, and not looked after yet.
-            more |= device.calls.iter().any(|call| self.platform.interrupts_on(call.number) != call.handled);
+            more |= device
+                .sources
+                .iter()
+                .any(|source| self.platform.interrupts_on(source.number) != source.handled);
         }
         if !more {
             self.platform.wait(seen);
@@ -361,7 +367,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
-    /// Does what a test asked for.
+    /// Injects the failure that a test configured.
     fn inject(&self) {
         match self.inject {
             inject::CRASH => self.platform.crash(),
@@ -383,7 +389,7 @@ fn tell<P: Platform>(console: &Console<'_, P>, number: usize, failure: &Failure)
     console.say(format_args!("device {number}: {reason} (sector {sector}, detail {detail:#x})"));
 }
 
-/// A job that cannot be done as asked.
+/// Failure of a job that is impossible.
 fn refusal(reason: &'static str) -> Failure {
     Failure { error: error::SETUP, detail: 0, sector: 0, reason }
 }
@@ -395,17 +401,17 @@ fn set_up(driver: DriverError) -> Failure {
         DriverError::Magic(_)
         | DriverError::Version(_)
         | DriverError::DeviceId { .. }
-        | DriverError::Function { .. } => (error::SETUP, "there is no such device"),
+        | DriverError::Function { .. } => (error::SETUP, "no such device"),
         DriverError::Features(_) | DriverError::FeaturesRefused => {
-            (error::SETUP, "driver and device do not agree on features")
+            (error::SETUP, "driver and device agree on no features")
         }
-        DriverError::Reset => (error::SETUP, "the device does not finish its reset"),
+        DriverError::Reset => (error::SETUP, "the device does not reset"),
         _ => (error::SETUP, "the device cannot be set up"),
     };
     Failure { error: code_of_error, detail: code(&driver), sector: 0, reason }
 }
 
-/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`].
+/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`]; 0 for one without a number.
 pub(crate) fn code(error: &DriverError) -> u64 {
     match error {
         DriverError::Magic(_) => 1,
@@ -429,5 +435,6 @@ pub(crate) fn code(error: &DriverError) -> u64 {
         DriverError::Capabilities(_) => 17,
         DriverError::Structure(_) => 18,
         DriverError::Vector { .. } => 19,
+        _ => 0,
     }
 }

@@ -9,7 +9,7 @@ use paravane_spec::builtin::{
     DISK_REPORTS, DiskReport, HIST_BUCKETS, KICK_REPORT, KickReport, REPORT_MAGIC, ReportHeader, state,
 };
 
-/// What the program has done so far, over all devices.
+/// Totals over all devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) heartbeat: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Clears all reports and only then says that they are there.
+    /// Clears all reports, then writes the magic number.
     pub(crate) fn new(area: Area, count: usize) -> Self {
         let end = DISK_REPORTS as usize + count * size_of::<DiskReport>();
         let zeroes = [0; 512];
@@ -72,7 +72,7 @@ impl Header {
     }
 }
 
-/// How a device's job went wrong.
+/// Failure of a device's job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// One of the `error` codes.
@@ -81,7 +81,7 @@ pub(crate) struct Failure {
     pub(crate) detail: u64,
     /// First sector concerned.
     pub(crate) sector: u64,
-    /// In words, for the console.
+    /// Reason, for the console.
     pub(crate) reason: &'static str,
 }
 
@@ -152,7 +152,7 @@ pub(crate) struct KickPage {
 }
 
 impl KickPage {
-    /// A kick has stopped the guest for `ns` nanoseconds.
+    /// Counts a kick that took `ns` nanoseconds.
     pub(crate) fn count(&self, ns: u64) {
         let at = offset_of!(KickReport, ns);
         let mut sum = [0; 8];

@@ -1,4 +1,4 @@
-//! Frames one way, as fast as they go.
+//! Frames in one direction, at full speed.
 //!
 //! ```text
 //!   out: sent, each kicked for ---> taken back by the card      in: received, compared ---> its slot on offer again
@@ -15,17 +15,17 @@ use paravane_spec::builtin::state;
 /// Most frames in one step, before the other devices get their turn.
 const STEP: usize = 256;
 
-/// Which way.
+/// Direction of the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     Out,
     In,
 }
 
-/// What a run is to do.
+/// Parameters of a stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    pub(crate) way: Way,
+pub(crate) struct StreamParams {
+    pub(crate) direction: Direction,
     /// Frames.
     pub(crate) frames: u64,
     /// Bytes of each, at least [`SHORTEST`].
@@ -36,7 +36,7 @@ pub(crate) struct Terms {
 pub(crate) struct Stream<T> {
     net: Net<T>,
     page: DiskPage,
-    terms: Terms,
+    terms: StreamParams,
     /// The frame to be sent next, or the one that must come next.
     frame: Vec<u8>,
     got: Vec<u8>,
@@ -47,7 +47,7 @@ pub(crate) struct Stream<T> {
 }
 
 impl<T: Transport> Stream<T> {
-    pub(crate) fn new(net: Net<T>, terms: Terms, page: DiskPage) -> Self {
+    pub(crate) fn new(net: Net<T>, terms: StreamParams, page: DiskPage) -> Self {
         page.moved(0, terms.frames * terms.len as u64);
         page.state(state::MIX);
         Self {
@@ -69,9 +69,9 @@ impl<T: Transport> Stream<T> {
     /// Sends or receives what can be.
     fn transfer(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
-        match self.terms.way {
-            Way::Out => self.send(&clock, &mut step)?,
-            Way::In => self.receive(&clock, &mut step)?,
+        match self.terms.direction {
+            Direction::Out => self.send(&clock, &mut step)?,
+            Direction::In => self.receive(&clock, &mut step)?,
         }
         if step.completed > 0 {
             self.measured.ops += step.completed;
@@ -114,7 +114,7 @@ impl<T: Transport> Stream<T> {
             self.began.get_or_insert_with(clock);
             self.put_number();
             if self.number == self.terms.frames || self.got.get(..len) != Some(&self.frame[..]) {
-                return Err(wrong(self.number, "a frame came that was not the one that was due"));
+                return Err(wrong(self.number, "a frame was lost, out of order or changed"));
             }
             self.number += 1;
             step.completed += 1;

@@ -127,7 +127,7 @@ impl Builder {
     /// Puts the device behind virtio-mmio with messages and a notification address for each queue.
     ///
     /// A driver that knows plain virtio-mmio only uses `line`. The window has [`mmio_msi::WINDOW`] bytes;
-    /// `docs/virtio-mmio-msi.md` specifies the extension.
+    /// `docs/reference/virtio-mmio-msi.md` specifies the extension.
     ///
     /// # Errors
     /// See [`AttachError`].

@@ -4,8 +4,8 @@
 //! free slot --submit--> added --kick--> with the device --complete--> free slot
 //!                                                       \-> the device lies: the driver latches the error
 //! ```
-//! A slot is 64 bytes of shared memory: request header, discard range, status byte. What the driver must
-//! know of a request in flight lies in private memory, where the device cannot change it.
+//! A slot is 64 bytes of shared memory: request header, discard range, status byte. The record of a request in flight
+//! lies in private memory, where the device cannot change it.
 use crate::channel::{Channel, QUEUE};
 use crate::slots::SlotTable;
 use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
@@ -29,10 +29,10 @@ const SLOT: usize = 64;
 const RANGE_AT: usize = size_of::<RequestHeader>();
 /// Where the status byte lies in a slot.
 const STATUS_AT: usize = RANGE_AT + size_of::<DiscardRange>();
-/// What the status byte holds until the device has written it: no status of the specification.
+/// Status byte before the device has written it: not a status of the specification.
 const NO_STATUS: u8 = 0xff;
 
-/// What to do.
+/// A request.
 #[derive(Clone, Copy, Debug)]
 pub enum Request {
     /// Read into the buffer from this sector.
@@ -83,7 +83,7 @@ pub struct Done {
     pub status: u8,
 }
 
-/// What the driver knows of one slot.
+/// One slot: its shared memory, and the private record of its request.
 #[derive(Clone, Copy, Debug)]
 struct RequestSlot {
     /// Header, range and status.
@@ -104,7 +104,7 @@ struct Prepared {
     range: Option<DiscardRange>,
 }
 
-/// What the configuration space says, read once a change.
+/// Fields of the configuration space, read at set-up and after each change.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     capacity: u64,
@@ -127,8 +127,8 @@ pub struct Blk<T> {
 }
 
 impl<T: Transport> Blk<T> {
-    /// Sets the device up with one queue and room for `slots` requests, and says DRIVER_OK. There are fewer
-    /// slots if the device's queue is smaller.
+    /// Sets the device up with one queue and room for `slots` requests, and sets DRIVER_OK. A small
+    /// queue of the device limits the slots.
     ///
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
@@ -161,7 +161,7 @@ impl<T: Transport> Blk<T> {
         self.limits.capacity
     }
 
-    /// The device's block size in bytes, 512 if it does not say. A hint: it may be any number.
+    /// Block size of the device in bytes [512]. A hint: it may be any number.
     pub fn block_size(&self) -> u32 {
         self.limits.blk_size
     }
@@ -226,7 +226,7 @@ impl<T: Transport> Blk<T> {
         Ok(true)
     }
 
-    /// Publishes what was added and kicks if the device wants it. Says whether it kicked.
+    /// Publishes what was added and kicks if the device wants it. Returns whether it kicked.
     pub fn kick(&mut self) -> bool {
         self.channel.kick()
     }
@@ -266,7 +266,7 @@ impl<T: Transport> Blk<T> {
     /// looks for completed requests. After a configuration change the capacity is read anew.
     ///
     /// # Errors
-    /// The device asks to be reset, or its configuration does not come to rest. The driver has latched.
+    /// The device needs a reset, or its configuration keeps changing. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
         let causes = self.channel.interrupt()?;
         if causes & mmio::INT_CONFIG_CHANGE != 0 {

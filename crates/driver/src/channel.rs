@@ -1,4 +1,4 @@
-//! A device with one queue, in use: what is done there is the same for every such device.
+//! A device with one queue, in use: the code that all such devices share.
 //!
 //! ```text
 //!   add ---> kick ---> (device) ---> pop

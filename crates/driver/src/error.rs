@@ -1,97 +1,98 @@
-//! What can go wrong between a driver and its device.
+//! Errors of the drivers.
 use paravane_ring::{ConfigError, QueueError};
 use thiserror::Error;
 
-/// Why a driver cannot use its device.
+/// Reason why a driver cannot use its device, or refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum DriverError {
-    /// no virtio device: the magic value reads {0:#x}
-    #[error("no virtio device: the magic value reads {0:#x}")]
+    /// There is no virtio-mmio device at this address (section 4.2.2.1).
+    #[error("no virtio device: the magic value is {0:#x}")]
     Magic(u32),
-    /// version {0} of virtio-mmio is not supported
+    /// Only version 2 is supported; version 1 is the legacy interface.
     #[error("version {0} of virtio-mmio is not supported")]
     Version(u32),
-    /// PCI function {vendor:04x}:{device:04x} is no modern virtio device
-    #[error("PCI function {vendor:04x}:{device:04x} is no modern virtio device")]
+    /// The PCI function is of another vendor, or a legacy device (section 4.1.2).
+    #[error("PCI function {vendor:04x}:{device:04x} is not a modern virtio device")]
     Function {
         /// Vendor identifier.
         vendor: u16,
         /// Device identifier.
         device: u16,
     },
-    /// the list of PCI capabilities does not end, or leaves its space, at {0:#x}
-    #[error("the list of PCI capabilities does not end, or leaves its space, at {0:#x}")]
+    /// The PCI capability list is malformed.
+    #[error("the PCI capability list loops or leaves configuration space at {0:#x}")]
     Capabilities(u16),
-    /// the virtio structure of type {0} is missing, too short, or not where a device may be
-    #[error("the virtio structure of type {0} is missing, too short, or not where a device may be")]
+    /// A mandatory virtio capability is unusable (section 4.1.4).
+    #[error("the virtio structure of type {0} is missing, too short, or outside the PCI window")]
     Structure(u8),
-    /// the device mapped an interrupt to vector {got:#x}, not to {wanted}
+    /// The device lacks the resources for an MSI-X vector (section 4.1.5.1.2).
     #[error("the device mapped an interrupt to vector {got:#x}, not to {wanted}")]
     Vector {
-        /// What the driver wrote.
+        /// Vector that the driver wrote.
         wanted: u16,
-        /// What it read back.
+        /// Vector that it read back.
         got: u16,
     },
-    /// the device refuses the message of interrupt {0}
+    /// An MSI message was refused while the device was in use.
     #[error("the device refuses the message of interrupt {0}")]
     Message(u32),
-    /// device type {found}, not {wanted}
-    #[error("device type {found}, not {wanted}")]
+    /// The device has another type than the driver.
+    #[error("the device has type {found}; the driver needs {wanted}")]
     DeviceId {
-        /// What the driver drives.
+        /// Type that the driver is for.
         wanted: u32,
-        /// What is there.
+        /// Type of the device.
         found: u32,
     },
-    /// the device lacks feature bits {0:#x}
+    /// A required feature is not offered, or an operation needs one that was not negotiated.
     #[error("the device lacks feature bits {0:#x}")]
     Features(u64),
-    /// the device did not accept the features
+    /// The device did not keep FEATURES_OK (section 3.1.1).
     #[error("the device did not accept the features")]
     FeaturesRefused,
-    /// the device did not finish its reset
+    /// The status register did not return to 0 (section 2.4).
     #[error("the device did not finish its reset")]
     Reset,
-    /// the device did not finish the reset of queue {0}
+    /// A queue reset did not end (section 2.6.1).
     #[error("the device did not finish the reset of queue {0}")]
     QueueReset(u16),
-    /// queue {0} does not exist or is already in use
+    /// A queue is missing, too small, or enabled already.
     #[error("queue {0} does not exist or is already in use")]
     Queue(u16),
-    /// the pool has {free} bytes left and {needed} are needed
-    #[error("the pool has {free} bytes left and {needed} are needed")]
+    /// The [`Pool`](crate::Pool) is exhausted.
+    #[error("the pool has {free} bytes left; {needed} are needed")]
     Memory {
         /// Bytes needed.
         needed: usize,
         /// Bytes left.
         free: usize,
     },
-    /// the device asks to be reset
-    #[error("the device asks to be reset")]
+    /// The device has set DEVICE_NEEDS_RESET (section 2.1).
+    #[error("the device needs a reset")]
     NeedsReset,
-    /// {0}
+    /// The queue cannot be laid out.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// {0}
+    /// The device broke the ring protocol; the queue has latched.
     #[error(transparent)]
     Ring(#[from] QueueError),
-    /// the configuration space kept changing while it was read
+    /// No consistent reading of the configuration space (section 2.5.1).
     #[error("the configuration space kept changing while it was read")]
     ConfigUnstable,
-    /// a frame is said to lie in {buffers} buffers, and there are {most}
-    #[error("a frame is said to lie in {buffers} buffers, and there are {most}")]
+    /// A merged frame claims an impossible number of buffers (section 5.1.6.4).
+    #[error("the device claims {buffers} buffers for one frame; the queue has {most}")]
     Buffers {
-        /// What the device says.
+        /// Number that the device claims.
         buffers: usize,
-        /// Buffers that it has.
+        /// Buffers of the receive queue.
         most: usize,
     },
-    /// the request is not possible: {0}
+    /// The caller asks for something that the device cannot do.
     #[error("the request is not possible: {0}")]
     Request(&'static str),
-    /// the device says that a request went well and that it wrote {len} of {expected} bytes
-    #[error("the device says that a request went well and that it wrote {len} of {expected} bytes")]
+    /// The used length contradicts the status of a request.
+    #[error("the device reports success but wrote {len} of {expected} bytes")]
     ShortAnswer {
         /// Bytes that the request lets the device write.
         expected: u32,

@@ -26,7 +26,7 @@ pub trait Registers {
     fn read16(&self, offset: u64) -> u16;
     /// Reads 8 bits (configuration space).
     fn read8(&self, offset: u64) -> u8;
-    /// How many bytes are the device's, as firmware tells. Nothing beyond is touched, whatever the device says.
+    /// Length of the register window in bytes, from firmware. The driver touches nothing beyond.
     fn window(&self) -> u64 {
         mmio::WINDOW
     }
@@ -102,7 +102,7 @@ pub struct Mmio<R> {
 }
 
 impl<R: Registers> Mmio<R> {
-    /// Looks whether there is a device: magic and version.
+    /// Checks magic value and version.
     ///
     /// # Errors
     /// It is not a virtio-mmio version 2 device.
@@ -127,7 +127,7 @@ impl<R: Registers> Mmio<R> {
         self.messages = messages;
     }
 
-    /// Whether it interrupts by messages. Final once it was told DRIVER_OK.
+    /// Whether the device interrupts by messages. Final after DRIVER_OK.
     pub fn uses_messages(&self) -> bool {
         self.msi
     }
@@ -144,7 +144,7 @@ impl<R: Registers> Mmio<R> {
         self.write(mmio::QUEUE_SEL, u32::from(queue));
     }
 
-    /// Turns MSI on or off. Whether it is as wanted.
+    /// Turns MSI on or off; `true` if the device did so.
     fn switch_msi(&mut self, on: bool) -> bool {
         self.write(msi::MSI_COMMAND, if on { command::ENABLE } else { command::DISABLE });
         self.msi = self.read(msi::MSI_STATE) & state::ON != 0;
@@ -174,7 +174,7 @@ impl<R: Registers> Mmio<R> {
         if running || !self.switch_msi(false) { Err(DriverError::Message(source)) } else { Ok(()) }
     }
 
-    /// Where queue `index` is kicked, checked: the device must not make the driver write just anywhere.
+    /// The notification address of queue `index`, checked: the device must not choose an arbitrary address.
     fn notification_address(&self, index: u16) -> Result<u64, DriverError> {
         if !self.notification {
             return Ok(mmio::QUEUE_NOTIFY);
@@ -230,7 +230,7 @@ impl<R: Registers> Transport for Mmio<R> {
     }
 
     fn wanted_features(&self) -> u64 {
-        // The bits are nobody's yet, so another vendor may mean something else by them.
+        // The bits are not assigned yet: another vendor may use them for something else.
         if self.read(mmio::VENDOR_ID) != mmio::VENDOR {
             return 0;
         }

@@ -35,7 +35,7 @@ const RECLAIM: usize = 16;
 /// Where the answer to a control command lies, behind command and data.
 const ANSWER_AT: usize = size_of::<Command>() + size_of::<u16>();
 
-/// How much of everything.
+/// Size of a card's queues and frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetOptions {
     /// Most pairs of queues to set up. One is in use until [`Net::ask_for_pairs`].
@@ -58,8 +58,9 @@ impl Default for NetOptions {
     }
 }
 
-/// What was received and did not come to the caller.
+/// Counters of received buffers that were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Dropped {
     /// Buffers that came back with less than a header in them.
     pub runts: u64,
@@ -104,7 +105,7 @@ struct Pair {
     transmit_slots: FrameSlots,
     /// Transmit slots that are not in flight, as far as is known.
     free: Vec<u16>,
-    /// Somebody waits for a slot to come back.
+    /// The caller waits for a slot to come back.
     waited_for: bool,
 }
 
@@ -248,7 +249,7 @@ struct Control {
     asked: Option<u16>,
 }
 
-/// What the configuration space says.
+/// Fields of the configuration space.
 #[derive(Clone, Copy, Debug, Default)]
 struct Described {
     mac: Option<[u8; 6]>,
@@ -290,8 +291,8 @@ pub struct Net<T> {
 }
 
 impl<T: Transport> Net<T> {
-    /// Sets the card up, with all its receive slots on offer, and says DRIVER_OK. There are fewer pairs and slots than
-    /// asked for where the device has fewer.
+    /// Sets the card up, with all its receive slots on offer, and sets DRIVER_OK. The device
+    /// may limit the number of pairs and slots.
     ///
     /// # Errors
     /// No such device, or too little memory: the device is then told FAILED. Or the options are impossible.
@@ -350,12 +351,12 @@ impl<T: Transport> Net<T> {
         Ok((described, pairs, control))
     }
 
-    /// The card's address, if it has one of its own.
+    /// MAC address, if the card has one.
     pub fn mac(&self) -> Option<[u8; 6]> {
         self.described.mac
     }
 
-    /// Largest packet in bytes, without the Ethernet header, if the device says.
+    /// Largest packet in bytes, without the Ethernet header, if the device reports it.
     pub fn mtu(&self) -> Option<u16> {
         self.described.mtu
     }
@@ -386,7 +387,7 @@ impl<T: Transport> Net<T> {
         self.in_use
     }
 
-    /// What was received and did not come to the caller.
+    /// Counters of dropped buffers.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
@@ -424,7 +425,7 @@ impl<T: Transport> Net<T> {
         Ok(in_flight)
     }
 
-    /// Copies the next frame of a pair into `out` and says how long it is; what has no room is lost. `None` if there is
+    /// Copies the next frame of a pair into `out` and returns its length; bytes without room are lost. `None` if there is
     /// no frame. Its slots are the device's again after [`Net::kick`].
     ///
     /// # Errors
@@ -441,7 +442,7 @@ impl<T: Transport> Net<T> {
         taken.map_err(|error| self.failed.set(error))
     }
 
-    /// Publishes all that was added and kicks where the device wants it. Says how many kicks that were.
+    /// Publishes all that was added and kicks where the device wants it. Returns the number of kicks.
     pub fn kick(&mut self) -> u32 {
         if self.failed.is_set() {
             return 0;
@@ -566,7 +567,7 @@ impl<T: Transport> Net<T> {
     /// frames. After a configuration change the state of the link is read anew.
     ///
     /// # Errors
-    /// The device asks to be reset, or its configuration does not come to rest. The driver has latched.
+    /// The device needs a reset, or its configuration keeps changing. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
         self.failed.check()?;
         let causes = self.device.interrupt().map_err(|error| self.failed.set(error))?;

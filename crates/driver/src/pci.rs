@@ -6,9 +6,9 @@
 //!                                                 v                              v
 //!                                              function masked ---- vectors mapped, each read back
 //! ```
-//! The device is hostile here as well: the list of capabilities is followed for a bounded number of steps; every structure
-//! that it names must lie in the part of memory that is PCI's, as firmware says, so a BAR that claims to be RAM is not
-//! touched; and what must read back is read back.
+//! The device is hostile: the list of capabilities is followed for a bounded number of steps; every structure that it names
+//! must lie in the PCI window that firmware reports, so a BAR that claims to be RAM is not touched; and registers that must
+//! read back are read back.
 use crate::{DriverError, Transport};
 pub use crate::{Message, Space};
 use alloc::vec::Vec;

@@ -1,15 +1,16 @@
-//! Memory that a driver shares with devices, handed out once and never taken back.
+//! Allocator of the memory that drivers share with devices.
 use crate::DriverError;
 use paravane_ring::DmaArea;
 
-/// A bump allocator over shared memory. Devices may see the memory elsewhere than the driver's machine does, see
-/// [`Pool::translate`]. It takes nothing back: a device that was told of a piece may write
-/// to it at any later time, so no piece ever serves a second purpose.
+/// A bump allocator over shared memory.
+///
+/// It never takes memory back: a device that knows an address may write there at any later time. Device addresses may
+/// differ from the machine's, see [`Pool::translate`].
 #[derive(Debug)]
 pub struct Pool {
     memory: DmaArea,
     used: usize,
-    /// What device addresses are more than those of `memory`.
+    /// Offset from addresses of `memory` to device addresses, modulo 2^64.
     offset: u64,
 }
 
@@ -20,8 +21,8 @@ impl Pool {
         Self { memory, used: 0, offset: 0 }
     }
 
-    /// From here on pieces are for devices that see the memory `offset` bytes further up (modulo 2^64): behind an
-    /// IOMMU that translates so. 0 is where it began.
+    /// Sets the offset from the machine's addresses to device addresses, modulo 2^64, for memory taken from now on. It is 0
+    /// without an IOMMU.
     pub fn translate(&mut self, offset: u64) {
         self.offset = offset;
     }
@@ -34,7 +35,7 @@ impl Pool {
         self.take_at(size, align, self.offset)
     }
 
-    /// `size` bytes that no device is told of; the address is the machine's own.
+    /// `size` bytes for private use; the address is the machine's.
     ///
     /// # Errors
     /// As [`Pool::take`].

@@ -12,7 +12,7 @@ pub struct Rng<T> {
 }
 
 impl<T: Transport> Rng<T> {
-    /// Sets the device up with one buffer of `buffer` bytes, and says DRIVER_OK.
+    /// Sets the device up with one buffer of `buffer` bytes, and sets DRIVER_OK.
     ///
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
@@ -25,7 +25,7 @@ impl<T: Transport> Rng<T> {
     }
 
     /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one request is
-    /// in flight. Says whether it kicked.
+    /// in flight. Returns whether it kicked.
     ///
     /// # Errors
     /// One is in flight already, `len` is 0 or more than the buffer holds, or the driver has failed.
@@ -46,8 +46,9 @@ impl<T: Transport> Rng<T> {
         Ok(self.channel.kick())
     }
 
-    /// Copies what has come into `out`; `None` while nothing has. Says how many bytes were copied: as many as
-    /// the device says it has written, at most what was asked for, at most what `out` holds. The rest is dropped.
+    /// Copies received bytes into `out` and returns their number; `None` while there are none.
+    ///
+    /// The number is what the device claims, limited by the request and by `out`. Further bytes are dropped.
     ///
     /// # Errors
     /// The device broke the protocol. The driver has latched.
@@ -73,7 +74,7 @@ impl<T: Transport> Rng<T> {
     /// To be called after an interrupt of this device: reads and acknowledges its causes.
     ///
     /// # Errors
-    /// The device asks to be reset. The driver has latched.
+    /// The device needs a reset. The driver has latched.
     pub fn interrupt(&mut self) -> Result<u32, DriverError> {
         self.channel.interrupt()
     }

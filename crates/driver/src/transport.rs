@@ -1,18 +1,19 @@
-//! What a driver needs of the registers of a device, wherever they are and however they are laid out.
+//! Registers of a device, as a driver needs them, on any transport.
 use crate::DriverError;
 use paravane_spec::queue::QueueAddresses;
 
-/// What an interrupt is, where the device sends messages: a write of `data` to `address`.
+/// A message-signalled interrupt: a write of `data` to `address`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where to; on x86 it names the local APIC.
+    /// Address; on x86 that of the local APIC.
     pub address: u64,
-    /// What; on x86 the low 8 bits are the vector.
+    /// Data; on x86 the low 8 bits are the vector.
     pub data: u32,
 }
 
-/// The registers of one device. Nothing here is checked but what the layout itself takes: a device answers what it
-/// likes, and [`crate::Virtio`] judges it.
+/// The registers of one device.
+///
+/// An implementation checks only what its own layout needs: a device may answer anything, and [`crate::Virtio`] checks it.
 pub trait Transport {
     /// Virtio device identifier.
     fn device_id(&self) -> u32;
@@ -24,12 +25,12 @@ pub trait Transport {
     fn device_features(&self) -> u64;
     /// The 64 feature bits that the driver accepts.
     fn set_driver_features(&self, accepted: u64);
-    /// Feature bits of the transport itself that the driver wants, beside its own.
+    /// Feature bits of the transport that are accepted beside the driver's.
     fn wanted_features(&self) -> u64 {
         0
     }
-    /// Feature negotiation has ended with `features`: tells the device how to interrupt for a configuration change,
-    /// unless by its wire.
+    /// Sets up the interrupt for configuration changes, after `features` were negotiated. Does nothing for the wired
+    /// interrupt.
     ///
     /// # Errors
     /// The device does not take it.
@@ -41,7 +42,7 @@ pub trait Transport {
     fn queue_max(&self, index: u16) -> u32;
     /// Whether queue `index` is enabled.
     fn queue_enabled(&self, index: u16) -> bool;
-    /// Tells the device where queue `index` is, how it is to interrupt for it, and enables it.
+    /// Writes the addresses and the interrupt of queue `index`, and enables it.
     ///
     /// # Errors
     /// What the device says about the queue cannot be.
@@ -52,8 +53,8 @@ pub trait Transport {
     fn queue_resetting(&self, index: u16) -> bool;
     /// Kicks queue `index`, which was enabled; with `data` if NOTIFICATION_DATA was negotiated.
     fn notify(&self, index: u16, data: Option<u32>);
-    /// With messages, which say themselves what they are for: the configuration change. Else reads and acknowledges
-    /// the causes of the wired interrupt
+    /// With messages returns the configuration change, which may be the cause. Otherwise reads and acknowledges the
+    /// causes of the wired interrupt
     /// ([`INT_USED_BUFFER`](paravane_spec::mmio::INT_USED_BUFFER) and
     /// [`INT_CONFIG_CHANGE`](paravane_spec::mmio::INT_CONFIG_CHANGE)).
     fn take_causes(&self) -> u32;

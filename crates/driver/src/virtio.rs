@@ -1,4 +1,4 @@
-//! A device as a driver has it: initialization, queues, interrupts (section 3.1), on whatever transport.
+//! Initialization, queues and interrupts of a device (section 3.1), on any transport.
 //!
 //! ```text
 //!  probe: type; reset; ACKNOWLEDGE, DRIVER
@@ -18,14 +18,13 @@ use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_spec::{feature, mmio, queue, status};
 use thiserror::Error;
 
-/// How often the status is read until a reset must be over. A device that needs longer than so many
-/// register reads (each is an exit to the VMM) is taken for broken.
+/// Most reads of the status register until a reset must have finished. Each is an exit to the VMM.
 const RESET_READS: u32 = 100_000;
 
-/// How often the configuration space is read again because it changed meanwhile.
+/// Most attempts to read the configuration space while it changes.
 const CONFIG_READS: u32 = 64;
 
-/// What a queue's memory is aligned to, in bytes.
+/// Alignment of a queue's memory, in bytes.
 const QUEUE_ALIGN: usize = 4096;
 
 /// Feature bits that every driver here accepts, beside its own.
@@ -38,8 +37,9 @@ const FEATURES: u64 = feature::EVENT_IDX
 /// A queue that was not reset.
 #[derive(Debug, Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct NotReset {
-    /// Why.
+    /// The reason.
     pub error: DriverError,
     /// The queue, with what is in flight. Not to be used with a device that was asked to reset it
     /// ([`DriverError::QueueReset`]), but to be kept until that has been reset: [`Queue::into_memory`] is the way to its
@@ -73,7 +73,7 @@ impl<T: Transport> Virtio<T> {
         Ok((device, started))
     }
 
-    /// Looks what type the device is of, resets it and says ACKNOWLEDGE and DRIVER.
+    /// Checks the type of the device, resets it, and sets ACKNOWLEDGE and DRIVER.
     ///
     /// # Errors
     /// It is not of type `device_id`, or does not reset.
@@ -162,7 +162,7 @@ impl<T: Transport> Virtio<T> {
     /// was in flight is lost. The rest of the device goes on.
     ///
     /// # Errors
-    /// RING_RESET was not negotiated, and the queue goes on as if nobody had asked. Or the device does not finish the
+    /// RING_RESET was not negotiated: the queue continues unchanged. Or the device does not finish the
     /// reset, or keeps the queue: then only a reset of the device stops the memory from being written to.
     pub fn reset_queue(&mut self, index: u16, queue: Queue) -> Result<DmaArea, Box<NotReset>> {
         match self.try_reset_queue(index) {
@@ -189,7 +189,7 @@ impl<T: Transport> Virtio<T> {
         Err(DriverError::QueueReset(index))
     }
 
-    /// Sets a queue up in what `memory` hands out for so many bytes.
+    /// Sets a queue up in memory that `memory` supplies, given its size in bytes.
     fn start_in(
         &mut self,
         index: u16,
@@ -232,10 +232,10 @@ impl<T: Transport> Virtio<T> {
         Ok((queue, poller))
     }
 
-    /// Says DRIVER_OK.
+    /// Sets DRIVER_OK.
     ///
     /// # Errors
-    /// The device asks to be reset.
+    /// The device needs a reset.
     pub fn driver_ok(&mut self) -> Result<(), DriverError> {
         let all = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK | status::DRIVER_OK;
         self.transport.set_status(all);
@@ -253,7 +253,7 @@ impl<T: Transport> Virtio<T> {
     /// configuration has changed, looks whether the device is still well.
     ///
     /// # Errors
-    /// The device asks to be reset.
+    /// The device needs a reset.
     pub fn interrupt(&self) -> Result<u32, DriverError> {
         let causes = self.transport.take_causes();
         if causes & mmio::INT_CONFIG_CHANGE != 0 {
@@ -331,7 +331,7 @@ impl<T: Transport> Virtio<T> {
         Ok(())
     }
 
-    /// Tells the device that the driver has given up on it (section 3.1.1).
+    /// Sets FAILED (section 3.1.1).
     pub(crate) fn give_up(&self) {
         self.transport.set_status(self.status() | status::FAILED);
     }

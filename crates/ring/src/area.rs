@@ -1,4 +1,4 @@
-//! Shared memory: one contiguous piece that the other side may change at any time.
+//! Shared memory: a contiguous range that the other side may change at any time.
 //!
 //! What stands behind [`Area`] is exchanged under `cfg(loom)`: the same ring code then runs over cells of
 //! the loom model checker, which explores the orders that the memory model permits.
@@ -16,7 +16,7 @@ pub use real::Area;
 #[cfg(not(loom))]
 pub(crate) use real::{Cells, fence};
 
-/// A number of stores after which the world ends, for tests of crashes.
+/// Simulates a crash after a number of stores, for tests of recovery.
 #[cfg(all(test, not(loom)))]
 pub(crate) mod fuse {
     extern crate std;

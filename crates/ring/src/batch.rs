@@ -1,10 +1,10 @@
-//! Storage of the caller that chains are popped into.
+//! Storage, owned by the caller, for popped chains.
 use crate::Segment;
 use crate::device::MAX_CHAIN;
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// One descriptor chain, as it was when it was popped. Its segments lie in the [`Batch`].
+/// One descriptor chain, as of the moment it was popped. Its segments lie in the [`Batch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     /// Identifies the chain until it is completed.
@@ -85,7 +85,7 @@ impl Batch {
         }
     }
 
-    /// From the next pop on no more than `chains` are taken, at least one, and no more than there is room for.
+    /// Limits the next pops to `chains` chains, clamped to 1 and to the room that the batch has.
     pub fn limit(&mut self, chains: usize) {
         self.limit = chains.clamp(1, self.chains.len());
     }
@@ -128,7 +128,7 @@ impl Batch {
         self.segments(chain).1
     }
 
-    /// Forgets the chains.
+    /// Removes all chains.
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.count = 0;

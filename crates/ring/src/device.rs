@@ -1,4 +1,4 @@
-//! The device's side of a queue, whatever its layout.
+//! The device side of a queue, of either layout.
 use crate::device_ring::DeviceRing;
 use crate::packed;
 use crate::split::{self, avail_bytes, used_bytes};
@@ -22,10 +22,10 @@ pub use crate::translation::{Fetched, TranslationCheck};
 /// is bounded by the queue size too.
 pub const MAX_CHAIN: usize = 1024;
 
-/// One of the three areas of a queue, with what its memory must be.
+/// One of the three areas of a queue, and the memory that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AreaRequest {
-    /// What it is called in errors.
+    /// Its name in errors.
     pub part: &'static str,
     /// First byte, in the device's address space.
     pub addr: u64,
@@ -46,7 +46,7 @@ impl QueueConfig {
     /// Feature bits that queues implement.
     pub const FEATURES: u64 = Self::SPLIT_FEATURES | feature::RING_PACKED | feature::IN_ORDER;
 
-    /// Those of them that a device offers unless it is asked for more.
+    /// The subset that a device offers by default.
     pub const SPLIT_FEATURES: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX;
 
     /// Checks what a driver asked for. `features` are the negotiated ones, device-specific bits are ignored.
@@ -197,7 +197,7 @@ impl QueueConfig {
 #[derive(Debug)]
 pub struct Queue<O: Order = Smp> {
     pub(crate) layout: Layout<O>,
-    /// What is in flight, where a crash does not check, if that was asked for.
+    /// In-flight tracking, if it was asked for.
     pub(crate) tracking: Option<Box<Tracking>>,
     /// Keeps the areas mapped. Dropped last: fields are dropped in the order of their declaration.
     owner: Option<Box<dyn Any + Send + Sync>>,
@@ -266,8 +266,8 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.pop(batch, fetch))
     }
 
-    /// As [`Queue::pop`], for a device that cannot reach all memory at any time: it ends before the first chain that `reach`
-    /// says no of. That one is not taken, and neither is anything behind it; the next call begins with it.
+    /// As [`Queue::pop`], for a device behind an IOMMU: stops before the first chain that `check` refuses. That chain and
+    /// those after it stay in the ring; the next call begins with it.
     ///
     /// # Errors
     /// As [`Queue::pop`].
@@ -308,8 +308,9 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.complete_all(chains))
     }
 
-    /// So many chains will be completed soon: the processor fetches the cache lines for that, and nobody waits. Worth it for a
-    /// device that works on memory meanwhile and whose driver is at work on another processor.
+    /// Prefetches the cache lines for the next `chains` completions, without waiting.
+    ///
+    /// This pays for a device that works on memory meanwhile, with a driver on another processor.
     #[inline]
     pub fn expect_completions(&self, chains: usize) {
         ring!(self, ring => ring.expect_completions(chains));
@@ -344,9 +345,9 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.arm_kicks())
     }
 
-    /// Whether there seems to be something available: for a device that polls, and needs no kicks while it does. Asks for
-    /// nothing and changes nothing; that the answer is no says nothing of a moment later, and only
-    /// [`Queue::arm_kicks`] may be slept on. No, if the queue has latched.
+    /// Whether a buffer seems to be available, for a device that polls; `false` if the queue has latched.
+    ///
+    /// It changes nothing and asks for no kick, so a device must not sleep on the answer: see [`Queue::arm_kicks`].
     #[inline]
     #[must_use]
     pub fn has_available(&self) -> bool {

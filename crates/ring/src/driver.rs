@@ -22,7 +22,7 @@ use state::DriverState;
 
 pub use poll::PollToken;
 
-/// How big a queue is and which features it uses; says how much memory it needs.
+/// Size and features of a queue, and the memory that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverConfig {
     pub(crate) size: u16,
@@ -34,7 +34,7 @@ pub struct DriverConfig {
 }
 
 impl DriverConfig {
-    /// Feature bits that decide how a queue works; other bits do not concern it.
+    /// Feature bits that a queue implements; it ignores all others.
     pub const FEATURES: u64 = feature::INDIRECT_DESC
         | feature::EVENT_IDX
         | feature::RING_PACKED
@@ -64,7 +64,7 @@ impl DriverConfig {
         })
     }
 
-    /// Bytes of shared memory that the queue needs, to be aligned to 4096 or more.
+    /// Shared memory that the queue needs, in bytes. Align it to 4096 or more.
     #[must_use]
     pub fn memory(&self) -> usize {
         memory::bytes(self)
@@ -80,16 +80,16 @@ impl DriverConfig {
     }
 }
 
-/// Names one buffer (chain) that was added and not yet returned. It is less than the queue's size.
+/// Identifier of a buffer (chain) that was added and not yet returned; less than the queue's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferId(pub u16);
 
 /// A buffer that the device has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Which buffer.
+    /// The buffer.
     pub id: BufferId,
-    /// Bytes that the device says it has written, clamped to the buffer's writable length. With IN_ORDER, a
+    /// Bytes that the device has written, by its own account, clamped to the buffer's writable length. With IN_ORDER, a
     /// buffer that the device has skipped counts as written completely (sections 2.7.9 and 2.8.9).
     pub len: u32,
 }
@@ -100,14 +100,16 @@ pub struct Used {
 pub struct Full {
     /// Descriptors that the buffer needs.
     pub needed: usize,
-    /// Descriptors that are free; none in a queue that has latched.
+    /// Free descriptors; 0 in a latched queue.
     pub free: usize,
 }
 
-/// A queue, driver side. The device is hostile: descriptors have a private shadow, identifiers are
-/// checked, used lengths are clamped.
+/// A queue, driver side.
 ///
-/// `O` says how strong its barriers are, `C` how far it counts for those who poll.
+/// The device is hostile: descriptors have a private shadow, identifiers are checked, used lengths are clamped. The first
+/// error latches the queue.
+///
+/// `O` selects the strength of the barriers, `C` the width of the counter in poll tokens.
 #[derive(Debug)]
 pub struct Queue<O: Order = Smp, C: Counting = Position> {
     ring: Ring<O, C>,
@@ -122,7 +124,7 @@ pub(crate) enum Ring<O: Order, C: Counting> {
     Packed(packed::driver::Ring<O, C>),
 }
 
-/// Does the same with either layout: one branch a call, and none within.
+/// Runs the same expression for either layout: one branch a call, and none within.
 macro_rules! either {
     ($ring:expr, $name:ident => $does:expr) => {
         match $ring {
@@ -139,8 +141,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     }
 
     /// For pollers.
-    pub(crate) fn place(&self) -> RingView {
-        either!(self, ring => ring.place())
+    pub(crate) fn view(&self) -> RingView {
+        either!(self, ring => ring.view())
     }
 
     /// For pollers.
@@ -150,8 +152,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
 }
 
 impl Queue {
-    /// Lays out the queue in `memory` (zeroed here) and returns it with what to tell the transport. The
-    /// memory must stay the queue's until the device has been reset.
+    /// Lays out the queue in `memory`, which it zeroes. Returns the queue, and its addresses for the transport.
+    ///
+    /// The memory must not be used for anything else until the device has been reset.
     ///
     /// # Errors
     /// `memory` is shorter than [`DriverConfig::memory`], misaligned, or wraps around the device's address space; or
@@ -162,7 +165,7 @@ impl Queue {
 }
 
 impl<O: Order, C: Counting> Queue<O, C> {
-    /// As [`Queue::new`], for barriers and counting of choice.
+    /// As [`Queue::new`], with any barriers and counter.
     ///
     /// # Errors
     /// As [`Queue::new`]. A layout with ORDER_PLATFORM needs barriers that order what a device sees
@@ -193,7 +196,7 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// Asks for a [`Poller`], which tells any thread or interrupt handler whether the queue has moved. It shares
     /// the queue's memory, which must stay mapped while a poller is used ([`crate::Area::new`]).
     ///
-    /// It is asked for while the device cannot use the queue yet (a rule of the wrap counter series): whatever
+    /// It is asked for while the device cannot use the queue yet: whatever
     /// counts then counts from the beginning.
     ///
     /// # Errors

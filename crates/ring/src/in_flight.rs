@@ -1,4 +1,4 @@
-//! Which heads are in flight: a mark for each descriptor of the queue.
+//! The heads in flight: a mark for each descriptor of the queue.
 //!
 //! A byte each, not a bit: in a queue at work neighbours change one after the other, and with bits every
 //! change would wait for the store before it to the same word.

@@ -1,4 +1,4 @@
-//! IN_ORDER, device side (sections 2.7.9 and 2.8.9): completions wait until they are the next in order.
+//! IN_ORDER, device side (sections 2.7.9 and 2.8.9): holds completions back until they are the next in order.
 //!
 //! ```text
 //!   pop ---> [ waiting | waiting | done | waiting | ... ]     complete marks, in any order
@@ -39,7 +39,7 @@ pub(crate) struct Entry {
     full: bool,
 }
 
-/// The order of a queue in which buffers are used in order.
+/// The chains of a queue with IN_ORDER, in the order in which they were popped.
 #[derive(Debug)]
 pub(crate) struct InOrder {
     /// Those popped and not staged, from `first` on, `count` of them; as long as the queue.

@@ -1,4 +1,4 @@
-//! How strong the barriers of a queue are: a choice of type, so that nobody pays for what he does not need.
+//! Strength of the barriers of a queue, as a type: unused strength costs nothing.
 //!
 //! Two programs that share cache-coherent memory need the ordering that CPUs give each other ([`Smp`]). A
 //! device that is hardware, or a driver of one, needs what the platform asks for towards devices
@@ -74,7 +74,7 @@ impl Order for Platform {
     }
 }
 
-/// The functions of [`barrier`], and what each does.
+/// Defines the functions of [`barrier`].
 macro_rules! barriers {
     ($($name:ident => $does:expr),*) => {$(
         #[inline(always)]

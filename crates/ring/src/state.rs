@@ -1,11 +1,11 @@
-//! Where a queue's device side stands, for whoever takes it over: another host, another process.
+//! Position of a queue's device side, to resume it in another process or on another host.
 //!
 //! ```text
 //!   Queue --state--> State --vring_base--> (vhost-user GET_VRING_BASE ... SET_VRING_BASE)
 //!                                              |
 //!   Queue <--resume-- QueueConfig, State <-----+ from_vring_base
 //! ```
-//! What comes in is as hostile as the driver: it comes over a socket or from a file.
+//! A state is as hostile as the driver: it arrives over a socket or from a file.
 use crate::device::{Layout, Queue, QueueConfig};
 use crate::packed::Position;
 use crate::{Area, ConfigError, Order, QueueError};
@@ -40,7 +40,7 @@ impl State {
         }
     }
 
-    /// The other way round (SET_VRING_BASE), for a queue with the negotiated `features`.
+    /// The reverse of [`State::vring_base`] (SET_VRING_BASE), for a queue with the negotiated `features`.
     ///
     /// # Errors
     /// A split queue's index does not fit in 16 bits.
@@ -60,33 +60,34 @@ impl State {
     }
 }
 
-/// Why a queue's state cannot be told, or not be taken up again.
+/// Reason why a queue's state cannot be read, or resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum StateError {
-    /// {0}
+    /// The queue cannot be activated.
     #[error("{0}")]
     Config(#[from] ConfigError),
-    /// the queue has latched: {0}
+    /// A latched queue has no state.
     #[error("the queue has latched: {0}")]
     Latched(QueueError),
-    /// {0} chains are in flight
+    /// Only a queue with nothing in flight has a state.
     #[error("{0} chains are in flight")]
     InFlight(u16),
-    /// there are completions that are not published
-    #[error("there are completions that are not published")]
+    /// Completions are staged: call [`Queue::publish`] first.
+    #[error("completions are staged but not published")]
     Unpublished,
-    /// the base {0:#x} of a split queue has more than 16 bits
+    /// A vhost-user base that no split queue can have.
     #[error("the base {0:#x} of a split queue has more than 16 bits")]
     Base(u32),
-    /// the state of a {state} queue does not fit a {queue} one
+    /// The state and the queue have different layouts.
     #[error("the state of a {state} queue does not fit a {queue} one")]
     Layout {
-        /// What the state is of.
+        /// Layout of the state.
         state: &'static str,
-        /// What the queue is.
+        /// Layout of the queue.
         queue: &'static str,
     },
-    /// position {index} is outside a ring of {size}
+    /// A packed position out of range.
     #[error("position {index} is outside a ring of {size}")]
     Index {
         /// The index.
@@ -94,17 +95,19 @@ pub enum StateError {
         /// Queue size.
         size: u16,
     },
-    /// from used position {used:#x} to available position {avail:#x} is not the {in_flight} in flight
-    #[error("from used position {used:#x} to available position {avail:#x} is not the {in_flight} in flight")]
+    /// Two positions contradict the number of chains between them.
+    #[error(
+        "used position {used:#x} and available position {avail:#x} do not fit {in_flight} chains in flight"
+    )]
     Distance {
-        /// What was used.
+        /// The used position.
         used: u16,
-        /// What was taken.
+        /// The available position.
         avail: u16,
         /// Entries or descriptors between them, if all is well.
         in_flight: u16,
     },
-    /// the driver's available index {idx} is not within {size} entries after {avail}
+    /// A split state contradicts the available ring.
     #[error("the driver's available index {idx} is not within {size} entries after {avail}")]
     Available {
         /// What the driver wrote.
@@ -114,21 +117,21 @@ pub enum StateError {
         /// Queue size.
         size: u16,
     },
-    /// IN_ORDER queues need no tracking: what is in flight follows the used position
+    /// Tracking was asked for in a queue with IN_ORDER.
     #[error("IN_ORDER queues need no tracking: what is in flight follows the used position")]
     InOrder,
-    /// the tracking region is corrupt: {what} is {value:#x}
+    /// A tracking region fails a check.
     #[error("the tracking region is corrupt: {what} is {value:#x}")]
     Region {
-        /// Which field.
+        /// The field.
         what: &'static str,
-        /// What it holds.
+        /// Its value.
         value: u64,
     },
 }
 
 impl QueueConfig {
-    /// As [`QueueConfig::activate_as`], at the position that another device side has left.
+    /// As [`QueueConfig::activate_as`], at the position where another device side stopped.
     ///
     /// # Errors
     /// As [`QueueConfig::activate_as`]; the state is of another layout, impossible, or contradicts the ring.
@@ -150,7 +153,7 @@ impl QueueConfig {
 }
 
 impl<O: Order> Queue<O> {
-    /// Where the queue stands.
+    /// The position of the queue.
     ///
     /// # Errors
     /// Something is in flight or not published, or the queue has latched.

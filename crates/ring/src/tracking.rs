@@ -1,4 +1,4 @@
-//! What is in flight, written down where a crash of this process does not reach (the vhost-user specification,
+//! In-flight tracking: records the chains in flight in memory that outlives this process (vhost-user specification,
 //! "Inflight I/O tracking").
 //!
 //! ```text
@@ -40,7 +40,7 @@ pub(crate) enum Tracking {
     Packed(packed::Tracker),
 }
 
-/// Bytes of the region in which it is tracked what is in flight in a queue of `size` descriptors.
+/// Bytes of the tracking region of a queue of `size` descriptors.
 #[must_use]
 pub fn tracking_bytes(size: u16, packed: bool) -> usize {
     if packed { packed::bytes(size) } else { split::bytes(size) }

@@ -1,4 +1,4 @@
-//! Chains in memory that the device cannot reach yet: an IOMMU has not told where it is.
+//! Chains behind an IOMMU whose translations are not known yet.
 //!
 //! ```text
 //!   pop_translated:  next chain --walk--> its table: fetch --> Done | Never: an error | Later --+
@@ -9,30 +9,31 @@ use crate::QueueError;
 use crate::Segment;
 use crate::device::Batch;
 
-/// What became of an indirect table that was to be copied.
+/// Result of copying an indirect table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// It was.
+    /// It was copied.
     Done,
-    /// It cannot be reached now.
+    /// Its translation is not known yet.
     Later,
     /// There is no such memory, or it may not be read: the queue latches.
     Never,
 }
 
-/// What a device can reach of its memory now.
+/// Access of a device to memory whose translations arrive over time.
 pub trait TranslationCheck {
-    /// Whether it may ever say no; if not, chains are taken many at a time.
+    /// Whether a translation can be missing. If not, chains are taken many at a time.
     const CHECKS: bool = true;
 
     /// Copies an indirect table out of the device's address space.
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched;
 
-    /// Whether a chain can be served now. `false`: it stays in the ring, and somebody looks again when that has changed.
+    /// Whether all segments of a chain are translated. `false`: it stays in the ring. The caller pops again once a missing
+    /// translation has arrived.
     fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool;
 }
 
-/// All memory is there all the time.
+/// All memory is translated all the time.
 pub(crate) struct AllTranslated<F>(pub(crate) F);
 
 impl<F: FnMut(u64, &mut [u8]) -> bool> TranslationCheck for AllTranslated<F> {
@@ -47,8 +48,8 @@ impl<F: FnMut(u64, &mut [u8]) -> bool> TranslationCheck for AllTranslated<F> {
     }
 }
 
-/// Walks one chain into the batch, with `walk`, which is given a way to fetch tables and says what it has found, and
-/// takes it out again if it cannot be reached now. `None`: it stays in the ring.
+/// Walks one chain into the batch, with `walk`, which is given a way to fetch tables, and removes it again if it is not
+/// translated. `None`: it stays in the ring.
 pub(crate) fn walk_translated<T>(
     batch: &mut Batch,
     check: &mut impl TranslationCheck,

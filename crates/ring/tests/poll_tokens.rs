@@ -1,4 +1,4 @@
-//! Polling that cannot be fooled: what each kind of token sees (after the wrap counter series of 2022).
+//! Poll tokens: which changes each kind of token detects.
 #![cfg(not(loom))]
 mod memory;
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`device_id`], [`feature`], [`status`], [`queue`], [`split`], [`packed`], [`mmio`], [`pci`], [`blk`], [`net`] | virtio specification 1.4; modules and items name their sections |
 //! | [`vhost_user`], [`inflight`] | vhost-user specification (QEMU, `docs/interop/vhost-user.rst`) |
-//! | [`mmio_msi`] | Paravane's extension of virtio-mmio (`docs/virtio-mmio-msi.md`) |
+//! | [`mmio_msi`] | Paravane's extension of virtio-mmio (`docs/reference/virtio-mmio-msi.md`) |
 //! | [`builtin`] | Paravane's contract with its built-in guest |
 //!
 //! Section numbers are those of virtio 1.4 unless another document is named. Structures are little

@@ -1,4 +1,4 @@
-//! What every job on a disk has in common.
+//! Jobs on a disk, and their requests.
 use super::{Buffers, Hash, WriteTest};
 use crate::report::{DiskPage, Failure};
 

@@ -1,4 +1,4 @@
-//! One disk at work: keeps as many requests in flight as it may, and the report true.
+//! One disk at work: keeps requests in flight, and its report up to date.
 use super::job::{Flight, Job, Work};
 use super::{Buffers, Disk};
 use crate::Platform;
@@ -71,7 +71,7 @@ impl<D: Disk> Lane<D> {
                     error: error::RING,
                     detail: done.tag,
                     sector: 0,
-                    reason: "a request came back that was not in flight",
+                    reason: "a request completed that was not in flight",
                 });
             };
             if done.status != S_OK {
@@ -79,7 +79,7 @@ impl<D: Disk> Lane<D> {
                     error: error::IO,
                     detail: u64::from(done.status),
                     sector: flight.work.sector(),
-                    reason: "the disk says that a request failed",
+                    reason: "the disk failed a request",
                 });
             }
             self.job.done(slot, flight.work, &self.buffers, &self.page)?;
@@ -116,7 +116,7 @@ impl<D: Disk> Lane<D> {
                 error: error::RING,
                 detail: 0,
                 sector: work.sector(),
-                reason: "the driver has less room than it said",
+                reason: "the driver has less room than it reported",
             };
             let buffer = self.buffers.slot(slot, work.len()).ok_or(refused)?;
             let request = match work {
@@ -173,10 +173,10 @@ impl From<DriverError> for Failure {
     /// An error of a driver at work. What happens at set-up has another code.
     fn from(error: DriverError) -> Self {
         let reason = match error {
-            DriverError::NeedsReset => "the device asks to be reset",
-            DriverError::ShortAnswer { .. } => "the device says it wrote less than the request takes",
+            DriverError::NeedsReset => "the device needs a reset",
+            DriverError::ShortAnswer { .. } => "the device reports success with too few bytes",
             DriverError::Request(reason) => reason,
-            DriverError::ConfigUnstable => "the device's configuration does not come to rest",
+            DriverError::ConfigUnstable => "the device's configuration keeps changing",
             _ => "the device broke the ring protocol",
         };
         Self { error: error::RING, detail: crate::program::code(&error), sector: 0, reason }

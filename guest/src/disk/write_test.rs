@@ -23,7 +23,7 @@ const SECTOR_LEN: usize = SECTOR as usize;
 
 /// What is asked of the test.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct WriteTestParams {
     /// Whole blocks to work on, from the start of the disk; not 0.
     pub(crate) blocks: u64,
     /// Bytes a block, whole sectors.
@@ -52,7 +52,7 @@ enum Phase {
 
 /// The state of the job.
 pub(crate) struct WriteTest {
-    terms: Terms,
+    terms: WriteTestParams,
     phase: Phase,
     chance: Chance,
     /// The next block, in order.
@@ -65,7 +65,7 @@ pub(crate) struct WriteTest {
 
 impl WriteTest {
     /// `map` has four zero bytes for each block.
-    pub(crate) fn new(terms: Terms, chance: Chance, map: DmaArea) -> Self {
+    pub(crate) fn new(terms: WriteTestParams, chance: Chance, map: DmaArea) -> Self {
         Self { terms, phase: Phase::Fill { next: 0 }, chance, turn: 0, map, verified: 0, mixed: 0 }
     }
 
@@ -193,7 +193,7 @@ impl WriteTest {
                         error: error::MISMATCH,
                         detail: u64::from(pass),
                         sector: wrong,
-                        reason: "what was read is not what had been written",
+                        reason: "the data read differ from the data written",
                     });
                 }
                 self.verified += len as u64;

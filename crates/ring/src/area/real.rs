@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use core::sync::atomic::fence;
 
-/// Bytes that a processor fetches at once, on most machines. On others a hint is worth less.
+/// Bytes of a cache line on most machines. On others a hint is worth less.
 const LINE: usize = 64;
 
-/// A piece of shared memory. Copies name the same memory; every access is an atomic one through a raw
-/// pointer, checked against the length, so that no data race is undefined behaviour.
+/// A range of shared memory. Copies name the same memory.
+///
+/// Every access is atomic, through a raw pointer, and checked against the length, so no data race is undefined behaviour.
 #[derive(Clone, Copy, Debug)]
 pub struct Area {
     ptr: NonNull<u8>,
@@ -37,7 +38,7 @@ impl Area {
         self.len
     }
 
-    /// Whether there is nothing.
+    /// Whether the area has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -10,7 +10,7 @@ use crate::split::desc_bytes;
 use crate::{ConfigError, DmaArea, QueueAddresses, Segment};
 use paravane_spec::split::DESC_SIZE;
 
-/// What one side writes and what the other side writes lie on lines of their own.
+/// Alignment of the areas in bytes, so that no cache line is written by both sides.
 const CACHE_LINE: usize = 64;
 
 /// Where the areas lie, in bytes from the start.
@@ -60,7 +60,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Takes `whole` for a queue, and says what to tell the transport.
+    /// Divides `whole` into the areas of a queue. Returns them, and their addresses for the transport.
     pub(super) fn take(layout: &DriverConfig, whole: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         let part = "queue";
         let DmaArea { area, addr } = whole;

@@ -1,6 +1,7 @@
-//! Poll tokens: asking, from any thread, whether a queue has moved since.
+//! Poll tokens: ask from any thread whether a queue has moved since a position.
 //!
-//! [`WrapCount`] follows "Introduce optional VirtIO ring wrap counters" (Cristian Marussi, Linux, 2022).
+//! [`WrapCount`] is the counter of "Introduce optional VirtIO ring wrap counters" (C. Marussi, patches to Linux, February
+//! 2022), which was not merged; [`Position`] goes further.
 //!
 //! ```text
 //!   laid out --- Queue::poller ---> Poller (clone it, send it)
@@ -104,13 +105,13 @@ pub(crate) mod sealed {
         fn opt_in(&mut self) -> Self::Shared;
 
         /// The token of `position`.
-        fn raw(&self, position: u64, place: RingView) -> Self::Raw;
+        fn raw(&self, position: u64, view: RingView) -> Self::Raw;
 
         /// Whether anything came after the token.
-        fn news<O: Order>(&self, token: Self::Raw, place: RingView) -> bool;
+        fn news<O: Order>(&self, token: Self::Raw, view: RingView) -> bool;
 
         /// As [`Count::news`], from elsewhere.
-        fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, place: RingView) -> bool;
+        fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, view: RingView) -> bool;
 
         /// The queue is gone or broken: every token has news from now on, so that whoever polls comes to see.
         fn close(&mut self);
@@ -123,7 +124,7 @@ pub trait Counting: Count {
     type Token: Copy + Debug + PartialEq + Eq + Send + Sync + 'static + From<Self::Raw> + Into<Self::Raw>;
 }
 
-/// What a token of the ring itself looks like, and where it is compared.
+/// The ring as a poller sees it: the form of its tokens, and the memory to compare them with.
 #[derive(Clone, Copy, Debug)]
 pub struct RingView(View);
 
@@ -173,7 +174,7 @@ impl RingView {
     #[inline(always)]
     fn moved<O: Order>(self, index: u16) -> bool {
         let moved = match self.0 {
-            // SAFETY: the ring whose place this is vouched for its memory, and whoever made it promised that it
+            // SAFETY: the ring vouched for its memory, and the caller of `Area::new` promised that it
             // stays mapped while a poller is used (`Area::new`).
             View::Split { used } => unsafe { used.load_u16(USED_IDX, Acquire) != index },
             View::Packed { desc, size } => {
@@ -189,7 +190,7 @@ impl RingView {
     }
 }
 
-/// No count: the ring's index alone, as Linux has it. Fooled whenever that is what it was.
+/// No count: the ring's index alone, as Linux has it. A token is wrong as soon as the index repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct NoCount;
 
@@ -233,39 +234,38 @@ impl Count for NoCount {
     fn opt_in(&mut self) {}
 
     #[inline(always)]
-    fn raw(&self, position: u64, place: RingView) -> u16 {
-        place.index(position)
+    fn raw(&self, position: u64, view: RingView) -> u16 {
+        view.index(position)
     }
 
     #[inline(always)]
-    fn news<O: Order>(&self, token: u16, place: RingView) -> bool {
-        place.moved::<O>(token)
+    fn news<O: Order>(&self, token: u16, view: RingView) -> bool {
+        view.moved::<O>(token)
     }
 
     #[inline(always)]
-    fn shared_news<O: Order>((): &(), token: u16, place: RingView) -> bool {
-        place.moved::<O>(token)
+    fn shared_news<O: Order>((): &(), token: u16, view: RingView) -> bool {
+        view.moved::<O>(token)
     }
 
     fn close(&mut self) {}
 }
 
-/// The wrap counter series' counter: 16 bits that count how often the ring's index began again, from the opt-in on, and do
-/// not count without one. A split ring's token repeats after 2^32 buffers, a packed ring's after 2^16 laps. As
-/// in the series, a packed ring's slot that was consumed and filled again within the same count is not noticed.
+/// A wrap counter: 16 bits that count how often the ring's index began again, from the creation of a [`Poller`] on;
+/// without one it does not count. A split ring's token repeats after 2^32 buffers, a packed ring's after 2^16 laps. A packed ring's slot that was consumed and filled again within the same count is not noticed.
 #[derive(Debug)]
 pub struct WrapCount {
     on: bool,
-    wraps: Arc<Line<AtomicU16>>,
+    wraps: Arc<CacheAligned<AtomicU16>>,
 }
 
-/// The token of the wrap counter series: how often the index began again in bits 31 to 16, the index of [`IndexToken`] in bits 15
+/// A token of [`WrapCount`]: how often the index began again in bits 31 to 16, the index of [`IndexToken`] in bits 15
 /// to 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrapToken(u32);
 
 impl WrapToken {
-    /// As the opaque number of the wrap counter series.
+    /// As a number.
     #[must_use]
     pub const fn into_raw(self) -> u32 {
         self.0
@@ -283,12 +283,12 @@ impl Counting for WrapCount {
 }
 
 impl Count for WrapCount {
-    type Shared = Arc<Line<AtomicU16>>;
+    type Shared = Arc<CacheAligned<AtomicU16>>;
     type Raw = u32;
     const REFILL: core::sync::atomic::Ordering = Release;
 
     fn new(_position: u64) -> Self {
-        Self { on: false, wraps: Arc::new(Line(AtomicU16::new(0))) }
+        Self { on: false, wraps: Arc::new(CacheAligned(AtomicU16::new(0))) }
     }
 
     #[inline(always)]
@@ -310,23 +310,23 @@ impl Count for WrapCount {
     }
 
     #[inline(always)]
-    fn raw(&self, position: u64, place: RingView) -> u32 {
+    fn raw(&self, position: u64, view: RingView) -> u32 {
         // Relaxed: this side alone writes it.
-        u32::from(self.wraps.0.load(Relaxed)) << 16 | u32::from(place.index(position))
+        u32::from(self.wraps.0.load(Relaxed)) << 16 | u32::from(view.index(position))
     }
 
     #[inline(always)]
-    fn news<O: Order>(&self, token: u32, place: RingView) -> bool {
-        Self::shared_news::<O>(&self.wraps, token, place)
+    fn news<O: Order>(&self, token: u32, view: RingView) -> bool {
+        Self::shared_news::<O>(&self.wraps, token, view)
     }
 
     #[inline(always)]
-    fn shared_news<O: Order>(wraps: &Self::Shared, token: u32, place: RingView) -> bool {
+    fn shared_news<O: Order>(wraps: &Self::Shared, token: u32, view: RingView) -> bool {
         // Acquire: pairs with the release store in `taken`; after the ring, see the module's text.
-        place.moved::<O>(token as u16) || wraps.0.load(Acquire) != (token >> 16) as u16
+        view.moved::<O>(token as u16) || wraps.0.load(Acquire) != (token >> 16) as u16
     }
 
-    // The series has no counterpart.
+    // 16 bits have no value that stands for this.
     fn close(&mut self) {}
 }
 
@@ -335,7 +335,7 @@ impl Count for WrapCount {
 #[derive(Debug)]
 pub struct Position {
     /// Everything before it has been used, as far as the ring does not show it.
-    seen: Arc<Line<AtomicU64>>,
+    seen: Arc<CacheAligned<AtomicU64>>,
 }
 
 /// A position in the used ring. It counts in 64 bits, so it does not repeat.
@@ -353,12 +353,12 @@ impl Counting for Position {
 }
 
 impl Count for Position {
-    type Shared = Arc<Line<AtomicU64>>;
+    type Shared = Arc<CacheAligned<AtomicU64>>;
     type Raw = u64;
     const REFILL: core::sync::atomic::Ordering = Release;
 
     fn new(position: u64) -> Self {
-        Self { seen: Arc::new(Line(AtomicU64::new(position))) }
+        Self { seen: Arc::new(CacheAligned(AtomicU64::new(position))) }
     }
 
     #[inline(always)]
@@ -375,19 +375,19 @@ impl Count for Position {
     }
 
     #[inline(always)]
-    fn raw(&self, position: u64, _place: RingView) -> u64 {
+    fn raw(&self, position: u64, _view: RingView) -> u64 {
         position
     }
 
     #[inline(always)]
-    fn news<O: Order>(&self, token: u64, place: RingView) -> bool {
-        Self::shared_news::<O>(&self.seen, token, place)
+    fn news<O: Order>(&self, token: u64, view: RingView) -> bool {
+        Self::shared_news::<O>(&self.seen, token, view)
     }
 
     #[inline(always)]
-    fn shared_news<O: Order>(seen: &Self::Shared, token: u64, place: RingView) -> bool {
+    fn shared_news<O: Order>(seen: &Self::Shared, token: u64, view: RingView) -> bool {
         // Acquire: pairs with the release store in `seen`; after the ring, see the module's text.
-        place.moved::<O>(place.index(token)) || seen.0.load(Acquire) > token
+        view.moved::<O>(view.index(token)) || seen.0.load(Acquire) > token
     }
 
     fn close(&mut self) {
@@ -415,18 +415,19 @@ macro_rules! raw {
 }
 raw!(IndexToken(u16), WrapToken(u32), PollToken(u64));
 
-/// A cache line of its own, so that polling disturbs nothing else.
+/// A value alone on its cache line, so that polling disturbs nothing else.
 #[derive(Debug)]
 #[repr(align(64))]
-pub struct Line<T>(T);
+pub struct CacheAligned<T>(T);
 
-/// Why there is no [`Poller`].
+/// Reason why a queue gives no [`Poller`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PollError {
-    /// the queue is in use already; pollers are asked for before it is made ready
-    #[error("the queue is in use already; pollers are asked for before it is made ready")]
+    /// The device may use the queue already.
+    #[error("the queue is in use: create pollers before it is made ready")]
     Ready,
-    /// the queue has stopped
+    /// The queue has latched.
     #[error("the queue has stopped: {0}")]
     Stopped(#[from] QueueError),
 }
@@ -435,20 +436,20 @@ pub enum PollError {
 #[derive(Debug)]
 pub struct Poller<O: Order = Smp, C: Counting = Position> {
     count: C::Shared,
-    place: RingView,
+    view: RingView,
     order: PhantomData<O>,
 }
 
 impl<O: Order, C: Counting> Clone for Poller<O, C> {
     fn clone(&self) -> Self {
-        Self { count: self.count.clone(), place: self.place, order: PhantomData }
+        Self { count: self.count.clone(), view: self.view, order: PhantomData }
     }
 }
 
 impl<O: Order, C: Counting> Poller<O, C> {
     pub(super) fn new(ring: &mut Ring<O, C>) -> Self {
-        let place = ring.place();
-        Self { count: ring.count().opt_in(), place, order: PhantomData }
+        let view = ring.view();
+        Self { count: ring.count().opt_in(), view, order: PhantomData }
     }
 
     /// Whether anything was used since `token`, taken back by now or not. Also `true` when the queue has
@@ -458,6 +459,6 @@ impl<O: Order, C: Counting> Poller<O, C> {
     #[must_use]
     #[inline]
     pub fn poll(&self, token: C::Token) -> bool {
-        C::shared_news::<O>(&self.count, token.into(), self.place)
+        C::shared_news::<O>(&self.count, token.into(), self.view)
     }
 }

@@ -1,9 +1,9 @@
-//! What the driver's side knows of its buffers, in private memory.
+//! Private records of the driver's buffers, which the device cannot change.
 use crate::Segment;
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// What we know of one buffer.
+/// The record of one buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     /// Descriptors taken in the ring.
@@ -18,7 +18,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Behind everything that was ever published, so one comparison tells whether a buffer is with the device.
+    /// After every published position, so that one comparison tells whether a buffer is with the device.
     pub(crate) const NOWHERE: u64 = u64::MAX;
 }
 
@@ -39,7 +39,7 @@ impl Shadow {
         Self { buffers }
     }
 
-    /// What we know of `id`.
+    /// The record of `id`.
     ///
     /// # Safety
     /// It is less than the size.
@@ -115,7 +115,7 @@ impl Lengths {
 /// bytes of those.
 ///
 /// # Panics
-/// The specification has no such buffer: see [`Lengths`]. Nothing may have been taken into the common by then.
+/// The specification has no such buffer: see [`Lengths`]. The private state must not have been changed by then.
 #[inline(always)]
 pub(crate) fn write_all(
     readable: &[Segment],

@@ -1,7 +1,7 @@
-//! The driver's common: what its side of a queue knows in private memory, whatever the layout.
+//! The private state of a queue's driver side that does not depend on the layout.
 //!
 //! ```text
-//!   add ---> next_avail ---- publish ---> published        (what comes back is each layout's own affair)
+//!   add ---> next_avail ---- publish ---> published        (used buffers: see each layout)
 //! ```
 use super::memory::Memory;
 use super::poll::Counting;
@@ -9,8 +9,7 @@ use super::shadow::{OrderedBatch, Shadow};
 use super::{DriverConfig, Used};
 use crate::{DmaArea, QueueError};
 
-/// What is the same in both layouts. The positions count in 64 bits, entries of the rings (split) or descriptors
-/// (packed).
+/// State of a driver's queue. Positions count in 64 bits: entries of the rings (split) or descriptors (packed).
 ///
 /// Invariant, made by [`DriverState::open`] and relied on by every access to the shadow: `mask` is one less than the size,
 /// which is a power of two; the shadow has `size` entries, and every identifier in it is below `size`.
@@ -22,18 +21,18 @@ pub(crate) struct DriverState<C> {
     /// Whether the device knows that no interrupts are wanted.
     pub(crate) interrupts_off: bool,
     pub(crate) shadow: Shadow,
-    /// The next one to make available.
+    /// Position of the next buffer or descriptor to make available.
     pub(crate) next_avail: u64,
-    /// The device knows of everything before it.
+    /// Everything before this position is visible to the device.
     pub(crate) published: u64,
     /// In order: the buffers that are coming back.
     pub(crate) batch: OrderedBatch,
     /// For pollers.
     pub(crate) count: C,
-    /// From here on the device was not asked whether it wants a kick; 2^64 - 1 if it was.
+    /// From this position on the device was not asked whether it wants a kick; 2^64 - 1 if it was.
     unasked: u64,
     error: Option<QueueError>,
-    /// View it all began.
+    /// Position at which both rings began.
     start: u64,
     memory: DmaArea,
 }
@@ -71,7 +70,7 @@ impl<C: Counting> DriverState<C> {
         self.error
     }
 
-    /// View both rings began.
+    /// Position at which both rings began.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }

@@ -274,7 +274,7 @@ impl<O: Order> Ring<O> {
         Run { at: next.at(), used: next.used(), taken: self.taken.as_mut_ptr(), ids: size.into() }
     }
 
-    /// Takes note of what was written.
+    /// Moves `next_used` past the used descriptors of `run`.
     #[inline(always)]
     fn run_ends(&mut self, run: Run) {
         // No more than the ring has.

@@ -61,7 +61,7 @@ pub(crate) struct Ring<O, C> {
     in_flight: u16,
     /// The second word of the first descriptor that the device does not know of: all but this is written.
     withheld: u64,
-    /// View the next used descriptor will be.
+    /// Position of the next used descriptor.
     next_used: u64,
     /// Positions before it may be filled. 0 in a latched queue.
     limit: u64,
@@ -434,7 +434,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok((id, if used.has(DESC_F_WRITE) { used.len() } else { 0 }))
     }
 
-    /// The buffer at our position, of so many descriptors, has come back.
+    /// Moves past the used buffer at our position, of `descriptors`.
     #[inline(always)]
     fn give_back(&mut self, descriptors: u16) {
         let before = self.next_used;
@@ -458,7 +458,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         O::full();
         // In the middle of a batch in order the ring cannot show what has been used after the token.
         self.tell();
-        self.state.count.raw(self.next_used, self.place()).into()
+        self.state.count.raw(self.next_used, self.view()).into()
     }
 
     /// See [`crate::driver::Queue::disable_interrupts`].
@@ -477,11 +477,11 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
         // In the middle of a batch the ring shows nothing at our position.
-        self.state.batch.end > self.next_used || self.state.count.news::<O>(token.into(), self.place())
+        self.state.batch.end > self.next_used || self.state.count.news::<O>(token.into(), self.view())
     }
 
     /// For pollers.
-    pub(crate) fn place(&self) -> RingView {
+    pub(crate) fn view(&self) -> RingView {
         RingView::packed(self.desc, self.state.size())
     }
 
@@ -499,14 +499,14 @@ impl<O: Order, C: Counting> Ring<O, C> {
     }
 }
 
-/// The position after a buffer that takes so many descriptors from `position` on. Nearly always that is one, and it is
-/// guessed: where the next used descriptor lies would have to wait for the common otherwise, which wait for this one.
+/// The position after a buffer of `descriptors` from `position` on. Nearly always that is one, and the processor guesses
+/// it: the address of the next used descriptor would otherwise wait for the shadow's load, which waits for this one.
 #[inline(always)]
 fn after(position: u64, descriptors: u16) -> u64 {
     if descriptors == 1 { position + 1 } else { far_after(position, descriptors) }
 }
 
-/// A call, since the compiler would make one addition of two branches that add.
+/// A call: the compiler would merge two branches that add into one addition.
 #[cold]
 #[inline(never)]
 fn far_after(position: u64, descriptors: u16) -> u64 {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The positions count in 64 bits; the rings hold their low 16. What a descriptor links to and how much of a
-//! buffer is writable is kept in private memory: nothing that the device can write to is ever believed.
+//! buffer is writable is kept in private memory: nothing that the device can write to is trusted.
 //!
 //! # In order
 //! With IN_ORDER (section 2.7.9) descriptors are taken in the order of the table, round and round, and come
@@ -377,7 +377,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // Pairs with the device's fence between its store of used.idx and its load of used_event (or flags):
         // either it sees our wish for an interrupt, or the `poll` that follows sees its index.
         O::full();
-        self.state.count.raw(self.consumed, self.place()).into()
+        self.state.count.raw(self.consumed, self.view()).into()
     }
 
     /// See [`crate::driver::Queue::disable_interrupts`].
@@ -403,11 +403,11 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// See [`crate::driver::Queue::poll`].
     #[inline]
     pub(crate) fn poll(&self, token: C::Token) -> bool {
-        self.state.count.news::<O>(token.into(), self.place())
+        self.state.count.news::<O>(token.into(), self.view())
     }
 
     /// For pollers.
-    pub(crate) fn place(&self) -> RingView {
+    pub(crate) fn view(&self) -> RingView {
         RingView::split(self.used)
     }
 
