@@ -1,7 +1,7 @@
 //! Links the freestanding image when it is asked for; the library needs nothing.
 //!
-//! The image needs feature `image` and `-Cpanic=abort` among the compiler flags; the build script of the vmm crate
-//! asks for both.
+//! The image needs feature `image` and `-Cpanic=abort` among the compiler flags; the build script
+//! of the vmm crate asks for both.
 use std::env;
 
 fn main() {

@@ -3,11 +3,13 @@
 //! ```text
 //! cargo build (paravane-guest, profile `guest`, freestanding) -> ELF file -> one flat image -> OUT_DIR/guest.img
 //! ```
-//! The build script of `paravane-guest` tells where its sources are: in the workspace, or in a package that cargo has
-//! unpacked. A package is built from a copy below OUT_DIR, because registries are read-only.
+//! The build script of `paravane-guest` tells where its sources are: in the workspace, or in a
+//! package that cargo has unpacked. A package is built from a copy below OUT_DIR, because
+//! registries are read-only.
 //!
-//! The image is built for the ordinary Linux target, so no further target need be installed. The outer
-//! build's flags (sanitizers, coverage, `--cfg loom`, clippy) must not reach it: it has no runtime for them.
+//! The image is built for the ordinary Linux target, so no further target need be installed. The
+//! outer build's flags (sanitizers, coverage, `--cfg loom`, clippy) must not reach it: it has no
+//! runtime for them.
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +19,8 @@ use std::{env, fs, io};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Name of the guest's image binary.
 const BINARY: &str = "paravane-guest-image";
-/// Where the image is linked: `paravane_spec::builtin::IMAGE_BASE`, which image.rs compares with the header.
+/// Where the image is linked: `paravane_spec::builtin::IMAGE_BASE`, which image.rs compares with
+/// the header.
 const IMAGE_BASE: u64 = 0x10_0000;
 /// Largest size of an image, in bytes. A larger one is a mistake of the linker script.
 const MAX_SIZE: u64 = 1 << 20;
@@ -50,8 +53,8 @@ fn build(guest: &Path, out: &Path) -> Result<Vec<u8>, String> {
             cargo.env_remove(name);
         }
     }
-    // The flags have the last word over every other way to give flags. The image is linked at a fixed
-    // address and never unwinds; its build script looks for the abort.
+    // The flags have the last word over every other way to give flags. The image is linked at a
+    // fixed address and never unwinds; its build script looks for the abort.
     cargo.env(
         "CARGO_ENCODED_RUSTFLAGS",
         "-Crelocation-model=static\x1f-Cpanic=abort\x1f-Cforce-unwind-tables=no",
@@ -100,7 +103,8 @@ fn watch_workspace(workspace: &Path) {
 
 /// Copies the unpacked package `from` to `to` as a workspace that needs nothing for tests.
 ///
-/// Without a lock file cargo resolves the dependencies among those that it has downloaded for the outer build.
+/// Without a lock file cargo resolves the dependencies among those that it has downloaded for the
+/// outer build.
 fn copy_package(from: &Path, to: &Path) -> io::Result<()> {
     if to.exists() {
         fs::remove_dir_all(to)?;
@@ -187,8 +191,8 @@ fn is_of_the_outer_build(name: &OsStr) -> bool {
     flags.contains(&&*name) || families.iter().any(|family| name.starts_with(family))
 }
 
-/// The bytes of an ELF program's segments from [`IMAGE_BASE`] on, as they lie in memory. What the file does
-/// not hold (bss) is left off at the end: RAM is zero at boot.
+/// The bytes of an ELF program's segments from [`IMAGE_BASE`] on, as they lie in memory. What the
+/// file does not hold (bss) is left off at the end: RAM is zero at boot.
 fn flatten(elf: &[u8]) -> Option<Vec<u8>> {
     const LOAD: u64 = 1;
     let field = |offset: u64, len: usize| -> Option<u64> {

@@ -1,7 +1,8 @@
-//! The built-in guest of `paravane run`: tests and measures devices through the drivers of `paravane-driver`.
+//! The built-in guest of `paravane run`: tests and measures devices through the drivers of
+//! `paravane-driver`.
 //!
-//! The same program runs in ring 3 of a KVM guest (the `image` binary, feature `image`) and as a host thread, linked into
-//! the VMM. It is `no_std`; the machine under it is a [`Platform`].
+//! The same program runs in ring 3 of a KVM guest (the `image` binary, feature `image`) and as a
+//! host thread, linked into the VMM. It is `no_std`; the machine under it is a [`Platform`].
 //!
 //! ```text
 //! program   the loop over all devices, sleeping and waking
@@ -65,8 +66,8 @@ pub trait Platform {
     fn crash(&self) -> !;
 }
 
-/// Runs the guest to its end; returns one of the [`paravane_spec::builtin::exit`] codes, having written it to
-/// the control page's EXIT register as the last act.
+/// Runs the guest to its end; returns one of the [`paravane_spec::builtin::exit`] codes, having
+/// written it to the control page's EXIT register as the last act.
 pub fn run<P: Platform>(platform: &P) -> u32 {
     let code = program::run(platform);
     platform.mmio_write32(CONTROL_BASE + control::EXIT, code);

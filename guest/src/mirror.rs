@@ -1,4 +1,5 @@
-//! Sends each received frame back with its addresses swapped, until the other devices have finished.
+//! Sends each received frame back with its addresses swapped, until the other devices have
+//! finished.
 use crate::Platform;
 use crate::ping::{ask_for_pairs, uses_pairs, wrong};
 use crate::report::{DiskPage, Failure, Measured};

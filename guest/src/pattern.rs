@@ -6,9 +6,9 @@
 //! bytes 12..16  the lower half of the key, which seed, number and pass give
 //! bytes 16..512 62 words made of the key and of their position
 //! ```
-//! So a sector that landed in the wrong place, an old one, or one of another run is told at a glance in a
-//! hex dump, and a single wrong bit anywhere is found. The words do not depend on one another, so that the
-//! processor makes several at once.
+//! So a sector that landed in the wrong place, an old one, or one of another run is told at a
+//! glance in a hex dump, and a single wrong bit anywhere is found. The words do not depend on one
+//! another, so that the processor makes several at once.
 
 /// An odd constant (2^64 divided by the golden ratio): multiples of it are spread over all 64 bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -65,7 +65,8 @@ pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
     Failure { error: error::MISMATCH, detail, sector: 0, reason }
 }
 
-/// Asks the card to use all pairs of queues that the driver has set up; `true` if an answer will come.
+/// Asks the card to use all pairs of queues that the driver has set up; `true` if an answer will
+/// come.
 ///
 /// # Errors
 /// The driver refuses.

@@ -3,8 +3,9 @@
 //! ```text
 //! boot information -> report, console -> drivers -> loop { step every device; sleep if all wait } -> exit
 //! ```
-//! Sleeping loses no wake-up: the count of interrupts is sampled first, then every device is armed and
-//! looked at once more, and the platform does not sleep if the count is no longer the sampled one.
+//! Sleeping loses no wake-up: the count of interrupts is sampled first, then every device is armed
+//! and looked at once more, and the platform does not sleep if the count is no longer the sampled
+//! one.
 use crate::Platform;
 use crate::boot::{self, Boot};
 use crate::chance::Chance;
@@ -32,8 +33,8 @@ use paravane_spec::builtin::{
 const HASH_CHUNK: usize = 64 << 10;
 /// Most requests in flight on a disk, limited by the image's allocator.
 const MAX_DEPTH: u32 = 256;
-/// Rounds of polling without work between two readings of the devices' interrupt causes. Each reading is an exit, and the
-/// only way to learn that a device needs a reset.
+/// Rounds of polling without work between two readings of the devices' interrupt causes. Each
+/// reading is an exit, and the only way to learn that a device needs a reset.
 const IDLE_ROUNDS: u64 = 1 << 16;
 /// Alignment of data buffers and of the pass map.
 const PAGE: usize = 4096;
@@ -54,8 +55,8 @@ impl InterruptSource {
 /// One device at work.
 struct Device<'p, P: Platform> {
     gsi: u32,
-    /// Its wire, and the message of its configuration change. The message of a queue needs no handling: the loop looks at
-    /// every queue.
+    /// Its wire, and the message of its configuration change. The message of a queue needs no
+    /// handling: the loop looks at every queue.
     sources: [InterruptSource; 2],
     worker: Box<dyn Worker<P> + 'p>,
     page: DiskPage,
@@ -325,7 +326,8 @@ impl<'p, P: Platform> Machine<'p, P> {
                 device.worker.driver().interrupt()?;
             }
         } else {
-            // Acknowledged before the used ring is looked at, so that what comes later raises a new interrupt.
+            // Acknowledged before the used ring is looked at, so that what comes later raises a new
+            // interrupt.
             for source in &mut device.sources {
                 let taken = self.platform.interrupts_on(source.number);
                 if taken != source.handled {
@@ -353,7 +355,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         let mut more = false;
         for device in devices.iter_mut().filter(|device| device.running) {
             more |= device.worker.driver().enable_interrupts();
-            // An interrupt between the last step and the sampling is in the sample, and not looked after yet.
+            // An interrupt between the last step and the sampling is in the sample, and not looked
+            // after yet.
             more |= device
                 .sources
                 .iter()
@@ -411,7 +414,8 @@ fn set_up(driver: DriverError) -> Failure {
     Failure { error: code_of_error, detail: code(&driver), sector: 0, reason }
 }
 
-/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`]; 0 for one without a number.
+/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`]; 0 for
+/// one without a number.
 pub(crate) fn code(error: &DriverError) -> u64 {
     match error {
         DriverError::Magic(_) => 1,

@@ -1,7 +1,8 @@
 //! The report area, kept up to date while the guest runs.
 //!
-//! Every field is written by this program only; the VMM reads it at any time and trusts none of it, so
-//! relaxed stores do. The write to the EXIT register comes last and orders all of them for the final reading.
+//! Every field is written by this program only; the VMM reads it at any time and trusts none of it,
+//! so relaxed stores do. The write to the EXIT register comes last and orders all of them for the
+//! final reading.
 use crate::histogram;
 use core::mem::offset_of;
 use paravane_driver::Area;

@@ -124,7 +124,8 @@ impl<T: Transport> Stream<T> {
         Ok(())
     }
 
-    /// Most frames in this step. The first is alone in its step, so that the measured phase has a begin.
+    /// Most frames in this step. The first is alone in its step, so that the measured phase has a
+    /// begin.
     fn most(&self) -> usize {
         if self.number == 0 { 1 } else { STEP }
     }

@@ -21,7 +21,8 @@ pub(crate) struct Step {
 
 /// The work on one device.
 pub(crate) trait Worker<P: Platform> {
-    /// Takes what came back, and sends what can be sent. `ready`: all that serve the other devices can do so.
+    /// Takes what came back, and sends what can be sent. `ready`: all that serve the other devices
+    /// can do so.
     fn step(&mut self, platform: &P, ready: bool) -> Result<Step, Failure>;
 
     /// Whether the work is done.

@@ -1,8 +1,9 @@
 //! A VMM of one's own on kvm-ioctls, with a Paravane disk behind virtio-mmio.
 //!
-//! The guest is 84 bytes of real-mode code: it kicks the disk's queue, sleeps until the interrupt, acknowledges it, and
-//! writes to port 0xf4. To keep it short, the host plays the rest of the driver: it sets the queue up, fills in requests and
-//! checks the answers. Kicks come by ioeventfd, interrupts go by irqfd to GSI 5.
+//! The guest is 84 bytes of real-mode code: it kicks the disk's queue, sleeps until the interrupt,
+//! acknowledges it, and writes to port 0xf4. To keep it short, the host plays the rest of the
+//! driver: it sets the queue up, fills in requests and checks the answers. Kicks come by ioeventfd,
+//! interrupts go by irqfd to GSI 5.
 //!
 //! `cargo run --example kvm_mmio` needs /dev/kvm.
 use kvm_bindings::kvm_userspace_memory_region;
@@ -48,7 +49,8 @@ const CODE: [u8; 84] = [
     0xb0, 0x20, 0xe6, 0x20, 0x43, 0xcf,             //       end of interrupt, bx = bx + 1, iret
 ];
 
-/// The registers as the host's part of the driver reaches them: all but the kick, which is the guest's.
+/// The registers as the host's part of the driver reaches them: all but the kick, which is the
+/// guest's.
 struct Window(Arc<AttachedDevice>);
 
 impl Window {
@@ -86,7 +88,8 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         userspace_addr: ram.host().as_ptr() as u64,
         ..Default::default()
     };
-    // SAFETY: `ram` is one mapping of that size, and is dropped after the VM has run for the last time.
+    // SAFETY: `ram` is one mapping of that size, and is dropped after the VM has run for the last
+    // time.
     unsafe { vm.set_user_memory_region(slot)? };
     // SAFETY: as above; nobody makes references to guest memory.
     let area = unsafe { Area::new(ram.host(), ram.size() as usize) };

@@ -6,8 +6,8 @@
 //!      ^                                                        |
 //!      '--- Interrupts <--- Relay <--- call eventfd ------------'
 //! ```
-//! A back end serves one queue from the position that it is given until it is stopped, and then reports its position:
-//! what vhost calls SET_VRING_BASE and GET_VRING_BASE.
+//! A back end serves one queue from the position that it is given until it is stopped, and then
+//! reports its position: what vhost calls SET_VRING_BASE and GET_VRING_BASE.
 mod relay;
 
 pub(crate) use relay::Relay;
@@ -28,12 +28,14 @@ pub trait QueueBackend: Send {
     /// Takes the queue and serves it from now on. Chains that are available already bring no kick.
     ///
     /// # Errors
-    /// It cannot serve this queue, and has touched neither ring nor memory. [`io::ErrorKind::NotConnected`]: it is not made for
-    /// such a queue, which is not worth a warning.
+    /// It cannot serve this queue, and has touched neither ring nor memory.
+    /// [`io::ErrorKind::NotConnected`]: it is not made for such a queue, which is not worth a
+    /// warning.
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()>;
 
-    /// Stops, and returns the position as vhost does. When this returns nothing is in flight and memory is not touched any
-    /// more, whatever the result. Called at most once for each start that succeeded.
+    /// Stops, and returns the position as vhost does. When this returns nothing is in flight and
+    /// memory is not touched any more, whatever the result. Called at most once for each start that
+    /// succeeded.
     ///
     /// # Errors
     /// It does not know its position; the queue is lost.

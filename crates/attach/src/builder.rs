@@ -40,14 +40,15 @@ pub enum AttachError {
 /// Where firmware puts a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciPlace {
-    /// Guest-physical address of BAR 0, a multiple of its size. It is decoded when the driver enables memory.
+    /// Guest-physical address of BAR 0, a multiple of its size. It is decoded when the driver
+    /// enables memory.
     pub bar: u64,
     /// Interrupt line register: the GSI of INTA.
     pub interrupt_line: u8,
 }
 
-/// Collects what a device is attached to. The last call names the transport: [`Builder::mmio`], [`Builder::mmio_msi`] or
-/// [`Builder::pci`].
+/// Collects what a device is attached to. The last call names the transport: [`Builder::mmio`],
+/// [`Builder::mmio_msi`] or [`Builder::pci`].
 #[must_use]
 pub struct Builder {
     device: Box<dyn Device>,
@@ -76,7 +77,8 @@ impl Builder {
         }
     }
 
-    /// Has the device address memory through `domain`, and offers `VIRTIO_F_ACCESS_PLATFORM` [guest-physical addresses].
+    /// Has the device address memory through `domain`, and offers `VIRTIO_F_ACCESS_PLATFORM`
+    /// [guest-physical addresses].
     pub fn behind(self, domain: Domain) -> Self {
         Self { domain: Some(domain), ..self }
     }
@@ -96,7 +98,8 @@ impl Builder {
         Self { rings, ..self }
     }
 
-    /// Sets the number in log lines, faults and queue keys [the smallest that is free in the placement].
+    /// Sets the number in log lines, faults and queue keys [the smallest that is free in the
+    /// placement].
     pub fn number(self, number: usize) -> Self {
         Self { number: Some(number), ..self }
     }
@@ -111,9 +114,11 @@ impl Builder {
         Self { backend: Some(Box::new(make)), ..self }
     }
 
-    /// Puts the device behind virtio-mmio, with its registers at guest-physical `base` and a wired interrupt.
+    /// Puts the device behind virtio-mmio, with its registers at guest-physical `base` and a wired
+    /// interrupt.
     ///
-    /// The window has [`mmio::WINDOW`] bytes. An irqfd works only while the VM's descriptor is open.
+    /// The window has [`mmio::WINDOW`] bytes. An irqfd works only while the VM's descriptor is
+    /// open.
     ///
     /// # Errors
     /// See [`AttachError`].
@@ -126,8 +131,8 @@ impl Builder {
 
     /// Puts the device behind virtio-mmio with messages and a notification address for each queue.
     ///
-    /// A driver that knows plain virtio-mmio only uses `line`. The window has [`mmio_msi::WINDOW`] bytes;
-    /// `docs/reference/virtio-mmio-msi.md` specifies the extension.
+    /// A driver that knows plain virtio-mmio only uses `line`. The window has [`mmio_msi::WINDOW`]
+    /// bytes; `docs/reference/virtio-mmio-msi.md` specifies the extension.
     ///
     /// # Errors
     /// See [`AttachError`].
@@ -146,8 +151,8 @@ impl Builder {
 
     /// Puts the device behind virtio-pci, with MSI-X if `messages` are given.
     ///
-    /// The configuration space is at [`Pci::CONFIG_SPACE`] of the window: read and write register *r* of the function at
-    /// `Pci::CONFIG_SPACE + r`.
+    /// The configuration space is at [`Pci::CONFIG_SPACE`] of the window: read and write register
+    /// *r* of the function at `Pci::CONFIG_SPACE + r`.
     ///
     /// # Errors
     /// See [`AttachError`].

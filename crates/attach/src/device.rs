@@ -179,7 +179,8 @@ impl AttachedDevice {
         }
     }
 
-    /// Looks at the host's side again: a disk's size, for instance. Interrupts the driver if the configuration has changed.
+    /// Looks at the host's side again: a disk's size, for instance. Interrupts the driver if the
+    /// configuration has changed.
     ///
     /// # Errors
     /// The host does not answer; nothing has changed.
@@ -193,20 +194,23 @@ impl AttachedDevice {
         Ok(changed)
     }
 
-    /// Stops the device: what the guest has asked for is completed, and nothing is served afterwards.
+    /// Stops the device: what the guest has asked for is completed, and nothing is served
+    /// afterwards.
     ///
-    /// Returns the device, which may hold locks and interfaces of the host; `None`: it was stopped before. The registers stay,
-    /// for a guest that still runs.
+    /// Returns the device, which may hold locks and interfaces of the host; `None`: it was stopped
+    /// before. The registers stay, for a guest that still runs.
     pub fn stop(&self) -> Option<Box<dyn Device>> {
         let mut control = lock(&self.control);
         self.stop_queues(&mut control, true);
         control.device.take()
     }
 
-    /// Moves `queue` to I/O thread `thread` of the pool, with all that is in flight. The driver notices nothing.
+    /// Moves `queue` to I/O thread `thread` of the pool, with all that is in flight. The driver
+    /// notices nothing.
     ///
     /// # Errors
-    /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else nothing has changed.
+    /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else
+    /// nothing has changed.
     pub fn move_queue(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
         let placement = &self.settings.placement;
         let not_live = || MoveError::NotLive { queue };

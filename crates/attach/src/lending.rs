@@ -5,11 +5,12 @@
 //!  take back  the back end stops -> its last call passed on -> resumed at its position, with the same handler
 //!             -> release (signals once) -> on the I/O thread that it had before
 //! ```
-//! The ioeventfd stays registered all the time, and kicks wait in the notifier while nobody has the queue. The driver notices
-//! nothing. Both hold the lock of the control path, so that a reset comes before or after.
+//! The ioeventfd stays registered all the time, and kicks wait in the notifier while nobody has the
+//! queue. The driver notices nothing. Both hold the lock of the control path, so that a reset comes
+//! before or after.
 //!
-//! A back end's writes are in no dirty log: none may be on, and none can be turned on meanwhile. It knows guest-physical
-//! addresses only: the device may not be behind a domain.
+//! A back end's writes are in no dirty log: none may be on, and none can be turned on meanwhile. It
+//! knows guest-physical addresses only: the device may not be behind a domain.
 use crate::AttachedDevice;
 use crate::backend::{Loan, QueueBackend, Relay};
 use crate::device::Control;
@@ -66,8 +67,8 @@ pub enum LendError {
     },
 }
 
-/// A queue while a back end has it. Fields are in the order in which things end: first nobody serves any more, then
-/// nobody calls, then the memory may go.
+/// A queue while a back end has it. Fields are in the order in which things end: first nobody
+/// serves any more, then nobody calls, then the memory may go.
 pub(crate) struct LentQueue {
     backend: Box<dyn QueueBackend>,
     relay: Relay,
@@ -76,8 +77,8 @@ pub(crate) struct LentQueue {
 }
 
 impl LentQueue {
-    /// Ends the loan for good: the driver has reset the queue, or the device stops. What the back end had in flight is
-    /// completed.
+    /// Ends the loan for good: the driver has reset the queue, or the device stops. What the back
+    /// end had in flight is completed.
     pub(crate) fn stop(mut self) {
         if let Err(error) = self.backend.stop() {
             tracing::debug!("a stopped back end does not report its position: {error}");
@@ -89,7 +90,8 @@ impl AttachedDevice {
     /// Lends `queue` to `backend`, with nothing in flight.
     ///
     /// # Errors
-    /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device; else nothing has changed.
+    /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device; else
+    /// nothing has changed.
     pub fn lend_queue(&self, queue: u16, backend: Box<dyn QueueBackend>) -> Result<(), LendError> {
         self.lend(&mut lock(&self.control), queue, backend)
     }
@@ -130,8 +132,8 @@ impl AttachedDevice {
         Some(control.queues.get(usize::from(queue))?.started?.addresses)
     }
 
-    /// Lends a queue that was just started to the back end that was given for all queues. If that is not possible, we go on
-    /// to serve it.
+    /// Lends a queue that was just started to the back end that was given for all queues. If that
+    /// is not possible, we go on to serve it.
     pub(crate) fn lend_at_start(&self, control: &mut Control, queue: u16) {
         let Some(make) = &self.settings.backend else { return };
         let (device, backend) = (self.events.number, make(queue));

@@ -9,9 +9,10 @@
 //! guest's interrupt <--irqfd, MSI, closure-- Interrupts <-------------------------------  used buffers
 //!                                            Move                   ioeventfds follow the window
 //! ```
-//! [`AttachedDevice::builder`] takes the device and guest memory; what else there is has a default. The last call of the
-//! [`Builder`] names the transport, its place and its interrupt: [`Builder::mmio`], [`Builder::mmio_msi`], [`Builder::pci`].
-//! From then on the VMM passes register accesses on, and nothing else. `examples/kvm_mmio.rs` is a whole VMM.
+//! [`AttachedDevice::builder`] takes the device and guest memory; what else there is has a default.
+//! The last call of the [`Builder`] names the transport, its place and its interrupt:
+//! [`Builder::mmio`], [`Builder::mmio_msi`], [`Builder::pci`]. From then on the VMM passes register
+//! accesses on, and nothing else. `examples/kvm_mmio.rs` is a whole VMM.
 //!
 //! ```
 //! use paravane_attach::{AttachedDevice, InterruptFn};
@@ -41,8 +42,8 @@
 //!                       behind a domain           ACCESS_PLATFORM
 //!                       virtio-mmio with MSI      the extension's bits
 //! ```
-//! Bits 24 to 49 of a device are ignored: section 6 of the specification reserves them for queues and negotiation, which no
-//! device decides. [`AttachedDevice::features`] is the result.
+//! Bits 24 to 49 of a device are ignored: section 6 of the specification reserves them for queues
+//! and negotiation, which no device decides. [`AttachedDevice::features`] is the result.
 //!
 //! # States of a queue
 //! ```text
@@ -53,12 +54,13 @@
 //!   Thread(n), Lent  -------------> Lost: no thread takes the queue, or its back end does not report its position
 //!   any state  --reset, stop------> Stopped
 //! ```
-//! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as a [`Fault`].
+//! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as
+//! a [`Fault`].
 //!
 //! # Locks
-//! `control` (device, queues), then `transport` (registers). An I/O thread takes only `transport`, to mark a failed queue, and
-//! nobody waits for an I/O thread while holding `transport`. An access that is no configuration access and no write takes
-//! only `transport`.
+//! `control` (device, queues), then `transport` (registers). An I/O thread takes only `transport`,
+//! to mark a failed queue, and nobody waits for an I/O thread while holding `transport`. An access
+//! that is no configuration access and no write takes only `transport`.
 //!
 //! [`Device`]: paravane_device::Device
 mod backend;

@@ -17,8 +17,8 @@ impl Registration {
 
 /// Addresses that signal an eventfd when they are written to.
 ///
-/// A VMM of one's own passes each write to [`LocalIoEventFds::signal`] before it looks for a device: no lock of a device is
-/// taken on the way.
+/// A VMM of one's own passes each write to [`LocalIoEventFds::signal`] before it looks for a
+/// device: no lock of a device is taken on the way.
 #[derive(Default)]
 pub struct LocalIoEventFds {
     table: RwLock<Vec<Registration>>,

@@ -3,7 +3,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks `mutex`, also after a panic in another thread: no change of ours is left half done.
 ///
-/// A guest may run as a thread of this process; if it panics in a register access, devices still stop in order.
+/// A guest may run as a thread of this process; if it panics in a register access, devices still
+/// stop in order.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -44,8 +44,8 @@ pub trait QueueProcess: Send + Sync {
     /// The process refuses the queue or has ended.
     fn start(&self, queue: &RemoteQueue, kick: &Notifier, call: &Notifier) -> io::Result<()>;
 
-    /// Stops a queue: nothing of it is in flight when this returns. What was in flight is completed if `complete` is set,
-    /// else forgotten.
+    /// Stops a queue: nothing of it is in flight when this returns. What was in flight is completed
+    /// if `complete` is set, else forgotten.
     fn stop(&self, key: QueueKey, complete: bool);
 }
 
@@ -67,7 +67,8 @@ impl Placement {
 
     /// Starts `count` I/O threads named `io0`, `io1` and so on.
     ///
-    /// A thread polls a queue for at most `longest_poll` before it waits for a kick; zero turns polling off.
+    /// A thread polls a queue for at most `longest_poll` before it waits for a kick; zero turns
+    /// polling off.
     ///
     /// # Errors
     /// The host refuses threads or descriptors.
@@ -97,7 +98,8 @@ impl Placement {
         Ok(Self::new(Kind::Inline(Inline::spawn()?)))
     }
 
-    /// Has another process serve queues. Their interrupts must be messages that are delivered by eventfds.
+    /// Has another process serve queues. Their interrupts must be messages that are delivered by
+    /// eventfds.
     #[must_use]
     pub fn process(process: Arc<dyn QueueProcess>) -> Self {
         Self::new(Kind::Process(process))
@@ -127,7 +129,8 @@ impl Placement {
         (0..self.thread_count()).filter_map(|index| self.thread(index)).map(IoThread::figures).collect()
     }
 
-    /// Ends all I/O threads, and stops the queues that they still have. Devices are to be stopped before.
+    /// Ends all I/O threads, and stops the queues that they still have. Devices are to be stopped
+    /// before.
     pub fn quit(&self) {
         (0..self.thread_count()).filter_map(|index| self.thread(index)).for_each(IoThread::quit);
     }

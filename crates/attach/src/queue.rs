@@ -12,7 +12,8 @@ pub(crate) enum Serving {
     /// Nobody: it was never started, or was stopped.
     #[default]
     Stopped,
-    /// I/O thread of this index. The thread gives up a queue that fails, which is noticed when the queue is wanted back.
+    /// I/O thread of this index. The thread gives up a queue that fails, which is noticed when the
+    /// queue is wanted back.
     Thread(usize),
     /// The exits of its kicks.
     Inline,

@@ -163,7 +163,8 @@ impl Rig {
         self.write(MSI_COMMAND, command::CONFIGURE);
     }
 
-    /// Negotiated and running, with MSI on: vector 0x40 for the queue, 0x41 for the configuration change.
+    /// Negotiated and running, with MSI on: vector 0x40 for the queue, 0x41 for the configuration
+    /// change.
     fn start_with_messages(&mut self) {
         self.set_up(DESC as u32);
         self.write(MSI_COMMAND, command::ENABLE);

@@ -454,8 +454,8 @@ fn doctor_and_bench_list_answer() {
     assert_eq!(unknown.status.code(), Some(2));
 }
 
-/// The two benchmarks of guest memory, on cases that count no instructions: every subject has its figures, and the
-/// published ones are labelled as such.
+/// The two benchmarks of guest memory, on cases that count no instructions: every subject has its
+/// figures, and the published ones are labelled as such.
 #[test]
 fn benchmarks_of_memory_print_what_they_measured_and_what_others_published() {
     let bench = |name: &str, filter: &str| -> Vec<Value> {

@@ -1,8 +1,9 @@
 //! Reads a disk by polling, without interrupts and without `std`: a boot loader's disk driver.
 //!
-//! It is a `no_std` library, so that it builds for bare metal as it is: [`disk_at`] is what firmware calls. The crate's
-//! tests run [`read`] against a device in their own process (`cargo test -p paravane-driver --test disk`), and the
-//! built-in guest runs the same driver on the same registers inside KVM (`paravane run`).
+//! It is a `no_std` library, so that it builds for bare metal as it is: [`disk_at`] is what
+//! firmware calls. The crate's tests run [`read`] against a device in their own process (`cargo
+//! test -p paravane-driver --test disk`), and the built-in guest runs the same driver on the same
+//! registers inside KVM (`paravane run`).
 #![no_std]
 use core::hint::spin_loop;
 use core::ptr::NonNull;
@@ -22,8 +23,8 @@ const MOST_POLLS: u32 = 1 << 30;
 /// There is no virtio-mmio device.
 ///
 /// # Safety
-/// `registers` is the address of a virtio-mmio device, and `memory` that of [`MEMORY`] bytes of RAM that nothing else uses
-/// until the device is reset. Both are mapped one to one.
+/// `registers` is the address of a virtio-mmio device, and `memory` that of [`MEMORY`] bytes of RAM
+/// that nothing else uses until the device is reset. Both are mapped one to one.
 pub unsafe fn disk_at(
     registers: usize,
     memory: NonNull<u8>,

@@ -1,8 +1,10 @@
-//! Sends a frame and waits for the answer by polling, without interrupts and without `std`: a network boot loader's driver.
+//! Sends a frame and waits for the answer by polling, without interrupts and without `std`: a
+//! network boot loader's driver.
 //!
-//! It is a `no_std` library, so that it builds for bare metal as it is: [`card_at`] is what firmware calls. The crate's
-//! tests run [`exchange`] against a device in their own process (`cargo test -p paravane-driver --test net`), and the
-//! built-in guest runs the same driver on the same registers inside KVM (`paravane run`).
+//! It is a `no_std` library, so that it builds for bare metal as it is: [`card_at`] is what
+//! firmware calls. The crate's tests run [`exchange`] against a device in their own process (`cargo
+//! test -p paravane-driver --test net`), and the built-in guest runs the same driver on the same
+//! registers inside KVM (`paravane run`).
 #![no_std]
 use core::hint::spin_loop;
 use paravane_driver::mmio::{Mmio, Window};
@@ -13,7 +15,8 @@ use paravane_spec::mmio;
 /// Looks at the queue before the answer is taken for lost.
 const MOST_POLLS: u32 = 1 << 30;
 
-/// The virtio-mmio device number `slot` of a machine that has its devices side by side from `base` on.
+/// The virtio-mmio device number `slot` of a machine that has its devices side by side from `base`
+/// on.
 ///
 /// # Errors
 /// There is no virtio-mmio device.

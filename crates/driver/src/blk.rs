@@ -4,8 +4,8 @@
 //! free slot --submit--> added --kick--> with the device --complete--> free slot
 //!                                                       \-> the device lies: the driver latches the error
 //! ```
-//! A slot is 64 bytes of shared memory: request header, discard range, status byte. The record of a request in flight
-//! lies in private memory, where the device cannot change it.
+//! A slot is 64 bytes of shared memory: request header, discard range, status byte. The record of a
+//! request in flight lies in private memory, where the device cannot change it.
 use crate::channel::{Channel, QUEUE};
 use crate::slots::SlotTable;
 use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
@@ -79,7 +79,8 @@ pub enum Request {
 pub struct Done {
     /// The tag given at submission.
     pub tag: u64,
-    /// Status byte: [`paravane_spec::blk::S_OK`] or an error. A device that writes none leaves 0xff here.
+    /// Status byte: [`paravane_spec::blk::S_OK`] or an error. A device that writes none leaves 0xff
+    /// here.
     pub status: u8,
 }
 
@@ -181,12 +182,13 @@ impl<T: Transport> Blk<T> {
         self.slots.len()
     }
 
-    /// Adds a request; the device sees it after [`Blk::kick`]. `false` if no slot is free. `tag` comes back in [`Done`].
+    /// Adds a request; the device sees it after [`Blk::kick`]. `false` if no slot is free. `tag`
+    /// comes back in [`Done`].
     ///
     /// # Errors
-    /// The driver has failed, or the request can be refused without the device: data that is no multiple of
-    /// 512 bytes, a feature that was not negotiated, a write to a read-only disk, a range beyond the device's
-    /// limits. Whether the sectors exist is for the device to say.
+    /// The driver has failed, or the request can be refused without the device: data that is no
+    /// multiple of 512 bytes, a feature that was not negotiated, a write to a read-only disk, a
+    /// range beyond the device's limits. Whether the sectors exist is for the device to say.
     pub fn submit(&mut self, request: Request, tag: u64) -> Result<bool, DriverError> {
         self.channel.check_failed()?;
         let prepared = self.prepare(request)?;
@@ -201,7 +203,8 @@ impl<T: Transport> Blk<T> {
         let mut readable = [Segment { addr: memory.addr, len: RANGE_AT as u32 }, Segment::default()];
         let mut readable_count = 1;
         if let Some(range) = prepared.range {
-            // The range lies right behind the header, but the device may want header and data apart.
+            // The range lies right behind the header, but the device may want header and data
+            // apart.
             written &= memory.area.write(RANGE_AT, range.as_bytes());
             readable[1] =
                 Segment { addr: memory.addr + RANGE_AT as u64, len: size_of::<DiscardRange>() as u32 };
@@ -234,17 +237,20 @@ impl<T: Transport> Blk<T> {
     /// The next completed request.
     ///
     /// # Errors
-    /// The device broke the protocol. The driver has latched: every later call returns the same error.
+    /// The device broke the protocol. The driver has latched: every later call returns the same
+    /// error.
     pub fn complete(&mut self) -> Result<Option<Done>, DriverError> {
         let Some(used) = self.channel.pop()? else { return Ok(None) };
         let number = self.in_flight.remove(used.id).map_err(|error| self.channel.fail(error))?;
         let slot = self.slots[usize::from(number)];
         self.free.push(number);
         let mut status = [NO_STATUS];
-        // The slot holds the status byte, so the read cannot fail; if it did, the status would be none.
+        // The slot holds the status byte, so the read cannot fail; if it did, the status would be
+        // none.
         let _ = slot.memory.area.read(STATUS_AT, &mut status);
-        // The driver must not assume anything about bytes beyond the used length (section 2.7.8.2), and the
-        // status is the last byte of the buffer: an OK with less is a contradiction. An error may be short.
+        // The driver must not assume anything about bytes beyond the used length (section 2.7.8.2),
+        // and the status is the last byte of the buffer: an OK with less is a contradiction. An
+        // error may be short.
         if status[0] == S_OK && used.len < slot.writable {
             let lie = DriverError::ShortAnswer { expected: slot.writable, len: used.len };
             return Err(self.channel.fail(lie));
@@ -262,8 +268,9 @@ impl<T: Transport> Blk<T> {
         self.channel.disable_interrupts();
     }
 
-    /// To be called after an interrupt of this device: reads and acknowledges its causes, before the caller
-    /// looks for completed requests. After a configuration change the capacity is read anew.
+    /// To be called after an interrupt of this device: reads and acknowledges its causes, before
+    /// the caller looks for completed requests. After a configuration change the capacity is read
+    /// anew.
     ///
     /// # Errors
     /// The device needs a reset, or its configuration keeps changing. The driver has latched.
@@ -310,7 +317,8 @@ impl<T: Transport> Blk<T> {
             }
             Request::WriteZeroes { sector, sectors, unmap } => {
                 self.needs(F_WRITE_ZEROES, "the device has no write-zeroes command")?;
-                // The driver must not ask for unmapping where the device does not allow it (section 5.2.6.1).
+                // The driver must not ask for unmapping where the device does not allow it (section
+                // 5.2.6.1).
                 let flags = if unmap && self.limits.may_unmap { WRITE_ZEROES_F_UNMAP } else { 0 };
                 let range = range_within(sector, sectors, self.limits.write_zeroes_sectors, flags)?;
                 Prepared { range: Some(range), ..plain(T_WRITE_ZEROES, 0) }

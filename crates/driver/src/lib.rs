@@ -1,7 +1,8 @@
 //! Virtio drivers for guests and firmware: disk, network card, entropy source.
 //!
-//! The drivers run on virtio-mmio, with or without message-signalled interrupts, and on virtio-pci. They own no policy:
-//! the caller supplies register access, memory and the decision when to poll or to sleep.
+//! The drivers run on virtio-mmio, with or without message-signalled interrupts, and on virtio-pci.
+//! They own no policy: the caller supplies register access, memory and the decision when to poll or
+//! to sleep.
 //!
 //! ```text
 //! mmio::Mmio, pci::Pci (over the caller's register access) : Transport -> Virtio --negotiate--> features
@@ -9,14 +10,15 @@
 //!                                                                   v
 //!                                                    blk::Blk, net::Net, rng::Rng --driver_ok--> in use
 //! ```
-//! The device is hostile: the drivers check everything it says. At worst it supplies wrong data; it can neither make a
-//! driver panic nor keep it in a loop. The first error of a driver latches: every later call returns it.
+//! The device is hostile: the drivers check everything it says. At worst it supplies wrong data; it
+//! can neither make a driver panic nor keep it in a loop. The first error of a driver latches:
+//! every later call returns it.
 //!
 //! The crate is `no_std` and needs `alloc`. It has no cargo features.
 //!
 //! # Example
-//! Reads the first sector of a disk by polling. `examples/polled_blk.rs` and `examples/polled_net.rs` do the same with a
-//! bound on polling and with error handling.
+//! Reads the first sector of a disk by polling. `examples/polled_blk.rs` and
+//! `examples/polled_net.rs` do the same with a bound on polling and with error handling.
 //!
 //! ```no_run
 //! use paravane_driver::blk::{Blk, Request};

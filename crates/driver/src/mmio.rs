@@ -1,5 +1,5 @@
-//! The registers of virtio over MMIO, version 2 (section 4.2), and of our extension (docs/reference/virtio-mmio-msi.md) where the
-//! device offers it.
+//! The registers of virtio over MMIO, version 2 (section 4.2), and of our extension
+//! (docs/reference/virtio-mmio-msi.md) where the device offers it.
 //!
 //! ```text
 //! new: magic, version --use_messages--> (what each interrupt would be)
@@ -44,8 +44,8 @@ pub struct Window<S> {
 pub type VolatileRegisters = Window<VolatileSpace>;
 
 impl<S: Space> Window<S> {
-    /// The `len` bytes at address `base`, as firmware tells both. Registers of a device without our extension take
-    /// [`mmio::WINDOW`] bytes.
+    /// The `len` bytes at address `base`, as firmware tells both. Registers of a device without our
+    /// extension take [`mmio::WINDOW`] bytes.
     #[must_use]
     pub const fn new(space: S, base: u64, len: u64) -> Self {
         Self { space, base, len }
@@ -107,7 +107,8 @@ impl<R: Registers> Mmio<R> {
     /// # Errors
     /// It is not a virtio-mmio version 2 device.
     pub fn new(registers: R) -> Result<Self, DriverError> {
-        // Section 4.2.3.1.1: wrong magic or version is "no device", and no other register may be touched then.
+        // Section 4.2.3.1.1: wrong magic or version is "no device", and no other register may be
+        // touched then.
         let magic = registers.read32(mmio::MAGIC_VALUE);
         if magic != mmio::MAGIC {
             return Err(DriverError::Magic(magic));
@@ -119,8 +120,9 @@ impl<R: Registers> Mmio<R> {
         Ok(Self { registers, messages: Vec::new(), msi: false, notification: false, kicks: Vec::new() })
     }
 
-    /// Has the device interrupt by messages, if it can: the first is for the configuration change, number n + 1 for queue
-    /// n, and the last for all queues from there on. A device that cannot, or refuses one, goes on to use its wire.
+    /// Has the device interrupt by messages, if it can: the first is for the configuration change,
+    /// number n + 1 for queue n, and the last for all queues from there on. A device that cannot,
+    /// or refuses one, goes on to use its wire.
     ///
     /// To be called before the device is negotiated with.
     pub fn use_messages(&mut self, messages: Vec<Message>) {
@@ -151,7 +153,8 @@ impl<R: Registers> Mmio<R> {
         self.msi == on
     }
 
-    /// Gives the selected source message `number`. Where the device refuses, the wire is used for everything.
+    /// Gives the selected source message `number`. Where the device refuses, the wire is used for
+    /// everything.
     fn configure(&mut self, source: u32, number: usize) -> Result<(), DriverError> {
         if !self.msi {
             return Ok(());
@@ -174,7 +177,8 @@ impl<R: Registers> Mmio<R> {
         if running || !self.switch_msi(false) { Err(DriverError::Message(source)) } else { Ok(()) }
     }
 
-    /// The notification address of queue `index`, checked: the device must not choose an arbitrary address.
+    /// The notification address of queue `index`, checked: the device must not choose an arbitrary
+    /// address.
     fn notification_address(&self, index: u16) -> Result<u64, DriverError> {
         if !self.notification {
             return Ok(mmio::QUEUE_NOTIFY);
@@ -288,7 +292,8 @@ impl<R: Registers> Transport for Mmio<R> {
         if self.msi {
             return mmio::INT_CONFIG_CHANGE;
         }
-        // Bits that the specification does not define are neither believed nor acknowledged (section 4.2.2.2).
+        // Bits that the specification does not define are neither believed nor acknowledged
+        // (section 4.2.2.2).
         let causes = self.read(mmio::INTERRUPT_STATUS) & (mmio::INT_USED_BUFFER | mmio::INT_CONFIG_CHANGE);
         if causes != 0 {
             self.write(mmio::INTERRUPT_ACK, causes);

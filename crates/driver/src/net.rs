@@ -4,10 +4,12 @@
 //!  transmit: free slot --send--> added --kick--> with the device --(taken back when slots run out)--> free slot
 //!  receive:  slot with the device --> gathered, until the frame is whole --receive--> added again --kick--> ...
 //! ```
-//! Both directions live on a bounded set of slots in shared memory, taken from the pool once. A slot is a header and
-//! room behind it. Frames are copied out of and into them, so that the device can change nothing of what the caller has.
+//! Both directions live on a bounded set of slots in shared memory, taken from the pool once. A
+//! slot is a header and room behind it. Frames are copied out of and into them, so that the device
+//! can change nothing of what the caller has.
 //!
-//! Frames are whole and plain: neither checksums nor segmentation are left to the device, nor taken from it.
+//! Frames are whole and plain: neither checksums nor segmentation are left to the device, nor taken
+//! from it.
 use crate::channel::add;
 use crate::latch::Latch;
 use crate::slots::SlotTable;
@@ -46,8 +48,8 @@ pub struct NetOptions {
     pub transmit_slots: u16,
     /// Bytes of the largest frame, with its Ethernet header: from 14 to [`MAX_FRAME`].
     pub frame: usize,
-    /// Bytes of a receive slot where the device spreads a frame over several (MRG_RXBUF); else, and at most, a slot has
-    /// room for one frame.
+    /// Bytes of a receive slot where the device spreads a frame over several (MRG_RXBUF); else, and
+    /// at most, a slot has room for one frame.
     pub receive_slot: usize,
 }
 
@@ -185,7 +187,8 @@ impl Pair {
 
     /// Gathers buffers until a frame is whole; `false` if none is.
     fn gather(&mut self, mergeable: bool, dropped: &mut Dropped) -> Result<bool, DriverError> {
-        // What is offered again is not published before the next kick: there are as many turns as slots at most.
+        // What is offered again is not published before the next kick: there are as many turns as
+        // slots at most.
         while let Some(used) = self.receive.pop_used()? {
             let slot = self.receive_slots.in_flight.remove(used.id)?;
             let len = used.len as usize;
@@ -208,7 +211,8 @@ impl Pair {
     /// In how many buffers the frame lies that begins in `slot`, by the device's word.
     fn buffers(&self, slot: u16) -> Result<usize, DriverError> {
         let mut bytes = [0; 2];
-        // A slot is longer than a header, so the read cannot fail; if it did, the number would be impossible.
+        // A slot is longer than a header, so the read cannot fail; if it did, the number would be
+        // impossible.
         let memory = &self.receive_slots.memory;
         let _ = memory[usize::from(slot)].area.read(offset_of!(Header, num_buffers), &mut bytes);
         let (buffers, most) = (usize::from(u16::from_le_bytes(bytes)), memory.len());
@@ -295,7 +299,8 @@ impl<T: Transport> Net<T> {
     /// may limit the number of pairs and slots.
     ///
     /// # Errors
-    /// No such device, or too little memory: the device is then told FAILED. Or the options are impossible.
+    /// No such device, or too little memory: the device is then told FAILED. Or the options are
+    /// impossible.
     pub fn new(transport: T, options: NetOptions, pool: &mut Pool) -> Result<Self, DriverError> {
         if !(ETH_HEADER..=MAX_FRAME).contains(&options.frame) {
             return Err(DriverError::Request("the largest frame is not from 14 to 65553 bytes"));
@@ -392,11 +397,12 @@ impl<T: Transport> Net<T> {
         self.dropped
     }
 
-    /// Adds a frame to be sent on a pair; the device sees it after [`Net::kick`]. `false` if no slot is free.
+    /// Adds a frame to be sent on a pair; the device sees it after [`Net::kick`]. `false` if no
+    /// slot is free.
     ///
     /// # Errors
-    /// The frame is shorter than an Ethernet header or longer than [`Net::largest_frame`], the pair is not in use, or
-    /// the driver has failed.
+    /// The frame is shorter than an Ethernet header or longer than [`Net::largest_frame`], the pair
+    /// is not in use, or the driver has failed.
     pub fn send(&mut self, pair: u16, frame: &[u8]) -> Result<bool, DriverError> {
         self.failed.check()?;
         if !(ETH_HEADER..=self.largest_frame()).contains(&frame.len()) {
@@ -409,8 +415,8 @@ impl<T: Transport> Net<T> {
         sent.map_err(|error| self.failed.set(error))
     }
 
-    /// Frames sent on a pair that the device has not given back yet. If there are any, [`Net::enable_interrupts`] asks for
-    /// an interrupt when that changes.
+    /// Frames sent on a pair that the device has not given back yet. If there are any,
+    /// [`Net::enable_interrupts`] asks for an interrupt when that changes.
     ///
     /// # Errors
     /// There is no such pair. Or the device broke the protocol, and the driver has latched.
@@ -425,8 +431,8 @@ impl<T: Transport> Net<T> {
         Ok(in_flight)
     }
 
-    /// Copies the next frame of a pair into `out` and returns its length; bytes without room are lost. `None` if there is
-    /// no frame. Its slots are the device's again after [`Net::kick`].
+    /// Copies the next frame of a pair into `out` and returns its length; bytes without room are
+    /// lost. `None` if there is no frame. Its slots are the device's again after [`Net::kick`].
     ///
     /// # Errors
     /// There is no such pair. Or the device broke the protocol, and the driver has latched.
@@ -442,7 +448,8 @@ impl<T: Transport> Net<T> {
         taken.map_err(|error| self.failed.set(error))
     }
 
-    /// Publishes all that was added and kicks where the device wants it. Returns the number of kicks.
+    /// Publishes all that was added and kicks where the device wants it. Returns the number of
+    /// kicks.
     pub fn kick(&mut self) -> u32 {
         if self.failed.is_set() {
             return 0;
@@ -493,7 +500,8 @@ impl<T: Transport> Net<T> {
         Ok(())
     }
 
-    /// The answer to [`Net::ask_for_pairs`]: whether so many pairs are in use now. `None` while there is none.
+    /// The answer to [`Net::ask_for_pairs`]: whether so many pairs are in use now. `None` while
+    /// there is none.
     ///
     /// # Errors
     /// The device broke the protocol. The driver has latched.
@@ -514,14 +522,16 @@ impl<T: Transport> Net<T> {
         }
     }
 
-    /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot or [`Net::in_flight`] frames
-    /// that are not back, at sent ones; `true` if something is already there and the caller must not sleep.
+    /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot or
+    /// [`Net::in_flight`] frames that are not back, at sent ones; `true` if something is already
+    /// there and the caller must not sleep.
     pub fn enable_interrupts(&mut self) -> bool {
         let mut news = self.failed.is_set();
         for pair in &mut self.pairs {
             let token = pair.receive.enable_interrupts();
             news |= pair.receive.poll(token);
-            // A frame that has gone is no news to a caller that waits for an answer and not for room.
+            // A frame that has gone is no news to a caller that waits for an answer and not for
+            // room.
             if pair.waited_for {
                 let token = pair.transmit.enable_interrupts();
                 news |= pair.transmit.poll(token);
@@ -547,8 +557,8 @@ impl<T: Transport> Net<T> {
         }
     }
 
-    /// Where the receive queue of a pair stands, for [`Net::has_news`] and [`Net::poller`]; and asks for an interrupt at
-    /// the next buffer. `None` if there is no such pair.
+    /// Where the receive queue of a pair stands, for [`Net::has_news`] and [`Net::poller`]; and
+    /// asks for an interrupt at the next buffer. `None` if there is no such pair.
     pub fn position(&mut self, pair: u16) -> Option<PollToken> {
         Some(self.pairs.get_mut(usize::from(pair))?.receive.enable_interrupts())
     }
@@ -563,8 +573,9 @@ impl<T: Transport> Net<T> {
         self.pairs.get(usize::from(pair)).map(|pair| pair.poller.clone())
     }
 
-    /// To be called after an interrupt of this device: reads and acknowledges its causes, before the caller looks for
-    /// frames. After a configuration change the state of the link is read anew.
+    /// To be called after an interrupt of this device: reads and acknowledges its causes, before
+    /// the caller looks for frames. After a configuration change the state of the link is read
+    /// anew.
     ///
     /// # Errors
     /// The device needs a reset, or its configuration keeps changing. The driver has latched.

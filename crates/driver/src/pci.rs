@@ -6,9 +6,9 @@
 //!                                                 v                              v
 //!                                              function masked ---- vectors mapped, each read back
 //! ```
-//! The device is hostile: the list of capabilities is followed for a bounded number of steps; every structure that it names
-//! must lie in the PCI window that firmware reports, so a BAR that claims to be RAM is not touched; and registers that must
-//! read back are read back.
+//! The device is hostile: the list of capabilities is followed for a bounded number of steps; every
+//! structure that it names must lie in the PCI window that firmware reports, so a BAR that claims
+//! to be RAM is not touched; and registers that must read back are read back.
 use crate::{DriverError, Transport};
 pub use crate::{Message, Space};
 use alloc::vec::Vec;
@@ -19,7 +19,8 @@ use paravane_spec::pci::{
 };
 use paravane_spec::queue::QueueAddresses;
 
-/// The configuration spaces of bus 0 in memory, and where its devices may be, as firmware tells both.
+/// The configuration spaces of bus 0 in memory, and where its devices may be, as firmware tells
+/// both.
 #[derive(Clone, Debug)]
 pub struct Ecam<S> {
     space: S,
@@ -147,7 +148,8 @@ impl<S: Space> Function<S> {
         (addr >= self.window.start && end <= self.window.end).then_some(Region { addr, len })
     }
 
-    /// The structure of a type that the virtio capability at `at` names, if it is aligned as section 4.1.4 says.
+    /// The structure of a type that the virtio capability at `at` names, if it is aligned as
+    /// section 4.1.4 says.
     fn structure(&self, at: u16, cfg_type: u8) -> Option<Region> {
         let fits = at + u16::from(cap::SIZE) <= header::SIZE;
         let len = fits.then(|| self.read32(at + cap::LENGTH))?;
@@ -244,8 +246,9 @@ impl<S: Space> Pci<S> {
         })
     }
 
-    /// Has the device interrupt by messages: 0 for the configuration change, n + 1 for queue n, and the last of them
-    /// for all queues from there on if the device has too few. `false` if it has none: the wired interrupt stays.
+    /// Has the device interrupt by messages: 0 for the configuration change, n + 1 for queue n, and
+    /// the last of them for all queues from there on if the device has too few. `false` if it has
+    /// none: the wired interrupt stays.
     ///
     /// To be called before the device is negotiated with.
     pub fn use_messages(&mut self, message: impl Fn(u16) -> Message) -> bool {

@@ -4,8 +4,8 @@ use paravane_ring::DmaArea;
 
 /// A bump allocator over shared memory.
 ///
-/// It never takes memory back: a device that knows an address may write there at any later time. Device addresses may
-/// differ from the machine's, see [`Pool::translate`].
+/// It never takes memory back: a device that knows an address may write there at any later time.
+/// Device addresses may differ from the machine's, see [`Pool::translate`].
 #[derive(Debug)]
 pub struct Pool {
     memory: DmaArea,
@@ -21,8 +21,8 @@ impl Pool {
         Self { memory, used: 0, offset: 0 }
     }
 
-    /// Sets the offset from the machine's addresses to device addresses, modulo 2^64, for memory taken from now on. It is 0
-    /// without an IOMMU.
+    /// Sets the offset from the machine's addresses to device addresses, modulo 2^64, for memory
+    /// taken from now on. It is 0 without an IOMMU.
     pub fn translate(&mut self, offset: u64) {
         self.offset = offset;
     }

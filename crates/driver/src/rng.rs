@@ -24,11 +24,12 @@ impl<T: Transport> Rng<T> {
         Ok(Self { channel: Channel::new(device, queue), buffer })
     }
 
-    /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one request is
-    /// in flight. Returns whether it kicked.
+    /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one
+    /// request is in flight. Returns whether it kicked.
     ///
     /// # Errors
-    /// One is in flight already, `len` is 0 or more than the buffer holds, or the driver has failed.
+    /// One is in flight already, `len` is 0 or more than the buffer holds, or the driver has
+    /// failed.
     pub fn request(&mut self, len: usize) -> Result<bool, DriverError> {
         self.channel.check_failed()?;
         if self.channel.in_flight() != 0 {
@@ -48,7 +49,8 @@ impl<T: Transport> Rng<T> {
 
     /// Copies received bytes into `out` and returns their number; `None` while there are none.
     ///
-    /// The number is what the device claims, limited by the request and by `out`. Further bytes are dropped.
+    /// The number is what the device claims, limited by the request and by `out`. Further bytes are
+    /// dropped.
     ///
     /// # Errors
     /// The device broke the protocol. The driver has latched.

@@ -20,9 +20,10 @@ pub trait Space {
 
 /// Device memory that the processor reaches by loads and stores.
 ///
-/// Each access is one plain load or store instruction, which every hypervisor can emulate, and is never merged, repeated
-/// or left out. Values are little endian. Reads outside of the range, or misaligned ones, return all ones; such writes do
-/// nothing. On aarch64 and riscv64 a write comes after all earlier writes to memory, and a read before all later reads.
+/// Each access is one plain load or store instruction, which every hypervisor can emulate, and is
+/// never merged, repeated or left out. Values are little endian. Reads outside of the range, or
+/// misaligned ones, return all ones; such writes do nothing. On aarch64 and riscv64 a write comes
+/// after all earlier writes to memory, and a read before all later reads.
 ///
 /// This is all that [`pci::Ecam`](crate::pci::Ecam) needs. For virtio-mmio, see
 /// [`VolatileRegisters`](crate::mmio::VolatileRegisters).
@@ -34,21 +35,24 @@ pub struct VolatileSpace {
     end: u64,
 }
 
-// SAFETY: it is only a place, and the caller of `new` vouches that any access there, from any thread, is sound.
+// SAFETY: it is only a place, and the caller of `new` vouches that any access there, from any
+// thread, is sound.
 unsafe impl Send for VolatileSpace {}
 // SAFETY: as above.
 unsafe impl Sync for VolatileSpace {}
 
 impl VolatileSpace {
-    /// The device memory at `addresses`, the first of which is mapped at `mapped_at`: the same number where memory is
-    /// mapped one to one.
+    /// The device memory at `addresses`, the first of which is mapped at `mapped_at`: the same
+    /// number where memory is mapped one to one.
     ///
     /// # Safety
     /// As long as the result or a copy of it is used:
     ///
-    /// * The whole range is mapped, contiguous and as device memory (uncached), for reading and writing.
-    /// * No Rust object lies there, and no access to it, of any value and from any thread, breaks memory safety: it holds
-    ///   devices, which reach RAM only as their drivers tell them, or nothing at all.
+    /// * The whole range is mapped, contiguous and as device memory (uncached), for reading and
+    ///   writing.
+    /// * No Rust object lies there, and no access to it, of any value and from any thread, breaks
+    ///   memory safety: it holds devices, which reach RAM only as their drivers tell them, or
+    ///   nothing at all.
     ///
     /// `mapped_at` and the first address are multiples of 4.
     #[must_use]
@@ -71,7 +75,8 @@ macro_rules! space {
                 #[inline]
                 fn $read(&self, addr: u64) -> $int {
                     let place = self.place(addr, size_of::<$int>() as u64);
-                    // SAFETY: the place is mapped and aligned, and may be accessed; see `VolatileSpace::new`.
+                    // SAFETY: the place is mapped and aligned, and may be accessed; see
+                    // `VolatileSpace::new`.
                     place.map_or(<$int>::MAX, |place| <$int>::from_le(unsafe { access::$read(place) }))
                 }
 
@@ -88,9 +93,9 @@ macro_rules! space {
 }
 space!(read8 write8 u8, read16 write16 u16, read32 write32 u32);
 
-/// The accesses. A compiler may turn volatile ones into instructions that take an operand from memory or write an address
-/// back, which hypervisors cannot emulate (on aarch64 the processor does not tell them enough). So the instruction is
-/// given, where that is a danger.
+/// The accesses. A compiler may turn volatile ones into instructions that take an operand from
+/// memory or write an address back, which hypervisors cannot emulate (on aarch64 the processor does
+/// not tell them enough). So the instruction is given, where that is a danger.
 mod access {
     /// # Safety
     /// Of each function: the place is mapped device memory, aligned to the size of the access.
@@ -100,8 +105,8 @@ mod access {
             #[inline(always)]
             pub(super) unsafe fn $read(at: *const u8) -> $int {
                 let value;
-                // SAFETY: the caller vouches for the place. The statement clobbers memory, so the compiler moves no
-                // access to memory past it.
+                // SAFETY: the caller vouches for the place. The statement clobbers memory, so the
+                // compiler moves no access to memory past it.
                 unsafe {
                     core::arch::asm!($load, at = in(reg) at, value = out($class) value, options(nostack, preserves_flags));
                 }

@@ -13,7 +13,8 @@ pub struct Message {
 
 /// The registers of one device.
 ///
-/// An implementation checks only what its own layout needs: a device may answer anything, and [`crate::Virtio`] checks it.
+/// An implementation checks only what its own layout needs: a device may answer anything, and
+/// [`crate::Virtio`] checks it.
 pub trait Transport {
     /// Virtio device identifier.
     fn device_id(&self) -> u32;
@@ -29,8 +30,8 @@ pub trait Transport {
     fn wanted_features(&self) -> u64 {
         0
     }
-    /// Sets up the interrupt for configuration changes, after `features` were negotiated. Does nothing for the wired
-    /// interrupt.
+    /// Sets up the interrupt for configuration changes, after `features` were negotiated. Does
+    /// nothing for the wired interrupt.
     ///
     /// # Errors
     /// The device does not take it.
@@ -53,8 +54,8 @@ pub trait Transport {
     fn queue_resetting(&self, index: u16) -> bool;
     /// Kicks queue `index`, which was enabled; with `data` if NOTIFICATION_DATA was negotiated.
     fn notify(&self, index: u16, data: Option<u32>);
-    /// With messages returns the configuration change, which may be the cause. Otherwise reads and acknowledges the
-    /// causes of the wired interrupt
+    /// With messages returns the configuration change, which may be the cause. Otherwise reads and
+    /// acknowledges the causes of the wired interrupt
     /// ([`INT_USED_BUFFER`](paravane_spec::mmio::INT_USED_BUFFER) and
     /// [`INT_CONFIG_CHANGE`](paravane_spec::mmio::INT_CONFIG_CHANGE)).
     fn take_causes(&self) -> u32;

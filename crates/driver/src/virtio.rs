@@ -42,8 +42,8 @@ pub struct NotReset {
     /// The reason.
     pub error: DriverError,
     /// The queue, with what is in flight. Not to be used with a device that was asked to reset it
-    /// ([`DriverError::QueueReset`]), but to be kept until that has been reset: [`Queue::into_memory`] is the way to its
-    /// memory then.
+    /// ([`DriverError::QueueReset`]), but to be kept until that has been reset:
+    /// [`Queue::into_memory`] is the way to its memory then.
     pub queue: Queue,
 }
 
@@ -55,8 +55,8 @@ pub struct Virtio<T> {
 }
 
 impl<T: Transport> Virtio<T> {
-    /// Sets a device up, from [`Virtio::probe`] to [`Virtio::driver_ok`]. `start` reads the configuration and starts the
-    /// queues, after `wanted` features were negotiated.
+    /// Sets a device up, from [`Virtio::probe`] to [`Virtio::driver_ok`]. `start` reads the
+    /// configuration and starts the queues, after `wanted` features were negotiated.
     ///
     /// # Errors
     /// Those of each step. Once the type is right, the device is told FAILED.
@@ -114,7 +114,8 @@ impl<T: Transport> Virtio<T> {
         Ok(accepted)
     }
 
-    /// Sets up queue `index` with at most `size` descriptors and indirect tables of `indirect` entries.
+    /// Sets up queue `index` with at most `size` descriptors and indirect tables of `indirect`
+    /// entries.
     ///
     /// # Errors
     /// There is no such queue, or too little memory. The device is told FAILED.
@@ -143,8 +144,8 @@ impl<T: Transport> Virtio<T> {
         self.start_in(index, size, indirect, |needed| pool.take(needed, QUEUE_ALIGN))
     }
 
-    /// Starts queue `index` again, in the memory that [`Virtio::reset_queue`] gave back. It may differ from the one
-    /// before in size and tables as far as the memory allows.
+    /// Starts queue `index` again, in the memory that [`Virtio::reset_queue`] gave back. It may
+    /// differ from the one before in size and tables as far as the memory allows.
     ///
     /// # Errors
     /// As [`Virtio::start_queue`].
@@ -158,12 +159,13 @@ impl<T: Transport> Virtio<T> {
         self.start_in(index, size, indirect, |_| Ok(memory))
     }
 
-    /// Resets queue `index` alone (section 2.6.1) and returns its memory, which the device has let go of. What
-    /// was in flight is lost. The rest of the device goes on.
+    /// Resets queue `index` alone (section 2.6.1) and returns its memory, which the device has let
+    /// go of. What was in flight is lost. The rest of the device goes on.
     ///
     /// # Errors
-    /// RING_RESET was not negotiated: the queue continues unchanged. Or the device does not finish the
-    /// reset, or keeps the queue: then only a reset of the device stops the memory from being written to.
+    /// RING_RESET was not negotiated: the queue continues unchanged. Or the device does not finish
+    /// the reset, or keeps the queue: then only a reset of the device stops the memory from being
+    /// written to.
     pub fn reset_queue(&mut self, index: u16, queue: Queue) -> Result<DmaArea, Box<NotReset>> {
         match self.try_reset_queue(index) {
             Ok(()) => Ok(queue.into_memory()),
@@ -178,7 +180,8 @@ impl<T: Transport> Virtio<T> {
         self.transport.reset_queue(index);
         for _ in 0..RESET_READS {
             if !self.transport.queue_resetting(index) {
-                // The driver must verify that the queue was reset (section 2.6.1.2): it is not enabled any more.
+                // The driver must verify that the queue was reset (section 2.6.1.2): it is not
+                // enabled any more.
                 if self.transport.queue_enabled(index) {
                     break;
                 }
@@ -223,8 +226,8 @@ impl<T: Transport> Virtio<T> {
         // Before the device may use the queue, or never.
         let poller = queue.poller().map_err(|_| DriverError::Queue(index))?;
         self.transport.enable_queue(index, &at)?;
-        // The register reads what was last written (sections 4.1.4.3 and 4.2.2); a device that did not take the queue
-        // shows here.
+        // The register reads what was last written (sections 4.1.4.3 and 4.2.2); a device that did
+        // not take the queue shows here.
         if !self.transport.queue_enabled(index) {
             return Err(DriverError::Queue(index));
         }
@@ -242,15 +245,15 @@ impl<T: Transport> Virtio<T> {
         self.check_alive()
     }
 
-    /// Kicks `queue`, which is the device's queue `index`, and says how far it has come if NOTIFICATION_DATA was
-    /// negotiated.
+    /// Kicks `queue`, which is the device's queue `index`, and says how far it has come if
+    /// NOTIFICATION_DATA was negotiated.
     pub fn notify(&self, index: u16, queue: &Queue) {
         let data = self.features & feature::NOTIFICATION_DATA != 0;
         self.transport.notify(index, data.then(|| queue.kick_data(index)));
     }
 
-    /// Reads and acknowledges the causes of the interrupt (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`) and, if the
-    /// configuration has changed, looks whether the device is still well.
+    /// Reads and acknowledges the causes of the interrupt (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`)
+    /// and, if the configuration has changed, looks whether the device is still well.
     ///
     /// # Errors
     /// The device needs a reset.
@@ -262,8 +265,9 @@ impl<T: Transport> Virtio<T> {
         Ok(causes)
     }
 
-    /// Reads the configuration space, consistently (ConfigGeneration). Aligned words are read 32 bits at a
-    /// time and the rest in bytes, so a 16-bit field must not be read by this (section 4.2.2.2).
+    /// Reads the configuration space, consistently (ConfigGeneration). Aligned words are read 32
+    /// bits at a time and the rest in bytes, so a 16-bit field must not be read by this (section
+    /// 4.2.2.2).
     ///
     /// # Errors
     /// It kept changing.

@@ -1,4 +1,5 @@
-//! A device that lies, one named lie a test: the driver reports it, latches, and neither panics nor hangs.
+//! A device that lies, one named lie a test: the driver reports it, latches, and neither panics nor
+//! hangs.
 mod fake;
 
 use fake::{Answer, Device, Lie};
@@ -86,7 +87,8 @@ fn every_feature_offered() {
     let disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
     let refused = feature::ORDER_PLATFORM | feature::RING_RESET | blk::F_MQ;
     assert_eq!(disk.features() & refused, 0, "what the driver does not understand is not accepted");
-    // Section 6.1: a driver should accept this one; its addresses are the device's own by construction (`DmaArea`).
+    // Section 6.1: a driver should accept this one; its addresses are the device's own by
+    // construction (`DmaArea`).
     assert_ne!(disk.features() & feature::ACCESS_PLATFORM, 0);
 }
 

@@ -1,4 +1,5 @@
-//! The driver's side of docs/reference/virtio-mmio-msi.md, against our register machine, and against one that lies.
+//! The driver's side of docs/reference/virtio-mmio-msi.md, against our register machine, and
+//! against one that lies.
 use paravane_driver::mmio::{Mmio, Registers};
 use paravane_driver::{DriverError, Message, Transport, Virtio};
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};

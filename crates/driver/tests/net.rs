@@ -1,4 +1,5 @@
-//! The network card driver, against a device that is honest, and one that lies, one named lie a test.
+//! The network card driver, against a device that is honest, and one that lies, one named lie a
+//! test.
 #[path = "../examples/polled_net.rs"]
 #[allow(
     dead_code,
@@ -49,7 +50,8 @@ impl Card {
     fn new(features: u64) -> (Self, Pool) {
         let words = Box::leak(vec![[0u8; 4096]; RAM_SIZE / 4096 + 1].into_boxed_slice());
         let start = words.as_mut_ptr().cast::<u8>();
-        // SAFETY: the allocation has a page to spare, and was leaked, so it stays mapped and no reference to it is left.
+        // SAFETY: the allocation has a page to spare, and was leaked, so it stays mapped and no
+        // reference to it is left.
         let area = unsafe { Area::new(NonNull::new(start.add(start.align_offset(4096))).unwrap(), RAM_SIZE) };
         let ram = DmaArea { area, addr: RAM_BASE };
         let state = State {
@@ -252,7 +254,8 @@ fn frames_are_sent_in_order_and_slots_come_back() {
     }
 }
 
-/// A caller that waits for an answer sleeps, whatever has become of what it sent; one that waits for a slot is woken.
+/// A caller that waits for an answer sleeps, whatever has become of what it sent; one that waits
+/// for a slot is woken.
 #[test]
 fn a_frame_that_has_gone_is_news_only_to_who_waits_for_its_slot() {
     for features in [ALL, ALL | feature::EVENT_IDX, ALL | feature::RING_PACKED | feature::EVENT_IDX] {

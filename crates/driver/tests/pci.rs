@@ -1,5 +1,5 @@
-//! The driver's side of PCI against a function made of plain memory, which reads what was written: honest where nothing
-//! else is said, and spoiled in one place a test.
+//! The driver's side of PCI against a function made of plain memory, which reads what was written:
+//! honest where nothing else is said, and spoiled in one place a test.
 use paravane_driver::pci::{Ecam, Function, Message, Pci, Space};
 use paravane_driver::{DriverError, Transport, Virtio};
 use paravane_spec::pci::{self, NO_VENDOR, cap, capability, command, common, ecam, header, msix};

@@ -1,5 +1,5 @@
-//! What a transport does for queues beyond the plain ones: other layouts, notification data, resets of one
-//! queue, pollers.
+//! What a transport does for queues beyond the plain ones: other layouts, notification data, resets
+//! of one queue, pollers.
 mod fake;
 
 use fake::{Answer, DISK_FEATURES, Device, Lie};

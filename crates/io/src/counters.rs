@@ -69,7 +69,8 @@ impl QueueWork {
     /// Chains taken and neither completed nor forgotten.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
-        // Relaxed: a statistic. The three are not read at one instant, so for a busy queue the result may be off by a batch.
+        // Relaxed: a statistic. The three are not read at one instant, so for a busy queue the
+        // result may be off by a batch.
         let done = self.completed().wrapping_add(self.forgotten.load(Ordering::Relaxed));
         self.taken().saturating_sub(done)
     }
@@ -119,6 +120,7 @@ impl QueueWork {
 
 /// Adds to a counter with one writer at a time, without a read-modify-write.
 fn raise(counter: &AtomicU64, more: u32) {
-    // Relaxed: the owner of the queue changes by channels, which order the stores of one before the loads of the next.
+    // Relaxed: the owner of the queue changes by channels, which order the stores of one before the
+    // loads of the next.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(more.into()), Ordering::Relaxed);
 }

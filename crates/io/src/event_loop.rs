@@ -11,14 +11,14 @@
 //!     |                          '----------------------- more is available ----------------+  |
 //!     '------------------------------------------------------ the next work wakes the thread --'
 //! ```
-//! A round looks at queues that are ready or polled; the others cost nothing. While a queue is polled the thread does not
-//! sleep, and asks every [`SLICE`] for events of the others.
+//! A round looks at queues that are ready or polled; the others cost nothing. While a queue is
+//! polled the thread does not sleep, and asks every [`SLICE`] for events of the others.
 //!
-//! [`PollWindow`] decides how long a queue is polled: not at all unless work has lately followed soon after work. No clock is
-//! read where polling is off.
+//! [`PollWindow`] decides how long a queue is polled: not at all unless work has lately followed
+//! soon after work. No clock is read where polling is off.
 //!
-//! [`BatchDelay`] decides how long a polled queue whose work comes fast is left alone, up to some microseconds, so that more is
-//! taken at once.
+//! [`BatchDelay`] decides how long a polled queue whose work comes fast is left alone, up to some
+//! microseconds, so that more is taken at once.
 use super::host_queue::{HostQueue, Turn};
 use super::{Counters, Message, NotPutOn, caught};
 use paravane_device::ServeError;
@@ -125,7 +125,8 @@ impl EventLoop {
                 }
             }
             self.serve_ready();
-            // Messages come last: they free and reuse entries that events of this round may still name.
+            // Messages come last: they free and reuse entries that events of this round may still
+            // name.
             if control && !self.obey_all() {
                 break;
             }
@@ -221,8 +222,8 @@ impl EventLoop {
         self.ready.push_back(number);
     }
 
-    /// Polls until a queue has work, no queue is polled any more, or the slice is over; once, if a queue is ready already.
-    /// Returns the time.
+    /// Polls until a queue has work, no queue is polled any more, or the slice is over; once, if a
+    /// queue is ready already. Returns the time.
     fn poll(&mut self) -> Instant {
         let start = Instant::now();
         let mut now = start;
@@ -273,7 +274,8 @@ impl EventLoop {
         }
     }
 
-    /// Gives a turn to each queue that is ready. A queue that becomes ready meanwhile has its turn in the next round.
+    /// Gives a turn to each queue that is ready. A queue that becomes ready meanwhile has its turn
+    /// in the next round.
     fn serve_ready(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(number) = self.ready.pop_front() else { return };
@@ -329,7 +331,8 @@ impl EventLoop {
     /// After a panic: waits for what is in flight, and serves no queue any more.
     pub(super) fn give_up(&mut self) {
         for entry in self.entries.drain(..).flatten() {
-            // If it panics again it is leaked: the host may still write to its memory, which it keeps mapped.
+            // If it panics again it is leaked: the host may still write to its memory, which it
+            // keeps mapped.
             let mut queue = ManuallyDrop::new(entry.queue);
             let done = caught(|| {
                 queue.forget();

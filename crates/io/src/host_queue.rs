@@ -7,8 +7,9 @@
 //!                           stop: ioeventfd off, kicks taken and served once more (unless the device is being reset),
 //!                             what is in flight drained, handler and mappings dropped
 //! ```
-//! The holder of the value is the queue's one owner. While the queue is on no thread, kicks wait where they arrive, and
-//! completions in the handler's descriptor. The next thread looks at the ring once without a kick ([`IoThread::put_on`]).
+//! The holder of the value is the queue's one owner. While the queue is on no thread, kicks wait
+//! where they arrive, and completions in the handler's descriptor. The next thread looks at the
+//! ring once without a kick ([`IoThread::put_on`]).
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
 use crate::resting::RestingQueue;
@@ -22,8 +23,8 @@ use std::sync::atomic::AtomicBool;
 
 /// Calls of `serve` in one turn of a queue.
 const BUDGET: usize = 16;
-/// How to wait for a handler's descriptor: an event each time that it becomes readable, not while it is readable. A network
-/// card without buffers must be able to sleep while frames wait.
+/// How to wait for a handler's descriptor: an event each time that it becomes readable, not while
+/// it is readable. A network card without buffers must be able to sleep while frames wait.
 const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
 /// How a queue's turn ended.
@@ -95,13 +96,14 @@ impl HostQueue {
 
     /// Takes kicks from `kicks` from now on.
     ///
-    /// Kicks that arrived at the old place and were not seen are made up for: the next thread looks at the ring once.
+    /// Kicks that arrived at the old place and were not seen are made up for: the next thread looks
+    /// at the ring once.
     pub fn kick_by(&mut self, kicks: Kicks) {
         self.kicks = kicks;
     }
 
-    /// Adds the queue's descriptors to `poll`, with the tokens `kicks` and `news`. Events may have been missed before: the queue
-    /// is to be served once now.
+    /// Adds the queue's descriptors to `poll`, with the tokens `kicks` and `news`. Events may have
+    /// been missed before: the queue is to be served once now.
     pub(super) fn listen(&mut self, poll: &OwnedFd, kicks: u64, news: u64) -> std::io::Result<()> {
         epoll::add(poll, self.kicks.fd(), epoll::EventData::new_u64(kicks), self.kicks.events())?;
         if let Some(fd) = self.handler.completion_fd()
@@ -137,8 +139,9 @@ impl HostQueue {
 
     /// Serves until nothing is left or the budget is used up.
     ///
-    /// With `arm`, asks for wake-ups when nothing is left, and looks once more; without, the caller polls
-    /// [`HostQueue::has_work`]. Ends early when a batch had fewer than `enough` chains, so that more gather.
+    /// With `arm`, asks for wake-ups when nothing is left, and looks once more; without, the caller
+    /// polls [`HostQueue::has_work`]. Ends early when a batch had fewer than `enough` chains, so
+    /// that more gather.
     pub(super) fn serve(&mut self, arm: bool, enough: u32) -> Result<Turn, ServeError> {
         let mut sum = Served::default();
         let turn = self.serve_counted(arm, enough, &mut sum);
@@ -179,7 +182,8 @@ impl HostQueue {
         self.handler.wants_kicks() || self.handler.has_news().is_some()
     }
 
-    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. Makes no system call, and asks for no wake-up.
+    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. Makes no system
+    /// call, and asks for no wake-up.
     pub(super) fn has_work(&mut self) -> bool {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
@@ -189,7 +193,8 @@ impl HostQueue {
         self.handler.preferred_batch(self.live.queue().size())
     }
 
-    /// Whether to serve the queue after a change of memory or translations: a chain waits for it, or the handler keeps memory.
+    /// Whether to serve the queue after a change of memory or translations: a chain waits for it,
+    /// or the handler keeps memory.
     pub(super) fn minds_memory(&self) -> bool {
         self.live.waits_for_translation() || self.handler.keeps_memory()
     }
@@ -223,7 +228,8 @@ impl HostQueue {
         }
     }
 
-    /// Stops serving, and nothing else: completes what is in flight; an ioeventfd stays, and kicks wait.
+    /// Stops serving, and nothing else: completes what is in flight; an ioeventfd stays, and kicks
+    /// wait.
     ///
     /// The handler keeps its state, and goes on when the queue is resumed.
     ///

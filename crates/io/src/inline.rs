@@ -1,10 +1,12 @@
-//! Queues that the vCPU's thread serves in the exit of their kick, as VMMs did before there were ioeventfds.
+//! Queues that the vCPU's thread serves in the exit of their kick, as VMMs did before there were
+//! ioeventfds.
 //!
 //! ```text
 //!  kick:        vCPU's thread -------lock--> serve until nothing is left -> back to the guest
 //!  completion:  a thread, asleep --> lock--> the same
 //! ```
-//! For comparison: the vCPU stands still while the device works. The lock is the price that an event loop does not pay.
+//! For comparison: the vCPU stands still while the device works. The lock is the price that an
+//! event loop does not pay.
 use crate::host_queue::{HostQueue, QueueKey, Turn};
 use crate::{lock, outlive_pipes};
 use paravane_notify::Notifier;

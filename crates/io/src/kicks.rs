@@ -63,7 +63,8 @@ impl Kicks {
         }
     }
 
-    /// Takes the signals that have arrived, and returns their number; 1 for kicks from another process.
+    /// Takes the signals that have arrived, and returns their number; 1 for kicks from another
+    /// process.
     pub(crate) fn take(&self) -> u64 {
         match self {
             Self::Host(notifier) => notifier.notifier().take(),
@@ -72,11 +73,13 @@ impl Kicks {
     }
 }
 
-/// A descriptor that another process kicks by writing to it: an eventfd, or a pipe (User Mode Linux).
+/// A descriptor that another process kicks by writing to it: an eventfd, or a pipe (User Mode
+/// Linux).
 ///
-/// The other process shares the file description, so we leave its flags alone. A read may block if the other process has read
-/// first. An eventfd is therefore never read: an edge-triggered wait sees each write, which also saves a system call a kick. A
-/// pipe fills up, and is read without waiting.
+/// The other process shares the file description, so we leave its flags alone. A read may block if
+/// the other process has read first. An eventfd is therefore never read: an edge-triggered wait
+/// sees each write, which also saves a system call a kick. A pipe fills up, and is read without
+/// waiting.
 #[derive(Debug)]
 pub struct ForeignKicks {
     fd: OwnedFd,
@@ -108,7 +111,8 @@ impl ForeignKicks {
             // Offset -1: a pipe has no position.
             let read = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
             let read = match read {
-                // Older hosts cannot do this on pipes. We are the only reader, so what is there can be read.
+                // Older hosts cannot do this on pipes. We are the only reader, so what is there can
+                // be read.
                 Err(rustix::io::Errno::OPNOTSUPP) => match rustix::io::ioctl_fionread(&self.fd) {
                     Ok(there) if there > 0 => {
                         let most = usize::try_from(there).unwrap_or(usize::MAX).min(4096);
@@ -127,8 +131,9 @@ impl ForeignKicks {
 
 /// Whether a descriptor of another process is an eventfd; `false`: it is a pipe.
 ///
-/// Other kinds are refused. A socket can carry descriptors of other connections, and keeps them open as long as we keep the
-/// socket. Most others block, or have side effects when read or written.
+/// Other kinds are refused. A socket can carry descriptors of other connections, and keeps them
+/// open as long as we keep the socket. Most others block, or have side effects when read or
+/// written.
 ///
 /// # Errors
 /// It is neither, or cannot be examined.
@@ -136,7 +141,8 @@ pub fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
     let refused = || io::Error::new(io::ErrorKind::InvalidInput, "neither an eventfd nor a pipe");
     match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
         FileType::Fifo => Ok(false),
-        // Anonymous inodes have no type; the name tells. Without /proc, such a descriptor counts as an eventfd.
+        // Anonymous inodes have no type; the name tells. Without /proc, such a descriptor counts as
+        // an eventfd.
         FileType::Unknown => match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
             Ok(name) if name.as_os_str() != "anon_inode:[eventfd]" => Err(refused()),
             _ => Ok(true),

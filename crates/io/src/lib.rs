@@ -5,18 +5,18 @@
 //!  move:    take_off one thread -> put_on another
 //!  stop:    take_off -> HostQueue::stop
 //! ```
-//! A queue that is moved or stopped keeps its ioeventfd and all that is in flight: kicks and completions that come in between
-//! wait in their descriptors, and a queue that is put on a thread is served once without a kick. So no work is lost, and a
-//! queue changes hands in no other way.
+//! A queue that is moved or stopped keeps its ioeventfd and all that is in flight: kicks and
+//! completions that come in between wait in their descriptors, and a queue that is put on a thread
+//! is served once without a kick. So no work is lost, and a queue changes hands in no other way.
 //!
-//! The host (a VMM, a vhost-user back end) says where kicks arrive ([`Kicks`]) and receives what the queue's driver has to
-//! know ([`QueueEvents`]).
+//! The host (a VMM, a vhost-user back end) says where kicks arrive ([`Kicks`]) and receives what
+//! the queue's driver has to know ([`QueueEvents`]).
 //!
-//! A thread that panics ends, and serves its queues no more: it waits for what is in flight, and calls the function that
-//! [`IoThread::watched`] was given.
+//! A thread that panics ends, and serves its queues no more: it waits for what is in flight, and
+//! calls the function that [`IoThread::watched`] was given.
 //!
-//! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the thread then unblocks it
-//! ([`IoThread::freed_by`]).
+//! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the
+//! thread then unblocks it ([`IoThread::freed_by`]).
 mod counters;
 mod event_loop;
 mod host_queue;
@@ -125,8 +125,8 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Blocks SIGPIPE in the calling thread: a write to a pipe without reader returns an error.
 ///
-/// For threads that write to descriptors of other processes. SIGPIPE ends a process that does not ignore it, a C program for
-/// instance.
+/// For threads that write to descriptors of other processes. SIGPIPE ends a process that does not
+/// ignore it, a C program for instance.
 pub fn outlive_pipes() {
     // A signal that arises stays pending, and ends with the thread.
     let blocked = SigSet::from(Signal::SIGPIPE).thread_block();
@@ -146,8 +146,9 @@ pub struct IoThread {
 impl IoThread {
     /// Starts a thread without queues.
     ///
-    /// It polls a queue for at most `longest_poll` before it waits for a kick; zero turns polling off. The kernel keeps the first
-    /// 15 bytes of `name`. Log lines of the thread name the same device as those of the calling thread.
+    /// It polls a queue for at most `longest_poll` before it waits for a kick; zero turns polling
+    /// off. The kernel keeps the first 15 bytes of `name`. Log lines of the thread name the same
+    /// device as those of the calling thread.
     ///
     /// # Errors
     /// The host refuses a thread or descriptors.
@@ -193,7 +194,8 @@ impl IoThread {
 
     /// Calls `free` every 10 ms while somebody waits for the thread.
     ///
-    /// It must end what the thread may be blocked in ([`QueueEvents`]), and do nothing if the thread is not blocked.
+    /// It must end what the thread may be blocked in ([`QueueEvents`]), and do nothing if the
+    /// thread is not blocked.
     #[must_use]
     pub fn freed_by(mut self, free: impl Fn() + Send + Sync + 'static) -> Self {
         self.free = Free(Box::new(free));
@@ -248,8 +250,8 @@ impl IoThread {
 
     /// Takes a queue back, with its ioeventfd and all that is in flight.
     ///
-    /// When this returns the thread does not touch the queue any more. `None`: the thread has no such queue. It may have failed,
-    /// or the thread may have ended.
+    /// When this returns the thread does not touch the queue any more. `None`: the thread has no
+    /// such queue. It may have failed, or the thread may have ended.
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
         self.taken_off(self.begin_take_off(key))
     }
@@ -272,8 +274,8 @@ impl IoThread {
 
     /// Serves the queues of `device` that depend on the memory map once more.
     ///
-    /// These wait for translations ([`paravane_device::MappedQueue::waits_for_translation`]) or keep memory across batches
-    /// ([`paravane_device::QueueHandler::keeps_memory`]).
+    /// These wait for translations ([`paravane_device::MappedQueue::waits_for_translation`]) or
+    /// keep memory across batches ([`paravane_device::QueueHandler::keeps_memory`]).
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
         let _ = self.send(Message::LookAgain(device));

@@ -95,8 +95,8 @@ impl QueueStart {
 
     /// Maps the rings, has `device` make the handler, and puts both together.
     ///
-    /// Kicks arrive at `kicks`; `events` is told what the driver has to know. Nothing is served before the queue is on a
-    /// thread.
+    /// Kicks arrive at `kicks`; `events` is told what the driver has to know. Nothing is served
+    /// before the queue is on a thread.
     ///
     /// # Errors
     /// See [`QueueStartError`]. The device was asked for a handler only if the rings are valid.

@@ -48,7 +48,8 @@ impl RestingQueue {
 
     /// Takes the queue up at `position`. A queue with in-flight tracking is tracked no more.
     ///
-    /// Kicks that came meanwhile are made up for by the first look at the ring, as for every queue that is put on a thread.
+    /// Kicks that came meanwhile are made up for by the first look at the ring, as for every queue
+    /// that is put on a thread.
     ///
     /// # Errors
     /// See [`ResumeError`].

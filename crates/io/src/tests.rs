@@ -148,7 +148,8 @@ fn thread(longest_poll: Duration) -> (IoThread, Arc<Counting>) {
     (IoThread::spawn("io0".into(), longest_poll).unwrap(), Arc::default())
 }
 
-/// Without the look at `put_on` a queue that is moved in the middle of its work waits for a kick for ever.
+/// Without the look at `put_on` a queue that is moved in the middle of its work waits for a kick
+/// for ever.
 #[test]
 fn work_that_was_begun_goes_on_elsewhere() {
     let threads = [0, 1].map(|_| thread(Duration::ZERO).0);
@@ -180,7 +181,8 @@ fn who_polls_finds_work_without_a_kick() {
     assert!(thread.put_on(queue).is_ok());
     let start = Instant::now();
     while !fed.is_served_without_a_kick() {
-        // Asleep, or not yet awake long enough for it: the next one, soon after this one, makes it poll for longer.
+        // Asleep, or not yet awake long enough for it: the next one, soon after this one, makes it
+        // poll for longer.
         assert!(start.elapsed() < PATIENCE, "it never polls");
         notifier.kick();
         fed.wait(fed.served.load(Ordering::Relaxed) + fed.fed.load(Ordering::Relaxed));
@@ -194,8 +196,8 @@ fn who_polls_finds_work_without_a_kick() {
     }
 }
 
-/// Work that comes in portions, so fast that it is left alone for some microseconds after each turn: all of it is served, the
-/// last of each stream without a kick, since its queue is polled.
+/// Work that comes in portions, so fast that it is left alone for some microseconds after each
+/// turn: all of it is served, the last of each stream without a kick, since its queue is polled.
 #[test]
 fn what_is_left_alone_for_a_while_is_not_forgotten() {
     let (thread, events) = thread(LONG);
@@ -331,7 +333,8 @@ fn an_eventfd_kicks_and_is_left_as_it_is() {
 
 #[test]
 fn a_pipe_kicks_and_does_not_fill_up() {
-    // 20 000 words of 8 bytes are more than a pipe holds: one that is not emptied blocks the writer.
+    // 20 000 words of 8 bytes are more than a pipe holds: one that is not emptied blocks the
+    // writer.
     let (ours, theirs) = rustix::pipe::pipe().unwrap();
     foreign(|| assert_eq!(rustix::io::write(&theirs, &[1; 8]), Ok(8)), ours);
 }

@@ -92,7 +92,8 @@ impl Notifier {
     #[cfg(feature = "kvm")]
     #[must_use]
     pub fn event(&self) -> BorrowedEventFd<'_> {
-        // SAFETY: the descriptor is open as long as `self`, which the result borrows, and the result does not close it.
+        // SAFETY: the descriptor is open as long as `self`, which the result borrows, and the
+        // result does not close it.
         let event = unsafe { EventFd::from_raw_fd(self.event.as_raw_fd()) };
         BorrowedEventFd { event: ManuallyDrop::new(event), notifier: PhantomData }
     }

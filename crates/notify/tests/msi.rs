@@ -47,7 +47,8 @@ fn message(data: u32) -> MsiMessage {
     MsiMessage { address: 0xfee0_0000, data }
 }
 
-/// Three vectors, two queues; queue n has vector n with message 100 + n, the configuration vector 2.
+/// Three vectors, two queues; queue n has vector n with message 100 + n, the configuration vector
+/// 2.
 fn table() -> (MsiTable, Arc<Platform>) {
     let platform = Arc::new(Platform::default());
     let table = MsiTable::new(&Controller(Arc::clone(&platform)), 3, 2).unwrap();

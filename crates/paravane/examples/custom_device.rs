@@ -1,7 +1,7 @@
 //! A device of your own: a queue that returns what the driver sends, in capital letters.
 //!
-//! A request has a readable part (the text) and a writable part (room for the answer). The device is served over
-//! vhost-user, to any front end that knows its identifier:
+//! A request has a readable part (the text) and a writable part (room for the answer). The device
+//! is served over vhost-user, to any front end that knows its identifier:
 //!
 //! ```sh
 //! cargo run --example custom_device -- /tmp/echo.sock
@@ -79,7 +79,8 @@ impl QueueHandler for EchoQueue {
             match self.answer(&memory, readable, writable, len) {
                 Ok(written) => queue.complete(chain.head, written)?,
                 Err(error) => {
-                    // The driver named memory that it does not have: the queue stops until it is reset.
+                    // The driver named memory that it does not have: the queue stops until it is
+                    // reset.
                     let error = QueueError::Address { addr: error.addr(), len };
                     return Err(queue.fail(error).into());
                 }

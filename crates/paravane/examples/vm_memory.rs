@@ -1,8 +1,8 @@
 //! A vhost-user client's memory through the traits of the crate vm-memory.
 //!
-//! Takes one client and answers it until it shares its memory. Then the program reads a text at guest-physical address
-//! 0x1000 and writes it back at 0x3000, in capital letters, by the methods of `vm_memory::Bytes`. The write is in the dirty log,
-//! as a device's would be.
+//! Takes one client and answers it until it shares its memory. Then the program reads a text at
+//! guest-physical address 0x1000 and writes it back at 0x3000, in capital letters, by the methods
+//! of `vm_memory::Bytes`. The write is in the dirty log, as a device's would be.
 //!
 //! ```sh
 //! cargo run --example vm_memory --features vm-memory -- /tmp/memory.sock

@@ -1,7 +1,7 @@
 //! Virtio devices and drivers for VMM, guest and firmware authors.
 //!
-//! This crate re-exports the libraries of Paravane, so that they need one dependency and one version. Each module is a
-//! crate and a feature.
+//! This crate re-exports the libraries of Paravane, so that they need one dependency and one
+//! version. Each module is a crate and a feature.
 //!
 //! | feature | module | what it does |
 //! |---|---|---|

@@ -1,8 +1,8 @@
-//! Runs each example as a program and checks what a client of it sees. The client is the front end of the crate vhost with
-//! the driver side of our queues.
+//! Runs each example as a program and checks what a client of it sees. The client is the front end
+//! of the crate vhost with the driver side of our queues.
 //!
-//! `cargo test -p paravane --features full` builds the examples before the tests run. With `--test examples` it does not, and the
-//! tests run those that were built last.
+//! `cargo test -p paravane --features full` builds the examples before the tests run. With `--test
+//! examples` it does not, and the tests run those that were built last.
 use paravane::dma::{Backing, Region, RegionConfig};
 use paravane::ring::driver::{DriverConfig, Queue};
 use paravane::ring::{Area, DmaArea, Segment};
@@ -66,7 +66,8 @@ fn memory() -> Arc<Region> {
 
 /// The bytes of a region.
 fn area(region: &Region) -> Area {
-    // SAFETY: the callers keep the region for as long as they use the area, and no reference is made to its bytes.
+    // SAFETY: the callers keep the region for as long as they use the area, and no reference is
+    // made to its bytes.
     unsafe { Area::new(region.host(), region.size() as usize) }
 }
 

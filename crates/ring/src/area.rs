@@ -1,7 +1,7 @@
 //! Shared memory: a contiguous range that the other side may change at any time.
 //!
-//! What stands behind [`Area`] is exchanged under `cfg(loom)`: the same ring code then runs over cells of
-//! the loom model checker, which explores the orders that the memory model permits.
+//! What stands behind [`Area`] is exchanged under `cfg(loom)`: the same ring code then runs over
+//! cells of the loom model checker, which explores the orders that the memory model permits.
 #[cfg(loom)]
 mod model;
 #[cfg(not(loom))]
@@ -49,7 +49,8 @@ pub(crate) mod fuse {
     }
 }
 
-/// Memory that a driver shares with a device: an [`Area`], and the address by which the device knows it.
+/// Memory that a driver shares with a device: an [`Area`], and the address by which the device
+/// knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaArea {
     /// The memory.

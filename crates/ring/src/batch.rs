@@ -59,8 +59,8 @@ impl Chain {
 
 /// Caller-owned storage that chains are popped into; made once, used again and again.
 ///
-/// Invariant: as many segments are free as chain slots are, at least. So a chain of one segment always
-/// finds room where a slot is left, without a check.
+/// Invariant: as many segments are free as chain slots are, at least. So a chain of one segment
+/// always finds room where a slot is left, without a check.
 #[derive(Debug)]
 pub struct Batch {
     chains: Box<[Chain]>,
@@ -72,7 +72,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Room for `chains` chains (at least one); segments for at least one chain of any length, and 4 a chain.
+    /// Room for `chains` chains (at least one); segments for at least one chain of any length, and
+    /// 4 a chain.
     #[must_use]
     pub fn new(chains: usize) -> Self {
         let chains = chains.max(1);
@@ -97,15 +98,16 @@ impl Batch {
         &self.chains[..self.count]
     }
 
-    /// The chains with their segments, those that the device reads and those that it writes, in order.
+    /// The chains with their segments, those that the device reads and those that it writes, in
+    /// order.
     #[inline]
     pub fn iter(&self) -> Iter<'_> {
         Iter { chains: self.chains().iter(), segments: &self.segments[..self.used] }
     }
 
-    /// The segments of `chain`: those that the device reads and those that it writes, each in order. Nothing
-    /// for a chain that is not in this batch. It is searched for: in a loop over chains, [`Batch::iter`] has the
-    /// segments at hand.
+    /// The segments of `chain`: those that the device reads and those that it writes, each in
+    /// order. Nothing for a chain that is not in this batch. It is searched for: in a loop over
+    /// chains, [`Batch::iter`] has the segments at hand.
     #[must_use]
     pub fn segments(&self, chain: &Chain) -> (&[Segment], &[Segment]) {
         // Of two chains in flight the heads differ.
@@ -147,8 +149,8 @@ impl Batch {
         self.count
     }
 
-    /// The free slots and as many free segments, to be filled one segment a chain through raw pointers,
-    /// then counted by [`Batch::add_simple`].
+    /// The free slots and as many free segments, to be filled one segment a chain through raw
+    /// pointers, then counted by [`Batch::add_simple`].
     #[inline]
     pub(crate) fn free(&mut self) -> Free {
         let (count, used) = (self.count, self.used);
@@ -163,8 +165,8 @@ impl Batch {
         debug_assert!(self.count <= self.chains.len() && self.used <= self.segments.len());
     }
 
-    /// The segments that the next chain may take: all that are free, less one for every slot after it.
-    /// Never fewer than [`MAX_CHAIN`] in an empty batch. A slot must be free.
+    /// The segments that the next chain may take: all that are free, less one for every slot after
+    /// it. Never fewer than [`MAX_CHAIN`] in an empty batch. A slot must be free.
     pub(crate) fn room(&mut self) -> &mut [Segment] {
         let later = self.chains.len() - self.count - 1;
         let end = self.segments.len() - later;
@@ -179,7 +181,8 @@ impl Batch {
         self.used += segments;
     }
 
-    /// The segments of the chain that was added last, those that the device reads and those that it writes.
+    /// The segments of the chain that was added last, those that the device reads and those that it
+    /// writes.
     pub(crate) fn last(&self) -> (&[Segment], &[Segment]) {
         let Some(chain) = self.chains().last() else { return (&[], &[]) };
         let (readable, writable) = (chain.readable(), chain.writable());

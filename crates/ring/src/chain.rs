@@ -4,8 +4,8 @@
 //!   head --NEXT--> desc --NEXT--> ... --> last
 //!                                    \--> INDIRECT: a private copy of its table
 //! ```
-//! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next descriptor is and how many
-//! there may be, so a loop in the ring ends at that limit.
+//! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next
+//! descriptor is and how many there may be, so a loop in the ring ends at that limit.
 use crate::batch::Chain;
 use crate::device::MAX_CHAIN;
 use crate::{QueueError, Segment};
@@ -43,7 +43,8 @@ pub(crate) trait Descriptor: Copy {
     }
 }
 
-/// Private copy of an indirect table, so that the driver cannot change it between a check and a use.
+/// Private copy of an indirect table, so that the driver cannot change it between a check and a
+/// use.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// Empty if INDIRECT_DESC was not negotiated.
@@ -102,10 +103,12 @@ impl<'a> ChainBuilder<'a> {
         Self { head, out, readable: 0, writable: 0, readable_len: 0, writable_len: 0 }
     }
 
-    /// Follows the NEXT flags from `first`, the descriptor `index`, through `limit` descriptors at most.
+    /// Follows the NEXT flags from `first`, the descriptor `index`, through `limit` descriptors at
+    /// most.
     ///
-    /// `next` fetches the descriptor after one; `indirect` takes one with INDIRECT, which ends the chain. Returns the
-    /// last descriptor and the number of descriptors, or `None` if the segments do not fit.
+    /// `next` fetches the descriptor after one; `indirect` takes one with INDIRECT, which ends the
+    /// chain. Returns the last descriptor and the number of descriptors, or `None` if the segments
+    /// do not fit.
     #[inline(always)]
     pub(crate) fn follow<D: Descriptor>(
         &mut self,

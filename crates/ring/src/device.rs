@@ -17,9 +17,9 @@ pub use crate::state::{State, StateError};
 pub use crate::tracking::tracking_bytes;
 pub use crate::translation::{Fetched, TranslationCheck};
 
-/// Most descriptors in one chain, indirect ones included. The specification's limit is the queue size;
-/// Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside indirect tables
-/// is bounded by the queue size too.
+/// Most descriptors in one chain, indirect ones included. The specification's limit is the queue
+/// size; Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside
+/// indirect tables is bounded by the queue size too.
 pub const MAX_CHAIN: usize = 1024;
 
 /// One of the three areas of a queue, and the memory that it needs.
@@ -49,11 +49,12 @@ impl QueueConfig {
     /// The subset that a device offers by default.
     pub const SPLIT_FEATURES: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX;
 
-    /// Checks what a driver asked for. `features` are the negotiated ones, device-specific bits are ignored.
+    /// Checks what a driver asked for. `features` are the negotiated ones, device-specific bits are
+    /// ignored.
     ///
     /// # Errors
-    /// The size is not a power of two (with RING_PACKED: any number) from 1 to `max_size`, or an area is
-    /// misaligned or wraps around.
+    /// The size is not a power of two (with RING_PACKED: any number) from 1 to `max_size`, or an
+    /// area is misaligned or wraps around.
     pub fn new(addresses: QueueAddresses, max_size: u16, features: u64) -> Result<Self, ConfigError> {
         let (size, max) = (addresses.size, max_size.min(MAX_SIZE));
         let config = Self { addresses, features };
@@ -102,7 +103,8 @@ impl QueueConfig {
         let packed = self.packed();
         let lens = if packed { [EVENT_SIZE; 2] } else { [avail_bytes(size), used_bytes(size)] };
         [
-            // A descriptor is 16 bytes in either layout. In a packed queue it is marked used where it lies.
+            // A descriptor is 16 bytes in either layout. In a packed queue it is marked used where
+            // it lies.
             AreaRequest {
                 part: "descriptor area",
                 addr: desc,
@@ -121,8 +123,8 @@ impl QueueConfig {
     /// ORDER_PLATFORM was negotiated, which needs [`QueueConfig::activate_as`].
     ///
     /// # Safety
-    /// Each area must be the memory that [`QueueConfig::areas`] asked for and stay mapped until the queue
-    /// has been dropped.
+    /// Each area must be the memory that [`QueueConfig::areas`] asked for and stay mapped until the
+    /// queue has been dropped.
     pub unsafe fn activate(self, desc: Area, driver: Area, device: Area) -> Result<Queue, ConfigError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.activate_as(desc, driver, device) }
@@ -131,7 +133,8 @@ impl QueueConfig {
     /// As [`QueueConfig::activate`], with barriers of the caller's choice.
     ///
     /// # Errors
-    /// As [`QueueConfig::activate`], and ORDER_PLATFORM is refused unless `O` is [`crate::Platform`].
+    /// As [`QueueConfig::activate`], and ORDER_PLATFORM is refused unless `O` is
+    /// [`crate::Platform`].
     ///
     /// # Safety
     /// As [`QueueConfig::activate`].
@@ -145,8 +148,8 @@ impl QueueConfig {
         unsafe { self.activate_at(desc, driver, device, 0) }
     }
 
-    /// As [`QueueConfig::activate_as`], with both sides at position `start`: buffers of a split queue;
-    /// descriptors of a packed one, less than twice its size.
+    /// As [`QueueConfig::activate_as`], with both sides at position `start`: buffers of a split
+    /// queue; descriptors of a packed one, less than twice its size.
     ///
     /// # Safety
     /// As [`QueueConfig::activate`].
@@ -177,8 +180,8 @@ impl QueueConfig {
         let indirect = self.has(feature::INDIRECT_DESC);
         let event_idx = self.has(feature::EVENT_IDX);
         let in_order = self.has(feature::IN_ORDER);
-        // SAFETY: the caller promises the mapping; `new` checked the size, and lengths and alignment are
-        // checked above.
+        // SAFETY: the caller promises the mapping; `new` checked the size, and lengths and
+        // alignment are checked above.
         let layout = unsafe {
             if self.packed() {
                 let start = packed::Position::START.advance(start.into(), size);
@@ -193,7 +196,8 @@ impl QueueConfig {
 
 /// A live queue, device side. `O` is how strong its barriers are.
 ///
-/// With IN_ORDER completions may come in any order: the queue holds them back until they are in order.
+/// With IN_ORDER completions may come in any order: the queue holds them back until they are in
+/// order.
 #[derive(Debug)]
 pub struct Queue<O: Order = Smp> {
     pub(crate) layout: Layout<O>,
@@ -228,9 +232,9 @@ macro_rules! ring {
 impl<O: Order> Queue<O> {
     /// Keeps `owner` for as long as the queue lives, and drops it after the queue's last access.
     ///
-    /// With an owner that keeps the areas mapped, the promise of [`QueueConfig::activate`] holds wherever the queue
-    /// goes: `&mut Queue` may be handed to safe code, which can move and swap queues. A second owner is kept beside
-    /// the first.
+    /// With an owner that keeps the areas mapped, the promise of [`QueueConfig::activate`] holds
+    /// wherever the queue goes: `&mut Queue` may be handed to safe code, which can move and swap
+    /// queues. A second owner is kept beside the first.
     #[must_use]
     pub fn keeping(mut self, owner: impl Send + Sync + 'static) -> Self {
         self.owner = Some(match self.owner.take() {
@@ -247,13 +251,14 @@ impl<O: Order> Queue<O> {
     }
 
     /// Clears `batch`, then takes as many available chains as it has room for (or as there are) and
-    /// returns their number. `fetch` copies an indirect table out of the device's address space: address
-    /// and destination, `false` if that memory cannot be read. A chain whose segments do not fit in the
-    /// rest of the batch is left for the next call; an empty batch has room for any chain.
+    /// returns their number. `fetch` copies an indirect table out of the device's address space:
+    /// address and destination, `false` if that memory cannot be read. A chain whose segments do
+    /// not fit in the rest of the batch is left for the next call; an empty batch has room for any
+    /// chain.
     ///
     /// # Errors
-    /// The first malformed chain or index latches the queue. Chains before it in the same call are lost
-    /// with the queue.
+    /// The first malformed chain or index latches the queue. Chains before it in the same call are
+    /// lost with the queue.
     #[inline]
     pub fn pop(
         &mut self,
@@ -266,8 +271,8 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.pop(batch, fetch))
     }
 
-    /// As [`Queue::pop`], for a device behind an IOMMU: stops before the first chain that `check` refuses. That chain and
-    /// those after it stay in the ring; the next call begins with it.
+    /// As [`Queue::pop`], for a device behind an IOMMU: stops before the first chain that `check`
+    /// refuses. That chain and those after it stay in the ring; the next call begins with it.
     ///
     /// # Errors
     /// As [`Queue::pop`].
@@ -282,8 +287,8 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.pop_translated(batch, check))
     }
 
-    /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is the
-    /// number of bytes that the device has written to the chain's writable part.
+    /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is
+    /// the number of bytes that the device has written to the chain's writable part.
     ///
     /// # Errors
     /// `head` is not in flight, or the queue has latched.
@@ -296,7 +301,8 @@ impl<O: Order> Queue<O> {
         Ok(())
     }
 
-    /// [`Queue::complete`] for many: chains and the bytes written to each. Cheaper than one call a chain.
+    /// [`Queue::complete`] for many: chains and the bytes written to each. Cheaper than one call a
+    /// chain.
     ///
     /// # Errors
     /// One is not in flight (those before it were staged), or the queue has latched.
@@ -316,8 +322,8 @@ impl<O: Order> Queue<O> {
         ring!(self, ring => ring.expect_completions(chains));
     }
 
-    /// Publishes all staged completions with one store and says whether the driver wants an interrupt.
-    /// Without staged completions it does nothing and says no.
+    /// Publishes all staged completions with one store and says whether the driver wants an
+    /// interrupt. Without staged completions it does nothing and says no.
     ///
     /// # Errors
     /// The queue has latched.
@@ -335,8 +341,8 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.disable_kicks());
     }
 
-    /// Asks the driver to kick at the next available buffer, then looks once more.
-    /// `true`: more is available, do not sleep (kicks stay armed). `false`: the next buffer brings a kick.
+    /// Asks the driver to kick at the next available buffer, then looks once more. `true`: more is
+    /// available, do not sleep (kicks stay armed). `false`: the next buffer brings a kick.
     ///
     /// # Errors
     /// The available index is impossible, or the queue has latched.
@@ -345,16 +351,19 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.arm_kicks())
     }
 
-    /// Whether a buffer seems to be available, for a device that polls; `false` if the queue has latched.
+    /// Whether a buffer seems to be available, for a device that polls; `false` if the queue has
+    /// latched.
     ///
-    /// It changes nothing and asks for no kick, so a device must not sleep on the answer: see [`Queue::arm_kicks`].
+    /// It changes nothing and asks for no kick, so a device must not sleep on the answer: see
+    /// [`Queue::arm_kicks`].
     #[inline]
     #[must_use]
     pub fn has_available(&self) -> bool {
         ring!(self, ring => ring.has_available())
     }
 
-    /// Latches an error that the device found in a chain. Returns the error that the queue now has (the first).
+    /// Latches an error that the device found in a chain. Returns the error that the queue now has
+    /// (the first).
     pub fn fail(&mut self, error: QueueError) -> QueueError {
         ring!(mut self, ring => ring.latch(error))
     }

@@ -1,6 +1,7 @@
 //! The device side of a ring: what is the same in both layouts.
 //!
-//! The fast paths are each layout's own. Here is what runs for one chain at a time, and when a queue completes in order.
+//! The fast paths are each layout's own. Here is what runs for one chain at a time, and when a
+//! queue completes in order.
 use crate::QueueError;
 use crate::batch::Batch;
 use crate::in_order::{Entry, InOrder};
@@ -73,7 +74,8 @@ pub(crate) trait DeviceRing {
         Ok(batch.count())
     }
 
-    /// Takes the one chain at which the fast path stopped; `false` if there is none, or the batch has no room for it.
+    /// Takes the one chain at which the fast path stopped; `false` if there is none, or the batch
+    /// has no room for it.
     #[inline(never)]
     fn pop_chain(
         &mut self,

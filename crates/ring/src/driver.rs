@@ -41,13 +41,14 @@ impl DriverConfig {
         | feature::IN_ORDER
         | feature::ORDER_PLATFORM;
 
-    /// A queue of `size` descriptors. With INDIRECT_DESC among the negotiated `features` and `indirect` > 1,
-    /// chains of 2 to `indirect` segments go into a table (one table a chain is set aside). No chain may be
-    /// longer than the queue (section 2.7.5.3.1), so an `indirect` above `size` counts as `size`.
+    /// A queue of `size` descriptors. With INDIRECT_DESC among the negotiated `features` and
+    /// `indirect` > 1, chains of 2 to `indirect` segments go into a table (one table a chain is set
+    /// aside). No chain may be longer than the queue (section 2.7.5.3.1), so an `indirect` above
+    /// `size` counts as `size`.
     ///
     /// # Errors
-    /// The size is not a power of two from 1 to 32768. (The specification allows others for packed queues; a
-    /// driver may always choose less than the device's limit.)
+    /// The size is not a power of two from 1 to 32768. (The specification allows others for packed
+    /// queues; a driver may always choose less than the device's limit.)
     pub fn new(size: u16, indirect: u16, features: u64) -> Result<Self, ConfigError> {
         if !size.is_power_of_two() {
             return Err(ConfigError::Size { size, max: MAX_SIZE });
@@ -89,8 +90,9 @@ pub struct BufferId(pub u16);
 pub struct Used {
     /// The buffer.
     pub id: BufferId,
-    /// Bytes that the device has written, by its own account, clamped to the buffer's writable length. With IN_ORDER, a
-    /// buffer that the device has skipped counts as written completely (sections 2.7.9 and 2.8.9).
+    /// Bytes that the device has written, by its own account, clamped to the buffer's writable
+    /// length. With IN_ORDER, a buffer that the device has skipped counts as written completely
+    /// (sections 2.7.9 and 2.8.9).
     pub len: u32,
 }
 
@@ -106,8 +108,8 @@ pub struct Full {
 
 /// A queue, driver side.
 ///
-/// The device is hostile: descriptors have a private shadow, identifiers are checked, used lengths are clamped. The first
-/// error latches the queue.
+/// The device is hostile: descriptors have a private shadow, identifiers are checked, used lengths
+/// are clamped. The first error latches the queue.
 ///
 /// `O` selects the strength of the barriers, `C` the width of the counter in poll tokens.
 #[derive(Debug)]
@@ -152,13 +154,14 @@ impl<O: Order, C: Counting> Ring<O, C> {
 }
 
 impl Queue {
-    /// Lays out the queue in `memory`, which it zeroes. Returns the queue, and its addresses for the transport.
+    /// Lays out the queue in `memory`, which it zeroes. Returns the queue, and its addresses for
+    /// the transport.
     ///
     /// The memory must not be used for anything else until the device has been reset.
     ///
     /// # Errors
-    /// `memory` is shorter than [`DriverConfig::memory`], misaligned, or wraps around the device's address space; or
-    /// the layout asks for ORDER_PLATFORM, see [`Queue::lay_out`].
+    /// `memory` is shorter than [`DriverConfig::memory`], misaligned, or wraps around the device's
+    /// address space; or the layout asks for ORDER_PLATFORM, see [`Queue::lay_out`].
     pub fn new(layout: DriverConfig, memory: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         Self::lay_out(layout, memory)
     }
@@ -174,7 +177,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
         Self::lay_out_at(layout, memory, 0)
     }
 
-    /// As [`Queue::lay_out`], with the ring at position `start`, of buffers (split) or of descriptors (packed).
+    /// As [`Queue::lay_out`], with the ring at position `start`, of buffers (split) or of
+    /// descriptors (packed).
     pub(crate) fn lay_out_at(
         layout: DriverConfig,
         memory: DmaArea,
@@ -193,8 +197,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         Ok((Self { ring, ready: false }, addresses))
     }
 
-    /// Asks for a [`Poller`], which tells any thread or interrupt handler whether the queue has moved. It shares
-    /// the queue's memory, which must stay mapped while a poller is used ([`crate::Area::new`]).
+    /// Asks for a [`Poller`], which tells any thread or interrupt handler whether the queue has
+    /// moved. It shares the queue's memory, which must stay mapped while a poller is used
+    /// ([`crate::Area::new`]).
     ///
     /// It is asked for while the device cannot use the queue yet: whatever
     /// counts then counts from the beginning.
@@ -216,15 +221,16 @@ impl<O: Order, C: Counting> Queue<O, C> {
         self.ready = true;
     }
 
-    /// Gives the queue up and its memory back, after the device (or this queue, with RING_RESET) was reset. A new
-    /// queue can be laid out in it. Tokens of this one have news for ever, if the counting is [`Position`].
+    /// Gives the queue up and its memory back, after the device (or this queue, with RING_RESET)
+    /// was reset. A new queue can be laid out in it. Tokens of this one have news for ever, if the
+    /// counting is [`Position`].
     #[must_use]
     pub fn into_memory(self) -> DmaArea {
         self.ring.state().memory()
     }
 
-    /// Adds one buffer: segments that the device reads, then segments that it writes. The device sees it
-    /// after [`Queue::publish`].
+    /// Adds one buffer: segments that the device reads, then segments that it writes. The device
+    /// sees it after [`Queue::publish`].
     ///
     /// # Errors
     /// Too few free descriptors, or the queue has latched; nothing was added.
@@ -237,8 +243,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.add(readable, writable))
     }
 
-    /// Publishes what was added with one store and says whether the device wants a kick: both halves,
-    /// [`Queue::publish_unasked`] and [`Queue::wants_kick`], at once.
+    /// Publishes what was added with one store and says whether the device wants a kick: both
+    /// halves, [`Queue::publish_unasked`] and [`Queue::wants_kick`], at once.
     #[inline(always)]
     pub fn publish(&mut self) -> bool {
         either!(&mut self.ring, ring => match ring.publish() {
@@ -250,11 +256,12 @@ impl<O: Order, C: Counting> Queue<O, C> {
         })
     }
 
-    /// Publishes what was added with one store. Without anything new, or in a queue that has latched, it does
-    /// nothing.
+    /// Publishes what was added with one store. Without anything new, or in a queue that has
+    /// latched, it does nothing.
     ///
-    /// It may be all that is needed for a device that polls. A device that sleeps misses what was published until
-    /// [`Queue::wants_kick`] has been asked: once after many publications is enough, before the driver itself waits.
+    /// It may be all that is needed for a device that polls. A device that sleeps misses what was
+    /// published until [`Queue::wants_kick`] has been asked: once after many publications is
+    /// enough, before the driver itself waits.
     #[inline]
     pub fn publish_unasked(&mut self) {
         either!(&mut self.ring, ring => {
@@ -264,11 +271,11 @@ impl<O: Order, C: Counting> Queue<O, C> {
         });
     }
 
-    /// Whether the device wants a kick for anything that was published since this was asked last. Without anything
-    /// new, or in a queue that has latched, it says no.
+    /// Whether the device wants a kick for anything that was published since this was asked last.
+    /// Without anything new, or in a queue that has latched, it says no.
     ///
-    /// To ask takes a full barrier, which waits until the device could have seen what was published. That is most of
-    /// what publishing costs when both sides are at work.
+    /// To ask takes a full barrier, which waits until the device could have seen what was
+    /// published. That is most of what publishing costs when both sides are at work.
     pub fn wants_kick(&mut self) -> bool {
         either!(&mut self.ring, ring => match ring.state.ask_late() {
             Some(since) => ring.wants_kick(since),
@@ -276,8 +283,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
         })
     }
 
-    /// What a kick of this queue, the device's queue `index`, carries when NOTIFICATION_DATA was negotiated
-    /// (section 2.9): the index, and where the next buffer will be made available.
+    /// What a kick of this queue, the device's queue `index`, carries when NOTIFICATION_DATA was
+    /// negotiated (section 2.9): the index, and where the next buffer will be made available.
     #[must_use]
     pub fn kick_data(&self, index: u16) -> u32 {
         u32::from(index) | u32::from(either!(&self.ring, ring => ring.kick_data())) << 16
@@ -286,18 +293,20 @@ impl<O: Order, C: Counting> Queue<O, C> {
     /// The next buffer that the device has used.
     ///
     /// # Errors
-    /// The device named a buffer that is not in flight, or its index is impossible; the queue has latched.
+    /// The device named a buffer that is not in flight, or its index is impossible; the queue has
+    /// latched.
     #[inline]
     pub fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
         either!(&mut self.ring, ring => ring.pop_used())
     }
 
-    /// Takes back up to `out.len()` buffers that the device has used, and returns their number: none if, and only
-    /// if, there is nothing; otherwise perhaps fewer than there are, so ask again before sleeping. It costs less
-    /// than as many calls of [`Queue::pop_used`].
+    /// Takes back up to `out.len()` buffers that the device has used, and returns their number:
+    /// none if, and only if, there is nothing; otherwise perhaps fewer than there are, so ask again
+    /// before sleeping. It costs less than as many calls of [`Queue::pop_used`].
     ///
     /// # Errors
-    /// As [`Queue::pop_used`]. Buffers before the error come first: it is returned by the call after that.
+    /// As [`Queue::pop_used`]. Buffers before the error come first: it is returned by the call
+    /// after that.
     #[inline]
     pub fn take_used(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         either!(&mut self.ring, ring => ring.take_used(out))

@@ -56,7 +56,8 @@ pub enum ConfigError {
 
 /// Reason why a queue has stopped.
 ///
-/// The first error latches: every later call returns it again until the queue is reset and activated anew.
+/// The first error latches: every later call returns it again until the queue is reset and
+/// activated anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum QueueError {

@@ -1,33 +1,34 @@
 //! The event-index rule (sections 2.7.10 and 2.8.14), in one place.
 use crate::packed::Position;
 
-/// Whether moving an index from `old` to `new` (both modulo 2^16) passes `event`, so that the other side
-/// asked to be notified of it.
+/// Whether moving an index from `old` to `new` (both modulo 2^16) passes `event`, so that the other
+/// side asked to be notified of it.
 ///
-/// `event` asks for a notification when the entry of that number is filled, which moves the index from
-/// `event` to `event + 1`. So the question is whether `event` is one of `old, old + 1, ..., new - 1`, and
-/// that is: whether it lies less far behind `new - 1` than `old` is long. All differences are modulo 2^16,
-/// and a move is never longer than the queue, so nothing is ambiguous.
+/// `event` asks for a notification when the entry of that number is filled, which moves the index
+/// from `event` to `event + 1`. So the question is whether `event` is one of `old, old + 1, ...,
+/// new - 1`, and that is: whether it lies less far behind `new - 1` than `old` is long. All
+/// differences are modulo 2^16, and a move is never longer than the queue, so nothing is ambiguous.
 #[must_use]
 #[inline]
 pub fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// The same question for a packed ring: whether moving from `old` to `new` passes the descriptor at `event`.
+/// The same question for a packed ring: whether moving from `old` to `new` passes the descriptor at
+/// `event`.
 ///
-/// Positions of a packed ring count descriptors modulo twice its size (see [`Position`]), and a move is never
-/// longer than the ring: no more can be made available, or used, than there is. So no two descriptors of one
-/// move have the same position, and `event` is one of `old, old + 1, ..., new - 1` if, and only if, it lies
-/// less far beyond `old` than `new` does, modulo twice the size:
+/// Positions of a packed ring count descriptors modulo twice its size (see [`Position`]), and a
+/// move is never longer than the ring: no more can be made available, or used, than there is. So no
+/// two descriptors of one move have the same position, and `event` is one of `old, old + 1, ...,
+/// new - 1` if, and only if, it lies less far beyond `old` than `new` does, modulo twice the size:
 ///
 /// ```text
 ///   distance(old, event) < distance(old, new)        distance(a, b) = (b - a) mod 2 size
 /// ```
 ///
-/// The split rule counts the same two distances backwards from `new - 1`, modulo 2^16. Backwards or forwards is
-/// the same, as the positions of the move are the same; the modulus is not: a packed event repeats after two
-/// laps, so one that was left behind is passed again after twice the size.
+/// The split rule counts the same two distances backwards from `new - 1`, modulo 2^16. Backwards or
+/// forwards is the same, as the positions of the move are the same; the modulus is not: a packed
+/// event repeats after two laps, so one that was left behind is passed again after twice the size.
 #[must_use]
 #[inline]
 pub(crate) fn need_event_packed(event: Position, new: Position, old: Position, size: u16) -> bool {

@@ -1,7 +1,7 @@
 //! The heads in flight: a mark for each descriptor of the queue.
 //!
-//! A byte each, not a bit: in a queue at work neighbours change one after the other, and with bits every
-//! change would wait for the store before it to the same word.
+//! A byte each, not a bit: in a queue at work neighbours change one after the other, and with bits
+//! every change would wait for the store before it to the same word.
 use alloc::boxed::Box;
 use alloc::vec;
 

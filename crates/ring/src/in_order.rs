@@ -1,4 +1,5 @@
-//! IN_ORDER, device side (sections 2.7.9 and 2.8.9): holds completions back until they are the next in order.
+//! IN_ORDER, device side (sections 2.7.9 and 2.8.9): holds completions back until they are the next
+//! in order.
 //!
 //! ```text
 //!   pop ---> [ waiting | waiting | done | waiting | ... ]     complete marks, in any order
@@ -7,9 +8,9 @@
 //!            run: buffers that one used entry stands for ---> used ring
 //! ```
 //!
-//! One used entry may stand for a batch: it names the last buffer and lies where the entry of the first would
-//! lie. The driver then takes those before the last as used completely, so a buffer whose writable part was
-//! not filled can only be the last of its batch.
+//! One used entry may stand for a batch: it names the last buffer and lies where the entry of the
+//! first would lie. The driver then takes those before the last as used completely, so a buffer
+//! whose writable part was not filled can only be the last of its batch.
 use alloc::boxed::Box;
 use alloc::vec;
 
@@ -67,8 +68,8 @@ impl InOrder {
         }
     }
 
-    /// Takes note of the next buffer that was popped. No more are in flight than the queue's size, and `id` is
-    /// below it.
+    /// Takes note of the next buffer that was popped. No more are in flight than the queue's size,
+    /// and `id` is below it.
     pub(crate) fn popped(&mut self, id: u16, places: u16, writable: u32) {
         let place = self.wrap(u32::from(self.first) + u32::from(self.count));
         self.waiting[usize::from(place)] = Waiting { id, places, writable, written: 0, done: false };
@@ -85,8 +86,8 @@ impl InOrder {
         self.in_flight -= 1;
     }
 
-    /// Moves those at the front that are done into the run. An entry that cannot grow any more is returned, to
-    /// be written; then this is to be called again.
+    /// Moves those at the front that are done into the run. An entry that cannot grow any more is
+    /// returned, to be written; then this is to be called again.
     pub(crate) fn stage(&mut self) -> Option<Entry> {
         while self.count > 0 {
             let Waiting { id, places, writable, written, done } = self.waiting[usize::from(self.first)];

@@ -1,8 +1,9 @@
 //! Virtqueues (virtio 1.x, section 2.6), device side and driver side, split and packed.
 //!
-//! A device takes descriptor chains from a [`device::Queue`] and completes them; a driver adds buffers to a
-//! [`driver::Queue`] and takes them back. One type serves both layouts. The crate knows neither registers nor address
-//! translation: the caller hands it host memory ([`Area`]), and gets descriptors with the device's addresses.
+//! A device takes descriptor chains from a [`device::Queue`] and completes them; a driver adds
+//! buffers to a [`driver::Queue`] and takes them back. One type serves both layouts. The crate
+//! knows neither registers nor address translation: the caller hands it host memory ([`Area`]), and
+//! gets descriptors with the device's addresses.
 //!
 //! ```text
 //!             QueueAddresses (unchecked, from a transport)
@@ -17,12 +18,13 @@
 //!                  poller (before it is in use) -> asks from any thread
 //! ```
 //!
-//! Each side treats the other as hostile: it reads shared memory once into a local and checks it there. The first error
-//! latches the queue.
+//! Each side treats the other as hostile: it reads shared memory once into a local and checks it
+//! there. The first error latches the queue.
 //!
-//! The crate is `no_std` and needs `alloc`. It has no cargo features. INDIRECT_DESC, EVENT_IDX, RING_PACKED, IN_ORDER and,
-//! with [`Platform`] barriers, ORDER_PLATFORM are implemented; [`device::QueueConfig::FEATURES`] has the bits that a
-//! device may offer. It runs on every architecture with 64-bit atomics.
+//! The crate is `no_std` and needs `alloc`. It has no cargo features. INDIRECT_DESC, EVENT_IDX,
+//! RING_PACKED, IN_ORDER and, with [`Platform`] barriers, ORDER_PLATFORM are implemented;
+//! [`device::QueueConfig::FEATURES`] has the bits that a device may offer. It runs on every
+//! architecture with 64-bit atomics.
 //!
 //! # A driver and a device
 //! Both run in one process, on memory that the device addresses from 4 GiB on.
@@ -93,8 +95,8 @@
 //! ```
 //!
 //! # A driver that sleeps
-//! A driver enables interrupts and looks once more before it sleeps: a buffer that the device used before it saw them
-//! enabled raises none. A driver that polls keeps the token and polls again.
+//! A driver enables interrupts and looks once more before it sleeps: a buffer that the device used
+//! before it saw them enabled raises none. A driver that polls keeps the token and polls again.
 //!
 //! ```
 //! use paravane_ring::QueueError;

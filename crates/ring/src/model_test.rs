@@ -20,7 +20,8 @@ enum Op {
     Publish,
     /// The device pops.
     Pop,
-    /// The device completes one of those in flight (modulo their number), with more or less than fits in it.
+    /// The device completes one of those in flight (modulo their number), with more or less than
+    /// fits in it.
     Complete(usize, u32),
     /// The device publishes.
     PublishUsed,

@@ -1,9 +1,10 @@
 //! Strength of the barriers of a queue, as a type: unused strength costs nothing.
 //!
-//! Two programs that share cache-coherent memory need the ordering that CPUs give each other ([`Smp`]). A
-//! device that is hardware, or a driver of one, needs what the platform asks for towards devices
-//! ([`Platform`]); that is what ORDER_PLATFORM negotiates (section 6.4). Every place in this crate that is
-//! ordered names one of the three points below, beside the acquire or release of the access itself.
+//! Two programs that share cache-coherent memory need the ordering that CPUs give each other
+//! ([`Smp`]). A device that is hardware, or a driver of one, needs what the platform asks for
+//! towards devices ([`Platform`]); that is what ORDER_PLATFORM negotiates (section 6.4). Every
+//! place in this crate that is ordered names one of the three points below, beside the acquire or
+//! release of the access itself.
 use crate::area::fence;
 use core::sync::atomic::Ordering::SeqCst;
 
@@ -93,15 +94,16 @@ macro_rules! instruction {
     };
 }
 
-/// Barriers towards coherent devices, as the architecture has them: `read` puts earlier loads before later ones,
-/// `write` earlier stores before later ones, and `full` everything before everything, beside a sequentially
-/// consistent fence.
+/// Barriers towards coherent devices, as the architecture has them: `read` puts earlier loads
+/// before later ones, `write` earlier stores before later ones, and `full` everything before
+/// everything, beside a sequentially consistent fence.
 mod barrier {
     core::cfg_select! {
         loom => {
             use crate::area::fence;
             use core::sync::atomic::Ordering::{Acquire, Release};
-            // Hardware is modelled as a thread in memory where only barriers order (`Area::barriers_only`).
+            // Hardware is modelled as a thread in memory where only barriers order
+            // (`Area::barriers_only`).
             barriers!(read => fence(Acquire), write => fence(Release), full => {});
         }
         miri => {
@@ -125,9 +127,9 @@ mod barrier {
         any(target_arch = "x86_64", target_arch = "x86") => {
             use core::sync::atomic::Ordering::{Acquire, Release};
             use core::sync::atomic::compiler_fence;
-            // The processor keeps loads in order, and stores to ordinary memory, towards coherent devices as well:
-            // order for the compiler is all that is left. The locked instruction of the fence is a full barrier
-            // towards them too.
+            // The processor keeps loads in order, and stores to ordinary memory, towards coherent
+            // devices as well: order for the compiler is all that is left. The locked instruction
+            // of the fence is a full barrier towards them too.
             barriers!(read => compiler_fence(Acquire), write => compiler_fence(Release), full => {});
         }
         _ => {

@@ -1,9 +1,10 @@
-//! The packed layout (section 2.8): sizes, descriptors, positions and event suppression, shared by both sides.
+//! The packed layout (section 2.8): sizes, descriptors, positions and event suppression, shared by
+//! both sides.
 //!
 //! # Positions
-//! The specification gives each side an index into the ring and a wrap counter of one bit that starts at 1 and
-//! flips at the end of the ring. Both come from one number here, a [`Position`] that counts descriptors modulo
-//! twice the size:
+//! The specification gives each side an index into the ring and a wrap counter of one bit that
+//! starts at 1 and flips at the end of the ring. Both come from one number here, a [`Position`]
+//! that counts descriptors modulo twice the size:
 //!
 //! ```text
 //!   position   0 ....... size - 1 | size ....... 2 size - 1 | 0 ...
@@ -11,8 +12,8 @@
 //!   wrap               1          |            0            | 1 ...
 //! ```
 //!
-//! Nothing can be out of step then, and distances between positions are plain subtractions modulo twice the
-//! size. The size need not be a power of two (section 2.8.10.1).
+//! Nothing can be out of step then, and distances between positions are plain subtractions modulo
+//! twice the size. The size need not be a power of two (section 2.8.10.1).
 pub(crate) mod chain;
 mod cursor;
 pub(crate) mod device;
@@ -30,15 +31,15 @@ pub(crate) const fn desc_bytes(size: u16) -> usize {
 /// The flags that say that a descriptor is available, or used.
 const STATE: u16 = DESC_F_AVAIL | DESC_F_USED;
 
-/// The flags that make a descriptor available in a lap with wrap counter `wrap`; XORed with [`SWAP`] they are
-/// those of the other laps.
+/// The flags that make a descriptor available in a lap with wrap counter `wrap`; XORed with
+/// [`SWAP`] they are those of the other laps.
 #[inline(always)]
 pub(crate) const fn available_flags(wrap: bool) -> u16 {
     if wrap { DESC_F_AVAIL } else { DESC_F_USED }
 }
 
-/// The flags that mark a descriptor used in a lap with wrap counter `wrap`; XORed with [`SWAP`] they are those
-/// of the other laps.
+/// The flags that mark a descriptor used in a lap with wrap counter `wrap`; XORed with [`SWAP`]
+/// they are those of the other laps.
 #[inline(always)]
 pub(crate) const fn used_flags(wrap: bool) -> u16 {
     if wrap { STATE } else { 0 }
@@ -52,8 +53,8 @@ pub(crate) const SWAP: u16 = STATE;
 pub(crate) struct Descriptor {
     /// The address.
     pub(crate) addr: u64,
-    /// Length in the low half, then buffer identifier, then flags. One store of this word with release makes a
-    /// descriptor available or used whole; one load with acquire takes it whole.
+    /// Length in the low half, then buffer identifier, then flags. One store of this word with
+    /// release makes a descriptor available or used whole; one load with acquire takes it whole.
     pub(crate) meta: u64,
 }
 
@@ -100,14 +101,16 @@ pub(crate) const fn flags(meta: u64) -> u16 {
     (meta >> 48) as u16
 }
 
-/// Whether a descriptor's `flags` make it available to a device whose lap makes available with `expected` (see
-/// [`available_flags`]), or mark it used for a driver whose lap has [`used_flags`] `expected`.
+/// Whether a descriptor's `flags` make it available to a device whose lap makes available with
+/// `expected` (see [`available_flags`]), or mark it used for a driver whose lap has [`used_flags`]
+/// `expected`.
 #[inline(always)]
 pub(crate) const fn matches(flags: u16, expected: u16) -> bool {
     flags & STATE == expected
 }
 
-/// A place in the ring together with its lap, of two; see the module's text. It is less than twice the size.
+/// A place in the ring together with its lap, of two; see the module's text. It is less than twice
+/// the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position(u32);
 
@@ -162,9 +165,9 @@ impl Position {
 
 /// What an event suppression structure (section 2.8.14) asks for.
 ///
-/// It is stored and loaded as one word of 32 bits, so its two fields cannot be seen apart. That fulfils the
-/// order that is asked of two accesses: the writer's offset before its flags, the reader's flags before the
-/// offset.
+/// It is stored and loaded as one word of 32 bits, so its two fields cannot be seen apart. That
+/// fulfils the order that is asked of two accesses: the writer's offset before its flags, the
+/// reader's flags before the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A notification for everything.
@@ -176,8 +179,8 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// Of a queue of `size`, with or without EVENT_IDX. What has no meaning asks for notifications: one too many
-    /// does no harm.
+    /// Of a queue of `size`, with or without EVENT_IDX. What has no meaning asks for notifications:
+    /// one too many does no harm.
     #[inline(always)]
     pub(crate) fn decode(word: u32, event_idx: bool, size: u16) -> Self {
         match (word >> 16) as u16 & (EVENT_F_DISABLE | EVENT_F_DESC) {

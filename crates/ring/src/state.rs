@@ -30,8 +30,8 @@ pub enum State {
 }
 
 impl State {
-    /// As vhost-user has it (GET_VRING_BASE): a split queue's available index; a packed queue's next
-    /// descriptor to take in the low half, to write as used in the high half.
+    /// As vhost-user has it (GET_VRING_BASE): a split queue's available index; a packed queue's
+    /// next descriptor to take in the low half, to write as used in the high half.
     #[must_use]
     pub fn vring_base(self) -> u32 {
         match self {
@@ -40,7 +40,8 @@ impl State {
         }
     }
 
-    /// The reverse of [`State::vring_base`] (SET_VRING_BASE), for a queue with the negotiated `features`.
+    /// The reverse of [`State::vring_base`] (SET_VRING_BASE), for a queue with the negotiated
+    /// `features`.
     ///
     /// # Errors
     /// A split queue's index does not fit in 16 bits.
@@ -134,7 +135,8 @@ impl QueueConfig {
     /// As [`QueueConfig::activate_as`], at the position where another device side stopped.
     ///
     /// # Errors
-    /// As [`QueueConfig::activate_as`]; the state is of another layout, impossible, or contradicts the ring.
+    /// As [`QueueConfig::activate_as`]; the state is of another layout, impossible, or contradicts
+    /// the ring.
     ///
     /// # Safety
     /// As [`QueueConfig::activate`].

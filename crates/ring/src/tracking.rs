@@ -1,19 +1,19 @@
-//! In-flight tracking: records the chains in flight in memory that outlives this process (vhost-user specification,
-//! "Inflight I/O tracking").
+//! In-flight tracking: records the chains in flight in memory that outlives this process
+//! (vhost-user specification, "Inflight I/O tracking").
 //!
 //! ```text
 //!   pop       --> saved: contents and order, then the mark    a crash in between: not taken, comes again
 //!   complete  --> nothing that counts                         a crash: in flight, is served once more
 //!   publish   --> intent | the ring's store | follow it       a crash around it: recovery asks the ring
 //! ```
-//! Opt-in, and for queues that complete out of order: with IN_ORDER the ring itself tells what is in flight.
-//! After a crash, [`QueueConfig::resume_tracked`] reads the region; the queue's first chains are then those that
-//! were in flight, in the order in which they were taken.
+//! Opt-in, and for queues that complete out of order: with IN_ORDER the ring itself tells what is
+//! in flight. After a crash, [`QueueConfig::resume_tracked`] reads the region; the queue's first
+//! chains are then those that were in flight, in the order in which they were taken.
 //!
 //! # Order
-//! Against the crash of a process, stores need not be ordered between CPUs: what the process has stored before
-//! it dies is seen by whoever comes later. Only the compiler must not exchange them; each store that others must
-//! precede is a release store, which the compiler moves nothing behind.
+//! Against the crash of a process, stores need not be ordered between CPUs: what the process has
+//! stored before it dies is seen by whoever comes later. Only the compiler must not exchange them;
+//! each store that others must precede is a release store, which the compiler moves nothing behind.
 //!
 //! The region is in the byte order of the ring, little endian.
 mod packed;
@@ -53,14 +53,14 @@ impl QueueConfig {
         tracking_bytes(self.size(), self.packed())
     }
 
-    /// As [`QueueConfig::resume`], with what is in flight tracked in `region`. In a region that is new (all
-    /// zero) the tracking starts, at `state`. Else the queue takes up what the region and the ring tell, and
-    /// `state` says no more than the layout: [`Queue::pop`] returns first what was in flight, and
-    /// [`Queue::in_flight`] counts it from the start.
+    /// As [`QueueConfig::resume`], with what is in flight tracked in `region`. In a region that is
+    /// new (all zero) the tracking starts, at `state`. Else the queue takes up what the region and
+    /// the ring tell, and `state` says no more than the layout: [`Queue::pop`] returns first what
+    /// was in flight, and [`Queue::in_flight`] counts it from the start.
     ///
     /// # Errors
-    /// As [`QueueConfig::resume`]; the region is too short, misaligned, corrupt, or contradicts the ring; or
-    /// IN_ORDER is negotiated.
+    /// As [`QueueConfig::resume`]; the region is too short, misaligned, corrupt, or contradicts the
+    /// ring; or IN_ORDER is negotiated.
     ///
     /// # Safety
     /// As [`QueueConfig::activate`], and `region` must stay mapped as the areas do.
@@ -148,9 +148,9 @@ impl Tracking {
 
 /// The region's memory.
 ///
-/// Invariant, made by [`QueueConfig::resume_tracked`]: it is as long as the layout's `bytes` of `size` says, it
-/// lies on a multiple of 8, and it stays mapped. Offsets are those of `paravane_spec::inflight`, of entries below
-/// `size`.
+/// Invariant, made by [`QueueConfig::resume_tracked`]: it is as long as the layout's `bytes` of
+/// `size` says, it lies on a multiple of 8, and it stays mapped. Offsets are those of
+/// `paravane_spec::inflight`, of entries below `size`.
 #[derive(Debug)]
 struct Region {
     cells: Cells,
@@ -226,8 +226,8 @@ fn corrupt<T>(what: &'static str, value: impl Into<u64>) -> Result<T, StateError
     Err(StateError::Region { what, value: value.into() })
 }
 
-/// Brings back, in that order, what was in flight when a process died, as far as `batch` goes. `pop` says whether a
-/// chain fitted in.
+/// Brings back, in that order, what was in flight when a process died, as far as `batch` goes.
+/// `pop` says whether a chain fitted in.
 fn pop_again<T>(
     again: &mut VecDeque<T>,
     batch: &mut Batch,

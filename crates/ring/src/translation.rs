@@ -4,7 +4,8 @@
 //!   pop_translated:  next chain --walk--> its table: fetch --> Done | Never: an error | Later --+
 //!                                        its segments: reaches --> yes: taken | no ------------+--> left in the ring
 //! ```
-//! A chain that is left is as if it had come later: no position moves, nothing is marked in flight or tracked.
+//! A chain that is left is as if it had come later: no position moves, nothing is marked in flight
+//! or tracked.
 use crate::QueueError;
 use crate::Segment;
 use crate::device::Batch;
@@ -28,8 +29,8 @@ pub trait TranslationCheck {
     /// Copies an indirect table out of the device's address space.
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched;
 
-    /// Whether all segments of a chain are translated. `false`: it stays in the ring. The caller pops again once a missing
-    /// translation has arrived.
+    /// Whether all segments of a chain are translated. `false`: it stays in the ring. The caller
+    /// pops again once a missing translation has arrived.
     fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool;
 }
 
@@ -48,8 +49,8 @@ impl<F: FnMut(u64, &mut [u8]) -> bool> TranslationCheck for AllTranslated<F> {
     }
 }
 
-/// Walks one chain into the batch, with `walk`, which is given a way to fetch tables, and removes it again if it is not
-/// translated. `None`: it stays in the ring.
+/// Walks one chain into the batch, with `walk`, which is given a way to fetch tables, and removes
+/// it again if it is not translated. `None`: it stays in the ring.
 pub(crate) fn walk_translated<T>(
     batch: &mut Batch,
     check: &mut impl TranslationCheck,

@@ -1,4 +1,5 @@
-//! Ours against the peers', in both roles: the same random work in two worlds, which must not differ.
+//! Ours against the peers', in both roles: the same random work in two worlds, which must not
+//! differ.
 //!
 //! - our driver side with virtio-queue's device side, beside our driver side with our device side;
 //! - virtio-drivers' driver side with our device side, beside the data that must come over.
@@ -250,7 +251,8 @@ mod against_virtio_drivers {
     /// Memory whose device addresses are its host addresses.
     struct Identity;
 
-    // SAFETY: pages come zeroed and page-aligned from the allocator, and buffers are shared in place.
+    // SAFETY: pages come zeroed and page-aligned from the allocator, and buffers are shared in
+    // place.
     unsafe impl Hal for Identity {
         fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
             let layout = Layout::from_size_align(pages * PAGE_SIZE, PAGE_SIZE).unwrap();
@@ -327,8 +329,8 @@ mod against_virtio_drivers {
     /// Memory at an address that the driver has shared.
     fn at(addr: u64, len: usize) -> Area {
         let ptr = NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize)).unwrap();
-        // SAFETY: the address comes from `Identity` by way of the driver, which is honest here and does not
-        // touch what is in flight.
+        // SAFETY: the address comes from `Identity` by way of the driver, which is honest here and
+        // does not touch what is in flight.
         unsafe { Area::new(ptr, len) }
     }
 
@@ -412,7 +414,8 @@ mod against_virtio_drivers {
                         let inputs: Vec<&[u8]> = request.readable.iter().map(Vec::as_slice).collect();
                         let mut outputs: Vec<&mut [u8]> =
                             request.writable.iter_mut().map(Vec::as_mut_slice).collect();
-                        // SAFETY: the request stays in `requests`, untouched, until it has come back.
+                        // SAFETY: the request stays in `requests`, untouched, until it has come
+                        // back.
                         if let Ok(token) = unsafe { driver.add(&inputs, &mut outputs) } {
                             prop_assert!(requests[usize::from(token)].replace(request).is_none());
                             available.push_back(token);

@@ -1,12 +1,13 @@
 //! Our device side under the published crate virtio-driver's driver side, split and packed.
 //!
-//! Its queue wants something that translates addresses, and only a transport can give it that: so a server that
-//! knows just enough of vhost-user answers one, and addresses translate to themselves.
+//! Its queue wants something that translates addresses, and only a transport can give it that: so a
+//! server that knows just enough of vhost-user answers one, and addresses translate to themselves.
 //!
-//! Of its packed queue some things must not be asked. A request that does not fit is taken back only half: its
-//! later descriptors stay marked as available, and a device finds them behind the next request. Descriptors are
-//! counted between looks for a kick, but without EVENT_IDX never reset: 2^16 of them overflow. A request of one
-//! descriptor keeps its NEXT flag. And it panics unless every writable byte is written.
+//! Of its packed queue some things must not be asked. A request that does not fit is taken back
+//! only half: its later descriptors stay marked as available, and a device finds them behind the
+//! next request. Descriptors are counted between looks for a kick, but without EVENT_IDX never
+//! reset: 2^16 of them overflow. A request of one descriptor keeps its NEXT flag. And it panics
+//! unless every writable byte is written.
 #![cfg(not(any(loom, miri)))]
 
 use paravane_ring::device::{Batch, Queue, QueueConfig};
@@ -107,8 +108,8 @@ fn run(size: u16, packed: bool, event_idx: bool, slots: usize, ops: &[Op]) {
     let layout = VirtqueueLayout::new::<Slot>(1, size.into(), flags).unwrap();
     let mut memory = vec![0u128; layout.end_offset.div_ceil(16)];
     let (start, len) = (memory.as_mut_ptr().cast::<u8>(), memory.len() * 16);
-    // SAFETY: `memory` outlives both sides. Theirs takes a Rust slice of what we change, as it does with
-    // every device; the compiler cannot know of our accesses.
+    // SAFETY: `memory` outlives both sides. Theirs takes a Rust slice of what we change, as it does
+    // with every device; the compiler cannot know of our accesses.
     let (bytes, area) =
         unsafe { (std::slice::from_raw_parts_mut(start, len), Area::new(NonNull::new(start).unwrap(), len)) };
     let base = start as u64;

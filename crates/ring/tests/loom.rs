@@ -1,27 +1,29 @@
-//! The ring's orderings under the loom model checker: the real code of both sides, over modelled memory.
+//! The ring's orderings under the loom model checker: the real code of both sides, over modelled
+//! memory.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-ring --test loom --release`
 //!
-//! Each model runs with the order between CPUs ([`paravane_ring::Smp`]) and with barriers towards hardware
-//! ([`paravane_ring::Platform`]). The latter run in memory where acquire and release mean nothing, so what holds there
-//! holds by barriers alone.
+//! Each model runs with the order between CPUs ([`paravane_ring::Smp`]) and with barriers towards
+//! hardware ([`paravane_ring::Platform`]). The latter run in memory where acquire and release mean
+//! nothing, so what holds there holds by barriers alone.
 //!
 //! # What fails without what
-//! `scripts/weaken` takes out every fence, barrier, acquire and release of the rings and of `driver::poll`, one at a
-//! time, and fails if no model does. Beside each model stands what it noticed; `Platform` notices the barriers,
-//! `before_release` and `after_acquire`, at the same places, and the fences of `full` are noticed by both. Three
-//! orders of stores were taken out by hand: the first flags of a batch last, on either side, and `driver::poll`'s
-//! ring before count.
+//! `scripts/weaken` takes out every fence, barrier, acquire and release of the rings and of
+//! `driver::poll`, one at a time, and fails if no model does. Beside each model stands what it
+//! noticed; `Platform` notices the barriers, `before_release` and `after_acquire`, at the same
+//! places, and the fences of `full` are noticed by both. Three orders of stores were taken out by
+//! hand: the first flags of a batch last, on either side, and `driver::poll`'s ring before count.
 //!
 //! # What no model shows
 //! * What instruction a barrier is: here it is loom's fence.
-//! * That a load is overtaken by a store after it. Loom stores in the order of the program, so nobody can fill a
-//!   descriptor again before the device's loads of it, whatever orders them; the release in the device's `publish`
-//!   and the acquire in the driver's look at what was used do.
-//! * That stores to a tracking region reach it in their order. No CPU looks at them while another one writes; the
-//!   compiler must not exchange them, and `src/tracking/test.rs` cuts off after each.
-//! * The acquire of used.idx where a device side takes over from another process, and the release of the count
-//!   when a queue is closed. Nothing is read that they publish.
+//! * That a load is overtaken by a store after it. Loom stores in the order of the program, so
+//!   nobody can fill a descriptor again before the device's loads of it, whatever orders them; the
+//!   release in the device's `publish` and the acquire in the driver's look at what was used do.
+//! * That stores to a tracking region reach it in their order. No CPU looks at them while another
+//!   one writes; the compiler must not exchange them, and `src/tracking/test.rs` cuts off after
+//!   each.
+//! * The acquire of used.idx where a device side takes over from another process, and the release
+//!   of the count when a queue is closed. Nothing is read that they publish.
 #![cfg(loom)]
 mod model;
 
@@ -67,12 +69,12 @@ models! {
     the_driver_sees_a_batch_whole[Smp, Platform] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
-    /// What a poll tells of is there, and what the device wrote before.
-    /// Notices: the release in the device's `publish`; the acquire in `driver::poll`'s look at the ring.
+    /// What a poll tells of is there, and what the device wrote before. Notices: the release in the
+    /// device's `publish`; the acquire in `driver::poll`'s look at the ring.
     poll_sees_whole[Smp, Platform] { split: 0, packed: RING_PACKED }
-    /// A descriptor that is consumed and filled again: whole again, and never taken for what it was.
-    /// Notices: split, the release in the device's `publish`, and the acquire in the driver's look at used.idx. It is
-    /// there for the wrap counters.
+    /// A descriptor that is consumed and filled again: whole again, and never taken for what it
+    /// was. Notices: split, the release in the device's `publish`, and the acquire in the driver's
+    /// look at used.idx. It is there for the wrap counters.
     a_descriptor_goes_round[Smp, Platform] { split: 0, packed: RING_PACKED }
     /// Nothing is made available without a kick while the device sleeps.
     /// Notices: the fences in the driver's `publish` and the device's `arm_kicks`.
@@ -294,8 +296,8 @@ fn a_descriptor_goes_round<O: Order>(features: u64) {
     });
 }
 
-/// The device sleeps after `arm_kicks` has found nothing and no kick is pending. Then all is done, or a kick
-/// comes after all.
+/// The device sleeps after `arm_kicks` has found nothing and no kick is pending. Then all is done,
+/// or a kick comes after all.
 fn no_kick_is_lost<O: Order>(features: u64) {
     const BUFFERS: usize = 2;
     explore(move || {
@@ -328,8 +330,8 @@ fn no_kick_is_lost<O: Order>(features: u64) {
     });
 }
 
-/// The driver sleeps after `poll` has found nothing and no interrupt is pending. Then it has taken all back,
-/// or an interrupt comes after all.
+/// The driver sleeps after `poll` has found nothing and no interrupt is pending. Then it has taken
+/// all back, or an interrupt comes after all.
 fn no_completion_is_lost<O: Order>(features: u64) {
     const BUFFERS: usize = 2;
     explore(move || {

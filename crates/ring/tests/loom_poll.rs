@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-ring --test loom_poll --release`
 //!
-//! What each model is said to notice was taken out, see `loom.rs`. Poller and consumer are both CPUs, so barriers
-//! towards hardware matter where the device is at work.
+//! What each model is said to notice was taken out, see `loom.rs`. Poller and consumer are both
+//! CPUs, so barriers towards hardware matter where the device is at work.
 #![cfg(loom)]
 mod model;
 
@@ -18,9 +18,9 @@ use paravane_spec::feature::{IN_ORDER, RING_PACKED};
 const PACKED_IN_ORDER: u64 = RING_PACKED | IN_ORDER;
 
 models! {
-    /// A buffer was used before the poll; that it is taken back and its slot filled again meanwhile hides nothing.
-    /// Notices: packed, the release in the driver's `publish`; the acquire of the flags; a count that is read before
-    /// them.
+    /// A buffer was used before the poll; that it is taken back and its slot filled again meanwhile
+    /// hides nothing. Notices: packed, the release in the driver's `publish`; the acquire of the
+    /// flags; a count that is read before them.
     a_poll_beside_the_consumer[Smp] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
@@ -30,9 +30,9 @@ models! {
     /// With the wrap counter, which notices a buffer at the end of the ring.
     /// Notices: the same.
     a_poll_of_a_wrap_counter_beside_a_batch[Smp] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
-    /// What a poll tells of is there, and what the device wrote before, while device and consumer both work.
-    /// Notices: the release in the device's `publish`; the acquires in the consumer and in the poller; the release
-    /// and the acquire of the count.
+    /// What a poll tells of is there, and what the device wrote before, while device and consumer
+    /// both work. Notices: the release in the device's `publish`; the acquires in the consumer and
+    /// in the poller; the release and the acquire of the count.
     a_poll_has_its_data[Smp, Platform] { split: 0, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
     /// The same with the wrap counter, at the end of the ring.
     /// Notices: the release and the acquire of the wrap counter.

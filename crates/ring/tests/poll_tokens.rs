@@ -115,9 +115,9 @@ fn split_a_bare_index_is_fooled_after_a_whole_turn() {
     }
 }
 
-/// Packed rings: flags in one slot. After one buffer the slot still shows it used; after two laps it looks used
-/// for this lap again. In between, in the lap of the other wrap counter, bare flags see nothing; the
-/// wrap counter sees it.
+/// Packed rings: flags in one slot. After one buffer the slot still shows it used; after two laps
+/// it looks used for this lap again. In between, in the lap of the other wrap counter, bare flags
+/// see nothing; the wrap counter sees it.
 #[test]
 fn packed_bare_flags_are_fooled_in_every_other_lap() {
     let size = 4;
@@ -125,7 +125,8 @@ fn packed_bare_flags_are_fooled_in_every_other_lap() {
         for laps in 0..if cfg!(miri) { 3 } else { 6 } {
             for more in 0..u64::from(size) {
                 let count = laps * u64::from(size) + more;
-                // Slot 0 was last used in lap `laps` if there was a buffer in it, else in the one before.
+                // Slot 0 was last used in lap `laps` if there was a buffer in it, else in the one
+                // before.
                 let last = if more == 0 { laps.checked_sub(1) } else { Some(laps) };
                 let bare = last.is_some_and(|lap| lap % 2 == 0);
                 let seen = [bare, bare || laps > 0, count > 0];
@@ -135,8 +136,9 @@ fn packed_bare_flags_are_fooled_in_every_other_lap() {
     }
 }
 
-/// The wrap counter counts laps in 16 bits: after `size * 2^16` buffers it is what it was. The slot then
-/// shows a lap of the other wrap counter or is available, and its token is fooled; the position is not.
+/// The wrap counter counts laps in 16 bits: after `size * 2^16` buffers it is what it was. The slot
+/// then shows a lap of the other wrap counter or is available, and its token is fooled; the
+/// position is not.
 #[test]
 #[cfg_attr(miri, ignore = "2^16 laps take the interpreter too long")]
 fn packed_a_wrap_counter_is_fooled_after_2_to_the_16_laps() {
@@ -153,9 +155,10 @@ fn split_a_wrap_counter_is_not_fooled_after_several_turns() {
     assert_eq!(seen_after(4, 0, 3 << 16), [false, true, true]);
 }
 
-/// The shortest way to fool flags, with one buffer: the ring is full, and the slot of the token is used, taken
-/// back and filled again. It is merely available then, and no lap has ended: the wrap counter is what it was.
-/// Linux's packed `virtqueue_poll` has this hole with and without the wrap counter series.
+/// The shortest way to fool flags, with one buffer: the ring is full, and the slot of the token is
+/// used, taken back and filled again. It is merely available then, and no lap has ended: the wrap
+/// counter is what it was. Linux's packed `virtqueue_poll` has this hole with and without the wrap
+/// counter series.
 #[test]
 fn packed_a_slot_that_was_filled_again() {
     fn news<C: Counting>(features: u64) -> bool {
@@ -209,7 +212,8 @@ fn pollers_are_asked_for_before_the_queue_is_ready() {
 /// Without the opt-in the wrap counter does not count, so its token is a bare index.
 #[test]
 fn the_wrap_counter_counts_only_after_the_opt_in() {
-    // Until bare flags, or a bare index, are fooled; the interpreter has no patience for the latter.
+    // Until bare flags, or a bare index, are fooled; the interpreter has no patience for the
+    // latter.
     let turns = [(RING_PACKED, 5), (0, 1 << 16)];
     for &(features, turn) in &turns[..if cfg!(miri) { 1 } else { 2 }] {
         let layout = DriverConfig::new(4, 0, features).unwrap();
@@ -340,8 +344,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Each token that there ever was has news if, and only if, the device has used more than had been taken back
-    /// when it was asked for: whatever was taken back, added or published since.
+    /// Each token that there ever was has news if, and only if, the device has used more than had
+    /// been taken back when it was asked for: whatever was taken back, added or published since.
     #[test]
     fn a_token_tells_whether_more_was_used(
         layout in 0..LAYOUTS.len(),
@@ -385,7 +389,8 @@ fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
         let mut pair = Pair::<Position>::new(4, features);
         let token = pair.driver.enable_interrupts();
         assert!(!pair.news(token));
-        // A buffer is used that nobody has made available: the first descriptor's flags, or used.idx.
+        // A buffer is used that nobody has made available: the first descriptor's flags, or
+        // used.idx.
         let used = if features & RING_PACKED != 0 { (14, 0x8080) } else { (128 + 2, 1) };
         pair.memory.put(memory::BASE + used.0, 2, used.1);
         assert!(pair.driver.pop_used().is_err());

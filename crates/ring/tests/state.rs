@@ -1,4 +1,5 @@
-//! Handing a queue's position on: what comes out goes in again, and nothing else that is impossible does.
+//! Handing a queue's position on: what comes out goes in again, and nothing else that is impossible
+//! does.
 #![cfg(not(loom))]
 mod memory;
 
@@ -123,8 +124,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever a migration stream or a vhost-user message says: a packed queue takes a position only if both its
-    /// halves are in the ring and nothing lies between them.
+    /// Whatever a migration stream or a vhost-user message says: a packed queue takes a position
+    /// only if both its halves are in the ring and nothing lies between them.
     #[test]
     fn any_base_is_taken_or_refused(size in 1u16..40, base in any::<u32>(), near in any::<bool>()) {
         let base = if near { base & 0x8007_8007 } else { base };

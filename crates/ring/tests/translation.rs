@@ -1,5 +1,5 @@
-//! Chains that the device cannot reach yet stay in the ring, whatever the layout: nothing of them is taken, and nothing is
-//! lost or comes twice when they can be reached.
+//! Chains that the device cannot reach yet stay in the ring, whatever the layout: nothing of them
+//! is taken, and nothing is lost or comes twice when they can be reached.
 #![cfg(not(loom))]
 mod memory;
 
@@ -67,7 +67,8 @@ impl Rig {
             self.config.areas().map(|area| self.memory.at(area.addr, area.len).unwrap());
         let base = if self.features & RING_PACKED != 0 { 0x8000_8000 } else { 0 };
         let state = State::from_vring_base(base, self.features).unwrap();
-        // SAFETY: the areas are the ones asked for, and like the region they outlive the queue in every test.
+        // SAFETY: the areas are the ones asked for, and like the region they outlive the queue in
+        // every test.
         unsafe {
             if tracked {
                 let ptr = std::ptr::NonNull::new(self.region.as_mut_ptr().cast()).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! It adds message-signalled interrupts, and a notification address per queue.
 //!
-//! Source: `docs/reference/virtio-mmio-msi.md`. All of its numbers are here, so that they can move: version
-//! 1.4 of the specification reserves the feature bits for future extensions and leaves the
+//! Source: `docs/reference/virtio-mmio-msi.md`. All of its numbers are here, so that they can move:
+//! version 1.4 of the specification reserves the feature bits for future extensions and leaves the
 //! registers unassigned.
 //!
 //! Offsets are in bytes. Every register is 32 bits wide and must be accessed as such.

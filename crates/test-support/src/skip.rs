@@ -5,8 +5,8 @@ use std::io::Write;
 
 /// Reports on stderr that `test` did not run, and why.
 ///
-/// Appends the line to the file that `PARAVANE_SKIP_LOG` names; the test command prints that file at
-/// its end.
+/// Appends the line to the file that `PARAVANE_SKIP_LOG` names; the test command prints that file
+/// at its end.
 ///
 /// # Panics
 /// The file cannot be written.

@@ -14,10 +14,10 @@
 //!   promises that the device does not access the queue any more. The registers keep their values;
 //!   the positions start from 0 if the queue is made ready again.
 //! - **QueueReset** reads 1 during the reset.
-//! - **The MSI extension** (docs/reference/virtio-mmio-msi.md) exists if its feature bits are offered, and
-//!   the driver has accepted them: otherwise its registers do not exist, and a driver of version 2
-//!   sees a plain device. The address of a kick identifies the queue; the value written does not
-//!   matter.
+//! - **The MSI extension** (docs/reference/virtio-mmio-msi.md) exists if its feature bits are
+//!   offered, and the driver has accepted them: otherwise its registers do not exist, and a driver
+//!   of version 2 sees a plain device. The address of a kick identifies the queue; the value
+//!   written does not matter.
 mod msi;
 
 use crate::state::{DeviceState, Part, SizeAtReset, Violation};

@@ -310,8 +310,8 @@ impl Export {
         self.quit();
     }
 
-    /// Waits until the export has ended: another thread has called [`Export::begin_stop`], or a thread of the export has
-    /// panicked.
+    /// Waits until the export has ended: another thread has called [`Export::begin_stop`], or a
+    /// thread of the export has panicked.
     ///
     /// # Errors
     /// [`ExportError::Failed`] with the message of the panic.

@@ -38,7 +38,8 @@ pub enum DirtyLogging {
     Off,
     /// Logged and counted.
     Rate,
-    /// Logged, and verified: a copy of RAM that is updated from the log alone must equal RAM at the end.
+    /// Logged, and verified: a copy of RAM that is updated from the log alone must equal RAM at the
+    /// end.
     Verify,
 }
 
@@ -88,7 +89,8 @@ impl TransportChoice {
 /// Delivery of messages under KVM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MsiDelivery {
-    /// KVM_SIGNAL_MSI: one system call with the message. It costs three quarters of an irqfd, as measured.
+    /// KVM_SIGNAL_MSI: one system call with the message. It costs three quarters of an irqfd, as
+    /// measured.
     #[default]
     Signal,
     /// An irqfd with a route, which can be handed to another process.
@@ -136,7 +138,8 @@ pub enum Network {
     Tap(String),
     /// TAP device of the host, by inherited descriptors: one number for each pair of queues.
     TapFds(Vec<i32>),
-    /// Link to the other card with this name. The built-in guest sends on the first card, and echoes on the second.
+    /// Link to the other card with this name. The built-in guest sends on the first card, and
+    /// echoes on the second.
     Link(String),
 }
 
@@ -178,8 +181,8 @@ pub enum ServingMode {
     IoThreads,
     /// The vCPU's thread, in the exit of a kick: for comparison. Works without ioeventfds only.
     Vcpu,
-    /// A helper process: this program started once more ([`crate::helper_main`]), for comparison. It needs KVM, a transport
-    /// with messages, and [`MsiDelivery::Irqfd`].
+    /// A helper process: this program started once more ([`crate::helper_main`]), for comparison.
+    /// It needs KVM, a transport with messages, and [`MsiDelivery::Irqfd`].
     Process,
 }
 
@@ -275,7 +278,8 @@ pub struct RunConfig {
     pub ioeventfd: bool,
     /// Most ioeventfds at a time, to test hosts with few [no limit]. Kicks of further queues exit.
     pub max_ioeventfds: Option<u32>,
-    /// Number of I/O threads; queues are assigned round-robin [one a device for all its queues, at most 4].
+    /// Number of I/O threads; queues are assigned round-robin [one a device for all its queues, at
+    /// most 4].
     pub io_threads: Option<u16>,
     /// Move queues from busy I/O threads to idle ones.
     pub rebalance: bool,

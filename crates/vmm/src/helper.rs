@@ -10,8 +10,8 @@
 //!    guest's kick ---- ioeventfd ----------------------------------------->    served
 //!    guest's interrupt <---- irqfd ---------------------------------------
 //! ```
-//! Both ends are one program and one user, so they trust each other. That the other has died is an error, or nothing.
-//! It is for comparison: a process of another program would speak vhost-user.
+//! Both ends are one program and one user, so they trust each other. That the other has died is an
+//! error, or nothing. It is for comparison: a process of another program would speak vhost-user.
 mod child;
 mod message;
 

@@ -4,8 +4,8 @@
 //!  host:   clock -> call -> clock -> look at the count in guest memory until it has changed -> clock
 //!  guest:  HLT, or a loop in ring 3  --interrupt-->  count + 1, EOI, IRET  -->  HLT, or the loop
 //! ```
-//! Both deliveries are measured in one machine, by turns. The host's thread looks from the CPU that it runs on; if that is
-//! the guest's, it takes the guest's time.
+//! Both deliveries are measured in one machine, by turns. The host's thread looks from the CPU that
+//! it runs on; if that is the guest's, it takes the guest's time.
 use crate::config::MsiDelivery;
 use crate::error::RunError;
 use crate::machine::accel::{Accelerator, on_cpu, stop};
@@ -56,14 +56,16 @@ pub enum GuestState {
 pub struct Injections {
     /// What the call took the host's thread.
     pub call: Vec<u64>,
-    /// From before the call until the handler has counted the interrupt; none of a guest that is stopped.
+    /// From before the call until the handler has counted the interrupt; none of a guest that is
+    /// stopped.
     pub latency: Vec<u64>,
 }
 
 /// Interrupts a guest `samples` times by each of `deliveries`, the guest on `vcpu_cpu`.
 ///
 /// # Errors
-/// KVM is not usable here ([`RunError::NoKvm`]), or the host refuses, or the guest does not take its interrupts.
+/// KVM is not usable here ([`RunError::NoKvm`]), or the host refuses, or the guest does not take
+/// its interrupts.
 pub fn measure(
     state: GuestState,
     deliveries: [MsiDelivery; 2],

@@ -41,8 +41,8 @@ use std::sync::Arc;
 /// `started` is the start of the process, for the report's `boot_ms`.
 ///
 /// # Errors
-/// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched), or the host failed under it. A guest that
-/// crashes or hangs is an [`Outcome`], not an error.
+/// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched), or the host
+/// failed under it. A guest that crashes or hangs is an [`Outcome`], not an error.
 pub fn run(
     config: RunConfig,
     progress: Arc<Progress>,

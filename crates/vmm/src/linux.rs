@@ -1,4 +1,5 @@
-//! A Linux guest beside the built-in one: the same machine, with what a stock kernel needs around it.
+//! A Linux guest beside the built-in one: the same machine, with what a stock kernel needs around
+//! it.
 //!
 //! ```text
 //! files --load--> RAM (layout)      acpi: what is where, for the guest
@@ -7,8 +8,9 @@
 //!                  '---------> vCPU runs ---> bus: devices, as for the built-in guest
 //!                                       '---> ports: serial console; sleep and reset end the run
 //! ```
-//! There is no firmware: the kernel is entered by the 64-bit boot protocol (Documentation/arch/x86/boot.rst), and the
-//! ACPI tables call the hardware reduced, so that there are no legacy timers or interrupt controllers to imitate.
+//! There is no firmware: the kernel is entered by the 64-bit boot protocol
+//! (Documentation/arch/x86/boot.rst), and the ACPI tables call the hardware reduced, so that there
+//! are no legacy timers or interrupt controllers to imitate.
 mod acpi;
 mod cpu;
 mod layout;
@@ -34,7 +36,8 @@ pub struct LinuxConfig {
     pub cmdline: String,
     /// Action when the guest reboots.
     pub on_reboot: OnReboot,
-    /// The machine. Jobs of the built-in guest are ignored. The guest may write to disks that are not read-only.
+    /// The machine. Jobs of the built-in guest are ignored. The guest may write to disks that are
+    /// not read-only.
     pub machine: RunConfig,
 }
 

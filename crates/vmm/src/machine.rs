@@ -1,4 +1,5 @@
-//! What a guest runs on: memory, bus, devices with their threads, and a vCPU or a host thread in its place.
+//! What a guest runs on: memory, bus, devices with their threads, and a vCPU or a host thread in
+//! its place.
 //!
 //! ```text
 //! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads, helper process)
@@ -157,7 +158,8 @@ impl Machine {
         devices
     }
 
-    /// Ends all translations, now that the queues have stopped: whoever still holds memory is a problem.
+    /// Ends all translations, now that the queues have stopped: whoever still holds memory is a
+    /// problem.
     pub(crate) fn let_go(&self) -> Vec<String> {
         let ends = self.domains.iter().map(|domain| domain.clear(LET_GO));
         ends.filter_map(Result::err).map(|error| format!("a domain's memory: {error}")).collect()

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 pub struct GuestFailure {
     /// The reason, in one line.
     pub reason: String,
-    /// Registers as `NAME=value` fields, in lines ready to print; empty for a guest on a host thread.
+    /// Registers as `NAME=value` fields, in lines ready to print; empty for a guest on a host
+    /// thread.
     pub registers: Vec<String>,
 }
 
@@ -41,8 +42,8 @@ pub struct DiskResult {
     pub job: &'static str,
     /// Size in bytes.
     pub bytes: u64,
-    /// SHA-256 in hex. Hash job: the guest's, compared with the host's. Write test: the host's, of the image afterwards. Empty
-    /// if the run ended before.
+    /// SHA-256 in hex. Hash job: the guest's, compared with the host's. Write test: the host's, of
+    /// the image afterwards. Empty if the run ended before.
     pub sha256: String,
     /// Bytes whose content the host has verified.
     pub bytes_verified: u64,
@@ -77,7 +78,8 @@ pub struct DirtyFigures {
     pub vcpu_pages: Option<u64>,
     /// Dirty pages per second, from the guest's start to its end.
     pub pages_per_s: f64,
-    /// Whether a copy of RAM that was updated from the log alone equals RAM at the end; `None`: none was kept.
+    /// Whether a copy of RAM that was updated from the log alone equals RAM at the end; `None`:
+    /// none was kept.
     pub verified: Option<bool>,
 }
 
@@ -105,8 +107,8 @@ impl ExitFigures {
 
 /// Cost of the measured phase, whose begin and end the guest announces.
 ///
-/// It is a disk's mixed phase or hash job, or a card's exchange of frames. Of several devices, it lasts from the first begin to
-/// the last end.
+/// It is a disk's mixed phase or hash job, or a card's exchange of frames. Of several devices, it
+/// lasts from the first begin to the last end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PhaseFigures {
     /// Exits to user space.
@@ -115,13 +117,15 @@ pub struct PhaseFigures {
     pub kicks: u64,
     /// Interrupts raised by devices.
     pub interrupts: u64,
-    /// Interrupts that the guest took and ended (EOI), by its count. Several raised at once may be one.
+    /// Interrupts that the guest took and ended (EOI), by its count. Several raised at once may be
+    /// one.
     pub taken: u64,
     /// CPU time of this process in seconds: user and system, all threads.
     pub cpu_s: f64,
 }
 
-/// Time that the guest spends in a kick, by its clock: from before the write to the notification address until after it.
+/// Time that the guest spends in a kick, by its clock: from before the write to the notification
+/// address until after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KickFigures {
     /// Kicks.
@@ -222,7 +226,8 @@ pub struct Report {
     pub entropy_bytes: u64,
     /// CPU time of this process in seconds: user and system, all threads.
     pub host_cpu_s: f64,
-    /// Megabytes (10^6 bytes) moved per CPU second, over all phases from the start to the guest's end.
+    /// Megabytes (10^6 bytes) moved per CPU second, over all phases from the start to the guest's
+    /// end.
     pub mb_per_cpu_s: f64,
     /// Time from process start to the guest's first request, in milliseconds.
     pub boot_ms: f64,

@@ -58,7 +58,8 @@ impl<D: Disk> Lane<D> {
     /// Takes what has come back and sends what can be sent.
     pub(super) fn turn(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
-        // Half of them at most: while their data are looked at, the disk has the other half to work on.
+        // Half of them at most: while their data are looked at, the disk has the other half to work
+        // on.
         while step.completed < self.flights.len().div_ceil(2) as u64 {
             let Some(done) = self.disk.complete()? else { break };
             let now = clock();

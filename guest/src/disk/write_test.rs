@@ -5,8 +5,9 @@
 //!           (each begins when nothing of the one before is in flight;
 //!            a disk without a flush command skips the flushes)
 //! ```
-//! The pass map says for each block which pass its last acknowledged write had. No two requests are ever in
-//! flight on one block if one of them is a write, so at every read it is known what must come.
+//! The pass map says for each block which pass its last acknowledged write had. No two requests are
+//! ever in flight on one block if one of them is a write, so at every read it is known what must
+//! come.
 use super::Buffers;
 use super::job::{Flights, Work};
 use crate::chance::Chance;
@@ -83,7 +84,8 @@ impl WriteTest {
         matches!(self.phase, Phase::Mix { .. })
     }
 
-    /// Fill, read-back, and what the mixed phase has moved so far: how much that will be, time decides.
+    /// Fill, read-back, and what the mixed phase has moved so far: how much that will be, time
+    /// decides.
     pub(crate) fn total(&self) -> u64 {
         2 * self.terms.blocks * self.terms.block as u64 + self.mixed
     }
@@ -94,7 +96,8 @@ impl WriteTest {
         let idle = flights.iter().all(Option::is_none);
         let blocks = self.terms.blocks;
         loop {
-            // Either something is sent, or the phase waits for what is in flight, or it gives way to the next.
+            // Either something is sent, or the phase waits for what is in flight, or it gives way
+            // to the next.
             self.phase = match self.phase {
                 Phase::Fill { next } if next < blocks => {
                     self.phase = Phase::Fill { next: next + 1 };

@@ -49,8 +49,9 @@ impl Machine {
 
     /// The memory of all devices. It is accessed with plain MOVs, which every VMM can decode.
     fn devices() -> VolatileSpace {
-        // SAFETY: the VMM's page tables map all of the first 4 GiB for ring 3; RAM ends below the first device, and what
-        // lies above it is devices or nothing. They reach RAM only as their drivers tell them.
+        // SAFETY: the VMM's page tables map all of the first 4 GiB for ring 3; RAM ends below the
+        // first device, and what lies above it is devices or nothing. They reach RAM only as their
+        // drivers tell them.
         unsafe { VolatileSpace::new(MMIO_BASE as *mut u8, MMIO_BASE..MAPPED) }
     }
 
@@ -62,8 +63,8 @@ impl Machine {
     /// Sleeps until the count of interrupts is no longer `seen`.
     pub(crate) fn sleep(seen: u64) {
         const { assert!(WAIT_VECTOR == 3, "int3 raises vector 3") };
-        // SAFETY: the gate of WAIT_VECTOR leads to the wait stub, which changes no register and works on its
-        // own stack.
+        // SAFETY: the gate of WAIT_VECTOR leads to the wait stub, which changes no register and
+        // works on its own stack.
         unsafe { asm!("int3", in("rdi") seen) };
     }
 }
@@ -102,8 +103,8 @@ impl Platform for Machine {
             return None;
         }
         let start = NonNull::new(addr as *mut u8)?;
-        // SAFETY: RAM is mapped one to one for as long as the guest runs, and the two pieces let through
-        // hold no Rust object: those lie in the image and on its stack, between the two.
+        // SAFETY: RAM is mapped one to one for as long as the guest runs, and the two pieces let
+        // through hold no Rust object: those lie in the image and on its stack, between the two.
         let area = unsafe { Area::new(start, len) };
         Some(DmaArea { area, addr })
     }
@@ -139,7 +140,8 @@ impl Platform for Machine {
     }
 
     fn crash(&self) -> ! {
-        // SAFETY: an undefined instruction does nothing but raise an exception, which is what is asked for.
+        // SAFETY: an undefined instruction does nothing but raise an exception, which is what is
+        // asked for.
         unsafe { asm!("ud2", options(noreturn)) }
     }
 }

@@ -5,8 +5,8 @@
 //! machine   the program's Platform: registers, clock, sleeping
 //! memory    an allocator, and the memory functions that compilers take for granted
 //! ```
-//! Built by the build script of the vmm crate (profile `guest`, feature `image`). Built otherwise, as by
-//! `--all-features`, it is an ordinary program that says so.
+//! Built by the build script of the vmm crate (profile `guest`, feature `image`). Built otherwise,
+//! as by `--all-features`, it is an ordinary program that says so.
 #![cfg_attr(freestanding, no_std, no_main)]
 
 #[cfg(freestanding)]
@@ -23,12 +23,14 @@ mod start {
     use core::panic::PanicInfo;
     use paravane_spec::builtin::{BOOT_INFO, BootInfo, CONTROL_BASE, control, exit};
 
-    /// Where the program begins; the header names it. RDI holds the address of the boot information.
+    /// Where the program begins; the header names it. RDI holds the address of the boot
+    /// information.
     #[unsafe(no_mangle)]
     extern "C" fn guest_entry(boot_info: u64) -> ! {
         let info = if boot_info == BOOT_INFO {
-            // SAFETY: the VMM starts the image with the boot information in place and mapped, aligned to a
-            // page; every bit pattern is a BootInfo, and nothing else writes there from now on.
+            // SAFETY: the VMM starts the image with the boot information in place and mapped,
+            // aligned to a page; every bit pattern is a BootInfo, and nothing else writes there
+            // from now on.
             Some(unsafe { core::ptr::read_volatile(boot_info as *const BootInfo) })
         } else {
             None

@@ -1,4 +1,5 @@
-//! Memory: an allocator over a fixed arena, and the functions that compilers call without being asked.
+//! Memory: an allocator over a fixed arena, and the functions that compilers call without being
+//! asked.
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
@@ -15,14 +16,15 @@ struct Arena {
     used: AtomicUsize,
 }
 
-// SAFETY: the bytes are reached only through pointers that `alloc` has handed out, each once; `used` is
-// atomic. (And there is one processor, whose interrupt stubs do not allocate.)
+// SAFETY: the bytes are reached only through pointers that `alloc` has handed out, each once;
+// `used` is atomic. (And there is one processor, whose interrupt stubs do not allocate.)
 unsafe impl Sync for Arena {}
 
 #[global_allocator]
 static HEAP: Arena = Arena { bytes: UnsafeCell::new([0; ARENA]), used: AtomicUsize::new(0) };
 
-// SAFETY: pieces are disjoint (`used` only grows past what is handed out), inside the arena, and aligned.
+// SAFETY: pieces are disjoint (`used` only grows past what is handed out), inside the arena, and
+// aligned.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let base = self.bytes.get().cast::<u8>();

@@ -1,8 +1,9 @@
 //! The image's header, and all of its code that runs in ring 0.
 //!
-//! Where ring 0 is emulated an instruction costs more than a microsecond, so a stub has the fewest that do.
-//! No stub changes a register: the control page and the local APIC, whose addresses do not fit in a signed
-//! 32-bit displacement, are written with the address-size prefix (0x67), under which they do.
+//! Where ring 0 is emulated an instruction costs more than a microsecond, so a stub has the fewest
+//! that do. No stub changes a register: the control page and the local APIC, whose addresses do not
+//! fit in a signed 32-bit displacement, are written with the address-size prefix (0x67), under
+//! which they do.
 use core::arch::global_asm;
 use core::sync::atomic::AtomicU64;
 use paravane_spec::builtin::{ABI, CONTROL_BASE, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, STACK_TOP, control};
@@ -40,7 +41,8 @@ global_asm!(
 global_asm!(
     ".pushsection .stubs, \"ax\"",
     ".global exception_stubs, irq_stubs, wait_stub",
-    // Exceptions: tell the VMM the vector. The frame stays as the processor pushed it on the ring-0 stack.
+    // Exceptions: tell the VMM the vector. The frame stays as the processor pushed it on the ring-0
+    // stack.
     ".balign {stride}",
     "exception_stubs:",
     ".set vector, 0",
@@ -69,8 +71,8 @@ global_asm!(
     "iretq",
     ".set number, number + 1",
     ".endr",
-    // Sleeping: an interrupt gate, so interrupts are off until STI, which lets none in before HLT begins:
-    // one that came after the comparison ends the HLT at once. RFLAGS come back with IRETQ.
+    // Sleeping: an interrupt gate, so interrupts are off until STI, which lets none in before HLT
+    // begins: one that came after the comparison ends the HLT at once. RFLAGS come back with IRETQ.
     ".balign {stride}, 0xcc",
     "wait_stub:",
     "cmp qword ptr [rip + {taken}], rdi",

@@ -1,7 +1,7 @@
 //! Passes the calls of a back end on to the device's interrupts.
 //!
-//! A back end has an eventfd and knows nothing of status register, mask and pending bits, which stay the device's. The price
-//! is one wake-up of a thread an interrupt.
+//! A back end has an eventfd and knows nothing of status register, mask and pending bits, which
+//! stay the device's. The price is one wake-up of a thread an interrupt.
 use paravane_notify::{Interrupts, Notifier, NotifyError};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -24,7 +24,8 @@ struct Ends {
 }
 
 impl Relay {
-    /// Starts a thread for `queue`, which calls `broken` when the back end finds the queue broken, at most once.
+    /// Starts a thread for `queue`, which calls `broken` when the back end finds the queue broken,
+    /// at most once.
     ///
     /// # Errors
     /// The host has no threads or descriptors left.
@@ -79,7 +80,8 @@ impl Ends {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return tracing::error!("poll: {error}"),
             }
-            // Before the others are looked at: what was signalled before the stop is not left behind.
+            // Before the others are looked at: what was signalled before the stop is not left
+            // behind.
             let stopped = self.stop.take() > 0;
             if self.call.take() > 0 {
                 interrupts.used_buffer(queue);

@@ -1,6 +1,7 @@
 //! A device in this process: registers, a disk in memory, and a catalogue of lies.
 //!
-//! Honest service goes through the ring crate's device side; a lie is written straight into the used ring.
+//! Honest service goes through the ring crate's device side; a lie is written straight into the
+//! used ring.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 use paravane_driver::mmio::{Mmio, Registers};
 use paravane_driver::{Area, DmaArea, Pool};
@@ -91,8 +92,8 @@ fn ram() -> DmaArea {
     let words = Box::leak(vec![[0u8; 4096]; RAM_SIZE / 4096 + 1].into_boxed_slice());
     let start = words.as_mut_ptr().cast::<u8>();
     let skip = start.align_offset(4096);
-    // SAFETY: the allocation has a page to spare, and was leaked, so it stays mapped and no reference to it
-    // is left.
+    // SAFETY: the allocation has a page to spare, and was leaked, so it stays mapped and no
+    // reference to it is left.
     let area = unsafe { Area::new(NonNull::new(start.add(skip)).unwrap(), RAM_SIZE) };
     DmaArea { area, addr: RAM_BASE }
 }

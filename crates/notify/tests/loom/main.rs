@@ -1,5 +1,5 @@
-//! Kicks and interrupts under the model checker: the real state machine over atomics and locks that it explores.
-//! `RUSTFLAGS="--cfg loom" cargo test -p paravane-notify --test loom --release`.
+//! Kicks and interrupts under the model checker: the real state machine over atomics and locks that
+//! it explores. `RUSTFLAGS="--cfg loom" cargo test -p paravane-notify --test loom --release`.
 #![cfg(loom)]
 mod scene;
 mod transitions;

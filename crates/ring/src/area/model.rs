@@ -1,30 +1,35 @@
 //! Areas in the memory of the loom model checker.
 //!
-//! What is accessed with one instruction must not be seen in parts, and what is not must not be ordered by lying in
-//! one cell. So there are two kinds of memory:
+//! What is accessed with one instruction must not be seen in parts, and what is not must not be
+//! ordered by lying in one cell. So there are two kinds of memory:
 //!
-//! * [`Area::halves`]: cells of 16 bits, as large as a split ring's indices and entries. Wider accesses are several
-//!   relaxed ones, and may tear, which real hardware does not do: a split ring promises nothing there.
-//! * [`Area::words`]: cells of 64 bits, as large as half a descriptor, which a packed ring takes whole.
+//! * [`Area::halves`]: cells of 16 bits, as large as a split ring's indices and entries. Wider
+//!   accesses are several relaxed ones, and may tear, which real hardware does not do: a split ring
+//!   promises nothing there.
+//! * [`Area::words`]: cells of 64 bits, as large as half a descriptor, which a packed ring takes
+//!   whole.
 //!
 //! # What would not be explored
-//! The checker runs an access earlier if the last access to the same cell conflicts with it: that one alone. A
-//! thread that loads a cell and then stores to it, as both sides of a packed ring do, hides behind its own load that
-//! another thread had loaded the cell before: the store is never tried before that load, and a model may come down
-//! to a single execution. So each load announces itself by a store to a cell that nobody loads. That orders nothing,
-//! and conflicts with every other load.
+//! The checker runs an access earlier if the last access to the same cell conflicts with it: that
+//! one alone. A thread that loads a cell and then stores to it, as both sides of a packed ring do,
+//! hides behind its own load that another thread had loaded the cell before: the store is never
+//! tried before that load, and a model may come down to a single execution. So each load announces
+//! itself by a store to a cell that nobody loads. That orders nothing, and conflicts with every
+//! other load.
 //!
 //! # Barriers
-//! In [`Area::barriers_only`] every access is relaxed, whatever the ring asks for: order comes from barriers alone.
-//! So a model can see whether each barrier towards hardware ([`crate::Platform`]) stands, and stands at its place;
-//! elsewhere the acquire or the release of the access beside it would stand in for it.
+//! In [`Area::barriers_only`] every access is relaxed, whatever the ring asks for: order comes from
+//! barriers alone. So a model can see whether each barrier towards hardware ([`crate::Platform`])
+//! stands, and stands at its place; elsewhere the acquire or the release of the access beside it
+//! would stand in for it.
 use alloc::boxed::Box;
 use loom::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU16, AtomicU64};
 
 pub(crate) use loom::sync::atomic::fence;
 
-/// A piece of modelled memory. It is leaked: a model's queues are small, and its executions end with the process.
+/// A piece of modelled memory. It is leaked: a model's queues are small, and its executions end
+/// with the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Area {
     cells: Cells,
@@ -75,8 +80,8 @@ impl Area {
         (offset.checked_add(len)? <= self.len).then(|| Self { cells: Cells { start, ..self.cells }, len })
     }
 
-    /// Copies `out.len()` bytes at `offset` out of the area (relaxed), both of them even. `false`, and nothing copied,
-    /// if they do not lie inside.
+    /// Copies `out.len()` bytes at `offset` out of the area (relaxed), both of them even. `false`,
+    /// and nothing copied, if they do not lie inside.
     #[must_use]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         let Some(part) = self.slice(offset, out.len()) else { return false };
@@ -86,8 +91,8 @@ impl Area {
         true
     }
 
-    /// Copies `data` into the area at `offset` (relaxed), both of them even. `false`, and nothing copied, if it does
-    /// not fit.
+    /// Copies `data` into the area at `offset` (relaxed), both of them even. `false`, and nothing
+    /// copied, if it does not fit.
     #[must_use]
     pub fn write(&self, offset: usize, data: &[u8]) -> bool {
         let Some(part) = self.slice(offset, data.len()) else { return false };
@@ -97,7 +102,8 @@ impl Area {
         true
     }
 
-    /// Nothing to do: a queue is laid out in fresh cells, and every store would cost the model a step.
+    /// Nothing to do: a queue is laid out in fresh cells, and every store would cost the model a
+    /// step.
     pub(crate) fn zero(&self) {}
 
     /// Modelled memory has no addresses; it is aligned to whatever is asked for.
@@ -105,7 +111,8 @@ impl Area {
         true
     }
 
-    /// The memory for code that has checked its offsets once and for all; here they are checked again.
+    /// The memory for code that has checked its offsets once and for all; here they are checked
+    /// again.
     pub(crate) fn cells(&self) -> Cells {
         self.cells
     }
@@ -136,7 +143,8 @@ enum Memory {
     Words(&'static [Cell<AtomicU64>]),
 }
 
-/// As the real ones, over the model's cells. The functions are unsafe for the sake of the same signatures.
+/// As the real ones, over the model's cells. The functions are unsafe for the sake of the same
+/// signatures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cells {
     memory: Memory,
@@ -149,8 +157,9 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// `len` bytes at `offset`. In several cells, the last one is loaded first, with `order`: it may hold what is
-    /// waited for, and the rest may then be older or newer only as far as that permits.
+    /// `len` bytes at `offset`. In several cells, the last one is loaded first, with `order`: it
+    /// may hold what is waited for, and the rest may then be older or newer only as far as that
+    /// permits.
     fn load(self, offset: usize, len: usize, order: Ordering) -> u64 {
         let at = self.start + offset;
         match self.memory {

@@ -10,7 +10,8 @@ const LINE: usize = 64;
 
 /// A range of shared memory. Copies name the same memory.
 ///
-/// Every access is atomic, through a raw pointer, and checked against the length, so no data race is undefined behaviour.
+/// Every access is atomic, through a raw pointer, and checked against the length, so no data race
+/// is undefined behaviour.
 #[derive(Clone, Copy, Debug)]
 pub struct Area {
     ptr: NonNull<u8>,
@@ -26,8 +27,8 @@ impl Area {
     /// Names `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// The bytes must stay mapped, readable and writable for as long as any copy of the result, or of a
-    /// part of it, is used; Rust references to them must not exist in that time.
+    /// The bytes must stay mapped, readable and writable for as long as any copy of the result, or
+    /// of a part of it, is used; Rust references to them must not exist in that time.
     pub const unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len }
     }
@@ -56,11 +57,13 @@ impl Area {
         if !self.holds(offset, len) {
             return None;
         }
-        // SAFETY: `offset` is at most the length of the area, which `Area::new`'s caller vouched for.
+        // SAFETY: `offset` is at most the length of the area, which `Area::new`'s caller vouched
+        // for.
         Some(Self { ptr: unsafe { self.ptr.add(offset) }, len })
     }
 
-    /// Copies `out.len()` bytes at `offset` out of the area (relaxed). `false`, and nothing copied, if they do not lie inside.
+    /// Copies `out.len()` bytes at `offset` out of the area (relaxed). `false`, and nothing copied,
+    /// if they do not lie inside.
     #[must_use]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         if !self.holds(offset, out.len()) {
@@ -86,7 +89,8 @@ impl Area {
         true
     }
 
-    /// Copies `data` into the area at `offset` (relaxed). `false`, and nothing copied, if it does not fit.
+    /// Copies `data` into the area at `offset` (relaxed). `false`, and nothing copied, if it does
+    /// not fit.
     #[must_use]
     pub fn write(&self, offset: usize, data: &[u8]) -> bool {
         if !self.holds(offset, data.len()) {
@@ -113,7 +117,8 @@ impl Area {
         true
     }
 
-    /// Reads a little-endian u64 (relaxed), `None` if it is outside or `offset` makes it misaligned.
+    /// Reads a little-endian u64 (relaxed), `None` if it is outside or `offset` makes it
+    /// misaligned.
     #[must_use]
     pub fn load_u64(&self, offset: usize) -> Option<u64> {
         self.word(offset).map(|word| u64::from_le(word.load(Relaxed)))
@@ -163,7 +168,8 @@ impl Area {
         if at.addr() & 7 != 0 {
             return None;
         }
-        // SAFETY: inside, aligned, and only accessed atomically, which `Area::new`'s caller vouched for.
+        // SAFETY: inside, aligned, and only accessed atomically, which `Area::new`'s caller vouched
+        // for.
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 }
@@ -179,7 +185,8 @@ fn split(ptr: *mut u8, len: usize) -> (usize, usize) {
 /// # Safety
 /// It lies in an [`Area`].
 unsafe fn byte_at<'a>(ptr: *mut u8, offset: usize) -> &'a AtomicU8 {
-    // SAFETY: the caller vouches for the place, `Area::new`'s caller for its being accessed atomically.
+    // SAFETY: the caller vouches for the place, `Area::new`'s caller for its being accessed
+    // atomically.
     unsafe { AtomicU8::from_ptr(ptr.add(offset)) }
 }
 
@@ -188,14 +195,16 @@ unsafe fn byte_at<'a>(ptr: *mut u8, offset: usize) -> &'a AtomicU8 {
 /// # Safety
 /// It lies in an [`Area`], on an 8-byte boundary.
 unsafe fn word_at<'a>(ptr: *mut u8, offset: usize) -> &'a AtomicU64 {
-    // SAFETY: the caller vouches for the place, `Area::new`'s caller for its being accessed atomically.
+    // SAFETY: the caller vouches for the place, `Area::new`'s caller for its being accessed
+    // atomically.
     unsafe { AtomicU64::from_ptr(ptr.add(offset).cast()) }
 }
 
-/// Little-endian cells at offsets that were proven once, when the queue was made: no check per access.
+/// Little-endian cells at offsets that were proven once, when the queue was made: no check per
+/// access.
 ///
-/// Every function here asks of its caller that the cell lies in the [`Area`] that the cells came from, on a
-/// multiple of its size.
+/// Every function here asks of its caller that the cell lies in the [`Area`] that the cells came
+/// from, on a multiple of its size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cells {
     ptr: NonNull<u8>,
@@ -227,16 +236,16 @@ impl Cells {
         Self { ptr: unsafe { self.ptr.offset(offset) } }
     }
 
-    /// Has the processor fetch the cache lines of `len` bytes from `offset` on, which will be written, and waits for nothing.
-    /// A hint: any place will do.
+    /// Has the processor fetch the cache lines of `len` bytes from `offset` on, which will be
+    /// written, and waits for nothing. A hint: any place will do.
     #[inline(always)]
     pub(crate) fn expect_write(self, offset: isize, len: usize) {
         let from = self.ptr.as_ptr().wrapping_offset(offset);
         let mut at = from.map_addr(|addr| addr & !(LINE - 1));
         while at.addr() < from.addr() + len {
-            // The intrinsic becomes a prefetch for reading unless the compiler is told that every processor has this one; those
-            // that do not take it for no operation.
-            // SAFETY: a prefetch accesses nothing and never faults.
+            // The intrinsic becomes a prefetch for reading unless the compiler is told that every
+            // processor has this one; those that do not take it for no operation. SAFETY: a
+            // prefetch accesses nothing and never faults.
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             unsafe {
                 core::arch::asm!("prefetchw [{at}]", at = in(reg) at.addr(), options(nomem, nostack, preserves_flags));

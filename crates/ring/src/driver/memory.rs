@@ -43,8 +43,8 @@ pub(super) fn bytes(layout: &DriverConfig) -> usize {
 
 /// A queue's memory, checked and zeroed, in its parts.
 ///
-/// Invariant, made by [`Memory::take`]: each part is as long as the layout says, and lies on a cache line of the area
-/// or at its start, which is aligned as descriptors are.
+/// Invariant, made by [`Memory::take`]: each part is as long as the layout says, and lies on a
+/// cache line of the area or at its start, which is aligned as descriptors are.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// The descriptors.
@@ -60,7 +60,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Divides `whole` into the areas of a queue. Returns them, and their addresses for the transport.
+    /// Divides `whole` into the areas of a queue. Returns them, and their addresses for the
+    /// transport.
     pub(super) fn take(layout: &DriverConfig, whole: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         let part = "queue";
         let DmaArea { area, addr } = whole;

@@ -1,7 +1,7 @@
 //! Poll tokens: ask from any thread whether a queue has moved since a position.
 //!
-//! [`WrapCount`] is the counter of "Introduce optional VirtIO ring wrap counters" (C. Marussi, patches to Linux, February
-//! 2022), which was not merged; [`Position`] goes further.
+//! [`WrapCount`] is the counter of "Introduce optional VirtIO ring wrap counters" (C. Marussi,
+//! patches to Linux, February 2022), which was not merged; [`Position`] goes further.
 //!
 //! ```text
 //!   laid out --- Queue::poller ---> Poller (clone it, send it)
@@ -11,11 +11,11 @@
 //!   in use ---- enable_interrupts --> token
 //! ```
 //!
-//! A token is a position in the used ring. A position that is compared as the ring has it repeats itself: a
-//! split ring's index after 2^16 buffers, a packed ring's index and wrap counter after two laps, and a packed
-//! ring's flags as soon as a slot was consumed and filled again. Whoever polls at such a moment is told that
-//! nothing has come. So the queue counts what has come, and the count is part of the answer. How far it counts
-//! is a choice of type:
+//! A token is a position in the used ring. A position that is compared as the ring has it repeats
+//! itself: a split ring's index after 2^16 buffers, a packed ring's index and wrap counter after
+//! two laps, and a packed ring's flags as soon as a slot was consumed and filled again. Whoever
+//! polls at such a moment is told that nothing has come. So the queue counts what has come, and the
+//! count is part of the answer. How far it counts is a choice of type:
 //!
 //! | [`Counting`] | token | split: repeats after | packed: repeats after |
 //! |---|---|---|---|
@@ -24,39 +24,42 @@
 //! | [`Position`] | [`PollToken`], 64 bits | never | never |
 //!
 //! # Why one look is enough
-//! [`Poller::poll`] runs while another thread consumes, so two loads must tell one story: the ring first, with
-//! acquire, then the count. Say that the device had used a buffer beyond the token, in the order that the
-//! memory model gives, before the load of the ring.
+//! [`Poller::poll`] runs while another thread consumes, so two loads must tell one story: the ring
+//! first, with acquire, then the count. Say that the device had used a buffer beyond the token, in
+//! the order that the memory model gives, before the load of the ring.
 //!
-//! * Split: used.idx was moved beyond the token's index. The load sees that, and differs from the token; or it
-//!   sees an index a whole number of turns on. Between two turns this side took buffers back, stored the count
-//!   *before* it published the buffers of the next turn, and the device used those before it stored the index:
-//!   release and acquire each time. Whoever sees the index therefore sees the count.
-//! * Packed: what is used next after a position is told of in the slot of that position. The load sees the used
-//!   flags, or something later in that slot. Later there can only be our filling it again, whose release store
-//!   comes after that of a count beyond the token; or what came of that.
+//! * Split: used.idx was moved beyond the token's index. The load sees that, and differs from the
+//!   token; or it sees an index a whole number of turns on. Between two turns this side took
+//!   buffers back, stored the count *before* it published the buffers of the next turn, and the
+//!   device used those before it stored the index: release and acquire each time. Whoever sees the
+//!   index therefore sees the count.
+//! * Packed: what is used next after a position is told of in the slot of that position. The load
+//!   sees the used flags, or something later in that slot. Later there can only be our filling it
+//!   again, whose release store comes after that of a count beyond the token; or what came of that.
 //!
-//! The other way round (count, then ring) both could change in between, and the count would have to be read
-//! again.
+//! The other way round (count, then ring) both could change in between, and the count would have to
+//! be read again.
 //!
 //! # When the count is stored
-//! The ring goes on showing what was used, taken back or not, until it is written again. The count is needed from
-//! then on and no earlier, so taking a buffer back does not touch it.
+//! The ring goes on showing what was used, taken back or not, until it is written again. The count
+//! is needed from then on and no earlier, so taking a buffer back does not touch it.
 //!
-//! * Split: with each new index that is read from used.idx, which is before the buffers that it tells of can be
-//!   published again.
-//! * Packed: in `add`, when it needs slots that were taken back since the last time (`reclaim`). A position `p` is
-//!   filled only below `limit`, which is a ring beyond some `next_used` that was stored before `limit` moved. A token
-//!   of the same slot in an earlier lap is `p - size` at most, and `p - size < limit - size`, so the count is beyond
-//!   it. The slot's flags are stored after that, by `add` itself or, for the first descriptor since a publication, by
-//!   `publish`: either with release. Together with the publication the count would come too late for what `add`
-//!   stores, after it for everything: the models in `tests/loom_poll.rs` fail, and without it the tests of what
-//!   fools a token.
-//! * Packed, in order, in the middle of a batch that one used descriptor told of: the slot of such a token shows
-//!   nothing. So the count, which has all of the batch then, is stored with each token.
+//! * Split: with each new index that is read from used.idx, which is before the buffers that it
+//!   tells of can be published again.
+//! * Packed: in `add`, when it needs slots that were taken back since the last time (`reclaim`). A
+//!   position `p` is filled only below `limit`, which is a ring beyond some `next_used` that was
+//!   stored before `limit` moved. A token of the same slot in an earlier lap is `p - size` at most,
+//!   and `p - size < limit - size`, so the count is beyond it. The slot's flags are stored after
+//!   that, by `add` itself or, for the first descriptor since a publication, by `publish`: either
+//!   with release. Together with the publication the count would come too late for what `add`
+//!   stores, after it for everything: the models in `tests/loom_poll.rs` fail, and without it the
+//!   tests of what fools a token.
+//! * Packed, in order, in the middle of a batch that one used descriptor told of: the slot of such
+//!   a token shows nothing. So the count, which has all of the batch then, is stored with each
+//!   token.
 //!
-//! The question is whether the count is beyond the token, not whether it differs: whoever has the token need not have
-//! the count that was stored with it.
+//! The question is whether the count is beyond the token, not whether it differs: whoever has the
+//! token need not have the count that was stored with it.
 use super::Ring;
 use crate::area::Cells;
 use crate::order::Order;
@@ -88,17 +91,19 @@ pub(crate) mod sealed {
         /// What a token holds.
         type Raw: Copy;
 
-        /// How a packed ring's descriptors are filled again: with release where a count must be seen before.
+        /// How a packed ring's descriptors are filled again: with release where a count must be
+        /// seen before.
         const REFILL: Ordering;
 
         /// Both rings start at `position`.
         fn new(position: u64) -> Self;
 
-        /// Everything before `position` has been used. Called before the ring ceases to show that: see the module's
-        /// text.
+        /// Everything before `position` has been used. Called before the ring ceases to show that:
+        /// see the module's text.
         fn seen(&mut self, position: u64);
 
-        /// One more buffer was taken back; `wrapped` says whether the ring's own index began again with it.
+        /// One more buffer was taken back; `wrapped` says whether the ring's own index began again
+        /// with it.
         fn taken(&mut self, wrapped: impl FnOnce() -> bool);
 
         /// Someone will poll from elsewhere.
@@ -113,12 +118,14 @@ pub(crate) mod sealed {
         /// As [`Count::news`], from elsewhere.
         fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, view: RingView) -> bool;
 
-        /// The queue is gone or broken: every token has news from now on, so that whoever polls comes to see.
+        /// The queue is gone or broken: every token has news from now on, so that whoever polls
+        /// comes to see.
         fn close(&mut self);
     }
 }
 
-/// How far a queue counts what it takes back, for [`Poller`]s: [`Position`] unless there is a reason.
+/// How far a queue counts what it takes back, for [`Poller`]s: [`Position`] unless there is a
+/// reason.
 pub trait Counting: Count {
     /// The token of [`super::Queue::enable_interrupts`].
     type Token: Copy + Debug + PartialEq + Eq + Send + Sync + 'static + From<Self::Raw> + Into<Self::Raw>;
@@ -155,7 +162,8 @@ impl RingView {
         Self(View::Packed { desc, size })
     }
 
-    /// A position as the ring has it: the index; in a packed ring the slot, with the wrap counter in bit 15.
+    /// A position as the ring has it: the index; in a packed ring the slot, with the wrap counter
+    /// in bit 15.
     #[inline(always)]
     fn index(self, position: u64) -> u16 {
         match self.0 {
@@ -169,13 +177,13 @@ impl RingView {
 
     /// Whether the ring itself shows that something was used at `index` or after it.
     ///
-    /// Acquire: pairs with the device's release store, so that whoever is told of a buffer sees what was written
-    /// before it; and with our own release stores, as the module's text says.
+    /// Acquire: pairs with the device's release store, so that whoever is told of a buffer sees
+    /// what was written before it; and with our own release stores, as the module's text says.
     #[inline(always)]
     fn moved<O: Order>(self, index: u16) -> bool {
         let moved = match self.0 {
-            // SAFETY: the ring vouched for its memory, and the caller of `Area::new` promised that it
-            // stays mapped while a poller is used (`Area::new`).
+            // SAFETY: the ring vouched for its memory, and the caller of `Area::new` promised that
+            // it stays mapped while a poller is used (`Area::new`).
             View::Split { used } => unsafe { used.load_u16(USED_IDX, Acquire) != index },
             View::Packed { desc, size } => {
                 // A token may come from anywhere; in the ring it is.
@@ -190,11 +198,13 @@ impl RingView {
     }
 }
 
-/// No count: the ring's index alone, as Linux has it. A token is wrong as soon as the index repeats.
+/// No count: the ring's index alone, as Linux has it. A token is wrong as soon as the index
+/// repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct NoCount;
 
-/// A position in 16 bits: a split ring's index; a packed ring's slot, with the wrap counter in bit 15.
+/// A position in 16 bits: a split ring's index; a packed ring's slot, with the wrap counter in bit
+/// 15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexToken(u16);
 
@@ -251,16 +261,18 @@ impl Count for NoCount {
     fn close(&mut self) {}
 }
 
-/// A wrap counter: 16 bits that count how often the ring's index began again, from the creation of a [`Poller`] on;
-/// without one it does not count. A split ring's token repeats after 2^32 buffers, a packed ring's after 2^16 laps. A packed ring's slot that was consumed and filled again within the same count is not noticed.
+/// A wrap counter: 16 bits that count how often the ring's index began again, from the creation of
+/// a [`Poller`] on; without one it does not count. A split ring's token repeats after 2^32 buffers,
+/// a packed ring's after 2^16 laps. A packed ring's slot that was consumed and filled again within
+/// the same count is not noticed.
 #[derive(Debug)]
 pub struct WrapCount {
     on: bool,
     wraps: Arc<CacheAligned<AtomicU16>>,
 }
 
-/// A token of [`WrapCount`]: how often the index began again in bits 31 to 16, the index of [`IndexToken`] in bits 15
-/// to 0.
+/// A token of [`WrapCount`]: how often the index began again in bits 31 to 16, the index of
+/// [`IndexToken`] in bits 15 to 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrapToken(u32);
 
@@ -330,8 +342,8 @@ impl Count for WrapCount {
     fn close(&mut self) {}
 }
 
-/// The default: a position in 64 bits. It counts a split ring's buffers and a packed ring's descriptors, and
-/// does not come back to where it was.
+/// The default: a position in 64 bits. It counts a split ring's buffers and a packed ring's
+/// descriptors, and does not come back to where it was.
 #[derive(Debug)]
 pub struct Position {
     /// Everything before it has been used, as far as the ring does not show it.
@@ -363,7 +375,8 @@ impl Count for Position {
 
     #[inline(always)]
     fn seen(&mut self, position: u64) {
-        // Release: pairs with the acquire load in `shared_news`. One writer, so no read-modify-write.
+        // Release: pairs with the acquire load in `shared_news`. One writer, so no
+        // read-modify-write.
         self.seen.0.store(position, Release);
     }
 
@@ -452,8 +465,9 @@ impl<O: Order, C: Counting> Poller<O, C> {
         Self { count: ring.count().opt_in(), view, order: PhantomData }
     }
 
-    /// Whether anything was used since `token`, taken back by now or not. Also `true` when the queue has
-    /// stopped or is gone, if the counting is [`Position`]: the owner has something to see.
+    /// Whether anything was used since `token`, taken back by now or not. Also `true` when the
+    /// queue has stopped or is gone, if the counting is [`Position`]: the owner has something to
+    /// see.
     ///
     /// A device that lies can make the answer wrong, but nothing else.
     #[must_use]

@@ -12,13 +12,14 @@ pub(crate) struct Pending {
     pub(crate) link: u16,
     /// Bytes that the device may write.
     pub(crate) writable: u32,
-    /// Split: the position of its entry in the available ring. Packed: of its first descriptor. If there is no
-    /// such buffer in flight, [`Pending::NOWHERE`].
+    /// Split: the position of its entry in the available ring. Packed: of its first descriptor. If
+    /// there is no such buffer in flight, [`Pending::NOWHERE`].
     pub(crate) position: u64,
 }
 
 impl Pending {
-    /// After every published position, so that one comparison tells whether a buffer is with the device.
+    /// After every published position, so that one comparison tells whether a buffer is with the
+    /// device.
     pub(crate) const NOWHERE: u64 = u64::MAX;
 }
 
@@ -74,8 +75,8 @@ pub(crate) struct OrderedBatch {
 }
 
 impl OrderedBatch {
-    /// Bytes written to the buffer that ends at position `end`. Buffers that the device has skipped count as used
-    /// completely (sections 2.7.9 and 2.8.9).
+    /// Bytes written to the buffer that ends at position `end`. Buffers that the device has skipped
+    /// count as used completely (sections 2.7.9 and 2.8.9).
     #[inline(always)]
     pub(crate) fn written(&self, end: u64, writable: u32) -> u32 {
         if end == self.end { self.len.min(writable) } else { writable }
@@ -111,11 +112,12 @@ impl Lengths {
     }
 }
 
-/// Runs `write` for each segment, with `flag` for those that the device writes, and returns the number of
-/// bytes of those.
+/// Runs `write` for each segment, with `flag` for those that the device writes, and returns the
+/// number of bytes of those.
 ///
 /// # Panics
-/// The specification has no such buffer: see [`Lengths`]. The private state must not have been changed by then.
+/// The specification has no such buffer: see [`Lengths`]. The private state must not have been
+/// changed by then.
 #[inline(always)]
 pub(crate) fn write_all(
     readable: &[Segment],

@@ -9,10 +9,12 @@ use super::shadow::{OrderedBatch, Shadow};
 use super::{DriverConfig, Used};
 use crate::{DmaArea, QueueError};
 
-/// State of a driver's queue. Positions count in 64 bits: entries of the rings (split) or descriptors (packed).
+/// State of a driver's queue. Positions count in 64 bits: entries of the rings (split) or
+/// descriptors (packed).
 ///
-/// Invariant, made by [`DriverState::open`] and relied on by every access to the shadow: `mask` is one less than the size,
-/// which is a power of two; the shadow has `size` entries, and every identifier in it is below `size`.
+/// Invariant, made by [`DriverState::open`] and relied on by every access to the shadow: `mask` is
+/// one less than the size, which is a power of two; the shadow has `size` entries, and every
+/// identifier in it is below `size`.
 #[derive(Debug)]
 pub(crate) struct DriverState<C> {
     pub(crate) mask: u16,
@@ -85,8 +87,8 @@ impl<C: Counting> DriverState<C> {
         self.memory
     }
 
-    /// From which position on the device is to be asked now whether it wants a kick, after what was published from
-    /// `last` on.
+    /// From which position on the device is to be asked now whether it wants a kick, after what was
+    /// published from `last` on.
     #[inline(always)]
     pub(crate) fn ask(&mut self, last: u64) -> u64 {
         if self.unasked == u64::MAX { last } else { self.ask_late().unwrap_or(last) }
@@ -100,8 +102,8 @@ impl<C: Counting> DriverState<C> {
 
     /// From which position on the device was not asked; from now on it was.
     ///
-    /// Not more than a ring: whoever wants a kick for a position has seen nothing from there on, and not more than a
-    /// ring can have been published that he has not seen.
+    /// Not more than a ring: whoever wants a kick for a position has seen nothing from there on,
+    /// and not more than a ring can have been published that he has not seen.
     #[cold]
     #[inline(never)]
     pub(crate) fn ask_late(&mut self) -> Option<u64> {
@@ -124,8 +126,8 @@ impl<C: Counting> DriverState<C> {
     }
 }
 
-/// Fills `out` from its front with what `pop` has, and returns how many those are. An error comes alone: after others
-/// it has latched, and comes again.
+/// Fills `out` from its front with what `pop` has, and returns how many those are. An error comes
+/// alone: after others it has latched, and comes again.
 #[inline(always)]
 pub(crate) fn take_each(
     out: &mut [Used],

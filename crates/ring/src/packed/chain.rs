@@ -5,10 +5,11 @@
 //!                                                              \--> INDIRECT: entry 0, 1, ... to the end
 //! ```
 //!
-//! A chain is a run of neighbours (section 2.8.6), around the end of the ring too. Only its first descriptor's
-//! flags say that it is available; the driver writes them last. A table is used from front to back; identifiers
-//! and the NEXT flag mean nothing in it (section 2.8.7). Everything is bounded: the part in the ring by
-//! the ring's room, the indirect part by its table, both together by `MAX_CHAIN`. There can be no loops.
+//! A chain is a run of neighbours (section 2.8.6), around the end of the ring too. Only its first
+//! descriptor's flags say that it is available; the driver writes them last. A table is used from
+//! front to back; identifiers and the NEXT flag mean nothing in it (section 2.8.7). Everything is
+//! bounded: the part in the ring by the ring's room, the indirect part by its table, both together
+//! by `MAX_CHAIN`. There can be no loops.
 use super::Descriptor;
 use crate::QueueError;
 use crate::area::Cells;
@@ -39,9 +40,9 @@ impl Tables {
         Self { desc, size, indirect: Table::new(indirect) }
     }
 
-    /// Walks the chain that starts at index `head` with the descriptor `first` (already fetched) and takes `room`
-    /// descriptors at most. It is added to `batch`, which has a free slot, if `accept` takes its identifier.
-    /// `None`: its segments do not fit; nothing was added.
+    /// Walks the chain that starts at index `head` with the descriptor `first` (already fetched)
+    /// and takes `room` descriptors at most. It is added to `batch`, which has a free slot, if
+    /// `accept` takes its identifier. `None`: its segments do not fit; nothing was added.
     pub(crate) fn walk(
         &mut self,
         head: u16,
@@ -71,7 +72,8 @@ impl Tables {
         Ok(Some(Walked { id, descriptors }))
     }
 
-    /// As [`Tables::walk`], for a chain that was saved when it was taken. What is saved is as hostile as the ring.
+    /// As [`Tables::walk`], for a chain that was saved when it was taken. What is saved is as
+    /// hostile as the ring.
     pub(crate) fn walk_saved(
         &mut self,
         id: u16,
@@ -99,8 +101,8 @@ impl Tables {
     }
 }
 
-/// Walks an indirect table from front to back; `false` if its segments do not fit. The WRITE flag of the descriptor that
-/// points to the table means nothing.
+/// Walks an indirect table from front to back; `false` if its segments do not fit. The WRITE flag
+/// of the descriptor that points to the table means nothing.
 fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
     for (index, [addr, meta]) in (0u16..).zip(table.as_chunks::<2>().0) {
         let desc = Descriptor { addr: u64::from_le_bytes(*addr), meta: u64::from_le_bytes(*meta) };

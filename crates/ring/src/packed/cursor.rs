@@ -4,9 +4,10 @@
 //!   bits 63 ... 32   turns of the ring since the start, modulo 2^32; even: wrap counter 1
 //!   bits 31 ... 0    bytes to the ring's end, negative: -128 ... -16 in a ring of 8
 //! ```
-//! It says the same as a [`Position`] and counts further, so that a whole ring differs from none. Additions move it
-//! on, and the carry from the low half is the turn: no loop divides or compares with the size. It is one word, to be
-//! loaded and stored whole: a copy in other parts than were just stored would wait for the stores.
+//! It says the same as a [`Position`] and counts further, so that a whole ring differs from none.
+//! Additions move it on, and the carry from the low half is the turn: no loop divides or compares
+//! with the size. It is one word, to be loaded and stored whole: a copy in other parts than were
+//! just stored would wait for the stores.
 use super::{Position, used_flags};
 use paravane_spec::packed::{DESC_F_USED, DESC_SIZE};
 

@@ -6,9 +6,9 @@
 //!                                   ^ publish    ^ complete      ^ pop
 //! ```
 //!
-//! The three positions chase each other around the ring, with no more than its size between the first and the
-//! last. A chain takes as many descriptors as the driver made of it, and its used descriptor stands for all of
-//! them: `next_used` moves on by that many.
+//! The three positions chase each other around the ring, with no more than its size between the
+//! first and the last. A chain takes as many descriptors as the driver made of it, and its used
+//! descriptor stands for all of them: `next_used` moves on by that many.
 use super::chain::{Tables, Walked};
 use super::cursor::Cursor;
 use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
@@ -30,8 +30,8 @@ use paravane_spec::packed::{DESC_ADDR, DESC_F_WRITE, DESC_FLAGS, DESC_LEN, DESC_
 
 /// The ring addresses, resolved once, and our positions.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the three areas are as long
-/// and as aligned as a queue of `size` descriptors needs.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the three areas are
+/// as long and as aligned as a queue of `size` descriptors needs.
 #[derive(Debug)]
 pub(crate) struct Ring<O> {
     tables: Tables,
@@ -51,15 +51,15 @@ pub(crate) struct Ring<O> {
     next_used: Cursor,
     /// Up to here the driver sees what was used.
     published: Cursor,
-    /// Descriptors that an honest driver may have made available beyond `next_avail`: those that are neither in flight
-    /// nor staged.
+    /// Descriptors that an honest driver may have made available beyond `next_avail`: those that
+    /// are neither in flight nor staged.
     room: u16,
     /// Descriptors staged: from `published` to `next_used`.
     staged: u16,
     /// Descriptors that the chains in flight take beyond one each.
     more: u16,
-    /// The second word of the used descriptor at `published`, if something is staged. The driver sees the others
-    /// only after it, so they lie in the ring already.
+    /// The second word of the used descriptor at `published`, if something is staged. The driver
+    /// sees the others only after it, so they lie in the ring already.
     held: u64,
     /// For each identifier the descriptors that its chain takes; 0 if it is not in flight.
     taken: Box<[u16]>,
@@ -68,8 +68,9 @@ pub(crate) struct Ring<O> {
     order: PhantomData<O>,
 }
 
-/// Used descriptors of one lap, written one behind the other, of chains that take one each. All that the loop needs, since
-/// every store to shared memory could be one to the [`Ring`], for all the compiler knows.
+/// Used descriptors of one lap, written one behind the other, of chains that take one each. All
+/// that the loop needs, since every store to shared memory could be one to the [`Ring`], for all
+/// the compiler knows.
 #[derive(Clone, Copy)]
 struct Run {
     /// Bytes from the ring's end to the next used descriptor: below 0. At 0 there is none.
@@ -82,15 +83,16 @@ struct Run {
 }
 
 impl Run {
-    /// Bytes from the ring's end to the used descriptor of chain `id`, and its second word. `None`, and nothing has
-    /// happened: it is not as simple as that, or the run has ended.
+    /// Bytes from the ring's end to the used descriptor of chain `id`, and its second word. `None`,
+    /// and nothing has happened: it is not as simple as that, or the run has ended.
     #[inline(always)]
     fn next(&mut self, id: u16, written: u32) -> Option<(isize, u64)> {
         let at = self.at;
         if at == 0 || usize::from(id) >= self.ids {
             return None;
         }
-        // SAFETY: `taken` has a place for each identifier below the size, and nobody else looks there meanwhile.
+        // SAFETY: `taken` has a place for each identifier below the size, and nobody else looks
+        // there meanwhile.
         let taken = unsafe { &mut *self.taken.add(id.into()) };
         if *taken != 1 {
             return None;
@@ -123,8 +125,9 @@ impl<O: Order> Ring<O> {
     /// Takes the queue into use, both sides at position `start`.
     ///
     /// # Safety
-    /// The areas stay mapped until the ring has been dropped. They are at least as long as `desc_bytes` of `size`
-    /// says, and 4 bytes each, and aligned to 8, 4 and 4 bytes. `size` is 32768 at most, and not 0.
+    /// The areas stay mapped until the ring has been dropped. They are at least as long as
+    /// `desc_bytes` of `size` says, and 4 bytes each, and aligned to 8, 4 and 4 bytes. `size` is
+    /// 32768 at most, and not 0.
     pub(crate) unsafe fn new(
         [desc, driver, device]: [Area; 3],
         size: u16,
@@ -159,8 +162,8 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Takes chains of one direct descriptor until the batch is full, or until something else comes. Nothing is
-    /// checked twice and nothing can fail here.
+    /// Takes chains of one direct descriptor until the batch is full, or until something else
+    /// comes. Nothing is checked twice and nothing can fail here.
     #[inline(never)]
     fn pop_simple(&mut self, batch: &mut Batch) -> Stop {
         let (next, size) = (self.next_avail, self.size);
@@ -186,15 +189,15 @@ impl<O: Order> Ring<O> {
                     Stop::End
                 };
             }
-            // Acquire: pairs with the driver's release store of the flags, before which it wrote the rest, and the
-            // rest of the chain.
-            // SAFETY: `at` is less than what the ring has from there to its end; see the invariant of `Ring`.
+            // Acquire: pairs with the driver's release store of the flags, before which it wrote
+            // the rest, and the rest of the chain. SAFETY: `at` is less than what the ring has from
+            // there to its end; see the invariant of `Ring`.
             let meta = unsafe { desc.load_u64_acquire(at + DESC_LEN) };
             O::after_acquire();
             // SAFETY: as above.
             let first = Descriptor { addr: unsafe { desc.load_u64(at + DESC_ADDR) }, meta };
-            // Of a simple descriptor that is available no flag but WRITE is left, and the identifier below the flags:
-            // one comparison for all of them.
+            // Of a simple descriptor that is available no flag but WRITE is left, and the
+            // identifier below the flags: one comparison for all of them.
             let rest = (meta >> 32) as u32 ^ available;
             let id = (rest & !(u32::from(DESC_F_WRITE) << 16)) as usize;
             if id >= usize::from(size)
@@ -207,8 +210,8 @@ impl<O: Order> Ring<O> {
             }
             let segment = Segment { addr: first.addr, len: first.len() };
             let chain = Chain::single(id as u16, first.len(), first.has(DESC_F_WRITE));
-            // SAFETY: the identifier was checked. The batch has `slots` free slots at least, and a free segment for
-            // each of them (its invariant); fewer were taken.
+            // SAFETY: the identifier was checked. The batch has `slots` free slots at least, and a
+            // free segment for each of them (its invariant); fewer were taken.
             unsafe {
                 *ids.add(id) = 1;
                 free.segments.byte_add(at).write(segment);
@@ -267,7 +270,8 @@ impl<O: Order> Ring<O> {
         Ok(())
     }
 
-    /// The used descriptors that may be written from here on without a look at `self`: to the ring's end.
+    /// The used descriptors that may be written from here on without a look at `self`: to the
+    /// ring's end.
     #[inline(always)]
     fn run(&mut self) -> Run {
         let (next, size) = (self.next_used, self.size);
@@ -302,7 +306,8 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Removes a chain from those in flight, and returns the descriptors that it takes; 0 if it is not one of them.
+    /// Removes a chain from those in flight, and returns the descriptors that it takes; 0 if it is
+    /// not one of them.
     #[inline(always)]
     fn remove_places(&mut self, id: u16) -> u16 {
         let places = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
@@ -310,8 +315,9 @@ impl<O: Order> Ring<O> {
         places
     }
 
-    /// Writes the next used descriptor, or keeps it back if it is the first since the last publication. It stands
-    /// for `id`, whose chain (or whose batch in order) takes `places` in the ring.
+    /// Writes the next used descriptor, or keeps it back if it is the first since the last
+    /// publication. It stands for `id`, whose chain (or whose batch in order) takes `places` in the
+    /// ring.
     fn stage_places(&mut self, id: u16, written: u32, places: u16) {
         let next = self.next_used;
         let word = used_meta(id, written, next.used());
@@ -338,14 +344,14 @@ impl<O: Order> Ring<O> {
             return Ok(false);
         }
         O::before_release();
-        // Release: pairs with the driver's acquire load of the flags, after which it reads the rest, and the
-        // used descriptors that follow.
-        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        // Release: pairs with the driver's acquire load of the flags, after which it reads the
+        // rest, and the used descriptors that follow. SAFETY: the place lies in the ring; see the
+        // invariant of `Ring`.
         unsafe { self.end.back(old.at()).store_u64_release(DESC_LEN, self.held) };
         self.published = new;
         self.room += core::mem::take(&mut self.staged);
-        // Pairs with the driver's fence between its store of its event suppression and its last look at the flags:
-        // either we see its wish for an interrupt, or it sees our descriptor.
+        // Pairs with the driver's fence between its store of its event suppression and its last
+        // look at the flags: either we see its wish for an interrupt, or it sees our descriptor.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.driver.load_u32(0) };
@@ -375,8 +381,8 @@ impl<O: Order> Ring<O> {
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.device.store_u32(0, event.encode(size)) };
         self.kicks_off = false;
-        // Pairs with the driver's fence between its store of the flags and its load of our event suppression:
-        // either it sees our wish for a kick, or we see its descriptor.
+        // Pairs with the driver's fence between its store of the flags and its load of our event
+        // suppression: either it sees our wish for a kick, or we see its descriptor.
         O::full();
         Ok(self.is_available())
     }
@@ -541,7 +547,8 @@ impl<O: Order> Ring<O> {
         unsafe { Descriptor { addr: desc.load_u64(DESC_ADDR), meta: desc.load_u64(DESC_LEN) } }
     }
 
-    /// Goes to `used` and `avail`, with `in_flight` chains between them, that [`Ring::pop_again`] brings back.
+    /// Goes to `used` and `avail`, with `in_flight` chains between them, that [`Ring::pop_again`]
+    /// brings back.
     pub(crate) fn move_to(
         &mut self,
         used: Position,
@@ -560,8 +567,8 @@ impl<O: Order> Ring<O> {
         Ok(())
     }
 
-    /// Makes nothing look used that was taken: a completion that was staged and is forgotten now would come true
-    /// when the driver gets there.
+    /// Makes nothing look used that was taken: a completion that was staged and is forgotten now
+    /// would come true when the driver gets there.
     pub(crate) fn disown(&mut self) {
         let (mut at, size) = (self.published, self.size);
         while at != self.next_avail {
@@ -578,8 +585,8 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Takes a chain that was saved into the batch, where a slot is free, without moving on in the ring. `false`:
-    /// its segments do not fit, or cannot be reached.
+    /// Takes a chain that was saved into the batch, where a slot is free, without moving on in the
+    /// ring. `false`: its segments do not fit, or cannot be reached.
     pub(crate) fn pop_again(
         &mut self,
         saved: &Saved,

@@ -6,14 +6,14 @@
 //!   pop_used <--- next_used <------------ flags of the next used descriptor (device)
 //! ```
 //!
-//! The positions count descriptors in 64 bits, from the moment on when the wrap counter was 1: the low bits are
-//! the slot, the bit above them says which lap it is. What was added is withheld from the device by one
-//! descriptor alone, the first since the last publication: its flags are written last (section 2.8.6), and the
-//! device sees all of it, or nothing.
+//! The positions count descriptors in 64 bits, from the moment on when the wrap counter was 1: the
+//! low bits are the slot, the bit above them says which lap it is. What was added is withheld from
+//! the device by one descriptor alone, the first since the last publication: its flags are written
+//! last (section 2.8.6), and the device sees all of it, or nothing.
 //!
-//! Buffers have identifiers of their own here, from a free list in the private shadow. Used descriptors come in
-//! the order of the ring, whichever buffer they name, so the free slots are always those between `next_avail`
-//! and `next_used`, a whole ring further on:
+//! Buffers have identifiers of their own here, from a free list in the private shadow. Used
+//! descriptors come in the order of the ring, whichever buffer they name, so the free slots are
+//! always those between `next_avail` and `next_used`, a whole ring further on:
 //!
 //! ```text
 //!   next_used     next_avail      limit     next_used + size
@@ -21,14 +21,14 @@
 //!                                   ^ `reclaim`, which stores the count of `driver::poll`
 //! ```
 //!
-//! Slots that were taken back are filled again only after [`Ring::reclaim`] has moved `limit` over them, when
-//! those before it run out. So whoever polls is told once for many buffers, and taking them back costs nothing
-//! for that.
+//! Slots that were taken back are filled again only after [`Ring::reclaim`] has moved `limit` over
+//! them, when those before it run out. So whoever polls is told once for many buffers, and taking
+//! them back costs nothing for that.
 //!
 //! # In order
-//! With IN_ORDER (section 2.8.9) identifiers are given out round and round and come back in that order. The
-//! device may tell of several buffers with one used descriptor, with the identifier of the last, in the slot of
-//! the first; the others were used completely then.
+//! With IN_ORDER (section 2.8.9) identifiers are given out round and round and come back in that
+//! order. The device may tell of several buffers with one used descriptor, with the identifier of
+//! the last, in the slot of the first; the others were used completely then.
 use super::{Descriptor, Event, Position, SWAP, available_flags, flags, matches, meta, used_flags};
 use crate::area::Cells;
 use crate::chain::Descriptor as _;
@@ -45,8 +45,9 @@ use paravane_spec::packed::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_LEN
 
 /// The driver's side, and its private shadow.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: those of [`DriverState`]
-/// and of [`Memory`], which are of one layout; and `free_id` is below the size.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow:
+/// those of [`DriverState`] and of [`Memory`], which are of one layout; and `free_id` is below the
+/// size.
 #[derive(Debug)]
 pub(crate) struct Ring<O, C> {
     desc: Cells,
@@ -55,11 +56,13 @@ pub(crate) struct Ring<O, C> {
     pub(crate) tables: Tables,
     /// `published` is 0 in a latched queue.
     pub(crate) state: DriverState<C>,
-    /// The identifier of the next buffer, if a descriptor is free: there are never more buffers than those.
+    /// The identifier of the next buffer, if a descriptor is free: there are never more buffers
+    /// than those.
     free_id: u16,
     /// Buffers added and not yet returned.
     in_flight: u16,
-    /// The second word of the first descriptor that the device does not know of: all but this is written.
+    /// The second word of the first descriptor that the device does not know of: all but this is
+    /// written.
     withheld: u64,
     /// Position of the next used descriptor.
     next_used: u64,
@@ -155,7 +158,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok(BufferId(id))
     }
 
-    /// Lets the slots that were taken back be filled again, and says whether they reach up to `end`.
+    /// Lets the slots that were taken back be filled again, and says whether they reach up to
+    /// `end`.
     #[inline(always)]
     fn reclaim(&mut self, end: u64) -> bool {
         if self.state.error().is_some() {
@@ -167,7 +171,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         end <= self.limit
     }
 
-    /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told them all.
+    /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told
+    /// them all.
     #[inline(always)]
     fn tell(&mut self) {
         if self.state.error().is_none() {
@@ -185,8 +190,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         }
     }
 
-    /// Writes a descriptor in the slot at `position` (not its second word, if it is to be withheld), and returns
-    /// the second word.
+    /// Writes a descriptor in the slot at `position` (not its second word, if it is to be
+    /// withheld), and returns the second word.
     ///
     /// # Safety
     /// The slot is free.
@@ -195,9 +200,10 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let flags = flags | available_flags(self.wrap(position));
         let Descriptor { addr, meta } = Descriptor::new(segment.addr, segment.len, id, flags);
         let at = self.at(position);
-        // Relaxed for the device, which the release store of the withheld descriptor keeps away. Release where a
-        // poller counts on it: whoever sees the slot filled again sees that it was taken back (`driver::poll`).
-        // SAFETY: the slot is below the size; see the invariant of `Ring`.
+        // Relaxed for the device, which the release store of the withheld descriptor keeps away.
+        // Release where a poller counts on it: whoever sees the slot filled again sees that it was
+        // taken back (`driver::poll`). SAFETY: the slot is below the size; see the invariant of
+        // `Ring`.
         unsafe {
             self.desc.store_u64(at, addr);
             if position != self.state.published {
@@ -211,8 +217,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         meta
     }
 
-    /// Writes the segments to the next `count` slots, which are free. Returns the number of writable bytes, and
-    /// the second word of the first descriptor.
+    /// Writes the segments to the next `count` slots, which are free. Returns the number of
+    /// writable bytes, and the second word of the first descriptor.
     #[inline(always)]
     fn fill_descriptors(
         &self,
@@ -225,9 +231,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
             left -= 1;
             let flags = if left == 0 { flag } else { flag | DESC_F_NEXT };
-            // The identifier of a buffer belongs into its last descriptor (section 2.8.6); it does no harm in the
-            // others.
-            // SAFETY: `count` slots are free.
+            // The identifier of a buffer belongs into its last descriptor (section 2.8.6); it does
+            // no harm in the others. SAFETY: `count` slots are free.
             let meta = unsafe { self.fill(position, id, segment, flags) };
             if position == self.state.next_avail {
                 first = meta;
@@ -237,14 +242,16 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (writable, first)
     }
 
-    /// Writes the segments to the table of `id`, and a descriptor that points to it. They fit. Returns the number
-    /// of writable bytes, and the second word of that descriptor.
+    /// Writes the segments to the table of `id`, and a descriptor that points to it. They fit.
+    /// Returns the number of writable bytes, and the second word of that descriptor.
     fn fill_table(&self, id: u16, readable: &[Segment], writable: &[Segment]) -> (u32, u64) {
-        // SAFETY: `id` is below the size, see the invariant of `Ring`, and the caller has asked whether they fit.
+        // SAFETY: `id` is below the size, see the invariant of `Ring`, and the caller has asked
+        // whether they fit.
         let (table, whole) = unsafe { self.tables.of(id, readable.len() + writable.len()) };
         let mut at = 0;
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
-            // In a table the order is that of the table, and only WRITE means something (section 2.8.7).
+            // In a table the order is that of the table, and only WRITE means something (section
+            // 2.8.7).
             let Descriptor { addr, meta } = Descriptor::new(segment.addr, segment.len, 0, flag);
             // SAFETY: the table holds `count` descriptors.
             unsafe {
@@ -257,7 +264,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (writable, unsafe { self.fill(self.state.next_avail, id, &whole, DESC_F_INDIRECT) })
     }
 
-    /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
+    /// Publishes, and returns the position from which on; `None` without anything new, or in a
+    /// latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
         let (old, new) = (self.state.published, self.state.next_avail);
@@ -265,9 +273,10 @@ impl<O: Order, C: Counting> Ring<O, C> {
             return None;
         }
         O::before_release();
-        // Release: pairs with the device's acquire load of the flags, after which it reads this descriptor and
-        // those after it, and tables. (And with a poller's, which then sees the count; see `driver::poll`.)
-        // SAFETY: the slot is below the size; see the invariant of `Ring`.
+        // Release: pairs with the device's acquire load of the flags, after which it reads this
+        // descriptor and those after it, and tables. (And with a poller's, which then sees the
+        // count; see `driver::poll`.) SAFETY: the slot is below the size; see the invariant of
+        // `Ring`.
         unsafe { self.desc.store_u64_release(self.at(old) + DESC_LEN, self.withheld) };
         self.state.published = new;
         Some(old)
@@ -276,8 +285,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Whether the device wants a kick for what was published from `old` on.
     #[inline(always)]
     pub(crate) fn wants_kick(&self, old: u64) -> bool {
-        // Pairs with the device's fence between its store of its event suppression and its last look at the
-        // flags: either we see its wish for a kick, or it sees ours.
+        // Pairs with the device's fence between its store of its event suppression and its last
+        // look at the flags: either we see its wish for a kick, or it sees ours.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         let event = unsafe { self.device_event.load_u32(0) };
@@ -309,8 +318,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         take_each(out, || self.pop_in_order())
     }
 
-    /// Takes back what was used, as far as `out` goes. As [`Ring::pop_any`], with the positions in locals: every
-    /// store to shared memory could be one to `self`, for all the compiler knows.
+    /// Takes back what was used, as far as `out` goes. As [`Ring::pop_any`], with the positions in
+    /// locals: every store to shared memory could be one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (desc, mask, published, lap) =
@@ -369,9 +378,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// The next used descriptor's second word, if there is one.
     #[inline(always)]
     fn used(&self) -> Result<Option<u64>, QueueError> {
-        // Acquire: pairs with the device's release store of the flags, before which it wrote the data and the
-        // rest of the descriptor.
-        // SAFETY: the slot is below the size; see the invariant of `Ring`.
+        // Acquire: pairs with the device's release store of the flags, before which it wrote the
+        // data and the rest of the descriptor. SAFETY: the slot is below the size; see the
+        // invariant of `Ring`.
         let meta = unsafe { self.desc.load_u64_acquire(self.at(self.next_used) + DESC_LEN) };
         if !matches(flags(meta), used_flags(self.wrap(self.next_used))) {
             return self.state.error().map_or(Ok(None), Err);
@@ -416,7 +425,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok(Some(Used { id: BufferId(id), len }))
     }
 
-    /// The identifier and the length in a used descriptor, if the identifier is that of a buffer in flight.
+    /// The identifier and the length in a used descriptor, if the identifier is that of a buffer in
+    /// flight.
     #[inline(always)]
     fn check(&mut self, used: u64) -> Result<(u16, u32), QueueError> {
         let used = Descriptor { addr: 0, meta: used };
@@ -424,9 +434,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         if id > self.state.mask {
             return Err(self.unknown(id.into()));
         }
-        // A buffer that was added and not published is unknown to an honest device. (And in a latched queue none
-        // is published.)
-        // SAFETY: it was just checked.
+        // A buffer that was added and not published is unknown to an honest device. (And in a
+        // latched queue none is published.) SAFETY: it was just checked.
         if unsafe { self.state.shadow.get(id) }.position >= self.state.published {
             return Err(self.unknown(id.into()));
         }
@@ -453,10 +462,12 @@ impl<O: Order, C: Counting> Ring<O, C> {
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.driver_event.store_u32(0, event.encode(self.state.size())) };
         self.state.interrupts_off = false;
-        // Pairs with the device's fence between its store of a used descriptor's flags and its load of our event
-        // suppression: either it sees our wish for an interrupt, or the `poll` that follows sees its flags.
+        // Pairs with the device's fence between its store of a used descriptor's flags and its load
+        // of our event suppression: either it sees our wish for an interrupt, or the `poll` that
+        // follows sees its flags.
         O::full();
-        // In the middle of a batch in order the ring cannot show what has been used after the token.
+        // In the middle of a batch in order the ring cannot show what has been used after the
+        // token.
         self.tell();
         self.state.count.raw(self.next_used, self.view()).into()
     }
@@ -485,7 +496,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         RingView::packed(self.desc, self.state.size())
     }
 
-    /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as published.
+    /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as
+    /// published.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.limit = 0;
@@ -499,8 +511,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
     }
 }
 
-/// The position after a buffer of `descriptors` from `position` on. Nearly always that is one, and the processor guesses
-/// it: the address of the next used descriptor would otherwise wait for the shadow's load, which waits for this one.
+/// The position after a buffer of `descriptors` from `position` on. Nearly always that is one, and
+/// the processor guesses it: the address of the next used descriptor would otherwise wait for the
+/// shadow's load, which waits for this one.
 #[inline(always)]
 fn after(position: u64, descriptors: u16) -> u64 {
     if descriptors == 1 { position + 1 } else { far_after(position, descriptors) }

@@ -5,8 +5,8 @@
 //!                                    \--> INDIRECT: entry 0 --NEXT--> ... --> last    (section 2.7.5.3)
 //! ```
 //!
-//! Everything is bounded: the part in the descriptor table by the queue's size, the indirect part by its table, both
-//! together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
+//! Everything is bounded: the part in the descriptor table by the queue's size, the indirect part
+//! by its table, both together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
 use super::Descriptor;
 use crate::QueueError;
 use crate::area::Cells;
@@ -36,12 +36,13 @@ impl Tables {
     /// `index` is less than the queue's size.
     #[inline(always)]
     pub(crate) unsafe fn fetch(&self, index: u16) -> Descriptor {
-        // SAFETY: the caller says that the descriptor exists; `activate` checked the table's length and alignment.
+        // SAFETY: the caller says that the descriptor exists; `activate` checked the table's length
+        // and alignment.
         unsafe { load(self.desc, index) }
     }
 
-    /// Walks the chain at `head`, whose first descriptor was fetched already, and adds it to `batch`, which has a free
-    /// slot. `false`: its segments do not fit; nothing was added.
+    /// Walks the chain at `head`, whose first descriptor was fetched already, and adds it to
+    /// `batch`, which has a free slot. `false`: its segments do not fit; nothing was added.
     pub(crate) fn walk(
         &mut self,
         head: u16,
@@ -68,8 +69,8 @@ impl Tables {
     }
 }
 
-/// Walks an indirect table; `false` if its segments do not fit. The WRITE flag of the descriptor that points to the table
-/// means nothing (section 2.7.5.3.2).
+/// Walks an indirect table; `false` if its segments do not fit. The WRITE flag of the descriptor
+/// that points to the table means nothing (section 2.7.5.3.2).
 fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
     let entries = table.len() / 2;
     let load = |entry: u16| {

@@ -7,8 +7,8 @@
 //!                        ^ published
 //! ```
 //!
-//! All three positions count modulo 2^16; each popped chain is completed once, so the number in flight is
-//! the distance from `next_used` to `next_avail`.
+//! All three positions count modulo 2^16; each popped chain is completed once, so the number in
+//! flight is the distance from `next_used` to `next_avail`.
 use super::chain::Tables;
 use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
@@ -31,8 +31,9 @@ use paravane_spec::split::{
 
 /// The ring addresses, resolved once, and our positions.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the three areas are as long
-/// and as aligned as a queue of `size` descriptors needs, `size` is a power of two and `mask` is one less.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells: the three areas are
+/// as long and as aligned as a queue of `size` descriptors needs, `size` is a power of two and
+/// `mask` is one less.
 #[derive(Debug)]
 pub(crate) struct Ring<O> {
     tables: Tables,
@@ -59,9 +60,9 @@ impl<O: Order> Ring<O> {
     /// Takes the queue into use, at position `start` of both rings.
     ///
     /// # Safety
-    /// The areas stay mapped until the ring has been dropped. They are at least as long as `desc_bytes`,
-    /// `avail_bytes` and `used_bytes` of `size` say, and aligned to 8, 2 and 4 bytes. `size` is a power of
-    /// two, 32768 at most.
+    /// The areas stay mapped until the ring has been dropped. They are at least as long as
+    /// `desc_bytes`, `avail_bytes` and `used_bytes` of `size` say, and aligned to 8, 2 and 4 bytes.
+    /// `size` is a power of two, 32768 at most.
     pub(crate) unsafe fn new(
         [desc, avail, used]: [Area; 3],
         size: u16,
@@ -89,15 +90,16 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// How many entries the available ring has for us. With [`Acquire`] they may be read: it pairs with the
-    /// driver's release store of avail.idx.
+    /// How many entries the available ring has for us. With [`Acquire`] they may be read: it pairs
+    /// with the driver's release store of avail.idx.
     #[inline(always)]
     fn available(&mut self, order: core::sync::atomic::Ordering) -> Result<u16, QueueError> {
         // SAFETY: see the invariant of `Ring`.
         let new = unsafe { self.avail.load_u16(AVAIL_IDX, order) };
         O::after_acquire();
         let available = new.wrapping_sub(self.next_avail);
-        // What was popped and not published is still ours. It is no more than the size, so nothing wraps.
+        // What was popped and not published is still ours. It is no more than the size, so nothing
+        // wraps.
         let ours = self.next_avail.wrapping_sub(self.published);
         if available > self.size - ours {
             return Err(self.latch(QueueError::AvailIndex { old: self.next_avail, new, size: self.size }));
@@ -105,9 +107,9 @@ impl<O: Order> Ring<O> {
         Ok(available)
     }
 
-    /// Takes chains of one direct descriptor until the batch has `limit` of them, or the available ring ends.
-    /// `false`: the next one is something else, or wrong. It is not taken, and what was seen of it is forgotten.
-    /// Nothing is checked twice and nothing can fail here.
+    /// Takes chains of one direct descriptor until the batch has `limit` of them, or the available
+    /// ring ends. `false`: the next one is something else, or wrong. It is not taken, and what was
+    /// seen of it is forgotten. Nothing is checked twice and nothing can fail here.
     #[inline(never)]
     fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> bool {
         let mask = self.mask;
@@ -123,8 +125,9 @@ impl<O: Order> Ring<O> {
             if taken == wanted {
                 break true;
             }
-            // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after their writing.
-            // SAFETY: `start + taken` is less than the size; see the invariant of `Ring`.
+            // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after
+            // their writing. SAFETY: `start + taken` is less than the size; see the invariant of
+            // `Ring`.
             let head = unsafe { entries.load_u16(taken * AVAIL_ENTRY, Relaxed) };
             let index = usize::from(head);
             if index > mask {
@@ -144,8 +147,8 @@ impl<O: Order> Ring<O> {
             *mark = true;
             let segment = Segment { addr: first.addr, len: first.len() };
             let chain = Chain::single(head, first.len(), first.has(DESC_F_WRITE));
-            // SAFETY: the batch has `limit - count` free slots at least, and a free segment for each of them
-            // (its invariant); `taken` is less.
+            // SAFETY: the batch has `limit - count` free slots at least, and a free segment for
+            // each of them (its invariant); `taken` is less.
             unsafe {
                 free.segments.add(taken).write(segment);
                 free.chains.add(taken).write(chain);
@@ -172,7 +175,8 @@ impl<O: Order> Ring<O> {
         if self.in_order.is_some() {
             return chains.into_iter().try_for_each(|(head, written)| self.complete_in_order(head, written));
         }
-        // All in locals: every store to shared memory could be one to `self`, for all the compiler knows.
+        // All in locals: every store to shared memory could be one to `self`, for all the compiler
+        // knows.
         let (used, mask) = (self.used, self.mask);
         let in_flight = self.in_flight.as_mut_ptr();
         let mut next = usize::from(self.next_used);
@@ -213,12 +217,12 @@ impl<O: Order> Ring<O> {
             return Ok(false);
         }
         O::before_release();
-        // Release: pairs with the driver's acquire load of used.idx, after which it reads the entries.
-        // SAFETY: see the invariant of `Ring`.
+        // Release: pairs with the driver's acquire load of used.idx, after which it reads the
+        // entries. SAFETY: see the invariant of `Ring`.
         unsafe { self.used.store_u16(USED_IDX, new, Release) };
         self.published = new;
-        // Pairs with the driver's fence between its store of used_event (or flags) and its load of used.idx:
-        // either we see its wish for an interrupt, or it sees our index.
+        // Pairs with the driver's fence between its store of used_event (or flags) and its load of
+        // used.idx: either we see its wish for an interrupt, or it sees our index.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         Ok(unsafe {
@@ -233,7 +237,8 @@ impl<O: Order> Ring<O> {
     /// See [`crate::device::Queue::disable_kicks`].
     #[inline]
     pub(crate) fn disable_kicks(&mut self) {
-        // With EVENT_IDX there is nothing to do: avail_event is left behind, and what is behind brings no kick.
+        // With EVENT_IDX there is nothing to do: avail_event is left behind, and what is behind
+        // brings no kick.
         if !self.event_idx && !self.kicks_off {
             // Relaxed: a hint, with nothing to order.
             // SAFETY: see the invariant of `Ring`.
@@ -258,8 +263,8 @@ impl<O: Order> Ring<O> {
                 self.kicks_off = false;
             }
         }
-        // Pairs with the driver's fence between its store of avail.idx and its load of avail_event (or
-        // flags): either it sees our wish for a kick, or we see its index.
+        // Pairs with the driver's fence between its store of avail.idx and its load of avail_event
+        // (or flags): either it sees our wish for a kick, or we see its index.
         O::full();
         // Relaxed: only compared; `pop` reads it again before it follows it.
         Ok(self.available(Relaxed)? != 0)
@@ -394,8 +399,8 @@ impl<O: Order> Ring<O> {
         self.next_avail
     }
 
-    /// Goes to position `avail` of the available ring and to used.idx, with `in_flight` chains between them,
-    /// that [`Ring::pop_again`] brings back.
+    /// Goes to position `avail` of the available ring and to used.idx, with `in_flight` chains
+    /// between them, that [`Ring::pop_again`] brings back.
     pub(crate) fn move_to(&mut self, avail: u16, in_flight: u16) -> Result<(), StateError> {
         let (used, size) = (self.used_idx(), self.size);
         if in_flight > size || avail.wrapping_sub(used) != in_flight {
@@ -410,8 +415,9 @@ impl<O: Order> Ring<O> {
         Ok(())
     }
 
-    /// Takes the chain at `head`, which is below the size, into the batch, where a slot is free, without moving
-    /// on in the available ring. `false`: its segments do not fit, or cannot be reached.
+    /// Takes the chain at `head`, which is below the size, into the batch, where a slot is free,
+    /// without moving on in the available ring. `false`: its segments do not fit, or cannot be
+    /// reached.
     pub(crate) fn pop_again(
         &mut self,
         head: u16,
@@ -434,8 +440,8 @@ impl<O: Order> Ring<O> {
     }
 }
 
-/// Writes entry `slot` of the used ring. Relaxed: the release store of used.idx orders it. Two stores, since an
-/// entry lies on a multiple of 4 only.
+/// Writes entry `slot` of the used ring. Relaxed: the release store of used.idx orders it. Two
+/// stores, since an entry lies on a multiple of 4 only.
 ///
 /// # Safety
 /// The used ring has that many entries.

@@ -6,14 +6,15 @@
 //!   pop_used <--- consumed <--- seen <--- used.idx (device)
 //! ```
 //!
-//! The positions count in 64 bits; the rings hold their low 16. What a descriptor links to and how much of a
-//! buffer is writable is kept in private memory: nothing that the device can write to is trusted.
+//! The positions count in 64 bits; the rings hold their low 16. What a descriptor links to and how
+//! much of a buffer is writable is kept in private memory: nothing that the device can write to is
+//! trusted.
 //!
 //! # In order
-//! With IN_ORDER (section 2.7.9) descriptors are taken in the order of the table, round and round, and come
-//! back in that order, so there is no free list: `free_head` and the oldest buffer run after one another. The
-//! device may tell of several buffers with one entry, that of the last one, in the place of the first; the
-//! others were used completely then.
+//! With IN_ORDER (section 2.7.9) descriptors are taken in the order of the table, round and round,
+//! and come back in that order, so there is no free list: `free_head` and the oldest buffer run
+//! after one another. The device may tell of several buffers with one entry, that of the last one,
+//! in the place of the first; the others were used completely then.
 use super::{Descriptor, avail_event, used_event};
 use crate::area::Cells;
 use crate::driver::memory::{Memory, Tables};
@@ -34,9 +35,9 @@ use paravane_spec::split::{
 
 /// The driver's side, and its private shadow.
 ///
-/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow: those of [`DriverState`]
-/// and of [`Memory`], which are of one layout; `next` has as many entries as the shadow, and every descriptor index in it and in `free_head` is
-/// below the size.
+/// Invariant, made by [`Ring::new`] and relied on by every access to the cells and the shadow:
+/// those of [`DriverState`] and of [`Memory`], which are of one layout; `next` has as many entries
+/// as the shadow, and every descriptor index in it and in `free_head` is below the size.
 #[derive(Debug)]
 pub(crate) struct Ring<O, C> {
     desc: Cells,
@@ -124,8 +125,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         unsafe { *self.next.get_unchecked(usize::from(index)) }
     }
 
-    /// Writes the segments to `count` descriptors from `head` on, which are free. Returns the last of them, the
-    /// one after it, and the number of writable bytes.
+    /// Writes the segments to `count` descriptors from `head` on, which are free. Returns the last
+    /// of them, the one after it, and the number of writable bytes.
     #[inline(always)]
     fn fill_descriptors(
         &self,
@@ -146,11 +147,12 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (last, index, writable)
     }
 
-    /// Writes the segments to the table of `head`, and a descriptor that points to it. They fit. Returns the
-    /// number of writable bytes.
+    /// Writes the segments to the table of `head`, and a descriptor that points to it. They fit.
+    /// Returns the number of writable bytes.
     fn fill_table(&self, head: u16, readable: &[Segment], writable: &[Segment]) -> u32 {
         let count = readable.len() + writable.len();
-        // SAFETY: `head` is below the size, see the invariant of `Ring`, and the caller has asked whether they fit.
+        // SAFETY: `head` is below the size, see the invariant of `Ring`, and the caller has asked
+        // whether they fit.
         let (table, whole) = unsafe { self.tables.of(head, count) };
         let mut i = 0;
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
@@ -165,7 +167,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         writable
     }
 
-    /// Publishes, and returns the position from which on; `None` without anything new, or in a latched queue.
+    /// Publishes, and returns the position from which on; `None` without anything new, or in a
+    /// latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
         let (old, new) = (self.state.published, self.state.next_avail);
@@ -173,9 +176,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
             return None;
         }
         O::before_release();
-        // Release: pairs with the device's acquire load of avail.idx, after which it reads the entries,
-        // descriptors and tables. (And, by way of the device, with a poller's acquire load of used.idx.)
-        // SAFETY: see the invariant of `Ring`.
+        // Release: pairs with the device's acquire load of avail.idx, after which it reads the
+        // entries, descriptors and tables. (And, by way of the device, with a poller's acquire load
+        // of used.idx.) SAFETY: see the invariant of `Ring`.
         unsafe { self.avail.store_u16(AVAIL_IDX, new as u16, Release) };
         self.state.published = new;
         Some(old)
@@ -184,8 +187,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     /// Whether the device wants a kick for what was published from `old` on.
     #[inline(always)]
     pub(crate) fn wants_kick(&self, old: u64) -> bool {
-        // Pairs with the device's fence between its store of avail_event (or flags) and its last look at
-        // avail.idx: either we see its wish for a kick, or it sees our index.
+        // Pairs with the device's fence between its store of avail_event (or flags) and its last
+        // look at avail.idx: either we see its wish for a kick, or it sees our index.
         O::full();
         // SAFETY: see the invariant of `Ring`.
         unsafe {
@@ -224,8 +227,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
         take_each(out, || if self.seen == self.consumed { Ok(None) } else { self.pop_in_order().map(Some) })
     }
 
-    /// Takes back what was seen, as far as `out` goes. As [`Ring::pop_any`], with the positions in locals: every
-    /// store to shared memory could be one to `self`, for all the compiler knows.
+    /// Takes back what was seen, as far as `out` goes. As [`Ring::pop_any`], with the positions in
+    /// locals: every store to shared memory could be one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (used, mask, published) = (self.used, self.state.mask, self.state.published);
@@ -251,7 +254,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
             pending.position = Pending::NOWHERE;
             free += pending.descriptors;
             *place = Used { id: BufferId(head), len: len.min(pending.writable) };
-            // SAFETY: the last descriptor of a buffer is below the size; see the invariant of `Ring`.
+            // SAFETY: the last descriptor of a buffer is below the size; see the invariant of
+            // `Ring`.
             unsafe { *self.next.get_unchecked_mut(usize::from(pending.link)) = free_head };
             free_head = head;
             consumed += 1;
@@ -276,8 +280,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
     #[inline(always)]
     fn entry(&self) -> (u32, u32) {
         let at = USED_RING + usize::from(self.consumed as u16 & self.state.mask) * USED_ENTRY;
-        // Relaxed: the acquire load of used.idx in `look` has ordered them after the device's writing.
-        // SAFETY: the entry is below the size; see the invariant of `Ring`.
+        // Relaxed: the acquire load of used.idx in `look` has ordered them after the device's
+        // writing. SAFETY: the entry is below the size; see the invariant of `Ring`.
         unsafe { (self.used.load_u32(at), self.used.load_u32(at + 4)) }
     }
 
@@ -315,7 +319,8 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
             // SAFETY: it was just checked.
             let last = unsafe { self.state.shadow.get(id as u16) };
-            // It is in flight, so it is not before our position; and the batch may not end beyond used.idx.
+            // It is in flight, so it is not before our position; and the batch may not end beyond
+            // used.idx.
             if last.position >= self.seen {
                 return Err(self.unknown(id));
             }
@@ -335,15 +340,16 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok(Used { id: BufferId(head), len })
     }
 
-    /// Looks at used.idx and says whether something new is there. Nothing was left of what was seen before.
+    /// Looks at used.idx and says whether something new is there. Nothing was left of what was seen
+    /// before.
     #[inline(always)]
     fn look(&mut self) -> Result<bool, QueueError> {
         if let Some(error) = self.state.error() {
             return Err(error);
         }
         let old = self.consumed as u16;
-        // Acquire: pairs with the device's release store, before which it wrote the entries and the data.
-        // SAFETY: see the invariant of `Ring`.
+        // Acquire: pairs with the device's release store, before which it wrote the entries and the
+        // data. SAFETY: see the invariant of `Ring`.
         let new = unsafe { self.used.load_u16(USED_IDX, Acquire) };
         O::after_acquire();
         // No more than the size, so it fits.
@@ -374,8 +380,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
             }
         }
         self.state.interrupts_off = false;
-        // Pairs with the device's fence between its store of used.idx and its load of used_event (or flags):
-        // either it sees our wish for an interrupt, or the `poll` that follows sees its index.
+        // Pairs with the device's fence between its store of used.idx and its load of used_event
+        // (or flags): either it sees our wish for an interrupt, or the `poll` that follows sees its
+        // index.
         O::full();
         self.state.count.raw(self.consumed, self.view()).into()
     }

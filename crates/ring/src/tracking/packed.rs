@@ -1,18 +1,19 @@
 //! The region of a packed queue.
 //!
-//! The ring overwrites what is in flight, so the region has a copy of every descriptor: its entries are in chains,
-//! or in the list of free ones, which ends with the size as its link. Completions stay ours until they are
-//! published; then:
+//! The ring overwrites what is in flight, so the region has a copy of every descriptor: its entries
+//! are in chains, or in the list of free ones, which ends with the size as its link. Completions
+//! stay ours until they are published; then:
 //!
 //! ```text
 //!   chains linked into the list, free_head, used | first flags in the ring | marks cleared | old_free_head | old_used
 //!   <---- used = old_used: nothing happened ---->|                                                         |
 //!           <- unequal, ring says available: undo ->|<-- unequal, ring says used: finish it ------------->|<- equal
 //! ```
-//! The specification stores index and wrap counter apart, and compares only indices. A crash between the two
-//! stores would then tear a position, and a batch of the whole ring would go unnoticed. Here all four lie in one
-//! word, written by one store, and positions are compared whole; so are the two heads of the list when a chain is
-//! taken. Who reads the region by the letter finds nothing that he does not know.
+//! The specification stores index and wrap counter apart, and compares only indices. A crash
+//! between the two stores would then tear a position, and a batch of the whole ring would go
+//! unnoticed. Here all four lie in one word, written by one store, and positions are compared
+//! whole; so are the two heads of the list when a chain is taken. Who reads the region by the
+//! letter finds nothing that he does not know.
 use super::{Region, corrupt, in_order_of_taking, pop_again};
 use crate::batch::Batch;
 use crate::chain::Descriptor as _;
@@ -117,14 +118,16 @@ impl Tracker {
         self.region.started();
     }
 
-    /// Takes up what another process has left: finishes its last publication or undoes it, and finds what is in
-    /// flight. A crash in the middle changes nothing: the next one does the same again.
+    /// Takes up what another process has left: finishes its last publication or undoes it, and
+    /// finds what is in flight. A crash in the middle changes nothing: the next one does the same
+    /// again.
     fn recover<O: Order>(&mut self, ring: &mut Ring<O>) -> Result<(), StateError> {
         let (region, size) = (&self.region, self.region.size);
         let [a, b, c, d, wrap, old_wrap, ..] = region.u64(USED_IDX).to_le_bytes();
         let new = position(u16::from_le_bytes([a, b]), wrap, size)?;
         let old = position(u16::from_le_bytes([c, d]), old_wrap, size)?;
-        // The driver may have made the place of a used descriptor available again, but for the next lap.
+        // The driver may have made the place of a used descriptor available again, but for the next
+        // lap.
         let undo = new == old || matches(ring.descriptor(old).flags(), available_flags(old.wrap(size)));
         let used = if undo { old } else { new };
         self.free_head = region.u16(if undo { OLD_FREE_HEAD } else { FREE_HEAD });
@@ -187,15 +190,15 @@ impl Tracker {
         }
         self.counter = in_order_of_taking(&mut again)?;
 
-        // All is checked: now, and only now, it is changed. The ring first: what was completed and not published
-        // may be marked as used already, and the driver would believe it some day.
+        // All is checked: now, and only now, it is changed. The ring first: what was completed and
+        // not published may be marked as used already, and the driver would believe it some day.
         ring.move_to(used, used.advance(places, size), again.len() as u16)?;
         ring.disown();
         for entry in (0..size).filter(|entry| free[usize::from(*entry)]) {
             region.set_u16(desc(entry) + DESC_INFLIGHT, 0);
         }
-        // Undone or finished, this way round: as long as the positions differ, the question above is asked again,
-        // and only a list that both heads agree on may answer for equal ones.
+        // Undone or finished, this way round: as long as the positions differ, the question above
+        // is asked again, and only a list that both heads agree on may answer for equal ones.
         region.set_u16(if undo { FREE_HEAD } else { OLD_FREE_HEAD }, self.free_head);
         region.commit_u64(USED_IDX, positions(used, used, size));
         for (_, saved) in &again {
@@ -227,8 +230,9 @@ impl Tracker {
         pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, check))
     }
 
-    /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position after them.
-    /// What the driver changes there meanwhile is its own harm: what is saved is checked like any other chain.
+    /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position
+    /// after them. What the driver changes there meanwhile is its own harm: what is saved is
+    /// checked like any other chain.
     fn take<O: Order>(&mut self, ring: &Ring<O>, mut from: Position, id: u16) -> Position {
         let (region, head, places) = (&self.region, self.free_head, ring.places(id));
         let mut last = head;
@@ -248,7 +252,8 @@ impl Tracker {
         region.set_u16(desc(head) + DESC_NUM, places);
         region.set_u64(desc(head) + DESC_COUNTER, self.counter);
         region.set_u16(desc(head) + DESC_INFLIGHT, 1);
-        // Both heads of the list move in one store, beside version and size: until then the chain is not taken.
+        // Both heads of the list move in one store, beside version and size: until then the chain
+        // is not taken.
         let size = u64::from(region.size);
         region.commit_u64(
             VERSION,

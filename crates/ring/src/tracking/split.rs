@@ -29,7 +29,8 @@ fn desc(head: u16) -> usize {
     DESC + usize::from(head) * DESC_SIZE
 }
 
-/// Heads are below the size wherever they come from: the ring has checked them, or [`Tracker::recover`].
+/// Heads are below the size wherever they come from: the ring has checked them, or
+/// [`Tracker::recover`].
 #[derive(Debug)]
 pub(crate) struct Tracker {
     region: Region,
@@ -68,8 +69,8 @@ impl Tracker {
         self.region.started();
     }
 
-    /// Takes up what another process has left: finishes its last publication, and finds what is in flight. A
-    /// crash in the middle changes nothing: the next one does the same again.
+    /// Takes up what another process has left: finishes its last publication, and finds what is in
+    /// flight. A crash in the middle changes nothing: the next one does the same again.
     fn recover(&mut self, ring_used_idx: u16) -> Result<(), StateError> {
         let region = &self.region;
         let mut finished = vec![false; region.size.into()];

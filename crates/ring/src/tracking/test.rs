@@ -1,8 +1,8 @@
 //! Crashes between any two stores, with a driver that lives on.
 //!
-//! The device side has so many stores left (`crate::area::fuse`) and unwinds before the one that it may not do any
-//! more; what was stored until then is what the next device side finds. Every store counts: to the ring and to the
-//! region, in every operation and in recovery itself.
+//! The device side has so many stores left (`crate::area::fuse`) and unwinds before the one that it
+//! may not do any more; what was stored until then is what the next device side finds. Every store
+//! counts: to the ring and to the region, in every operation and in recovery itself.
 extern crate std;
 
 use crate::area::fuse;
@@ -28,7 +28,8 @@ impl Dice {
     }
 }
 
-/// What the device writes for the request of that number: so that the driver sees whose completion it is.
+/// What the device writes for the request of that number: so that the driver sees whose completion
+/// it is.
 fn written(tag: u64) -> u32 {
     1 + (tag % u64::from(OFFERED)) as u32
 }
@@ -42,7 +43,8 @@ struct World {
     driver: Driver,
     dice: Dice,
     tag: u64,
-    /// Identifier and number of what the driver waits for, in the order in which it was made available.
+    /// Identifier and number of what the driver waits for, in the order in which it was made
+    /// available.
     outstanding: VecDeque<(u16, u64)>,
 }
 
@@ -66,12 +68,13 @@ impl World {
             self.config.areas().map(|area| self.area.slice((area.addr - BASE) as usize, area.len).unwrap());
         let start = if self.config.packed() { 1 << 31 | 1 << 15 } else { 0 };
         let state = State::from_vring_base(start, if self.config.packed() { RING_PACKED } else { 0 })?;
-        // SAFETY: these are the areas asked for; memory and region live as long as the world, and the queue does
-        // not live longer.
+        // SAFETY: these are the areas asked for; memory and region live as long as the world, and
+        // the queue does not live longer.
         unsafe { self.config.resume_tracked(desc, driver, device, state, self.region) }
     }
 
-    /// The driver makes a request available, of one to three descriptors or in a table, if there is room.
+    /// The driver makes a request available, of one to three descriptors or in a table, if there is
+    /// room.
     fn add(&mut self) {
         self.tag += 1;
         let mut segments = vec![Segment { addr: self.tag << 20, len: 16 }];
@@ -167,7 +170,8 @@ fn history(
     let mut device = again.unwrap_or_else(|| world.start().unwrap());
     world.take_back();
 
-    // Everything that the driver waits for comes exactly once, and in order; what was in flight comes first.
+    // Everything that the driver waits for comes exactly once, and in order; what was in flight
+    // comes first.
     for round in 0..3 {
         let mut popped = Vec::new();
         while world.pop(&mut device, &mut batch, &mut popped) > 0 {}
@@ -226,7 +230,8 @@ fn a_crash_after_any_store_loses_and_repeats_nothing_packed() {
     every_crash(RING_PACKED | INDIRECT_DESC);
 }
 
-/// Work on a queue whose region someone rewrites, before and after the start: it may refuse, and must not break.
+/// Work on a queue whose region someone rewrites, before and after the start: it may refuse, and
+/// must not break.
 #[test]
 fn a_corrupt_region_is_refused_or_harmless() {
     let (mut refused, mut taken) = (0, 0);

@@ -435,7 +435,8 @@ fn indirect_table_changes_while_it_is_read() {
     let popped = queue.pop(batch, |addr, out| {
         fetches.set(fetches.get() + 1);
         let done = memory.fetch(addr, out);
-        // Right after it was copied, everything about it changes, and the descriptor that points to it.
+        // Right after it was copied, everything about it changes, and the descriptor that points to
+        // it.
         memory.put(TABLE, 8, u64::MAX);
         memory.put(TABLE + 8, 8, u64::MAX);
         memory.put(DESC, 8, u64::MAX);

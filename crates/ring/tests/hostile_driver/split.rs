@@ -183,7 +183,8 @@ fn readable_after_writable() {
 
 #[test]
 fn buffers_overlap_one_another_and_the_ring_itself() {
-    // The queue does not care where buffers lie: it has no reference to them, and its state is private.
+    // The queue does not care where buffers lie: it has no reference to them, and its state is
+    // private.
     let mut driver = Hostile::new(0);
     driver.desc(0, USED, 64, NEXT, 1);
     driver.desc(1, DESC, 128, NEXT | WRITE, 2);

@@ -1,13 +1,14 @@
-//! Our rings against Linux's own: its driver side (`virtio_ring`, split and packed) against our device side,
-//! and its device side (`vringh`, split) against our driver side.
+//! Our rings against Linux's own: its driver side (`virtio_ring`, split and packed) against our
+//! device side, and its device side (`vringh`, split) against our driver side.
 //!
-//! Linux's code runs in a process of its own, which `scripts/linux-virtio` builds from Debian's kernel source
-//! package; `PARAVANE_LINUX_VIRTIO` names the folder. It shares memory with the test, and does a step each
-//! time a command comes through a pipe. So every step's answer can be compared with a plain model: what was
-//! handed over, what came back, what it says, and whether a notification was asked for.
+//! Linux's code runs in a process of its own, which `scripts/linux-virtio` builds from Debian's
+//! kernel source package; `PARAVANE_LINUX_VIRTIO` names the folder. It shares memory with the test,
+//! and does a step each time a command comes through a pipe. So every step's answer can be compared
+//! with a plain model: what was handed over, what came back, what it says, and whether a
+//! notification was asked for.
 //!
-//! Then both sides run at the same time, and sleep when they have nothing to do: a lost notification stops
-//! them, and a byte that is seen before it was written is the wrong one.
+//! Then both sides run at the same time, and sleep when they have nothing to do: a lost
+//! notification stops them, and a byte that is seen before it was written is the wrong one.
 #![cfg(all(not(loom), not(miri)))]
 mod model;
 mod our_driver;
@@ -44,8 +45,8 @@ fn features(packed: bool) -> Vec<u64> {
     all
 }
 
-/// Waits for a while that differs from call to call: a side that found nothing, and has not asked for
-/// notifications yet, is where one gets lost.
+/// Waits for a while that differs from call to call: a side that found nothing, and has not asked
+/// for notifications yet, is where one gets lost.
 fn linger(seed: u64) {
     for _ in 0..seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52 {
         std::hint::spin_loop();

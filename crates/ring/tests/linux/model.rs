@@ -1,4 +1,5 @@
-//! What must be true of a queue, without a ring: buffers that wait, are being served, or have come back.
+//! What must be true of a queue, without a ring: buffers that wait, are being served, or have come
+//! back.
 use crate::peer::{Peer, pattern};
 use paravane_ring::{DmaArea, Segment};
 use paravane_spec::feature::{INDIRECT_DESC, RING_PACKED};
@@ -99,7 +100,8 @@ pub(crate) struct Model {
     pub(crate) used: VecDeque<(Buffer, u32, u64)>,
     pub(crate) kicks: Unnotified,
     pub(crate) interrupts: Unnotified,
-    /// Kicks were armed at this position, with nothing available: the first buffer from there must bring one.
+    /// Kicks were armed at this position, with nothing available: the first buffer from there must
+    /// bring one.
     pub(crate) kick_due: Option<u64>,
     /// Interrupts were enabled with nothing used: the first buffer used must bring one.
     pub(crate) interrupt_due: bool,
@@ -126,7 +128,8 @@ impl Model {
         }
     }
 
-    /// A buffer to try and add; no longer than the queue, and never empty. `None` while every slot is on its way.
+    /// A buffer to try and add; no longer than the queue, and never empty. `None` while every slot
+    /// is on its way.
     pub(crate) fn make(&self, readable: u16, writable: u16, len: u32) -> Option<Buffer> {
         let slot = *self.slots.last()?;
         let readable = readable.min(self.size);
@@ -151,7 +154,8 @@ impl Model {
         buffer.descriptors <= self.free
     }
 
-    /// How far a buffer moves a ring's position: split rings count buffers, packed ones descriptors.
+    /// How far a buffer moves a ring's position: split rings count buffers, packed ones
+    /// descriptors.
     fn step(&self, buffer: &Buffer) -> u64 {
         if self.features & RING_PACKED == 0 { 1 } else { buffer.descriptors.into() }
     }

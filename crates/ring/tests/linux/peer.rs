@@ -57,8 +57,8 @@ impl Peer {
     /// The part of the memory that is the test's, by addresses that hold in the process.
     pub(crate) fn ours(&self) -> DmaArea {
         let ptr = NonNull::new(self.memory.as_ptr()).unwrap();
-        // SAFETY: the mapping has that size and lives as long as this; the test keeps this until its queues
-        // are gone, and takes no references to the memory.
+        // SAFETY: the mapping has that size and lives as long as this; the test keeps this until
+        // its queues are gone, and takes no references to the memory.
         let area = unsafe { Area::new(ptr, self.memory.size()) };
         let heap = self.heap as usize;
         DmaArea { area, addr: self.base }.slice(heap, self.memory.size() - heap).unwrap()
@@ -151,7 +151,8 @@ fn numbers(line: &str) -> Vec<u64> {
     line.split_whitespace().map(|word| word.parse().expect("a number")).collect()
 }
 
-/// A byte of the pattern that readable segments and answers are filled with; the programs have the same.
+/// A byte of the pattern that readable segments and answers are filled with; the programs have the
+/// same.
 pub(crate) fn pattern(seed: u64, position: usize) -> u8 {
     (seed.wrapping_mul(31) + position as u64 * 7) as u8
 }

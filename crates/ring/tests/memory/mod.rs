@@ -26,7 +26,8 @@ impl Memory {
 
     /// All of it, as the driver knows it.
     pub(crate) fn dma(&self) -> DmaArea {
-        // SAFETY: every test keeps the block until its queues are gone, and takes no references to it.
+        // SAFETY: every test keeps the block until its queues are gone, and takes no references to
+        // it.
         DmaArea { area: unsafe { Area::new(self.ptr, self.layout.size()) }, addr: BASE }
     }
 
@@ -56,7 +57,8 @@ impl Memory {
     pub(crate) fn activate(&self, addresses: QueueAddresses, features: u64) -> device::Queue {
         let config = QueueConfig::new(addresses, 32768, features).unwrap();
         let [desc, driver, device] = config.areas().map(|area| self.at(area.addr, area.len).unwrap());
-        // SAFETY: the areas are the ones that were asked for; the block outlives the queue in every test.
+        // SAFETY: the areas are the ones that were asked for; the block outlives the queue in every
+        // test.
         unsafe { config.activate(desc, driver, device) }.unwrap()
     }
 }

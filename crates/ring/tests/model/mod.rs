@@ -35,7 +35,8 @@ pub(crate) struct Sides<O: Order, C: Counting> {
     pub(crate) area: Area,
 }
 
-/// A queue in fresh memory; if the barriers are those towards hardware, one where they must order everything.
+/// A queue in fresh memory; if the barriers are those towards hardware, one where they must order
+/// everything.
 pub(crate) fn sides<O: Order, C: Counting>(features: u64) -> Sides<O, C> {
     let layout = DriverConfig::new(2, 2, features).unwrap();
     let area = memory::<O>(features, layout.memory());
@@ -60,8 +61,9 @@ pub(crate) fn segment(i: u64) -> Segment {
     Segment { addr: 0x1_0001 * (i + 1), len: 0x2_0003 * (i as u32 + 1) }
 }
 
-/// One buffer over and back, so that both event words have been passed and bring nothing more. In a packed ring
-/// both sides then stand before the last descriptor, and what follows goes through the change of the wrap counters.
+/// One buffer over and back, so that both event words have been passed and bring nothing more. In a
+/// packed ring both sides then stand before the last descriptor, and what follows goes through the
+/// change of the wrap counters.
 pub(crate) fn warm_up<O: Order, C: Counting>(sides: &mut Sides<O, C>) {
     let Sides { driver, device, .. } = sides;
     driver.add(&[segment(0)], &[]).unwrap();
@@ -73,7 +75,8 @@ pub(crate) fn warm_up<O: Order, C: Counting>(sides: &mut Sides<O, C>) {
     assert!(driver.pop_used().unwrap().is_some());
 }
 
-/// Tests of the function that has the name of the model: for each order, and each queue by its features.
+/// Tests of the function that has the name of the model: for each order, and each queue by its
+/// features.
 #[macro_export]
 macro_rules! models {
     ($($(#[$doc:meta])* $model:ident[$($order:ident),*] { $($queue:ident: $features:expr),* $(,)? })*) => {$(

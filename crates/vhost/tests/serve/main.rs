@@ -1,6 +1,7 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 //!
-//! All but `frontend`, `in_order`, `panics` and `sockets` are also run against the program in its sandbox (crates/cli/tests/serve).
+//! All but `frontend`, `in_order`, `panics` and `sockets` are also run against the program in its
+//! sandbox (crates/cli/tests/serve).
 mod driver;
 mod entropy;
 mod frontend;

@@ -1,8 +1,9 @@
-//! What hostile drivers write into their rings, and what they do to queues while those are at work: each stops its own queue at
-//! most, or nothing at all.
+//! What hostile drivers write into their rings, and what they do to queues while those are at work:
+//! each stops its own queue at most, or nothing at all.
 //!
-//! Together with `malformed` this is every input that a vhost-user device has to survive. Both run against the library, in this
-//! process, and against `paravane serve` in its sandbox (`crates/cli/tests/serve`):
+//! Together with `malformed` this is every input that a vhost-user device has to survive. Both run
+//! against the library, in this process, and against `paravane serve` in its sandbox
+//! (`crates/cli/tests/serve`):
 //!
 //! | input | test |
 //! |---|---|
@@ -33,7 +34,8 @@
 //! | translations that mean nothing, of an IOMMU | `iotlb` |
 //! | an image that names other files | `crates/cli/tests/serve/client.rs` |
 //!
-//! Ways in that a vhost-user device does not have: registers (DMA to them, queue selection), and devices that lie to our drivers.
+//! Ways in that a vhost-user device does not have: registers (DMA to them, queue selection), and
+//! devices that lie to our drivers.
 use crate::driver::Random;
 use crate::raw::{Ask, DATA, GPA, MEMORY, Machine, Raw, STATUS, USER, put};
 use crate::rig::{DISK, Rig};

@@ -1,8 +1,8 @@
 //! What crossings cost here, measured with a guest of a few instructions.
 //!
-//! The guest is a loop that counts down, with or without a store to device memory in it, and ends by a store
-//! to the control page. Each loop's time is taken twice, with few and with many rounds, so that the cost of
-//! entering and leaving the guest cancels out.
+//! The guest is a loop that counts down, with or without a store to device memory in it, and ends
+//! by a store to the control page. Each loop's time is taken twice, with few and with many rounds,
+//! so that the cost of entering and leaving the guest cancels out.
 use crate::config::MsiDelivery;
 use crate::machine::kvm::{Entry, KvmMachine, prepare};
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -56,7 +56,8 @@ pub(super) fn measure() -> Result<Costs, String> {
     let kick_ns = kick(&mut probe, &KvmIoEventFds::new(vm));
     let ring3_ns = probe.cost(None, ROUNDS_RING3, true)? / INSTRUCTIONS;
     let mut ring0_ns = probe.cost(None, ROUNDS_RING0, false)? / INSTRUCTIONS;
-    // So few rounds drown in the cost of entering where they are native; then there is time for many.
+    // So few rounds drown in the cost of entering where they are native; then there is time for
+    // many.
     if ring0_ns < NATIVE_NS {
         ring0_ns = probe.cost(None, ROUNDS_RING3, false)? / INSTRUCTIONS;
     }

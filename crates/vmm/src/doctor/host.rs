@@ -4,7 +4,8 @@ use rustix::process::{Resource, getrlimit};
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
-/// Locked memory that is enough for io_uring rings and registered buffers of a small guest, in bytes.
+/// Locked memory that is enough for io_uring rings and registered buffers of a small guest, in
+/// bytes.
 const ENOUGH_MEMLOCK: u64 = 64 << 20;
 
 pub(super) fn examine() -> Vec<Finding> {

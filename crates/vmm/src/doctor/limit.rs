@@ -1,7 +1,8 @@
 //! How many ioeventfds a VM gets: tried, on a VM that nobody uses.
 //!
-//! Kernels differ: 6 devices a bus once, 200, 1000, or ioeventfds not counted at all. Each registration copies the bus
-//! and waits until nobody reads the old one, so the time is bounded as well as the number.
+//! Kernels differ: 6 devices a bus once, 200, 1000, or ioeventfds not counted at all. Each
+//! registration copies the bus and waits until nobody reads the old one, so the time is bounded as
+//! well as the number.
 use kvm_ioctls::Kvm;
 use paravane_notify::{IoEventFds, KvmIoEventFds, Notifier};
 use paravane_spec::builtin::MMIO_BASE;

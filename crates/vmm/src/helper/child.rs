@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Serves queues until the parent ends, if this process was started as a helper; `None`: it was not.
+/// Serves queues until the parent ends, if this process was started as a helper; `None`: it was
+/// not.
 ///
 /// Call it first thing in `main`.
 #[must_use]

@@ -1,4 +1,5 @@
-//! What the two processes say to one another: structures of one size, with at most one descriptor each.
+//! What the two processes say to one another: structures of one size, with at most one descriptor
+//! each.
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,11 +1,13 @@
-//! The ACPI tables by which a Linux guest finds its processor, interrupts, console, devices and power switch.
+//! The ACPI tables by which a Linux guest finds its processor, interrupts, console, devices and
+//! power switch.
 //!
 //! ```text
 //! RSDP -> XSDT -> FADT -> DSDT    console, virtio-mmio devices or the PCI root, \_S5
 //!              -> MADT            one processor, one I/O APIC
 //!              -> MCFG            PCI: where the configuration spaces are
 //! ```
-//! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in [`crate::machine::ports`].
+//! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in
+//! [`crate::machine::ports`].
 use crate::machine::ports::{
     RESET, RESET_VALUE, S5, SLEEP_CONTROL, SLEEP_STATUS, UART, UART_GSI, UART_PORTS,
 };
@@ -29,7 +31,8 @@ const TABLE: [u8; 8] = *b"PARAVANE";
 const REVISION: u32 = 1;
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
-/// FADT, boot architecture: no VGA, no PCIe power management, no clock in CMOS. There is no keyboard controller either.
+/// FADT, boot architecture: no VGA, no PCIe power management, no clock in CMOS. There is no
+/// keyboard controller either.
 const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 4 | 1 << 5;
 
 /// A virtio-mmio device.
@@ -177,9 +180,9 @@ fn link_name(number: u32) -> String {
     format!("LN{number:02X}")
 }
 
-/// What connects a pin to an interrupt line, for ever to the same. Without it a pin would be a level, and ours are edges,
-/// as those of virtio-mmio: what is raised between the driver's look at the ring and the end of its interrupt would be
-/// lost, for there is no level that stays.
+/// What connects a pin to an interrupt line, for ever to the same. Without it a pin would be a
+/// level, and ours are edges, as those of virtio-mmio: what is raised between the driver's look at
+/// the ring and the end of its interrupt would be lost, for there is no level that stays.
 fn link(body: &mut Vec<u8>, name: &str, number: u32, gsi: u32) {
     let interrupt = Interrupt::new(true, true, false, false, gsi);
     // What is possible, what is chosen, and how to choose.

@@ -1,5 +1,5 @@
-//! The processor as a Linux guest finds it: long mode, memory mapped to itself, interrupts off, and a CPUID that says
-//! what it runs on (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
+//! The processor as a Linux guest finds it: long mode, memory mapped to itself, interrupts off, and
+//! a CPUID that says what it runs on (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
 use super::layout::{BOOT_PARAMS, GDT, PML4};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
@@ -79,8 +79,8 @@ pub(super) fn set_up(vm: &VmFd, vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioc
     vcpu.set_regs(&kvm_regs { rip: entry, rsi: BOOT_PARAMS, rflags: 2, ..Default::default() })
 }
 
-/// Makes what KVM can do into what the guest is told: one processor, number 0, on a hypervisor. KVM leaves in it what
-/// the host's own processor happens to be.
+/// Makes what KVM can do into what the guest is told: one processor, number 0, on a hypervisor. KVM
+/// leaves in it what the host's own processor happens to be.
 fn adapt(cpuid: &mut CpuId, tsc_deadline: bool) {
     for entry in cpuid.as_mut_slice() {
         match entry.function {

@@ -1,4 +1,5 @@
-//! Kernel, initial RAM disk and command line from their files into RAM, and the boot parameters that say where they are.
+//! Kernel, initial RAM disk and command line from their files into RAM, and the boot parameters
+//! that say where they are.
 //!
 //! ```text
 //! file --magic--> bzImage: setup header kept, 64-bit entry at 0x200 behind the start
@@ -16,7 +17,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Boot parameters: offsets (Documentation/arch/x86/zero-page.rst), in the file also those of the setup header.
+/// Boot parameters: offsets (Documentation/arch/x86/zero-page.rst), in the file also those of the
+/// setup header.
 mod offset {
     pub(super) const ACPI_RSDP: usize = 0x070;
     pub(super) const E820_ENTRIES: usize = 0x1e8;

@@ -4,7 +4,8 @@
 //! check -> images opened and locked -> kernel in RAM -> KVM -> devices on the bus -> tables, RAM disk, parameters
 //!   -> vCPU runs -> powered off, reset, crashed or cancelled -> queues stopped and drained -> LinuxReport
 //! ```
-//! A guest that resets its machine may begin again at "kernel in RAM": nothing but the devices outlives a reset.
+//! A guest that resets its machine may begin again at "kernel in RAM": nothing but the devices
+//! outlives a reset.
 use super::acpi::{self, Attached, Window};
 use super::load::{self, Extras, LoadError};
 use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, cpu, layout};

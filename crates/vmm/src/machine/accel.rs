@@ -88,10 +88,11 @@ pub(crate) fn on_cpu<T>(cpu: Option<usize>, start: impl FnOnce() -> T) -> Result
 
 /// A guest that runs.
 pub(crate) trait Running {
-    /// Asks the guest to stop. [`Ended::Stopped`] follows, unless it has ended already or cannot be stopped.
+    /// Asks the guest to stop. [`Ended::Stopped`] follows, unless it has ended already or cannot be
+    /// stopped.
     fn stop(&self);
-    /// Waits for the guest's thread. Call it after the guest's end only. Drop a guest that cannot be stopped: its detached
-    /// thread holds all that it needs.
+    /// Waits for the guest's thread. Call it after the guest's end only. Drop a guest that cannot
+    /// be stopped: its detached thread holds all that it needs.
     fn join(self: Box<Self>);
 }
 

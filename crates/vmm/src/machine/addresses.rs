@@ -1,4 +1,5 @@
-//! The physical address space as guest code sees it, for tests that drive devices from this process.
+//! The physical address space as guest code sees it, for tests that drive devices from this
+//! process.
 use crate::machine::bus::Bus;
 use paravane_attach::LocalIoEventFds;
 use paravane_driver::pci::Space;

@@ -1,7 +1,8 @@
 //! The policy of balancing queues over I/O threads. It moves nothing.
 //!
-//! Work is the number of chains taken and completed in the last period. The queue to move is the one that best evens out the
-//! busiest and the idlest thread, if that is worth a move. One a period moves, so that the next decision sees its effect.
+//! Work is the number of chains taken and completed in the last period. The queue to move is the
+//! one that best evens out the busiest and the idlest thread, if that is worth a move. One a period
+//! moves, so that the next decision sees its effect.
 use paravane_io::QueueKey;
 
 /// A move must relieve the busiest thread by more than 1/8 of its work, or noise would undo it.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 /// The MMIO bus: windows of devices, PCI configuration spaces and the control page.
 ///
-/// Any thread that runs guest code may use it. Nothing that a guest does here is an error; unassigned addresses read as all
-/// ones.
+/// Any thread that runs guest code may use it. Nothing that a guest does here is an error;
+/// unassigned addresses read as all ones.
 pub(crate) struct Bus {
     devices: Vec<AttachedDevice>,
     /// The PCI root, if the devices are on PCI: device n is endpoint n.

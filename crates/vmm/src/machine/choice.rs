@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 /// Makes the accelerator of `choice` with `region` as RAM, and returns the reason for it.
 ///
-/// With `log` the guest's writes are logged, if the accelerator can. `delivery` chooses how KVM delivers messages.
+/// With `log` the guest's writes are logged, if the accelerator can. `delivery` chooses how KVM
+/// delivers messages.
 ///
 /// # Errors
 /// `choice` is KVM, which is not usable.

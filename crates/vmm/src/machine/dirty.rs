@@ -4,8 +4,9 @@
 //! start: log on [, copy of all RAM] -- every PERIOD: harvest [, bring the copy up to date from it] --
 //!   guest stopped, queues drained: last harvest [, the copy must now equal RAM]
 //! ```
-//! A live migration does the same, and sends the pages. Devices' writes are in our log, the vCPU's in KVM's. A guest on a
-//! host thread writes without a log: only devices are counted then, and no copy can be kept.
+//! A live migration does the same, and sends the pages. Devices' writes are in our log, the vCPU's
+//! in KVM's. A guest on a host thread writes without a log: only devices are counted then, and no
+//! copy can be kept.
 use crate::error::RunError;
 use crate::report::DirtyFigures;
 use paravane_dma::{Access, AccessGuard, DirtyLog, DirtyPages, Handle, Memory, Region};
@@ -39,11 +40,12 @@ pub(crate) struct DirtyWatch {
 impl DirtyWatch {
     /// Turns on the log of `region`, which is all RAM, and harvests it from now on.
     ///
-    /// With `verify`, updates a copy of RAM from the log alone. Call it when only devices and vCPUs write to RAM any more.
+    /// With `verify`, updates a copy of RAM from the log alone. Call it when only devices and vCPUs
+    /// write to RAM any more.
     ///
     /// # Errors
-    /// The host has no memory for the log or no thread; there is no log of what the guest writes, and it was
-    /// to be verified.
+    /// The host has no memory for the log or no thread; there is no log of what the guest writes,
+    /// and it was to be verified.
     pub(crate) fn start(
         memory: &Memory,
         region: &Arc<Region>,
@@ -87,7 +89,8 @@ impl DirtyWatch {
         Ok(Self { stop, thread })
     }
 
-    /// Harvests for the last time, when neither guest nor devices write any more. Returns a problem, if there is one.
+    /// Harvests for the last time, when neither guest nor devices write any more. Returns a
+    /// problem, if there is one.
     pub(crate) fn finish(self) -> (DirtyFigures, Option<String>) {
         drop(self.stop);
         match self.thread.join() {

@@ -1,5 +1,6 @@
-//! Guests that wish the host ill without breaking a single rule of the ring: they never acknowledge an interrupt, kick
-//! without end, mask every vector for ever. Nothing may grow, nobody else may wait, and the machine stops as ever.
+//! Guests that wish the host ill without breaking a single rule of the ring: they never acknowledge
+//! an interrupt, kick without end, mask every vector for ever. Nothing may grow, nobody else may
+//! wait, and the machine stops as ever.
 mod rig;
 
 use crate::config::TransportChoice;
@@ -74,8 +75,8 @@ fn a_storm_of_kicks_keeps_nobody_from_being_served_or_stopped() {
                 polite.exchange(REQUESTS / 10);
                 over.store(true, Ordering::Relaxed);
             });
-            // It costs a turn a kick at most, however many come; what is served while one turn lasts needs none.
-            // A request may be found by polling, and its kick come all the same.
+            // It costs a turn a kick at most, however many come; what is served while one turn
+            // lasts needs none. A request may be found by polling, and its kick come all the same.
             let requests = 2 * u64::from(REQUESTS / 10);
             let (turns, kicks) = (host.turns(), kicks.load(Ordering::Relaxed) + 2 * requests);
             assert!(turns <= kicks + 2, "{transport:?}: {turns} turns for {kicks} kicks");

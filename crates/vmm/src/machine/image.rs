@@ -29,7 +29,8 @@ pub(crate) fn builtin() -> Result<Image, String> {
     Ok(Image { bytes: GUEST_IMAGE, header })
 }
 
-/// The header of an image; `None` if it is not one, or one of another version, or its addresses lie outside it.
+/// The header of an image; `None` if it is not one, or one of another version, or its addresses lie
+/// outside it.
 fn header(image: &[u8]) -> Option<ImageHeader> {
     let (header, _) = ImageHeader::read_from_prefix(image).ok()?;
     let known = header.magic == IMAGE_MAGIC && header.abi == ABI;

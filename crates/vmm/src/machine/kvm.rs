@@ -25,7 +25,8 @@ pub(crate) use start::{Entry, prepare};
 
 /// Pins of the I/O APIC.
 const IOAPIC_PINS: u32 = 24;
-/// Three pages for Intel hosts that need them to emulate, below the 4 GiB line and away from all else.
+/// Three pages for Intel hosts that need them to emulate, below the 4 GiB line and away from all
+/// else.
 const TSS_PAGES: usize = 0xfffb_d000;
 /// One more of the kind.
 const IDENTITY_MAP: u64 = 0xfffb_c000;
@@ -92,7 +93,8 @@ impl VcpuLog for SlotLog {
 }
 
 impl KvmMachine {
-    /// With `region` as RAM. With `log`, what the vCPU writes to it is logged. Messages are delivered by `delivery`.
+    /// With `region` as RAM. With `log`, what the vCPU writes to it is logged. Messages are
+    /// delivered by `delivery`.
     ///
     /// # Errors
     /// KVM is not usable here; in words, for the report.
@@ -110,8 +112,8 @@ impl KvmMachine {
             memory_size: region.size(),
             userspace_addr: region.host().as_ptr() as u64,
         };
-        // SAFETY: the region is one mapping of that size. It stays mapped as long as the guest runs: the
-        // machine and then the vCPU's thread hold its Arc and drop it after the vCPU.
+        // SAFETY: the region is one mapping of that size. It stays mapped as long as the guest
+        // runs: the machine and then the vCPU's thread hold its Arc and drop it after the vCPU.
         unsafe { vm.set_user_memory_region(slot) }.map_err(failed("take guest memory"))?;
         let vcpu = vm.create_vcpu(0).map_err(failed("make a vCPU"))?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("list CPU features"))?;
@@ -161,7 +163,8 @@ fn wired_routes() -> Vec<kvm_irq_routing_entry> {
 /// The host's time-stamp counter against its clock, for hosts where KVM does not know.
 fn measured_tsc_khz() -> u64 {
     let tsc = || {
-        // SAFETY: every x86-64 processor has this instruction, and user code may execute it on Linux.
+        // SAFETY: every x86-64 processor has this instruction, and user code may execute it on
+        // Linux.
         unsafe { core::arch::x86_64::_rdtsc() }
     };
     let (clock, ticks) = (std::time::Instant::now(), tsc());

@@ -1,4 +1,5 @@
-//! What the measured phase took: the counters as they stood at its begin and at its end, which the guest announces.
+//! What the measured phase took: the counters as they stood at its begin and at its end, which the
+//! guest announces.
 use crate::lock::lock;
 use crate::report::{ExitFigures, PhaseFigures};
 use paravane_spec::builtin::event;

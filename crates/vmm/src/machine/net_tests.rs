@@ -1,5 +1,6 @@
-//! Network cards at work: our driver and our device, with registers, I/O threads, kicks and interrupts between them, all
-//! asleep whenever there is nothing to do. A wake-up that is lost is a test that waits in vain.
+//! Network cards at work: our driver and our device, with registers, I/O threads, kicks and
+//! interrupts between them, all asleep whenever there is nothing to do. A wake-up that is lost is a
+//! test that waits in vain.
 mod lending;
 mod link;
 mod moving;
@@ -148,7 +149,8 @@ impl Guest {
 
     /// Starts the driver; the card is reset by that.
     fn driver(&self, options: NetOptions) -> Driver {
-        // SAFETY: the region lives as long as the guest, which outlives its drivers; nobody makes references to it.
+        // SAFETY: the region lives as long as the guest, which outlives its drivers; nobody makes
+        // references to it.
         let area = unsafe { Area::new(self.region.host(), RAM_SIZE as usize) };
         let mut pool = Pool::new(DmaArea { area, addr: RAM });
         let window = Window { device: Arc::clone(&self.device), fds: Arc::clone(&self.fds) };

@@ -1,4 +1,5 @@
-//! A function on the bus, found and driven by our driver, while its BAR is moved and switched off under it.
+//! A function on the bus, found and driven by our driver, while its BAR is moved and switched off
+//! under it.
 use crate::machine::addresses::Addresses;
 use crate::machine::bus::Bus;
 use crate::machine::console::Console;
@@ -75,7 +76,8 @@ impl Guest {
         let bus = Arc::new(Bus::new(vec![device], Some(Root::new()), console));
         let machine = Machine(Addresses { bus, fds });
 
-        // SAFETY: the region lives as long as the guest, and so longer than the driver; nobody makes references to it.
+        // SAFETY: the region lives as long as the guest, and so longer than the driver; nobody
+        // makes references to it.
         let area = unsafe { Area::new(region.host(), RAM_SIZE as usize) };
         let mut pool = Pool::new(DmaArea { area, addr: 0 });
         let bus = Ecam::new(machine.0.clone(), PCI_ECAM, PCI_WINDOW);
@@ -102,7 +104,8 @@ impl Guest {
             assert!(start.elapsed() < Duration::from_secs(20), "no answer comes");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The device goes to sleep; one that did not would find the next request by itself, and prove nothing.
+        // The device goes to sleep; one that did not would find the next request by itself, and
+        // prove nothing.
         std::thread::sleep(Duration::from_millis(20));
     }
 }

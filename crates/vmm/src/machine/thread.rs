@@ -1,7 +1,8 @@
 //! The thread machine: the guest program as a thread of this process, against the same devices.
 //!
-//! A panic in it is the guest's crash. A guest that makes no more calls cannot be stopped: its thread is
-//! abandoned, together with the RAM mapping and the bus that it holds, until the process ends.
+//! A panic in it is the guest's crash. A guest that makes no more calls cannot be stopped: its
+//! thread is abandoned, together with the RAM mapping and the bus that it holds, until the process
+//! ends.
 mod lines;
 mod platform;
 
@@ -89,7 +90,8 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps the message of a guest's panic for the report. Panics of other threads go on to the old hook.
+/// Keeps the message of a guest's panic for the report. Panics of other threads go on to the old
+/// hook.
 fn catch_messages() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,10 +1,12 @@
-//! The kernel's vhost-net as a queue's owner: it moves frames between the ring and a TAP device by itself.
+//! The kernel's vhost-net as a queue's owner: it moves frames between the ring and a TAP device by
+//! itself.
 //!
 //! ```text
 //! start:  open, SET_OWNER, SET_FEATURES, SET_MEM_TABLE -> SET_VRING_{NUM,BASE,ADDR,ERR,CALL,KICK} -> NET_SET_BACKEND tap
 //! stop:   NET_SET_BACKEND none (waits for what is in flight) -> GET_VRING_BASE -> closed
 //! ```
-//! Each queue has a vhost of its own, and with it a kernel thread. This is the only module that names the crate vhost.
+//! Each queue has a vhost of its own, and with it a kernel thread. This is the only module that
+//! names the crate vhost.
 use paravane_attach::{Loan, QueueBackend};
 use paravane_dma::interop::View;
 use paravane_spec::{feature, net};
@@ -15,7 +17,8 @@ use vhost::net::VhostNet as _;
 use vhost::vhost_kern::net::Net;
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
 
-/// Features that change what lies in the ring or before a frame. Whoever serves a queue must know each that was negotiated.
+/// Features that change what lies in the ring or before a frame. Whoever serves a queue must know
+/// each that was negotiated.
 const FORMAT: u64 = feature::INDIRECT_DESC
     | feature::EVENT_IDX
     | feature::VERSION_1

@@ -9,7 +9,8 @@ fn middle(bucket: usize) -> u64 {
     if bucket < sub {
         return bucket;
     }
-    // Bucket numbers above grow by `sub` an octave: octave e starts at (e - 4) * 32, see the contract.
+    // Bucket numbers above grow by `sub` an octave: octave e starts at (e - 4) * 32, see the
+    // contract.
     let octave = bucket / sub + u64::from(HIST_SUB_BITS) - 1;
     let width = 1 << (octave - u64::from(HIST_SUB_BITS));
     (sub + bucket % sub) * width + width / 2

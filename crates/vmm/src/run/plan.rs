@@ -18,8 +18,8 @@ use paravane_spec::builtin::{
 const HASH_CHUNK: u64 = 64 << 10;
 /// Heap of the guest for each device besides buffers and pass map: rings, request slots, alignment.
 const HEAP_A_DEVICE: u64 = 512 << 10;
-/// Interrupts for the messages of each device: one for configuration changes, three for queues. Further queues share the
-/// last one.
+/// Interrupts for the messages of each device: one for configuration changes, three for queues.
+/// Further queues share the last one.
 const MESSAGES: u32 = 4;
 /// Heap of the guest for each pair of queues of a card, besides its frames.
 const HEAP_A_PAIR: u64 = 64 << 10;

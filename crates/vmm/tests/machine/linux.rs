@@ -1,4 +1,5 @@
-//! Machines for Linux guests, with kernels of a few instructions: how they end, and what outlives a reset.
+//! Machines for Linux guests, with kernels of a few instructions: how they end, and what outlives a
+//! reset.
 use crate::bench_top;
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, Progress, RunConfig, run_linux};
 use std::io::Write;

@@ -109,7 +109,8 @@ pub(crate) fn polling_needs_no_interrupts(accel: AccelChoice) {
     config.completion = Completion::Poll;
     let report = go(config);
     assert_verified(&report, accel);
-    // Suppression is a hint: an interrupt or two may come before the driver has said that it wants none.
+    // Suppression is a hint: an interrupt or two may come before the driver has said that it wants
+    // none.
     assert!(report.interrupts <= 4, "{}", report.interrupts);
 }
 
@@ -206,7 +207,8 @@ pub(crate) fn a_wired_interrupt_takes_a_status_read_and_an_acknowledgement(accel
     assert_verified(&report, accel);
     let ExitFigures { interrupt_status, interrupt_acknowledge, .. } = report.exits_by_kind;
     assert!(interrupt_acknowledge > 0 && interrupt_status >= interrupt_acknowledge);
-    // An edge that comes while the last one is looked after, and whose cause was acknowledged with it, finds nothing.
+    // An edge that comes while the last one is looked after, and whose cause was acknowledged with
+    // it, finds nothing.
     assert!(interrupt_acknowledge <= report.interrupts);
     assert_eq!(report.messages, 0);
 }
@@ -282,7 +284,8 @@ fn queues_with(report: &Report, condition: impl Fn(&QueueResult) -> bool) -> Vec
 pub(crate) fn queues_without_an_ioeventfd_fall_back_one_by_one(accel: AccelChoice) {
     let image = image(2048);
     for transport in [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci] {
-        // The disk's queue, the entropy device's, the card's three pairs and its control queue, started in this order.
+        // The disk's queue, the entropy device's, the card's three pairs and its control queue,
+        // started in this order.
         for (max, given) in [(0, 0), (1, 1), (5, 5), (1000, 9)] {
             let config = with_many_queues(accel, image.path());
             let report = go(RunConfig { transport, max_ioeventfds: Some(max), ..config });
@@ -322,7 +325,8 @@ pub(crate) fn queues_move_to_the_thread_that_has_less_to_do(accel: AccelChoice) 
             "there is only one CPU, and one I/O thread",
         );
     }
-    // The entropy device has the first thread and soon nothing to do, the card's eight queues are all on the second.
+    // The entropy device has the first thread and soon nothing to do, the card's eight queues are
+    // all on the second.
     for transport in [TransportChoice::Mmio, TransportChoice::Pci] {
         // However fast the machine is, one of these takes long enough for a move.
         let moved = [8_000, 80_000, 800_000].into_iter().any(|frames| {
@@ -345,7 +349,8 @@ pub(crate) fn queues_that_are_polled_serve_as_well(accel: AccelChoice) {
         (TransportChoice::Pci, RingLayout::Split, EngineChoice::Auto),
     ] {
         let longest_poll = Duration::from_millis(10);
-        // Whether anything is polled at all is a matter of time: on a busy host work may never come soon enough.
+        // Whether anything is polled at all is a matter of time: on a busy host work may never come
+        // soon enough.
         let polled = (0..10).any(|_| {
             let many = with_many_queues(accel, image.path());
             let report = go(RunConfig { transport, ring, engine, longest_poll, io_threads: Some(2), ..many });
@@ -387,7 +392,8 @@ pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
     let report = go(RunConfig { depth: 1, ..with_nets(accel, &[net]) });
     assert_verified(&report, accel);
     let phase = report.measured.unwrap();
-    // One that is back before the guest sleeps takes no interrupt, and that a frame has gone is no news.
+    // One that is back before the guest sleeps takes no interrupt, and that a frame has gone is no
+    // news.
     assert!(phase.interrupts <= 300 && phase.cpu_s > 0.0, "{phase:?}");
     assert!((1..=700).contains(&phase.kicks), "{phase:?}");
     assert!(

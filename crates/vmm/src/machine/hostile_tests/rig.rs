@@ -126,8 +126,8 @@ macro_rules! rng {
 }
 
 impl Driver {
-    /// Asks for so many answers, one after another, and for an interrupt at each. Looks for them without waiting for
-    /// any.
+    /// Asks for so many answers, one after another, and for an interrupt at each. Looks for them
+    /// without waiting for any.
     pub(super) fn exchange(&mut self, count: u32) {
         for number in 0..count {
             rng!(self, rng => rng.enable_interrupts());
@@ -156,7 +156,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// With two devices over `transport`, one I/O thread that polls for so long, and ioeventfds or none.
+    /// With two devices over `transport`, one I/O thread that polls for so long, and ioeventfds or
+    /// none.
     pub(super) fn new(transport: TransportChoice, ioeventfd: bool, longest_poll: Duration) -> Self {
         let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
@@ -179,8 +180,8 @@ impl Host {
     pub(super) fn driver(&self, device: u32, wired: bool) -> Driver {
         let half = RAM_SIZE / 2;
         let addr = u64::from(device) * half;
-        // SAFETY: the two halves lie in the region, which lives as long as the host, and the host outlives the drivers of
-        // its tests; nobody makes references to it.
+        // SAFETY: the two halves lie in the region, which lives as long as the host, and the host
+        // outlives the drivers of its tests; nobody makes references to it.
         let area = unsafe { Area::new(self.region.host().add(addr as usize), half as usize) };
         let mut pool = Pool::new(DmaArea { area, addr });
         let message = |number: u16| Message { address: 0xfee0_0000, data: 0x40 + u32::from(number) };

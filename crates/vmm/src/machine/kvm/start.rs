@@ -5,9 +5,9 @@
 //! 0x08000 GDT    0x09000 IDT    0x0a000 TSS    0x0b000 page table of the first 2 MiB
 //! 0x0c000 ring-0 stack, to 0x20000
 //! ```
-//! RAM is mapped to itself, user-accessible, in 2 MiB pages, and so is the fourth GiB with the devices and
-//! the interrupt controllers, uncached. Page 0 and what is neither is not mapped, so that stray pointers
-//! are page faults, with a crash report.
+//! RAM is mapped to itself, user-accessible, in 2 MiB pages, and so is the fourth GiB with the
+//! devices and the interrupt controllers, uncached. Page 0 and what is neither is not mapped, so
+//! that stray pointers are page faults, with a crash report.
 use crate::error::RunError;
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
@@ -60,7 +60,8 @@ const EFER: u64 = 0x500;
 /// Interrupts on; bit 1 is always set.
 const RFLAGS: u64 = 0x202;
 
-/// Interrupt gate to ring 0 that hardware alone may use, and one that ring 3 may use by an instruction.
+/// Interrupt gate to ring 0 that hardware alone may use, and one that ring 3 may use by an
+/// instruction.
 const GATE: u16 = 0x8e00;
 const GATE_FROM_RING3: u16 = 0xee00;
 
@@ -221,8 +222,8 @@ fn registers(vcpu: &VcpuFd, entry: &Entry) -> Result<(), kvm_ioctls::Error> {
         ..Default::default()
     })?;
     let mut lapic = vcpu.get_lapic()?;
-    // Spurious-interrupt vector register: enabled, vector 0xff. Both local lines masked: nothing but
-    // messages, the I/O APIC's and the devices', interrupts this guest.
+    // Spurious-interrupt vector register: enabled, vector 0xff. Both local lines masked: nothing
+    // but messages, the I/O APIC's and the devices', interrupts this guest.
     for (register, value) in [(0xf0, 0x1ff_u32), (0x350, 0x1_0000), (0x360, 0x1_0000)] {
         for (byte, value) in lapic.regs[register..].iter_mut().zip(value.to_le_bytes()) {
             *byte = value.cast_signed();

@@ -1,7 +1,8 @@
 //! The vCPU's thread: runs guest code and serves its exits.
 //!
-//! It is kicked out of the guest without a race: the stopper sets `immediate_exit` in the shared run
-//! structure, which makes the next entry fail, and then sends a signal, which ends the present one.
+//! It is kicked out of the guest without a race: the stopper sets `immediate_exit` in the shared
+//! run structure, which makes the next entry fail, and then sends a signal, which ends the present
+//! one.
 use super::registers::{self, Frame};
 use crate::error::RunError;
 use crate::lock::lock;
@@ -30,8 +31,8 @@ enum Step {
 /// Where `immediate_exit` lies, as long as the vCPU lives.
 struct ImmediateExit(NonNull<AtomicU8>);
 
-// SAFETY: it points to a byte of a shared mapping that is only accessed atomically from other threads, and
-// the mutex around it is emptied before the mapping goes.
+// SAFETY: it points to a byte of a shared mapping that is only accessed atomically from other
+// threads, and the mutex around it is emptied before the mapping goes.
 unsafe impl Send for ImmediateExit {}
 
 #[derive(Default)]
@@ -45,9 +46,9 @@ impl Kickout {
         // Release, pairs with the acquire in the vCPU's loop.
         self.requested.store(true, Ordering::Release);
         if let Some(target) = &*lock(&self.target) {
-            // SAFETY: the vCPU's thread empties `target` before it drops the vCPU and with it the mapping.
-            // The kernel reads the byte at the entry; the order with the signal that follows is the
-            // system call's.
+            // SAFETY: the vCPU's thread empties `target` before it drops the vCPU and with it the
+            // mapping. The kernel reads the byte at the entry; the order with the signal that
+            // follows is the system call's.
             unsafe { target.0.as_ref() }.store(1, Ordering::SeqCst);
         }
     }
@@ -84,7 +85,8 @@ fn register_signal() -> Result<(), RunError> {
 }
 
 impl RunningVcpu {
-    /// Starts a thread that runs `vcpu`, and keeps `vm` open: the kernel drops a VM's irqfds when its descriptor is closed.
+    /// Starts a thread that runs `vcpu`, and keeps `vm` open: the kernel drops a VM's irqfds when
+    /// its descriptor is closed.
     pub(super) fn spawn(
         vm: Arc<VmFd>,
         mut vcpu: VcpuFd,

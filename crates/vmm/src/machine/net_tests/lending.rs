@@ -1,5 +1,6 @@
-//! Queues that are lent and taken back while frames go both ways. The back end is a thread of this process that does what a
-//! vhost back end does: it goes by the position, the memory and the eventfds that it is told, and knows no I/O thread.
+//! Queues that are lent and taken back while frames go both ways. The back end is a thread of this
+//! process that does what a vhost back end does: it goes by the position, the memory and the
+//! eventfds that it is told, and knows no I/O thread.
 use super::link::{Streams, use_pairs};
 use super::{BASE, Guest, PATIENCE, RAM, Window, frame};
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
@@ -186,7 +187,8 @@ fn progress(guest: &Guest, queue: u16, frames: u64) {
     }
 }
 
-/// Lends the queues of the first of two guests, one after another and several at a time, until enough has happened.
+/// Lends the queues of the first of two guests, one after another and several at a time, until
+/// enough has happened.
 fn streams_survive(pairs: u16, rings: RingFeatures) {
     let guests = guests(pairs, rings);
     let options = NetOptions { pairs, receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
@@ -230,7 +232,8 @@ fn streams_survive(pairs: u16, rings: RingFeatures) {
             over.store(true, Ordering::Relaxed);
             loans
         });
-        // Few frames at a time, so that both sides sleep again and again: a kick that is lost is a test that waits in vain.
+        // Few frames at a time, so that both sides sleep again and again: a kick that is lost is a
+        // test that waits in vain.
         while rounds < 4 || !done.load(Ordering::Relaxed) {
             thread::scope(|scope| {
                 for ((guest, driver), (ours, theirs)) in guests.iter().zip(&mut drivers).zip([(1, 9), (9, 1)])

@@ -99,7 +99,8 @@ fn streams_both_ways_arrive_whole_and_in_order() {
 
 #[test]
 fn large_frames_in_small_buffers() {
-    // Sixteen buffers hold less than the largest frame and a half, so the sender has to wait for nearly each.
+    // Sixteen buffers hold less than the largest frame and a half, so the sender has to wait for
+    // nearly each.
     let options = NetOptions {
         receive_slots: 32,
         transmit_slots: 4,
@@ -169,7 +170,8 @@ fn a_card_that_is_reset_under_traffic_starts_anew() {
     let options = NetOptions { receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };
     let mut b = guests[1].driver(options);
     for round in 0..50 {
-        // More than the cable holds and fewer than it needs to be still; then the driver goes and comes back.
+        // More than the cable holds and fewer than it needs to be still; then the driver goes and
+        // comes back.
         let mut a = guests[0].driver(options);
         for n in 0..round {
             if !a.send(0, &frame(1, n, 200)).unwrap() {
@@ -181,7 +183,8 @@ fn a_card_that_is_reset_under_traffic_starts_anew() {
         while b.receive(0, &mut out).unwrap().is_some() {}
         b.kick();
     }
-    // And in the end both are well. First the one whose frames may still wait goes, then the one who would get them.
+    // And in the end both are well. First the one whose frames may still wait goes, then the one
+    // who would get them.
     let mut a = guests[0].driver(options);
     b = guests[1].driver(options);
     thread::scope(|scope| {

@@ -24,7 +24,8 @@ fn streams_survive(pairs: u16, rings: RingFeatures, longest_poll: Duration) {
             use_pairs(guest, driver, pairs);
         }
     }
-    // Few frames at a time, so that both sides sleep again and again: a kick that is lost is a test that waits in vain.
+    // Few frames at a time, so that both sides sleep again and again: a kick that is lost is a test
+    // that waits in vain.
     let (mut moves, mut rounds) = (0, 0);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -1,5 +1,6 @@
-//! Queues that the kernel's vhost-net serves, for a while each, under traffic with the host's network stack. Needs what the
-//! tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs these where there is one.
+//! Queues that the kernel's vhost-net serves, for a while each, under traffic with the host's
+//! network stack. Needs what the tests beside it need, and /dev/vhost-net. `scripts/linux-guest
+//! vhost-net` runs these where there is one.
 use super::PATIENCE;
 use super::tap::{Station, datagram, guest, in_own_network, payload, skipped};
 use crate::machine::vhost_net::VhostNet;
@@ -55,7 +56,8 @@ fn datagrams_come_back_whoever_has_the_queues() {
         let host = us.ask_for_host();
         echo();
         let (done, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        // Two more datagrams come back; and what we move is counted, a little later, and what the kernel moves is not.
+        // Two more datagrams come back; and what we move is counted, a little later, and what the
+        // kernel moves is not.
         let progress = |what: &str, ours: [bool; 2]| {
             let counted = || [guest.totals().received, guest.totals().transmitted];
             let (start, before, first) = (Instant::now(), counted(), done.load(Ordering::Relaxed));

@@ -62,11 +62,12 @@ impl Lines {
         }
     }
 
-    /// Interrupt `number` is taken. A message to a vector that the guest has no handler for goes nowhere.
+    /// Interrupt `number` is taken. A message to a vector that the guest has no handler for goes
+    /// nowhere.
     fn deliver(&self, number: usize) {
         let Some(taken) = self.taken_on.get(number) else { return };
-        // Release, both: what the device published before is seen by a guest that sees the count (`taken`,
-        // `taken_on`), and a guest that sees the sum sees the number's count.
+        // Release, both: what the device published before is seen by a guest that sees the count
+        // (`taken`, `taken_on`), and a guest that sees the sum sees the number's count.
         taken.fetch_add(1, Ordering::Release);
         self.taken.fetch_add(1, Ordering::Release);
         self.wake();

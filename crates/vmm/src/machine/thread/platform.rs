@@ -49,8 +49,8 @@ impl HostThread {
         let _ = self.bus.write(addr, &data);
     }
 
-    /// Ends the guest here if that was asked for. No lock is held: every call of the platform starts or
-    /// ends with this.
+    /// Ends the guest here if that was asked for. No lock is held: every call of the platform
+    /// starts or ends with this.
     fn check_stop(&self) {
         if self.lines.stopping() {
             std::panic::resume_unwind(Box::new(Stopped));
@@ -90,11 +90,13 @@ impl Platform for HostThread {
             return None;
         }
         let offset = usize::try_from(addr - self.region.gpa()).ok()?;
-        // SAFETY: the sum above shows that offset and length lie in the region, which is one mapping.
+        // SAFETY: the sum above shows that offset and length lie in the region, which is one
+        // mapping.
         let ptr = unsafe { self.region.host().add(offset) };
-        // SAFETY: the region stays mapped while this platform holds its Arc, and the platform outlives the
-        // guest program, which is the only user of the area: `run` borrows it, and a guest thread that is
-        // abandoned never drops it. Nothing in this process makes Rust references to guest memory.
+        // SAFETY: the region stays mapped while this platform holds its Arc, and the platform
+        // outlives the guest program, which is the only user of the area: `run` borrows it, and a
+        // guest thread that is abandoned never drops it. Nothing in this process makes Rust
+        // references to guest memory.
         let area = unsafe { Area::new(ptr, len) };
         Some(DmaArea { area, addr })
     }
