@@ -239,16 +239,20 @@ fn footnotes(out: &mut String, rows: &[Row]) {
     for text in citations {
         note(out, &text);
     }
-    let mut methods: Vec<(&str, &str)> = Vec::new();
-    for row in rows {
-        if !is_published(row) && !methods.contains(&(&row.metric, &row.method)) {
-            methods.push((&row.metric, &row.method));
+    let mut methods: Vec<(&str, Vec<&str>)> = Vec::new();
+    for row in rows.iter().filter(|row| !is_published(row)) {
+        match methods.iter_mut().find(|(method, _)| *method == row.method) {
+            Some((_, metrics)) if metrics.contains(&row.metric.as_str()) => {}
+            Some((_, metrics)) => metrics.push(&row.metric),
+            None => methods.push((&row.method, vec![&row.metric])),
         }
     }
     if !methods.is_empty() {
-        let methods: Vec<String> =
-            methods.iter().map(|(metric, method)| format!("{metric} by {}", explain(method))).collect();
-        note(out, &format!("Measured: {}.", methods.join(", ")));
+        let methods: Vec<String> = methods
+            .iter()
+            .map(|(method, metrics)| format!("{} by {}", metrics.join(", "), explain(method)))
+            .collect();
+        note(out, &format!("Measured: {}.", methods.join("; ")));
     }
     let counts_none = [transport::NAME, notify::NAME].contains(&first.bench.as_str());
     if !counts_none && !rows.iter().any(|row| row.metric == "instructions") {
