@@ -404,7 +404,7 @@ fn sectors_of(buffer: DmaArea) -> Result<Segment, DriverError> {
 
 fn range_within(sector: u64, sectors: u32, most: u32, flags: u32) -> Result<DiscardRange, DriverError> {
     if sectors == 0 || sectors > most {
-        return Err(DriverError::Request("the range is empty or longer than the device takes at once"));
+        return Err(DriverError::Request("the range is empty or exceeds the device's limit"));
     }
     Ok(DiscardRange { sector, num_sectors: sectors, flags })
 }

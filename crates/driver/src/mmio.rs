@@ -95,7 +95,7 @@ pub struct Mmio<R> {
     messages: Vec<Message>,
     /// MSI is on.
     msi: bool,
-    /// Every queue has a notification address of its own.
+    /// Each queue has its own notification address.
     notification: bool,
     /// Those of the queues that were enabled.
     kicks: Vec<u64>,

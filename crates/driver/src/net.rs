@@ -469,14 +469,14 @@ impl<T: Transport> Net<T> {
     /// Asks the device to use `pairs` pairs. The answer comes by [`Net::answer`].
     ///
     /// # Errors
-    /// There are not so many, an earlier question is not answered yet, or the driver has failed.
+    /// Fewer pairs are set up, an earlier request is not answered yet, or the driver has failed.
     pub fn ask_for_pairs(&mut self, pairs: u16) -> Result<(), DriverError> {
         self.failed.check()?;
         if pairs == 0 || pairs > self.pairs_set_up() {
-            return Err(DriverError::Request("there are not so many pairs"));
+            return Err(DriverError::Request("fewer pairs of queues are set up"));
         }
         let Some(control) = self.control.as_mut().filter(|control| control.asked.is_none()) else {
-            return Err(DriverError::Request("there is no control queue, or it is busy"));
+            return Err(DriverError::Request("the control queue is missing or busy"));
         };
         let command = Command { class: CLASS_MQ, command: MQ_VQ_PAIRS_SET };
         let [low, high] = pairs.to_le_bytes();
@@ -500,7 +500,7 @@ impl<T: Transport> Net<T> {
         Ok(())
     }
 
-    /// The answer to [`Net::ask_for_pairs`]: whether so many pairs are in use now. `None` while
+    /// The answer to [`Net::ask_for_pairs`]: whether they are in use now. `None` while
     /// there is none.
     ///
     /// # Errors

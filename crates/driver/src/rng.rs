@@ -33,7 +33,7 @@ impl<T: Transport> Rng<T> {
     pub fn request(&mut self, len: usize) -> Result<bool, DriverError> {
         self.channel.check_failed()?;
         if self.channel.in_flight() != 0 {
-            return Err(DriverError::Request("one is in flight already"));
+            return Err(DriverError::Request("a request is in flight already"));
         }
         let segment = match u32::try_from(len) {
             Ok(bytes) if bytes > 0 && len <= self.buffer.area.len() => {

@@ -29,12 +29,12 @@ pub(crate) mod fuse {
         static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     }
 
-    /// From now on this thread has so many stores left; `None`: as many as it likes.
+    /// Limits the stores that this thread has left; `None`: no limit.
     pub(crate) fn set(left: Option<u64>) {
         LEFT.set(left);
     }
 
-    /// How many are left; from now on as many as it likes.
+    /// Lifts the limit. Returns the stores that were left.
     pub(crate) fn take() -> Option<u64> {
         LEFT.take()
     }

@@ -12,7 +12,7 @@
 //!
 //! # Order
 //! Against the crash of a process, stores need not be ordered between CPUs: what the process has
-//! stored before it dies is seen by whoever comes later. Only the compiler must not exchange them;
+//! stored before it dies is seen by its successor. Only the compiler must not exchange them;
 //! each store that others must precede is a release store, which the compiler moves nothing behind.
 //!
 //! The region is in the byte order of the ring, little endian.
@@ -159,7 +159,7 @@ struct Region {
 
 impl Region {
     fn u16(&self, offset: usize) -> u16 {
-        // Relaxed: whoever wrote it is dead, or is us.
+        // Relaxed: it was written by a dead process or by this one.
         // SAFETY: see the invariant of `Region`.
         unsafe { self.cells.load_u16(offset, Relaxed) }
     }
@@ -194,7 +194,7 @@ impl Region {
         unsafe { self.cells.store_u64_release(offset, value) };
     }
 
-    /// Whether nobody has used the region yet; if somebody has, it is ours to read.
+    /// Whether the region is unused. An error if its header is not that of this queue.
     fn is_new(&self) -> Result<bool, StateError> {
         match (self.u16(VERSION), self.u64(FEATURES), self.u16(DESC_NUM)) {
             (VERSION_NONE, ..) => Ok(true),

@@ -30,7 +30,7 @@ pub(crate) struct Hash {
 }
 
 impl Hash {
-    /// A job on a disk of so many sectors, with `depth` requests of `chunk` bytes (whole sectors)
+    /// A job on a disk of `sectors` sectors, with `depth` requests of `chunk` bytes (whole sectors)
     /// in flight. `None` if the disk claims more bytes than there are numbers for.
     pub(crate) fn new(sectors: u64, chunk: usize, depth: usize) -> Option<Self> {
         Some(Self {

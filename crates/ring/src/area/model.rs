@@ -13,9 +13,9 @@
 //! The checker runs an access earlier if the last access to the same cell conflicts with it: that
 //! one alone. A thread that loads a cell and then stores to it, as both sides of a packed ring do,
 //! hides behind its own load that another thread had loaded the cell before: the store is never
-//! tried before that load, and a model may come down to a single execution. So each load announces
-//! itself by a store to a cell that nobody loads. That orders nothing, and conflicts with every
-//! other load.
+//! tried before that load, and a model may come down to a single execution. So each load comes with
+//! a store to a cell that no thread loads. That orders nothing, and conflicts with every other
+//! load.
 //!
 //! # Barriers
 //! In [`Area::barriers_only`] every access is relaxed, whatever the ring asks for: order comes from
@@ -150,9 +150,9 @@ pub(crate) struct Cells {
     memory: Memory,
     /// Offset of the first byte.
     start: usize,
-    /// What an acquire load comes to.
+    /// Order of an acquire load.
     acquire: Ordering,
-    /// What a release store comes to.
+    /// Order of a release store.
     release: Ordering,
 }
 

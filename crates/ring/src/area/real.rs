@@ -229,7 +229,7 @@ impl Cells {
     /// The cells from `offset` on, which is below 0: these are the cells at the end of something.
     ///
     /// # Safety
-    /// So many bytes of the [`Area`] lie before these cells.
+    /// At least `-offset` bytes of the [`Area`] lie before these cells.
     #[inline(always)]
     pub(crate) unsafe fn back(self, offset: isize) -> Self {
         // SAFETY: the caller vouches for the place.

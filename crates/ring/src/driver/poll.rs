@@ -13,9 +13,9 @@
 //!
 //! A token is a position in the used ring. A position that is compared as the ring has it repeats
 //! itself: a split ring's index after 2^16 buffers, a packed ring's index and wrap counter after
-//! two laps, and a packed ring's flags as soon as a slot was consumed and filled again. Whoever
-//! polls at such a moment is told that nothing has come. So the queue counts what has come, and the
-//! count is part of the answer. How far it counts is a choice of type:
+//! two laps, and a packed ring's flags as soon as a slot was consumed and filled again. A thread
+//! that polls at such a moment is told that nothing has come. So the queue counts what has come,
+//! and the count is part of the answer. How far it counts is a choice of type:
 //!
 //! | [`Counting`] | token | split: repeats after | packed: repeats after |
 //! |---|---|---|---|
@@ -31,8 +31,8 @@
 //! * Split: used.idx was moved beyond the token's index. The load sees that, and differs from the
 //!   token; or it sees an index a whole number of turns on. Between two turns this side took
 //!   buffers back, stored the count *before* it published the buffers of the next turn, and the
-//!   device used those before it stored the index: release and acquire each time. Whoever sees the
-//!   index therefore sees the count.
+//!   device used those before it stored the index: release and acquire each time. A thread that
+//!   sees the index therefore sees the count.
 //! * Packed: what is used next after a position is told of in the slot of that position. The load
 //!   sees the used flags, or something later in that slot. Later there can only be our filling it
 //!   again, whose release store comes after that of a count beyond the token; or what came of that.
@@ -58,8 +58,8 @@
 //!   a token shows nothing. So the count, which has all of the batch then, is stored with each
 //!   token.
 //!
-//! The question is whether the count is beyond the token, not whether it differs: whoever has the
-//! token need not have the count that was stored with it.
+//! The question is whether the count is beyond the token, not whether it differs: a thread that has
+//! the token need not have the count that was stored with it.
 use super::Ring;
 use crate::area::Cells;
 use crate::order::Order;
@@ -118,8 +118,8 @@ pub(crate) mod sealed {
         /// As [`Count::news`], from elsewhere.
         fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, view: RingView) -> bool;
 
-        /// The queue is gone or broken: every token has news from now on, so that whoever polls
-        /// comes to see.
+        /// The queue is gone or broken: every token has news from now on, so that the
+        /// owner looks at the queue.
         fn close(&mut self);
     }
 }
@@ -177,8 +177,8 @@ impl RingView {
 
     /// Whether the ring itself shows that something was used at `index` or after it.
     ///
-    /// Acquire: pairs with the device's release store, so that whoever is told of a buffer sees
-    /// what was written before it; and with our own release stores, as the module's text says.
+    /// Acquire: pairs with the device's release store, so that a thread that is told of a buffer
+    /// sees what was written before it; and with our own release stores, as the module's text says.
     #[inline(always)]
     fn moved<O: Order>(self, index: u16) -> bool {
         let moved = match self.0 {

@@ -102,8 +102,8 @@ impl<C: Counting> DriverState<C> {
 
     /// From which position on the device was not asked; from now on it was.
     ///
-    /// Not more than a ring: whoever wants a kick for a position has seen nothing from there on,
-    /// and not more than a ring can have been published that he has not seen.
+    /// Not more than a ring: a device that wants a kick for a position has seen nothing from there
+    /// on, and not more than a ring can have been published that he has not seen.
     #[cold]
     #[inline(never)]
     pub(crate) fn ask_late(&mut self) -> Option<u64> {

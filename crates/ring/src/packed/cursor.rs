@@ -89,7 +89,7 @@ impl Cursor {
     }
 }
 
-/// Bytes that so many descriptors take.
+/// Bytes of `count` descriptors.
 #[inline(always)]
 const fn bytes(count: u16) -> u64 {
     count as u64 * DESC_SIZE as u64

@@ -91,7 +91,7 @@ impl Run {
         if at == 0 || usize::from(id) >= self.ids {
             return None;
         }
-        // SAFETY: `taken` has a place for each identifier below the size, and nobody else looks
+        // SAFETY: `taken` has a place for each identifier below the size, and nothing else looks
         // there meanwhile.
         let taken = unsafe { &mut *self.taken.add(id.into()) };
         if *taken != 1 {

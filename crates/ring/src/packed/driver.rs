@@ -22,7 +22,7 @@
 //! ```
 //!
 //! Slots that were taken back are filled again only after [`Ring::reclaim`] has moved `limit` over
-//! them, when those before it run out. So whoever polls is told once for many buffers, and taking
+//! them, when those before it run out. So pollers are told once for many buffers, and taking
 //! them back costs nothing for that.
 //!
 //! # In order
@@ -100,7 +100,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         for position in start..start + u64::from(self.state.size()) {
             // In the lap before that of `position`.
             let flags = used_flags(self.wrap(position)) ^ SWAP;
-            // Relaxed: the device comes to know of the queue later, through the transport.
+            // Relaxed: the device learns of the queue later, through the transport.
             // SAFETY: the slot is below the size; see the invariant of `Ring`.
             unsafe { self.desc.store_u64(self.at(position) + DESC_LEN, meta(0, 0, flags)) };
         }
@@ -201,9 +201,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let Descriptor { addr, meta } = Descriptor::new(segment.addr, segment.len, id, flags);
         let at = self.at(position);
         // Relaxed for the device, which the release store of the withheld descriptor keeps away.
-        // Release where a poller counts on it: whoever sees the slot filled again sees that it was
-        // taken back (`driver::poll`). SAFETY: the slot is below the size; see the invariant of
-        // `Ring`.
+        // Release where a poller counts on it: a thread that sees the slot filled again sees that
+        // it was taken back (`driver::poll`). SAFETY: the slot is below the size; see the invariant
+        // of `Ring`.
         unsafe {
             self.desc.store_u64(at, addr);
             if position != self.state.published {

@@ -384,7 +384,7 @@ impl<O: Order> DeviceRing for Ring<O> {
 impl<O: Order> Ring<O> {
     /// What used.idx says in the ring.
     pub(crate) fn used_idx(&self) -> u16 {
-        // Acquire: whoever published it has written the entries before.
+        // Acquire: the entries were written before the index was published.
         // SAFETY: see the invariant of `Ring`.
         unsafe { self.used.load_u16(USED_IDX, Acquire) }
     }

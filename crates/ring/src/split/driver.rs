@@ -64,7 +64,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let Memory { desc, driver: avail, device: used, tables, .. } = memory;
         let (start, size) = (state.start(), state.size());
         if start != 0 {
-            // Relaxed: the device comes to know of the queue later, through the transport.
+            // Relaxed: the device learns of the queue later, through the transport.
             // SAFETY: see the invariant of `Memory`.
             unsafe {
                 avail.store_u16(AVAIL_IDX, start as u16, Relaxed);
