@@ -1,15 +1,20 @@
 //! A device of your own: a queue that returns what the driver sends, in capital letters.
 //!
-//! A request has a readable part (the text) and a writable part (room for the answer). The device
-//! is served over vhost-user, to any front end that knows its identifier:
+//! A request has a readable part (the text) and a writable part (room for the answer). With a path,
+//! the device is served over vhost-user, to any front end that knows its identifier. Without one, it
+//! is put behind virtio-mmio, and a driver in the same program sends it a text.
 //!
 //! ```sh
-//! cargo run --example custom_device -- /tmp/echo.sock
+//! cargo run --example custom_device --features full -- /tmp/echo.sock
+//! cargo run --example custom_device --features full
 //! ```
+use paravane::attach::{AttachedDevice, InterruptFn};
 use paravane::device::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
-use paravane::dma::{Access, AccessGuard, DmaError};
+use paravane::dma::{Access, AccessGuard, Backing, DmaError, Memory, Region, RegionConfig};
+use paravane::driver::mmio::{Mmio, Registers};
+use paravane::driver::{Pool, Virtio};
 use paravane::ring::device::QueueConfig;
-use paravane::ring::{QueueError, Segment};
+use paravane::ring::{Area, DmaArea, QueueError, Segment};
 use paravane::spec::feature;
 use paravane::vhost::{Endpoint, Export, ExportConfig};
 
@@ -101,7 +106,68 @@ fn serve_over_vhost_user(socket: &str) -> Result<(), Box<dyn std::error::Error>>
     Ok(())
 }
 
+/// The registers of the device, as its driver reaches them.
+struct Window(AttachedDevice);
+
+impl Registers for Window {
+    fn read32(&self, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.0.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+    fn write32(&self, offset: u64, value: u32) {
+        self.0.write(offset, &value.to_le_bytes());
+    }
+    fn read16(&self, offset: u64) -> u16 {
+        let mut data = [0; 2];
+        self.0.read(offset, &mut data);
+        u16::from_le_bytes(data)
+    }
+    fn read8(&self, offset: u64) -> u8 {
+        let mut data = [0];
+        self.0.read(offset, &mut data);
+        data[0]
+    }
+}
+
+/// Puts the device behind virtio-mmio, and drives it by its registers.
+fn serve_behind_mmio(text: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    let ram = Region::new(RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true })?;
+    let memory = Memory::new(vec![ram.clone()])?;
+    // The driver polls, so an interrupt does nothing.
+    let device =
+        AttachedDevice::builder(Box::new(Echo), &memory).mmio(0xd000_0000, InterruptFn::new(|| ()))?;
+
+    // SAFETY: `ram` outlives the driver, and no reference is made to its bytes.
+    let area = unsafe { Area::new(ram.host(), ram.size() as usize) };
+    let mut pool = Pool::new(DmaArea { area, addr: 0 });
+    let mut driver = Virtio::probe(Mmio::new(Window(device))?, DEVICE_ID)?;
+    driver.negotiate(feature::VERSION_1, 0)?;
+    let mut queue = driver.start_queue(0, 8, 0, &mut pool)?;
+    driver.driver_ok()?;
+
+    let (request, answer) = (pool.take(MAX_TEXT, 8)?, pool.take(MAX_TEXT, 8)?);
+    assert!(request.area.write(0, text));
+    let segment = |at: DmaArea, len: usize| Segment { addr: at.addr, len: len as u32 };
+    queue.add(&[segment(request, text.len())], &[segment(answer, text.len())])?;
+    if queue.publish() {
+        driver.notify(0, &queue);
+    }
+    let used = loop {
+        match queue.pop_used()? {
+            Some(used) => break used,
+            None => std::thread::yield_now(),
+        }
+    };
+    let mut bytes = vec![0; used.len as usize];
+    assert!(answer.area.read(0, &mut bytes));
+    Ok(bytes)
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args().nth(1).ok_or("usage: custom_device SOCKET")?;
-    serve_over_vhost_user(&socket)
+    if let Some(socket) = std::env::args().nth(1) {
+        return serve_over_vhost_user(&socket);
+    }
+    println!("{}", String::from_utf8(serve_behind_mmio(b"hello from virtio-mmio")?)?);
+    Ok(())
 }

@@ -13,6 +13,7 @@
 //! | `notify` | `notify` | kicks and interrupts: eventfds, MSI tables |
 //! | `transport` | `transport` | virtio-mmio and virtio-pci as register machines |
 //! | `io` | `io` | I/O threads that serve queues |
+//! | `attach` | `attach` | a device behind virtio-mmio or PCI, in your own VMM |
 //! | `vhost` (default) | `vhost` | vhost-user exports: a device for another VMM |
 //! | `kvm` | `notify` | ioeventfd, irqfd and MSI on a VM of the crate kvm-ioctls |
 //! | `vm-memory` | `dma` | guest memory in the traits of the crate vm-memory |
@@ -40,6 +41,8 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "attach")]
+pub use paravane_attach as attach;
 #[cfg(feature = "device")]
 pub use paravane_device as device;
 #[cfg(feature = "dma")]

@@ -196,6 +196,11 @@ fn a_custom_device_answers() {
 }
 
 #[test]
+fn a_custom_device_answers_behind_mmio() {
+    assert_eq!(Example::start("custom_device", &[]).output(), "HELLO FROM VIRTIO-MMIO\n");
+}
+
+#[test]
 fn a_clients_memory_is_read_and_written_by_vm_memory() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("memory.sock");

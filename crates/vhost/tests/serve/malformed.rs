@@ -376,10 +376,10 @@ fn a_queue_that_cannot_be_ends_the_session() {
                 let said = Inflight { size: 4096, queues: 1, queue_size: 64, ..Inflight::default() };
                 machine.inflight = Some((said, named("of a queue", 4096)));
             },
-            "from used position 0x3 to available position 0x0",
+            "used position 0x3 and available position 0x0",
         ),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8040, "outside a ring of 64"),
-        (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8001, "is not the 0 in flight"),
+        (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8001, "do not fit 0 chains in flight"),
         (0, |machine, _, _, _| machine.features &= !feature::VERSION_1, "legacy driver"),
         (
             0,
