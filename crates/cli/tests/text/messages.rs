@@ -57,7 +57,7 @@ pub(crate) fn of(sources: &Path) -> String {
     let mut out = String::new();
     for file in files {
         let text = std::fs::read_to_string(&file).expect("a source");
-        let found = literals(text.split("#[cfg(test)]\nmod ").next().unwrap_or_default());
+        let found = literals(without_tests(&text));
         if !found.is_empty() {
             let _ = writeln!(out, "{}", file.strip_prefix(sources).expect("below").display());
             for (kind, words) in found {
@@ -66,6 +66,16 @@ pub(crate) fn of(sources: &Path) -> String {
         }
     }
     out
+}
+
+/// The source up to its inline module of tests.
+fn without_tests(source: &str) -> &str {
+    let mut modules = source.match_indices("#[cfg(test)]\nmod ");
+    let inline = modules.find(|(at, start)| {
+        let rest = &source[at + start.len()..];
+        rest[rest.find([';', '{']).unwrap_or(0)..].starts_with('{')
+    });
+    &source[..inline.map_or(source.len(), |(at, _)| at)]
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
