@@ -114,9 +114,9 @@ pub struct BlkConfig {
     pub name: Option<String>,
     /// Path of the image.
     pub path: PathBuf,
-    /// Format of the image [raw]. It is not probed, whatever the guest writes there.
+    /// Format of the image \[raw\]. It is not probed, whatever the guest writes there.
     pub format: Format,
-    /// Backing files, top first [none]. Required if and only if the images have one.
+    /// Backing files, top first \[none\]. Required if and only if the images have one.
     ///
     /// Names stored in images are ignored.
     pub backing: Vec<Layer>,
@@ -138,19 +138,19 @@ pub struct BlkConfig {
     /// pages must not be replaced while the disk is in use: no balloon, no virtio-mem, no postcopy.
     /// Where the host refuses, a warning is logged and transfers go unregistered.
     pub registered_buffers: bool,
-    /// Number of queues, at least 1 [1].
+    /// Number of queues, at least 1 \[1\].
     pub queues: u16,
-    /// Largest queue size in descriptors [256].
+    /// Largest queue size in descriptors \[256\].
     ///
     /// Rounded down to a power of two, from 4 to 32768.
     ///
     /// Below 128, requests have fewer segments.
     pub queue_size: u16,
-    /// Engine for host I/O [auto].
+    /// Engine for host I/O \[auto\].
     pub engine: EngineChoice,
     /// Answer to GET_ID, cut to 20 bytes [the file name].
     pub serial: Option<String>,
-    /// Rate limit of the disk, for all its queues together [none].
+    /// Rate limit of the disk, for all its queues together \[none\].
     pub limiter: Option<Arc<Limiter>>,
 }
 

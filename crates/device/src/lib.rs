@@ -187,7 +187,7 @@ pub trait Device: Send {
     /// Reads the configuration space at `offset` bytes; bytes beyond its end are 0.
     fn read_config(&self, offset: u32, out: &mut [u8]);
 
-    /// Writes the configuration space at `offset` bytes [ignored].
+    /// Writes the configuration space at `offset` bytes \[ignored\].
     fn write_config(&mut self, offset: u32, data: &[u8]) {
         let _ = (offset, data);
     }
@@ -198,7 +198,7 @@ pub trait Device: Send {
     /// There is no such queue, or the host lacks a resource.
     fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>>;
 
-    /// The extension of network cards [none].
+    /// The extension of network cards \[none\].
     fn net(&mut self) -> Option<&mut dyn NetDevice> {
         None
     }
@@ -230,7 +230,7 @@ pub trait QueueHandler: Send {
     /// DEVICE_NEEDS_RESET where the transport has it.
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError>;
 
-    /// Becomes readable on a host event: a request is done, a frame is there [none].
+    /// Becomes readable on a host event: a request is done, a frame is there \[none\].
     ///
     /// Reliable after [`QueueHandler::listen`]; it may become readable before. The owner watches it
     /// edge-triggered and calls `serve` once for each edge. The handler clears it.
@@ -273,13 +273,13 @@ pub trait QueueHandler: Send {
 
     /// Preferred batch size under load, in buffers of a queue of `size`.
     ///
-    /// The owner may delay the queue by up to 10 µs to fill it. 0 disables batching [0].
+    /// The owner may delay the queue by up to 10 µs to fill it. 0 disables batching \[0\].
     fn preferred_batch(&self, size: u16) -> u32 {
         let _ = size;
         0
     }
 
-    /// The extension of a network card's receive and transmit queues [none].
+    /// The extension of a network card's receive and transmit queues \[none\].
     fn net(&self) -> Option<&dyn NetQueue> {
         None
     }

@@ -81,7 +81,7 @@ pub struct NetConfig {
     /// A VMM that handles the control queue itself (QEMU) asks the driver to announce itself after
     /// a migration.
     pub announce: bool,
-    /// Largest queue size in descriptors [256].
+    /// Largest queue size in descriptors \[256\].
     ///
     /// Rounded down to a power of two, from 2 to 32768.
     pub queue_size: u16,

@@ -32,7 +32,7 @@ pub struct Rate {
     pub burst: u64,
 }
 
-/// The rate limits of a device [none].
+/// The rate limits of a device \[none\].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
     /// Bytes of data, of both directions.

@@ -114,7 +114,7 @@ mod mapped {
         ///
         /// The file may shrink; the alarm is raised when that is noticed. Asks for huge pages where
         /// they are wanted. The mapping counts in the quota, if there is one, and must then leave
-        /// [`HEADROOM`](crate::HEADROOM).
+        /// [`HEADROOM`].
         pub(crate) fn guarded(
             file: OwnedFd,
             (offset, size): (u64, u64),

@@ -162,7 +162,7 @@ impl<T: Transport> Blk<T> {
         self.limits.capacity
     }
 
-    /// Block size of the device in bytes [512]. A hint: it may be any number.
+    /// Block size of the device in bytes \[512\]. A hint: it may be any number.
     pub fn block_size(&self) -> u32 {
         self.limits.blk_size
     }

@@ -78,7 +78,7 @@ impl QueueStart {
         Self { position: Some(position), tracking: Some(tracking), ..self }
     }
 
-    /// Leaves chains that are not translated in the ring; see [`MappedQueue::behind`].
+    /// Leaves chains that are not translated in the ring; see [`MappedQueue::with_invalidation_lock`].
     pub fn behind(self, lock: InvalidationLock) -> Self {
         Self { lock: Some(lock), ..self }
     }
