@@ -1,8 +1,8 @@
 //! A device of your own: a queue that returns what the driver sends, in capital letters.
 //!
 //! A request has a readable part (the text) and a writable part (room for the answer). With a path,
-//! the device is served over vhost-user, to any front end that knows its identifier. Without one, it
-//! is put behind virtio-mmio, and a driver in the same program sends it a text.
+//! the device is served over vhost-user, to any front end that knows its identifier. Without one,
+//! it is put behind virtio-mmio, and a driver in the same program sends it a text.
 //!
 //! ```sh
 //! cargo run --example custom_device --features full -- /tmp/echo.sock
@@ -14,7 +14,7 @@ use paravane::dma::{Access, AccessGuard, Backing, DmaError, Memory, Region, Regi
 use paravane::driver::mmio::{Mmio, Registers};
 use paravane::driver::{Pool, Virtio};
 use paravane::ring::device::QueueConfig;
-use paravane::ring::{Area, DmaArea, QueueError, Segment};
+use paravane::ring::{Area, DmaArea, Segment};
 use paravane::spec::feature;
 use paravane::vhost::{Endpoint, Export, ExportConfig};
 
@@ -81,15 +81,10 @@ impl QueueHandler for EchoQueue {
         let QueueBatch { queue, memory, chains } = batch;
         for (chain, readable, writable) in chains.iter() {
             let len = chain.readable_len().min(chain.writable_len());
-            match self.answer(&memory, readable, writable, len) {
-                Ok(written) => queue.complete(chain.head, written)?,
-                Err(error) => {
-                    // The driver named memory that it does not have: the queue stops until it is
-                    // reset.
-                    let error = QueueError::Address { addr: error.addr(), len };
-                    return Err(queue.fail(error).into());
-                }
-            }
+            // Memory that the driver does not have is an error of the queue: it stops until it is
+            // reset.
+            let written = self.answer(&memory, readable, writable, len)?;
+            queue.complete(chain.head, written)?;
         }
         Ok(Served { taken, completed: taken, interrupt: queue.publish()? })
     }
