@@ -87,6 +87,7 @@ impl<T: Transport> Channel<T> {
     }
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
+    #[must_use = "`true` means that no interrupt comes for what is there"]
     pub(crate) fn enable_interrupts(&mut self) -> bool {
         if self.failed.is_set() {
             return true;

@@ -525,6 +525,7 @@ impl<T: Transport> Net<T> {
     /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot or
     /// [`Net::in_flight`] frames that are not back, at sent ones; `true` if something is already
     /// there and the caller must not sleep.
+    #[must_use = "`true` means that no interrupt comes for what is there"]
     pub fn enable_interrupts(&mut self) -> bool {
         let mut news = self.failed.is_set();
         for pair in &mut self.pairs {

@@ -64,6 +64,7 @@ impl<T: Transport> Rng<T> {
     }
 
     /// Arms interrupts; `true` if something is already there and the caller must not sleep.
+    #[must_use = "`true` means that no interrupt comes for what is there"]
     pub fn enable_interrupts(&mut self) -> bool {
         self.channel.enable_interrupts()
     }
