@@ -2,8 +2,8 @@
 use crate::cache::CacheLine;
 use crate::handle::{Fault, Handle};
 use crate::pin_table::{PinList, Run};
-use crate::snapshot::Window;
 use crate::table::{Near, PAGE_SHIFT};
+use crate::window::Window;
 use crate::{Access, DmaError, GuestRange, HostSlice, Mapping, MappingGuard, Segment, copy};
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};

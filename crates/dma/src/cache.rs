@@ -2,8 +2,8 @@
 //!
 //! It is the first and mostly the only look-up of an access.
 use crate::line_set::{LINES, LineSet};
-use crate::snapshot::Window;
 use crate::table::PAGE_SHIFT;
+use crate::window::Window;
 use std::cell::Cell;
 
 /// One window for each of 256 classes of pages, or one for all if there is only one to be found.

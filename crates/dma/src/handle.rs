@@ -1,11 +1,11 @@
 //! Handle: what a holder keeps from batch to batch.
 use crate::cache::{Cache, CacheLine};
 use crate::domain::Shared;
-use crate::memory::{Published, SnapshotPin};
 use crate::pending_marks::PendingMarks;
+use crate::published::{Published, SnapshotPin};
 use crate::reader_slot::ReaderSlot;
-use crate::snapshot::Window;
 use crate::table::Near;
+use crate::window::Window;
 use crate::{Access, AccessGuard, DirtyLog, Miss, Region};
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@
 //! Only this module names vm-memory, whose interface changes with almost every release. A view
 //! belongs to the VMM, not to a device: it may write where devices may not, uses no domain and no
 //! access guard, and is not optimized.
-use crate::memory::Published;
+use crate::published::Published;
 use crate::sync::fence;
 use crate::{Lent, Memory, Region};
 use std::fs::File;

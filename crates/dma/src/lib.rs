@@ -64,11 +64,14 @@
 //! string instruction. Mappings are raw pointers with a [`MappingGuard`] that keeps them valid.
 mod access;
 mod access_guard;
+mod backing;
+mod bitmap;
 mod cache;
 mod copy;
 mod domain;
 mod error;
 mod handle;
+mod host_slice;
 #[cfg(feature = "vm-memory")]
 pub mod interop;
 mod line_set;
@@ -78,6 +81,7 @@ mod memory;
 mod pages;
 mod pending_marks;
 mod pin_table;
+mod published;
 #[cfg(not(miri))]
 mod quota;
 mod ram;
@@ -90,21 +94,24 @@ mod sync;
 mod table;
 #[cfg(not(miri))]
 mod view;
+mod window;
 mod words;
 
 pub use access::Access;
 pub use access_guard::AccessGuard;
+pub use backing::Backing;
 pub use domain::{Domain, Miss};
 pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError, QuotaError};
 pub use handle::Handle;
+pub use host_slice::HostSlice;
 pub use log::DirtyLog;
-pub use mapping::{GuestRange, HostSlice, Mapping, MappingGuard};
+pub use mapping::{GuestRange, Mapping, MappingGuard};
 pub use memory::{Lent, Memory};
 pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;
 #[cfg(not(miri))]
 pub use quota::{HEADROOM, MAX_CLIENT_MAPPINGS, MappingLimits, MappingPool, MappingQuota, headroom};
-pub use region::{Backing, FileRange, Region, RegionConfig};
+pub use region::{FileRange, Region, RegionConfig};
 #[cfg(not(miri))]
 pub use sigbus::{Alarm, is_lost};
 #[cfg(not(miri))]

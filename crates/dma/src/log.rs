@@ -1,6 +1,7 @@
 //! Dirty log: the guest-physical pages that devices have written.
+use crate::bitmap::{LOG_PAGE, WORD_BITS, mask, shift_of};
 use crate::sync::{AtomicU64, fence};
-use crate::words::{WORD_BITS, Words};
+use crate::words::Words;
 #[cfg(not(any(loom, miri)))]
 use crate::{Alarm, MappingQuota};
 use crate::{DirtyPages, LogError};
@@ -8,9 +9,6 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Smallest page of a log in bytes, and the page of vhost's log.
-pub(crate) const LOG_PAGE: u64 = 4096;
 
 /// Highest end of a log: a bitmap of 8 GiB of address space, hardly any of it touched.
 const MAX_END: u64 = 1 << 48;
@@ -227,34 +225,9 @@ fn take(word: &AtomicU64, mask: u64) -> u64 {
     }
 }
 
-/// Bits of word `number` that stand for pages `first..=last`.
-fn mask(first: u64, last: u64, number: u64) -> u64 {
-    let start = number * WORD_BITS;
-    let low = first.saturating_sub(start).min(WORD_BITS - 1) as u32;
-    let high = (last - start).min(WORD_BITS - 1) as u32;
-    (u64::MAX << low) & (u64::MAX >> (WORD_BITS as u32 - 1 - high))
-}
-
-/// Base-2 logarithm of `page_size`.
-pub(crate) fn shift_of(page_size: u64) -> Result<u32, LogError> {
-    if page_size < LOG_PAGE || !page_size.is_power_of_two() {
-        return Err(LogError::PageSize(page_size));
-    }
-    Ok(page_size.trailing_zeros())
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_mask_has_the_pages_of_its_word() {
-        assert_eq!(mask(0, 63, 0), u64::MAX);
-        assert_eq!(mask(3, 3, 0), 8);
-        assert_eq!(mask(62, 65, 0), 3 << 62);
-        assert_eq!(mask(62, 65, 1), 3);
-        assert_eq!(mask(10, 1000, 5), u64::MAX);
-    }
 
     #[test]
     fn marks_beyond_the_end_are_dropped() {

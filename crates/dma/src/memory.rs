@@ -1,23 +1,12 @@
-//! Memory map: a published snapshot that holders pin, and that can be replaced.
+//! Memory map of a guest: published, replaced, logged and lent.
 //!
-//! ```text
-//! publish:  [lock] current = new snapshot, generation += 1 [unlock]      drop the old snapshot
-//! enter:    generation as pinned? ---- yes ---> nothing to do            one load, no write
-//!                |
-//!                no --> [lock] pin = a new SnapshotPin(current) [unlock]    drop the old pin
-//!
-//! region <-- snapshot <-- pin <-- handle           the handle's own pin: no other handle counts on it
-//!                          ^----- MappingGuard, Mapping    so a mapping writes no cache line that handles share
-//! ```
 //! A region is unmapped when no snapshot names it any more. A snapshot is dropped when it is
 //! neither current nor pinned. A slow holder therefore delays the unmapping, and nothing else.
 //! [`Memory::synchronize`] waits until an old snapshot is out of use.
-use crate::reader_slot::{ReaderSlot, ReaderSlots};
+use crate::published::Published;
 use crate::snapshot::Snapshot;
-use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::{Busy, DirtyLog, Handle, LogError, MemoryError, Region};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Guest memory as devices see it. Cheap to clone; clones are the same memory.
@@ -26,93 +15,13 @@ pub struct Memory {
     published: Arc<Published>,
 }
 
-/// State that all handles share.
-#[derive(Debug)]
-pub(crate) struct Published {
-    /// Grows with each publication. Written only under the lock.
-    generation: AtomicU64,
-    current: Mutex<Arc<Snapshot>>,
-    /// Reader slots of all handles.
-    readers: ReaderSlots,
-    /// Number of live loans ([`Memory::lend`]). Read and written only under the lock.
-    lent: AtomicU64,
-}
-
-/// Reference of one handle to a snapshot.
-///
-/// It exists so that mappings count on the handle's own reference: the snapshot's count is written
-/// only when a pin is made or dropped.
-#[derive(Debug)]
-#[repr(align(64))]
-pub(crate) struct SnapshotPin {
-    pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) generation: u64,
-    pub(crate) reader: Arc<ReaderSlot>,
-    pub(crate) published: Arc<Published>,
-}
-
-impl Published {
-    fn lock(&self) -> MutexGuard<'_, Arc<Snapshot>> {
-        // Code under the lock cannot panic half-way, so a poisoned value is valid.
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Current generation, for comparison.
-    #[inline(always)]
-    pub(crate) fn generation(&self) -> u64 {
-        // Relaxed: a number that differs only leads to the lock, which pairs with the publisher's
-        // and brings the map; a stale one is noticed at the next batch. A publication that happened
-        // before this call, or whose `synchronize` did not wait for this holder, is not missed: see
-        // `ReaderSlot::enter`.
-        self.generation.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn current(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.lock())
-    }
-
-    /// Pins the current snapshot.
-    #[cold]
-    pub(crate) fn pin(self: &Arc<Self>, reader: &Arc<ReaderSlot>) -> Arc<SnapshotPin> {
-        let current = self.lock();
-        // Relaxed: generations are written under the lock that is held here.
-        let generation = self.generation.load(Ordering::Relaxed);
-        let snapshot = Arc::clone(&current);
-        drop(current);
-        Arc::new(SnapshotPin {
-            snapshot,
-            generation,
-            reader: Arc::clone(reader),
-            published: Arc::clone(self),
-        })
-    }
-
-    /// Publishes what `make` makes of the current snapshot, and returns it.
-    fn publish<E>(&self, make: impl FnOnce(&Snapshot) -> Result<Snapshot, E>) -> Result<Arc<Snapshot>, E> {
-        let mut current = self.lock();
-        let new = Arc::new(make(&current)?);
-        let old = std::mem::replace(&mut *current, new);
-        // Relaxed: the lock orders. Under it, so that the number and the snapshot that `pin` finds
-        // belong together.
-        self.generation.fetch_add(1, Ordering::Relaxed);
-        Ok(old)
-    }
-}
-
 impl Memory {
     /// Publishes the first map, which may be empty.
     ///
     /// # Errors
     /// Two regions overlap.
     pub fn new(regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
-        let current = Mutex::new(Arc::new(Snapshot::new(regions)?));
-        let published = Published {
-            generation: AtomicU64::new(0),
-            current,
-            readers: ReaderSlots::new(),
-            lent: AtomicU64::new(0),
-        };
-        Ok(Self { published: Arc::new(published) })
+        Ok(Self { published: Published::new(Snapshot::new(regions)?) })
     }
 
     /// Publishes a new map. Handles see it in their next batch.
@@ -144,7 +53,7 @@ impl Memory {
     /// # Errors
     /// A batch lasts longer than `timeout`; the error names its holder.
     pub fn synchronize(&self, timeout: Duration) -> Result<(), Busy> {
-        self.published.readers.synchronize(timeout, None)
+        self.published.readers().synchronize(timeout, None)
     }
 
     /// Turns a dirty log on; replaces one that is on.
@@ -159,10 +68,7 @@ impl Memory {
     /// changed. Or a batch lasts longer than `timeout`: the log is on, and the guarantee holds once
     /// [`Memory::synchronize`] has succeeded.
     pub fn start_log(&self, log: Arc<DirtyLog>, timeout: Duration) -> Result<(), LogError> {
-        self.published.publish(|old| match self.published.lent.load(Ordering::Relaxed) {
-            0 => old.logged(Some(log)),
-            lent => Err(LogError::Lent(lent)),
-        })?;
+        self.published.start_log(log)?;
         Ok(self.synchronize(timeout)?)
     }
 
@@ -179,19 +85,19 @@ impl Memory {
     /// Active log, if any.
     #[must_use]
     pub fn log(&self) -> Option<Arc<DirtyLog>> {
-        self.published.lock().log().cloned()
+        self.published.current().log().cloned()
     }
 
     /// Regions of the current map, by address.
     #[must_use]
     pub fn regions(&self) -> Vec<Arc<Region>> {
-        self.published.lock().regions().to_vec()
+        self.published.current().regions().to_vec()
     }
 
     /// End of the last region; 0 without regions.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.published.lock().last().map_or(0, |last| last.saturating_add(1))
+        self.published.current().last().map_or(0, |last| last.saturating_add(1))
     }
 
     /// Makes a handle for one holder whose addresses are guest-physical.
@@ -209,13 +115,7 @@ impl Memory {
     /// # Errors
     /// A log is on.
     pub fn lend(&self) -> Result<Lent, LogError> {
-        let current = self.published.lock();
-        if current.log().is_some() {
-            return Err(LogError::On);
-        }
-        // Relaxed: under the lock.
-        self.published.lent.fetch_add(1, Ordering::Relaxed);
-        Ok(Lent { snapshot: Arc::clone(&current), published: Arc::clone(&self.published) })
+        Ok(Lent { snapshot: self.published.begin_loan()?, published: Arc::clone(&self.published) })
     }
 
     pub(crate) fn published(&self) -> &Arc<Published> {
@@ -245,14 +145,6 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let _current = self.published.lock();
-        // Relaxed: under the lock.
-        self.published.lent.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Published {
-    pub(crate) fn readers(&self) -> &ReaderSlots {
-        &self.readers
+        self.published.end_loan();
     }
 }

@@ -3,8 +3,7 @@
 //! The format is that of KVM_GET_DIRTY_LOG, of QEMU's bitmaps and of VFIO's DMA logging report:
 //! page n of the range is bit n % 64 of word n / 64, and bits beyond the end of the range are 0.
 use crate::LogError;
-use crate::log::shift_of;
-use crate::words::WORD_BITS;
+use crate::bitmap::{WORD_BITS, bits, shift_of};
 use std::ops::Range;
 
 /// Set of pages of one range of guest-physical memory.
@@ -163,13 +162,4 @@ impl DirtyPages {
             }
         }
     }
-}
-
-/// Indices of the bits that are set.
-fn bits(mut word: u64) -> impl Iterator<Item = u64> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| u64::from(word.trailing_zeros()))?;
-        word &= word - 1;
-        Some(bit)
-    })
 }

@@ -1,32 +1,11 @@
 //! Region: one mapped piece of guest RAM, a memfd or a client's file.
-use crate::MemoryError;
 use crate::ram::Ram;
 #[cfg(not(miri))]
 use crate::{Alarm, MappingQuota};
+use crate::{Backing, MemoryError};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Kind of pages of a region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backing {
-    /// Ordinary pages.
-    #[default]
-    Pages,
-    /// 2 MiB pages from the host's pool (`vm.nr_hugepages`).
-    HugePages,
-}
-
-impl Backing {
-    /// Page size in bytes; a region's address and size are multiples of it.
-    #[must_use]
-    pub const fn page_size(self) -> u64 {
-        match self {
-            Self::Pages => 4096,
-            Self::HugePages => 2 << 20,
-        }
-    }
-}
 
 /// Configuration of a region to be made.
 #[derive(Clone, Copy, Debug)]

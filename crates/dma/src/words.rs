@@ -6,9 +6,6 @@ pub(crate) use mapped::Words;
 #[cfg(any(loom, miri))]
 pub(crate) use owned::Words;
 
-/// Number of bits in a word.
-pub(crate) const WORD_BITS: u64 = 64;
-
 #[cfg(not(any(loom, miri)))]
 mod mapped {
     use super::AtomicU64;
