@@ -1,4 +1,6 @@
-//! Bitmaps of dirty pages: page n of a range is bit n % 64 of word n / 64.
+//! Bitmap format of dirty pages, in logs and reports.
+//!
+//! Page n is bit n % 64 of word n / 64.
 use crate::LogError;
 
 /// Number of bits in a word.

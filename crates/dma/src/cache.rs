@@ -33,8 +33,7 @@ fn spread(page: u64) -> usize {
 #[repr(align(64))]
 pub(crate) struct CacheLine {
     window: Cell<Window>,
-    /// Turn in which its page was last noted as written
-    /// ([`PendingMarks`](crate::pending_marks::PendingMarks)).
+    /// Turn of [`PendingMarks`](crate::pending_marks::PendingMarks) that last noted its page.
     noted: Cell<u64>,
 }
 

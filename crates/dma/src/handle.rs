@@ -1,12 +1,12 @@
 //! Handle: what a holder keeps from batch to batch.
 use crate::cache::{Cache, CacheLine};
-use crate::domain::Shared;
 use crate::pending_marks::PendingMarks;
 use crate::published::{Published, SnapshotPin};
 use crate::reader_slot::ReaderSlot;
 use crate::table::Near;
+use crate::translations::Translations;
 use crate::window::Window;
-use crate::{Access, AccessGuard, DirtyLog, Miss, Region};
+use crate::{Access, DirtyLog, Miss, Region};
 use std::sync::Arc;
 
 /// [`Handle::shift`] while no log is on.
@@ -19,8 +19,8 @@ const ONCE_WRITTEN: u64 = 0;
 /// Access of one holder (a queue, say) to a memory or a domain.
 ///
 /// Keeps the pinned snapshot of the map, the cache of translations, and the reader slot. Accesses
-/// go through the [`AccessGuard`] of [`Handle::enter`], which lives for one batch. Without a live
-/// guard, nothing waits for the holder.
+/// go through the [`AccessGuard`](crate::AccessGuard) of [`Handle::enter`], which lives for one
+/// batch. Without a live guard, nothing waits for the holder.
 #[derive(Debug)]
 pub struct Handle {
     /// Where accesses look first.
@@ -42,7 +42,7 @@ pub struct Handle {
 
 #[derive(Debug)]
 struct Translation {
-    shared: Arc<Shared>,
+    shared: Arc<Translations>,
     /// Change number of the domain that the cache reflects.
     change: u64,
 }
@@ -68,7 +68,7 @@ pub(crate) enum Fault {
 }
 
 impl Handle {
-    pub(crate) fn new(published: &Arc<Published>, domain: Option<Arc<Shared>>) -> Self {
+    pub(crate) fn new(published: &Arc<Published>, domain: Option<Arc<Translations>>) -> Self {
         let reader = ReaderSlot::new();
         published.readers().add(&reader);
         let translation = domain.map(|shared| {
@@ -99,35 +99,12 @@ impl Handle {
         self
     }
 
-    /// Begins a batch: enters the read-side critical section.
-    ///
-    /// The batch sees all that was published before. What is published later is seen by the next
-    /// batch, except new translations of a [`Domain`](crate::Domain), which are seen at once.
-    ///
-    /// Costs a full fence (about 5 ns) and two loads while nothing changes. A thread that changes
-    /// the map may wait until the guard is dropped, so keep slow work out of a batch.
-    #[inline]
-    pub fn enter(&mut self) -> AccessGuard<'_> {
-        let inside = self.reader.enter();
-        if self.published.generation() != self.pin.generation {
-            self.pin = self.published.pin(&self.reader);
-            self.load_pin();
-        }
-        if let Some(translation) = &mut self.translation {
-            let change = translation.shared.change();
-            if change != translation.change {
-                translation.change = change;
-                self.forget();
-            }
-        }
-        AccessGuard::new(self, inside)
-    }
-
     /// Returns the regions of the newest map, by address, and its generation number.
     ///
     /// Each map has a different number. A later batch may see a newer map.
     pub fn regions(&mut self) -> (u64, &[Arc<Region>]) {
-        drop(self.enter());
+        let inside = self.begin();
+        self.leave(inside);
         (self.pin.generation, self.pin.snapshot.regions())
     }
 
@@ -333,7 +310,27 @@ impl Handle {
         }
     }
 
-    /// Ends the batch.
+    /// Enters the reader slot and takes over what was published before.
+    ///
+    /// Returns the number to pass to [`Handle::leave`].
+    #[inline(always)]
+    pub(crate) fn begin(&mut self) -> u64 {
+        let inside = self.reader.enter();
+        if self.published.generation() != self.pin.generation {
+            self.pin = self.published.pin(&self.reader);
+            self.load_pin();
+        }
+        if let Some(translation) = &mut self.translation {
+            let change = translation.shared.change();
+            if change != translation.change {
+                translation.change = change;
+                self.forget();
+            }
+        }
+        inside
+    }
+
+    /// Marks everything written and leaves the reader slot.
     #[inline(always)]
     pub(crate) fn leave(&self, inside: u64) {
         self.mark_written();

@@ -62,6 +62,20 @@
 //!
 //! Guest memory is never behind a Rust reference. Copies consist of relaxed atomic words or of one
 //! string instruction. Mappings are raw pointers with a [`MappingGuard`] that keeps them valid.
+
+// Files, lowest first. A file imports only those before it.
+//
+//   sync, access, error               primitives that models replace; direction and order; errors
+//   copy, host_slice                  how bytes move; a piece of mapped memory
+//   sigbus, quota                     truncated files; limits of what clients map
+//   backing, ram, view                kinds of pages; host memory; files copied without system calls
+//   bitmap, words, pages, log         dirty pages: format, shared words, reports, marks
+//   region, window, snapshot          a piece of guest memory; what an access needs of it; one map
+//   pin_table, reader_slot            mappings of a holder; waiting for holders
+//   published, table, translations    the current map; the tree of a domain; its changes
+//   line_set, cache, pending_marks    windows found before; writes not marked yet
+//   handle, mapping, access_guard     a holder; memory in use in place; one batch
+//   memory, domain, interop           guest memory; a device's address space; vm-memory's traits
 mod access;
 mod access_guard;
 mod backing;
@@ -92,6 +106,7 @@ mod sigbus;
 mod snapshot;
 mod sync;
 mod table;
+mod translations;
 #[cfg(not(miri))]
 mod view;
 mod window;
@@ -100,7 +115,7 @@ mod words;
 pub use access::Access;
 pub use access_guard::AccessGuard;
 pub use backing::Backing;
-pub use domain::{Domain, Miss};
+pub use domain::Domain;
 pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError, QuotaError};
 pub use handle::Handle;
 pub use host_slice::HostSlice;
@@ -114,5 +129,6 @@ pub use quota::{HEADROOM, MAX_CLIENT_MAPPINGS, MappingLimits, MappingPool, Mappi
 pub use region::{FileRange, Region, RegionConfig};
 #[cfg(not(miri))]
 pub use sigbus::{Alarm, is_lost};
+pub use translations::Miss;
 #[cfg(not(miri))]
 pub use view::{FileView, NotWritten};

@@ -1,12 +1,13 @@
 //! Dirty pages taken from a log: reported, merged and counted.
-//!
-//! The format is that of KVM_GET_DIRTY_LOG, of QEMU's bitmaps and of VFIO's DMA logging report:
-//! page n of the range is bit n % 64 of word n / 64, and bits beyond the end of the range are 0.
 use crate::LogError;
 use crate::bitmap::{WORD_BITS, bits, shift_of};
 use std::ops::Range;
 
 /// Set of pages of one range of guest-physical memory.
+///
+/// [`DirtyPages::words`] has the format of KVM_GET_DIRTY_LOG, of QEMU's bitmaps and of VFIO's DMA
+/// logging report: page n of the range is bit n % 64 of word n / 64. Bits beyond the end of the
+/// range are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirtyPages {
     start: u64,

@@ -14,7 +14,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Up to this many regions, a linear search is faster than a binary one.
+    /// Most regions for which a linear search is faster than a binary one.
     const FEW: usize = 4;
 
     pub(crate) fn new(mut regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
