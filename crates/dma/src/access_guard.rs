@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Access to guest memory for one batch; a read-side critical section.
 ///
-/// No access takes a lock, counts a reference, or writes what another thread writes.
+/// No access takes a lock, counts a reference, or writes state that another thread writes.
 ///
 /// An access may cross from one region or translation into the next if they are adjacent. It ends
 /// at the first byte that is missing or forbidden, and the error says how many bytes were moved.
@@ -54,8 +54,8 @@ impl Piece {
 impl Handle {
     /// Begins a batch: enters the read-side critical section.
     ///
-    /// The batch sees all that was published before. What is published later is seen by the next
-    /// batch, except new translations of a [`Domain`](crate::Domain), which are seen at once.
+    /// The batch sees every earlier publication. The next batch sees later ones. New translations
+    /// of a [`Domain`](crate::Domain) are seen at once.
     ///
     /// Costs a full fence (about 5 ns) and two loads while nothing changes. A thread that changes
     /// the map may wait until the guard is dropped, so keep slow work out of a batch.
@@ -330,7 +330,7 @@ impl AccessGuard<'_> {
         self.handle.wrote(range.gpa, range.len);
     }
 
-    /// Records what a mapping covers, for unmapping and for the log.
+    /// Records the range of a mapping, for unmapping and for the log.
     ///
     /// `false` if the table is full.
     fn take(&self, list: &mut PinList, addr: u64, piece: Piece, access: Access) -> bool {
@@ -506,7 +506,9 @@ impl AccessGuard<'_> {
         (done, fault)
     }
 
-    /// Window around `at`, which is `done` bytes into an access with `left` bytes to go.
+    /// Window around `at`.
+    ///
+    /// `at` is `done` bytes into an access with `left` bytes to go.
     ///
     /// Starts of accesses and partial pages are often used again, so they go through the cache.
     /// Whole pages behind the start would evict more than they add: they are found beside the ones
@@ -544,7 +546,9 @@ fn with_direction(access: Access) -> Access {
     if access.intersects(Access::READ | Access::WRITE) { access } else { access | Access::READ }
 }
 
-/// Address of bytes `skip .. skip + len` of a buffer, if it has a single segment that holds them.
+/// Address of bytes `skip .. skip + len` of a buffer in a single segment.
+///
+/// `None` if there are several segments, or if the bytes end beyond it.
 #[inline(always)]
 fn inside_one(segments: &[Segment], skip: u64, len: usize) -> Option<u64> {
     let [only] = segments else { return None };

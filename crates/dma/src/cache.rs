@@ -6,9 +6,11 @@ use crate::table::PAGE_SHIFT;
 use crate::window::Window;
 use std::cell::Cell;
 
-/// One window for each of 256 classes of pages, or one for all if there is only one to be found.
+/// One window for each of 256 classes of pages, or a single one for all.
 ///
-/// Misses are not cached, so that what is mapped later is found.
+/// The single one is for a map of one region without a domain.
+///
+/// Misses are not cached, so later mappings are found.
 #[derive(Debug)]
 pub(crate) struct Cache {
     lines: Box<[CacheLine; LINES]>,
@@ -33,7 +35,7 @@ fn spread(page: u64) -> usize {
 #[repr(align(64))]
 pub(crate) struct CacheLine {
     window: Cell<Window>,
-    /// Turn of [`PendingMarks`](crate::pending_marks::PendingMarks) that last noted its page.
+    /// Turn of `PendingMarks` that last noted its page.
     noted: Cell<u64>,
 }
 
@@ -82,7 +84,9 @@ impl Cache {
         &self.lines[self.number(addr) % LINES]
     }
 
-    /// Stores the window around `addr` in `line`, which is its line, as if noted in turn `noted`.
+    /// Stores the window around `addr` in `line`, as if noted in turn `noted`.
+    ///
+    /// `line` is the line for `addr`.
     #[inline(always)]
     pub(crate) fn put(&self, line: &CacheLine, addr: u64, window: Window, noted: u64) {
         if line.window().is_empty() {
@@ -104,7 +108,9 @@ impl Cache {
         self.mask = LINES - 1;
     }
 
-    /// Empties the cache and stores the only `window` there is, which is found for every address.
+    /// Empties the cache and stores `window` for every address.
+    ///
+    /// There must be no other window to find.
     pub(crate) fn put_only(&mut self, window: Window, noted: u64) {
         self.clear();
         self.mask = 0;
@@ -116,7 +122,9 @@ impl Cache {
 mod tests {
     use super::*;
 
-    /// No two of 131 consecutive pages collide, nor any two of 16 pages at a likely distance.
+    /// No two of 131 consecutive pages collide.
+    ///
+    /// Nor do any two of 16 pages at a likely distance.
     #[test]
     fn pages_at_likely_distances_do_not_meet() {
         let odd = [3, 5, 6, 7, 9, 10, 12, 15, 17, 20, 24, 33, 48, 63, 65, 96, 100, 127, 257, 1000, 9973];

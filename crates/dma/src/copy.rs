@@ -115,7 +115,7 @@ pub(crate) unsafe fn store_part(guest: *mut u8, own: *const u8, len: usize, whol
     unsafe { if len <= 8 { store(guest, own, len) } else { many::store_part(guest, own, len, whole) } }
 }
 
-/// [`store`] into memory that is not used soon, past the caches where that makes a difference.
+/// [`store`] into memory that is not used soon; bypasses the caches if faster.
 ///
 /// Later stores may be seen before it, unless [`flush_far`] comes in between.
 ///
@@ -132,7 +132,7 @@ pub(crate) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
     }
 }
 
-/// Orders what [`store_far`] stored before later stores.
+/// Orders the stores of [`store_far`] before later stores.
 ///
 /// A thread that sees those by an acquire sees it too.
 #[cfg(not(miri))]
@@ -217,7 +217,7 @@ mod tests {
     type Store = unsafe fn(*mut u8, *const u8, usize);
     type Fill = unsafe fn(*mut u8, u8, usize);
 
-    /// What the crate uses here, and the words that other machines use.
+    /// Copies that the crate uses here, and those of other machines, in words.
     const WAYS: [(Load, Store, Fill); 2] = [(load, store, fill), (words::load, words::store, words::set)];
 
     #[cfg(not(miri))]

@@ -109,7 +109,9 @@ impl DmaError {
         }
     }
 
-    /// Same error for an access of `whole` bytes, in which this one came after `before` bytes.
+    /// Same error, for an access of `whole` bytes of which this part came later.
+    ///
+    /// `before` bytes were moved before this part.
     pub(crate) fn within(mut self, whole: usize, before: usize) -> Self {
         match &mut self {
             Self::Unmapped { len, done, .. }
@@ -236,7 +238,7 @@ pub enum MemoryError {
     /// Failed system call.
     #[error("cannot {what} {size} bytes of guest memory: {source}")]
     Os {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
         /// Size in bytes.
         size: u64,
@@ -258,7 +260,7 @@ pub enum MemoryError {
     },
 }
 
-/// What keeps a holder busy.
+/// Reason why a holder is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BusyWith {
@@ -288,7 +290,7 @@ impl std::fmt::Display for BusyWith {
 pub struct Busy {
     /// Name of the handle, see [`Handle::named`](crate::Handle::named).
     pub holder: String,
-    /// What it did not end.
+    /// Batch or mapping that it did not end.
     pub with: BusyWith,
     /// How long the caller waited.
     pub timeout: Duration,
@@ -400,7 +402,7 @@ pub enum LogError {
     /// Failed system call.
     #[error("cannot {what} the memory of a dirty log: {source}")]
     Os {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
         /// Cause.
         source: std::io::Error,

@@ -1,4 +1,4 @@
-//! Handle: what a holder keeps from batch to batch.
+//! Handle: state that a holder keeps from batch to batch.
 use crate::cache::{Cache, CacheLine};
 use crate::pending_marks::PendingMarks;
 use crate::published::{Published, SnapshotPin};
@@ -168,7 +168,7 @@ impl Handle {
         Ok(match &self.translation {
             None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
             Some(Translation { shared, .. }) => {
-                // SAFETY: the access guard is live, as it was for what is in `near`:
+                // SAFETY: the access guard is live, as it was for the node in `near`:
                 // `Domain::unmap` frees no node that a walk inside it can find before it has seen
                 // the guard dropped.
                 let block = unsafe { shared.table().find(addr, near) }.ok_or(Fault::Untranslated)?;
@@ -310,7 +310,7 @@ impl Handle {
         }
     }
 
-    /// Enters the reader slot and takes over what was published before.
+    /// Enters the reader slot, and takes over earlier publications.
     ///
     /// Returns the number to pass to [`Handle::leave`].
     #[inline(always)]

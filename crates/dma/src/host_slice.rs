@@ -29,7 +29,8 @@ impl HostSlice {
     /// The bytes move in no particular order: the mapping orders them.
     ///
     /// # Safety
-    /// The [`MappingGuard`](crate::MappingGuard) or [`Mapping`](crate::Mapping) that it came with lives, and `out` is no longer than it.
+    /// The [`MappingGuard`](crate::MappingGuard) or [`Mapping`](crate::Mapping) that it came with
+    /// lives, and `out` is no longer than it.
     pub unsafe fn read(&self, out: &mut [u8]) {
         debug_assert!(out.len() <= self.len);
         // SAFETY: mapped guest memory, as the caller promises; `out` is ours.

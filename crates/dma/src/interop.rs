@@ -3,8 +3,9 @@
 //! Such crates are linux-loader, vhost and vfio-ioctls.
 //!
 //! ```text
-//! Memory --View::new--> View: GuestMemoryBackend --iter, find_region--> ViewRegion: GuestMemoryRegion
-//!                                                       writes --Marks--> the active dirty log
+//! Memory --View::new--> View            --iter, find_region--> ViewRegion
+//!                       (GuestMemoryBackend)                   (GuestMemoryRegion)
+//!                                              writes --Marks--> the active dirty log
 //! ```
 //! Only this module names vm-memory, whose interface changes with almost every release. A view
 //! belongs to the VMM, not to a device: it may write where devices may not, uses no domain and no

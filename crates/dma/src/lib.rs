@@ -5,21 +5,21 @@
 //! of a queue; every access goes through it.
 //!
 //! ```text
-//! RegionConfig -> Region (memfd, mapped) --+      FileRange -> Region (a client's file, protected: Alarm)
-//!                                          v
-//!                       Memory (published snapshot, replaceable) <--- start_log, stop_log: DirtyLog
-//!                          | handle()                ^ replace(regions)         | harvest
-//!                          |                                                    v
-//!                          |     Domain (IOVA -> guest-physical: map, unmap)  DirtyPages (report, merge, count)
-//!                          |        | handle()
-//!                          v        v
-//!                       Handle (one per queue): keeps snapshot and translations from batch to batch
-//!                          | enter()           begins a read-side critical section; sees what was published
-//!                          v
-//!                       AccessGuard (one per batch)
-//!                          read / write / read_obj / write_obj / fill     copies bytes, in order (Access)
-//!                          map -> Mapping, MappingGuard                   host memory, may outlive the batch
-//!                          | drop              marks what was written, ends the critical section
+//! RegionConfig -> Region (memfd) --+      FileRange -> Region (a client's file; protected: Alarm)
+//!                                  v
+//!               Memory (published snapshot, replaceable) <--- start_log, stop_log: DirtyLog
+//!                  | handle()                ^ replace(regions)         | harvest
+//!                  |                                                    v
+//!                  |     Domain (IOVA -> guest-physical)    DirtyPages (report, merge, count)
+//!                  |        | handle()
+//!                  v        v
+//!               Handle (one per queue): keeps snapshot and translations from batch to batch
+//!                  | enter()     begins a read-side critical section; sees all publications
+//!                  v
+//!               AccessGuard (one per batch)
+//!                  read / write / read_obj / write_obj / fill    copies bytes, in order (Access)
+//!                  map -> Mapping, MappingGuard                  host memory, beyond the batch too
+//!                  | drop        marks written pages, ends the critical section
 //! ```
 //!
 //! # Example
@@ -34,7 +34,7 @@
 //! let guard = handle.enter(); // one batch
 //! guard.write_obj(0x8000_1000, &0x1234_u32, Access::empty())?;
 //! assert_eq!(guard.read_obj::<u32>(0x8000_1000, Access::empty())?, 0x1234);
-//! drop(guard); // what was written is now in the dirty log, if one is on
+//! drop(guard); // the write is now in the dirty log, if one is on
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -67,10 +67,10 @@
 //
 //   sync, access, error               primitives that models replace; direction and order; errors
 //   copy, host_slice                  how bytes move; a piece of mapped memory
-//   sigbus, quota                     truncated files; limits of what clients map
-//   backing, ram, view                kinds of pages; host memory; files copied without system calls
+//   sigbus, quota                     truncated files; limits of clients' mappings
+//   backing, ram, view                kinds of pages; host memory; files without system calls
 //   bitmap, words, pages, log         dirty pages: format, shared words, reports, marks
-//   region, window, snapshot          a piece of guest memory; what an access needs of it; one map
+//   region, window, snapshot          a piece of guest memory; how an access sees it; one map
 //   pin_table, reader_slot            mappings of a holder; waiting for holders
 //   published, table, translations    the current map; the tree of a domain; its changes
 //   line_set, cache, pending_marks    windows found before; writes not marked yet

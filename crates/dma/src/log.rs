@@ -10,7 +10,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Highest end of a log: a bitmap of 8 GiB of address space, hardly any of it touched.
+/// Highest end of a log.
+///
+/// Its bitmap takes 8 GiB of address space; untouched pages take no memory.
 const MAX_END: u64 = 1 << 48;
 
 /// Bitmap of guest-physical pages, one bit per page from address 0.
@@ -186,7 +188,7 @@ impl DirtyLog {
 
     /// Moves the marks of the pages that `pages` covers from this log to `pages`.
     ///
-    /// A second harvest finds only what changed since the first. After it returns, the caller may
+    /// A second harvest finds only changes since the first. After it returns, the caller may
     /// copy the pages found: [`DirtyLog`] explains why the copy is complete.
     ///
     /// A page of the log that is larger than those of `pages` sets them all. A page that `pages`

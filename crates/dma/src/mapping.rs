@@ -40,7 +40,7 @@ impl MappingGuard {
         Self { pin: Arc::clone(pin), access, list }
     }
 
-    /// Marks what was mapped for writing.
+    /// Marks the pages, which were mapped for writing.
     fn mark(&self) {
         let pin = &*self.pin;
         // Pairs with the fence in `ReaderSlots::synchronize`: either the generation below is the
@@ -89,8 +89,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `range.len` bytes from `host` on are inside a region of the snapshot that `guard` keeps (or
-    /// there are none).
+    /// Mapping of `range.len` bytes from `host` on, which may be none.
+    ///
+    /// The bytes must be inside a region of the snapshot that `guard` keeps.
     pub(crate) fn new(host: NonNull<u8>, range: GuestRange, guard: MappingGuard) -> Self {
         Self { host, range, guard }
     }

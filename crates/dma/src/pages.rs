@@ -97,7 +97,7 @@ impl DirtyPages {
     ///
     /// `bitmap` covers `gpa .. gpa + len` in pages of `page_size` bytes.
     ///
-    /// Does what VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT does: only sets bits. A larger page is set
+    /// As VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT, it only sets bits. A larger page is set
     /// if any part of it is in the set; of smaller pages all parts are set.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
-//! Pending dirty marks: what an access guard has written and not marked yet.
+//! Pending dirty marks: writes of an access guard that are not marked yet.
 //!
 //! ```text
-//!  a write of at most a page:  its window is one page?  yes: note its address in the list, once per turn
-//!                                                       no:  note its address in the list
-//!  the list is full, or the guard is dropped:           one fence, mark all, empty the list: the next turn begins
+//!  a write of at most a page, its window is one page:  note its address in the list, once per turn
+//!                             its window is larger:    note its address in the list
+//!  the list is full, or the guard is dropped:          one fence, mark all, empty the list:
+//!                                                      the next turn begins
 //! ```
 //! So a page that is found in the cache is looked up in the log once per batch, however often it is
 //! written, and all share the fence. See [`DirtyLog`] for why there is one.
@@ -30,7 +31,7 @@ impl PendingMarks {
         Self { turn: Cell::new(1), count: Cell::new(0), list: [const { Cell::new(0) }; CAPACITY] }
     }
 
-    /// Number of the current turn: what was noted in it is in the list.
+    /// Number of the current turn. Pages noted in it are in the list.
     ///
     /// (It does not wrap: 2^64 turns do not pass.)
     #[inline(always)]

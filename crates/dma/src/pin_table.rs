@@ -3,7 +3,7 @@
 //! The holder fills it, any thread may release entries, publishers read it.
 //!
 //! ```text
-//!            add (the holder)                     release (the thread that drops the mapping guard)
+//!            add (the holder)               release (the thread that drops the mapping guard)
 //!  free -----------------------> pinned: device address, guest address, length ----> returned
 //!    ^                                                                                  |
 //!    '--------------- the holder takes over all returned entries at once <-------------'
@@ -88,7 +88,9 @@ impl PinTable {
         }
     }
 
-    /// Chunk and position in it: chunk 0 has FIRST entries, chunk n as many as all before it.
+    /// Chunk of an entry, and its position in the chunk.
+    ///
+    /// Chunk 0 has FIRST entries, chunk n as many as all before it.
     fn position(number: u32) -> (usize, usize) {
         let chunk = (number / FIRST).checked_ilog2().map_or(0, |log| log + 1);
         let start = if chunk == 0 { 0 } else { FIRST << (chunk - 1) };
@@ -205,8 +207,9 @@ impl PinTable {
             .any(|number| self.entry(number).is_some_and(|entry| entry.len.load(Acquire) != 0))
     }
 
-    /// Finds a run that overlaps `addrs` and was looked up before the domain's change number
-    /// `change`.
+    /// Finds a run that overlaps `addrs` and was looked up before `change`.
+    ///
+    /// `change` is a change number of the domain.
     ///
     /// The caller must know that no such run is added any more. The fields of an entry that changes
     /// hands meanwhile may not belong together. A run that is looked for does not change until it

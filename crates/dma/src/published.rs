@@ -6,8 +6,8 @@
 //!                |
 //!                no --> [lock] pin = a new SnapshotPin(current) [unlock]    drop the old pin
 //!
-//! region <-- snapshot <-- pin <-- handle           the handle's own pin: no other handle counts on it
-//!                          ^----- MappingGuard, Mapping    so a mapping writes no cache line that handles share
+//! region <-- snapshot <-- pin <-- handle                   no other handle counts on this pin:
+//!                          ^----- MappingGuard, Mapping    a mapping writes no shared cache line
 //! ```
 use crate::reader_slot::{ReaderSlot, ReaderSlots};
 use crate::snapshot::Snapshot;
@@ -88,7 +88,7 @@ impl Published {
         })
     }
 
-    /// Publishes what `make` makes of the current snapshot. Returns the old one.
+    /// Publishes the result of `make` for the current snapshot. Returns the old one.
     ///
     /// The caller may drop the last reference to it, after the lock: unmapping is slow.
     pub(crate) fn publish<E>(

@@ -1,4 +1,4 @@
-//! Quotas: how much memory clients may have mapped, each and together.
+//! Quotas: limits of the memory that clients have mapped, each and together.
 use crate::QuotaError;
 use crate::sigbus;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -21,7 +21,7 @@ const MAX_CLIENT_TABLES: u64 = 64 << 20;
 /// Fewest bytes of one client's translation tables, with any number of clients.
 const MIN_CLIENT_TABLES: u64 = 1 << 20;
 
-/// Limits of what clients may have mapped.
+/// Limits of clients' mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingLimits {
     /// Most bytes mapped for one client.
@@ -124,16 +124,17 @@ struct Use {
     mappings: u64,
 }
 
-/// Pool of what all clients of a process may have mapped.
+/// Pool of mappings that all clients of a process share.
 ///
 /// ```text
-///   MappingLimits --> MappingPool (a process) --quota()--> MappingQuota (a client) --lease--> MappingLease (a mapping)
+///   MappingLimits --> MappingPool  --quota()--> MappingQuota --lease()--> MappingLease
+///                     (a process)               (a client)                (a mapping)
 /// ```
 /// **Guaranteed share.** Half of the pool is divided evenly among the quotas. A client below its
 /// share is never refused because of the others; beyond it, clients take from the other half, first
 /// come, first served. So a few greedy clients cannot lock the others out.
 ///
-/// **What a lease counts.** The bytes that the host maps, rounding to huge pages included, and one
+/// **A lease counts** the bytes that the host maps, rounding to huge pages included, and one
 /// mapping. It ends when the memory is unmapped, so a client that replaces its memory pays for both
 /// until the old mapping is gone.
 #[derive(Debug)]
@@ -260,7 +261,9 @@ impl MappingQuota {
     }
 }
 
-/// Part of `limit` that one client may have, given what the others use and are guaranteed.
+/// Part of `limit` that one client may have.
+///
+/// `others` yields the use of each other client. Each keeps its guaranteed share.
 fn room(limit: u64, others: impl Iterator<Item = u64> + Clone) -> u64 {
     let share = limit / 2 / (others.clone().count() as u64 + 1);
     let used = others.clone().fold(0, u64::saturating_add);

@@ -52,7 +52,9 @@ mod mapped {
     const HUGE: u64 = Backing::HugePages.page_size();
 
     impl Ram {
-        /// Makes `size` bytes of zeroes, a multiple of the page size of `backing` and not 0.
+        /// Makes `size` bytes of zeroes.
+        ///
+        /// `size` is a multiple of the page size of `backing` and not 0.
         pub(crate) fn new(size: u64, backing: Backing) -> Result<Self, MemoryError> {
             let huge = backing == Backing::HugePages;
             let refused = |what, source: std::io::Error| {

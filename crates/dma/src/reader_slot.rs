@@ -1,9 +1,11 @@
 //! Reader slots: which holders are in a batch, and how publishers wait for them.
 //!
 //! ```text
-//!  outside (seq even) --enter: seq + 1, full fence--> inside (seq odd) --leave: seq + 1, release--> outside
+//!  outside (seq even) --enter: seq + 1, full fence--> inside (seq odd)
+//!                    <--leave: seq + 1, release------
 //!
-//!  synchronize:  publish the change | full fence | for each slot: even? done. odd? wait until the number changes.
+//!  synchronize:  publish the change | full fence | for each slot: even? done.
+//!                                                                 odd? wait until seq changes.
 //! ```
 //! A holder reads what is published after its fence; the publisher reads the slots after its own.
 //! In each such pair at least one side sees the other's store (the store-buffering shape): either
@@ -29,7 +31,9 @@ pub(crate) struct ReaderSlot {
     shared: Shared,
 }
 
-/// Fields that other threads read, or that are rarely used: kept off the cache line of `seq`.
+/// Fields kept off the cache line of `seq`.
+///
+/// Other threads read them, or they are rarely used.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shared {

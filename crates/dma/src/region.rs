@@ -58,7 +58,7 @@ impl Region {
         Ok(Arc::new(Self { gpa, size, writable, ram: Ram::new(size, backing)? }))
     }
 
-    /// Maps what another process made by [`Region::new`].
+    /// Maps a region that another process made by [`Region::new`].
     ///
     /// `file` is a descriptor from [`Region::fd`].
     ///

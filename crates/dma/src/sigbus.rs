@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   access -> SIGBUS -> address in a protected mapping?
-//!                         yes: replace it by private zeroes, mark it `lost`, raise the alarm, go on
-//!                         no:  call the previous handler, or take the default action: the process ends
+//!       yes: replace it by private zeroes, mark it `lost`, raise the alarm, go on
+//!       no:  call the previous handler, or take the default action: the process ends
 //!
 //!   slot:  free --protect--> protected --fault--> lost --drop--> free
 //! ```
-//! **The whole mapping is replaced**, not only the missing page: nobody sees what a device still
-//! does to this memory, its used entries least of all. A file that shrinks page by page causes one
-//! fault, not thousands, and as few mappings.
+//! **The whole mapping is replaced**, not only the missing page: later writes of a device to this
+//! memory, its used entries above all, reach no other process. A file that shrinks page by page
+//! causes one fault, not thousands, and as few mappings.
 //!
 //! **The kernel's own accesses raise no signal.** A system call that reads or writes missing memory
 //! fails with EFAULT. The request fails, and the mapping is lost once this process touches it
@@ -19,7 +19,7 @@
 //! which is never moved or freed, makes two system calls, and takes no lock. The fault is in a
 //! mapping that the thread uses and therefore keeps, so that the slot of *that* mapping does not
 //! change meanwhile. Other slots may change under the handler; each has a version, odd while it
-//! changes, and what was read is discarded unless the version was even and still is.
+//! changes; a copy of a slot is discarded unless its version was even and still is.
 //!
 //! A thread that blocks SIGBUS is killed by a fault: do not block it in threads that touch guest
 //! memory.
@@ -325,7 +325,7 @@ fn replace(addr: usize) -> bool {
     true
 }
 
-/// Does what would have happened without this handler.
+/// Acts as if this handler were not installed.
 ///
 /// # Safety
 /// Call it in the handler, with its arguments.

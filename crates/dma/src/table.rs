@@ -4,16 +4,16 @@
 //!
 //! ```text
 //! root (height 0 to 6) --> node: 512 entries --> node ... --> leaf: guest page, permissions
-//!                                     '--> leaf: 512 pages at once (or 512^2 ...), if the mapping covers them
+//!                                     '--> leaf: 512 pages (or 512^2 ...) that a mapping covers
 //! ```
 //! An entry is one word: nothing, a child, or a leaf. Walkers load it; the holder of the domain's
 //! lock stores it. So a walker sees each page's translation before or after a change and nothing in
 //! between. The tree is as high as the highest address requires: two loads for devices that use
 //! less than a gigabyte of addresses.
 //!
-//! Reasons for a tree: the cost of a change depends on what it covers, not on what exists (a sorted
-//! array would be copied); a million single pages take 8 MiB of leaves; neighbours share a cache
-//! line; nothing is hashed or probed.
+//! Reasons for a tree: the cost of a change depends on its range, not on the number of mappings (a
+//! sorted array would be copied); a million single pages take 8 MiB of leaves; neighbours share a
+//! cache line; nothing is hashed or probed.
 //!
 //! A node that a removal has emptied is unlinked at once and returned to the caller, which frees it
 //! once no walker can be in it.
@@ -123,7 +123,7 @@ impl Unlinked {
     }
 }
 
-/// Result of a walk: the largest aligned block around the address that one entry translates.
+/// Result of a walk: the largest aligned block that one entry translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     /// First device address.
@@ -212,12 +212,16 @@ fn height_for(last: u64) -> u32 {
     (1..MAX_HEIGHT).find(|high| last >> (BITS * high) == 0).unwrap_or(MAX_HEIGHT)
 }
 
-/// Whether `first..=last` is all that an entry from page `start` on covers, and can be one leaf.
+/// Whether `first..=last` can be one leaf in an entry from page `start` on.
+///
+/// It must be all that the entry covers.
 fn is_whole(level: u32, start: u64, first: u64, last: u64) -> bool {
     level <= MAX_LEAF && first == start && last - start == span(level) - 1
 }
 
-/// Entries of a node that overlap `first..=last`; the node covers pages from `start` on.
+/// Entries of a node that overlap `first..=last`.
+///
+/// The node covers pages from `start` on.
 ///
 /// Yields the index of each, the first page that it covers, and its part of the range.
 fn spans(level: u32, start: u64, first: u64, last: u64) -> impl Iterator<Item = (usize, u64, u64, u64)> {
@@ -310,7 +314,9 @@ impl Table {
         })
     }
 
-    /// Entries of a node that overlap `first..=last`; the node covers pages from `start` on.
+    /// Entries of a node that overlap `first..=last`.
+    ///
+    /// The node covers pages from `start` on.
     ///
     /// Yields each with the first page that it covers, and its part of the range.
     fn entries<'a>(
@@ -365,7 +371,9 @@ impl Table {
         }
     }
 
-    /// Number of nodes that [`Table::insert_below`] makes; `node` is null where there is none yet.
+    /// Number of nodes that [`Table::insert_below`] makes.
+    ///
+    /// `node` is null where there is none yet.
     fn nodes_below(node: *mut Node, level: u32, start: u64, first: u64, last: u64) -> usize {
         let below = |(index, start, first, last): (usize, u64, u64, u64)| {
             let child = match NonNull::new(node) {
@@ -449,7 +457,9 @@ impl Table {
         count
     }
 
-    /// Removes the translation of pages `first..=last`; splits leaves that reach beyond them.
+    /// Removes the translation of pages `first..=last`.
+    ///
+    /// Splits leaves that reach beyond them.
     ///
     /// Appends emptied nodes to `unlinked`, which must have room for all nodes. Returns the number
     /// of pages that were mapped, and of nodes made. `None` if the host has no memory to split

@@ -4,8 +4,8 @@
 //! device address (IOVA) --Table--> guest-physical --snapshot: regions--> host
 //!
 //!  map:    [lock] store leaves [unlock]                the next walk sees them, nothing waits
-//!  unmap:  [lock] clear leaves, change += 1 [unlock] | synchronize: every live access guard dropped,
-//!          every mapping of the range dropped | free emptied nodes
+//!  unmap:  [lock] clear leaves, change += 1 [unlock] | synchronize: wait until every live access
+//!          guard and every mapping of the range is dropped | free emptied nodes
 //! ```
 //! A handle walks the tree when its cache misses. Nothing cached outlives a batch in which `change`
 //! has grown: a removed translation may be used until the batch ends that found it, and

@@ -19,8 +19,8 @@ pub(crate) struct Window {
     region: u32,
 }
 
-// SAFETY: plain data; what the pointer names is touched only through the raw accesses of this
-// crate, by those who hold the snapshot that the window came from.
+// SAFETY: plain data; the memory behind the pointer is touched only by the raw accesses of this
+// crate, by holders of the snapshot that the window came from.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}

@@ -68,8 +68,9 @@ mod mapped {
             Self::part(file, offset, count)
         }
 
-        /// As [`Words::attach`], for a file that may shrink: the alarm is raised when that is
-        /// noticed.
+        /// As [`Words::attach`], for a file that may shrink.
+        ///
+        /// The alarm is raised when that is noticed.
         pub(crate) fn guarded(
             file: OwnedFd,
             offset: u64,

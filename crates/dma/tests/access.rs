@@ -12,6 +12,8 @@ fn region(gpa: u64, size: u64, writable: bool) -> Arc<Region> {
     Region::new(RegionConfig { gpa, size, backing: Backing::Pages, writable }).expect("guest RAM")
 }
 
+/// RAM with a hole and a read-only part.
+///
 /// RAM in [0x1000, 0x3000), adjacent RAM in [0x3000, 0x4000), a hole, and read-only memory in
 /// [0x5000, 0x6000).
 fn handle() -> Handle {

@@ -265,8 +265,9 @@ fn writes_through_a_domain_are_logged_where_they_land() {
     assert_eq!(logged(&memory), [0_u64; 0]);
 }
 
-/// Writes more pages than an access guard notes, so that some are marked before the batch ends, and
-/// may be harvested.
+/// Writes more pages than an access guard notes.
+///
+/// So some are marked before the batch ends, and may be harvested.
 ///
 /// Later writes to them must be in the next harvest.
 #[test]

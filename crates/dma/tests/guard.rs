@@ -280,7 +280,7 @@ fn a_sealed_file_is_guarded_as_well() {
     assert!(!region.lost() && !alarm.take());
 }
 
-/// Runs the test `name` of this program in its own process, in which `PARAVANE_CHILD` is set.
+/// Runs the test `name` in a process with `PARAVANE_CHILD` set.
 fn in_child(name: &str) -> ExitStatus {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program);

@@ -1,5 +1,6 @@
-//! Publishing and refreshing under the model checker:
-//! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom --release`.
+//! Publishing and refreshing under the model checker.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom --release`
 #![cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
@@ -8,8 +9,9 @@ use std::sync::{Arc, LazyLock};
 
 const PAGE: u64 = 4096;
 
-/// Three maps, distinguished by the address of their one page. Made once: the checker runs the
-/// tests many times.
+/// Three maps, distinguished by the address of their one page.
+///
+/// Made once: the checker runs the tests many times.
 static PAGES: LazyLock<[Arc<Region>; 3]> = LazyLock::new(|| {
     [0, 1, 2].map(|i| {
         let config = RegionConfig { gpa: i * PAGE, size: PAGE, backing: Backing::Pages, writable: true };

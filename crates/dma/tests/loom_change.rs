@@ -1,4 +1,4 @@
-//! Concurrent changes under the model checker: unmapping, turning the log on, harvesting.
+//! Changes under the model checker: unmapping, starting the log, harvesting.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_change --release`
 //!
@@ -19,7 +19,9 @@ const RELAXED: Access = Access::RELAXED;
 /// A model has no time-out.
 const EVER: Duration = Duration::MAX;
 
-/// Made once: the checker runs the tests many times, and only the addresses are used.
+/// Made once, because the checker runs the tests many times.
+///
+/// Only the addresses are used.
 static RAM: LazyLock<Arc<Region>> = LazyLock::new(|| {
     let config = RegionConfig { gpa: 0, size: 4 * PAGE, backing: Backing::Pages, writable: true };
     Region::new(config).expect("RAM")
@@ -36,8 +38,9 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The same, and the model must see both answers: one that never finds the other thread at work
-/// proves nothing.
+/// As [`check`], and the model must see both answers.
+///
+/// A model that never finds the other thread at work proves nothing.
 fn both_ways(model: impl Fn(&dyn Fn(bool)) + Sync + Send + 'static) {
     let seen = Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
     let note = Arc::clone(&seen);
@@ -73,7 +76,9 @@ impl Behind {
     }
 }
 
-/// When `unmap` returns, no access lands in the range any more, and earlier ones are over.
+/// `unmap` returns when no access lands in the range any more.
+///
+/// Earlier accesses have ended.
 ///
 /// Fails without: either of the SeqCst fences in `enter` and `synchronize`, the Release store in
 /// `leave`, the Acquire loads in `synchronize`.
@@ -163,8 +168,9 @@ fn an_unmapping_waits_for_mappings_that_outlive_their_handle() {
     });
 }
 
-/// The same if one thread releases an entry and another reuses it for bytes that are not waited
-/// for.
+/// As above, if one thread releases an entry and another reuses it.
+///
+/// The reused entry is for bytes that are not waited for.
 ///
 /// With stale numbers in the entry they would not be either. Fails without: the Release of `len`,
 /// `addr` or `change` in `add`, the Acquire exchange in `pop`, the Release exchange in `release`,
@@ -192,7 +198,7 @@ fn an_entry_that_passes_through_two_hands_hides_nothing() {
     });
 }
 
-/// An entry that is reused for other bytes does not hide that the earlier bytes were released.
+/// Reuse of an entry does not hide that its earlier bytes were released.
 #[test]
 fn an_entry_that_is_used_again_hides_nothing() {
     check(|| {
@@ -271,8 +277,9 @@ fn data(memory: &Memory) -> u64 {
     memory.handle().enter().read_obj(0, RELAXED).expect("RAM")
 }
 
-/// A memory with a log; the first word is written and copied already. The bit is set again if
-/// `set`.
+/// A memory with a log; the first word is written and copied already.
+///
+/// The bit is set again if `set`.
 fn logged(set: bool) -> (Memory, Arc<DirtyLog>) {
     let memory = memory();
     let log = DirtyLog::new(memory.end(), PAGE).expect("a log");
@@ -342,7 +349,7 @@ fn no_long_write_is_missing_from_copy_and_harvests() {
     });
 }
 
-/// A write that is not marked because the log was not on yet is in what is copied after it is on.
+/// A write from before the log was on is in a copy from after it was on.
 ///
 /// Fails without: the SeqCst fences in `enter` and `synchronize`.
 #[test]

@@ -1,5 +1,6 @@
-//! The promises of [`Access`] as litmus tests under the model checker: the real guard, over
-//! modelled memory.
+//! Promises of [`Access`] as litmus tests under the model checker.
+//!
+//! The guards are real, and the memory is modelled.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-dma --test loom_order --release`
 //!
@@ -26,7 +27,9 @@ const BY_DIRECTION: Access = Access::empty();
 const RELAXED: Access = Access::RELAXED;
 const FULL: Access = Access::FULL;
 
-/// Made once: the checker runs the tests many times, and only the addresses are used.
+/// Made once, because the checker runs the tests many times.
+///
+/// Only the addresses are used.
 static PAGE: LazyLock<Arc<Region>> = LazyLock::new(|| {
     let config = RegionConfig { gpa: 0, size: 4096, backing: Backing::Pages, writable: true };
     Region::new(config).expect("RAM")
@@ -55,8 +58,9 @@ fn write(device: &AccessGuard<'_>, addr: u64, value: u64, access: Access) {
 
 type Outcome = (u64, u64);
 
-/// Outcomes of every interleaving with at most 3 involuntary switches of threads
-/// (PARAVANE_LOOM_PREEMPTIONS).
+/// Outcomes of every interleaving with at most 3 involuntary thread switches.
+///
+/// PARAVANE_LOOM_PREEMPTIONS changes the number.
 ///
 /// Device and driver run on a thread each; the outcome is what both return.
 fn outcomes<A, B>(
@@ -89,8 +93,9 @@ where
     std::mem::take(&mut *seen.lock().unwrap())
 }
 
-/// The driver looks once at the flag and then, behind its read barrier, at the data. It never
-/// waits.
+/// The driver looks once at the flag and then, behind its barrier, at the data.
+///
+/// It never waits.
 fn looks(driver: &Driver<'_>) -> Outcome {
     let flag = driver.load(FLAG);
     fence(Acquire);
@@ -243,7 +248,7 @@ fn mapping_acquires() {
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
 }
 
-/// A thread that sees what is written through a mapping sees what was written before the mapping.
+/// What is written through a mapping comes after earlier writes.
 ///
 /// Fails without: the AcqRel fence in `map` (its release).
 #[test]
@@ -257,7 +262,7 @@ fn mapping_releases() {
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
 }
 
-/// A thread that sees a store after the end of a mapping sees what was written through it.
+/// A store after the end of a mapping comes after the mapping's writes.
 ///
 /// Fails without: the AcqRel fence in `unmap` (its release).
 #[test]
@@ -274,7 +279,7 @@ fn unmapping_releases() {
     assert!(outcomes(device, RELAXED, looks).contains(&((), (1, 0))));
 }
 
-/// What follows the end of a mapping sees what was written before what was read through it.
+/// After a mapping, reads are at least as new as the data read through it.
 ///
 /// Fails without: the AcqRel fence in `unmap` (its acquire).
 #[test]
@@ -289,8 +294,9 @@ fn unmapping_acquires() {
     assert!(outcomes(device, RELAXED, publishes).contains(&((1, 0), ())));
 }
 
-/// Both directions have both orders, on one access: it acquires what it read, and releases for
-/// later stores.
+/// An access in both directions has both orders.
+///
+/// It acquires what it read, and releases for later stores.
 ///
 /// Fails without: the Acquire fence in `end`, or the Release fence in `begin`.
 #[test]

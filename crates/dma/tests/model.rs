@@ -1,4 +1,4 @@
-//! Access guard against a plain model: one vector of bytes and a kind for each page.
+//! Access guard against a plain model: a vector of bytes and a kind per page.
 use paravane_dma::{Access, AccessGuard, Backing, DmaError, Handle, Memory, Region, RegionConfig, Segment};
 use proptest::prelude::*;
 
@@ -80,8 +80,9 @@ enum Op {
     MapSegments { list: Vec<(u64, u32)>, skip: u64, len: usize, write: bool },
 }
 
-/// Offsets from the base: mostly near the edges of pages, some of them outside (one page before,
-/// one after).
+/// Offsets from the base, mostly near the edges of pages.
+///
+/// Some are outside: one page before, one page after.
 fn offset() -> impl Strategy<Value = u64> {
     let pages = PAGES as u64;
     prop_oneof![
@@ -166,7 +167,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
-/// Bytes `skip .. skip + len` of the segments, and the error for a buffer that is too short.
+/// Pieces of bytes `skip .. skip + len`, and the error of a buffer that is short.
 fn cut(segments: &[Segment], mut skip: u64, len: usize) -> (Vec<(u128, usize)>, Result<(), DmaError>) {
     let mut pieces = Vec::new();
     let mut left = len;

@@ -1,5 +1,6 @@
-//! Store buffering on real CPUs, with real guards: the one reordering of x86, and the purpose of
-//! `FULL`.
+//! Store buffering on real CPUs, with real guards.
+//!
+//! It is the one reordering of x86, and the purpose of `FULL`.
 //!
 //! ```text
 //! device, on one CPU                  driver, on another
@@ -25,8 +26,10 @@ const REQUEST: u64 = 0;
 const ANSWER: u64 = 1024;
 /// Number of rounds per run of the two threads.
 const ROUNDS: u64 = 20_000;
-/// The reordering shows in the first thousands of rounds if the two threads run at the same time.
-/// On a busy machine that may take longer.
+/// Longest wait for the reordering.
+///
+/// It shows in the first thousands of rounds if the two threads run at the same time. On a busy
+/// machine that may take longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two CPUs that this process may use.

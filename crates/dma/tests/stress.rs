@@ -1,4 +1,4 @@
-//! Four threads on one memory: one maps and unmaps, one harvests the log, two do I/O.
+//! Four threads: one maps and unmaps, one harvests the log, two do I/O.
 //!
 //! Each page of device addresses maps to another page of RAM each time. An unmapped page of RAM
 //! belongs to the mapper, which fills it with a mark and checks, before it is mapped again, that
@@ -19,7 +19,7 @@ const WINDOW: u64 = RAM / 2;
 /// Device address of the pages: around a border of two megabytes.
 const IOVA: u64 = (2 << 20) - 16 * PAGE;
 const TURNS: u32 = 5_000;
-/// Shortest run, in which all threads have had a turn, and longest run, on a busy machine.
+/// Shortest run, enough for each thread; longest run, on a busy machine.
 const TIME: std::ops::Range<Duration> = Duration::from_millis(200)..Duration::from_secs(5);
 const LONG: Duration = Duration::from_secs(120);
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -178,7 +178,9 @@ fn nothing_is_missed_and_nothing_lands_elsewhere() {
     }
 }
 
-/// Where the copy differs from RAM, RAM must have the mapper's mark, which is in no log.
+/// Where the copy differs from RAM, RAM must have the mapper's mark.
+///
+/// That mark is in no log.
 fn assert_log_had_it(page: u64, copy: &[u8], now: &[u8]) {
     for (word, (copy, now)) in copy.chunks(8).zip(now.chunks(8)).enumerate() {
         let mark = MARK.to_ne_bytes();

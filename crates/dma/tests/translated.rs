@@ -17,8 +17,9 @@ const LONG: Duration = Duration::from_secs(60);
 const LARGE: u64 = 512;
 /// Single pages on each side of a possible large leaf.
 const SIDE: u64 = 24;
-/// First page of RAM, number of pages, whether it is writable: the first two are adjacent, then
-/// there is a gap.
+/// Regions: first page of RAM, number of pages, whether it is writable.
+///
+/// The first two are adjacent; a gap follows.
 const RAM: [(u64, u64, bool); 3] = [(0, 2 * LARGE, true), (2 * LARGE, 16, false), (3 * LARGE, 64, true)];
 
 /// Translation of a device page.
@@ -80,7 +81,7 @@ impl Model {
         }
     }
 
-    /// Host pieces that a mapping of these must have: runs in guest memory in one region.
+    /// Host pieces that a mapping must have: runs of guest memory in one region.
     fn runs(pieces: &[(u64, usize, usize)]) -> usize {
         let region = |page| RAM.iter().position(|(first, pages, _)| (*first..first + pages).contains(&page));
         let adjoin = |pair: &&[(u64, usize, usize)]| {
@@ -160,7 +161,7 @@ fn op() -> impl Strategy<Value = Op> {
     (at, len, what)
 }
 
-/// Position of a possible large leaf: low, above 4 GiB, and at the end of the address space.
+/// First page around a large leaf: low, above 4 GiB, or at the end of addresses.
 fn first_page() -> impl Strategy<Value = u64> {
     let all = 1 << 52;
     prop::sample::select(vec![LARGE - SIDE, (1 << 20) - SIDE, all - 2 * LARGE - SIDE])

@@ -96,7 +96,7 @@ fn a_file_that_is_not_there_is_not_mapped() {
     assert!(FileView::new(null.into(), 1, false, &alarm).is_err());
 }
 
-/// Several threads read a file that shrinks. What a thread takes for valid is what the file had.
+/// Threads read a file that shrinks. A read that is not lost is correct.
 #[test]
 fn who_finds_it_not_lost_has_not_read_zeroes() {
     let good = AtomicU64::new(0);
@@ -126,8 +126,9 @@ fn who_finds_it_not_lost_has_not_read_zeroes() {
     assert!(good.into_inner() > 0);
 }
 
-/// A thread writes from memory that is lost meanwhile. No byte of the file gets a value that was
-/// not given.
+/// A thread writes from memory that is lost meanwhile.
+///
+/// Each byte of the file keeps its value or gets the given one.
 #[test]
 fn zeroes_in_the_place_of_what_is_gone_are_not_written() {
     for _ in 0..100 {

@@ -7,7 +7,9 @@ const LONGEST: Duration = Duration::from_micros(10);
 ///
 /// There is no pause if work arrives more slowly.
 const LEAST: u32 = 16;
-/// Fewest buffers in a turn that a pause follows: after less, the burst may be over.
+/// Fewest buffers in a turn before a pause.
+///
+/// After fewer, the burst may be over.
 const SOME: u32 = 8;
 /// Buffers per epoch.
 const EPOCH: u32 = 1024;
@@ -15,7 +17,9 @@ const EPOCH: u32 = 1024;
 const IDLE: Duration = Duration::from_micros(100);
 /// Epochs with pauses before the rate without them is measured again.
 const RUN: u32 = 64;
-/// Consecutive epochs that must be slower: a single one may be due to other work on this processor.
+/// Consecutive slower epochs that end batching.
+///
+/// A single one may be due to other work on this processor.
 const SLOW: u32 = 4;
 /// Longest rest, in epochs.
 const LONGEST_REST: u32 = 1024;
@@ -25,10 +29,13 @@ const LONGEST_REST: u32 = 1024;
 /// Complements [`PollWindow`].
 ///
 /// ```text
-///   measuring, no pauses --an epoch--> fast? --yes--> batching, a pause after each turn --an epoch--> as fast as without?
-///      ^      ^                  | no                    ^                                              | yes | no
-///      |      '------------------'                       '----------------------------------------------'     |
-///      '-- after many epochs: once more ------------------------------------------- pauses cost time: rest --'
+///        an epoch, not fast                   an epoch as fast as without
+///             .----.                                 .----.
+///             |    v                                 |    v
+///   measuring, no pauses --an epoch, fast--> batching, a pause after each turn
+///      ^          ^                              |               |
+///      |          '------ after many epochs -----'               | pauses cost time
+///      '------------------------- rest <-------------------------'
 /// ```
 /// Each look at a ring takes a cache line from the side that is about to write it, and so does each
 /// returned buffer. A peer that looks all the time and takes one buffer at a time slows down a side

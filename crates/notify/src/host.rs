@@ -7,7 +7,9 @@ use std::sync::{Arc, PoisonError};
 /// Owner of a queue's kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotifierState {
-    /// Kicks exit, and the exit path signals the notifier. The VMM's event loop owns it.
+    /// Kicks exit, and the exit path signals the notifier.
+    ///
+    /// The VMM's event loop owns it.
     Deassigned,
     /// Kicks signal the notifier without an exit. The VMM's event loop owns it.
     Assigned,
@@ -37,7 +39,7 @@ pub enum Kick {
 ///   +----+                        last release            grab      release
 ///    assign, refused              (signalled)
 ///
-/// Deassigned -- grab --> OffLimits -- last release --> Deassigned     the same, on a host that refused
+/// On a host that refused: Deassigned -- grab --> OffLimits -- last release --> Deassigned
 /// ```
 ///
 /// **Deassigned**: no ioeventfd. A kick is an exit, and the exit path signals the eventfd
@@ -150,8 +152,8 @@ impl HostNotifier {
 
     /// Removes the ioeventfd, or the request for one while kicks arrive nowhere.
     ///
-    /// Remove the handler before, and test the notifier once more afterwards: a kick may have come
-    /// in between.
+    /// Remove the handler before, and test the notifier once more afterwards: a kick may have
+    /// arrived in between.
     ///
     /// # Errors
     /// The notifier is not assigned; or the host refuses, and the state stays `Assigned`, because
@@ -189,7 +191,7 @@ impl HostNotifier {
 
     /// Sets the address of kicks; `None` for nowhere.
     ///
-    /// The guest moves or disables the device so.
+    /// Call it when the guest moves or disables the device.
     ///
     /// An ioeventfd moves along, and returns when there is an address again. Signals once, for
     /// kicks in between. The owner of the eventfd is not affected.
@@ -288,7 +290,9 @@ impl std::fmt::Debug for HostNotifier {
 }
 
 impl Drop for HostNotifier {
-    /// The host keeps the eventfd of a registration, and would refuse the address to the next one.
+    /// Unregisters, because the host keeps the eventfd of a registration.
+    ///
+    /// It would refuse the address to the next notifier.
     fn drop(&mut self) {
         let mut ownership = *self.lock();
         // There is no caller to report a refusal to.

@@ -1,8 +1,9 @@
 //! Interrupts of one device, by its wired line or by messages.
 //!
 //! ```text
-//! queue handler, transport: "queue n", "configuration" --> Interrupts --.--> InterruptLine   (MSI off, or none)
-//!                                                                       '--> MsiTable        (MSI on)
+//! queue handler --"queue n"------.                .--> InterruptLine   (MSI off, or none)
+//!                                +--> Interrupts -+
+//! transport --"configuration"----'                '--> MsiTable        (MSI on)
 //! ```
 //! While MSI is on, the status register stays 0. Turn it on or off while no queue runs, or accept
 //! that an interrupt under way takes the other way.

@@ -4,11 +4,13 @@
 //! notification.
 //!
 //! ```text
-//! kick:      guest write -> ioeventfd -------------------> Notifier (eventfd) -> its one owner     (Assigned)
-//!            guest write -> exit -> HostNotifier::kick --> the same eventfd                     (Deassigned)
-//! interrupt: device -> Interrupts -.-> InterruptLine (status register) --> InterruptSink (irqfd)  --> vCPU
-//!                                  '-> MsiTable (message, mask, pending) -> MsiSink (irqfd with a route,
-//!                                                                            KVM_SIGNAL_MSI) ----> vCPU
+//! kick:      guest write -> ioeventfd -------------------> Notifier (eventfd)    (Assigned)
+//!            guest write -> exit -> HostNotifier::kick --> Notifier (eventfd)    (Deassigned)
+//!            Notifier -> its one owner: an event loop, or a vhost back end
+//!
+//! interrupt: device -> Interrupts -.-> InterruptLine (status register) -> InterruptSink -> vCPU
+//!                                  '-> MsiTable (message, mask, pending) -> MsiSink ----> vCPU
+//!            InterruptSink: an irqfd. MsiSink: an irqfd with a route, or KVM_SIGNAL_MSI
 //! ```
 //!
 //! - [`HostNotifier`] decides where the kicks of one queue arrive. Its documentation has the state
@@ -17,8 +19,7 @@
 //! - [`PollWindow`] and [`BatchDelay`] decide how long to poll a queue and how long to let work
 //!   accumulate.
 //! - [`IoEventFds`], [`InterruptSink`] and [`msi::MsiController`] are the interface to the machine;
-//!   feature `kvm` implements all three
-//!   on a VM of the crate kvm-ioctls.
+//!   feature `kvm` implements all three on a VM of the crate kvm-ioctls.
 //!
 //! # Example
 //!
@@ -101,11 +102,10 @@ pub enum NotifyError {
 
 /// Registers eventfds at guest addresses (KVM: ioeventfd).
 pub trait IoEventFds: Send + Sync {
-    /// Has writes to guest-physical `addr` signal `notifier` without an exit.
+    /// Makes writes to guest-physical `addr` signal `notifier` without an exit.
     ///
-    /// A write has 32 bits and the value `datamatch`.
-    ///
-    /// With `None` any write signals. Must not call back into the notifier's [`HostNotifier`].
+    /// Writes of 32 bits and value `datamatch` signal; with `None` any write does. The
+    /// implementation must not call the notifier's [`HostNotifier`].
     ///
     /// # Errors
     /// The host refuses; the caller falls back to exits.

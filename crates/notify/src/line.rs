@@ -5,8 +5,8 @@
 //! driver:  interrupt -> reads status -> acknowledges it -> looks for used buffers
 //! ```
 //! A cause that is added between the driver's read and its acknowledgement may be cleared with it;
-//! the driver looks at the ring afterwards and finds what the cause stood for (the orders below
-//! ensure that). A cause that is not cleared would be lost, since edges do not repeat, so
+//! the driver looks at the ring afterwards and finds the used buffers (the orders below ensure
+//! that). A cause that is not cleared would be lost, since edges do not repeat, so
 //! [`InterruptLine::acknowledge`] repeats them.
 use crate::Notifier;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -23,7 +23,7 @@ pub trait InterruptSink: Send + Sync {
     fn raise(&self);
 }
 
-/// For a driver that is a thread of this process and waits on the eventfd.
+/// In-process delivery: the driver is a thread that waits on the eventfd.
 impl InterruptSink for Notifier {
     fn raise(&self) {
         self.signal();
@@ -70,7 +70,7 @@ impl InterruptLine {
         }
     }
 
-    /// Silences the line (PCI: INTx is disabled), or ends that. Idempotent.
+    /// Silences the line (PCI: INTx is disabled), or ends the silence. Idempotent.
     ///
     /// A silent line raises nothing, but causes are still added to the status. The end of silence
     /// raises once if a cause is pending.

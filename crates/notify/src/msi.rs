@@ -1,10 +1,10 @@
 //! Message-signalled interrupts for the virtio-mmio extension and PCI's MSI-X.
 //!
 //! ```text
-//!                       source -> vector            vector: message, mask, pending      one of the deliveries
-//! queue n is used   --> queues[n]   --.                    .--> irqfd with an MSI route (KVM routes the message)
-//! configuration     --> configuration -+--> vectors[v] ----+--> KVM_SIGNAL_MSI
-//!                       (NO_VECTOR: nothing)               '--> in-process (a guest that is a thread)
+//!                   source -> vector       message, mask, pending   one of the deliveries
+//! queue n is used   --> queues[n]   ---.                         .--> irqfd with an MSI route
+//! configuration     --> configuration -+--> vectors[v] ----------+--> KVM_SIGNAL_MSI
+//!                       (NO_VECTOR: nothing)                     '--> in-process, to a thread
 //!
 //! one vector:
 //!                     raise: sends                          raise: sets pending

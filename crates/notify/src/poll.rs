@@ -14,9 +14,9 @@ const REST: u8 = 100;
 ///
 /// ```text
 ///   no work left --> poll for `length` --> sleep --> work: `slept(gap)`
-///                        |                             gap <= length   it could have been found: same length
-///                        v                             gap <= longest  a longer poll would find it: twice the gap
-///                   work: `found`                      gap >  longest  no poll would: half as long, or none
+///                        |                     gap <= length   a poll could find it: same length
+///                        v                     gap <= longest  a longer poll could: twice the gap
+///                   work: `found`              gap >  longest  no poll could: half the length or 0
 ///
 ///   4 polls in a row that found nothing: none for the next 100 gaps
 /// ```

@@ -60,8 +60,9 @@ fn an_irqfd_needs_an_interrupt_controller() {
 
 const LINE: u32 = 5;
 
-/// Whether the edge of the line reaches the interrupt controller. KVM may deliver it from another
-/// thread.
+/// Whether the edge of the line reaches the interrupt controller.
+///
+/// KVM may deliver it from another thread.
 fn comes(vm: &VmFd) -> bool {
     let patience = Instant::now() + Duration::from_secs(20);
     while Instant::now() < patience {
@@ -114,7 +115,7 @@ const GUEST: &[u8] = &[
     0xe6, 0x10, // out 0x10, al
 ];
 
-/// Runs the guest; returns the values of the writes to the notification address that exited.
+/// Runs the guest. Returns the values of the notifications that exited.
 fn run(vm: &VmFd, page: &Page, mut exited: impl FnMut(u32)) {
     page.map(vm, 0x1000);
     let mut vcpu = vm.create_vcpu(0).expect("a vCPU");

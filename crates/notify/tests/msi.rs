@@ -47,8 +47,9 @@ fn message(data: u32) -> MsiMessage {
     MsiMessage { address: 0xfee0_0000, data }
 }
 
-/// Three vectors, two queues; queue n has vector n with message 100 + n, the configuration vector
-/// 2.
+/// Three vectors, two queues.
+///
+/// Queue n has vector n with message 100 + n. The configuration has vector 2.
 fn table() -> (MsiTable, Arc<Platform>) {
     let platform = Arc::new(Platform::default());
     let table = MsiTable::new(&Controller(Arc::clone(&platform)), 3, 2).unwrap();
@@ -225,7 +226,7 @@ fn without_messages_they_cannot_be_turned_on() {
     assert_eq!((interrupts.msi_on(), interrupts.line().status()), (false, INT_USED_BUFFER));
 }
 
-/// The message is rewritten while interrupts fire, and sometimes the vector is masked meanwhile.
+/// Rewrites the message, and masks the vector at times, while interrupts fire.
 ///
 /// Each interrupt goes to a message that was set, none to the old one after the change has
 /// returned, none while masked, and the last one always arrives.

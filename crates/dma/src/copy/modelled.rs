@@ -1,8 +1,8 @@
 //! Words of guest memory in the loom model checker: one cell per object.
 //!
 //! The first access to an object creates its cell, as 0; the cell lives until the execution ends.
-//! An object must always be accessed in one size: the model cannot tell what hardware would do
-//! otherwise, and panics.
+//! An object must always be accessed in one size: the model cannot tell the behaviour of
+//! hardware otherwise, and panics.
 use super::Word;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;

@@ -81,7 +81,7 @@ unsafe fn store_piece(guest: *mut u8, own: *const u8, size: usize) {
     }
 }
 
-/// Cuts `len` bytes at address `start` into naturally aligned pieces of 1, 2, 4 and 8 bytes.
+/// Cuts `len` bytes at address `start` into aligned pieces of 1, 2, 4 and 8 bytes.
 ///
 /// Small pieces up to a multiple of 8 come first, then words, then small pieces. `each` gets offset
 /// and size; sizes are literals so that, inlined, each call is one access.

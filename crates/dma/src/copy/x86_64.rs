@@ -11,7 +11,7 @@
 //!        16384 ..          with ERMS: `rep movsb`; into memory of our own, 32768
 //! ```
 //! A part of a longer access, such as a page of scattered guest memory, is moved by `rep movsb` if
-//! the whole would be: what counts is whether the data will be found in the first-level cache.
+//! the whole would be: the choice depends on whether the first-level cache will hold the data.
 //!
 //! No byte is accessed twice: if a guest answers to the first byte it sees, no second try
 //! overwrites the answer. Every instruction here is an ordinary load or store in x86's memory
@@ -35,8 +35,9 @@ const AVX512_MIN: usize = 3 << 10;
 const STRING_STORE_MIN: usize = 16 << 10;
 /// The same for memory of our own, which is used again and so mostly cached.
 const STRING_LOAD_MIN: usize = 32 << 10;
-/// Length from which the string instruction beats 16-byte registers; below, its start-up cost
-/// dominates.
+/// Length from which the string instruction beats 16-byte registers.
+///
+/// Below, its start-up cost dominates.
 const STRING_MIN_NO_AVX: usize = 1 << 10;
 
 /// Features of the processor.
@@ -44,7 +45,7 @@ const STRING_MIN_NO_AVX: usize = 1 << 10;
 struct CpuFeatures {
     /// Registers of 32 bytes.
     avx: bool,
-    /// Registers of 64 bytes, in processors (with VBMI2) that do not slow down for them.
+    /// Registers of 64 bytes that do not slow the processor down (with VBMI2).
     avx512: bool,
     /// Fast string instructions.
     erms: bool,
@@ -86,7 +87,7 @@ impl CpuFeatures {
     }
 }
 
-/// Load and store of one instruction, `$bytes` from the current position, and the step over it.
+/// Copies `$bytes` with one load and one store, and steps over them.
 macro_rules! piece {
     ($to:ident, $from:ident, $bytes:literal, $class:ident, $load:literal, $store:literal) => {
         asm!(
@@ -163,7 +164,9 @@ pub(super) unsafe fn store(guest: *mut u8, own: *const u8, len: usize) {
     unsafe { copy::<STRING_STORE_MIN>(guest, own, len) };
 }
 
-/// Copies `len` bytes of our own past the caches, into memory that is not used soon.
+/// Copies `len` bytes of our own into memory that is not used soon.
+///
+/// Bypasses the caches.
 ///
 /// Later stores may be seen before it, unless [`flush_far`] comes in between.
 ///
@@ -175,8 +178,8 @@ pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
         return unsafe { store(far, own, len) };
     }
     let mut left = len;
-    // SAFETY: the caller's promise; at least a block, to where the instructions want it, and then
-    // what is left.
+    // SAFETY: the caller's promise; at least a block, to an address that the instructions
+    // accept, and then the rest.
     unsafe {
         avx_blocks!("vmovntdq", far, own, left);
         let done = len - left;
@@ -184,7 +187,7 @@ pub(super) unsafe fn store_far(far: *mut u8, own: *const u8, len: usize) {
     }
 }
 
-/// Orders what [`store_far`] stored before later stores.
+/// Orders the stores of [`store_far`] before later stores.
 pub(super) fn flush_far() {
     // SAFETY: orders stores, and does nothing else.
     unsafe { std::arch::x86_64::_mm_sfence() };
@@ -291,12 +294,14 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, mut len: usize) {
     }
 }
 
-/// Copies the start of `len` bytes, at least [`AVX_MIN`]; returns the number copied.
+/// Copies the start of `len` bytes. Returns the number copied.
+///
+/// `len` is at least [`AVX_MIN`].
 ///
 /// `string`: the access is long, or part of a long one, so that the string instruction is best.
 ///
 /// # Safety
-/// As [`copy`]; and the processor has what `has` says.
+/// As [`copy`]; and the processor has the features in `has`.
 #[inline]
 unsafe fn copy_long(
     mut to: *mut u8,
@@ -427,7 +432,9 @@ pub(super) unsafe fn set(mut to: *mut u8, byte: u8, mut len: usize) {
 mod tests {
     use super::*;
 
-    /// The test in [`super::super`] covers what this machine has; this one covers what others lack.
+    /// Copies with fewer processor features than this machine has.
+    ///
+    /// The test in [`super::super`] copies with all of them.
     #[test]
     fn every_processor_copies_a_prefix() {
         let here = CpuFeatures::detect();
@@ -445,7 +452,7 @@ mod tests {
                 for (shift, string) in [(0, false), (1, true), (8, false), (31, true)] {
                     target.fill(0xee);
                     let to = target[shift..].as_mut_ptr();
-                    // SAFETY: both are `len` bytes long, and this processor has what `has` says.
+                    // SAFETY: both are `len` bytes long, and this processor has the features.
                     let done = unsafe { copy_long(to, source.as_ptr(), len, string, has) };
                     assert!(done <= len);
                     assert!(target[..shift].iter().all(|&b| b == 0xee));

@@ -1,9 +1,9 @@
 //! MSI on KVM: an irqfd with a message route, or a system call per message.
 //!
 //! ```text
-//! KvmMsi (Irqfd)  --sink--> GSI and eventfd --route--> KvmRoutes: the VM's whole table --> KVM_SET_GSI_ROUTING
-//!                                            --fire--> eventfd, and KVM sends what the route says
-//! KvmMsi (Signal) --sink--> nothing          --fire--> KVM_SIGNAL_MSI with the message
+//! KvmMsi (Irqfd)  --sink--> GSI and eventfd --route--> KvmRoutes: KVM_SET_GSI_ROUTING
+//!                                           --fire---> eventfd, and KVM sends the route's message
+//! KvmMsi (Signal) --sink--> nothing         --fire---> KVM_SIGNAL_MSI with the message
 //! ```
 //! The system call takes about three quarters of the time of an irqfd (a write to an eventfd, and
 //! KVM's work behind it). A change of message is free, whereas a new table takes some microseconds.

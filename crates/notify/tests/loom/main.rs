@@ -1,5 +1,7 @@
-//! Kicks and interrupts under the model checker: the real state machine over atomics and locks that
-//! it explores. `RUSTFLAGS="--cfg loom" cargo test -p paravane-notify --test loom --release`.
+//! Kicks and interrupts under the model checker.
+//!
+//! The state machine is the real one, over atomics and locks that the checker explores:
+//! `RUSTFLAGS="--cfg loom" cargo test -p paravane-notify --test loom --release`.
 #![cfg(loom)]
 mod scene;
 mod transitions;
@@ -19,8 +21,9 @@ impl InterruptSink for Edge {
     }
 }
 
-/// A device that publishes one used buffer (without order) and raises; a driver in its handler for
-/// an earlier interrupt.
+/// A device publishes a used buffer and raises; a driver handles an earlier one.
+///
+/// The used buffer is published without order.
 ///
 /// `reads` says whether the handler reads the status before it acknowledges.
 fn interrupted(reads: bool) {
@@ -66,8 +69,9 @@ fn a_cause_that_is_cleared_unseen_stands_for_what_was_published() {
     interrupted(false);
 }
 
-/// A cause that is added while a silence ends is raised by one of the two, and stands for what was
-/// published.
+/// A cause that is added while a silence ends is raised by one of the two.
+///
+/// The edge comes after the buffers that the cause stands for.
 #[test]
 fn a_cause_around_the_end_of_a_silence_is_raised() {
     loom::model(|| {

@@ -1,13 +1,15 @@
-//! Parts of the models of kicks: a host, a driver, and owners that look at the ring only when
-//! signalled.
+//! Models of kicks: a host, a driver, and owners of a queue.
+//!
+//! An owner looks at the ring only when signalled.
 use loom::sync::Mutex;
 use loom::sync::atomic::Ordering::{Relaxed, SeqCst};
 use loom::sync::atomic::{AtomicU32, fence};
 use paravane_notify::{HostNotifier, IoEventFds, Notifier, NotifyError};
 use std::sync::Arc;
 
-/// Like KVM: a write is delivered while its registration exists, and a removal waits for those
-/// under way.
+/// Host that registers ioeventfds as KVM does.
+///
+/// A write is delivered while its registration exists. A removal waits for writes under way.
 #[derive(Default)]
 pub(crate) struct Host {
     registered: Mutex<Option<Notifier>>,
@@ -59,7 +61,9 @@ impl IoEventFds for Host {
 /// of the kick, or the fence around the request for it, can make it visible.
 pub(crate) struct Scene {
     pub(crate) host: Arc<Host>,
-    /// Notifier of the queue at the moment. An exit finds it under the lock of the control path.
+    /// Current notifier of the queue.
+    ///
+    /// An exit finds it under the lock of the control path.
     current: Mutex<Arc<HostNotifier>>,
     available: AtomicU32,
     /// Whether the driver must kick.
@@ -67,8 +71,9 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// With a deassigned notifier whose initial signal was taken: it would hide what the models
-    /// look for.
+    /// Makes a scene with a deassigned notifier without its initial signal.
+    ///
+    /// That signal would hide the errors that the models look for.
     pub(crate) fn new() -> Arc<Self> {
         let host = Arc::new(Host::default());
         let scene = Self {
@@ -90,7 +95,9 @@ impl Scene {
         Arc::clone(&self.current.lock().unwrap())
     }
 
-    /// Replaces the notifier, as a restored or restarted machine does; the old one is dropped.
+    /// Replaces the notifier, as a restored or restarted machine does.
+    ///
+    /// The old one is dropped.
     pub(crate) fn renew(&self) {
         *self.current.lock().unwrap() = Self::notifier(&self.host);
     }
@@ -103,8 +110,9 @@ impl Scene {
         }
     }
 
-    /// The driver's side: a buffer, and a kick if the device requests one, by an ioeventfd or by an
-    /// exit.
+    /// Driver: adds a buffer, and kicks if the device requests it.
+    ///
+    /// The kick is an ioeventfd or an exit.
     pub(crate) fn drive(&self) {
         self.available.fetch_add(1, Relaxed);
         // Pairs with the fence in `look`: the driver sees the request, or the owner the buffer.
@@ -115,7 +123,9 @@ impl Scene {
     }
 }
 
-/// Owner of the queue's signals. It hands on the position up to which it has seen the ring.
+/// Owner of the queue's signals.
+///
+/// It hands over its position in the ring.
 #[derive(Default)]
 pub(crate) struct Owner {
     pub(crate) seen: u32,
@@ -140,7 +150,7 @@ impl Owner {
         signalled
     }
 
-    /// Takes the signals and disables kicks while it works; then it is stopped before it looks.
+    /// Takes the signals, disables kicks, and is stopped before it looks.
     pub(crate) fn start_to_serve(&mut self, scene: &Scene) -> bool {
         let signalled = scene.queue().notifier().take() > 0;
         if signalled {
@@ -149,7 +159,7 @@ impl Owner {
         signalled
     }
 
-    /// Looks at the ring until nothing new is there, and requests kicks before it rests.
+    /// Serves the ring until it is empty, and requests kicks before it rests.
     fn look(&mut self, scene: &Scene) {
         scene.asked.store(0, Relaxed);
         loop {

@@ -100,8 +100,9 @@ fn deassign_and_assign_again() {
     });
 }
 
-/// Stop and restore on a host without ioeventfds: only the initial signal reports that there is
-/// something.
+/// Stop and restore on a host without ioeventfds.
+///
+/// Only the initial signal reports waiting buffers.
 #[test]
 fn stop_and_restore() {
     a_kick_during(|scene, owner| {
@@ -122,8 +123,9 @@ fn stop_and_restore_with_ioeventfds() {
     });
 }
 
-/// Our event loop has taken the signal and is stopped before it looks; the back end finds what it
-/// left.
+/// Our event loop takes the signal and is stopped before it looks.
+///
+/// The back end finds the buffers that remain.
 #[test]
 fn grab() {
     a_kick_during(|scene, owner| {
@@ -206,7 +208,7 @@ fn relocate_off_limits() {
     });
 }
 
-/// A grab, a stop while it is grabbed, a restore with another notifier, a grab of that.
+/// A grab, a stop during it, a restore with another notifier, its grab.
 #[test]
 fn stop_and_restore_off_limits() {
     a_kick_during(|scene, owner| {

@@ -39,8 +39,9 @@ impl Page {
         Self(page)
     }
 
-    /// Maps it at guest-physical `gpa` of a VM that is dropped before it; each page of a VM
-    /// elsewhere.
+    /// Maps it at guest-physical `gpa`, where the VM has no other page.
+    ///
+    /// The VM must be dropped before it.
     pub(crate) fn map(&self, vm: &VmFd, gpa: u64) {
         let region = kvm_userspace_memory_region {
             slot: (gpa >> 12) as u32,

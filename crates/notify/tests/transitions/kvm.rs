@@ -1,10 +1,9 @@
-//! Transitions on a real KVM: a guest that kicks as fast as it is served, and thousands of
-//! transitions meanwhile.
+//! Transitions on a real KVM, while a guest kicks as fast as it is served.
 //!
 //! ```text
-//! guest      used == available? -> available += 1 -> kick wanted? -> write to the current address   (ioeventfd, or exit)
+//! guest      used == available? -> available += 1 -> kick wanted? -> write to the current address
 //! owner      eventfd -> kicks off -> used = available -> kicks on -> again until nothing is new
-//! control    handler off -> a transition -> another owner, another notifier, another address -> handler on
+//! control    handler off -> a transition -> another owner, notifier or address -> handler on
 //! ```
 //! The guest has one buffer in flight and kicks once for it, so a lost kick stops everything; after
 //! each transition the control thread waits for buffers to be used. A second queue, which the guest

@@ -1,4 +1,4 @@
-//! No kick is lost in any transition of a host notifier, and none goes to another queue.
+//! No transition of a host notifier loses a kick or sends it to another queue.
 //!
 //! Tests every interleaving of short scripts with two kicks, long random scripts, and a guest on a
 //! real KVM.
@@ -10,8 +10,9 @@ mod world;
 use proptest::prelude::*;
 use world::{ADDRESSES, KICK, Step, World};
 
-/// A transition and its further steps, in the order that the documentation of
-/// [`paravane_notify::HostNotifier`] requires.
+/// Transitions, each with its further steps.
+///
+/// The steps have the order that [`paravane_notify::HostNotifier`] requires.
 const SCRIPTS: [(&str, &[Step]); 12] = {
     use Step::*;
     [

@@ -4,7 +4,8 @@
 //! driver    Publish -> Decide --wanted--> Write --taken by an ioeventfd--> done
 //!                        '-- not wanted      '--> Exit (delivered, or no queue's address)
 //! owner     Take (kicks off from here on) -> Look (kicks on again)
-//! control   On, Off: the owner's handler        Assign, Deassign, Grab, Release, Relocate, Renew, Refuse
+//! control   On, Off: the owner's handler
+//!           Assign, Deassign, Grab, Release, Relocate, Renew, Refuse
 //! ```
 //! Other steps can come between any two steps. The model is exact: after each step the notifier is
 //! in the modelled state, the host has the modelled registrations, and an owner that takes signals
@@ -14,7 +15,9 @@ use paravane_notify::{HostNotifier, IoEventFds, Notifier, NotifierState, NotifyE
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-/// Addresses of kicks. Fewer than two queues can want, so that they take each other's.
+/// Addresses of kicks.
+///
+/// There are fewer than two queues can want, so that they take each other's.
 pub(crate) const ADDRESSES: [u64; 3] = [0x50, 0x1050, 0x2050];
 
 /// Gives out ioeventfds, one per address, unless it is told to refuse.
@@ -129,7 +132,7 @@ pub(crate) enum Step {
     Release,
     /// To one of [`ADDRESSES`], or to nowhere.
     Relocate(Option<usize>),
-    /// Stop and restore: another notifier at the same address, the same position in the ring.
+    /// Stop and restore: another notifier, at the same address and ring position.
     Renew,
     /// The host refuses from now on, or stops refusing.
     Refuse(bool),
