@@ -25,9 +25,10 @@ impl Chain {
         Self { head, counts: parts(1 << half), lens: parts(u64::from(len) << half) }
     }
 
-    /// A chain of any length: segments and bytes of the readable and the writable part.
-    pub(crate) fn parts(head: u16, readable: (u16, u32), writable: (u16, u32)) -> Self {
-        Self { head, counts: [readable.0.into(), writable.0.into()], lens: [readable.1, writable.1] }
+    /// A chain of any length: segments and bytes, each of the readable and of the writable part.
+    #[inline(always)]
+    pub(crate) fn parts(head: u16, counts: [u32; 2], lens: [u32; 2]) -> Self {
+        Self { head, counts, lens }
     }
 
     /// Bytes that the device may read.
@@ -69,6 +70,8 @@ pub struct Batch {
     limit: usize,
     segments: Box<[Segment]>,
     used: usize,
+    /// Segments beyond one for each slot.
+    spare: usize,
 }
 
 impl Batch {
@@ -83,6 +86,7 @@ impl Batch {
             limit: chains,
             segments: vec![Segment::default(); MAX_CHAIN + 4 * chains].into_boxed_slice(),
             used: 0,
+            spare: MAX_CHAIN + 3 * chains,
         }
     }
 
@@ -167,13 +171,13 @@ impl Batch {
 
     /// The segments that the next chain may take: all that are free, less one for every slot after
     /// it. Never fewer than [`MAX_CHAIN`] in an empty batch. A slot must be free.
+    #[inline]
     pub(crate) fn room(&mut self) -> &mut [Segment] {
-        let later = self.chains.len() - self.count - 1;
-        let end = self.segments.len() - later;
-        &mut self.segments[self.used..end]
+        &mut self.segments[self.used..self.spare + self.count + 1]
     }
 
     /// Adds a chain whose segments were written to [`Batch::room`]. A slot must be free.
+    #[inline]
     pub(crate) fn add(&mut self, chain: Chain) {
         let segments = chain.readable() + chain.writable();
         self.chains[self.count] = chain;

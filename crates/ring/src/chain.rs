@@ -11,6 +11,7 @@ use crate::device::MAX_CHAIN;
 use crate::{QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;
+use core::slice::IterMut;
 use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 use paravane_spec::{packed, split};
 
@@ -58,6 +59,7 @@ impl Table {
     }
 
     /// Copies the table that `desc` points to. Returns two words for each descriptor in it.
+    #[inline(always)]
     pub(crate) fn fetch(
         &mut self,
         index: u16,
@@ -90,17 +92,24 @@ impl Table {
 pub(crate) struct ChainBuilder<'a> {
     /// Head of the chain, for errors. In a packed queue its identifier is known only at the end.
     head: u16,
-    out: &'a mut [Segment],
-    readable: usize,
-    writable: usize,
-    readable_len: u32,
-    writable_len: u32,
+    /// Segments that it may take: [`MAX_CHAIN`] at most.
+    room: usize,
+    /// Those that are left.
+    free: IterMut<'a, Segment>,
+    /// Bytes.
+    len: u32,
+    /// Whether the last segment is writable.
+    write: bool,
+    /// Segments left, and bytes before the first writable segment.
+    readable: (usize, u32),
 }
 
 impl<'a> ChainBuilder<'a> {
     /// A chain without segments yet; they go to `out`.
+    #[inline(always)]
     pub(crate) fn new(head: u16, out: &'a mut [Segment]) -> Self {
-        Self { head, out, readable: 0, writable: 0, readable_len: 0, writable_len: 0 }
+        let room = out.len().min(MAX_CHAIN);
+        Self { head, room, free: out[..room].iter_mut(), len: 0, write: false, readable: (0, 0) }
     }
 
     /// Follows the NEXT flags from `first`, the descriptor `index`, through `limit` descriptors at
@@ -138,11 +147,76 @@ impl<'a> ChainBuilder<'a> {
     }
 
     /// Adds the segment of a descriptor that is not indirect; `false` if there is no room for it.
+    #[inline(always)]
     pub(crate) fn take(&mut self, index: u16, desc: impl Descriptor) -> Result<bool, QueueError> {
         let (addr, len, write) = (desc.addr(), desc.len(), desc.has(DESC_F_WRITE));
-        let head = self.head;
-        let count = self.readable + self.writable;
-        if count == MAX_CHAIN {
+        // Not less: it has no bytes, or wraps around the address space.
+        if addr >= addr.wrapping_add(len.into()) {
+            return self.refused(addr, len, write).error(index);
+        }
+        if write != self.write {
+            if self.write {
+                return self.refused(addr, len, write).error(index);
+            }
+            self.write = true;
+            self.readable = (self.free.len(), self.len);
+        }
+        // Section 2.7.5.2 allows 2^32 bytes in all; lengths are u32 everywhere, so one less here.
+        let Some(total) = self.len.checked_add(len) else {
+            return self.refused(addr, len, write).error(index);
+        };
+        let Some(out) = self.free.next() else {
+            return self.refused(addr, len, write).error(index);
+        };
+        *out = Segment { addr, len };
+        self.len = total;
+        Ok(true)
+    }
+
+    /// A segment that was not added.
+    #[inline(always)]
+    fn refused(&self, addr: u64, len: u32, write: bool) -> Refused {
+        Refused {
+            head: self.head,
+            full: self.room == MAX_CHAIN && self.free.len() == 0,
+            chain_len: self.len,
+            chain_write: self.write,
+            addr,
+            len,
+            write,
+        }
+    }
+
+    /// The finished chain, which is completed by `id`.
+    #[inline(always)]
+    pub(crate) fn chain(&self, id: u16) -> Chain {
+        let end = (self.free.len(), self.len);
+        let (left, len) = if self.write { self.readable } else { end };
+        // No more than MAX_CHAIN.
+        let counts = [(self.room - left) as u32, (left - end.0) as u32];
+        Chain::parts(id, counts, [len, end.1 - len])
+    }
+}
+
+/// A segment that was not added to its chain, by value: the chain stays in registers.
+struct Refused {
+    head: u16,
+    /// Whether the chain has [`MAX_CHAIN`] segments.
+    full: bool,
+    chain_len: u32,
+    chain_write: bool,
+    addr: u64,
+    len: u32,
+    write: bool,
+}
+
+impl Refused {
+    /// Why descriptor `index` is malformed; `false` if there is merely no room for its segment.
+    #[cold]
+    #[inline(never)]
+    fn error(self, index: u16) -> Result<bool, QueueError> {
+        let Self { head, addr, len, .. } = self;
+        if self.full {
             return Err(QueueError::ChainTooLong { head, limit: MAX_CHAIN as u32 });
         }
         if len == 0 {
@@ -151,29 +225,12 @@ impl<'a> ChainBuilder<'a> {
         if addr.checked_add(len.into()).is_none() {
             return Err(QueueError::AddressWraps { index, addr, len });
         }
-        if !write && self.writable > 0 {
+        if self.chain_write && !self.write {
             return Err(QueueError::ReadableAfterWritable { head });
         }
-        // Section 2.7.5.2 allows 2^32 bytes in all; lengths are u32 everywhere, so one less here.
-        let total = self.readable_len.checked_add(self.writable_len).and_then(|sum| sum.checked_add(len));
-        if total.is_none() {
+        if self.chain_len.checked_add(len).is_none() {
             return Err(QueueError::ChainTooBig { head });
         }
-        let Some(out) = self.out.get_mut(count) else { return Ok(false) };
-        *out = Segment { addr, len };
-        if write {
-            self.writable += 1;
-            self.writable_len += len;
-        } else {
-            self.readable += 1;
-            self.readable_len += len;
-        }
-        Ok(true)
-    }
-
-    /// The finished chain, which is completed by `id`.
-    pub(crate) fn chain(&self, id: u16) -> Chain {
-        // The counts are at most MAX_CHAIN.
-        Chain::parts(id, (self.readable as u16, self.readable_len), (self.writable as u16, self.writable_len))
+        Ok(false)
     }
 }

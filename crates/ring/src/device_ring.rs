@@ -29,6 +29,10 @@ pub(crate) trait DeviceRing {
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<Option<Self::Walked>, QueueError>;
 
+    /// Whether the chain that was walked last has more than one direct descriptor. The next one is
+    /// expected to be of the same kind: a wrong guess costs time only.
+    fn special(&self) -> bool;
+
     /// Moves past a chain that was walked; it is in flight now.
     fn taken(&mut self, walked: Self::Walked);
 
@@ -74,16 +78,22 @@ pub(crate) trait DeviceRing {
         Ok(batch.count())
     }
 
-    /// Takes the one chain at which the fast path stopped; `false` if there is none, or the batch
-    /// has no room for it.
+    /// Takes the next chain, and those after it while the fast path would stop at them, until the
+    /// batch has `limit`; `false` if there is none left, or the batch has no room for it.
     #[inline(never)]
-    fn pop_chain(
+    fn pop_chains(
         &mut self,
         batch: &mut Batch,
+        limit: usize,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        let walked = self.walk_next(batch, fetch);
-        self.take(batch, walked, Self::taken)
+        loop {
+            let walked = self.walk_next(batch, fetch);
+            let taken = self.take(batch, walked, Self::taken)?;
+            if !taken || !self.special() || batch.count() >= limit {
+                return Ok(taken);
+            }
+        }
     }
 
     /// Marks a walked chain as taken, with `mark`; `false` if there is none. An error latches.

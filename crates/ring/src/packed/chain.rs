@@ -23,6 +23,8 @@ pub(crate) struct Walked {
     pub(crate) id: u16,
     /// Descriptors that it takes in the ring.
     pub(crate) descriptors: u16,
+    /// See [`crate::device_ring::DeviceRing::special`].
+    pub(crate) special: bool,
 }
 
 /// The descriptor ring and its indirect tables, for walks.
@@ -43,6 +45,7 @@ impl Tables {
     /// Walks the chain that starts at index `head` with the descriptor `first` (already fetched)
     /// and takes `room` descriptors at most. It is added to `batch`, which has a free slot, if
     /// `accept` takes its identifier. `None`: its segments do not fit; nothing was added.
+    #[inline(always)]
     pub(crate) fn walk(
         &mut self,
         head: u16,
@@ -69,7 +72,8 @@ impl Tables {
         accept(id)?;
         let chain = chain.chain(id);
         batch.add(chain);
-        Ok(Some(Walked { id, descriptors }))
+        let special = descriptors > 1 || last.has(DESC_F_INDIRECT);
+        Ok(Some(Walked { id, descriptors, special }))
     }
 
     /// As [`Tables::walk`], for a chain that was saved when it was taken. What is saved is as
@@ -103,6 +107,7 @@ impl Tables {
 
 /// Walks an indirect table from front to back; `false` if its segments do not fit. The WRITE flag
 /// of the descriptor that points to the table means nothing.
+#[inline(always)]
 fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
     for (index, [addr, meta]) in (0u16..).zip(table.as_chunks::<2>().0) {
         let desc = Descriptor { addr: u64::from_le_bytes(*addr), meta: u64::from_le_bytes(*meta) };

@@ -45,6 +45,8 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether our event suppression says so.
     kicks_off: bool,
+    /// See [`DeviceRing::special`].
+    special: bool,
     /// The next descriptor to be made available.
     next_avail: Cursor,
     /// Where the next used descriptor goes.
@@ -148,6 +150,7 @@ impl<O: Order> Ring<O> {
             size,
             event_idx,
             kicks_off: false,
+            special: false,
             next_avail: start,
             next_used: start,
             published: start,
@@ -432,12 +435,14 @@ impl<O: Order> DeviceRing for Ring<O> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        loop {
-            match self.pop_simple(batch) {
-                Stop::End => {}
-                Stop::Special if self.pop_chain(batch, &mut fetch)? => {}
-                Stop::Special | Stop::Empty => break,
-            }
+        let limit = batch.slots();
+        let mut more = !self.special || self.pop_chains(batch, limit, &mut fetch)?;
+        while more && batch.count() < limit {
+            more = match self.pop_simple(batch) {
+                Stop::End => true,
+                Stop::Special => self.pop_chains(batch, limit, &mut fetch)?,
+                Stop::Empty => false,
+            };
         }
         self.note_order(batch);
         Ok(batch.count())
@@ -479,7 +484,13 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
+    fn special(&self) -> bool {
+        self.special
+    }
+
+    #[inline(always)]
     fn taken(&mut self, walked: Walked) {
+        self.special = walked.special;
         self.taken[usize::from(walked.id)] = walked.descriptors;
         self.more += walked.descriptors - 1;
         self.room -= walked.descriptors;

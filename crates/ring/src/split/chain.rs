@@ -20,6 +20,8 @@ use paravane_spec::split::DESC_SIZE;
 pub(crate) struct Tables {
     desc: Cells,
     size: u16,
+    /// Most descriptors of a chain outside an indirect table.
+    limit: u16,
     indirect: Table,
 }
 
@@ -27,7 +29,7 @@ impl Tables {
     /// # Safety
     /// `desc` has `size` descriptors.
     pub(crate) unsafe fn new(desc: Cells, size: u16, indirect: bool) -> Self {
-        Self { desc, size, indirect: Table::new(indirect) }
+        Self { desc, size, limit: size.min(MAX_CHAIN as u16), indirect: Table::new(indirect) }
     }
 
     /// Fetches a descriptor, once.
@@ -43,6 +45,7 @@ impl Tables {
 
     /// Walks the chain at `head`, whose first descriptor was fetched already, and adds it to
     /// `batch`, which has a free slot. `false`: its segments do not fit; nothing was added.
+    #[inline(always)]
     pub(crate) fn walk(
         &mut self,
         head: u16,
@@ -50,15 +53,14 @@ impl Tables {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<bool, QueueError> {
-        let Self { desc: cells, size, indirect } = self;
+        let Self { desc: cells, size, limit, indirect } = self;
         let mut chain = ChainBuilder::new(head, batch.room());
         let next = |_, desc: Descriptor| {
             let index = checked(desc.next(), (*size).into())?;
             // SAFETY: `index` was just checked; else as in `fetch`.
             Ok((index, unsafe { load(*cells, index) }))
         };
-        let limit = usize::from(*size).min(MAX_CHAIN);
-        let end = chain.follow(head, first, limit, next, |chain, index, desc| {
+        let end = chain.follow(head, first, (*limit).into(), next, |chain, index, desc| {
             walk_table(indirect.fetch(index, desc, fetch)?, chain)
         })?;
         let chain = chain.chain(head);
@@ -71,6 +73,7 @@ impl Tables {
 
 /// Walks an indirect table; `false` if its segments do not fit. The WRITE flag of the descriptor
 /// that points to the table means nothing (section 2.7.5.3.2).
+#[inline(always)]
 fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
     let entries = table.len() / 2;
     let load = |entry: u16| {

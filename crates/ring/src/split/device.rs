@@ -44,6 +44,8 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether USED_F_NO_NOTIFY stands in the used ring (never with EVENT_IDX).
     kicks_off: bool,
+    /// See [`DeviceRing::special`].
+    special: bool,
     /// The next entry of the available ring.
     next_avail: u16,
     /// The next entry of the used ring.
@@ -54,6 +56,14 @@ pub(crate) struct Ring<O> {
     in_order: Option<Box<InOrder>>,
     error: Option<QueueError>,
     order: PhantomData<O>,
+}
+
+/// A chain that was walked and added to the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walked {
+    head: u16,
+    /// See [`DeviceRing::special`].
+    special: bool,
 }
 
 impl<O: Order> Ring<O> {
@@ -80,6 +90,7 @@ impl<O: Order> Ring<O> {
             mask: usize::from(size) - 1,
             event_idx,
             kicks_off: false,
+            special: false,
             next_avail: start,
             next_used: start,
             published: start,
@@ -293,7 +304,7 @@ impl<O: Order> Ring<O> {
 }
 
 impl<O: Order> DeviceRing for Ring<O> {
-    type Walked = u16;
+    type Walked = Walked;
 
     #[inline]
     fn pop(
@@ -307,10 +318,12 @@ impl<O: Order> DeviceRing for Ring<O> {
         }
         let available = usize::from(self.available(Acquire)?);
         let limit = available.min(batch.slots());
-        while batch.count() < limit {
-            if !self.pop_simple(batch, limit) && !self.pop_chain(batch, &mut fetch)? {
-                break;
-            }
+        if limit == 0 {
+            return Ok(0);
+        }
+        let mut more = !self.special || self.pop_chains(batch, limit, &mut fetch)?;
+        while more && batch.count() < limit {
+            more = self.pop_simple(batch, limit) || self.pop_chains(batch, limit, &mut fetch)?;
         }
         self.note_order(batch);
         Ok(batch.count())
@@ -325,7 +338,7 @@ impl<O: Order> DeviceRing for Ring<O> {
         &mut self,
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<Option<u16>, QueueError> {
+    ) -> Result<Option<Walked>, QueueError> {
         let entry = usize::from(self.next_avail) & self.mask;
         // Relaxed: as in the fast path.
         // SAFETY: the entry is less than the size; see the invariant of `Ring`.
@@ -338,12 +351,19 @@ impl<O: Order> DeviceRing for Ring<O> {
         }
         // SAFETY: `head` was just checked.
         let first = unsafe { self.tables.fetch(head) };
-        Ok(self.tables.walk(head, first, batch, fetch)?.then_some(head))
+        let walked = self.tables.walk(head, first, batch, fetch)?;
+        Ok(walked.then_some(Walked { head, special: first.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0 }))
     }
 
     #[inline(always)]
-    fn taken(&mut self, head: u16) {
-        self.in_flight.insert(head);
+    fn special(&self) -> bool {
+        self.special
+    }
+
+    #[inline(always)]
+    fn taken(&mut self, walked: Walked) {
+        self.in_flight.insert(walked.head);
+        self.special = walked.special;
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
