@@ -1,8 +1,12 @@
 //! Storage, owned by the caller, for popped chains.
 use crate::Segment;
-use crate::device::MAX_CHAIN;
 use alloc::boxed::Box;
 use alloc::vec;
+
+/// Most descriptors in one chain, indirect ones included. The specification's limit is the queue
+/// size; Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside
+/// indirect tables is bounded by the queue size too.
+pub const MAX_CHAIN: usize = 1024;
 
 /// One descriptor chain, as of the moment it was popped. Its segments lie in the [`Batch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,8 +6,7 @@
 //! ```
 //! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next
 //! descriptor is and how many there may be, so a loop in the ring ends at that limit.
-use crate::batch::Chain;
-use crate::device::MAX_CHAIN;
+use crate::batch::{Chain, MAX_CHAIN};
 use crate::{QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;

@@ -1,5 +1,5 @@
 //! The event-index rule (sections 2.7.10 and 2.8.14), in one place.
-use crate::packed::Position;
+use crate::packed::position::Position;
 
 /// Whether moving an index from `old` to `new` (both modulo 2^16) passes `event`, so that the other
 /// side asked to be notified of it.
@@ -38,7 +38,7 @@ pub(crate) fn need_event_packed(event: Position, new: Position, old: Position, s
 #[cfg(test)]
 mod tests {
     use super::{need_event, need_event_packed};
-    use crate::packed::Position;
+    use crate::packed::position::Position;
 
     /// The definition: is `event` one of the entries that were filled?
     fn passes(event: u16, old: u16, count: u16) -> bool {

@@ -1,27 +1,16 @@
 //! The packed layout (section 2.8): sizes, descriptors, positions and event suppression, shared by
 //! both sides.
-//!
-//! # Positions
-//! The specification gives each side an index into the ring and a wrap counter of one bit that
-//! starts at 1 and flips at the end of the ring. Both come from one number here, a [`Position`]
-//! that counts descriptors modulo twice the size:
-//!
-//! ```text
-//!   position   0 ....... size - 1 | size ....... 2 size - 1 | 0 ...
-//!   index      0 ....... size - 1 | 0 .............. size-1 | 0 ...
-//!   wrap               1          |            0            | 1 ...
-//! ```
-//!
-//! Nothing can be out of step then, and distances between positions are plain subtractions modulo
-//! twice the size. The size need not be a power of two (section 2.8.10.1).
 pub(crate) mod chain;
 mod cursor;
 pub(crate) mod device;
 pub(crate) mod driver;
+pub(crate) mod position;
 
+use crate::event::need_event_packed;
 use paravane_spec::packed::{
-    DESC_F_AVAIL, DESC_F_USED, DESC_SIZE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_WRAP,
+    DESC_F_AVAIL, DESC_F_USED, DESC_SIZE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE,
 };
+pub(crate) use position::Position;
 
 /// Bytes of the descriptor ring.
 pub(crate) const fn desc_bytes(size: u16) -> usize {
@@ -109,60 +98,6 @@ pub(crate) const fn matches(flags: u16, expected: u16) -> bool {
     flags & STATE == expected
 }
 
-/// A place in the ring together with its lap, of two; see the module's text. It is less than twice
-/// the size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position(u32);
-
-impl Position {
-    /// Where both sides start: index 0, wrap counter 1.
-    pub(crate) const START: Self = Self(0);
-
-    /// The position of `index` (less than `size`) in a lap with wrap counter `wrap`.
-    #[inline(always)]
-    pub(crate) const fn new(index: u16, wrap: bool, size: u16) -> Self {
-        Self(index as u32 + if wrap { 0 } else { size as u32 })
-    }
-
-    /// Its index in the ring.
-    #[inline(always)]
-    pub(crate) const fn index(self, size: u16) -> u16 {
-        (if self.wrap(size) { self.0 } else { self.0 - size as u32 }) as u16
-    }
-
-    /// Its lap's wrap counter.
-    #[inline(always)]
-    pub(crate) const fn wrap(self, size: u16) -> bool {
-        self.0 < size as u32
-    }
-
-    /// The position `count` descriptors on; `count` is at most twice the size.
-    #[inline(always)]
-    pub(crate) const fn advance(self, count: u32, size: u16) -> Self {
-        let (next, laps) = (self.0 + count, 2 * size as u32);
-        Self(if next < laps { next } else { next - laps })
-    }
-
-    /// Descriptors from here on to `to`, modulo twice the size.
-    #[inline(always)]
-    pub(crate) const fn distance(self, to: Self, size: u16) -> u32 {
-        if to.0 >= self.0 { to.0 - self.0 } else { to.0 + 2 * size as u32 - self.0 }
-    }
-
-    /// As event suppression and migration have it: the index, and the wrap counter in bit 15.
-    #[inline(always)]
-    pub(crate) const fn to_off_wrap(self, size: u16) -> u16 {
-        self.index(size) | if self.wrap(size) { EVENT_WRAP } else { 0 }
-    }
-
-    /// Takes apart what [`Position::to_off_wrap`] makes; `None` if the index is outside the ring.
-    #[inline(always)]
-    pub(crate) const fn from_off_wrap(off_wrap: u16, size: u16) -> Option<Self> {
-        let (index, wrap) = (off_wrap & !EVENT_WRAP, off_wrap & EVENT_WRAP != 0);
-        if index < size { Some(Self::new(index, wrap, size)) } else { None }
-    }
-}
-
 /// What an event suppression structure (section 2.8.14) asks for.
 ///
 /// It is stored and loaded as one word of 32 bits, so its two fields cannot be seen apart. That
@@ -208,7 +143,7 @@ impl Event {
         match self {
             Self::Enable => true,
             Self::Disable => false,
-            Self::At(event) => crate::event::need_event_packed(event, new, old, size),
+            Self::At(event) => need_event_packed(event, new, old, size),
         }
     }
 }
@@ -217,38 +152,6 @@ impl Event {
 mod tests {
     use super::*;
     use crate::chain::Descriptor as _;
-
-    #[test]
-    #[cfg_attr(miri, ignore = "arithmetic without unsafe code; takes the interpreter too long")]
-    fn index_and_wrap_counter_go_as_the_specification_counts_them() {
-        for size in [1, 2, 3, 7, 256, 1000, 32768] {
-            let (mut index, mut wrap) = (0, true);
-            let mut position = Position::START;
-            for _ in 0..u32::from(size) * 5 {
-                assert_eq!((position.index(size), position.wrap(size)), (index, wrap));
-                assert_eq!(Position::new(index, wrap, size), position);
-                assert_eq!(Position::from_off_wrap(position.to_off_wrap(size), size), Some(position));
-                position = position.advance(1, size);
-                index += 1;
-                if index == size {
-                    (index, wrap) = (0, !wrap);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_distance_is_what_was_advanced() {
-        for size in [1, 2, 3, 7, 32] {
-            for from in 0..2 * u32::from(size) {
-                for count in 0..2 * u32::from(size) {
-                    let to = Position(from).advance(count, size);
-                    assert!(to.0 < 2 * u32::from(size));
-                    assert_eq!(Position(from).distance(to, size), count);
-                }
-            }
-        }
-    }
 
     #[test]
     fn flags_tell_available_used_and_the_other_lap() {
@@ -276,11 +179,12 @@ mod tests {
     #[test]
     fn events_keep_their_meaning_and_nonsense_asks_for_notifications() {
         let size = 5;
-        for event in [Event::Enable, Event::Disable, Event::At(Position(4)), Event::At(Position(7))] {
+        let at = |count| Position::START.advance(count, size);
+        for event in [Event::Enable, Event::Disable, Event::At(at(4)), Event::At(at(7))] {
             assert_eq!(Event::decode(event.encode(size), true, size), event);
         }
-        assert_eq!(Event::At(Position(4)).encode(size).to_le_bytes(), [4, 0x80, 2, 0]);
-        assert_eq!(Event::At(Position(7)).encode(size).to_le_bytes(), [2, 0, 2, 0]);
+        assert_eq!(Event::At(at(4)).encode(size).to_le_bytes(), [4, 0x80, 2, 0]);
+        assert_eq!(Event::At(at(7)).encode(size).to_le_bytes(), [2, 0, 2, 0]);
         for nonsense in [0x0003_0000, 0x0002_0005, 0x0002_ffff, 0x0003_8002] {
             assert_eq!(Event::decode(nonsense, true, size), Event::Enable);
         }

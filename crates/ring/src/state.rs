@@ -6,11 +6,8 @@
 //!   Queue <--resume-- QueueConfig, State <-----+ from_vring_base
 //! ```
 //! A state is as hostile as the driver: it arrives over a socket or from a file.
-use crate::device::{Layout, Queue, QueueConfig};
-use crate::packed::Position;
-use crate::{Area, ConfigError, Order, QueueError};
+use crate::{ConfigError, QueueError};
 use paravane_spec::feature;
-use paravane_spec::packed::EVENT_WRAP;
 
 /// The position of a queue's device side with nothing in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,86 +126,4 @@ pub enum StateError {
         /// Its value.
         value: u64,
     },
-}
-
-impl QueueConfig {
-    /// As [`QueueConfig::activate_as`], at the position where another device side stopped.
-    ///
-    /// # Errors
-    /// As [`QueueConfig::activate_as`]; the state is of another layout, impossible, or contradicts
-    /// the ring.
-    ///
-    /// # Safety
-    /// As [`QueueConfig::activate`].
-    pub unsafe fn resume<O: Order>(
-        self,
-        desc: Area,
-        driver: Area,
-        device: Area,
-        state: State,
-    ) -> Result<Queue<O>, StateError> {
-        // SAFETY: the caller's promise is the same.
-        let mut queue = unsafe { self.activate_as(desc, driver, device) }?;
-        queue.move_to(state)?;
-        Ok(queue)
-    }
-}
-
-impl<O: Order> Queue<O> {
-    /// The position of the queue.
-    ///
-    /// # Errors
-    /// Something is in flight or not published, or the queue has latched.
-    pub fn state(&self) -> Result<State, StateError> {
-        if let Some(error) = self.error() {
-            return Err(StateError::Latched(error));
-        }
-        match (self.in_flight(), self.unpublished()) {
-            (0, false) => Ok(self.position()),
-            (0, true) => Err(StateError::Unpublished),
-            (in_flight, _) => Err(StateError::InFlight(in_flight)),
-        }
-    }
-
-    /// Whether something was completed and not published.
-    fn unpublished(&self) -> bool {
-        match &self.layout {
-            Layout::Split(ring) => ring.next_avail() != ring.published(),
-            Layout::Packed(ring) => ring.next_avail() != ring.published(),
-        }
-    }
-
-    fn position(&self) -> State {
-        let size = self.size();
-        match &self.layout {
-            Layout::Split(ring) => State::Split { avail: ring.next_avail() },
-            Layout::Packed(ring) => State::Packed {
-                avail: ring.next_avail().to_off_wrap(size),
-                used: ring.published().to_off_wrap(size),
-            },
-        }
-    }
-
-    /// Goes to `state`, from the start.
-    pub(crate) fn move_to(&mut self, state: State) -> Result<(), StateError> {
-        let size = self.size();
-        let place = |off_wrap: u16| {
-            let outside = StateError::Index { index: off_wrap & !EVENT_WRAP, size };
-            Position::from_off_wrap(off_wrap, size).ok_or(outside)
-        };
-        match (state, &mut self.layout) {
-            (State::Split { avail }, Layout::Split(ring)) => ring.move_to(avail, 0),
-            (State::Packed { avail, used }, Layout::Packed(ring)) => {
-                ring.move_to(place(used)?, place(avail)?, 0)
-            }
-            (state, _) => Err(StateError::Layout { state: state.layout(), queue: self.layout_name() }),
-        }
-    }
-
-    pub(crate) fn layout_name(&self) -> &'static str {
-        match &self.layout {
-            Layout::Split(_) => "split",
-            Layout::Packed(_) => "packed",
-        }
-    }
 }

@@ -7,7 +7,7 @@
 //!   publish   --> intent | the ring's store | follow it       a crash around it: recovery asks the ring
 //! ```
 //! Opt-in, and for queues that complete out of order: with IN_ORDER the ring itself tells what is
-//! in flight. After a crash, [`QueueConfig::resume_tracked`] reads the region; the queue's first
+//! in flight. After a crash, [`crate::device::QueueConfig::resume_tracked`] reads the region; the queue's first
 //! chains are then those that were in flight, in the order in which they were taken.
 //!
 //! # Order
@@ -22,15 +22,13 @@ mod split;
 mod test;
 
 use crate::area::Cells;
-use crate::device::{Batch, Layout, Queue, QueueConfig};
-use crate::state::{State, StateError};
+use crate::batch::Batch;
+use crate::device::layout::Layout;
+use crate::state::StateError;
 use crate::translation::TranslationCheck;
-use crate::{Area, ConfigError, Order, QueueError};
-use alloc::boxed::Box;
+use crate::{Area, Order, QueueError};
 use alloc::collections::VecDeque;
 use core::sync::atomic::Ordering::{Relaxed, Release};
-pub(crate) use packed::Saved;
-use paravane_spec::feature;
 use paravane_spec::inflight::{DESC_NUM, FEATURES, VERSION, VERSION_1, VERSION_NONE};
 
 /// The tracking of one queue, of its layout.
@@ -46,97 +44,45 @@ pub fn tracking_bytes(size: u16, packed: bool) -> usize {
     if packed { packed::bytes(size) } else { split::bytes(size) }
 }
 
-impl QueueConfig {
-    /// Bytes of the region that [`QueueConfig::resume_tracked`] needs, to be aligned to 8.
-    #[must_use]
-    pub fn tracking_bytes(&self) -> usize {
-        tracking_bytes(self.size(), self.packed())
+impl Tracking {
+    /// For a queue whose ring is `layout`; see the trackers.
+    pub(crate) fn new<O: Order>(
+        region: Region,
+        layout: &mut Layout<O>,
+        new: bool,
+    ) -> Result<Self, StateError> {
+        Ok(match layout {
+            Layout::Split(ring) => Self::Split(split::Tracker::new(region, ring, new)?),
+            Layout::Packed(ring) => Self::Packed(packed::Tracker::new(region, ring, new)?),
+        })
     }
 
-    /// As [`QueueConfig::resume`], with what is in flight tracked in `region`. In a region that is
-    /// new (all zero) the tracking starts, at `state`. Else the queue takes up what the region and
-    /// the ring tell, and `state` says no more than the layout: [`Queue::pop`] returns first what
-    /// was in flight, and [`Queue::in_flight`] counts it from the start.
-    ///
-    /// # Errors
-    /// As [`QueueConfig::resume`]; the region is too short, misaligned, corrupt, or contradicts the
-    /// ring; or IN_ORDER is negotiated.
-    ///
-    /// # Safety
-    /// As [`QueueConfig::activate`], and `region` must stay mapped as the areas do.
-    pub unsafe fn resume_tracked<O: Order>(
-        self,
-        desc: Area,
-        driver: Area,
-        device: Area,
-        state: State,
-        region: Area,
-    ) -> Result<Queue<O>, StateError> {
-        let (part, needed, align) = ("tracking region", self.tracking_bytes(), 8);
-        if region.len() < needed {
-            return Err(ConfigError::Short { part, needed, given: region.len() }.into());
-        }
-        if !region.is_aligned(align) {
-            return Err(ConfigError::Misaligned { part, addr: 0, align: align as u64 }.into());
-        }
-        if self.has(feature::IN_ORDER) {
-            return Err(StateError::InOrder);
-        }
-        // SAFETY: the caller's promise is the same.
-        let mut queue: Queue<O> = unsafe { self.activate_as(desc, driver, device) }?;
-        let region = Region { cells: region.cells(), size: queue.size() };
-        let new = region.is_new()?;
-        if new || state.layout() != queue.layout_name() {
-            queue.move_to(state)?;
-        }
-        // The length was checked for the layout.
-        queue.tracking = Some(Box::new(match &mut queue.layout {
-            Layout::Split(ring) => Tracking::Split(split::Tracker::new(region, ring, new)?),
-            Layout::Packed(ring) => Tracking::Packed(packed::Tracker::new(region, ring, new)?),
-        }));
-        Ok(queue)
-    }
-}
-
-impl<O: Order> Queue<O> {
-    /// [`Queue::pop`] and [`Queue::pop_translated`] with tracking.
-    #[cold]
-    pub(crate) fn pop_tracked(
+    /// See [`crate::device::Queue::pop_translated`].
+    pub(crate) fn pop<O: Order>(
         &mut self,
+        layout: &mut Layout<O>,
         batch: &mut Batch,
         check: &mut impl TranslationCheck,
     ) -> Result<usize, QueueError> {
-        match (self.tracking.as_deref_mut(), &mut self.layout) {
-            (Some(Tracking::Split(tracker)), Layout::Split(ring)) => tracker.pop(ring, batch, check),
-            (Some(Tracking::Packed(tracker)), Layout::Packed(ring)) => tracker.pop(ring, batch, check),
+        match (self, layout) {
+            (Self::Split(tracker), Layout::Split(ring)) => tracker.pop(ring, batch, check),
+            (Self::Packed(tracker), Layout::Packed(ring)) => tracker.pop(ring, batch, check),
             // Tracking is made for the queue's layout.
             _ => Ok(0),
         }
     }
 
-    /// [`Queue::complete_all`] with tracking.
-    #[cold]
-    pub(crate) fn complete_tracked(
-        &mut self,
-        chains: impl IntoIterator<Item = (u16, u32)>,
-    ) -> Result<(), QueueError> {
-        chains.into_iter().try_for_each(|(head, written)| self.complete(head, written))
-    }
-
-    /// [`Queue::publish`] with tracking.
-    #[cold]
-    pub(crate) fn publish_tracked(&mut self) -> Result<bool, QueueError> {
-        match (self.tracking.as_deref_mut(), &mut self.layout) {
-            (Some(Tracking::Split(tracker)), Layout::Split(ring)) => tracker.publish(ring),
-            (Some(Tracking::Packed(tracker)), Layout::Packed(ring)) => tracker.publish(ring),
+    /// See [`crate::device::Queue::publish`].
+    pub(crate) fn publish<O: Order>(&mut self, layout: &mut Layout<O>) -> Result<bool, QueueError> {
+        match (self, layout) {
+            (Self::Split(tracker), Layout::Split(ring)) => tracker.publish(ring),
+            (Self::Packed(tracker), Layout::Packed(ring)) => tracker.publish(ring),
             // As above.
             _ => Ok(false),
         }
     }
-}
 
-impl Tracking {
-    /// After [`Queue::complete`].
+    /// After [`crate::device::Queue::complete`].
     #[cold]
     pub(crate) fn completed(&mut self, id: u16) {
         match self {
@@ -148,16 +94,21 @@ impl Tracking {
 
 /// The region's memory.
 ///
-/// Invariant, made by [`QueueConfig::resume_tracked`]: it is as long as the layout's `bytes` of
+/// Invariant, made by [`crate::device::QueueConfig::resume_tracked`]: it is as long as the layout's `bytes` of
 /// `size` says, it lies on a multiple of 8, and it stays mapped. Offsets are those of
 /// `paravane_spec::inflight`, of entries below `size`.
 #[derive(Debug)]
-struct Region {
+pub(crate) struct Region {
     cells: Cells,
     size: u16,
 }
 
 impl Region {
+    /// The memory at `area`, for a queue of `size`. The caller keeps the invariant.
+    pub(crate) fn new(area: Area, size: u16) -> Self {
+        Self { cells: area.cells(), size }
+    }
+
     fn u16(&self, offset: usize) -> u16 {
         // Relaxed: it was written by a dead process or by this one.
         // SAFETY: see the invariant of `Region`.
@@ -195,7 +146,7 @@ impl Region {
     }
 
     /// Whether the region is unused. An error if its header is not that of this queue.
-    fn is_new(&self) -> Result<bool, StateError> {
+    pub(crate) fn is_new(&self) -> Result<bool, StateError> {
         match (self.u16(VERSION), self.u64(FEATURES), self.u16(DESC_NUM)) {
             (VERSION_NONE, ..) => Ok(true),
             (VERSION_1, 0, size) if size == self.size => Ok(false),

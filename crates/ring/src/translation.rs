@@ -8,7 +8,7 @@
 //! or tracked.
 use crate::QueueError;
 use crate::Segment;
-use crate::device::Batch;
+use crate::batch::Batch;
 
 /// Result of copying an indirect table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

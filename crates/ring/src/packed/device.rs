@@ -18,7 +18,6 @@ use crate::chain::Descriptor as _;
 use crate::device_ring::DeviceRing;
 use crate::in_order::{Entry, InOrder};
 use crate::state::StateError;
-use crate::tracking::Saved;
 use crate::translation::{TranslationCheck, walk_translated};
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
@@ -596,11 +595,12 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Takes a chain that was saved into the batch, where a slot is free, without moving on in the
+    /// Takes chain `id`, whose descriptors were saved, into the batch, where a slot is free, without moving on in the
     /// ring. `false`: its segments do not fit, or cannot be reached.
     pub(crate) fn pop_again(
         &mut self,
-        saved: &Saved,
+        id: u16,
+        descriptors: &[Descriptor],
         batch: &mut Batch,
         check: &mut impl TranslationCheck,
     ) -> Result<bool, QueueError> {
@@ -610,10 +610,10 @@ impl<O: Order> Ring<O> {
         }
         let tables = &mut self.tables;
         let walked = walk_translated(batch, check, |batch, mut fetch| {
-            Ok(tables.walk_saved(saved.id, &saved.descriptors, batch, &mut fetch)?.then_some(()))
+            Ok(tables.walk_saved(id, descriptors, batch, &mut fetch)?.then_some(()))
         });
         self.take(batch, walked, |ring, ()| {
-            ring.taken[usize::from(saved.id)] = saved.descriptors.len() as u16;
+            ring.taken[usize::from(id)] = descriptors.len() as u16;
         })
     }
 }

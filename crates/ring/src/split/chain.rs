@@ -10,9 +10,8 @@
 use super::Descriptor;
 use crate::QueueError;
 use crate::area::Cells;
-use crate::batch::Batch;
+use crate::batch::{Batch, MAX_CHAIN};
 use crate::chain::{ChainBuilder, Table};
-use crate::device::MAX_CHAIN;
 use paravane_spec::split::DESC_SIZE;
 
 /// The tables of a queue, for walks.

@@ -43,9 +43,9 @@ fn desc(entry: u16) -> usize {
 
 /// A chain as it was taken.
 #[derive(Debug)]
-pub(crate) struct Saved {
-    pub(crate) id: u16,
-    pub(crate) descriptors: Vec<Descriptor>,
+struct Saved {
+    id: u16,
+    descriptors: Vec<Descriptor>,
     entry: u16,
 }
 
@@ -227,7 +227,9 @@ impl Tracker {
             }
             return Ok(batch.count());
         }
-        pop_again(&mut self.again, batch, |saved, batch| ring.pop_again(saved, batch, check))
+        pop_again(&mut self.again, batch, |saved, batch| {
+            ring.pop_again(saved.id, &saved.descriptors, batch, check)
+        })
     }
 
     /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position
