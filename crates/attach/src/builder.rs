@@ -62,8 +62,15 @@ pub struct Builder {
     backend: Option<MakeBackend>,
 }
 
+impl AttachedDevice {
+    /// Begins to attach `device` to a guest with this memory.
+    pub fn builder(device: Box<dyn Device>, memory: &Memory) -> Builder {
+        Builder::new(device, memory)
+    }
+}
+
 impl Builder {
-    pub(crate) fn new(device: Box<dyn Device>, memory: &Memory) -> Self {
+    fn new(device: Box<dyn Device>, memory: &Memory) -> Self {
         Self {
             device,
             memory: memory.clone(),

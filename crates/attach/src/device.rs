@@ -1,11 +1,11 @@
 //! A device behind its transport: what happens when the one asks for the other.
+use crate::QueueBackend;
 use crate::counters::Counters;
 use crate::events::DeviceEvents;
 use crate::lock::lock;
 use crate::placement::{Kind, NumberClaim, Placement};
 use crate::queue::{Queue, Serving, Started};
 use crate::status::{KickPath, QueueStatus};
-use crate::{Builder, QueueBackend};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
 use paravane_io::{NotPutOn, QueueKey};
@@ -88,11 +88,6 @@ pub struct AttachedDevice {
 }
 
 impl AttachedDevice {
-    /// Begins to attach `device` to a guest with this memory.
-    pub fn builder(device: Box<dyn Device>, memory: &Memory) -> Builder {
-        Builder::new(device, memory)
-    }
-
     pub(crate) fn new(
         device: Box<dyn Device>,
         events: DeviceEvents,

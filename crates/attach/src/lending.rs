@@ -14,10 +14,11 @@
 use crate::AttachedDevice;
 use crate::backend::{Loan, QueueBackend, Relay};
 use crate::device::Control;
+use crate::lent_queue::LentQueue;
 use crate::lock::lock;
 use crate::queue::{Queue, Serving, Started};
 use paravane_device::State;
-use paravane_dma::{Lent, LogError};
+use paravane_dma::LogError;
 use paravane_io::{NotPutOn, RestingQueue};
 use paravane_spec::queue::QueueAddresses;
 use std::sync::Arc;
@@ -65,25 +66,6 @@ pub enum LendError {
         /// The reason.
         reason: String,
     },
-}
-
-/// A queue while a back end has it. Fields are in the order in which things end: first nobody
-/// serves any more, then nobody calls, then the memory may go.
-pub(crate) struct LentQueue {
-    backend: Box<dyn QueueBackend>,
-    relay: Relay,
-    resting: RestingQueue,
-    _memory: Lent,
-}
-
-impl LentQueue {
-    /// Ends the loan for good: the driver has reset the queue, or the device stops. What the back
-    /// end had in flight is completed.
-    pub(crate) fn stop(mut self) {
-        if let Err(error) = self.backend.stop() {
-            tracing::debug!("a stopped back end does not report its position: {error}");
-        }
-    }
 }
 
 impl AttachedDevice {

@@ -71,6 +71,7 @@ mod events;
 mod features;
 mod interrupt;
 mod lending;
+mod lent_queue;
 mod local_ioeventfds;
 mod lock;
 mod placement;

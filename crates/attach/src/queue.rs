@@ -1,5 +1,5 @@
 //! One queue, as its device knows it.
-use crate::lending::LentQueue;
+use crate::lent_queue::LentQueue;
 use crate::status::{KickPath, QueueStatus};
 use paravane_io::QueueWork;
 use paravane_notify::{HostNotifier, NotifierState};
