@@ -1,7 +1,7 @@
 //! Block device (virtio specification, section 5.2): a disk image of the host.
 //!
 //! ```text
-//! BlkConfig --open--> Blk (image: opened, checked, locked)      image.rs, qcow2/
+//! BlkConfig --open--> Blk (image: opened, checked, locked)      image_file.rs, image.rs, qcow2/
 //!    | start_queue
 //!    v
 //! Handler, one for each queue                                   handler.rs
@@ -30,6 +30,7 @@ mod engine;
 mod errors;
 mod handler;
 mod image;
+mod image_file;
 mod in_flight;
 mod pieces;
 mod qcow2;
@@ -42,7 +43,8 @@ use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
 use engine::{Engine, EngineKind, Mapped, Pool};
 use handler::{Handler, Limited};
-use image::{Image, Opening};
+use image::Image;
+use image_file::{ImageFile, Opening};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
@@ -357,7 +359,7 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::open(&config.path, config.opening()?)?, config)
+        Self::on(ImageFile::open(&config.path, config.opening()?)?, config)
     }
 
     /// As [`Blk::open`], for an image that is open already.
@@ -369,16 +371,16 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn of(image: File, config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(Image::of(image, &config.path, config.opening()?)?, config)
+        Self::on(ImageFile::of(image, &config.path, config.opening()?)?, config)
     }
 
-    fn on(image: Image, config: BlkConfig) -> Result<Self, OpenError> {
+    fn on(file: ImageFile, config: BlkConfig) -> Result<Self, OpenError> {
         let image = Arc::new(match config.format {
             Format::Qcow2 => {
-                let qcow2 = Qcow2::open(&image, &config.backing)?;
-                image.through(qcow2)?
+                let qcow2 = Qcow2::open(&file, &config.backing)?;
+                Image::through(file, qcow2)?
             }
-            Format::Raw if config.backing.is_empty() => image,
+            Format::Raw if config.backing.is_empty() => Image::raw(file),
             Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
         });
         let threads = |why| EngineKind::Threads { pool: Arc::new(Pool::new(&image)), why };

@@ -27,6 +27,7 @@ mod echo_peer;
 mod extension;
 mod generator;
 mod header;
+mod lane;
 mod limited;
 mod link;
 mod receive;

@@ -9,97 +9,23 @@
 #[cfg(test)]
 pub(super) mod held;
 mod immediate;
+mod job;
 mod mapped;
 mod registered;
 mod threads;
 mod uring;
 
+pub(super) use job::{Job, Outcome, Pieces};
 pub(super) use mapped::Mapped;
 pub(super) use threads::Pool;
 pub(super) use uring::probe;
 
 use super::image::Image;
 use crate::MappedQueue;
-use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// The pieces of memory of one transfer.
-///
-/// Not borrowed: [`Engine::push`] has the contract.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pieces {
-    pub(super) first: NonNull<HostSlice>,
-    pub(super) count: u32,
-}
-
-// SAFETY: plain data; dereferencing it relies on the contract of `Engine::push`, in any thread.
-unsafe impl Send for Pieces {}
-
-impl Pieces {
-    /// As an iovec array: HostSlice has the layout of `struct iovec`.
-    fn iovecs(self) -> *const libc::iovec {
-        self.first.as_ptr().cast_const().cast()
-    }
-
-    /// The list.
-    ///
-    /// # Safety
-    /// It is valid for as long as the result is used.
-    pub(super) unsafe fn slices(&self) -> &[HostSlice] {
-        // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count as usize) }
-    }
-
-    /// The piece, if there is one whose length fits an io_uring entry.
-    ///
-    /// Cheaper than a list, also for system calls.
-    fn single(self) -> Option<(*mut u8, u32)> {
-        if self.count != 1 {
-            return None;
-        }
-        // SAFETY: the list is valid while the job is (Engine::push), and it has one entry.
-        let piece = unsafe { self.first.read() };
-        Some((piece.ptr, u32::try_from(piece.len).ok()?))
-    }
-}
-
-/// One system call on the image. Offsets and lengths are in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Job {
-    /// preadv(2).
-    Read { pieces: Pieces, offset: u64 },
-    /// pwritev2(2), with RWF_DSYNC if `durable`.
-    Write { pieces: Pieces, offset: u64, durable: bool },
-    /// fdatasync(2).
-    Sync,
-    /// fallocate(2). After a `discard` the content is undefined.
-    Allocate { mode: i32, offset: u64, len: u64, discard: bool },
-}
-
-/// Result of a job.
-///
-/// Made by engines only, once for each job, when nothing accesses its memory any more.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    head: u16,
-    result: i32,
-}
-
-impl Outcome {
-    /// Descriptor head that the job was pushed with.
-    pub(super) fn head(&self) -> u16 {
-        self.head
-    }
-
-    /// The system call's result, or a negative error number.
-    pub(super) fn result(&self) -> i32 {
-        self.result
-    }
-}
 
 /// The engine of a disk, chosen when it is opened.
 #[derive(Debug)]

@@ -1,29 +1,20 @@
-//! The image of a disk: opened, checked and locked.
+//! The image of a disk: a file, and the format in it.
 //!
-//! Nothing of this changes the image.
+//! ```text
+//!   ImageFile --------------------- raw --> Image
+//!       '------> Qcow2::open ---- qcow2 -----^
+//! ```
+use super::OpenError;
 use super::direct::Alignment;
+use super::image_file::{self, ImageFile};
 use super::qcow2::Qcow2;
-use super::{Format, OpenError};
 use paravane_spec::blk::{ID_LEN, SECTOR};
-use rustix::fs::OFlags;
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Largest physical block that drivers are told, in bytes.
-///
-/// `st_blksize` is the preferred size of an I/O: on local file systems the block, on network ones
-/// megabytes.
-const MAX_PHYSICAL: u64 = 4096;
-
-/// Magic numbers of file systems in memory: tmpfs (memfds, too) and ramfs.
-const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// An open image.
 #[derive(Debug)]
@@ -47,106 +38,33 @@ pub(super) struct Image {
     pub(super) direct: Option<Alignment>,
 }
 
-/// Options for opening an image.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Opening {
-    /// Format of the image.
-    ///
-    /// The size of a disk in another format than raw is set by [`Image::through`].
-    pub(super) format: Format,
-    pub(super) read_only: bool,
-    pub(super) lock: bool,
-    /// Direct I/O.
-    pub(super) direct: bool,
-}
-
 impl Image {
-    /// Opens the image at `path`.
-    pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let read_only = opening.read_only;
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
-        // Checked before it is opened: opening a device node or a FIFO can have an effect by
-        // itself.
-        let expected = std::fs::metadata(path).map_err(os)?;
-        check_kind(path, &expected)?;
-
-        // O_NONBLOCK: the file may have become a FIFO since the check, and must not block this
-        // process.
-        let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let is_block_device = expected.file_type().is_block_device();
-        if is_block_device && !read_only && opening.lock {
-            // Without O_CREAT this is defined for block devices only: EBUSY while the host has it
-            // mounted.
-            flags |= libc::O_EXCL;
-        }
-        let is_held = |error: &io::Error| is_block_device && error.raw_os_error() == Some(libc::EBUSY);
-        let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path);
-        let file = patiently(open, is_held).map_err(|source| match is_held(&source) {
-            true => OpenError::InUse { path: path.to_owned() },
-            false => os(source),
-        })?;
-        Self::of(file, path, opening)
-    }
-
-    /// Uses an open file, and shares the lock of its open file description.
-    pub(super) fn of(mut file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let Opening { format, read_only, direct, .. } = opening;
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
-        let metadata = file.metadata().map_err(os)?;
-        check_kind(path, &metadata)?;
-        // io_uring would answer EAGAIN instead of waiting for the disk.
-        let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| os(error.into()))? - OFlags::NONBLOCK;
-        rustix::fs::fcntl_setfl(&file, flags).map_err(|error| os(error.into()))?;
-        // Saves a time stamp for each read. Only the file's owner may set it, hence the ignored
-        // error.
-        let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
-        if opening.lock {
-            lock(&file, read_only).map_err(|source| match source.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
-                _ => os(source),
-            })?;
-        }
-
-        let size = end(&mut file).map_err(os)?;
-        if size == 0 {
-            return Err(OpenError::Empty { path: path.to_owned() });
-        }
-        let direct = match direct {
-            true => Some(
-                Alignment::begin(&file)
-                    .map_err(|source| OpenError::Direct { path: path.to_owned(), source })?,
-            ),
-            false => None,
-        };
-        let block = direct.map_or(SECTOR, |direct| direct.block);
-        if format == Format::Raw && size % block != 0 {
-            return Err(OpenError::Size { path: path.to_owned(), size, block });
-        }
-        let physical = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
-        let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
-        let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
-        let sectors = AtomicU64::new(size / SECTOR);
-        let path = path.to_owned();
-        Ok(Self {
-            qcow2: None,
-            file,
-            path,
-            sectors,
-            look_error: Mutex::new(None),
-            read_only,
-            in_memory,
-            physical_block: physical,
-            direct,
-        })
+    /// Serves the bytes of the file.
+    pub(super) fn raw(file: ImageFile) -> Self {
+        let sectors = file.size / SECTOR;
+        Self::new(file, None, sectors)
     }
 
     /// Serves the disk that `qcow2` finds in the file.
-    pub(super) fn through(mut self, qcow2: Qcow2) -> Result<Self, OpenError> {
-        self.sectors = AtomicU64::new(qcow2.sectors());
-        self.qcow2 = Some(qcow2);
-        match self.sectors() {
-            0 => Err(OpenError::Empty { path: self.path }),
-            _ => Ok(self),
+    pub(super) fn through(file: ImageFile, qcow2: Qcow2) -> Result<Self, OpenError> {
+        match qcow2.sectors() {
+            0 => Err(OpenError::Empty { path: file.path }),
+            sectors => Ok(Self::new(file, Some(qcow2), sectors)),
+        }
+    }
+
+    fn new(file: ImageFile, qcow2: Option<Qcow2>, sectors: u64) -> Self {
+        let ImageFile { file, path, read_only, in_memory, physical_block, direct, .. } = file;
+        Self {
+            qcow2,
+            file,
+            path,
+            sectors: AtomicU64::new(sectors),
+            look_error: Mutex::new(None),
+            read_only,
+            in_memory,
+            physical_block,
+            direct,
         }
     }
 
@@ -168,7 +86,7 @@ impl Image {
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors()),
-            None => end(&mut &self.file).map(|end| end / self.block() * (self.block() / SECTOR)),
+            None => image_file::end(&mut &self.file).map(|end| end / self.block() * (self.block() / SECTOR)),
         };
         *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =
             found.as_ref().err().map(ToString::to_string);
@@ -202,65 +120,5 @@ impl Image {
             *to = if from.is_ascii_graphic() || *from == b' ' { *from } else { b'_' };
         }
         id
-    }
-}
-
-/// Size of a file in bytes, found by seeking: the st_size of a block device is 0.
-fn end(file: &mut impl Seek) -> io::Result<u64> {
-    file.seek(SeekFrom::End(0))
-}
-
-fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
-    let kind = metadata.file_type();
-    if kind.is_dir() {
-        Err(OpenError::Directory { path: path.to_owned() })
-    } else if kind.is_file() || kind.is_block_device() {
-        Ok(())
-    } else {
-        Err(OpenError::Kind { path: path.to_owned() })
-    }
-}
-
-/// Longest wait for a lock whose holder is about to release it.
-///
-/// The kernel releases the rings of a killed process some time after its end: tens of milliseconds,
-/// more on a busy host.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Locks the whole file for this open file description: exclusive, or shared when read-only.
-///
-/// The lock lasts until the last descriptor of the description is closed. Unlike a process's lock,
-/// it is not lost when this process opens and closes the same file.
-///
-/// A child process has a copy of each descriptor between fork and exec, and with it the lock of an
-/// image that was closed meanwhile. So a lock that is held elsewhere is retried for [`PATIENCE`].
-fn lock(file: &File, read_only: bool) -> io::Result<()> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    // SAFETY: `flock` is plain data, for which all zeroes are valid; l_pid must be 0 for OFD locks.
-    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-    whole.l_type = kind as libc::c_short;
-    whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // l_start and l_len stay 0: the whole file, at any size.
-    let lock = || {
-        // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives
-        // the call.
-        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        }
-    };
-    patiently(lock, |error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
-}
-
-/// Retries `attempt` for [`PATIENCE`] while `is_held` says that its target is held elsewhere.
-fn patiently<T>(attempt: impl Fn() -> io::Result<T>, is_held: impl Fn(&io::Error) -> bool) -> io::Result<T> {
-    let start = Instant::now();
-    loop {
-        match attempt() {
-            Err(error) if is_held(&error) && start.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            result => return result,
-        }
     }
 }

@@ -21,7 +21,7 @@ mod refcounts;
 mod storage;
 
 use super::engine::Job;
-use super::image::{Image, Opening};
+use super::image_file::{ImageFile, Opening};
 use super::pieces::{gather, scatter};
 use super::{Format, Layer, OpenError};
 use header::Header;
@@ -77,7 +77,7 @@ pub(super) struct Qcow2 {
 
 impl Qcow2 {
     /// Opens `image` with its backing files, top first.
-    pub(super) fn open(image: &Image, layers: &[Layer]) -> Result<Self, OpenError> {
+    pub(super) fn open(image: &ImageFile, layers: &[Layer]) -> Result<Self, OpenError> {
         let mut files = Vec::with_capacity(layers.len());
         let opened = catch_unwind(AssertUnwindSafe(|| open(image, layers, &mut files).map(Access::new)));
         let access = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
@@ -257,7 +257,7 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 }
 
 /// Opens an image and its backing files.
-fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver, OpenError> {
+fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver, OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
     let header = Header::read(&image.file)
@@ -266,7 +266,7 @@ fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver
         return Err(OpenError::DataFile { path: path.to_owned() });
     }
     if writable {
-        refcounts::check_and_repair(&image.file, image.sectors() * SECTOR, &header)
+        refcounts::check_and_repair(&image.file, image.size / SECTOR * SECTOR, &header)
             .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?;
     }
     let sealed = Arc::new(AtomicBool::new(false));
@@ -302,7 +302,7 @@ fn open(image: &Image, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver
 /// Opens a backing file.
 fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
     let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
-    let image = Image::open(&layer.path, opening)?;
+    let image = ImageFile::open(&layer.path, opening)?;
     let access = match layer.format {
         Format::Qcow2 => Access::new(open(&image, rest, files)?),
         Format::Raw if rest.is_empty() => {
@@ -316,7 +316,7 @@ fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<
     Ok(access)
 }
 
-fn storage(image: &Image, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
+fn storage(image: &ImageFile, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
     let options = StorageOpenOptions::new().write(!image.read_only).filename(&image.path);
     let file = imago::file::File::from_open_file(image.file.try_clone()?, options)?;
     Ok(Storage::new(file, first, sealed))

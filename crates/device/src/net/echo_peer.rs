@@ -5,7 +5,7 @@
 //!                             ^   no buffer is free: asleep on `room`  |
 //!                             '----------------------------------------'
 //! ```
-use super::link::{Buffer, Lane, Port};
+use super::lane::{Buffer, Lane, Port};
 use crate::LogDevice;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
