@@ -12,9 +12,9 @@
 //! ring once without a kick ([`IoThread::put_on`]).
 //!
 //! [`IoThread::put_on`]: super::IoThread::put_on
-use crate::resting::RestingQueue;
-use crate::{Kicks, QueueEvents, QueueWork};
-use paravane_device::{MappedQueue, QueueHandler, ServeError, Served, StateError};
+use crate::resting::{RestingQueue, ResumeError};
+use crate::{Kicks, QueueEvents, QueueKey, QueueWork};
+use paravane_device::{MappedQueue, QueueHandler, ServeError, Served, State, StateError};
 use paravane_notify::NotifyError;
 use rustix::event::epoll;
 use std::os::fd::OwnedFd;
@@ -34,15 +34,6 @@ pub(super) enum Turn {
     More { taken: u32 },
     /// Nothing is left, or the queue is left alone for a while. `worked`: there was something.
     Dry { taken: u32, worked: bool },
-}
-
-/// Identifies a queue on its thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueKey {
-    /// Device number, unique among the devices of a thread.
-    pub device: usize,
-    /// Queue index.
-    pub queue: u16,
 }
 
 /// A live queue, its handler, and its ways to the driver.
@@ -273,6 +264,24 @@ impl HostQueue {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
         self.drain(complete);
+    }
+}
+
+impl RestingQueue {
+    /// Takes the queue up at `position`. A queue with in-flight tracking is tracked no more.
+    ///
+    /// Kicks that came meanwhile are made up for by the first look at the ring, as for every queue
+    /// that is put on a thread.
+    ///
+    /// # Errors
+    /// See [`ResumeError`].
+    pub fn resume(self, position: State) -> Result<Box<HostQueue>, ResumeError> {
+        let Self { key, parked, handler, kicks, events, work, cut } = self;
+        let handler = handler.ok_or(ResumeError::NoHandler)?;
+        let live = parked.resume(position)?;
+        let mut queue = Box::new(HostQueue::new(key, live, handler, kicks, events, work));
+        queue.cut_by(cut);
+        Ok(queue)
     }
 }
 

@@ -7,7 +7,8 @@
 //! ```
 //! For comparison: the vCPU stands still while the device works. The lock is the price that an
 //! event loop does not pay.
-use crate::host_queue::{HostQueue, QueueKey, Turn};
+use crate::host_queue::{HostQueue, Turn};
+use crate::queue_key::QueueKey;
 use crate::{lock, outlive_pipes};
 use paravane_notify::Notifier;
 use rustix::event::epoll;

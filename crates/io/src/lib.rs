@@ -24,17 +24,19 @@ mod inline;
 mod kicks;
 mod panic;
 mod queue_events;
+mod queue_key;
 mod queue_start;
 mod resting;
 #[cfg(test)]
 mod tests;
 
 pub use counters::{IoThreadFigures, QueueWork};
-pub use host_queue::{HostQueue, QueueKey};
+pub use host_queue::HostQueue;
 pub use inline::Inline;
 pub use kicks::{ForeignKicks, Kicks, is_eventfd};
 pub use panic::caught;
 pub use queue_events::QueueEvents;
+pub use queue_key::QueueKey;
 pub use queue_start::{QueueStart, QueueStartError};
 pub use resting::{RestingQueue, ResumeError};
 

@@ -5,7 +5,7 @@
 //!                      |  ^
 //!                      '--'  the handler may go to the queue's owner, and comes back
 //! ```
-use crate::{HostQueue, Kicks, QueueEvents, QueueKey, QueueWork};
+use crate::{Kicks, QueueEvents, QueueKey, QueueWork};
 use paravane_device::{ParkedQueue, QueueHandler, StartError, State};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -44,22 +44,6 @@ impl RestingQueue {
     /// The rings, and the handler unless somebody has taken it.
     pub fn parts(&mut self) -> (&ParkedQueue, &mut Option<Box<dyn QueueHandler>>) {
         (&self.parked, &mut self.handler)
-    }
-
-    /// Takes the queue up at `position`. A queue with in-flight tracking is tracked no more.
-    ///
-    /// Kicks that came meanwhile are made up for by the first look at the ring, as for every queue
-    /// that is put on a thread.
-    ///
-    /// # Errors
-    /// See [`ResumeError`].
-    pub fn resume(self, position: State) -> Result<Box<HostQueue>, ResumeError> {
-        let Self { key, parked, handler, kicks, events, work, cut } = self;
-        let handler = handler.ok_or(ResumeError::NoHandler)?;
-        let live = parked.resume(position)?;
-        let mut queue = Box::new(HostQueue::new(key, live, handler, kicks, events, work));
-        queue.cut_by(cut);
-        Ok(queue)
     }
 }
 
