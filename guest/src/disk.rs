@@ -8,6 +8,7 @@
 mod hash;
 mod job;
 mod lane;
+mod work;
 mod write_test;
 
 pub(crate) use hash::Hash;

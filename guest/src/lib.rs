@@ -23,6 +23,7 @@ mod connection;
 mod console;
 mod disk;
 mod entropy;
+mod failure;
 pub mod histogram;
 mod mirror;
 pub mod pattern;

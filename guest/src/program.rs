@@ -13,6 +13,7 @@ use crate::connection::Connection;
 use crate::console::{self, Console};
 use crate::disk::{Buffers, Disk, Hash, Job, Lane, WriteTest, WriteTestParams};
 use crate::entropy::{self, Draw};
+use crate::failure::{refusal, set_up};
 use crate::mirror::Mirror;
 use crate::ping::{self, Ping};
 use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
@@ -20,14 +21,12 @@ use crate::stream::{self, Direction, Stream};
 use crate::worker::{Step, Worker};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use paravane_driver::Pool;
 use paravane_driver::blk::Blk;
 use paravane_driver::net::{Net, NetOptions};
 use paravane_driver::rng::Rng;
-use paravane_driver::{DriverError, Pool};
 use paravane_spec::blk::SECTOR;
-use paravane_spec::builtin::{
-    BootInfo, CONTROL_BASE, completion, control, error, event, exit, inject, job, order,
-};
+use paravane_spec::builtin::{BootInfo, CONTROL_BASE, completion, control, event, exit, inject, job, order};
 
 /// Fewest bytes of a request of the hash job: sequential reads gain from large requests.
 const HASH_CHUNK: usize = 64 << 10;
@@ -390,55 +389,4 @@ fn milestone<P: Platform>(platform: &P, code: u32) {
 fn tell<P: Platform>(console: &Console<'_, P>, number: usize, failure: &Failure) {
     let Failure { reason, detail, sector, .. } = failure;
     console.say(format_args!("device {number}: {reason} (sector {sector}, detail {detail:#x})"));
-}
-
-/// Failure of a job that is impossible.
-fn refusal(reason: &'static str) -> Failure {
-    Failure { error: error::SETUP, detail: 0, sector: 0, reason }
-}
-
-/// An error of a driver that is being set up.
-fn set_up(driver: DriverError) -> Failure {
-    let (code_of_error, reason) = match driver {
-        DriverError::Memory { .. } => (error::MEMORY, "the guest has too little memory for the job"),
-        DriverError::Magic(_)
-        | DriverError::Version(_)
-        | DriverError::DeviceId { .. }
-        | DriverError::Function { .. } => (error::SETUP, "no such device"),
-        DriverError::Features(_) | DriverError::FeaturesRefused => {
-            (error::SETUP, "driver and device agree on no features")
-        }
-        DriverError::Reset => (error::SETUP, "the device does not reset"),
-        _ => (error::SETUP, "the device cannot be set up"),
-    };
-    Failure { error: code_of_error, detail: code(&driver), sector: 0, reason }
-}
-
-/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`]; 0 for
-/// one without a number.
-pub(crate) fn code(error: &DriverError) -> u64 {
-    match error {
-        DriverError::Magic(_) => 1,
-        DriverError::Version(_) => 2,
-        DriverError::DeviceId { .. } => 3,
-        DriverError::Features(_) => 4,
-        DriverError::FeaturesRefused => 5,
-        DriverError::Reset => 6,
-        DriverError::Queue(_) => 7,
-        DriverError::Memory { .. } => 8,
-        DriverError::NeedsReset => 9,
-        DriverError::Config(_) => 10,
-        DriverError::Ring(_) => 11,
-        DriverError::ConfigUnstable => 12,
-        DriverError::Request(_) => 13,
-        DriverError::ShortAnswer { .. } => 14,
-        DriverError::QueueReset(_) => 15,
-        DriverError::Message(_) => 20,
-        DriverError::Buffers { .. } => 21,
-        DriverError::Function { .. } => 16,
-        DriverError::Capabilities(_) => 17,
-        DriverError::Structure(_) => 18,
-        DriverError::Vector { .. } => 19,
-        _ => 0,
-    }
 }

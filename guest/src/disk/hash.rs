@@ -6,7 +6,7 @@
 //!   hashed:  0 (next)           strictly in order; only then is the slot free again
 //! ```
 use super::Buffers;
-use super::job::Work;
+use super::work::Work;
 use crate::report::{DiskPage, Failure};
 use alloc::vec::Vec;
 use paravane_spec::blk::SECTOR;

@@ -1,12 +1,11 @@
 //! One disk at work: keeps requests in flight, and its report up to date.
-use super::job::{Flight, Job, Work};
-use super::{Buffers, Disk};
+use super::work::{Flight, Work};
+use super::{Buffers, Disk, Job};
 use crate::Platform;
 use crate::histogram;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;
-use paravane_driver::DriverError;
 use paravane_driver::blk::Request;
 use paravane_spec::blk::S_OK;
 use paravane_spec::builtin::{error, state};
@@ -167,19 +166,5 @@ impl<P: Platform, D: Disk> Worker<P> for Lane<D> {
 
     fn driver(&mut self) -> &mut dyn Interrupts {
         &mut self.disk
-    }
-}
-
-impl From<DriverError> for Failure {
-    /// An error of a driver at work. What happens at set-up has another code.
-    fn from(error: DriverError) -> Self {
-        let reason = match error {
-            DriverError::NeedsReset => "the device needs a reset",
-            DriverError::ShortAnswer { .. } => "the device reports success with too few bytes",
-            DriverError::Request(reason) => reason,
-            DriverError::ConfigUnstable => "the device's configuration keeps changing",
-            _ => "the device broke the ring protocol",
-        };
-        Self { error: error::RING, detail: crate::program::code(&error), sector: 0, reason }
     }
 }

@@ -445,7 +445,7 @@ fn a_tag_that_is_not_in_flight_is_the_device_s_fault() {
 fn a_broken_protocol_is_the_device_s_fault() {
     let (disk, mut memory) = (Fake::faulty(640, Fault::Breaks(3)), memory());
     let failure = hash(&disk, &mut memory, 2).unwrap_err();
-    let code = crate::program::code(&DriverError::ShortAnswer { expected: 2, len: 1 });
+    let code = crate::failure::code(&DriverError::ShortAnswer { expected: 2, len: 1 });
     assert_eq!((failure.error, failure.detail), (error::RING, code));
 }
 

@@ -9,7 +9,7 @@
 //! ever in flight on one block if one of them is a write, so at every read it is known what must
 //! come.
 use super::Buffers;
-use super::job::{Flights, Work};
+use super::work::{Flights, Work};
 use crate::chance::Chance;
 use crate::pattern;
 use crate::report::{DiskPage, Failure};
