@@ -129,7 +129,7 @@ pub enum Network {
     #[default]
     Echo,
     /// Echo peer on a host thread, which answers each frame as another machine would.
-    Station,
+    EchoPeer,
     /// Sink: takes frames as fast as the built-in guest sends them.
     Sink,
     /// Source: sends frames as fast as the built-in guest has buffers.
@@ -146,14 +146,14 @@ pub enum Network {
 impl Network {
     /// Whether only the built-in guest can use it.
     pub(crate) fn for_the_builtin_guest(&self) -> bool {
-        matches!(self, Self::Echo | Self::Station | Self::Sink | Self::Source)
+        matches!(self, Self::Echo | Self::EchoPeer | Self::Sink | Self::Source)
     }
 
     /// Name on the command line.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Echo => "echo",
-            Self::Station => "station",
+            Self::EchoPeer => "echo-peer",
             Self::Sink => "sink",
             Self::Source => "source",
             Self::Tap(_) => "tap",
@@ -286,7 +286,7 @@ pub struct RunConfig {
     /// Longest poll of a queue before its I/O thread waits for a kick [0: no polling].
     pub longest_poll: Duration,
     /// What serves queues.
-    pub owner: ServingMode,
+    pub serving_mode: ServingMode,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
     /// CPU for the guest; `None`: any. Other threads of the machine run where the caller does.
@@ -339,7 +339,7 @@ impl Default for RunConfig {
             io_threads: None,
             rebalance: false,
             longest_poll: Duration::ZERO,
-            owner: ServingMode::IoThreads,
+            serving_mode: ServingMode::IoThreads,
             time_kicks: false,
             vcpu_cpu: None,
             entropy: 4096,

@@ -159,7 +159,7 @@ fn disk_argument(disk: &DiskConfig) -> String {
 fn net_argument(net: &NetConfig) -> String {
     let far = match net.network {
         Network::Echo => "echo",
-        Network::Station => "station",
+        Network::EchoPeer => "echo-peer",
         Network::Sink => "sink",
         Network::Source => "source",
         // Refused before.
@@ -174,7 +174,7 @@ fn net_of(argument: &str) -> Option<NetConfig> {
     let mut parts = argument.strip_prefix("net,")?.split(',');
     let network = match parts.next()? {
         "echo" => Network::Echo,
-        "station" => Network::Station,
+        "echo-peer" => Network::EchoPeer,
         "sink" => Network::Sink,
         "source" => Network::Source,
         _ => return None,
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_card_survives_the_command_line() {
-        for network in [Network::Echo, Network::Station, Network::Sink, Network::Source] {
+        for network in [Network::Echo, Network::EchoPeer, Network::Sink, Network::Source] {
             let net = NetConfig {
                 network,
                 queues: 3,

@@ -171,7 +171,7 @@ fn placement(config: &RunConfig, devices: usize, helper: Option<&Arc<Helper>>) -
     if let Some(helper) = helper {
         return Ok(Placement::process(Arc::<Helper>::clone(helper)));
     }
-    if config.owner == ServingMode::Vcpu {
+    if config.serving_mode == ServingMode::Vcpu {
         return Placement::inline();
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

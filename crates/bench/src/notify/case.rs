@@ -186,7 +186,7 @@ impl Case {
                 RunConfig {
                     depth: 1,
                     ..machine_with(NetConfig {
-                        network: Network::Station,
+                        network: Network::EchoPeer,
                         size: frame,
                         reply: Some(frame),
                         frames: size.exchanges,

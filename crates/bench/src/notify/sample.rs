@@ -23,7 +23,7 @@ pub(super) fn sample(
         // Another process can interrupt the guest only by a file descriptor.
         msi_delivery: if subject == Subject::Process { MsiDelivery::Irqfd } else { MsiDelivery::default() },
         ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
-        owner: match subject {
+        serving_mode: match subject {
             Subject::Inline => ServingMode::Vcpu,
             Subject::Exit | Subject::IoEventFd => ServingMode::IoThreads,
             Subject::Process => ServingMode::Process,

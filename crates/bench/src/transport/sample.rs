@@ -49,7 +49,7 @@ fn config(case: Case, size: SampleSize, image: &Image) -> RunConfig {
         Case::Exchange { request, response } => RunConfig {
             depth: 1,
             ..guest::machine_with(NetConfig {
-                network: Network::Station,
+                network: Network::EchoPeer,
                 frames: size.exchanges,
                 size: HEADERS + request,
                 reply: Some(HEADERS + response),

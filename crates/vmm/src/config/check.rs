@@ -80,7 +80,7 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         let (asked, most) = (config.longest_poll.as_micros(), LONGEST_POLL.as_micros());
         return refuse(format!("polls of {asked} µs: must be at most {most} µs"));
     }
-    if config.owner == ServingMode::Process {
+    if config.serving_mode == ServingMode::Process {
         check_process(config)?;
     }
     if config.hang_timeout.is_zero() {
@@ -110,7 +110,7 @@ fn check_process(config: &RunConfig) -> Result<(), RunError> {
     }
     if config.nets.iter().any(|net| !net.network.for_the_builtin_guest()) {
         return refuse(
-            "a helper process cannot have TAP devices or links; use echo, station, sink or source",
+            "a helper process cannot have TAP devices or links; use echo, echo peer, sink or source",
         );
     }
     Ok(())
@@ -123,7 +123,7 @@ fn check_process(config: &RunConfig) -> Result<(), RunError> {
 pub(crate) fn check_jobs(nets: &[NetConfig]) -> Result<(), RunError> {
     for (number, net) in nets.iter().enumerate() {
         match &net.network {
-            Network::Echo | Network::Station | Network::Sink | Network::Source => {}
+            Network::Echo | Network::EchoPeer | Network::Sink | Network::Source => {}
             Network::Tap(_) | Network::TapFds(_) => {
                 return refuse(
                     "TAP devices are for a kernel (--kernel): the built-in guest does not use them",

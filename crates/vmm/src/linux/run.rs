@@ -154,7 +154,7 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
         (config.iommu, "--iommu cannot be combined with --kernel: no IOMMU is described to a Linux guest"),
         (
             config.nets.iter().any(|net| net.network.for_the_builtin_guest()),
-            "a Linux guest has nothing to say to an echo, station, sink or source: use --net tap=, tap-fd= or link=",
+            "a Linux guest does not use an echo, echo peer, sink or source; use --net tap=, tap-fd= or link=",
         ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(refused, _)| *refused) {

@@ -40,7 +40,7 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
             };
             card(config, end.map_err(no_link)?)
         }
-        Network::Station => card(config, LinkEnd::to_echo_peer(config.queues, reply).map_err(no_link)?),
+        Network::EchoPeer => card(config, LinkEnd::to_echo_peer(config.queues, reply).map_err(no_link)?),
         Network::Sink => card(config, Generator::new(config.queues, 0, reply).map_err(no_link)?),
         Network::Source => {
             card(config, Generator::new(config.queues, config.frames, reply).map_err(no_link)?)

@@ -77,7 +77,7 @@ pub(super) fn helper(
     region: &Arc<Region>,
     disks: &[Disk],
 ) -> Result<Option<Arc<Helper>>, RunError> {
-    match config.owner {
+    match config.serving_mode {
         ServingMode::Process => {
             let images: Vec<BorrowedFd<'_>> = disks.iter().map(|disk| disk.image.as_fd()).collect();
             Ok(Some(Arc::new(Helper::spawn(config, region, &images)?)))

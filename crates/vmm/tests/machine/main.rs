@@ -55,7 +55,7 @@ both!(
     entropy_alone,
     frames_come_back_from_an_echo,
     an_answer_may_be_longer_or_shorter,
-    a_station_answers_from_a_thread_of_its_own,
+    an_echo_peer_answers_from_its_own_thread,
     frames_stream_one_way,
     the_vcpu_itself_serves_its_queues,
     two_cards_on_a_link,

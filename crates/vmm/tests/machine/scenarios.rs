@@ -441,9 +441,9 @@ pub(crate) fn two_cards_on_a_link(accel: AccelChoice) {
     }
 }
 
-pub(crate) fn a_station_answers_from_a_thread_of_its_own(accel: AccelChoice) {
+pub(crate) fn an_echo_peer_answers_from_its_own_thread(accel: AccelChoice) {
     for (size, reply, depth, queues) in [(98, 1090, 1, 1), (1514, 60, 16, 3)] {
-        let network = Network::Station;
+        let network = Network::EchoPeer;
         let net =
             NetConfig { network, size, reply: Some(reply), frames: 300, queues, ..NetConfig::default() };
         let report = go(RunConfig { depth, time_kicks: true, ..with_nets(accel, &[net]) });
@@ -457,13 +457,14 @@ pub(crate) fn a_station_answers_from_a_thread_of_its_own(accel: AccelChoice) {
 
 pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
     let image = image(2048);
-    let owner = ServingMode::Vcpu;
-    let report = go(RunConfig { owner, ioeventfd: false, ..with_disk(accel, image.path(), Job::WriteTest) });
+    let serving_mode = ServingMode::Vcpu;
+    let report =
+        go(RunConfig { serving_mode, ioeventfd: false, ..with_disk(accel, image.path(), Job::WriteTest) });
     assert_eq!(report.outcome, Outcome::Verified);
     assert!(report.exits_by_kind.notify > 0 && report.kicks >= report.exits_by_kind.notify);
-    for network in [Network::Echo, Network::Station, Network::Sink, Network::Source] {
+    for network in [Network::Echo, Network::EchoPeer, Network::Sink, Network::Source] {
         let net = NetConfig { network, size: 1000, frames: 500, queues: 1, ..NetConfig::default() };
-        let report = go(RunConfig { owner, ioeventfd: false, ..with_nets(accel, &[net]) });
+        let report = go(RunConfig { serving_mode, ioeventfd: false, ..with_nets(accel, &[net]) });
         assert_eq!(report.outcome, Outcome::Verified);
         assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (500, None));
     }

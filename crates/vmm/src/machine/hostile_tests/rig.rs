@@ -13,8 +13,8 @@ use paravane_attach::LocalIoEventFds;
 use paravane_device::Device;
 use paravane_device::rng::Rng as Source;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
-use paravane_driver::mmio::{Mmio, Registers};
-use paravane_driver::pci::{Ecam, Pci, Space};
+use paravane_driver::mmio::{Mmio, Window};
+use paravane_driver::pci::{Ecam, Pci};
 use paravane_driver::rng::Rng;
 use paravane_driver::{Area, DmaArea, Message, Pool};
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink};
@@ -85,34 +85,9 @@ impl Accelerator for Played {
     }
 }
 
-/// A virtio-mmio device's window in the address space.
-pub(super) struct Window {
-    addresses: Addresses,
-    base: u64,
-    size: u64,
-}
-
-impl Registers for Window {
-    fn read32(&self, offset: u64) -> u32 {
-        self.addresses.read32(self.base + offset)
-    }
-    fn write32(&self, offset: u64, value: u32) {
-        self.addresses.write32(self.base + offset, value);
-    }
-    fn read16(&self, offset: u64) -> u16 {
-        self.addresses.read16(self.base + offset)
-    }
-    fn read8(&self, offset: u64) -> u8 {
-        self.addresses.read8(self.base + offset)
-    }
-    fn window(&self) -> u64 {
-        self.size
-    }
-}
-
 /// The driver of one device, over whatever transport.
 pub(super) enum Driver {
-    Mmio(Rng<Mmio<Window>>),
+    Mmio(Rng<Mmio<Window<Addresses>>>),
     Pci(Rng<Pci<Addresses>>),
 }
 
@@ -193,7 +168,7 @@ impl Host {
         }
         let msi = self.transport == TransportChoice::MmioMsi;
         let (base, size) = (self.base(device), if msi { mmio_msi::WINDOW } else { WINDOW });
-        let mut mmio = Mmio::new(Window { addresses: self.addresses.clone(), base, size }).unwrap();
+        let mut mmio = Mmio::new(Window::new(self.addresses.clone(), base, size)).unwrap();
         if msi && !wired {
             mmio.use_messages(vec![message(0), message(1)]);
         }

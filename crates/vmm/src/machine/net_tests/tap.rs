@@ -82,13 +82,13 @@ pub(super) fn datagram(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
     [to.as_slice(), &MAC, &[8, 0], &ip, &udp, payload].concat()
 }
 
-/// A station with an address: answers who asks for it, and hands out what it is looking for.
-pub(super) struct Station<'a> {
+/// A host with an IP address: answers ARP requests, and sends its own.
+pub(super) struct IpHost<'a> {
     pub(super) guest: &'a Guest,
     pub(super) driver: Driver,
 }
 
-impl Station<'_> {
+impl IpHost<'_> {
     pub(super) fn send(&mut self, frame: &[u8]) {
         while !self.driver.send(0, frame).unwrap() {
             self.guest.sleep(&mut self.driver, "a sent frame");
@@ -156,7 +156,7 @@ fn datagrams_go_to_the_host_and_come_back() {
     in_own_network("machine::net_tests::tap::datagrams_go_to_the_host_and_come_back", || {
         const COUNT: usize = 300;
         let guest = guest(1);
-        let mut us = Station { guest: &guest, driver: guest.driver(NetOptions::default()) };
+        let mut us = IpHost { guest: &guest, driver: guest.driver(NetOptions::default()) };
         let server = echo_server(COUNT);
         let host = us.ask_for_host();
         for n in 0..COUNT {
@@ -176,7 +176,7 @@ fn flows_come_on_all_pairs() {
         const COUNT: usize = 200;
         let guest = guest(2);
         let mut us =
-            Station { guest: &guest, driver: guest.driver(NetOptions { pairs: 2, ..NetOptions::default() }) };
+            IpHost { guest: &guest, driver: guest.driver(NetOptions { pairs: 2, ..NetOptions::default() }) };
         us.driver.ask_for_pairs(2).unwrap();
         while us.driver.answer().unwrap().is_none() {
             guest.sleep(&mut us.driver, "the answer to a command");
@@ -218,7 +218,7 @@ fn frames_for_a_driver_without_buffers_wait_and_do_not_keep_the_thread_busy() {
     in_own_network("machine::net_tests::tap::frames_for_a_driver_without_buffers", || {
         let guest = guest(1);
         let options = NetOptions { receive_slots: 1, ..NetOptions::default() };
-        let mut us = Station { guest: &guest, driver: guest.driver(options) };
+        let mut us = IpHost { guest: &guest, driver: guest.driver(options) };
         let host = us.ask_for_host();
         // The host has more to say than there is room for.
         let socket = UdpSocket::bind("10.77.0.1:7").unwrap();

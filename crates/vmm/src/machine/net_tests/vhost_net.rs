@@ -2,7 +2,7 @@
 //! network stack. Needs what the tests beside it need, and /dev/vhost-net. `scripts/linux-guest
 //! vhost-net` runs these where there is one.
 use super::PATIENCE;
-use super::tap::{Station, datagram, guest, in_own_network, payload, skipped};
+use super::tap::{IpHost, datagram, guest, in_own_network, payload, skipped};
 use crate::machine::vhost_net::VhostNet;
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_device::net::Totals;
@@ -41,7 +41,7 @@ fn echo() {
 }
 
 /// One datagram there and back, on pair 0.
-fn exchange(us: &mut Station<'_>, host: [u8; 6], n: usize) {
+fn exchange(us: &mut IpHost<'_>, host: [u8; 6], n: usize) {
     let sent: Vec<u8> = (0..n * 4 % 1400 + 1).map(|at| (at * 7 + n) as u8).collect();
     us.send(&datagram(host, 4000, &sent));
     let back = us.next(|frame| payload(frame, 4000).is_some());
@@ -52,7 +52,7 @@ fn exchange(us: &mut Station<'_>, host: [u8; 6], n: usize) {
 fn datagrams_come_back_whoever_has_the_queues() {
     with_vhost("datagrams_come_back_whoever_has_the_queues", || {
         let guest = guest(1);
-        let mut us = Station { guest: &guest, driver: guest.driver(NetOptions::default()) };
+        let mut us = IpHost { guest: &guest, driver: guest.driver(NetOptions::default()) };
         let host = us.ask_for_host();
         echo();
         let (done, over) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -116,7 +116,7 @@ fn a_reset_takes_the_queues_from_the_kernel() {
         let guest = guest(1);
         echo();
         for round in 0..20 {
-            let mut us = Station { guest: &guest, driver: guest.driver(NetOptions::default()) };
+            let mut us = IpHost { guest: &guest, driver: guest.driver(NetOptions::default()) };
             let host = us.ask_for_host();
             for queue in [0, 1] {
                 lend(&guest.device, queue);
