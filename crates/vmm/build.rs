@@ -19,10 +19,13 @@ use std::{env, fs, io};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Name of the guest's image binary.
 const BINARY: &str = "paravane-guest-image";
-/// Where the image is linked: `paravane_spec::builtin::IMAGE_BASE`, which image.rs compares with
-/// the header.
+/// Where the image is linked: `paravane_spec::builtin::IMAGE_BASE`.
+///
+/// image.rs compares it with the header.
 const IMAGE_BASE: u64 = 0x10_0000;
-/// Largest size of an image, in bytes. A larger one is a mistake of the linker script.
+/// Largest size of an image, in bytes.
+///
+/// A larger one is a mistake of the linker script.
 const MAX_SIZE: u64 = 1 << 20;
 
 fn main() {
@@ -142,7 +145,7 @@ fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the workspace's packages that the image needs, where they are unpacked beside `guest`.
+/// Packages of the workspace that the image needs, unpacked beside `guest`.
 ///
 /// `cargo package` builds with packages that are in no registry yet.
 fn unpacked_beside(guest: &Path) -> Vec<(&'static str, PathBuf)> {
@@ -191,8 +194,10 @@ fn is_of_the_outer_build(name: &OsStr) -> bool {
     flags.contains(&&*name) || families.iter().any(|family| name.starts_with(family))
 }
 
-/// The bytes of an ELF program's segments from [`IMAGE_BASE`] on, as they lie in memory. What the
-/// file does not hold (bss) is left off at the end: RAM is zero at boot.
+/// The bytes of an ELF program's segments from [`IMAGE_BASE`] on.
+///
+/// As they lie in memory. What the file does not hold (bss) is left off at the end: RAM is zero at
+/// boot.
 fn flatten(elf: &[u8]) -> Option<Vec<u8>> {
     const LOAD: u64 = 1;
     let field = |offset: u64, len: usize| -> Option<u64> {

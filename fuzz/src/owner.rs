@@ -106,7 +106,9 @@ impl Owner {
         assert_eq!(self.running.insert(queue, addresses), None, "queue {queue} was started twice");
     }
 
-    /// Reports an effect as done, requested or not. Returns whether the device has been reset.
+    /// Reports an effect as done, requested or not.
+    ///
+    /// Returns whether the device has been reset.
     pub(crate) fn finish(&mut self, transport: &mut dyn Transport, which: u8) -> bool {
         if which & 1 == 0 {
             transport.reset_done();

@@ -10,7 +10,7 @@ use paravane_spec::builtin::{
 use paravane_spec::net::MAX_FRAME;
 use zerocopy::FromBytes;
 
-/// Most bytes of a request: keeps every length far from the limits of the arithmetic.
+/// Most bytes of a request; far from the limits of the arithmetic.
 const MAX_BLOCK: u32 = 64 << 20;
 
 /// The boot information, checked, and the memory that it names.

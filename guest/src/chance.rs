@@ -1,4 +1,4 @@
-//! The order of the mixed phase: a small generator of numbers that are the same for the same seed.
+//! A small generator for the order of the mixed phase, repeatable by its seed.
 
 /// A splitmix64 generator.
 #[derive(Clone, Copy, Debug)]

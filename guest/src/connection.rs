@@ -44,7 +44,9 @@ macro_rules! either {
 }
 
 impl<'p, P: Platform> Connection<'p, P> {
-    /// Opens the device of `entry` and sets up its messages. Kicks are timed in `kicks`.
+    /// Opens the device of `entry` and sets up its messages.
+    ///
+    /// Kicks are timed in `kicks`.
     pub(crate) fn open(
         platform: &'p P,
         info: &BootInfo,

@@ -76,7 +76,7 @@ impl Buffers {
         Self { memory, each }
     }
 
-    /// The first `len` bytes of a slot's buffer; `None` if there is no such slot or it is shorter.
+    /// First `len` bytes of a slot's buffer; `None`: no such slot, or it is shorter.
     pub(crate) fn slot(&self, slot: usize, len: usize) -> Option<DmaArea> {
         if len > self.each {
             return None;

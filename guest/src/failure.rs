@@ -25,8 +25,9 @@ pub(crate) fn set_up(driver: DriverError) -> Failure {
     Failure { error: code_of_error, detail: code(&driver), sector: 0, reason }
 }
 
-/// A driver's error as a number, for [`paravane_spec::builtin::DiskReport::error_detail`]; 0 for
-/// one without a number.
+/// A driver's error as a number; 0: it has none.
+///
+/// For [`paravane_spec::builtin::DiskReport::error_detail`].
 pub(crate) fn code(error: &DriverError) -> u64 {
     match error {
         DriverError::Magic(_) => 1,

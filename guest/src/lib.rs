@@ -57,7 +57,7 @@ pub trait Platform {
     fn now_ns(&self) -> u64;
     /// Interrupts taken so far, all numbers together.
     fn interrupts(&self) -> u64;
-    /// Interrupts taken so far on one number: a GSI, or a number that is free for messages.
+    /// Interrupts taken so far on one number: a GSI, or one for messages.
     fn interrupts_on(&self, number: u32) -> u64;
     /// Makes the line of `gsi` deliver interrupts (programs the interrupt controller).
     fn enable_line(&self, gsi: u32);
@@ -67,8 +67,9 @@ pub trait Platform {
     fn crash(&self) -> !;
 }
 
-/// Runs the guest to its end; returns one of the [`paravane_spec::builtin::exit`] codes, having
-/// written it to the control page's EXIT register as the last act.
+/// Runs the guest to its end; returns a [`paravane_spec::builtin::exit`] code.
+///
+/// Its last act is to write the code to the control page's EXIT register.
 pub fn run<P: Platform>(platform: &P) -> u32 {
     let code = program::run(platform);
     platform.mmio_write32(CONTROL_BASE + control::EXIT, code);

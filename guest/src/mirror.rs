@@ -1,5 +1,4 @@
-//! Sends each received frame back with its addresses swapped, until the other devices have
-//! finished.
+//! Returns each received frame with swapped addresses, until the others finish.
 use crate::Platform;
 use crate::ping::{ask_for_pairs, uses_pairs, wrong};
 use crate::report::{DiskPage, Failure, Measured};

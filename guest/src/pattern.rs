@@ -1,4 +1,6 @@
-//! The write test's data: what a sector holds depends on seed, sector and pass, and says so itself.
+//! The write test's data, which depend on seed, sector and pass.
+//!
+//! Each sector states its sector and pass.
 //!
 //! ```text
 //! bytes 0..8    sector number, little endian
@@ -10,7 +12,9 @@
 //! glance in a hex dump, and a single wrong bit anywhere is found. The words do not depend on one
 //! another, so that the processor makes several at once.
 
-/// An odd constant (2^64 divided by the golden ratio): multiples of it are spread over all 64 bits.
+/// 2^64 divided by the golden ratio, odd.
+///
+/// Its multiples are spread over all 64 bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// An odd constant with about half of its bits set, to mix by multiplication.
 const MIX: u64 = 0xd6e8_feb8_6659_fd93;

@@ -65,8 +65,7 @@ pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
     Failure { error: error::MISMATCH, detail, sector: 0, reason }
 }
 
-/// Asks the card to use all pairs of queues that the driver has set up; `true` if an answer will
-/// come.
+/// Asks the card to use all queue pairs; `true`: an answer will come.
 ///
 /// # Errors
 /// The driver refuses.
@@ -78,7 +77,7 @@ pub(crate) fn ask_for_pairs<T: Transport>(net: &mut Net<T>) -> Result<bool, Fail
     Ok(pairs > 1)
 }
 
-/// Takes the answer to [`ask_for_pairs`] if `asking`; `true` once all pairs are in use.
+/// Takes the answer to [`ask_for_pairs`] if `asking`; `true`: all are in use.
 ///
 /// # Errors
 /// The card does not use them, or the control queue is broken.
@@ -163,7 +162,7 @@ impl<T: Transport> Ping<T> {
         Ok(step)
     }
 
-    /// A frame of `len` bytes came on `pair`: it must be the one that was sent there first.
+    /// Checks the frame of `len` bytes that came on `pair`: the oldest sent there.
     fn came(&mut self, pair: usize, len: usize, now: u64) -> Result<(), Failure> {
         let Some(flight) = self.flights[pair].pop_front() else {
             return Err(wrong(len as u64, "an unexpected frame was received"));
@@ -200,7 +199,7 @@ impl<P: Platform, T: Transport> Worker<P> for Ping<T> {
     }
 }
 
-/// Whether `got`, of any length from [`SHORTEST`] on, is what an echo makes of `sent`.
+/// Whether `got` is the echo of `sent`, at any length from [`SHORTEST`] on.
 fn is_echo(sent: &[u8], got: &[u8]) -> bool {
     let same = got.len().min(sent.len());
     let (got, more) = got.split_at(same);

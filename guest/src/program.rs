@@ -28,12 +28,13 @@ use paravane_driver::rng::Rng;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{BootInfo, CONTROL_BASE, completion, control, event, exit, inject, job, order};
 
-/// Fewest bytes of a request of the hash job: sequential reads gain from large requests.
+/// Fewest bytes of a hash job's request: large sequential reads are faster.
 const HASH_CHUNK: usize = 64 << 10;
 /// Most requests in flight on a disk, limited by the image's allocator.
 const MAX_DEPTH: u32 = 256;
-/// Rounds of polling without work between two readings of the devices' interrupt causes. Each
-/// reading is an exit, and the only way to learn that a device needs a reset.
+/// Polling rounds without work between two readings of the interrupt causes.
+///
+/// Each reading is an exit, and the only way to learn that a device needs a reset.
 const IDLE_ROUNDS: u64 = 1 << 16;
 /// Alignment of data buffers and of the pass map.
 const PAGE: usize = 4096;
@@ -54,8 +55,9 @@ impl InterruptSource {
 /// One device at work.
 struct Device<'p, P: Platform> {
     gsi: u32,
-    /// Its wire, and the message of its configuration change. The message of a queue needs no
-    /// handling: the loop looks at every queue.
+    /// Its wire, and the message of its configuration change.
+    ///
+    /// The message of a queue needs no handling: the loop looks at every queue.
     sources: [InterruptSource; 2],
     worker: Box<dyn Worker<P> + 'p>,
     page: DiskPage,

@@ -87,7 +87,7 @@ impl<T: Transport> Stream<T> {
         Ok(step)
     }
 
-    /// Each frame is kicked for by itself, as a program's messages are that come one by one.
+    /// Sends frames, each with a kick, as a program sends messages one by one.
     fn send(&mut self, clock: &impl Fn() -> u64, step: &mut Step) -> Result<(), Failure> {
         for _ in 0..self.most() {
             if self.number == self.terms.frames {
@@ -124,8 +124,9 @@ impl<T: Transport> Stream<T> {
         Ok(())
     }
 
-    /// Most frames in this step. The first is alone in its step, so that the measured phase has a
-    /// begin.
+    /// Most frames in this step.
+    ///
+    /// The first is alone in its step, so that the measured phase has a begin.
     fn most(&self) -> usize {
         if self.number == 0 { 1 } else { STEP }
     }

@@ -21,8 +21,9 @@ pub(crate) struct Step {
 
 /// The work on one device.
 pub(crate) trait Worker<P: Platform> {
-    /// Takes what came back, and sends what can be sent. `ready`: all that serve the other devices
-    /// can do so.
+    /// Takes what came back, and sends what can be sent.
+    ///
+    /// `ready`: all that serve the other devices can do so.
     fn step(&mut self, platform: &P, ready: bool) -> Result<Step, Failure>;
 
     /// Whether the work is done.
@@ -52,7 +53,7 @@ pub(crate) trait Worker<P: Platform> {
 
 /// The interrupts of a driver.
 pub(crate) trait Interrupts {
-    /// Arms interrupts; `true` if something has arrived already and the caller must not sleep.
+    /// Arms interrupts; `true`: something has arrived, and the caller must not sleep.
     fn enable_interrupts(&mut self) -> bool;
 
     /// Suppresses interrupts.

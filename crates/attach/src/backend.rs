@@ -1,4 +1,4 @@
-//! Back ends that serve a queue in place of our threads: the kernel's vhost, another thread.
+//! Back ends that serve a queue in place of our threads, such as vhost-net.
 //!
 //! ```text
 //!             kick eventfd (the queue's notifier, grabbed)
@@ -25,7 +25,9 @@ pub trait QueueBackend: Send {
         "a back end"
     }
 
-    /// Takes the queue and serves it from now on. Chains that are available already bring no kick.
+    /// Takes the queue and serves it from now on.
+    ///
+    /// Chains that are available already bring no kick.
     ///
     /// # Errors
     /// It cannot serve this queue, and has touched neither ring nor memory.
@@ -33,9 +35,10 @@ pub trait QueueBackend: Send {
     /// warning.
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()>;
 
-    /// Stops, and returns the position as vhost does. When this returns nothing is in flight and
-    /// memory is not touched any more, whatever the result. Called at most once for each start that
-    /// succeeded.
+    /// Stops, and returns the position as vhost does.
+    ///
+    /// When this returns nothing is in flight and memory is not touched any more, whatever the
+    /// result. Called at most once for each start that succeeded.
     ///
     /// # Errors
     /// It does not know its position; the queue is lost.
@@ -52,7 +55,9 @@ pub trait QueueBackend: Send {
 pub struct Loan<'a> {
     /// Queue index.
     pub queue: u16,
-    /// The device's handler. It rests, unless the back end takes it for the time of the loan.
+    /// The device's handler.
+    ///
+    /// It rests, unless the back end takes it for the time of the loan.
     pub handler: &'a mut Option<Box<dyn QueueHandler>>,
     /// Negotiated features.
     pub features: u64,

@@ -40,15 +40,17 @@ pub enum AttachError {
 /// Where firmware puts a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciPlace {
-    /// Guest-physical address of BAR 0, a multiple of its size. It is decoded when the driver
-    /// enables memory.
+    /// Guest-physical address of BAR 0, a multiple of its size.
+    ///
+    /// It is decoded when the driver enables memory.
     pub bar: u64,
     /// Interrupt line register: the GSI of INTA.
     pub interrupt_line: u8,
 }
 
-/// Collects what a device is attached to. The last call names the transport: [`Builder::mmio`],
-/// [`Builder::mmio_msi`] or [`Builder::pci`].
+/// Collects what a device is attached to.
+///
+/// The last call names the transport: [`Builder::mmio`], [`Builder::mmio_msi`] or [`Builder::pci`].
 #[must_use]
 pub struct Builder {
     device: Box<dyn Device>,
@@ -84,29 +86,31 @@ impl Builder {
         }
     }
 
-    /// Has the device address memory through `domain`, and offers `VIRTIO_F_ACCESS_PLATFORM`
-    /// [guest-physical addresses].
+    /// Has the device address memory through `domain` [guest-physical addresses].
+    ///
+    /// Offers `VIRTIO_F_ACCESS_PLATFORM`.
     pub fn behind(self, domain: Domain) -> Self {
         Self { domain: Some(domain), ..self }
     }
 
-    /// Serves the queues there [on one I/O thread of the device's own, without polling].
+    /// Serves the queues there [on one separate I/O thread, without polling].
     pub fn placement(self, placement: &Placement) -> Self {
         Self { placement: Some(placement.clone()), ..self }
     }
 
-    /// Asks for an ioeventfd for each queue [kicks exit]. Where the host refuses one, kicks exit.
+    /// Asks for an ioeventfd for each queue [kicks exit].
+    ///
+    /// Where the host refuses one, kicks exit.
     pub fn ioeventfds(self, fds: Arc<dyn IoEventFds>) -> Self {
         Self { ioeventfds: Some(fds), ..self }
     }
 
-    /// Offers these features for the rings [split rings, indirect descriptors, event index].
+    /// Offers these ring features [split rings, indirect descriptors, event index].
     pub fn rings(self, rings: RingFeatures) -> Self {
         Self { rings, ..self }
     }
 
-    /// Sets the number in log lines, faults and queue keys [the smallest that is free in the
-    /// placement].
+    /// Sets the number in log lines, faults and queue keys [smallest free one].
     pub fn number(self, number: usize) -> Self {
         Self { number: Some(number), ..self }
     }
@@ -116,13 +120,14 @@ impl Builder {
         Self { counters, ..self }
     }
 
-    /// Lends each queue to a back end right after its start, where the back end takes it.
+    /// Lends each queue to a back end right after its start, if the back end takes it.
     pub fn lend_to(self, make: impl Fn(u16) -> Box<dyn QueueBackend> + Send + Sync + 'static) -> Self {
         Self { backend: Some(Box::new(make)), ..self }
     }
 
-    /// Puts the device behind virtio-mmio, with its registers at guest-physical `base` and a wired
-    /// interrupt.
+    /// Puts the device behind virtio-mmio with a wired interrupt.
+    ///
+    /// Its registers are at guest-physical `base`.
     ///
     /// The window has [`mmio::WINDOW`] bytes. An irqfd works only while the VM's descriptor is
     /// open.
@@ -136,7 +141,9 @@ impl Builder {
         self.attach(description.features, transport, interrupts, (Some(base), mmio::WINDOW))
     }
 
-    /// Puts the device behind virtio-mmio with messages and a notification address for each queue.
+    /// Puts the device behind virtio-mmio with messages.
+    ///
+    /// Each queue has a notification address.
     ///
     /// A driver that knows plain virtio-mmio only uses `line`. The window has [`mmio_msi::WINDOW`]
     /// bytes; `docs/reference/virtio-mmio-msi.md` specifies the extension.
@@ -189,7 +196,7 @@ impl Builder {
         }
     }
 
-    /// A vector for each queue, and one for the configuration change, as far as MSI-X goes.
+    /// A vector for each queue and one for the configuration, as far as MSI-X goes.
     fn with_messages(
         &self,
         line: Arc<dyn InterruptSink>,

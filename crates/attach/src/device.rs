@@ -126,7 +126,7 @@ impl AttachedDevice {
         self.window_size
     }
 
-    /// Offset of guest-physical `addr` in the transport's window; `None`: it lies elsewhere.
+    /// Offset of guest-physical `addr` in the transport's window; `None`: outside.
     ///
     /// A PCI device has no window before its driver enables the BAR, and may move it.
     #[must_use]
@@ -151,7 +151,9 @@ impl AttachedDevice {
         }
     }
 
-    /// The guest writes at `offset` in the window. What that asks for is done when this returns.
+    /// The guest writes at `offset` in the window.
+    ///
+    /// What that asks for is done when this returns.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let mut control = lock(&self.control);
         let mut transport = lock(&self.events.transport);
@@ -163,7 +165,7 @@ impl AttachedDevice {
         }
     }
 
-    /// Resets the device for the host, as a driver does by writing 0 to the device status.
+    /// Resets the device, as a driver does by writing 0 to the device status.
     ///
     /// What is in flight is waited for and forgotten. The driver may set the device up again.
     pub fn reset(&self) {
@@ -174,8 +176,9 @@ impl AttachedDevice {
         }
     }
 
-    /// Looks at the host's side again: a disk's size, for instance. Interrupts the driver if the
-    /// configuration has changed.
+    /// Looks at the host's side again: a disk's size, for instance.
+    ///
+    /// Interrupts the driver if the configuration has changed.
     ///
     /// # Errors
     /// The host does not answer; nothing has changed.
@@ -189,8 +192,7 @@ impl AttachedDevice {
         Ok(changed)
     }
 
-    /// Stops the device: what the guest has asked for is completed, and nothing is served
-    /// afterwards.
+    /// Stops the device: completes what the guest has asked for, and serves no more.
     ///
     /// Returns the device, which may hold locks and interfaces of the host; `None`: it was stopped
     /// before. The registers stay, for a guest that still runs.
@@ -200,8 +202,9 @@ impl AttachedDevice {
         control.device.take()
     }
 
-    /// Moves `queue` to I/O thread `thread` of the pool, with all that is in flight. The driver
-    /// notices nothing.
+    /// Moves `queue` to I/O thread `thread` of the pool, with all that is in flight.
+    ///
+    /// The driver notices nothing.
     ///
     /// # Errors
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else

@@ -7,8 +7,9 @@ use paravane_notify::Interrupts;
 use paravane_transport::Transport;
 use std::sync::{Arc, Mutex};
 
-/// Where queues report: to the driver, by interrupts and the transport's status, and to the
-/// counters.
+/// Where queues report: to the driver and to the counters.
+///
+/// The driver learns by interrupts and the transport's status.
 pub(crate) struct DeviceEvents {
     pub(crate) number: usize,
     pub(crate) interrupts: Arc<Interrupts>,

@@ -1,5 +1,6 @@
-//! Feature bits to offer: the device's, those of its rings, and those of its place. The table is in
-//! the crate's front page.
+//! Feature bits to offer: the device's, those of its rings, and those of its place.
+//!
+//! The table is in the crate's front page.
 use paravane_ring::device::QueueConfig;
 use paravane_spec::feature;
 

@@ -1,4 +1,4 @@
-//! A queue of a running device, lent to a back end outside our threads, and taken back.
+//! Lends a queue of a running device to a back end, and takes it back.
 //!
 //! ```text
 //!  lend       off its I/O thread -> what is in flight completed, parked -> grab (signals once) -> the back end starts
@@ -107,15 +107,16 @@ impl AttachedDevice {
         self.or_lost(queue, result)
     }
 
-    /// Addresses of the rings of `queue`, as the driver configured them at the last start.
+    /// Addresses of the rings of `queue` at its last start.
     #[must_use]
     pub fn queue_addresses(&self, queue: u16) -> Option<QueueAddresses> {
         let control = lock(&self.control);
         Some(control.queues.get(usize::from(queue))?.started?.addresses)
     }
 
-    /// Lends a queue that was just started to the back end that was given for all queues. If that
-    /// is not possible, we go on to serve it.
+    /// Lends a queue that was just started to the back end for all queues.
+    ///
+    /// If that fails, we go on to serve it.
     pub(crate) fn lend_at_start(&self, control: &mut Control, queue: u16) {
         let Some(make) = &self.settings.backend else { return };
         let (device, backend) = (self.events.number, make(queue));

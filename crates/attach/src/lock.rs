@@ -1,7 +1,9 @@
 //! Locks that outlive a panic.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks `mutex`, also after a panic in another thread: no change of ours is left half done.
+/// Locks `mutex`, also after a panic in another thread.
+///
+/// No change of ours is left half done.
 ///
 /// A guest may run as a thread of this process; if it panics in a register access, devices still
 /// stop in order.

@@ -1,4 +1,4 @@
-//! Where queues are served: on I/O threads, in the exits of their kicks, or in another process.
+//! Where queues are served: I/O threads, exits of kicks, or another process.
 use crate::lock::lock;
 use paravane_io::{HostQueue, Inline, IoThread, IoThreadFigures, NotPutOn, QueueKey};
 use paravane_notify::Notifier;
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     Process(Arc<dyn QueueProcess>),
 }
 
-/// Another process that serves queues, with a device of its own for each of ours.
+/// Another process that serves queues, with its own device for each of ours.
 pub trait QueueProcess: Send + Sync {
     /// Starts a queue. Kicks signal `kick`; an interrupt is a signal to `call`.
     ///
@@ -44,8 +44,9 @@ pub trait QueueProcess: Send + Sync {
     /// The process refuses the queue or has ended.
     fn start(&self, queue: &RemoteQueue, kick: &Notifier, call: &Notifier) -> io::Result<()>;
 
-    /// Stops a queue: nothing of it is in flight when this returns. What was in flight is completed
-    /// if `complete` is set, else forgotten.
+    /// Stops a queue: nothing of it is in flight when this returns.
+    ///
+    /// What was in flight is completed if `complete` is set, else forgotten.
     fn stop(&self, key: QueueKey, complete: bool);
 }
 
@@ -98,8 +99,9 @@ impl Placement {
         Ok(Self::new(Kind::Inline(Inline::spawn()?)))
     }
 
-    /// Has another process serve queues. Their interrupts must be messages that are delivered by
-    /// eventfds.
+    /// Has another process serve queues.
+    ///
+    /// Their interrupts must be messages that are delivered by eventfds.
     #[must_use]
     pub fn process(process: Arc<dyn QueueProcess>) -> Self {
         Self::new(Kind::Process(process))
@@ -129,8 +131,9 @@ impl Placement {
         (0..self.thread_count()).filter_map(|index| self.thread(index)).map(IoThread::figures).collect()
     }
 
-    /// Ends all I/O threads, and stops the queues that they still have. Devices are to be stopped
-    /// before.
+    /// Ends all I/O threads, and stops the queues that they still have.
+    ///
+    /// Devices are to be stopped before.
     pub fn quit(&self) {
         (0..self.thread_count()).filter_map(|index| self.thread(index)).for_each(IoThread::quit);
     }
@@ -161,7 +164,9 @@ impl Placement {
         }
     }
 
-    /// Reserves `number`, or the smallest free one, for a device. `None`: a device has it.
+    /// Reserves `number`, or the smallest free one, for a device.
+    ///
+    /// `None`: a device has it.
     pub(crate) fn claim(&self, number: Option<usize>) -> Option<NumberClaim> {
         let mut numbers = lock(&self.0.numbers);
         let number = number.or_else(|| (0..).find(|number| !numbers.contains(number)))?;

@@ -12,8 +12,9 @@ pub(crate) enum Serving {
     /// Nobody: it was never started, or was stopped.
     #[default]
     Stopped,
-    /// I/O thread of this index. The thread gives up a queue that fails, which is noticed when the
-    /// queue is wanted back.
+    /// I/O thread of this index.
+    ///
+    /// The thread gives up a queue that fails, which is noticed when the queue is wanted back.
     Thread(usize),
     /// The exits of its kicks.
     Inline,
@@ -63,7 +64,7 @@ impl Queue {
         self.exit_kicks += earlier.map_or(0, |earlier| earlier.exit_kicks());
     }
 
-    /// Takes the notifier back from whoever had it, and removes its ioeventfd.
+    /// Takes the notifier back, and removes its ioeventfd.
     pub(crate) fn release_notifier(&self) {
         let Some(notifier) = &self.notifier else { return };
         while notifier.state() == NotifierState::OffLimits && notifier.release().is_ok() {}

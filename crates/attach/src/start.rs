@@ -101,7 +101,7 @@ impl AttachedDevice {
         }
     }
 
-    /// Where the kicks of `queue` arrive from now on, and whether to ask for an ioeventfd.
+    /// Makes the notifier of `queue`, and says whether to ask for an ioeventfd.
     fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
         let address = lock(&self.events.transport).notify_address(queue);
         // Relaxed: this is the thread that moves windows, or it holds the same lock.

@@ -3,7 +3,7 @@
 /// How a queue's kicks arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KickPath {
-    /// By exits: no ioeventfds were given, or the queue has no address of its own.
+    /// By exits: no ioeventfds were given, or queues share an address.
     #[default]
     Exits,
     /// By an ioeventfd.

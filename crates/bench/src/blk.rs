@@ -141,7 +141,7 @@ fn turns(number: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |turn| (number + if backwards { count - turn } else { turn }) % count)
 }
 
-/// Reads the image once, so that no server pays for first accesses while it is measured.
+/// Reads the image once, so that no server pays for its first accesses.
 ///
 /// # Errors
 /// Why the server does not work, in one line.

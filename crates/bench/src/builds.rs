@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Environment variable with another build to measure.
 const OTHER: &str = "PARAVANE_BENCH_OTHER";
-/// Environment variable with more arguments for `paravane serve`, separated by spaces.
+/// Environment variable: more arguments for `paravane serve`, by spaces.
 const SERVE: &str = "PARAVANE_BENCH_SERVE";
 /// The same for the other build.
 const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";

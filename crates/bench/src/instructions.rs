@@ -64,7 +64,7 @@ impl Counter {
         }
     }
 
-    /// Counts instructions per operation by single steps; `None` if another way is used.
+    /// Counts instructions per operation by single steps; `None`: not used.
     ///
     /// # Errors
     /// The child process failed.

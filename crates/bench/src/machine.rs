@@ -66,7 +66,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Runs the calling thread and its children before all ordinary threads until dropped.
+/// Runs this thread and its children before all ordinary threads until dropped.
 ///
 /// Two threads that wait for each other by spinning then keep their CPUs.
 pub(crate) struct RealTime(());
@@ -82,7 +82,7 @@ impl RealTime {
         schedule(libc::SCHED_FIFO, 1).then_some(Self(()))
     }
 
-    /// Raises the priority of the calling thread above its children, so that it can stop them.
+    /// Raises this thread's priority above its children's, so that it can stop them.
     pub(crate) fn raise(&self) {
         // If refused, a hanging child is found later.
         schedule(libc::SCHED_FIFO, 2);

@@ -127,7 +127,9 @@ impl StridedU16 {
         u16::from_le(unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.load(Ordering::Relaxed))
     }
 
-    /// Stores value `index` modulo their number (relaxed; an index store publishes it).
+    /// Stores value `index` modulo their number (relaxed).
+    ///
+    /// An index store publishes it.
     pub(crate) fn store(self, index: u16, value: u16) {
         // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU16::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
@@ -139,7 +141,9 @@ impl StridedU16 {
 pub(crate) struct StridedU32(Strided);
 
 impl StridedU32 {
-    /// Stores value `index` modulo their number (relaxed; an index store publishes it).
+    /// Stores value `index` modulo their number (relaxed).
+    ///
+    /// An index store publishes it.
     pub(crate) fn store(self, index: u16, value: u32) {
         // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU32::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
@@ -151,20 +155,25 @@ impl StridedU32 {
 pub(crate) struct StridedU64(Strided);
 
 impl StridedU64 {
-    /// Loads value `index` modulo their number. Acquire: pairs with the subject's release store of
-    /// the flags.
+    /// Loads value `index` modulo their number.
+    ///
+    /// Acquire: pairs with the subject's release store of the flags.
     pub(crate) fn load(self, index: u16) -> u64 {
         // SAFETY: as in `StridedU16::load`.
         u64::from_le(unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.load(Ordering::Acquire))
     }
 
-    /// Stores value `index` modulo their number (relaxed; a [`StridedU64::publish`] publishes it).
+    /// Stores value `index` modulo their number (relaxed).
+    ///
+    /// A [`StridedU64::publish`] publishes it.
     pub(crate) fn store(self, index: u16, value: u64) {
         // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Relaxed);
     }
 
-    /// Stores value `index` modulo their number. Release: pairs with the subject's acquire load.
+    /// Stores value `index` modulo their number.
+    ///
+    /// Release: pairs with the subject's acquire load.
     pub(crate) fn publish(self, index: u16, value: u64) {
         // SAFETY: as in `StridedU16::load`.
         unsafe { AtomicU64::from_ptr(self.0.at(index).cast()) }.store(value.to_le(), Ordering::Release);

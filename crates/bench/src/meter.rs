@@ -36,7 +36,7 @@ fn failed(error: nix::Error) -> BenchError {
     BenchError::Os { what: "read the CPU time of a process", source: error.into() }
 }
 
-/// Counts the instructions of all threads of a process, including threads that start later.
+/// Counts the instructions of all threads of a process, also of later ones.
 ///
 /// Counting slows context switches, so nothing else is measured at the same time.
 pub(crate) struct Instructions {

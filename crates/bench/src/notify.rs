@@ -1,4 +1,4 @@
-//! `paravane bench notify`: the cost of a kick to the guest, and of an interrupt to the host.
+//! `paravane bench notify`: cost of a kick (guest) and an interrupt (host).
 //!
 //! It repeats the tables of "virtio: Use ioeventfd for virtqueue notify" (Stefan Hajnoczi, QEMU,
 //! 2010). A sample is one run of the microVM with one device. Only the measured phase counts:

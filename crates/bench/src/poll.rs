@@ -50,7 +50,7 @@ pub(crate) const NOTES: &[&str] = &[
     "published: perf stat of virtio_test with a vhost thread, in an x86 guest; 'unconditional' is from the RFC of 1 February 2022. Most of it is spinning: do not compare.",
 ];
 
-/// Laps of the ring in one round of `get-used`; the median lap stands for the round.
+/// Laps of the ring in a round of `get-used`; the median lap counts.
 const LAPS: usize = 2001;
 /// Laps that a hardware counter counts.
 const COUNTED_LAPS: u32 = 64;
@@ -285,7 +285,9 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     Ok(rows)
 }
 
-/// Measures all cases and variants, interleaved. A run of a stream moves `total` buffers.
+/// Measures all cases and variants, interleaved.
+///
+/// A run of a stream moves `total` buffers.
 fn measure(
     singles: &[&str],
     streams: &[stream::Case],

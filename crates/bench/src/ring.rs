@@ -1,4 +1,4 @@
-//! `paravane bench ring`: the cost of a descriptor chain on either side of a virtqueue.
+//! `paravane bench ring`: cost of a descriptor chain on either side of a queue.
 //!
 //! Cases with **one thread** ([`Case`]): a layout, a side, descriptors per chain (1 or 4, one
 //! buffer of 64 bytes), direct or indirect, in order or not, and a batch. One thread plays both

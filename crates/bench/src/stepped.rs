@@ -28,7 +28,7 @@ pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
     per_chain(case, batch, subject).map_err(failed)
 }
 
-/// Does the work of a child process of the instruction count, and returns its exit code.
+/// Runs as a child of the instruction count, and returns its exit code.
 ///
 /// Call it at the start of `main`, and end with the code that it returns. Without a hardware
 /// counter, [`crate::run`] starts the program again as a child and steps through its work. An

@@ -23,7 +23,7 @@ pub(crate) trait Subject {
         Ok(())
     }
 
-    /// Ring index in shared memory up to which the subject has worked; 0 without a ring.
+    /// Ring index in shared memory up to which it has worked; 0: no ring.
     fn position(&self) -> u16 {
         0
     }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 /// Columns of a terminal that the table fits into.
 const WIDTH: usize = 80;
-/// Blocks with more subjects than this omit the spread, unless each subject has a line.
+/// Blocks with more subjects omit the spread, unless each has a line.
 const MOST_WITH_SPREAD: usize = 4;
 
 /// One case and metric, with a row for each subject.
@@ -58,7 +58,7 @@ fn subjects<'a>(line: &Line<'a>) -> Vec<&'a str> {
     line.rows.iter().map(|row| row.subject.as_str()).collect()
 }
 
-/// The row of a line that the others are compared with: `paravane`, or the first one.
+/// The reference row of a line: `paravane`, or the first one.
 fn base<'a>(line: &Line<'a>) -> Option<&'a Row> {
     line.rows.iter().find(|row| row.subject == crate::subject::PARAVANE).or(line.rows.first()).copied()
 }
@@ -173,7 +173,9 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Aligns cells in columns: the first `left` and the spreads to the left, figures to the right.
+/// Aligns cells in columns.
+///
+/// The first `left` and the spreads go to the left, figures to the right.
 fn align(cells: &[Vec<String>], left: usize) -> String {
     let columns = cells.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

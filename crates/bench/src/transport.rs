@@ -1,4 +1,4 @@
-//! `paravane bench transport`: virtio-mmio, virtio-mmio with message interrupts, and PCI.
+//! `paravane bench transport`: virtio-mmio, with and without messages, and PCI.
 //!
 //! It repeats the table of "virtio-mmio: add features for virtio-mmio specification version 3" (Liu
 //! Jiang and Zha Bin, Linux, 2019). A sample is one run of the microVM with one device. Only the

@@ -33,7 +33,7 @@ pub(crate) enum Command {
     Reference(FolderArgs),
 }
 
-/// Options of the built-in guest and its report; a Linux kernel has no use for them.
+/// Options of the built-in guest and its report, which a Linux kernel lacks.
 const FOR_THE_BUILTIN_GUEST: [&str; 14] = [
     "write_test",
     "depth",

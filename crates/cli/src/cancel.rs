@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Signals within this time of the first one count as one: a terminal or a wrapper may send two.
+/// Signals within this time of the first one count as one.
+///
+/// A terminal or a wrapper may send two.
 const SAME_SIGNAL: Duration = Duration::from_millis(500);
 
-/// The first signal ends the run with the report so far, a later one ends the process.
+/// The first signal ends the run with a report, a later one ends the process.
 pub(crate) fn on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
     let progress = progress.clone();
     let mut first = None;

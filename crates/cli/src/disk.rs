@@ -12,6 +12,8 @@ pub(crate) struct DiskArg {
 impl FromStr for DiskArg {
     type Err = String;
 
+    /// Parses a path, or a path with `,rw` or `,ro` behind it.
+    ///
     /// Only the text behind the last comma is an option: a path with a comma needs `,rw` or `,ro`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (path, read_only) = match text.rsplit_once(',') {

@@ -22,7 +22,9 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// The error and its causes. A cause that the text before it includes already is left out.
+/// The error and its causes.
+///
+/// A cause that the text before it includes already is left out.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |line, cause| {
         if line.is_empty() {
@@ -35,7 +37,7 @@ pub(crate) fn one_line(error: &anyhow::Error) -> String {
     })
 }
 
-/// Ends the process at once, with its threads running and without dropping anything.
+/// Ends the process at once: threads still run, and nothing is dropped.
 pub(crate) fn exit(status: u8) -> ! {
     log::finish();
     std::process::exit(status.into())

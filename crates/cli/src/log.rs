@@ -125,7 +125,9 @@ pub(crate) fn start_writing() {
     }
 }
 
-/// Logs that lines were suppressed. The limiter adds the field `left_out` with their number.
+/// Logs that lines were suppressed.
+///
+/// The limiter adds the field `left_out` with their number.
 fn report_suppressed(buckets: Vec<(Option<Box<str>>, Severity)>) {
     for (device, severity) in buckets {
         let device = device.as_deref();

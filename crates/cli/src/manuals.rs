@@ -12,7 +12,9 @@ use clap_complete::{Shell, generate_to};
 use roff::Page;
 use std::process::ExitCode;
 
-/// Date of the last change to the text of a page. The snapshot of the pages shows when it is due.
+/// Date of the last change to a page's text.
+///
+/// The snapshot of the pages shows when it is due.
 const DATE: &str = "2026-11-23";
 /// The shells for which Debian has a directory of completions.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];

@@ -3,7 +3,9 @@ use crate::size::Size;
 use paravane_vmm::{NetConfig, Network};
 use std::str::FromStr;
 
-/// One network card of the command line. Without `mac=` its address is assigned by [`configs`].
+/// One network card of the command line.
+///
+/// Without `mac=` its address is assigned by [`configs`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NetArg {
     pub(crate) config: NetConfig,

@@ -85,7 +85,7 @@ fn names<'a>(disks: usize, queues: impl Iterator<Item = &'a QueueResult>) -> Str
     devices.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// The name of a device: disks come first, then the entropy source, then network cards.
+/// Name of a device: disks first, then the entropy source, then network cards.
 fn name_of(disks: usize, device: usize) -> String {
     match device.checked_sub(disks) {
         None => format!("disk {device}"),

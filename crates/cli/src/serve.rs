@@ -208,7 +208,9 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     }
 }
 
-/// Opens all devices in a separate thread, as storage may hang. `None`: a signal ended the wait.
+/// Opens all devices in a separate thread, as storage may hang.
+///
+/// `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
     allowed: Option<Arc<AllowedPaths>>,
@@ -289,7 +291,9 @@ fn end(exports: &Exports, signals: &Signals, timeout: Duration) -> End {
     }
 }
 
-/// Raises the soft limit of descriptors: a queue takes four or five, and the usual limit is 1024.
+/// Raises the soft limit of descriptors.
+///
+/// A queue takes four or five, and the usual limit is 1024.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -308,8 +312,9 @@ struct Observers<'a> {
     descriptors: Arc<Descriptors>,
 }
 
-/// Serves until SIGTERM or SIGINT. `seal`: deny opening files from now on, and if it is false also
-/// connecting.
+/// Serves until SIGTERM or SIGINT.
+///
+/// `seal`: deny opening files from now on, and if it is false also connecting.
 fn run(
     args: &ServeArgs,
     exports: &Exports,

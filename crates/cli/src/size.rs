@@ -1,4 +1,4 @@
-//! Sizes on the command line: a number of bytes, or one with k, M, G or T (powers of 1024).
+//! Sizes on the command line: bytes, or with suffix k, M, G, T (powers of 1024).
 use std::str::FromStr;
 
 /// A number of bytes.

@@ -19,7 +19,9 @@ pub(crate) fn columns() -> usize {
     terminal().map_or(COLUMNS, |columns| columns.min(COLUMNS))
 }
 
-/// Lines of at most `width` characters, broken at blanks. A longer word has a line for itself.
+/// Lines of at most `width` characters, broken at blanks.
+///
+/// A longer word has a line for itself.
 pub(crate) fn lines(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -37,8 +39,9 @@ pub(crate) fn lines(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A row: `head`, padded to `indent` characters, then `text` in its column. Ends with a
-/// newline.
+/// A row: `head`, padded to `indent` characters, then `text` in its column.
+///
+/// Ends with a newline.
 pub(crate) fn row(head: &str, indent: usize, text: &str, width: usize) -> String {
     // A very narrow terminal breaks lines by itself.
     let room = width.saturating_sub(indent).max(20);

@@ -63,7 +63,7 @@ pub use resizer::Resizer;
 /// Descriptors of a request beside its data.
 const HEADER_AND_STATUS: u16 = 2;
 
-/// Most descriptors of a request, as `seg_max` tells drivers, in queues of any size.
+/// Most descriptors of a request (`seg_max`), in queues of any size.
 ///
 /// A driver without INDIRECT_DESC cannot submit a request that is longer than its queue, and waits
 /// forever. It reads `seg_max` before it sets up a queue, and QEMU reads it for the driver before
@@ -75,7 +75,7 @@ const LONGEST_CHAIN: u16 = 128;
 /// The engine that does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// `Immediate` for an image in memory, else `IoUring` where the host allows it, else `Threads`.
+    /// `Immediate` for an image in memory; else `IoUring`, or `Threads` without it.
     #[default]
     Auto,
     /// io_uring, or an error.

@@ -295,8 +295,9 @@ impl<B: BackEnd> NetDevice for Net<B> {
     }
 }
 
-/// A broadcast RARP request of `mac` (RFC 903): switches on its way learn the new port, and nobody
-/// answers.
+/// A broadcast RARP request of `mac` (RFC 903), which nobody answers.
+///
+/// Switches on its way learn the new port.
 fn rarp(mac: [u8; 6]) -> [u8; 60] {
     let mut frame = [0; 60];
     frame[..6].fill(0xff);

@@ -54,7 +54,7 @@ pub(crate) type Time = u64;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Longest extra sleep of a held queue, so that it wakes up for more than one request.
+/// Longest extra sleep of a held queue, to wake up for more than one request.
 const DOZE: Time = 1_000_000;
 
 /// The present time.

@@ -1,5 +1,7 @@
-//! For tests: a driver without a virtual machine. Guest memory is real, the driver's side of the
-//! ring is ours, and the handler is called as its I/O thread would call it.
+//! For tests: a driver without a virtual machine.
+//!
+//! Guest memory is real, the driver's side of the ring is ours, and the handler is called as its
+//! I/O thread would call it.
 pub(crate) mod allocations;
 
 use crate::{Device, MappedQueue, QueueHandler, ServeError, Served};
@@ -86,8 +88,9 @@ impl<D: Device> Rig<D> {
         self.handler.serve(&mut self.live)
     }
 
-    /// Serves as an I/O thread would, until the driver has everything back. Sleeping for long means
-    /// that a completion did not signal.
+    /// Serves as an I/O thread would, until the driver has everything back.
+    ///
+    /// Sleeping for long means that a completion did not signal.
     pub(crate) fn run(&mut self) -> Result<Vec<Used>, ServeError> {
         let mut all = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Entropy device (virtio specification, section 5.4): one queue of buffers to fill.
+//! Entropy device (virtio specification, section 5.4): fills buffers.
 //!
 //! The bytes come from getrandom(2), by way of a buffer of the host. The device reads nothing from
 //! the guest, and nothing is in flight when `serve` returns.

@@ -1,4 +1,4 @@
-//! Reads a disk by polling, without interrupts and without `std`: a boot loader's disk driver.
+//! A boot loader's disk driver: reads by polling, without interrupts and `std`.
 //!
 //! It is a `no_std` library, so that it builds for bare metal as it is: [`disk_at`] is what
 //! firmware calls. The crate's tests run [`read`] against a device in their own process (`cargo
@@ -12,12 +12,12 @@ use paravane_driver::mmio::{Mmio, VolatileRegisters};
 use paravane_driver::{Area, DmaArea, DriverError, Pool, Transport};
 use paravane_spec::{blk, mmio};
 
-/// Bytes of memory that the driver shares with the device: the queue, one request and the data.
+/// Memory shared with the device in bytes: the queue, one request and the data.
 pub const MEMORY: usize = 64 << 10;
 /// Looks at the queue before the device is taken for dead.
 const MOST_POLLS: u32 = 1 << 30;
 
-/// The virtio-mmio device whose registers are at `registers`, and the memory to share with it.
+/// The virtio-mmio device at `registers`, and the memory to share with it.
 ///
 /// # Errors
 /// There is no virtio-mmio device.

@@ -1,5 +1,6 @@
-//! Sends a frame and waits for the answer by polling, without interrupts and without `std`: a
-//! network boot loader's driver.
+//! A boot loader's network driver: one frame and its answer by polling.
+//!
+//! It needs neither interrupts nor `std`.
 //!
 //! It is a `no_std` library, so that it builds for bare metal as it is: [`card_at`] is what
 //! firmware calls. The crate's tests run [`exchange`] against a device in their own process (`cargo
@@ -15,8 +16,7 @@ use paravane_spec::mmio;
 /// Looks at the queue before the answer is taken for lost.
 const MOST_POLLS: u32 = 1 << 30;
 
-/// The virtio-mmio device number `slot` of a machine that has its devices side by side from `base`
-/// on.
+/// The virtio-mmio device in `slot`; devices lie side by side from `base` on.
 ///
 /// # Errors
 /// There is no virtio-mmio device.
@@ -29,7 +29,9 @@ pub unsafe fn card_at(base: u64, end: u64, slot: u64) -> Result<Mmio<Window<Vola
     Mmio::new(Window::new(devices, base + slot * mmio::WINDOW, mmio::WINDOW))
 }
 
-/// Sends `frame`, and returns the length of the next frame received, which is copied to `answer`.
+/// Sends `frame`, and copies the next frame received to `answer`.
+///
+/// Returns its length.
 ///
 /// # Errors
 /// There is no working card, or no answer.

@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 
 /// Segments of the longest request: header, data, status.
 const SEGMENTS: u16 = 3;
-/// Bytes of shared memory for each slot: a cache line, so that slots do not disturb one another.
+/// Shared memory for each slot in bytes: a cache line, against false sharing.
 const SLOT: usize = 64;
 /// Where the discard range lies in a slot.
 const RANGE_AT: usize = size_of::<RequestHeader>();
@@ -79,8 +79,9 @@ pub enum Request {
 pub struct Done {
     /// The tag given at submission.
     pub tag: u64,
-    /// Status byte: [`paravane_spec::blk::S_OK`] or an error. A device that writes none leaves 0xff
-    /// here.
+    /// Status byte: [`paravane_spec::blk::S_OK`] or an error.
+    ///
+    /// A device that writes none leaves 0xff here.
     pub status: u8,
 }
 
@@ -128,8 +129,7 @@ pub struct Blk<T> {
 }
 
 impl<T: Transport> Blk<T> {
-    /// Sets the device up with one queue and room for `slots` requests, and sets DRIVER_OK. A small
-    /// queue of the device limits the slots.
+    /// Sets the device up with one queue and `slots` requests, and sets DRIVER_OK.
     ///
     /// # Errors
     /// No such device, or too little memory. The device is then told FAILED.
@@ -182,8 +182,9 @@ impl<T: Transport> Blk<T> {
         self.slots.len()
     }
 
-    /// Adds a request; the device sees it after [`Blk::kick`]. `false` if no slot is free. `tag`
-    /// comes back in [`Done`].
+    /// Adds a request; the device sees it after [`Blk::kick`].
+    ///
+    /// `false` if no slot is free. `tag` comes back in [`Done`].
     ///
     /// # Errors
     /// The driver has failed, or the request can be refused without the device: data that is no
@@ -229,7 +230,9 @@ impl<T: Transport> Blk<T> {
         Ok(true)
     }
 
-    /// Publishes what was added and kicks if the device wants it. Returns whether it kicked.
+    /// Publishes what was added and kicks if the device wants it.
+    ///
+    /// Returns whether it kicked.
     pub fn kick(&mut self) -> bool {
         self.channel.kick()
     }
@@ -258,7 +261,7 @@ impl<T: Transport> Blk<T> {
         Ok(Some(Done { tag: slot.tag, status: status[0] }))
     }
 
-    /// Arms interrupts; `true` if something is already there and the caller must not sleep.
+    /// Arms interrupts; `true`: something is there, and the caller must not sleep.
     #[must_use = "`true` means that no interrupt comes for what is there"]
     pub fn enable_interrupts(&mut self) -> bool {
         self.channel.enable_interrupts()
@@ -269,9 +272,9 @@ impl<T: Transport> Blk<T> {
         self.channel.disable_interrupts();
     }
 
-    /// To be called after an interrupt of this device: reads and acknowledges its causes, before
-    /// the caller looks for completed requests. After a configuration change the capacity is read
-    /// anew.
+    /// Reads and acknowledges the causes of an interrupt of this device.
+    ///
+    /// Call it after an interrupt, before you look for completed requests.
     ///
     /// # Errors
     /// The device needs a reset, or its configuration keeps changing. The driver has latched.

@@ -71,7 +71,9 @@ impl<T: Transport> Channel<T> {
         add(&mut self.queue, readable, writable).map_err(|error| self.fail(error))
     }
 
-    /// Publishes what was added and kicks if the device wants it. Says whether it kicked.
+    /// Publishes what was added and kicks if the device wants it.
+    ///
+    /// Says whether it kicked.
     pub(crate) fn kick(&mut self) -> bool {
         let kick = !self.failed.is_set() && self.queue.publish();
         if kick {
@@ -86,7 +88,7 @@ impl<T: Transport> Channel<T> {
         self.queue.pop_used().map_err(|error| self.fail(error))
     }
 
-    /// Arms interrupts; `true` if something is already there and the caller must not sleep.
+    /// Arms interrupts; `true`: something is there, and the caller must not sleep.
     #[must_use = "`true` means that no interrupt comes for what is there"]
     pub(crate) fn enable_interrupts(&mut self) -> bool {
         if self.failed.is_set() {

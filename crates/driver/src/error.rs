@@ -45,7 +45,7 @@ pub enum DriverError {
         /// Type of the device.
         found: u32,
     },
-    /// A required feature is not offered, or an operation needs one that was not negotiated.
+    /// A required feature is not offered, or was not negotiated.
     #[error("the device lacks feature bits {0:#x}")]
     Features(u64),
     /// The device did not keep FEATURES_OK (section 3.1.1).

@@ -1,5 +1,6 @@
-//! The registers of virtio over MMIO, version 2 (section 4.2), and of our extension
-//! (docs/reference/virtio-mmio-msi.md) where the device offers it.
+//! Registers of virtio over MMIO, version 2 (section 4.2), and of our extension.
+//!
+//! docs/reference/virtio-mmio-msi.md specifies the extension, which a device may offer.
 //!
 //! ```text
 //! new: magic, version --use_messages--> (what each interrupt would be)
@@ -26,7 +27,9 @@ pub trait Registers {
     fn read16(&self, offset: u64) -> u16;
     /// Reads 8 bits (configuration space).
     fn read8(&self, offset: u64) -> u8;
-    /// Length of the register window in bytes, from firmware. The driver touches nothing beyond.
+    /// Length of the register window in bytes, from firmware.
+    ///
+    /// The driver touches nothing beyond.
     fn window(&self) -> u64 {
         mmio::WINDOW
     }
@@ -40,12 +43,13 @@ pub struct Window<S> {
     len: u64,
 }
 
-/// The registers of a device in memory that the processor reaches by loads and stores.
+/// Registers of a device in memory that the processor accesses directly.
 pub type VolatileRegisters = Window<VolatileSpace>;
 
 impl<S: Space> Window<S> {
-    /// The `len` bytes at address `base`, as firmware tells both. Registers of a device without our
-    /// extension take [`mmio::WINDOW`] bytes.
+    /// The `len` bytes at address `base`, as firmware tells both.
+    ///
+    /// Registers of a device without our extension take [`mmio::WINDOW`] bytes.
     #[must_use]
     pub const fn new(space: S, base: u64, len: u64) -> Self {
         Self { space, base, len }
@@ -91,7 +95,9 @@ impl<S: Space> Registers for Window<S> {
 #[derive(Debug)]
 pub struct Mmio<R> {
     registers: R,
-    /// For the configuration change, then for each queue. Empty: the wired interrupt is used.
+    /// For the configuration change, then for each queue.
+    ///
+    /// Empty: the wired interrupt is used.
     messages: Vec<Message>,
     /// MSI is on.
     msi: bool,
@@ -120,9 +126,10 @@ impl<R: Registers> Mmio<R> {
         Ok(Self { registers, messages: Vec::new(), msi: false, notification: false, kicks: Vec::new() })
     }
 
-    /// Has the device interrupt by messages, if it can: the first is for the configuration change,
-    /// number n + 1 for queue n, and the last for all queues from there on. A device that cannot,
-    /// or refuses one, goes on to use its wire.
+    /// Has the device interrupt by messages, if it can.
+    ///
+    /// The first is for the configuration change, number n + 1 for queue n, and the last for all
+    /// further queues.
     ///
     /// To be called before the device is negotiated with.
     pub fn use_messages(&mut self, messages: Vec<Message>) {
@@ -153,8 +160,9 @@ impl<R: Registers> Mmio<R> {
         self.msi == on
     }
 
-    /// Gives the selected source message `number`. Where the device refuses, the wire is used for
-    /// everything.
+    /// Gives the selected source message `number`.
+    ///
+    /// Where the device refuses, the wire is used for everything.
     fn configure(&mut self, source: u32, number: usize) -> Result<(), DriverError> {
         if !self.msi {
             return Ok(());
@@ -177,8 +185,9 @@ impl<R: Registers> Mmio<R> {
         if running || !self.switch_msi(false) { Err(DriverError::Message(source)) } else { Ok(()) }
     }
 
-    /// The notification address of queue `index`, checked: the device must not choose an arbitrary
-    /// address.
+    /// Notification address of queue `index`, checked.
+    ///
+    /// The device must not choose an arbitrary address.
     fn notification_address(&self, index: u16) -> Result<u64, DriverError> {
         if !self.notification {
             return Ok(mmio::QUEUE_NOTIFY);

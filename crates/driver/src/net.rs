@@ -48,8 +48,9 @@ pub struct NetOptions {
     pub transmit_slots: u16,
     /// Bytes of the largest frame, with its Ethernet header: from 14 to [`MAX_FRAME`].
     pub frame: usize,
-    /// Bytes of a receive slot where the device spreads a frame over several (MRG_RXBUF); else, and
-    /// at most, a slot has room for one frame.
+    /// Bytes of a receive slot, if the device spreads a frame over several (MRG_RXBUF).
+    ///
+    /// Else, and at most, a slot has room for one frame.
     pub receive_slot: usize,
 }
 
@@ -222,7 +223,7 @@ impl Pair {
         Ok(buffers)
     }
 
-    /// Copies the frame at hand into `out`, as far as there is room, and offers its slots again.
+    /// Copies the frame at hand into `out`, as far as it fits; offers its slots again.
     fn take(&mut self, out: &mut [u8]) -> Result<usize, DriverError> {
         let mut frame = 0;
         for index in 0..self.gathered.len() {
@@ -295,8 +296,9 @@ pub struct Net<T> {
 }
 
 impl<T: Transport> Net<T> {
-    /// Sets the card up, with all its receive slots on offer, and sets DRIVER_OK. The device
-    /// may limit the number of pairs and slots.
+    /// Sets the card up, with all its receive slots on offer, and sets DRIVER_OK.
+    ///
+    /// The device may limit the number of pairs and slots.
     ///
     /// # Errors
     /// No such device, or too little memory: the device is then told FAILED. Or the options are
@@ -397,8 +399,9 @@ impl<T: Transport> Net<T> {
         self.dropped
     }
 
-    /// Adds a frame to be sent on a pair; the device sees it after [`Net::kick`]. `false` if no
-    /// slot is free.
+    /// Adds a frame to be sent on a pair; the device sees it after [`Net::kick`].
+    ///
+    /// `false` if no slot is free.
     ///
     /// # Errors
     /// The frame is shorter than an Ethernet header or longer than [`Net::largest_frame`], the pair
@@ -415,8 +418,9 @@ impl<T: Transport> Net<T> {
         sent.map_err(|error| self.failed.set(error))
     }
 
-    /// Frames sent on a pair that the device has not given back yet. If there are any,
-    /// [`Net::enable_interrupts`] asks for an interrupt when that changes.
+    /// Frames sent on a pair that the device has not given back yet.
+    ///
+    /// If there are any, [`Net::enable_interrupts`] asks for an interrupt when that changes.
     ///
     /// # Errors
     /// There is no such pair. Or the device broke the protocol, and the driver has latched.
@@ -431,8 +435,9 @@ impl<T: Transport> Net<T> {
         Ok(in_flight)
     }
 
-    /// Copies the next frame of a pair into `out` and returns its length; bytes without room are
-    /// lost. `None` if there is no frame. Its slots are the device's again after [`Net::kick`].
+    /// Copies the next frame of a pair into `out` and returns its length.
+    ///
+    /// Bytes without room are lost.
     ///
     /// # Errors
     /// There is no such pair. Or the device broke the protocol, and the driver has latched.
@@ -448,8 +453,9 @@ impl<T: Transport> Net<T> {
         taken.map_err(|error| self.failed.set(error))
     }
 
-    /// Publishes all that was added and kicks where the device wants it. Returns the number of
-    /// kicks.
+    /// Publishes all that was added and kicks where the device wants it.
+    ///
+    /// Returns the number of kicks.
     pub fn kick(&mut self) -> u32 {
         if self.failed.is_set() {
             return 0;
@@ -500,8 +506,9 @@ impl<T: Transport> Net<T> {
         Ok(())
     }
 
-    /// The answer to [`Net::ask_for_pairs`]: whether they are in use now. `None` while
-    /// there is none.
+    /// The answer to [`Net::ask_for_pairs`]: whether they are in use now.
+    ///
+    /// `None` while there is none.
     ///
     /// # Errors
     /// The device broke the protocol. The driver has latched.
@@ -522,9 +529,10 @@ impl<T: Transport> Net<T> {
         }
     }
 
-    /// Asks for interrupts at received frames and, where [`Net::send`] has found no free slot or
-    /// [`Net::in_flight`] frames that are not back, at sent ones; `true` if something is already
-    /// there and the caller must not sleep.
+    /// Asks for interrupts; `true`: something is there, and the caller must not sleep.
+    ///
+    /// It asks for one at received frames. It asks for one at sent frames, too, if [`Net::send`]
+    /// found no free slot or [`Net::in_flight`] frames are not back.
     #[must_use = "`true` means that no interrupt comes for what is there"]
     pub fn enable_interrupts(&mut self) -> bool {
         let mut news = self.failed.is_set();
@@ -558,8 +566,9 @@ impl<T: Transport> Net<T> {
         }
     }
 
-    /// Where the receive queue of a pair stands, for [`Net::has_news`] and [`Net::poller`]; and
-    /// asks for an interrupt at the next buffer. `None` if there is no such pair.
+    /// Position of a pair's receive queue; asks for an interrupt at the next buffer.
+    ///
+    /// For [`Net::has_news`] and [`Net::poller`].
     pub fn position(&mut self, pair: u16) -> Option<PollToken> {
         Some(self.pairs.get_mut(usize::from(pair))?.receive.enable_interrupts())
     }
@@ -574,9 +583,9 @@ impl<T: Transport> Net<T> {
         self.pairs.get(usize::from(pair)).map(|pair| pair.poller.clone())
     }
 
-    /// To be called after an interrupt of this device: reads and acknowledges its causes, before
-    /// the caller looks for frames. After a configuration change the state of the link is read
-    /// anew.
+    /// Reads and acknowledges the causes of an interrupt of this device.
+    ///
+    /// Call it after an interrupt, before you look for frames.
     ///
     /// # Errors
     /// The device needs a reset, or its configuration keeps changing. The driver has latched.

@@ -19,8 +19,9 @@ use paravane_spec::pci::{
 };
 use paravane_spec::queue::QueueAddresses;
 
-/// The configuration spaces of bus 0 in memory, and where its devices may be, as firmware tells
-/// both.
+/// Configuration spaces of bus 0 in memory, and the window for BARs.
+///
+/// Firmware tells both.
 #[derive(Clone, Debug)]
 pub struct Ecam<S> {
     space: S,
@@ -95,7 +96,7 @@ impl<S: Space> Function<S> {
         self.read16(header::DEVICE)
     }
 
-    /// Virtio device identifier, `None` if it is no modern virtio device (section 4.1.2).
+    /// Virtio device identifier; `None`: no modern virtio device (section 4.1.2).
     pub fn virtio(&self) -> Option<u32> {
         let number = self.device().checked_sub(pci::DEVICE_BASE)?;
         (self.vendor() == pci::VENDOR && number < 0x40).then_some(number.into())
@@ -148,8 +149,9 @@ impl<S: Space> Function<S> {
         (addr >= self.window.start && end <= self.window.end).then_some(Region { addr, len })
     }
 
-    /// The structure of a type that the virtio capability at `at` names, if it is aligned as
-    /// section 4.1.4 says.
+    /// Structure that the virtio capability at `at` names, if its type is `cfg_type`.
+    ///
+    /// `None` if it is not aligned as section 4.1.4 demands.
     fn structure(&self, at: u16, cfg_type: u8) -> Option<Region> {
         let fits = at + u16::from(cap::SIZE) <= header::SIZE;
         let len = fits.then(|| self.read32(at + cap::LENGTH))?;
@@ -189,7 +191,7 @@ pub struct Pci<S> {
 }
 
 impl<S: Space> Pci<S> {
-    /// Finds the structures of a device and switches its memory and its access to memory on.
+    /// Finds the structures of a device, and enables its memory and bus mastering.
     ///
     /// # Errors
     /// It is no modern virtio device, or what it says of itself cannot be.
@@ -246,9 +248,10 @@ impl<S: Space> Pci<S> {
         })
     }
 
-    /// Has the device interrupt by messages: 0 for the configuration change, n + 1 for queue n, and
-    /// the last of them for all queues from there on if the device has too few. `false` if it has
-    /// none: the wired interrupt stays.
+    /// Has the device interrupt by messages.
+    ///
+    /// Message 0 is for the configuration change and n + 1 for queue n. If the device has too few,
+    /// the last one is for all further queues.
     ///
     /// To be called before the device is negotiated with.
     pub fn use_messages(&mut self, message: impl Fn(u16) -> Message) -> bool {

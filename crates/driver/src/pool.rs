@@ -21,8 +21,9 @@ impl Pool {
         Self { memory, used: 0, offset: 0 }
     }
 
-    /// Sets the offset from the machine's addresses to device addresses, modulo 2^64, for memory
-    /// taken from now on. It is 0 without an IOMMU.
+    /// Sets the offset from machine addresses to device addresses, modulo 2^64.
+    ///
+    /// It holds for memory taken from now on.
     pub fn translate(&mut self, offset: u64) {
         self.offset = offset;
     }

@@ -24,8 +24,9 @@ impl<T: Transport> Rng<T> {
         Ok(Self { channel: Channel::new(device, queue), buffer })
     }
 
-    /// Asks for up to the buffer's length of bytes and kicks if the device wants it. At most one
-    /// request is in flight. Returns whether it kicked.
+    /// Asks for up to the buffer's length of bytes and kicks if the device wants it.
+    ///
+    /// At most one request is in flight. Returns whether it kicked.
     ///
     /// # Errors
     /// One is in flight already, `len` is 0 or more than the buffer holds, or the driver has
@@ -47,7 +48,7 @@ impl<T: Transport> Rng<T> {
         Ok(self.channel.kick())
     }
 
-    /// Copies received bytes into `out` and returns their number; `None` while there are none.
+    /// Copies received bytes into `out` and returns their number; `None`: none yet.
     ///
     /// The number is what the device claims, limited by the request and by `out`. Further bytes are
     /// dropped.
@@ -63,7 +64,7 @@ impl<T: Transport> Rng<T> {
         Ok(Some(len))
     }
 
-    /// Arms interrupts; `true` if something is already there and the caller must not sleep.
+    /// Arms interrupts; `true`: something is there, and the caller must not sleep.
     #[must_use = "`true` means that no interrupt comes for what is there"]
     pub fn enable_interrupts(&mut self) -> bool {
         self.channel.enable_interrupts()
@@ -74,7 +75,7 @@ impl<T: Transport> Rng<T> {
         self.channel.disable_interrupts();
     }
 
-    /// To be called after an interrupt of this device: reads and acknowledges its causes.
+    /// Reads and acknowledges the causes of an interrupt of this device.
     ///
     /// # Errors
     /// The device needs a reset. The driver has latched.

@@ -42,8 +42,9 @@ unsafe impl Send for VolatileSpace {}
 unsafe impl Sync for VolatileSpace {}
 
 impl VolatileSpace {
-    /// The device memory at `addresses`, the first of which is mapped at `mapped_at`: the same
-    /// number where memory is mapped one to one.
+    /// Device memory at `addresses`, mapped at `mapped_at`.
+    ///
+    /// Both are the same number where memory is mapped one to one.
     ///
     /// # Safety
     /// As long as the result or a copy of it is used:
@@ -60,7 +61,7 @@ impl VolatileSpace {
         Self { mapped_at, start: addresses.start, end: addresses.end }
     }
 
-    /// Where `len` bytes at `addr` are mapped, if they lie inside and are naturally aligned.
+    /// Where `len` bytes at `addr` are mapped, if inside and naturally aligned.
     #[inline]
     fn place(&self, addr: u64, len: u64) -> Option<*mut u8> {
         let inside = addr >= self.start && addr.checked_add(len)? <= self.end && addr.is_multiple_of(len);
@@ -93,9 +94,11 @@ macro_rules! space {
 }
 space!(read8 write8 u8, read16 write16 u16, read32 write32 u32);
 
-/// The accesses. A compiler may turn volatile ones into instructions that take an operand from
-/// memory or write an address back, which hypervisors cannot emulate (on aarch64 the processor does
-/// not tell them enough). So the instruction is given, where that is a danger.
+/// The accesses.
+///
+/// A compiler may turn volatile ones into instructions that take an operand from memory or write an
+/// address back, which hypervisors cannot emulate (on aarch64 the processor does not tell them
+/// enough). So the instruction is given, where that is a danger.
 mod access {
     /// # Safety
     /// Of each function: the place is mapped device memory, aligned to the size of the access.

@@ -30,8 +30,9 @@ pub trait Transport {
     fn wanted_features(&self) -> u64 {
         0
     }
-    /// Sets up the interrupt for configuration changes, after `features` were negotiated. Does
-    /// nothing for the wired interrupt.
+    /// Sets up the interrupt for configuration changes.
+    ///
+    /// Call it after `features` were negotiated. It does nothing for the wired interrupt.
     ///
     /// # Errors
     /// The device does not take it.
@@ -52,10 +53,13 @@ pub trait Transport {
     fn reset_queue(&self, index: u16);
     /// Whether a reset of queue `index` is under way. RING_RESET was negotiated.
     fn queue_resetting(&self, index: u16) -> bool;
-    /// Kicks queue `index`, which was enabled; with `data` if NOTIFICATION_DATA was negotiated.
+    /// Kicks queue `index`; with `data` if NOTIFICATION_DATA was negotiated.
+    ///
+    /// The queue must be enabled.
     fn notify(&self, index: u16, data: Option<u32>);
-    /// With messages returns the configuration change, which may be the cause. Otherwise reads and
-    /// acknowledges the causes of the wired interrupt
+    /// With messages returns the configuration change, which may be the cause.
+    ///
+    /// Otherwise reads and acknowledges the causes of the wired interrupt
     /// ([`INT_USED_BUFFER`](paravane_spec::mmio::INT_USED_BUFFER) and
     /// [`INT_CONFIG_CHANGE`](paravane_spec::mmio::INT_CONFIG_CHANGE)).
     fn take_causes(&self) -> u32;

@@ -1,4 +1,6 @@
-//! Initialization, queues and interrupts of a device (section 3.1), on any transport.
+//! Initialization, queues and interrupts of a device, on any transport.
+//!
+//! Section 3.1 of the specification has the order.
 //!
 //! ```text
 //!  probe: type; reset; ACKNOWLEDGE, DRIVER
@@ -18,7 +20,9 @@ use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_spec::{feature, mmio, queue, status};
 use thiserror::Error;
 
-/// Most reads of the status register until a reset must have finished. Each is an exit to the VMM.
+/// Most reads of the status register until a reset must have finished.
+///
+/// Each is an exit to the VMM.
 const RESET_READS: u32 = 100_000;
 
 /// Most attempts to read the configuration space while it changes.
@@ -41,9 +45,10 @@ const FEATURES: u64 = feature::EVENT_IDX
 pub struct NotReset {
     /// The reason.
     pub error: DriverError,
-    /// The queue, with what is in flight. Not to be used with a device that was asked to reset it
-    /// ([`DriverError::QueueReset`]), but to be kept until that has been reset:
-    /// [`Queue::into_memory`] is the way to its memory then.
+    /// The queue, with what is in flight.
+    ///
+    /// Not to be used with a device that was asked to reset it ([`DriverError::QueueReset`]), but
+    /// to be kept until that has been reset: [`Queue::into_memory`] is the way to its memory then.
     pub queue: Queue,
 }
 
@@ -55,8 +60,10 @@ pub struct Virtio<T> {
 }
 
 impl<T: Transport> Virtio<T> {
-    /// Sets a device up, from [`Virtio::probe`] to [`Virtio::driver_ok`]. `start` reads the
-    /// configuration and starts the queues, after `wanted` features were negotiated.
+    /// Sets a device up, from [`Virtio::probe`] to [`Virtio::driver_ok`].
+    ///
+    /// `start` reads the configuration and starts the queues, after `wanted` features were
+    /// negotiated.
     ///
     /// # Errors
     /// Those of each step. Once the type is right, the device is told FAILED.
@@ -114,8 +121,9 @@ impl<T: Transport> Virtio<T> {
         Ok(accepted)
     }
 
-    /// Sets up queue `index` with at most `size` descriptors and indirect tables of `indirect`
-    /// entries.
+    /// Sets up queue `index`.
+    ///
+    /// It has at most `size` descriptors and indirect tables of `indirect` entries.
     ///
     /// # Errors
     /// There is no such queue, or too little memory. The device is told FAILED.
@@ -130,7 +138,7 @@ impl<T: Transport> Virtio<T> {
         Ok(queue)
     }
 
-    /// As [`Virtio::start_queue`], for a queue that other threads, or interrupt handlers, poll.
+    /// As [`Virtio::start_queue`], for a queue that other threads or handlers poll.
     ///
     /// # Errors
     /// As [`Virtio::start_queue`].
@@ -144,8 +152,7 @@ impl<T: Transport> Virtio<T> {
         self.start_in(index, size, indirect, |needed| pool.take(needed, QUEUE_ALIGN))
     }
 
-    /// Starts queue `index` again, in the memory that [`Virtio::reset_queue`] gave back. It may
-    /// differ from the one before in size and tables as far as the memory allows.
+    /// Starts queue `index` again, in the memory from [`Virtio::reset_queue`].
     ///
     /// # Errors
     /// As [`Virtio::start_queue`].
@@ -159,8 +166,9 @@ impl<T: Transport> Virtio<T> {
         self.start_in(index, size, indirect, |_| Ok(memory))
     }
 
-    /// Resets queue `index` alone (section 2.6.1) and returns its memory, which the device has let
-    /// go of. What was in flight is lost. The rest of the device goes on.
+    /// Resets queue `index` alone (section 2.6.1), and returns its memory.
+    ///
+    /// The device no longer uses that memory.
     ///
     /// # Errors
     /// RING_RESET was not negotiated: the queue continues unchanged. Or the device does not finish
@@ -245,15 +253,18 @@ impl<T: Transport> Virtio<T> {
         self.check_alive()
     }
 
-    /// Kicks `queue`, which is the device's queue `index`, and says how far it has come if
-    /// NOTIFICATION_DATA was negotiated.
+    /// Kicks `queue`, which is the device's queue `index`.
+    ///
+    /// The kick has the queue's position if NOTIFICATION_DATA was negotiated.
     pub fn notify(&self, index: u16, queue: &Queue) {
         let data = self.features & feature::NOTIFICATION_DATA != 0;
         self.transport.notify(index, data.then(|| queue.kick_data(index)));
     }
 
-    /// Reads and acknowledges the causes of the interrupt (`INT_USED_BUFFER`, `INT_CONFIG_CHANGE`)
-    /// and, if the configuration has changed, looks whether the device is still well.
+    /// Reads and acknowledges the causes of the interrupt.
+    ///
+    /// These are `INT_USED_BUFFER` and `INT_CONFIG_CHANGE`. If the configuration has changed, the
+    /// device status is checked, too.
     ///
     /// # Errors
     /// The device needs a reset.
@@ -265,9 +276,10 @@ impl<T: Transport> Virtio<T> {
         Ok(causes)
     }
 
-    /// Reads the configuration space, consistently (ConfigGeneration). Aligned words are read 32
-    /// bits at a time and the rest in bytes, so a 16-bit field must not be read by this (section
-    /// 4.2.2.2).
+    /// Reads the configuration space, consistently (ConfigGeneration).
+    ///
+    /// Aligned words are read 32 bits at a time and the rest in bytes, so a 16-bit field must not
+    /// be read by this (section 4.2.2.2).
     ///
     /// # Errors
     /// It kept changing.
@@ -341,7 +353,9 @@ impl<T: Transport> Virtio<T> {
     }
 }
 
-/// The configuration space during one consistent reading; offsets in bytes from its start.
+/// Configuration space during one consistent read.
+///
+/// Offsets are in bytes from its start.
 pub(crate) struct Config<'a, T>(&'a T);
 
 impl<T: Transport> Config<'_, T> {

@@ -1,5 +1,6 @@
-//! Queues that the vCPU's thread serves in the exit of their kick, as VMMs did before there were
-//! ioeventfds.
+//! Queues that the vCPU's thread serves in the exits of their kicks.
+//!
+//! VMMs did this before there were ioeventfds.
 //!
 //! ```text
 //!  kick:        vCPU's thread -------lock--> serve until nothing is left -> back to the guest

@@ -63,8 +63,9 @@ impl Kicks {
         }
     }
 
-    /// Takes the signals that have arrived, and returns their number; 1 for kicks from another
-    /// process.
+    /// Takes the signals that have arrived and returns their number.
+    ///
+    /// It is 1 for kicks from another process.
     pub(crate) fn take(&self) -> u64 {
         match self {
             Self::Host(notifier) => notifier.notifier().take(),
@@ -73,8 +74,9 @@ impl Kicks {
     }
 }
 
-/// A descriptor that another process kicks by writing to it: an eventfd, or a pipe (User Mode
-/// Linux).
+/// A descriptor that another process writes to as a kick.
+///
+/// An eventfd, or a pipe (User Mode Linux).
 ///
 /// The other process shares the file description, so we leave its flags alone. A read may block if
 /// the other process has read first. An eventfd is therefore never read: an edge-triggered wait

@@ -1,4 +1,4 @@
-//! I/O threads: each serves queues whenever one of their event file descriptors wakes it.
+//! I/O threads: each serves queues when one of their descriptors wakes it.
 //!
 //! ```text
 //!  start:   QueueStart::build -> assign -> put_on a thread
@@ -77,7 +77,9 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Queues a task and returns at once. A task for a thread that has ended is dropped.
+    /// Queues a task and returns at once.
+    ///
+    /// A task for a thread that has ended is dropped.
     pub fn run(&self, task: impl FnOnce() + Send + 'static) {
         // An error means that the thread has ended.
         let _ = self.sender.send(Message::Run(Box::new(task)));
@@ -120,12 +122,14 @@ impl NotPutOn {
 #[derive(Debug)]
 pub struct TakingOff(Receiver<Option<Box<HostQueue>>>);
 
-/// Locks `mutex`, also after a panic in another thread: no change of ours is left half done.
+/// Locks `mutex`, also after a panic in another thread.
+///
+/// No change of ours is left half done.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Blocks SIGPIPE in the calling thread: a write to a pipe without reader returns an error.
+/// Blocks SIGPIPE in this thread: a write to a pipe without reader is an error.
 ///
 /// For threads that write to descriptors of other processes. SIGPIPE ends a process that does not
 /// ignore it, a C program for instance.
@@ -158,7 +162,7 @@ impl IoThread {
         Self::watched(name, longest_poll, |_| ())
     }
 
-    /// Starts a thread as [`IoThread::spawn`] does, and calls `died` with the message if it panics.
+    /// As [`IoThread::spawn`]; calls `died` with the message if the thread panics.
     ///
     /// By then none of its queues is touched any more, and none can be put on it.
     ///

@@ -1,17 +1,20 @@
 //! Where a queue reports: to its driver, and to the host.
 use paravane_device::ServeError;
 
-/// Receives from I/O threads what a queue's driver has to know. The queues of one device may be on
-/// several threads.
+/// Receives from I/O threads what a queue's driver has to know.
+///
+/// The queues of one device may be on several threads.
 pub trait QueueEvents: Send + Sync {
-    /// Interrupts the driver: used buffers of `queue` were published. Called at most once a batch;
-    /// this is a hot path.
+    /// Interrupts the driver: used buffers of `queue` were published.
+    ///
+    /// Called at most once a batch; this is a hot path.
     fn used_buffer(&self, queue: u16);
 
     /// Counts `count` kicks of `queue`, which may be 0.
     fn kicked(&self, queue: u16, count: u64);
 
-    /// Marks `queue` as failed until its driver resets it. It is not served any more, and nothing
-    /// is in flight.
+    /// Marks `queue` as failed until its driver resets it.
+    ///
+    /// It is not served any more, and nothing is in flight.
     fn failed(&self, queue: u16, error: &ServeError);
 }

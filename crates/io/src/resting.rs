@@ -23,7 +23,7 @@ pub enum ResumeError {
     NoHandler,
 }
 
-/// A parked queue: nothing is in flight, kicks wait where they arrive, and its memory stays mapped.
+/// A parked queue: nothing in flight, kicks wait, memory stays mapped.
 pub struct RestingQueue {
     pub(crate) key: QueueKey,
     pub(crate) parked: ParkedQueue,

@@ -60,9 +60,13 @@ pub const PCI_BAR_STEP: u64 = 1 << 20;
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
 
-/// Vectors 0 to 31 are exceptions; interrupt number n arrives at this vector plus n.
+/// Vector of interrupt number 0; number n follows n further.
+///
+/// Vectors 0 to 31 are exceptions.
 pub const IRQ_VECTOR_BASE: u8 = 0x40;
-/// Interrupt numbers below this are GSIs, each with a line to the I/O APIC's pin of that number.
+/// Number of GSIs: interrupt numbers below this.
+///
+/// Each has a line to the I/O APIC's pin of the same number.
 pub const IRQ_COUNT: usize = 24;
 /// Number of interrupts that have a stub.
 ///
@@ -139,7 +143,7 @@ pub mod job {
     pub const WRITE_TEST: u32 = 2;
     /// Entropy source: draw bytes and count them.
     pub const RNG: u32 = 3;
-    /// Network device with an echo behind it: send frames, and compare those that return.
+    /// Network device with an echo: send frames, and compare those that return.
     pub const NET_ECHO: u32 = 4;
     /// Network device: send frames at the highest rate.
     pub const NET_SEND: u32 = 5;
@@ -208,7 +212,7 @@ pub mod error {
     pub const SETUP: u32 = 1;
     /// A request ended with a status other than OK.
     pub const IO: u32 = 2;
-    /// Read data was not what had been written.
+    /// Read data differs from written data.
     pub const MISMATCH: u32 = 3;
     /// The device broke the ring protocol.
     pub const RING: u32 = 4;
@@ -226,7 +230,9 @@ pub struct ImageHeader {
     pub abi: u32,
     /// Bytes between interrupt stubs.
     pub stub_stride: u32,
-    /// Ring-3 entry; RDI holds the address of the [`BootInfo`], RSP is [`STACK_TOP`] minus 8.
+    /// Ring-3 entry.
+    ///
+    /// RDI holds the address of the [`BootInfo`]; RSP is [`STACK_TOP`] minus 8.
     pub entry: u64,
     /// First byte after the image in memory, bss included.
     pub end: u64,
@@ -234,7 +240,9 @@ pub struct ImageHeader {
     ///
     /// [`WAIT_VECTOR`] has another.
     pub exception_stubs: u64,
-    /// Ring-0 stub of interrupt 0; interrupt n is n strides further, [`INTERRUPTS`] of them.
+    /// Ring-0 stub of interrupt 0.
+    ///
+    /// Interrupt n is n strides further; there are [`INTERRUPTS`].
     pub irq_stubs: u64,
     /// Ring-0 stub of [`WAIT_VECTOR`].
     pub wait_stub: u64,
@@ -264,8 +272,9 @@ pub struct DeviceEntry {
     /// It is the translation that the VMM has put in front of the device. Only the heap is mapped
     /// there. 0: no translation.
     pub iova_offset: u64,
-    /// Number of the interrupt for messages of its configuration change; those of its queues
-    /// follow.
+    /// Interrupt number of the configuration change message.
+    ///
+    /// Those of the queues follow.
     ///
     /// The message of interrupt n is a write of [`IRQ_VECTOR_BASE`] + n to [`MESSAGE_ADDRESS`].
     pub messages: u32,
@@ -329,24 +338,29 @@ pub struct BootInfo {
     pub devices: [DeviceEntry; MAX_DEVICES],
 }
 
-/// Header of the report area; [`ReportHeader::disk_count`] [`DiskReport`]s follow at
-/// [`DISK_REPORTS`].
+/// Header of the report area.
+///
+/// [`ReportHeader::disk_count`] [`DiskReport`]s follow at [`DISK_REPORTS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReportHeader {
     /// [`REPORT_MAGIC`] once the guest has started.
     pub magic: u64,
-    /// Grows with each progress of the guest; a VMM that sees it stand still suspects a hang.
+    /// Progress counter.
+    ///
+    /// A VMM that sees it stand still suspects a hang.
     pub heartbeat: u64,
     /// Number of interrupts that the guest took.
     pub interrupts: u64,
-    /// Number of these from the start of the first measured phase to the end of the last.
+    /// Interrupts from the start of the first measured phase to the end of the last.
     pub measured_interrupts: u64,
     /// Number of kicks that the guest wrote.
     pub kicks: u64,
     /// Number of entropy bytes drawn and found plausible.
     pub entropy_bytes: u64,
-    /// Number of disk reports: one per device entry, in the same order, also for other jobs.
+    /// Number of disk reports.
+    ///
+    /// One per device entry, in the same order, also for other jobs.
     pub disk_count: u32,
     /// Padding.
     pub reserved: u32,
@@ -395,7 +409,9 @@ pub struct DiskReport {
     pub bytes_total: u64,
     /// Number of bytes moved so far, over all phases.
     pub bytes_done: u64,
-    /// Number of requests completed in the measured phase (mixed phase, or the hash job's reading).
+    /// Number of requests completed in the measured phase.
+    ///
+    /// The mixed phase, or the hash job's reading.
     pub ops: u64,
     /// Number of bytes moved in the measured phase.
     pub bytes: u64,

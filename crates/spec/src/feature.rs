@@ -8,7 +8,7 @@ pub const EVENT_IDX: u64 = 1 << 29;
 ///
 /// Drivers without it are refused.
 pub const VERSION_1: u64 = 1 << 32;
-/// The platform translates and restricts the device's accesses to memory (an IOMMU).
+/// The platform translates and restricts the device's memory accesses (an IOMMU).
 pub const ACCESS_PLATFORM: u64 = 1 << 33;
 /// Packed virtqueue layout.
 pub const RING_PACKED: u64 = 1 << 34;
@@ -18,7 +18,7 @@ pub const IN_ORDER: u64 = 1 << 35;
 pub const ORDER_PLATFORM: u64 = 1 << 36;
 /// A kick carries the ring position.
 pub const NOTIFICATION_DATA: u64 = 1 << 38;
-/// The driver kicks with a value that the device supplies, instead of the queue index.
+/// The driver kicks with a value from the device instead of the queue index.
 pub const NOTIF_CONFIG_DATA: u64 = 1 << 39;
 /// The driver may reset one queue at a time.
 pub const RING_RESET: u64 = 1 << 40;

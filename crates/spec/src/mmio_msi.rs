@@ -13,7 +13,7 @@ pub const F_NOTIFICATION: u64 = 1 << 44;
 /// Feature bit, as a mask: interrupts can be messages.
 pub const F_MSI: u64 = 1 << 45;
 
-/// Distance in bytes of queue 0's notification address from the device's first register (R).
+/// Offset in bytes of queue 0's notification address from the first register (R).
 ///
 /// Needs [`F_NOTIFICATION`], like [`NOTIFY_MULTIPLIER`].
 pub const NOTIFY_BASE: u64 = 0x0c4;
@@ -35,7 +35,7 @@ pub const MSI_COMMAND: u64 = 0x0e0;
 /// [`state`] of MSI and of the selected source (R).
 pub const MSI_STATE: u64 = 0x0e4;
 
-/// Value of QueueSel that selects the configuration change as the source of the MSI registers.
+/// Value of QueueSel that selects the configuration change for the MSI registers.
 pub const SELECT_CONFIGURATION: u32 = 0xffff;
 
 /// Values of [`MSI_COMMAND`].
@@ -50,7 +50,7 @@ pub mod command {
     pub const MASK: u32 = 4;
     /// Unmasks the selected source: a pending interrupt is sent at once.
     pub const UNMASK: u32 = 5;
-    /// Removes the message of the selected source: it sends nothing, and nothing is pending.
+    /// Removes the message of the selected source, and its pending interrupt.
     pub const UNCONFIGURE: u32 = 6;
 }
 
@@ -68,7 +68,9 @@ pub mod state {
     pub const REFUSED: u32 = 16;
 }
 
-/// Offset of queue 0's notification address on Paravane's devices: the page after the registers.
+/// Offset of queue 0's notification address on Paravane's devices.
+///
+/// It is the page after the registers.
 pub const NOTIFY_PAGE: u64 = 0x1000;
 /// Distance in bytes between notification addresses on Paravane's devices.
 pub const NOTIFY_STRIDE: u32 = 4;

@@ -6,9 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Feature: the device accepts frames with a partial checksum.
 pub const F_CSUM: u64 = 1 << 0;
-/// Feature: the driver accepts frames with a partial or an already verified checksum.
+/// Feature: the driver accepts frames with a partial or verified checksum.
 pub const F_GUEST_CSUM: u64 = 1 << 1;
-/// Feature: the driver can change the offloads of received frames ([`CLASS_GUEST_OFFLOADS`]).
+/// Feature: the driver can change its receive offloads ([`CLASS_GUEST_OFFLOADS`]).
 pub const F_CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
 /// Feature: `mtu` is the largest packet.
 pub const F_MTU: u64 = 1 << 3;
@@ -18,7 +18,7 @@ pub const F_MAC: u64 = 1 << 5;
 pub const F_GUEST_TSO4: u64 = 1 << 7;
 /// Feature: the driver accepts TCP over IPv6 in segments larger than the MTU.
 pub const F_GUEST_TSO6: u64 = 1 << 8;
-/// Feature: [`F_GUEST_TSO4`] and [`F_GUEST_TSO6`] also with congestion notification.
+/// Feature: [`F_GUEST_TSO4`] and [`F_GUEST_TSO6`] with congestion notification.
 pub const F_GUEST_ECN: u64 = 1 << 9;
 /// Feature: the device segments TCP over IPv4.
 pub const F_HOST_TSO4: u64 = 1 << 11;
@@ -36,7 +36,7 @@ pub const F_CTRL_VQ: u64 = 1 << 17;
 ///
 /// It requests it by [`S_ANNOUNCE`], and receives [`CLASS_ANNOUNCE`] when that is done.
 pub const F_GUEST_ANNOUNCE: u64 = 1 << 21;
-/// Feature: more than one queue pair; `max_virtqueue_pairs` is their maximum number.
+/// Feature: more than one queue pair, up to `max_virtqueue_pairs`.
 pub const F_MQ: u64 = 1 << 22;
 /// Feature: the driver accepts UDP over IPv4 in segments larger than the MTU.
 pub const F_GUEST_USO4: u64 = 1 << 54;
@@ -105,7 +105,9 @@ pub const CLASS_MQ: u8 = 4;
 pub const CLASS_GUEST_OFFLOADS: u8 = 5;
 /// Command of [`CLASS_ANNOUNCE`]: acknowledges [`S_ANNOUNCE`].
 pub const ANNOUNCE_ACK: u8 = 0;
-/// Command of [`CLASS_MQ`]: sets the number of pairs in use (a little-endian u16 follows).
+/// Command of [`CLASS_MQ`]: sets the number of pairs in use.
+///
+/// A little-endian u16 follows.
 pub const MQ_VQ_PAIRS_SET: u8 = 0;
 
 /// Result of a control command: success.

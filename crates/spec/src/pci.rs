@@ -8,7 +8,9 @@
 
 /// Vendor identifier of all virtio devices (section 4.1.2).
 pub const VENDOR: u16 = 0x1af4;
-/// Device identifier of a modern device, minus its virtio device identifier (section 4.1.2.1).
+/// PCI device identifier minus virtio device identifier (section 4.1.2.1).
+///
+/// For modern devices.
 pub const DEVICE_BASE: u16 = 0x1040;
 /// Smallest revision of a modern device (section 4.1.2.1).
 pub const REVISION: u8 = 1;
@@ -53,7 +55,9 @@ pub mod header {
     pub const CLASS: u16 = 0x09;
     /// Header type, 8 bits (R).
     pub const HEADER_TYPE: u16 = 0x0e;
-    /// Bits of [`HEADER_TYPE`] that hold the type; the highest bit announces further functions.
+    /// Bits of [`HEADER_TYPE`] that hold the type.
+    ///
+    /// The highest bit announces further functions.
     pub const HEADER_TYPE_MASK: u8 = 0x7f;
     /// Base address register 0, 32 bits (RW); five more follow.
     pub const BAR: u16 = 0x10;
@@ -115,9 +119,9 @@ pub mod msix {
     pub const LEN: u8 = 12;
     /// Offset in the capability: message control, 16 bits.
     pub const CONTROL: u16 = 2;
-    /// Offset in the capability: offset of the table, with the BAR in the lowest three bits.
+    /// Offset in the capability: table offset, with the BAR in the lowest three bits.
     pub const TABLE: u16 = 4;
-    /// Offset in the capability: offset of the pending bits, with the BAR in the lowest three bits.
+    /// Offset in the capability: pending bits' offset, with the BAR in bits 0 to 2.
     pub const PBA: u16 = 8;
     /// Bits of [`TABLE`] and [`PBA`] that select the BAR.
     pub const BIR: u32 = 7;
@@ -209,7 +213,9 @@ pub mod common {
     pub const CONFIG_GENERATION: u64 = 0x15;
     /// Selects the queue of the fields below, 16 bits (RW).
     pub const QUEUE_SELECT: u64 = 0x16;
-    /// Size of the queue, 16 bits (RW): the maximum after a reset, 0 if the queue does not exist.
+    /// Size of the queue, 16 bits (RW).
+    ///
+    /// After a reset the maximum, 0 if the queue does not exist.
     pub const QUEUE_SIZE: u64 = 0x18;
     /// MSI-X vector of the queue, 16 bits (RW).
     pub const QUEUE_MSIX_VECTOR: u64 = 0x1a;
@@ -223,7 +229,7 @@ pub mod common {
     pub const QUEUE_DRIVER: u64 = 0x28;
     /// Device area, 64 bits (RW).
     pub const QUEUE_DEVICE: u64 = 0x30;
-    /// Value to kick with under NOTIF_CONFIG_DATA instead of the queue index, 16 bits (R).
+    /// Value to kick with under NOTIF_CONFIG_DATA, 16 bits (R).
     pub const QUEUE_NOTIF_CONFIG_DATA: u64 = 0x38;
     /// Resets the queue when 1 is written; reads 1 during the reset, 16 bits (RW).
     ///

@@ -2,7 +2,9 @@
 //!
 //! Offsets and sizes are in bytes.
 
-/// Size of one descriptor: address u64, length u32, flags u16, next u16.
+/// Size of one descriptor in bytes.
+///
+/// Address u64, length u32, flags u16, next u16.
 pub const DESC_SIZE: usize = 16;
 /// Alignment of the descriptor table.
 pub const DESC_ALIGN: u64 = 16;

@@ -104,7 +104,9 @@ pub mod request {
     pub const GET_QUEUE_NUM: u32 = 17;
     /// Enable or disable a queue.
     pub const SET_VRING_ENABLE: u32 = 18;
-    /// Announce the MAC address to the network, after a migration whose driver cannot do so.
+    /// Announce the MAC address to the network.
+    ///
+    /// After a migration whose driver cannot do so.
     pub const SEND_RARP: u32 = 19;
     /// Set the socket for the back end's requests.
     pub const SET_BACKEND_REQ_FD: u32 = 21;
@@ -147,7 +149,9 @@ pub mod back_end_request {
 /// Most memory regions in [`request::SET_MEM_TABLE`].
 pub const MAX_TABLE_REGIONS: usize = 8;
 
-/// Bits of the queue index in [`request::SET_VRING_KICK`], `SET_VRING_CALL` and `SET_VRING_ERR`.
+/// Bits of the queue index in requests with a descriptor.
+///
+/// These are [`request::SET_VRING_KICK`], `SET_VRING_CALL` and `SET_VRING_ERR`.
 pub const VRING_INDEX_MASK: u64 = 0xff;
 /// Bit beside the queue index: no descriptor comes with the message.
 pub const VRING_NO_FD: u64 = 1 << 8;
@@ -244,7 +248,7 @@ pub struct ConfigAccess {
     pub flags: u32,
 }
 
-/// Bit of [`ConfigAccess::flags`]: the write is part of a migration, not from the driver.
+/// Bit of [`ConfigAccess::flags`]: a migration writes, not the driver.
 pub const CONFIG_MIGRATION: u32 = 1;
 
 /// Largest configuration space that front ends read, in bytes.

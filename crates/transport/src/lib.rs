@@ -124,7 +124,7 @@ pub trait Transport: Send {
     /// `None` if only the exit path can tell them apart, so that they must exit.
     fn notify_address(&self, queue: u16) -> Option<NotifyAddress>;
 
-    /// Resets the device on behalf of the host, as a driver does by writing 0 to the device status.
+    /// Resets the device, as a driver does by writing 0 to the device status.
     fn reset(&mut self) -> Option<Effect>;
 
     /// Reports that the owner has carried out [`Effect::Reset`].

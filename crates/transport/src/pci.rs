@@ -303,8 +303,7 @@ impl Pci {
     }
 }
 
-/// The window is the BAR, followed from [`Pci::CONFIG_SPACE`] on by the function's configuration
-/// space.
+/// The window: the BAR, then the configuration space at [`Pci::CONFIG_SPACE`].
 impl Transport for Pci {
     fn read(&mut self, offset: u64, data: &mut [u8], config: &mut dyn FnMut(u32, &mut [u8])) {
         match config_register(offset) {
@@ -370,7 +369,7 @@ impl Transport for Pci {
     }
 }
 
-/// Register of the configuration space at `offset` of the transport's window, if any.
+/// Configuration space register at `offset` of the transport's window, if any.
 fn config_register(offset: u64) -> Option<u16> {
     u16::try_from(offset.checked_sub(Pci::CONFIG_SPACE)?).ok()
 }

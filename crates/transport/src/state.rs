@@ -168,7 +168,7 @@ impl DeviceState {
         self.queues.get(usize::from(u16::try_from(self.queue_sel).ok()?))
     }
 
-    /// Selected queue, if the device is in a state in which its registers may be written.
+    /// Selected queue, if the device status permits writes to its registers.
     pub(crate) fn writable_queue(&mut self) -> Result<&mut QueueRegisters, Violation> {
         let index = self.queue_index()?;
         let queue = self.queues.get_mut(usize::from(index)).filter(|q| q.max() != 0).ok_or(Violation)?;

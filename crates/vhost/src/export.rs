@@ -58,16 +58,16 @@ pub struct ExportConfig {
     pub longest_poll: Duration,
     /// Offer packed queues (default).
     pub packed: bool,
-    /// Offer to use buffers in the order in which they were made available (default: no).
+    /// Offer IN_ORDER: use buffers in the order of their arrival (default: no).
     ///
     /// Good for network devices. If the driver accepts it, the requests of a disk wait for one
     /// another.
     pub in_order: bool,
-    /// Quota of the clients' mappings (default: alone in a pool with the host's limits).
+    /// Quota of the clients' mappings (default: a pool with the host's limits).
     ///
     /// Give all exports of a process quotas of one pool.
     pub quota: MappingQuota,
-    /// Notifier to signal when the export has ended: stopped, or failed (default: none).
+    /// Notifier to signal when the export stops or fails (default: none).
     pub ended: Option<Arc<Notifier>>,
 }
 
@@ -310,8 +310,9 @@ impl Export {
         self.quit();
     }
 
-    /// Waits until the export has ended: another thread has called [`Export::begin_stop`], or a
-    /// thread of the export has panicked.
+    /// Waits until the export has ended.
+    ///
+    /// Another thread has called [`Export::begin_stop`], or a thread of the export has panicked.
     ///
     /// # Errors
     /// [`ExportError::Failed`] with the message of the panic.
@@ -477,7 +478,7 @@ fn log_refresh(device: &str, changed: io::Result<bool>) {
     }
 }
 
-/// Handles messages until the client disconnects, an error occurs, or the export stops.
+/// Handles messages until the client disconnects, an error, or the export's end.
 fn converse(
     session: &mut Session<'_>,
     connection: &mut Connection,

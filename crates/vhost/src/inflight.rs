@@ -26,7 +26,7 @@ pub(crate) struct InflightMemory {
     memory: Memory,
 }
 
-/// Distance in bytes between the regions of two queues: each queue has an equal share.
+/// Distance in bytes between the regions of two queues, which have equal shares.
 fn stride(layout: Inflight) -> u64 {
     let share = layout.size / u64::from(layout.queues.max(1));
     share - share % ALIGN

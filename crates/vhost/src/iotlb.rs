@@ -20,7 +20,7 @@ const PAGE: u64 = 4096;
 const MAX_PIECES: usize = 1 << 16;
 /// Insertions between two checks of the memory that is left to the process.
 const CHECK_INTERVAL: u32 = 64;
-/// Memory in bytes that must be left for these insertions: the domain's tables take most of it.
+/// Memory in bytes that must be left; the domain's tables take most of it.
 const HEADROOM: usize = 32 << 20;
 /// Interval between calls of the `waiting` closure.
 const WAIT_INTERVAL: Duration = Duration::from_millis(100);
@@ -230,7 +230,7 @@ impl Translations {
         true
     }
 
-    /// Whether all translations stay the same when the client's memory changes from `old` to `new`.
+    /// Whether all translations survive a change of memory from `old` to `new`.
     pub(crate) fn survives(&self, old: &ClientRegions, new: &ClientRegions) -> bool {
         self.pieces.values().all(|piece| {
             let meaning = |regions| {
@@ -244,7 +244,7 @@ impl Translations {
     }
 }
 
-/// Splits a piece into runs of guest-physical memory; returns each with its address.
+/// Splits a piece into runs of guest-physical memory, each with its address.
 ///
 /// `None` if a part maps to no region, or not to whole pages.
 fn runs(piece: Piece, regions: &ClientRegions) -> Option<Vec<(Piece, u64)>> {

@@ -184,7 +184,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Reads a queue index, and takes its descriptor unless the payload says that there is none.
+    /// Reads a queue index, and takes its descriptor if the payload announces one.
     fn vring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), MessageError> {
         let value: u64 = self.only()?;
         if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {

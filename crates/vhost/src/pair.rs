@@ -29,7 +29,7 @@ pub(crate) fn check(fd: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Makes an end write-only: discards received data, and prevents the other end from sending more.
+/// Makes an end write-only: nothing is received, and the other end cannot send.
 ///
 /// # Errors
 /// It is no end of a pair.

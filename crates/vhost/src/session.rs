@@ -48,7 +48,7 @@ use translation::Handled;
 
 /// Interval between looks at a queue whose client sends no kicks.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
-/// Interval between attempts to report a missing translation to a client that does not read.
+/// Interval between attempts to report a miss to a client that does not read.
 const REPORT_RETRY: Duration = Duration::from_millis(20);
 
 /// Address space that must be free when a session or a queue starts, in bytes.

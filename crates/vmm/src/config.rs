@@ -38,8 +38,7 @@ pub enum DirtyLogging {
     Off,
     /// Logged and counted.
     Rate,
-    /// Logged, and verified: a copy of RAM that is updated from the log alone must equal RAM at the
-    /// end.
+    /// Log and verify: a copy of RAM kept from the log alone must equal RAM.
     Verify,
 }
 
@@ -68,7 +67,9 @@ pub enum TransportChoice {
     /// virtio-mmio, version 2.
     #[default]
     Mmio,
-    /// The same with messages and notification addresses (docs/reference/virtio-mmio-msi.md).
+    /// The same with messages and notification addresses.
+    ///
+    /// docs/reference/virtio-mmio-msi.md specifies it.
     MmioMsi,
     /// virtio-pci with MSI-X.
     Pci,
@@ -89,8 +90,9 @@ impl TransportChoice {
 /// Delivery of messages under KVM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MsiDelivery {
-    /// KVM_SIGNAL_MSI: one system call with the message. It costs three quarters of an irqfd, as
-    /// measured.
+    /// KVM_SIGNAL_MSI: one system call with the message.
+    ///
+    /// It costs three quarters of an irqfd, as measured.
     #[default]
     Signal,
     /// An irqfd with a route, which can be handed to another process.
@@ -136,10 +138,11 @@ pub enum Network {
     Source,
     /// TAP device of the host, by name.
     Tap(String),
-    /// TAP device of the host, by inherited descriptors: one number for each pair of queues.
+    /// TAP device of the host, by inherited descriptors: one for each queue pair.
     TapFds(Vec<i32>),
-    /// Link to the other card with this name. The built-in guest sends on the first card, and
-    /// echoes on the second.
+    /// Link to the other card with this name.
+    ///
+    /// The built-in guest sends on the first card, and echoes on the second.
     Link(String),
 }
 
@@ -179,10 +182,14 @@ pub enum ServingMode {
     /// I/O threads.
     #[default]
     IoThreads,
-    /// The vCPU's thread, in the exit of a kick: for comparison. Works without ioeventfds only.
+    /// The vCPU's thread, in the exit of a kick: for comparison.
+    ///
+    /// Works without ioeventfds only.
     Vcpu,
-    /// A helper process: this program started once more ([`crate::helper_main`]), for comparison.
-    /// It needs KVM, a transport with messages, and [`MsiDelivery::Irqfd`].
+    /// A helper process, for comparison.
+    ///
+    /// It is this program, started once more ([`crate::helper_main`]). It needs KVM, a transport
+    /// with messages, and [`MsiDelivery::Irqfd`].
     Process,
 }
 
@@ -276,10 +283,13 @@ pub struct RunConfig {
     pub dirty_log: DirtyLogging,
     /// Register ioeventfds. If not, every kick exits.
     pub ioeventfd: bool,
-    /// Most ioeventfds at a time, to test hosts with few [no limit]. Kicks of further queues exit.
+    /// Most ioeventfds at a time, to test hosts with few [no limit].
+    ///
+    /// Kicks of further queues exit.
     pub max_ioeventfds: Option<u32>,
-    /// Number of I/O threads; queues are assigned round-robin [one a device for all its queues, at
-    /// most 4].
+    /// Number of I/O threads; queues are assigned round-robin.
+    ///
+    /// Default: one per device for all its queues, at most 4.
     pub io_threads: Option<u16>,
     /// Move queues from busy I/O threads to idle ones.
     pub rebalance: bool,
@@ -289,7 +299,9 @@ pub struct RunConfig {
     pub serving_mode: ServingMode,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
-    /// CPU for the guest; `None`: any. Other threads of the machine run where the caller does.
+    /// CPU for the guest; `None`: any.
+    ///
+    /// Other threads of the machine run where the caller does.
     pub vcpu_cpu: Option<usize>,
     /// Bytes that the guest draws from an entropy device; 0: no device.
     pub entropy: u64,

@@ -42,7 +42,9 @@ impl Finding {
     }
 }
 
-/// Checks everything that Paravane uses. Takes less than a second and changes nothing.
+/// Checks everything that Paravane uses.
+///
+/// Takes less than a second and changes nothing.
 #[must_use]
 pub fn examine() -> Vec<Finding> {
     let mut findings = kvm::examine();

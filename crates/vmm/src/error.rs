@@ -47,7 +47,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Exit status of the program: 2 if the request is at fault and nothing was touched, else 1.
+    /// Exit status: 2 if the request is invalid and nothing was touched, else 1.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {

@@ -1,4 +1,4 @@
-//! Queues that a helper process serves: the same devices, rings and I/O thread, on the same memory.
+//! Queues in a helper process: same devices, rings, I/O thread and memory.
 //!
 //! ```text
 //!  this process                                  the helper: this program once more, `helper_main`

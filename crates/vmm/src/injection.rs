@@ -1,4 +1,4 @@
-//! Measures what it costs to interrupt the guest, with a guest of a few instructions.
+//! Measures the cost of an interrupt, with a guest of a few instructions.
 //!
 //! ```text
 //!  host:   clock -> call -> clock -> look at the count in guest memory until it has changed -> clock
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Where the stubs lie: behind the program, a table for exceptions and one for interrupts.
+/// Stubs behind the program: a table for exceptions and one for interrupts.
 const EXCEPTIONS: u64 = IMAGE_BASE + 0x1000;
 const HANDLERS: u64 = IMAGE_BASE + 0x2000;
 const WAIT: u64 = IMAGE_BASE + 0x4000;
@@ -47,21 +47,20 @@ pub enum GuestState {
     Halted,
     /// It computes in ring 3.
     Computing,
-    /// It has not been started: its interrupts stay pending, and only the call is measured.
+    /// Not started: interrupts stay pending, and only the call is measured.
     Stopped,
 }
 
-/// What interrupting it costs, of each delivery in turn: a sample an interrupt, in nanoseconds.
+/// Cost of each delivery: a sample per interrupt, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Injections {
     /// What the call took the host's thread.
     pub call: Vec<u64>,
-    /// From before the call until the handler has counted the interrupt; none of a guest that is
-    /// stopped.
+    /// From before the call until the handler counted it; none if stopped.
     pub latency: Vec<u64>,
 }
 
-/// Interrupts a guest `samples` times by each of `deliveries`, the guest on `vcpu_cpu`.
+/// Interrupts a guest on `vcpu_cpu` `samples` times by each of `deliveries`.
 ///
 /// # Errors
 /// KVM is not usable here ([`RunError::NoKvm`]), or the host refuses, or the guest does not take

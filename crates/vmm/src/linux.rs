@@ -1,5 +1,4 @@
-//! A Linux guest beside the built-in one: the same machine, with what a stock kernel needs around
-//! it.
+//! A Linux guest: the same machine, plus what a stock kernel needs.
 //!
 //! ```text
 //! files --load--> RAM (layout)      acpi: what is where, for the guest
@@ -36,18 +35,21 @@ pub struct LinuxConfig {
     pub cmdline: String,
     /// Action when the guest reboots.
     pub on_reboot: OnReboot,
-    /// The machine. Jobs of the built-in guest are ignored. The guest may write to disks that are
-    /// not read-only.
+    /// The machine.
+    ///
+    /// Jobs of the built-in guest are ignored. The guest may write to disks that are not read-only.
     pub machine: RunConfig,
 }
 
-/// Action when a guest resets its machine: by ACPI, the keyboard controller, or a triple fault.
+/// Action when a guest resets its machine.
+///
+/// A guest does so by ACPI, the keyboard controller, or a triple fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReboot {
     /// The run ends. A triple fault counts as a crash.
     #[default]
     Exit,
-    /// The machine restarts: new RAM, the kernel's files read again, the same disks and cards.
+    /// Restart: new RAM, the kernel's files read again, same disks and cards.
     Restart,
 }
 

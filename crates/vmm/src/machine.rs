@@ -1,5 +1,4 @@
-//! What a guest runs on: memory, bus, devices with their threads, and a vCPU or a host thread in
-//! its place.
+//! The machine: memory, bus, devices with threads, and a vCPU or a host thread.
 //!
 //! ```text
 //! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads, helper process)
@@ -83,7 +82,7 @@ pub(crate) struct Machine {
     domains: Vec<Domain>,
 }
 
-/// How long the end of a domain's translations may take when all its queues have stopped.
+/// Longest wait for the end of a domain's translations after its queues stopped.
 const LET_GO: Duration = Duration::from_secs(5);
 
 impl Machine {
@@ -158,8 +157,9 @@ impl Machine {
         devices
     }
 
-    /// Ends all translations, now that the queues have stopped: whoever still holds memory is a
-    /// problem.
+    /// Ends all translations after the queues stopped.
+    ///
+    /// Memory that is still held is a problem.
     pub(crate) fn let_go(&self) -> Vec<String> {
         let ends = self.domains.iter().map(|domain| domain.clear(LET_GO));
         ends.filter_map(Result::err).map(|error| format!("a domain's memory: {error}")).collect()

@@ -8,8 +8,7 @@ use std::path::PathBuf;
 pub struct GuestFailure {
     /// The reason, in one line.
     pub reason: String,
-    /// Registers as `NAME=value` fields, in lines ready to print; empty for a guest on a host
-    /// thread.
+    /// Registers as lines of `NAME=value` fields; empty for a guest on a host thread.
     pub registers: Vec<String>,
 }
 
@@ -42,8 +41,10 @@ pub struct DiskResult {
     pub job: &'static str,
     /// Size in bytes.
     pub bytes: u64,
-    /// SHA-256 in hex. Hash job: the guest's, compared with the host's. Write test: the host's, of
-    /// the image afterwards. Empty if the run ended before.
+    /// SHA-256 in hex.
+    ///
+    /// Hash job: the guest's, compared with the host's. Write test: the host's, of the image
+    /// afterwards. Empty if the run ended before.
     pub sha256: String,
     /// Bytes whose content the host has verified.
     pub bytes_verified: u64,
@@ -78,8 +79,9 @@ pub struct DirtyFigures {
     pub vcpu_pages: Option<u64>,
     /// Dirty pages per second, from the guest's start to its end.
     pub pages_per_s: f64,
-    /// Whether a copy of RAM that was updated from the log alone equals RAM at the end; `None`:
-    /// none was kept.
+    /// Whether a copy of RAM, kept from the log alone, equals RAM at the end.
+    ///
+    /// `None`: no copy was kept.
     pub verified: Option<bool>,
 }
 
@@ -117,15 +119,17 @@ pub struct PhaseFigures {
     pub kicks: u64,
     /// Interrupts raised by devices.
     pub interrupts: u64,
-    /// Interrupts that the guest took and ended (EOI), by its count. Several raised at once may be
-    /// one.
+    /// Interrupts that the guest took and ended (EOI), by its count.
+    ///
+    /// Several raised at once may be one.
     pub taken: u64,
-    /// CPU time of this process in seconds: user and system, all threads.
+    /// CPU time of all threads in seconds: user (with guest) and system.
     pub cpu_s: f64,
 }
 
-/// Time that the guest spends in a kick, by its clock: from before the write to the notification
-/// address until after it.
+/// Time of a kick by the guest's clock.
+///
+/// From before the write to the notification address until after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KickFigures {
     /// Kicks.
@@ -190,7 +194,7 @@ pub struct Report {
     pub accel_reason: String,
     /// Transport: "mmio", "mmio-msi" or "pci".
     pub transport: &'static str,
-    /// Ring layout: "split" or "packed", followed by ", in order" if IN_ORDER was offered.
+    /// Ring layout: "split" or "packed"; ", in order" follows if offered.
     pub ring: &'static str,
     /// Whether the devices were behind IOMMU domains.
     pub iommu: bool,
@@ -224,10 +228,9 @@ pub struct Report {
     pub violations: u64,
     /// Entropy bytes that the guest drew.
     pub entropy_bytes: u64,
-    /// CPU time of this process in seconds: user and system, all threads.
+    /// CPU time of all threads in seconds: user (with guest) and system.
     pub host_cpu_s: f64,
-    /// Megabytes (10^6 bytes) moved per CPU second, over all phases from the start to the guest's
-    /// end.
+    /// Megabytes (10^6 bytes) moved per CPU second, over all phases.
     pub mb_per_cpu_s: f64,
     /// Time from process start to the guest's first request, in milliseconds.
     pub boot_ms: f64,

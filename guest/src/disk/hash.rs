@@ -30,8 +30,9 @@ pub(crate) struct Hash {
 }
 
 impl Hash {
-    /// A job on a disk of `sectors` sectors, with `depth` requests of `chunk` bytes (whole sectors)
-    /// in flight. `None` if the disk claims more bytes than there are numbers for.
+    /// A job on a disk of `sectors` sectors; `None`: its size exceeds 64 bits.
+    ///
+    /// `depth` requests of `chunk` bytes (whole sectors) are in flight.
     pub(crate) fn new(sectors: u64, chunk: usize, depth: usize) -> Option<Self> {
         Some(Self {
             bytes: sectors.checked_mul(SECTOR)?,
@@ -96,8 +97,9 @@ impl Hash {
         Ok(())
     }
 
-    /// Puts the digest into the report once everything is hashed. An empty disk is so from the
-    /// start.
+    /// Puts the digest into the report once everything is hashed.
+    ///
+    /// An empty disk is so from the start.
     pub(crate) fn finish_if_all(&mut self, page: &DiskPage) {
         if self.hashed == self.bytes.div_ceil(self.chunk as u64) && !self.finished {
             self.finished = true;

@@ -10,7 +10,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// The next request and its slot, data in place; `None` while there is nothing to be sent.
+    /// Next request and its slot, with its data in place; `None`: none for now.
     pub(crate) fn next(&mut self, now: u64, flights: &Flights, buffers: &Buffers) -> Option<(usize, Work)> {
         match self {
             Self::Hash(hash) => hash.next(),

@@ -253,7 +253,9 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
     }
 }
 
-/// Steps a lane until its job is done or fails. A job that stands still fails the test.
+/// Steps a lane until its job is done or fails.
+///
+/// A job that stands still fails the test.
 fn work(lane: &mut Lane<Fake>) -> Result<(), Failure> {
     let now = Cell::new(0);
     while !lane.is_done() {

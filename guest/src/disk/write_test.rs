@@ -1,4 +1,4 @@
-//! Fills a disk with the pattern, mixes random reads and writes, and reads everything back.
+//! Fills a disk with the pattern, mixes reads and writes, reads everything back.
 //!
 //! ```text
 //! Fill -> Mix -> Flush -> ReadBack -> LastFlush -> Done
@@ -17,7 +17,7 @@ use paravane_driver::{Area, DmaArea};
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{error, state};
 
-/// How often another block is drawn when one is busy, before the job waits for a completion.
+/// Blocks drawn in place of a busy one before the job waits for a completion.
 const DRAWS: usize = 8;
 /// Bytes of a sector.
 const SECTOR_LEN: usize = SECTOR as usize;
@@ -84,8 +84,7 @@ impl WriteTest {
         matches!(self.phase, Phase::Mix { .. })
     }
 
-    /// Fill, read-back, and what the mixed phase has moved so far: how much that will be, time
-    /// decides.
+    /// Bytes of fill, read-back, and the mixed phase so far, whose end is a time.
     pub(crate) fn total(&self) -> u64 {
         2 * self.terms.blocks * self.terms.block as u64 + self.mixed
     }

@@ -47,7 +47,9 @@ impl Machine {
         TAKEN.load(Relaxed)
     }
 
-    /// The memory of all devices. It is accessed with plain MOVs, which every VMM can decode.
+    /// The memory of all devices.
+    ///
+    /// It is accessed with plain MOVs, which every VMM can decode.
     fn devices() -> VolatileSpace {
         // SAFETY: the VMM's page tables map all of the first 4 GiB for ring 3; RAM ends below the
         // first device, and what lies above it is devices or nothing. They reach RAM only as their

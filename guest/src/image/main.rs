@@ -23,8 +23,9 @@ mod start {
     use core::panic::PanicInfo;
     use paravane_spec::builtin::{BOOT_INFO, BootInfo, CONTROL_BASE, control, exit};
 
-    /// Where the program begins; the header names it. RDI holds the address of the boot
-    /// information.
+    /// Where the program begins; the header names it.
+    ///
+    /// RDI holds the address of the boot information.
     #[unsafe(no_mangle)]
     extern "C" fn guest_entry(boot_info: u64) -> ! {
         let info = if boot_info == BOOT_INFO {

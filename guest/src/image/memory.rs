@@ -1,15 +1,16 @@
-//! Memory: an allocator over a fixed arena, and the functions that compilers call without being
-//! asked.
+//! Memory: an allocator over a fixed arena, and functions that compilers call.
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes of the arena: enough for the private state of 32 disks with 256 requests in flight each.
+/// Bytes of the arena.
+///
+/// Enough for the private state of 32 disks with 256 requests in flight each.
 const ARENA: usize = 2 << 20;
 
-/// A bump allocator: the program allocates while it starts and hardly ever afterwards.
+/// A bump allocator: the program rarely allocates after its start.
 struct Arena {
     bytes: UnsafeCell<[u8; ARENA]>,
     /// Bytes handed out from the start of the arena.

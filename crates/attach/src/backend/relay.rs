@@ -24,8 +24,9 @@ struct Ends {
 }
 
 impl Relay {
-    /// Starts a thread for `queue`, which calls `broken` when the back end finds the queue broken,
-    /// at most once.
+    /// Starts a thread for `queue`.
+    ///
+    /// It calls `broken` when the back end finds the queue broken, at most once.
     ///
     /// # Errors
     /// The host has no threads or descriptors left.

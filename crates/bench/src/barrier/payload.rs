@@ -1,4 +1,4 @@
-//! Traffic: a driver and a device on two CPUs, and payloads that the device accesses.
+//! Traffic of a driver and a device on two CPUs, with payloads.
 //!
 //! ```text
 //! driver                                      device
@@ -50,7 +50,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Every workload: the payload of an Ethernet frame, and the largest of TCP and UDP.
+    /// Every workload: payloads of an Ethernet frame, largest TCP and UDP.
     pub(super) fn all() -> Vec<Self> {
         [1500, 65536].into_iter().flat_map(|len| [false, true].map(|receive| Self { receive, len })).collect()
     }

@@ -104,7 +104,7 @@ impl Case {
         all
     }
 
-    /// Selects the cases whose path contains `filter`; with `qcow2`, those of qcow2 images too.
+    /// Selects the cases whose path contains `filter`; `qcow2`: those of qcow2, too.
     ///
     /// # Errors
     /// No case matches.

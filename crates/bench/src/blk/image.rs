@@ -1,4 +1,6 @@
-//! The images. Every block begins with its number, so that the client can check data.
+//! The images.
+//!
+//! Every block begins with its number, so that the client can check data.
 use super::case::{BLOCK, SPAN, Storage};
 use crate::BenchError;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};

@@ -42,7 +42,7 @@ impl Subject {
         }
     }
 
-    /// The name of its image: a copy per server, so that none shares pages with another.
+    /// Name of its image: a copy per server, so that none shares pages.
     ///
     /// With O_DIRECT all servers use one file, because its place on the disk decides the speed.
     pub(super) fn image(&self, storage: Storage) -> &'static str {

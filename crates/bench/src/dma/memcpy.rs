@@ -1,4 +1,4 @@
-//! Copies without checks: the least cost of an access, to one region and to scattered pages.
+//! Copies without checks: least cost of an access to a region or to pages.
 use super::fixture::Fixture;
 use super::ops::PAGE;
 use super::shape::{IOVA, SIZE};

@@ -28,7 +28,9 @@ pub(crate) enum Work {
     Read(u32),
     /// Writes of this many bytes.
     Write(u32),
-    /// The mix of the 2020 series: 63 % reads, 48 % of them of one page; the rest below a page.
+    /// The mix of the 2020 series: 63 % reads, 48 % of them of one page.
+    ///
+    /// The rest is below a page.
     Mix,
 }
 

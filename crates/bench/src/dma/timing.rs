@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 pub(crate) const BATCH: u16 = 32;
 /// Slices in one round of one subject; the median slice stands for the round.
 const SLICES: usize = 21;
-/// Length of a slice: long beside reading the clock, short beside a time slice of the scheduler.
+/// Length of a slice.
+///
+/// Long beside reading the clock, short beside a time slice of the scheduler.
 pub(crate) const SLICE: Duration = Duration::from_micros(400);
 
 /// A way to access guest memory.
@@ -204,7 +206,9 @@ impl Timed {
         Ok([took.as_nanos() as f64 / accesses, last.wrapping_sub(first) as f64 / accesses])
     }
 
-    /// Instructions per access. Single steps repeat exactly, so only the first round counts them.
+    /// Instructions per access.
+    ///
+    /// Single steps repeat exactly, so only the first round counts them.
     fn instructions(&mut self, counter: &mut Counter) -> Result<Option<f64>, BenchError> {
         if let (Counter::SingleStep, Some(first)) = (&*counter, self.samples.first()) {
             return Ok(first.instructions);

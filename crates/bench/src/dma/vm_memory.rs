@@ -1,4 +1,4 @@
-//! The crate vm-memory over the same pages: plain, with its bitmap, behind its IOMMU.
+//! The crate vm-memory on the same pages: plain, with bitmap, behind an IOMMU.
 use super::ops::PAGE;
 use super::shape::{SIZE, Shape};
 use super::timing::{MemoryAccess, Target};

@@ -1,4 +1,4 @@
-//! Exact counting by stepping a child process through its instructions (`PTRACE_SINGLESTEP`).
+//! Exact counts by single steps of a child process (`PTRACE_SINGLESTEP`).
 //!
 //! ```text
 //! parent                                   child: the same program, in `child_main`
@@ -25,11 +25,15 @@ use nix::unistd::Pid;
 use std::io;
 use std::process::{Child, Command, Stdio};
 
-/// Environment variable with the job of the child: case, subject, batches to each mark.
+/// Environment variable: the child's job, as case, subject, batches per mark.
 pub(crate) const STEP_ENV: &str = "PARAVANE_BENCH_STEP";
-/// An argument that `paravane` rejects: a program that does not call `child_main` ends at once.
+/// An argument that `paravane` rejects.
+///
+/// A program that does not call `child_main` exits at once.
 const GUARD: &str = "bench-single-step";
-/// Case, batch and subject that show whether stepping works: the script, which every build has.
+/// Case, batch and subject that show whether stepping works.
+///
+/// It is the script, which every build has.
 pub(crate) const PROBE: (&str, u16, &str) = ("split/device/1desc/batch1", 1, "script");
 /// Fewest chains whose steps are counted. A step costs microseconds.
 const CHAINS: u16 = 8;

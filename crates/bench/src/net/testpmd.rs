@@ -1,4 +1,4 @@
-//! `dpdk-testpmd`, controlled by its command line: the driver of every device, and the peer.
+//! `dpdk-testpmd`, by its command line: driver of every device, and the peer.
 //!
 //! ```text
 //!   start -> set -> start_traffic -> counts, any number of times -> stop_traffic -> ... -> drop

@@ -4,7 +4,9 @@ use crate::figures::{Figure, by};
 use crate::guest::{self, Image, Sample};
 use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, ServingMode, TransportChoice};
 
-/// Runs the machine once, with the guest on `cpu`. `real_time` is part of the method.
+/// Runs the machine once, with the guest on `cpu`.
+///
+/// `real_time` is part of the method.
 ///
 /// # Errors
 /// Why there are no figures, in one line.

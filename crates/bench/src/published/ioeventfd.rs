@@ -29,7 +29,7 @@ const BLOCKS: [(&str, u32, [f64; 2]); 12] = [
     ("random-write", 16, [110.5, 132.0]),
 ];
 
-/// Direction, message size in bytes, Mbit/s unmodified, with ioeventfd, with vhost-net.
+/// Direction, message bytes, Mbit/s unmodified, with ioeventfd, with vhost-net.
 const STREAMS: [(&str, u32, [f64; 3]); 8] = [
     ("guest-to-host", 65_536, [6430.0, 7590.0, 12755.0]),
     ("guest-to-host", 16_384, [3084.0, 5764.0, 8499.0]),

@@ -13,7 +13,7 @@ pub(super) const SERIES: PatchSeries = PatchSeries {
 
 /// Buffers in a run of `virtio_test`.
 const BUFFERS: f64 = 1_048_576.0;
-/// Subject; instructions and their deviation in percent; seconds and their deviation; method.
+/// Subject; instructions, deviation in percent; seconds, deviation; method.
 type Published = (&'static str, f64, f64, f64, f64, &'static str);
 
 const METHOD: &str = "published 8 February 2022, perf stat --repeat 25 of virtio_test";
@@ -27,7 +27,7 @@ const FIGURES: [Published; 4] = [
     ("published/unconditional", 68.18e9, 0.0, 8.01, 0.0, RFC_METHOD),
 ];
 
-/// The published figures per buffer, as rows: the mean, minus and plus the deviation.
+/// Published figures per buffer as rows: mean, minus and plus the deviation.
 pub(crate) fn rows() -> Vec<Row> {
     let row = |subject: &str, metric: &str, unit: &str, mean: f64, deviation: f64, method: &str| Row {
         bench: "poll".to_owned(),

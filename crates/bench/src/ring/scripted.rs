@@ -1,4 +1,4 @@
-//! The script: the other side of a queue, reduced to the stores that any driver or device makes.
+//! The script: the other side of a queue, reduced to its necessary stores.
 //!
 //! The same script drives every subject of a case. It is never inlined, so it costs the same alone
 //! as in the loop of a subject. It is measured alone in the same rounds, and subtracted.
@@ -12,7 +12,9 @@ use paravane_spec::{packed, split};
 /// Name of the script when measured alone. It has no row.
 pub(crate) const SCRIPT: &str = "script";
 
-/// Offsets of a device-side queue in the subject's memory; equal to guest-physical addresses.
+/// Offsets of a device-side queue in the subject's memory.
+///
+/// They equal guest-physical addresses.
 pub(crate) mod map {
     use super::{BUFFER, QUEUE_SIZE};
     use paravane_spec::split::DESC_SIZE;
@@ -91,7 +93,7 @@ const AVAILABLE: u16 = packed::DESC_F_AVAIL;
 const WRAPS: u16 = packed::DESC_F_AVAIL | packed::DESC_F_USED;
 
 impl ScriptedDriver {
-    /// Serves the queue of `case` in `memory`, which starts at guest-physical address 0.
+    /// Serves the queue of `case` in `memory`, whose guest-physical address is 0.
     pub(crate) fn new(case: Case, memory: SharedMemory) -> Self {
         if case.indirect {
             Self::tables(case, memory);
@@ -211,7 +213,9 @@ impl ScriptedDriver {
         }
     }
 
-    /// The used index. A packed ring has none: the number of chains offered, or one less.
+    /// The used index.
+    ///
+    /// A packed ring has none: the number of chains offered, or one less.
     ///
     /// Only the last descriptor of a packed ring is read.
     pub(crate) fn used(&self) -> u16 {
@@ -231,7 +235,7 @@ impl ScriptedDriver {
     }
 }
 
-/// The device of a driver-side subject: uses each available chain at once and in order.
+/// The device of a driver-side subject: uses each chain at once and in order.
 ///
 /// It reads only the identifier of a chain, and publishes once per batch. With IN_ORDER it writes
 /// one used entry per batch.
@@ -252,7 +256,9 @@ enum DeviceRing {
 }
 
 impl ScriptedDevice {
-    /// Serves the queue of `case` at `addresses`; `memory` starts at device address `base`.
+    /// Serves the queue of `case` at `addresses`.
+    ///
+    /// `memory` starts at device address `base`.
     pub(crate) fn at(case: Case, memory: SharedMemory, base: u64, addresses: QueueAddresses) -> Self {
         let area_at = |addr: u64| memory.from((addr - base) as usize);
         if case.packed {

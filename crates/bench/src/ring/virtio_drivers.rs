@@ -1,4 +1,4 @@
-//! The driver side of the crate virtio-drivers, on a platform where sharing memory is free.
+//! Driver side of the crate virtio-drivers, with memory sharing for free.
 //!
 //! `add` stores the available index each time. `pop_used` takes the buffers again, so the loop
 //! rebuilds their slices; this is part of the cost. `peek_used` names the next used buffer, as a

@@ -1,4 +1,4 @@
-//! The device side of the crate virtio-queue, over vm-memory's mapped memory of one region.
+//! Device side of the crate virtio-queue, over one region of vm-memory.
 //!
 //! It takes chains in the cheapest way that the crate offers: one `iter` per batch, with memory by
 //! plain reference (`pop_descriptor_chain` reads the available index for each chain). The iterator

@@ -26,7 +26,9 @@ impl SampleSize {
     pub(super) const FULL: Self = Self { exchanges: 400, reading: Duration::from_millis(40), samples: 5 };
 }
 
-/// Runs the machine once, with the guest on `cpu`. `real_time` is part of the method.
+/// Runs the machine once, with the guest on `cpu`.
+///
+/// `real_time` is part of the method.
 ///
 /// # Errors
 /// Why there are no figures, in one line.

@@ -1,5 +1,6 @@
-//! Limits the log lines of each device by token buckets: a burst, then a rate. Devices do not
-//! affect each other.
+//! Limits the log lines of each device by token buckets: a burst, then a rate.
+//!
+//! Devices do not affect each other.
 //!
 //! Errors have a separate bucket, so that a client that causes warnings hides none. Lines without a
 //! device share a bucket.
@@ -105,8 +106,9 @@ impl Limiter {
         self.lock().owing > 0
     }
 
-    /// Owners of buckets with unreported lines that admit a line again and have been quiet for
-    /// `pause`.
+    /// Owners of buckets with unreported lines that were quiet for `pause`.
+    ///
+    /// Only of those that admit a line again.
     pub(super) fn overdue(&self, now: Instant, pause: Duration) -> Vec<(Option<Box<str>>, Severity)> {
         let Some(period) = self.period else { return Vec::new() };
         let quiet =

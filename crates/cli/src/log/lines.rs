@@ -28,7 +28,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is formatting a line, so that a panic comes from that code.
+/// Whether this thread is formatting a line, so that a panic comes from there.
 pub(super) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(true)
 }
@@ -135,7 +135,9 @@ fn line(style: Style, level: Level, message: &str, fields: &str) -> String {
     }
 }
 
-/// Text with control characters escaped: they could start a line or control a terminal.
+/// Text with control characters escaped.
+///
+/// They could start a line or control a terminal.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -4,7 +4,9 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::PanicHookInfo;
 use tracing::Level;
 
-/// Logs the panics of all threads from now on; `push` takes lines. RUST_BACKTRACE works as usual.
+/// Logs the panics of all threads from now on; `push` takes lines.
+///
+/// RUST_BACKTRACE works as usual.
 pub(super) fn install(style: Style, push: fn(&str)) {
     std::panic::set_hook(Box::new(move |info| log(style, push, info)));
 }

@@ -55,7 +55,9 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for lines for at most `time` and takes all. Lines taken before count as written.
+    /// Waits for lines for at most `time` and takes all.
+    ///
+    /// Lines taken before count as written.
     pub(super) fn take(&self, batch: &mut Batch, time: Option<Duration>) {
         batch.lines.clear();
         batch.lost = 0;

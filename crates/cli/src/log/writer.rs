@@ -5,7 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
-/// Maximum write of several lines, in bytes: PIPE_BUF, which a pipe takes atomically.
+/// Maximum write of several lines in bytes: PIPE_BUF, atomic on a pipe.
 const WHOLE: usize = 4096;
 
 /// stderr without the lock of [`std::io::Stderr`].
@@ -134,7 +134,7 @@ fn count(lines: &[u8]) -> u64 {
     lines.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
-/// Length of the next write: lines of up to [`WHOLE`] bytes in total, or one longer line.
+/// Length of the next write: lines of [`WHOLE`] bytes at most, or one longer line.
 fn whole_lines(lines: &[u8]) -> usize {
     let end = |bytes: &[u8]| bytes.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1);
     let first = || lines.iter().position(|&byte| byte == b'\n').map(|at| at + 1);

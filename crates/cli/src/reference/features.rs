@@ -1,5 +1,6 @@
-//! Virtio features and vhost-user messages. The offered bits are asked of real devices, over their
-//! sockets.
+//! Virtio features and vhost-user messages.
+//!
+//! The offered bits are asked of real devices, over their sockets.
 use super::markdown::{self, Chapter};
 use super::names::{self, Bit, Message};
 use crate::args::{Cli, Command};

@@ -65,7 +65,7 @@ pub(super) fn is_verbatim(paragraph: &str) -> bool {
     paragraph.lines().any(|line| line.starts_with("  "))
 }
 
-/// Text with options and TOML tables as code, and nothing that Markdown would take as markup.
+/// Text with options and TOML tables as code, and other markup escaped.
 pub(super) fn text(text: &str) -> String {
     let word = |word: &str| {
         let bare = word.trim_end_matches(['.', ',', ':', ';', ')']);

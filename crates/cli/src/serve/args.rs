@@ -1,5 +1,6 @@
-//! Options of `paravane serve` and `paravane status`. A file of devices has the same names as keys
-//! (see [`super::config`]).
+//! Options of `paravane serve` and `paravane status`.
+//!
+//! A file of devices has the same names as keys (see [`super::config`]).
 use crate::engine::Engine;
 use crate::net::mac;
 use crate::size::Size;

@@ -158,7 +158,7 @@ fn absolute(device: &mut DeviceSpec, base: &Path) {
     }
 }
 
-/// A problem with an option: at its key, or at the start of the table if the key is missing.
+/// A problem with an option, at its key; if that is missing, at its table's start.
 fn of_option(table: &Table<'_>, option: &str, what: impl Into<String>) -> Problem {
     let span = span_of(table, option).unwrap_or_else(|| table.span());
     Problem::at(&span, format!("{option}: {}", what.into()))

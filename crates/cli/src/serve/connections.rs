@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Time between attempts to evict a connection.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// A client: an IPv4 address, an IPv6 /64 network, or all users of the control socket.
+/// A client: an IPv4 address, an IPv6 /64 network, or the control socket's users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client(u64);
 
@@ -153,7 +153,9 @@ fn victim(open: &[(Client, State)], now: Instant) -> Option<usize> {
     oldest_of_most(open, silent).or_else(|| oldest_of_most(open, slow))
 }
 
-/// Index of the oldest connection in a state of `those`, of the client with the most connections.
+/// Index of the oldest connection of the client with the most connections.
+///
+/// Of those in a state of `those`.
 fn oldest_of_most(open: &[(Client, State)], those: impl Fn(State) -> bool) -> Option<usize> {
     let candidates = || open.iter().enumerate().filter(|(_, (_, state))| those(*state));
     let count = |client: Client| open.iter().filter(|(other, _)| *other == client).count();

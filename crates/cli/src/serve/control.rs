@@ -26,7 +26,7 @@ const ASKED_AT_ONCE: usize = 32;
 /// Maximum length of a report in bytes.
 const MAX_LEN: u64 = 64 << 20;
 
-/// The directory of control sockets of this user; `None` without a directory private to the user.
+/// Directory of this user's control sockets; `None`: there is no private one.
 pub(crate) fn directory() -> Option<PathBuf> {
     // Set by systemd for RuntimeDirectory=; may be a list.
     if let Some(list) = std::env::var_os("RUNTIME_DIRECTORY").filter(|list| !list.is_empty()) {
@@ -48,8 +48,9 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Binds the socket to `path`, else to the default path. `None`: `path` is `off`, or there is
-    /// no default.
+    /// Binds the socket to `path`, else to the default path.
+    ///
+    /// `None`: `path` is `off`, or there is no default.
     ///
     /// # Errors
     /// The socket cannot be created, or another process listens on it.
@@ -167,7 +168,9 @@ pub(crate) fn ask(path: &Path) -> io::Result<Report> {
     serde_json::from_slice(&text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// Reads the reports of all daemons of this user. Removes sockets left behind by killed daemons.
+/// Reads the reports of all daemons of this user.
+///
+/// Removes sockets left behind by killed daemons.
 pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<Report>)>> {
     let mut paths: Vec<PathBuf> = match std::fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?,

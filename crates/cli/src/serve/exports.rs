@@ -38,7 +38,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a reload waits for devices to start and stop before it reports its outcome.
+/// Longest wait of a reload for devices to start and stop before it reports.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Resources that devices share.
@@ -145,7 +145,9 @@ impl Exports {
         Arc::clone(&self.0.changed)
     }
 
-    /// Replaces the list of devices. [`Exports::advance`] carries it out and reports the outcome.
+    /// Replaces the list of devices.
+    ///
+    /// [`Exports::advance`] carries it out and reports the outcome.
     pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) {
         let mut inner = self.inner();
         inner.report_outcome();
@@ -187,16 +189,19 @@ impl Exports {
         inner.outcome = Some(report::Reload::now(false));
     }
 
-    /// Has the threads of all devices check the host's side again: drivers learn of new image
-    /// sizes.
+    /// Has all devices check the host's side again.
+    ///
+    /// Drivers learn of new image sizes.
     pub(crate) fn refresh(&self) {
         for member in self.inner().served() {
             member.export.refresh();
         }
     }
 
-    /// Takes all groups one step further. Returns the time until the next step unless
-    /// [`Exports::changed`] is readable before, and whether the outcome of a reload was reported.
+    /// Takes all groups one step further.
+    ///
+    /// Returns the time until the next step unless [`Exports::changed`] is readable before, and
+    /// whether the outcome of a reload was reported.
     pub(crate) fn advance(&self) -> (Option<Duration>, bool) {
         let _ = self.0.changed.take();
         let mut inner = self.inner();
@@ -300,8 +305,9 @@ impl Exports {
         }
     }
 
-    /// Whether all devices have stopped. Devices still being opened do not count: they have no
-    /// requests.
+    /// Whether all devices have stopped.
+    ///
+    /// Devices still being opened do not count: they have no requests.
     pub(crate) fn is_gone(&self) -> bool {
         let inner = self.inner();
         inner.groups.is_empty() && inner.leaving.iter().all(|leaving| leaving.members.is_none())

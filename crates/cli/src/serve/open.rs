@@ -37,8 +37,9 @@ pub(crate) struct Figures {
 #[derive(Debug, Default)]
 pub(crate) struct LinkEnds(HashMap<String, LinkEnd>);
 
-/// Opens a device. The two cards of a link are opened one after the other, with the same
-/// `link_ends`.
+/// Opens a device.
+///
+/// The two cards of a link are opened one after the other, with the same `link_ends`.
 ///
 /// # Errors
 /// The device cannot be opened.

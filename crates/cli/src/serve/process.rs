@@ -15,8 +15,9 @@ impl Descriptors {
         Self(directory.ok())
     }
 
-    /// Number of open descriptors. `None`: the kernel does not count them (before Linux 6.2), or
-    /// /proc is not mounted.
+    /// Number of open descriptors.
+    ///
+    /// `None`: the kernel does not count them (before Linux 6.2), or /proc is not mounted.
     pub(crate) fn count(&self) -> Option<u64> {
         // stat(2) reports it as the size of the directory.
         let size = self.0.as_ref()?.metadata().ok()?.len();

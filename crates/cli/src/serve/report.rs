@@ -1,4 +1,4 @@
-//! The report of a daemon: the JSON of the control socket and of `paravane status --json`.
+//! The daemon's report: JSON of the control socket and `paravane status --json`.
 //!
 //! Names are stable; fields may be added.
 use paravane_device::blk::{ErrorTotals, Operation};

@@ -1,4 +1,4 @@
-//! Makes reports for clients: one for all that wait at the same time, in at most half of the time.
+//! Makes one report for all clients that wait, in at most half of the time.
 //!
 //! A report is made after the request, so it is never stale.
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ impl<T> Clone for Reporter<T> {
 }
 
 impl<T: Clone + Send + 'static> Reporter<T> {
-    /// Makes reports in a task of the current runtime, for at most `most` clients at a time.
+    /// Makes reports in a task of this runtime, for at most `most` clients at a time.
     pub(crate) fn start(most: usize, make: impl Fn() -> T + Send + 'static) -> Self {
         let (sender, receiver) = mpsc::channel(most);
         tokio::spawn(work(receiver, make));

@@ -27,7 +27,7 @@ use paths::AllowedPaths;
 use rustix::thread::CapabilitySet;
 use user::Target;
 
-/// Restricts files and system calls of the calling thread and of the threads that it will start.
+/// Restricts files and system calls of this thread and its future threads.
 ///
 /// # Errors
 /// The kernel lacks Landlock or seccomp, or a path does not exist. The process must not continue.
@@ -39,8 +39,9 @@ pub(crate) fn enter(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     calls::restrict()
 }
 
-/// Drops the capabilities of the calling thread except `kept`. With `user`, becomes that user and
-/// keeps none.
+/// Drops the capabilities of the calling thread except `kept`.
+///
+/// With `user`, becomes that user and keeps none.
 ///
 /// # Errors
 /// The process may not become the user, or the kernel refuses. The process must not continue.

@@ -23,8 +23,9 @@ pub(crate) enum Request {
 }
 
 impl Signals {
-    /// Blocks the signals. Must be called before a second thread starts: later threads inherit the
-    /// mask.
+    /// Blocks the signals.
+    ///
+    /// Must be called before a second thread starts: later threads inherit the mask.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -15,11 +15,13 @@ use std::time::Duration;
 const MAX_WORKERS: u16 = 64;
 /// Default of --poll-us, in microseconds.
 const POLL_US: u32 = 50;
-/// Maximum number of queues: a vhost-user message names a queue by one byte (section "Vring
-/// state").
+/// Maximum number of queues.
+///
+/// A vhost-user message names a queue by one byte (section "Vring state").
 const MAX_QUEUES: u16 = 256;
-/// Default queue size: QEMU's maximum. A request without an indirect table takes three descriptors
-/// or more.
+/// Default queue size: QEMU's maximum.
+///
+/// A request without an indirect table takes three descriptors or more.
 const QUEUE_SIZE: u16 = 1024;
 /// Length of a disk's serial number (virtio specification, section 5.2.6).
 const SERIAL_LEN: usize = paravane_spec::blk::ID_LEN;

@@ -67,8 +67,9 @@ impl Manager {
     }
 }
 
-/// Listening sockets passed by systemd, by name. Devices clone them, so a reload can use them
-/// again.
+/// Listening sockets passed by systemd, by name.
+///
+/// Devices clone them, so a reload can use them again.
 pub(crate) type Sockets = HashMap<String, UnixListener>;
 
 /// Takes the listening sockets that systemd passed.

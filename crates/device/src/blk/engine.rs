@@ -30,9 +30,10 @@ use std::sync::Arc;
 /// The engine of a disk, chosen when it is opened.
 #[derive(Debug)]
 pub(super) enum EngineKind {
-    /// A ring for each queue, with the image registered, and guest memory if `registers`. The rings
-    /// hold the image's lock, too: requests outlive a killed process, and nothing else may write to
-    /// the image before they are done.
+    /// A ring for each queue, with the image, and with guest memory if `registers`.
+    ///
+    /// The rings hold the image's lock, too: requests outlive a killed process, and nothing else
+    /// may write to the image before they are done.
     Uring { registers: bool },
     /// The queue's own thread; the image may be mapped.
     Immediate { mapped: Option<Arc<Mapped>> },

@@ -109,7 +109,9 @@ impl Image {
         }
     }
 
-    /// Answer to GET_ID (section 5.2.6: ASCII, padded with zeroes): `serial`, or the file name.
+    /// Answer to GET_ID: `serial`, or the file name.
+    ///
+    /// ASCII, padded with zeroes (section 5.2.6).
     pub(super) fn id(&self, serial: Option<&str>) -> [u8; ID_LEN] {
         let name = match serial {
             Some(serial) => serial.as_bytes(),

@@ -143,7 +143,9 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
 /// more on a busy host.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Locks the whole file for this open file description: exclusive, or shared when read-only.
+/// Locks the whole file: exclusive, or shared when read-only.
+///
+/// The lock belongs to the open file description.
 ///
 /// The lock lasts until the last descriptor of the description is closed. Unlike a process's lock,
 /// it is not lost when this process opens and closes the same file.
@@ -168,7 +170,7 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     patiently(lock, |error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
 }
 
-/// Retries `attempt` for [`PATIENCE`] while `is_held` says that its target is held elsewhere.
+/// Retries `attempt` for [`PATIENCE`] while `is_held` is true for its error.
 fn patiently<T>(attempt: impl Fn() -> io::Result<T>, is_held: impl Fn(&io::Error) -> bool) -> io::Result<T> {
     let start = Instant::now();
     loop {

@@ -61,8 +61,7 @@ pub(super) struct Qcow2 {
     ///
     /// `Some` until it is dropped.
     access: Option<RwLock<Access>>,
-    /// Held shared while data is written to allocated clusters, and exclusively while tables are
-    /// changed and written.
+    /// Shared: data is written to allocated clusters. Exclusive: tables change.
     ///
     /// imago writes refcounts before the tables that they count. But if other requests change both
     /// in between, a killed process leaves clusters that are in use and counted as free.
@@ -176,8 +175,9 @@ impl Qcow2 {
         self.change_tables(|access| access.write(data, offset))
     }
 
-    /// Runs an operation that changes tables, and writes them to the file, without waiting for the
-    /// disk.
+    /// Runs an operation that changes tables, and writes them to the file.
+    ///
+    /// It does not wait for the disk.
     ///
     /// imago keeps tables in memory until a flush. If the process is killed before, completed
     /// writes would be lost.

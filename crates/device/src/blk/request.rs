@@ -20,7 +20,9 @@ const RANGE: u32 = size_of::<DiscardRange>() as u32;
 pub(super) const MAX_RANGES: u32 = 16;
 /// Largest discard range in sectors: 2 GiB.
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 22;
-/// Largest write-zeroes range in sectors: 32 MiB, since zeroes may have to be written one by one.
+/// Largest write-zeroes range in sectors: 32 MiB.
+///
+/// Zeroes may have to be written one by one.
 pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 16;
 
 /// Limits that requests are checked against.
@@ -141,7 +143,7 @@ fn last_byte(segments: &[Segment]) -> Option<u64> {
     last.addr.checked_add(u64::from(last.len) - 1)
 }
 
-/// Offset in bytes of `len` bytes at `sector`, if they are whole blocks inside the disk.
+/// Offset in bytes of `len` bytes at `sector`; whole blocks inside the disk only.
 fn extent(sector: u64, len: u32, limits: &Limits) -> Option<u64> {
     let len = u64::from(len);
     if !len.is_multiple_of(blk::SECTOR) {

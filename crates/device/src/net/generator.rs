@@ -12,8 +12,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Offset of a frame's number: 64 bits, little endian.
 const NUMBER_AT: usize = ETH_HEADER;
 
-/// Most frames that a source has ready, and most bytes of them [at least two frames]: they stay in
-/// the first-level cache.
+/// Most frames that a source has ready, and most bytes [at least two frames].
+///
+/// They stay in the first-level cache.
 const MOST: usize = 64;
 const STORAGE: usize = 16 << 10;
 

@@ -1,4 +1,4 @@
-//! The lanes of a link: frames on their way to one end, and the buffers that carry them.
+//! The lanes of a link: frames on their way to one end, and their buffers.
 //!
 //! ```text
 //!   free --sender fills it--> frames --receiver empties it--> free
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 /// Frames in flight in a lane.
 pub(super) const LANE: usize = 128;
 
-/// Least size of a buffer in bytes: room for any Ethernet frame without segmentation.
+/// Least size of a buffer in bytes: any Ethernet frame without segmentation.
 const SMALL: usize = 2048;
 
 /// Storage for one frame.
@@ -28,7 +28,7 @@ const SMALL: usize = 2048;
 pub(super) struct Buffer {
     pub(super) header: Header,
     pub(super) len: usize,
-    /// At least `len` bytes, rounded up, so that frames of similar length reuse the storage.
+    /// At least `len` bytes, rounded up for reuse by frames of similar length.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -49,7 +49,9 @@ impl Buffer {
         Ok(())
     }
 
-    /// Turns the frame into its answer of `len` bytes: addresses swapped, cut or padded with 0.
+    /// Turns the frame into its answer of `len` bytes.
+    ///
+    /// Addresses are swapped; the frame is cut, or padded with 0.
     pub(super) fn answer(&mut self, len: usize) {
         complete_checksum(&mut self.header, &mut self.bytes[..self.len]);
         self.swap_addresses();
@@ -130,7 +132,7 @@ impl Lane {
         !self.free.is_empty() || self.made.load(Ordering::Relaxed) < LANE
     }
 
-    /// Frees all buffers, with their frames, except those that a sender or the receiver holds.
+    /// Frees all buffers except those that a sender or the receiver holds.
     pub(super) fn clear(&self) {
         while self.frames.pop().or_else(|| self.free.pop()).is_some() {
             // Relaxed: as above.

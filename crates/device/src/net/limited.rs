@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// A back end with a rate limit for each direction, for all pairs of queues together.
+/// A back end with a rate limit for each direction, shared by all queue pairs.
 ///
 /// Counts the bytes of frames, without the headers.
 #[derive(Debug)]

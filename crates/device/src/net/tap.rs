@@ -1,4 +1,6 @@
-//! A TAP device of the host, with offloads (Linux, Documentation/networking/tuntap).
+//! A TAP device of the host, with offloads.
+//!
+//! See Linux, Documentation/networking/tuntap.
 //!
 //! ```text
 //!   transmit: our copy of the header, and the frame in guest memory --writev--> kernel
@@ -127,8 +129,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens the interface `name` with `queues` queues, and creates it if it does not exist. Does
-    /// not bring it up.
+    /// Opens the interface `name` with `queues` queues; creates it if missing.
     ///
     /// # Errors
     /// See [`TapError`]. Creating an interface takes CAP_NET_ADMIN; opening one, CAP_NET_ADMIN or

@@ -87,7 +87,9 @@ pub(crate) struct State {
 #[derive(Clone)]
 pub(crate) struct Device(pub(crate) Rc<RefCell<State>>);
 
-/// Memory that driver and device share. It is never given back: areas have no lifetime.
+/// Memory that driver and device share.
+///
+/// It is never given back: areas have no lifetime.
 fn ram() -> DmaArea {
     let words = Box::leak(vec![[0u8; 4096]; RAM_SIZE / 4096 + 1].into_boxed_slice());
     let start = words.as_mut_ptr().cast::<u8>();

@@ -1,4 +1,6 @@
-//! Registers of the MSI extension of virtio-mmio (docs/reference/virtio-mmio-msi.md).
+//! Registers of the MSI extension of virtio-mmio.
+//!
+//! docs/reference/virtio-mmio-msi.md specifies them.
 //!
 //! ```text
 //!         ENABLE (before DRIVER_OK)                CONFIGURE
@@ -126,7 +128,7 @@ pub(super) fn queue_was_reset(interrupts: &Interrupts, queue: u16) {
     }
 }
 
-/// Whether there is a vector for each of `queues` queues and the configuration change.
+/// Whether there are vectors for `queues` queues and the configuration change.
 pub(super) fn suffices(table: &MsiTable, queues: usize) -> bool {
     usize::from(table.len()) == queues + 1
 }

@@ -46,7 +46,7 @@ impl ConfigSpace {
         space
     }
 
-    /// Adds a 64-bit memory BAR in registers 0 and 1, and its bits of the command register.
+    /// Adds a 64-bit memory BAR in registers 0 and 1, and its command register bits.
     ///
     /// `size` is in bytes, a power of two from 4096 on.
     pub(super) fn add_memory_bar(&mut self, size: u64) {
@@ -131,7 +131,9 @@ impl ConfigSpace {
     }
 }
 
-/// Whether an access to a configuration space is valid: 1, 2, 4 or 8 bytes, naturally aligned.
+/// Whether an access to a configuration space is valid.
+///
+/// Valid are 1, 2, 4 or 8 bytes, naturally aligned.
 pub(super) fn accessible(offset: u16, len: usize) -> bool {
     matches!(len, 1 | 2 | 4 | 8)
         && usize::from(offset).is_multiple_of(len)

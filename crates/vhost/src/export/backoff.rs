@@ -7,7 +7,7 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(250);
 /// Longest pause, without jitter.
 pub(super) const LONGEST: Duration = Duration::from_secs(4);
 
-/// Pauses that double, each with up to 25 % of jitter, so that many waiters do not retry together.
+/// Pauses that double, with up to 25 % of jitter against simultaneous retries.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     failures: u32,

@@ -4,7 +4,7 @@ use paravane_ring::device::QueueConfig;
 use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
 use paravane_spec::{device_id, feature};
 
-/// Features that depend on the transport, so that the device alone cannot offer them.
+/// Features that depend on the transport; the device alone cannot offer them.
 const TRANSPORT_FEATURES: u64 = feature::ACCESS_PLATFORM
     | feature::ORDER_PLATFORM
     | feature::NOTIFICATION_DATA
@@ -47,7 +47,7 @@ const OFFERS_TRANSLATION: [u32; 2] = [device_id::BLK, device_id::NET];
 pub struct Offer {
     /// Offer packed queues.
     pub packed: bool,
-    /// Offer to use buffers in the order in which they were made available.
+    /// Offer IN_ORDER: use buffers in the order of their arrival.
     pub in_order: bool,
 }
 
@@ -77,12 +77,14 @@ impl Features {
         Self { offered, accepted: 0, offered_protocol, accepted_protocol: 0, offers_translation }
     }
 
-    /// Virtio features offered now; with ACCESS_PLATFORM once the client accepted what that needs.
+    /// Virtio features offered now.
+    ///
+    /// ACCESS_PLATFORM is one once the client accepted what it needs.
     pub(super) fn offered(self) -> u64 {
         self.offered | if self.offers_translation { self.translation() } else { 0 }
     }
 
-    /// ACCESS_PLATFORM if the client can receive misses and acknowledges invalidations, else 0.
+    /// ACCESS_PLATFORM if the client handles misses and invalidations, else 0.
     fn translation(self) -> u64 {
         if self.accepted_protocol & TRANSLATION_NEEDS == TRANSLATION_NEEDS {
             feature::ACCESS_PLATFORM

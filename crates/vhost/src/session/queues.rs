@@ -284,7 +284,7 @@ impl Session<'_> {
         Ok(Kicks::Foreign(ForeignKicks::new(fd).map_err(refused)?))
     }
 
-    /// Signals the client from an I/O thread, because this thread must never block on the client.
+    /// Signals the client from an I/O thread: this thread must never block on it.
     pub(super) fn relay(&self, queue: u16) -> Arc<dyn QueueEvents> {
         Arc::new(Relay {
             notifiers: Arc::clone(&self.shared_status.notifiers),
@@ -385,7 +385,7 @@ impl Session<'_> {
     }
 }
 
-/// Guest-physical addresses of the areas of a ring, and the mappings that hold them.
+/// Guest-physical addresses of a ring's areas, and the mappings that hold them.
 fn ring_placement(vring: &Vring, regions: &ClientRegions) -> Option<[(u64, usize); 3]> {
     let addr = vring.addr?;
     let placement = |user| {

@@ -42,7 +42,9 @@ enum Kind {
     Flush,
 }
 
-/// Driver with its device. The queues are dropped before the transport that they belong to.
+/// Driver with its device.
+///
+/// The queues are dropped before the transport that they belong to.
 pub(crate) struct Driver {
     queues: Vec<VirtioBlkQueue<'static, usize>>,
     pub(crate) transport: Box<VirtioBlkTransport>,

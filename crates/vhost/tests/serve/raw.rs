@@ -146,7 +146,9 @@ impl Raw {
         offered
     }
 
-    /// Whether the server closes the connection, within ten seconds. Reads what it still sends.
+    /// Whether the server closes the connection, within ten seconds.
+    ///
+    /// Reads what it still sends.
     pub(crate) fn is_closed(&self) -> bool {
         let mut byte = [0; 64];
         loop {

@@ -1,4 +1,6 @@
-//! Device that the library exports, in its own folder. The program's rig has the same functions.
+//! Device that the library exports, in its own folder.
+//!
+//! The program's rig has the same functions.
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::net::{LinkEnd, Net, NetConfig};

@@ -396,7 +396,9 @@ fn what_is_odd_and_allowed_is_served() {
     assert_eq!((status.queues[0].completed, &status.queues[0].error), (3, &None));
 }
 
-/// A disk of 0xff is read over each area of the ring in turn. Only this queue is affected.
+/// A disk of 0xff is read over each area of the ring in turn.
+///
+/// Only this queue is affected.
 #[test]
 fn a_ring_may_be_overwritten_by_what_is_read() {
     let rig = Rig::new(1);
@@ -685,7 +687,9 @@ fn rings_that_change_while_they_are_read_harm_nobody() {
     }
 }
 
-/// Whether the queue was stopped. Its requests are valid except for what the second thread changes.
+/// Whether the queue was stopped.
+///
+/// Its requests are valid except for what the second thread changes.
 fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
     let packed = machine.features & RING_PACKED != 0;
     let over = Arc::new(AtomicBool::new(false));

@@ -76,8 +76,9 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
     drop(called);
 }
 
-/// SIGPIPE: Rust programs ignore it, and so do tests. Others end by it, unless the writing thread
-/// blocks it.
+/// SIGPIPE: Rust programs ignore it, and so do tests.
+///
+/// Others end by it, unless the writing thread blocks it.
 #[test]
 fn a_pipe_that_nobody_reads_ends_no_process() {
     let rig = Rig::new(1);

@@ -19,14 +19,15 @@ const MAX_BLOCK: u32 = 16 << 20;
 const MAX_NETS: usize = 4;
 /// Most pairs of queues of a card.
 const MAX_PAIRS: u16 = 8;
-/// Shortest frame of the echo job: addresses, type and a number. Longest: the largest MTU and an
-/// Ethernet header.
+/// Shortest frame of the echo job: addresses, type and a number.
+///
+/// Longest: the largest MTU and an Ethernet header.
 const FRAMES: std::ops::RangeInclusive<u32> = 22..=65_549;
 /// Most I/O threads.
 pub(crate) const MAX_IO_THREADS: u16 = 64;
 /// Longest poll. A longer one keeps a core busy.
 pub(crate) const LONGEST_POLL: Duration = Duration::from_millis(10);
-/// Most devices: each has a line of its own.
+/// Most devices: each has a separate line.
 const MAX_LINES: usize = IRQ_COUNT - FIRST_GSI as usize;
 
 /// Refuses a configuration.

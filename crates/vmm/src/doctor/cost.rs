@@ -19,7 +19,7 @@ const STORES: u32 = 2000;
 const ROUNDS_RING3: u32 = 2_000_000;
 /// Rounds of the empty loop in ring 0, where a round may take microseconds.
 const ROUNDS_RING0: u32 = 2000;
-/// An instruction of ring 0 that seems to take less than this, in nanoseconds, is native.
+/// Ring-0 instructions below this time in nanoseconds are native.
 const NATIVE_NS: f64 = 100.0;
 /// Instructions in a round of the empty loop.
 const INSTRUCTIONS: f64 = 2.0;
@@ -77,7 +77,7 @@ fn kick(probe: &mut Probe, fds: &KvmIoEventFds) -> Result<f64, String> {
     }
 }
 
-/// The guest's code: a loop of `rounds` with a store to `store` in it, then the store that ends it.
+/// Guest code: a loop of `rounds` with a store to `store`, then a final store.
 fn code(store: Option<u64>, rounds: u32) -> Vec<u8> {
     let low = |addr: u64| (addr as u32).to_le_bytes();
     // mov ecx, rounds
@@ -138,7 +138,7 @@ impl Probe {
         Ok(time)
     }
 
-    /// Lets KVM finish the last store, so that it does not move the registers of the next guest.
+    /// Lets KVM finish the last store, which would move the next guest's registers.
     fn settle(&mut self) {
         self.vcpu.set_kvm_immediate_exit(1);
         // It returns EINTR without entering the guest, which is the point.

@@ -4,8 +4,9 @@ use rustix::process::{Resource, getrlimit};
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
-/// Locked memory that is enough for io_uring rings and registered buffers of a small guest, in
-/// bytes.
+/// Enough locked memory in bytes.
+///
+/// For the io_uring rings and registered buffers of a small guest.
 const ENOUGH_MEMLOCK: u64 = 64 << 20;
 
 pub(super) fn examine() -> Vec<Finding> {
@@ -25,7 +26,9 @@ pub(super) fn examine() -> Vec<Finding> {
     ]
 }
 
-/// Checks that a device file can be opened. Opening these files has no side effects.
+/// Checks that a device file can be opened.
+///
+/// Opening these files has no side effects.
 fn device_file(name: &'static str, path: &'static str, remedy: &'static str) -> Finding {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(_) => Finding::ok(name, path),

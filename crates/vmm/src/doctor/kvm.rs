@@ -10,7 +10,7 @@ use kvm_bindings::{
 use kvm_ioctls::Kvm;
 use std::ffi::c_ulong;
 
-/// Ratio of the costs of an instruction in ring 0 and ring 3 from which ring 0 counts as emulated.
+/// Cost ratio of ring 0 to ring 3 from which ring 0 counts as emulated.
 const EMULATED: f64 = 20.0;
 /// Kernels since 2016 have these capabilities.
 const NEWER_KERNEL: &str = "use a newer host kernel";

@@ -19,8 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Serves queues until the parent ends, if this process was started as a helper; `None`: it was
-/// not.
+/// Serves queues until the parent ends; `None`: this is no helper process.
 ///
 /// Call it first thing in `main`.
 #[must_use]
@@ -55,7 +54,7 @@ struct Counts {
     interrupts: AtomicU64,
 }
 
-/// Where queues report: to the driver by an eventfd of the parent, and to the counters.
+/// Where queues report: to the driver by the parent's eventfd, and to counters.
 struct ParentEvents {
     call: Notifier,
     counts: Arc<Counts>,

@@ -1,5 +1,4 @@
-//! What the two processes say to one another: structures of one size, with at most one descriptor
-//! each.
+//! Messages between the two processes: of one size, with at most one descriptor.
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

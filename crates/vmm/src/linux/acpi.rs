@@ -1,5 +1,4 @@
-//! The ACPI tables by which a Linux guest finds its processor, interrupts, console, devices and
-//! power switch.
+//! ACPI tables for Linux: processor, interrupts, console, devices, power switch.
 //!
 //! ```text
 //! RSDP -> XSDT -> FADT -> DSDT    console, virtio-mmio devices or the PCI root, \_S5
@@ -31,8 +30,9 @@ const TABLE: [u8; 8] = *b"PARAVANE";
 const REVISION: u32 = 1;
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
-/// FADT, boot architecture: no VGA, no PCIe power management, no clock in CMOS. There is no
-/// keyboard controller either.
+/// FADT boot architecture flags: no VGA, no PCIe power management, no CMOS clock.
+///
+/// There is no keyboard controller either.
 const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 4 | 1 << 5;
 
 /// A virtio-mmio device.
@@ -46,7 +46,7 @@ pub(super) struct Window {
     pub(super) gsi: u32,
 }
 
-/// How the guest reaches its devices.
+/// Bus of the guest's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Attached {
     /// As virtio-mmio devices.
@@ -55,7 +55,7 @@ pub(super) enum Attached {
     Pci(Vec<u32>),
 }
 
-/// All tables, to be put at guest-physical `at`; the RSDP is the first.
+/// All tables for guest-physical address `at`; the RSDP is the first.
 pub(super) fn tables(at: u64, attached: &Attached) -> Vec<u8> {
     let mut tables = Tables { at, bytes: vec![0; Rsdp::len()] };
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
@@ -74,14 +74,14 @@ pub(super) fn tables(at: u64, attached: &Attached) -> Vec<u8> {
     tables.bytes
 }
 
-/// Tables, one behind the other.
+/// Consecutive tables.
 struct Tables {
     at: u64,
     bytes: Vec<u8>,
 }
 
 impl Tables {
-    /// Adds one and says where it is.
+    /// Adds a table and returns its address.
     fn add(&mut self, table: &dyn Aml) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
         let at = self.at + self.bytes.len() as u64;
@@ -90,7 +90,7 @@ impl Tables {
     }
 }
 
-/// A table that is ready.
+/// A complete table.
 struct Ready(Sdt);
 
 impl Aml for Ready {
@@ -145,7 +145,7 @@ fn dsdt(attached: &Attached) -> impl Aml + use<> {
     Ready(dsdt)
 }
 
-/// A device with an identifier, a number among its like, and resources.
+/// A device with hardware identifier, number and resources.
 fn device(
     body: &mut Vec<u8>,
     name: &str,
@@ -167,7 +167,7 @@ fn uart(body: &mut Vec<u8>) {
     device(body, "COM1", &EISAName::new("PNP0501"), 0, vec![&ports, &interrupt], &[]);
 }
 
-/// Its interrupts are edges: the line's owner raises it anew for each.
+/// Its interrupts are edges: the device raises the line anew for each.
 fn mmio_device(body: &mut Vec<u8>, number: usize, window: &Window) {
     let registers = Memory32Fixed::new(true, window.base, window.size);
     let interrupt = Interrupt::new(true, true, false, false, window.gsi);
@@ -180,18 +180,22 @@ fn link_name(number: u32) -> String {
     format!("LN{number:02X}")
 }
 
-/// What connects a pin to an interrupt line, for ever to the same. Without it a pin would be a
-/// level, and ours are edges, as those of virtio-mmio: what is raised between the driver's look at
-/// the ring and the end of its interrupt would be lost, for there is no level that stays.
+/// Link device that connects a pin to an interrupt line, permanently.
+///
+/// It declares the pin as an edge, as our interrupts are. Without it the pin would be
+/// level-triggered, and an interrupt raised between the driver's look at the ring and its end of
+/// interrupt would be lost.
 fn link(body: &mut Vec<u8>, name: &str, number: u32, gsi: u32) {
     let interrupt = Interrupt::new(true, true, false, false, gsi);
-    // What is possible, what is chosen, and how to choose.
+    // Possible settings, current setting, and the method that sets it.
     let possible = Name::new("_PRS".into(), &ResourceTemplate::new(vec![&interrupt]));
     let choose = Method::new("_SRS".into(), 1, false, Vec::new());
     device(body, name, &EISAName::new("PNP0C0F"), number as usize, vec![&interrupt], &[&possible, &choose]);
 }
 
-/// The root, and the claim on its configuration spaces without which Linux does not use them.
+/// The PCI root, and the reservation of its configuration spaces.
+///
+/// Linux does not use them without the reservation.
 fn pci_root(body: &mut Vec<u8>, gsis: &[u32]) {
     let (first, last) = (PCI_WINDOW.start as u32, (PCI_WINDOW.end - 1) as u32);
     let bus = AddressSpace::new_bus_number(0_u16, 0);

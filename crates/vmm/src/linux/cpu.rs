@@ -1,5 +1,6 @@
-//! The processor as a Linux guest finds it: long mode, memory mapped to itself, interrupts off, and
-//! a CPUID that says what it runs on (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
+//! The processor at Linux's entry: long mode, identity map, interrupts off, CPUID.
+//!
+//! See Documentation/arch/x86/boot.rst, "64-bit Boot Protocol".
 use super::layout::{BOOT_PARAMS, GDT, PML4};
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
@@ -10,23 +11,23 @@ const DIRECTORIES: u64 = PDPT + 0x1000;
 const MIB2: u64 = 2 << 20;
 /// Present, writable.
 const TABLE: u64 = 3;
-/// The same, a 2 MiB page.
+/// Present, writable, a 2 MiB page.
 const LARGE: u64 = TABLE | 0x80;
 
-/// The selectors that the protocol asks for.
+/// Selectors that the boot protocol requires.
 const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
-/// Two that are empty; code; data.
+/// Two empty entries; code; data.
 const GDT_ENTRIES: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
-/// Protection, extension type, paging.
+/// CR0: protection, extension type, paging.
 const CR0: u64 = 0x8000_0011;
-/// Physical address extension.
+/// CR4: physical address extension.
 const CR4: u64 = 0x20;
 /// Long mode, enabled and active.
 const EFER: u64 = 0x500;
 
-/// CPUID leaf 1, ECX: the local APIC's timer can be set to a time-stamp; a hypervisor is present.
+/// CPUID leaf 1, ECX: TSC deadline mode of the local APIC timer; hypervisor bit.
 const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 
@@ -72,15 +73,16 @@ pub(super) fn set_up(vm: &VmFd, vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioc
     let data = kvm_segment { selector: DATA, type_: 3, l: 0, db: 1, ..code };
     sregs.cs = code;
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-    // A busy 64-bit task, which nothing ever looks into.
+    // A busy 64-bit task. Nothing reads it.
     sregs.tr = kvm_segment { limit: 0x67, type_: 11, present: 1, ..Default::default() };
     vcpu.set_sregs(&sregs)?;
     // Bit 1 of the flags is always set; interrupts are off.
     vcpu.set_regs(&kvm_regs { rip: entry, rsi: BOOT_PARAMS, rflags: 2, ..Default::default() })
 }
 
-/// Makes what KVM can do into what the guest is told: one processor, number 0, on a hypervisor. KVM
-/// leaves in it what the host's own processor happens to be.
+/// Turns KVM's supported CPUID into the guest's: one processor on a hypervisor.
+///
+/// The processor has number 0. KVM leaves the topology of the host's processor in it.
 fn adapt(cpuid: &mut CpuId, tsc_deadline: bool) {
     for entry in cpuid.as_mut_slice() {
         match entry.function {
@@ -89,16 +91,16 @@ fn adapt(cpuid: &mut CpuId, tsc_deadline: bool) {
                 if tsc_deadline {
                     entry.ecx |= TSC_DEADLINE;
                 }
-                // Number of this processor, and of those in the package.
+                // Number of this processor, and number of processors in the package.
                 entry.ebx = entry.ebx & 0xffff | 1 << 16;
-                // No further threads.
+                // No sibling threads.
                 entry.edx &= !(1 << 28);
             }
-            // Caches: whom they are shared with.
+            // Caches: number of processors that share them.
             4 => entry.eax &= 0x3fff,
-            // Topology: none is told.
+            // Topology: none.
             0xb | 0x1f => (entry.eax, entry.ebx, entry.edx) = (0, 0, 0),
-            // AMD: caches, cores, and this processor's place.
+            // AMD: caches, cores, and position of this processor.
             0x8000_001d => entry.eax &= 0x3fff,
             0x8000_0008 => entry.ecx &= !0xf0ff,
             0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (0, 0, 0),

@@ -1,12 +1,13 @@
-//! Kernel, initial RAM disk and command line from their files into RAM, and the boot parameters
-//! that say where they are.
+//! Loads kernel, initial RAM disk and command line into RAM.
+//!
+//! The boot parameters tell the kernel where they are.
 //!
 //! ```text
 //! file --magic--> bzImage: setup header kept, 64-bit entry at 0x200 behind the start
 //!            '--> vmlinux: segments where they ask for, entry as the file says
 //! initial RAM disk: as high as RAM and kernel allow, above the end of the kernel
 //! ```
-//! The files are the operator's, but may be anything: what does not fit is an error.
+//! The files may contain anything: what does not fit is an error.
 use super::layout::{ACPI, BOOT_PARAMS, CMDLINE, CMDLINE_ROOM, HIGH, LOW_END};
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use paravane_dma::interop::View;
@@ -17,12 +18,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Boot parameters: offsets (Documentation/arch/x86/zero-page.rst), in the file also those of the
-/// setup header.
+/// Offsets in the boot parameters; those of the setup header hold in files, too.
+///
+/// See Documentation/arch/x86/zero-page.rst.
 mod offset {
     pub(super) const ACPI_RSDP: usize = 0x070;
     pub(super) const E820_ENTRIES: usize = 0x1e8;
-    /// The setup header starts here, and ends at [`JUMP_TARGET`] plus the byte before it.
+    /// Start of the setup header.
+    ///
+    /// It ends at [`JUMP_TARGET`] plus the byte before it.
     pub(super) const HEADER: usize = 0x1f1;
     pub(super) const BOOT_FLAG: usize = 0x1fe;
     pub(super) const JUMP_TARGET: usize = 0x202;
@@ -37,7 +41,7 @@ mod offset {
     pub(super) const CMDLINE_SIZE: usize = 0x238;
     pub(super) const PREF_ADDRESS: usize = 0x258;
     pub(super) const INIT_SIZE: usize = 0x260;
-    /// No setup header reaches beyond this.
+    /// Largest end of a setup header.
     pub(super) const HEADER_END: usize = 0x290;
     pub(super) const E820: usize = 0x2d0;
 }
@@ -45,15 +49,15 @@ mod offset {
 const PARAMS_SIZE: usize = 0x1000;
 const HDRS: u32 = u32::from_le_bytes(*b"HdrS");
 const BOOT_FLAG: u16 = 0xaa55;
-/// A loader without a number of its own.
+/// Loader type for loaders without an assigned number.
 const UNKNOWN_LOADER: u8 = 0xff;
-/// The first version of the protocol that tells of a 64-bit entry.
+/// First protocol version with a flag for the 64-bit entry.
 const VERSION: u16 = 0x020c;
-/// Of [`offset::XLOADFLAGS`]: there is a 64-bit entry.
+/// Bit of [`offset::XLOADFLAGS`]: the kernel has a 64-bit entry.
 const KERNEL_64: u16 = 1;
-/// The 64-bit entry of a bzImage, from its start.
+/// Offset of a bzImage's 64-bit entry.
 const ENTRY_64: u64 = 0x200;
-/// What Linux takes for a command line and a RAM disk where no header says so.
+/// Limits for command line and RAM disk if the header states none.
 const CMDLINE_DEFAULT: u32 = 2047;
 const RAMDISK_MAX_DEFAULT: u32 = 0x7fff_ffff;
 /// `EM_X86_64`.
@@ -136,9 +140,9 @@ pub enum LoadError {
 pub(super) struct Kernel {
     /// Its first instruction.
     pub(super) entry: u64,
-    /// First byte that it does not need before it knows where its RAM disk is.
+    /// First byte above the memory that it needs before it reads its RAM disk.
     end: u64,
-    /// Its setup header, at the place where the boot parameters have it.
+    /// Its setup header, at its offset in the boot parameters.
     params: Params,
 }
 
@@ -166,7 +170,7 @@ fn read(path: &Path) -> impl Fn(std::io::Error) -> LoadError {
 /// The file is no kernel, or it does not fit.
 pub(super) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, LoadError> {
     let mut file = File::open(path).map_err(read(path))?;
-    // What is not a file would be read without end, or not at all.
+    // Anything but a regular file may never end, or block.
     let mut start = Vec::new();
     file.by_ref().take(PARAMS_SIZE as u64).read_to_end(&mut start).map_err(read(path))?;
     start.resize(PARAMS_SIZE, 0);
@@ -214,14 +218,14 @@ fn bz_image(loaded: &KernelLoaderResult, file: &[u8]) -> Kernel {
     let end = end.min(offset::HEADER_END);
     let mut params = Params([0; PARAMS_SIZE]);
     params.put(offset::HEADER, &file[offset::HEADER..end]);
-    // It unpacks itself to where it prefers to be, or to where it is if that is higher.
+    // It unpacks itself to its preferred address, or in place if that is higher.
     let at = u64::from_le_bytes(params.get(offset::PREF_ADDRESS)).max(loaded.kernel_load.0);
     let unpacked = at.saturating_add(u32::from_le_bytes(params.get(offset::INIT_SIZE)).into());
     let entry = loaded.kernel_load.0.saturating_add(ENTRY_64);
     Kernel { entry, end: loaded.kernel_end.max(unpacked), params }
 }
 
-/// What else is put beside a kernel.
+/// Files and tables beside the kernel.
 pub(super) struct Extras<'a> {
     /// The initial RAM disk.
     pub(super) initrd: Option<&'a Path>,
@@ -229,12 +233,12 @@ pub(super) struct Extras<'a> {
     pub(super) cmdline: &'a str,
     /// The ACPI tables, for [`ACPI`].
     pub(super) tables: &'a [u8],
-    /// What is not RAM and is to be kept free: start and size.
+    /// Reserved range that is not RAM: start and size.
     pub(super) reserved: &'a [(u64, u64)],
 }
 
 impl Kernel {
-    /// Puts everything else into RAM, and the boot parameters last.
+    /// Puts these into RAM, and the boot parameters last.
     ///
     /// # Errors
     /// Something does not fit.

@@ -103,7 +103,9 @@ struct Life {
 }
 
 impl Life {
-    /// Everything new but for the devices: they keep the images' locks and the host's interfaces.
+    /// A new machine with the old devices.
+    ///
+    /// They keep the images' locks and the host's interfaces.
     fn new(
         config: &LinuxConfig,
         screen: Screen,

@@ -51,7 +51,7 @@ pub(crate) trait Accelerator {
     fn msi(&self) -> Arc<dyn MsiController>;
     /// Source of ioeventfds.
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
-    /// Frequency of the guest's time-stamp counter in kHz; 0: the guest must not use it.
+    /// Frequency of the guest's time-stamp counter in kHz; 0: it must not be used.
     fn tsc_khz(&self) -> u64;
     /// Loads the built-in guest into RAM.
     ///
@@ -60,7 +60,9 @@ pub(crate) trait Accelerator {
     fn prepare(&mut self) -> Result<(), RunError>;
     /// Log of the guest's writes to RAM, if it is on.
     fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>>;
-    /// Starts the guest, after [`Accelerator::prepare`]. Its end is sent to `ended`, once.
+    /// Starts the guest, after [`Accelerator::prepare`].
+    ///
+    /// Its end is sent to `ended`, once.
     ///
     /// # Errors
     /// The host refuses.
@@ -88,11 +90,14 @@ pub(crate) fn on_cpu<T>(cpu: Option<usize>, start: impl FnOnce() -> T) -> Result
 
 /// A guest that runs.
 pub(crate) trait Running {
-    /// Asks the guest to stop. [`Ended::Stopped`] follows, unless it has ended already or cannot be
-    /// stopped.
+    /// Asks the guest to stop.
+    ///
+    /// [`Ended::Stopped`] follows, unless it has ended already or cannot be stopped.
     fn stop(&self);
-    /// Waits for the guest's thread. Call it after the guest's end only. Drop a guest that cannot
-    /// be stopped: its detached thread holds all that it needs.
+    /// Waits for the guest's thread.
+    ///
+    /// Call it after the guest's end only. Drop a guest that cannot be stopped: its detached thread
+    /// holds all that it needs.
     fn join(self: Box<Self>);
 }
 

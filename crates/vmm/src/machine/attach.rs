@@ -41,8 +41,9 @@ pub(crate) fn window(choice: TransportChoice) -> u64 {
     if choice == TransportChoice::MmioMsi { mmio_msi::WINDOW } else { mmio::WINDOW }
 }
 
-/// Where device `number` lies: its registers, on PCI its configuration space (device 0 on the bus
-/// is the bridge).
+/// Guest-physical address of device `number`.
+///
+/// It has registers there, on PCI its configuration space. Device 0 on the bus is the bridge.
 pub(crate) fn base(transport: TransportChoice, number: u32) -> u64 {
     match transport {
         TransportChoice::Mmio | TransportChoice::MmioMsi => MMIO_BASE + u64::from(number) * mmio_msi::WINDOW,

@@ -5,7 +5,9 @@
 //! moves, so that the next decision sees its effect.
 use paravane_io::QueueKey;
 
-/// A move must relieve the busiest thread by more than 1/8 of its work, or noise would undo it.
+/// Share of its work that a move must take off the busiest thread (1/8).
+///
+/// With less, noise would undo the move.
 const WORTH: u64 = 8;
 
 /// Work of one queue, and its thread.

@@ -8,7 +8,7 @@ use crate::error::RunError;
 use paravane_dma::Region;
 use std::sync::Arc;
 
-/// Makes the accelerator of `choice` with `region` as RAM, and returns the reason for it.
+/// Makes the accelerator of `choice` with `region` as RAM, and names the reason.
 ///
 /// With `log` the guest's writes are logged, if the accelerator can. `delivery` chooses how KVM
 /// delivers messages.

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// What a run counts. All counters are relaxed: they order nothing, and are read when the threads
-/// that count have been joined.
+/// What a run counts.
+///
+/// All counters are relaxed: they order nothing, and are read when the threads that count have been
+/// joined.
 #[derive(Debug, Default)]
 pub(crate) struct RunCounters {
     /// Of all devices.

@@ -1,4 +1,4 @@
-//! The dirty log of a run: pages written, their rate, and whether the log misses any.
+//! The dirty log of a run: pages written, their rate, and missing marks.
 //!
 //! ```text
 //! start: log on [, copy of all RAM] -- every PERIOD: harvest [, bring the copy up to date from it] --
@@ -89,8 +89,9 @@ impl DirtyWatch {
         Ok(Self { stop, thread })
     }
 
-    /// Harvests for the last time, when neither guest nor devices write any more. Returns a
-    /// problem, if there is one.
+    /// Harvests for the last time, when neither guest nor devices write any more.
+    ///
+    /// Returns a problem, if there is one.
     pub(crate) fn finish(self) -> (DirtyFigures, Option<String>) {
         drop(self.stop);
         match self.thread.join() {
@@ -167,7 +168,9 @@ struct Mirror {
 }
 
 impl Mirror {
-    /// A page of RAM as it is now. It may change while it is read: then it is in the next harvest.
+    /// A page of RAM as it is now.
+    ///
+    /// It may change while it is read: then it is in the next harvest.
     fn page(guard: &AccessGuard<'_>, addr: u64, out: &mut [u8]) {
         // RAM is there; a page that could not be read would show as one that was missed.
         let _ = guard.read(addr, out, Access::RELAXED);

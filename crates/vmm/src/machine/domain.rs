@@ -4,8 +4,9 @@ use crate::error::RunError;
 use paravane_dma::{Access, Domain, Memory};
 use paravane_spec::builtin::HEAP_BASE;
 
-/// The domain of device `number`, if devices are to be behind one: the guest's heap and nothing
-/// else, moved up.
+/// Domain of device `number`, if devices have one.
+///
+/// It has the guest's heap and nothing else, moved up.
 pub(crate) fn domain(config: &RunConfig, memory: &Memory, number: u32) -> Result<Option<Domain>, RunError> {
     if !config.iommu {
         return Ok(None);
@@ -16,8 +17,10 @@ pub(crate) fn domain(config: &RunConfig, memory: &Memory, number: u32) -> Result
     Ok(Some(domain))
 }
 
-/// How much further up device `number` sees the heap. Each another, and no multiple of a large
-/// page, so that an address that was not translated, or by another's domain, hits nothing.
+/// How much further up device `number` sees the heap.
+///
+/// Each another, and no multiple of a large page, so that an address that was not translated, or by
+/// another's domain, hits nothing.
 pub(crate) fn iova_offset(config: &RunConfig, number: u32) -> u64 {
     if config.iommu { (u64::from(number) + 1) * ((1 << 36) + 3 * 4096) } else { 0 }
 }

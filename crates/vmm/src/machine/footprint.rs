@@ -2,13 +2,13 @@
 use paravane_dma::Region;
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of this process in seconds: user (guest included) and system, all threads.
+/// CPU time of all threads in seconds: user (with guest) and system.
 pub(crate) fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Resident memory of this process in bytes, without guest RAM; 0 if the kernel does not report it.
+/// Resident memory in bytes without guest RAM; 0 if the kernel hides it.
 pub(crate) fn resident_beyond(region: &Region) -> u64 {
     let start = region.host().as_ptr() as u64;
     std::fs::read_to_string("/proc/self/smaps")

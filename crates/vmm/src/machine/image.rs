@@ -11,7 +11,9 @@ const EXCEPTIONS: u64 = 32;
 /// An image, ready to be loaded at [`IMAGE_BASE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Image {
-    /// All of it, header included. Memory from its end to [`ImageHeader::end`] must be zero.
+    /// All of it, header included.
+    ///
+    /// Memory from its end to [`ImageHeader::end`] must be zero.
     pub(crate) bytes: &'static [u8],
     /// Its first bytes, checked.
     pub(crate) header: ImageHeader,
@@ -29,8 +31,9 @@ pub(crate) fn builtin() -> Result<Image, String> {
     Ok(Image { bytes: GUEST_IMAGE, header })
 }
 
-/// The header of an image; `None` if it is not one, or one of another version, or its addresses lie
-/// outside it.
+/// Header of an image; `None`: invalid.
+///
+/// It is invalid if it is missing, of another version, or has addresses outside the image.
 fn header(image: &[u8]) -> Option<ImageHeader> {
     let (header, _) = ImageHeader::read_from_prefix(image).ok()?;
     let known = header.magic == IMAGE_MAGIC && header.abi == ABI;

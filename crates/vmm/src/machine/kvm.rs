@@ -25,13 +25,14 @@ pub(crate) use start::{Entry, prepare};
 
 /// Pins of the I/O APIC.
 const IOAPIC_PINS: u32 = 24;
-/// Three pages for Intel hosts that need them to emulate, below the 4 GiB line and away from all
-/// else.
+/// Three pages that Intel hosts may need for emulation.
+///
+/// They lie below the 4 GiB line, away from everything else.
 const TSS_PAGES: usize = 0xfffb_d000;
-/// One more of the kind.
+/// One more page for Intel hosts.
 const IDENTITY_MAP: u64 = 0xfffb_c000;
 
-/// What the machine cannot do without.
+/// Capabilities that the machine requires.
 const NEEDED: [(Cap, &str); 6] = [
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
@@ -93,8 +94,9 @@ impl VcpuLog for SlotLog {
 }
 
 impl KvmMachine {
-    /// With `region` as RAM. With `log`, what the vCPU writes to it is logged. Messages are
-    /// delivered by `delivery`.
+    /// Makes a machine with `region` as RAM.
+    ///
+    /// With `log`, KVM logs the writes of the vCPU. Messages are delivered by `delivery`.
     ///
     /// # Errors
     /// KVM is not usable here; in words, for the report.
@@ -127,12 +129,12 @@ impl KvmMachine {
         Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, tsc_khz, log })
     }
 
-    /// What a guest with a start of its own sets up.
+    /// VM and vCPU, for a guest with its own entry.
     pub(crate) fn parts(&self) -> (&VmFd, &VcpuFd) {
         (&self.vm, &self.vcpu)
     }
 
-    /// What gives out message delivery of this kind.
+    /// Message controller of the chosen delivery.
     pub(crate) fn msi_by(&self, delivery: MsiDelivery) -> Arc<dyn MsiController> {
         let delivery = match delivery {
             MsiDelivery::Signal => KvmMsiDelivery::Signal,
@@ -147,8 +149,10 @@ impl KvmMachine {
     }
 }
 
-/// Every GSI goes to the I/O APIC's pin of the same number and to nothing else: the old interrupt
-/// controllers, which KVM's default routing serves too, would deliver vectors of their own.
+/// Routes each GSI to the I/O APIC's pin of the same number, and to nothing else.
+///
+/// KVM's default routing also serves the old interrupt controllers, which would deliver other
+/// vectors.
 fn wired_routes() -> Vec<kvm_irq_routing_entry> {
     let to_pin = |pin| {
         let mut entry =
@@ -160,7 +164,7 @@ fn wired_routes() -> Vec<kvm_irq_routing_entry> {
     (0..IOAPIC_PINS).map(to_pin).collect()
 }
 
-/// The host's time-stamp counter against its clock, for hosts where KVM does not know.
+/// Measures the host's time-stamp counter in kHz, where KVM does not know it.
 fn measured_tsc_khz() -> u64 {
     let tsc = || {
         // SAFETY: every x86-64 processor has this instruction, and user code may execute it on

@@ -1,5 +1,6 @@
-//! What the measured phase took: the counters as they stood at its begin and at its end, which the
-//! guest announces.
+//! Counters at the start and at the end of the measured phase.
+//!
+//! The guest announces both.
 use crate::lock::lock;
 use crate::report::{ExitFigures, PhaseFigures};
 use paravane_spec::builtin::event;

@@ -1,4 +1,4 @@
-//! The I/O ports of a Linux guest: a 16550 for its console, and the registers that end the run.
+//! I/O ports of a Linux guest: a 16550 console, and registers that end the run.
 //!
 //! ```text
 //! 0x064           keyboard controller: reads 0 (it takes a command), and PULSE_RESET resets; there is no keyboard

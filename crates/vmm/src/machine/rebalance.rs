@@ -57,7 +57,9 @@ impl Drop for Rebalancer {
     }
 }
 
-/// Moves one queue, if that is worth it for the work done since `before`, which is updated.
+/// Moves one queue, if the work done since `before` makes it worth it.
+///
+/// `before` is updated.
 fn step(devices: &[AttachedDevice], threads: usize, before: &mut HashMap<(usize, u16), u64>) {
     let mut loads: Vec<Load> = devices.iter().flat_map(loads).collect();
     for load in &mut loads {

@@ -1,4 +1,4 @@
-//! The thread machine: the guest program as a thread of this process, against the same devices.
+//! The thread machine: the guest program on a thread, against the same devices.
 //!
 //! A panic in it is the guest's crash. A guest that makes no more calls cannot be stopped: its
 //! thread is abandoned, together with the RAM mapping and the bus that it holds, until the process
@@ -86,12 +86,13 @@ impl Accelerator for ThreadMachine {
 }
 
 thread_local! {
-    /// Message of the panic of this thread's guest; `None` in threads that run no guest.
+    /// Panic message of this thread's guest; `None` in threads without a guest.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps the message of a guest's panic for the report. Panics of other threads go on to the old
-/// hook.
+/// Keeps the message of a guest's panic for the report.
+///
+/// Panics of other threads go on to the old hook.
 fn catch_messages() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

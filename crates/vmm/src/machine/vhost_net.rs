@@ -1,11 +1,10 @@
-//! The kernel's vhost-net as a queue's owner: it moves frames between the ring and a TAP device by
-//! itself.
+//! The kernel's vhost-net serves a queue: it moves frames between ring and TAP.
 //!
 //! ```text
 //! start:  open, SET_OWNER, SET_FEATURES, SET_MEM_TABLE -> SET_VRING_{NUM,BASE,ADDR,ERR,CALL,KICK} -> NET_SET_BACKEND tap
 //! stop:   NET_SET_BACKEND none (waits for what is in flight) -> GET_VRING_BASE -> closed
 //! ```
-//! Each queue has a vhost of its own, and with it a kernel thread. This is the only module that
+//! Each queue has its own vhost-net descriptor and kernel thread. This is the only module that
 //! names the crate vhost.
 use paravane_attach::{Loan, QueueBackend};
 use paravane_dma::interop::View;
@@ -17,8 +16,9 @@ use vhost::net::VhostNet as _;
 use vhost::vhost_kern::net::Net;
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
 
-/// Features that change what lies in the ring or before a frame. Whoever serves a queue must know
-/// each that was negotiated.
+/// Features that change the ring or the header of a frame.
+///
+/// A back end must know each negotiated one.
 const FORMAT: u64 = feature::INDIRECT_DESC
     | feature::EVENT_IDX
     | feature::VERSION_1
@@ -28,7 +28,7 @@ const FORMAT: u64 = feature::INDIRECT_DESC
     | feature::ORDER_PLATFORM
     | net::F_MRG_RXBUF;
 
-/// One queue of the kernel's.
+/// A queue that the kernel serves.
 #[derive(Default)]
 pub(crate) struct VhostNet {
     at_work: Option<AtWork>,
@@ -36,7 +36,7 @@ pub(crate) struct VhostNet {
 
 struct AtWork {
     net: Net<Arc<View>>,
-    /// Which of the two queues that a vhost-net has: 0 receives, 1 transmits.
+    /// Index of the queue in its vhost-net: 0 receives, 1 transmits.
     index: usize,
 }
 
@@ -47,7 +47,7 @@ impl QueueBackend for VhostNet {
 
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
         let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.net()?.tap()) else {
-            // A control queue, for one.
+            // Neither receive nor transmit: a control queue.
             return Err(io::Error::new(io::ErrorKind::NotConnected, "no TAP device is behind the queue"));
         };
         let tap = File::from(tap.try_clone_to_owned()?);
@@ -57,7 +57,7 @@ impl QueueBackend for VhostNet {
         let net = Net::new(Arc::new(View::lent(loan.memory)?)).map_err(refused("open /dev/vhost-net"))?;
         net.set_owner().map_err(refused("SET_OWNER"))?;
         let offered = net.get_features().map_err(refused("GET_FEATURES"))?;
-        // It offers to translate addresses, if somebody tells it how.
+        // Offered by the kernel, but it needs translations that we do not send.
         let unknown = loan.features & FORMAT & !(offered & !feature::ACCESS_PLATFORM);
         if unknown != 0 {
             let what = format!("the kernel's vhost-net does not know the features {unknown:#x}");
@@ -87,7 +87,7 @@ impl QueueBackend for VhostNet {
     }
 }
 
-/// Where guest memory lies in this process.
+/// Guest memory in this process's address space.
 fn table(loan: &Loan<'_>) -> Vec<VhostUserMemoryRegionInfo> {
     let regions = loan.memory.regions().iter().map(|region| VhostUserMemoryRegionInfo {
         guest_phys_addr: region.gpa(),
@@ -98,7 +98,9 @@ fn table(loan: &Loan<'_>) -> Vec<VhostUserMemoryRegionInfo> {
     regions.collect()
 }
 
-/// Where the rings are. The crate takes guest addresses and translates them itself.
+/// Addresses of the rings.
+///
+/// The crate takes guest addresses and translates them itself.
 fn rings(loan: &Loan<'_>) -> VringConfigData {
     VringConfigData {
         queue_max_size: loan.addresses.size,

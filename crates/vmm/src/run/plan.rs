@@ -16,10 +16,13 @@ use paravane_spec::builtin::{
 
 /// Smallest piece that the guest hashes, in bytes.
 const HASH_CHUNK: u64 = 64 << 10;
-/// Heap of the guest for each device besides buffers and pass map: rings, request slots, alignment.
+/// Guest heap for each device, besides buffers and pass map.
+///
+/// For rings, request slots and alignment.
 const HEAP_A_DEVICE: u64 = 512 << 10;
-/// Interrupts for the messages of each device: one for configuration changes, three for queues.
-/// Further queues share the last one.
+/// Interrupts for the messages of each device.
+///
+/// One is for configuration changes, three for queues. Further queues share the last one.
 const MESSAGES: u32 = 4;
 /// Heap of the guest for each pair of queues of a card, besides its frames.
 const HEAP_A_PAIR: u64 = 64 << 10;
@@ -35,7 +38,7 @@ pub(crate) struct DiskPlan {
     pub(crate) span: u64,
 }
 
-/// Decides the spans, now that the sizes are known, and checks that the guest's memory is enough.
+/// Decides the spans from the sizes, and checks the guest's memory.
 ///
 /// # Errors
 /// One line on the first thing that cannot be.

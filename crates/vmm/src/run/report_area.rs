@@ -1,5 +1,6 @@
-//! The guest's reports while it runs. None is trusted: each value is fetched once, and checked or
-//! clamped where it is used.
+//! The guest's reports while it runs.
+//!
+//! None is trusted: each value is fetched once, and checked or clamped where it is used.
 use crate::report::KickFigures;
 use crate::run::{Progress, latency};
 use paravane_dma::{Access, Memory};
@@ -62,8 +63,9 @@ impl ReportArea {
         header.heartbeat
     }
 
-    /// Reads `entries` of the guest's pass map from entry `first` on. `None` where there is no
-    /// memory.
+    /// Reads `entries` of the guest's pass map from entry `first` on.
+    ///
+    /// `None` where there is no memory.
     pub(crate) fn passes(&self, map: u64, first: u64, entries: &mut [u32]) -> Option<()> {
         let addr = map.checked_add(first.checked_mul(4)?)?;
         let mut bytes = vec![0; entries.len() * 4];

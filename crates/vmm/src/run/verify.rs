@@ -1,4 +1,4 @@
-//! Verification of the images by the host, after the guest has ended and its queues are drained.
+//! The host verifies the images after the guest's end, when queues are drained.
 use crate::run::report_area::ReportArea;
 use paravane_guest::pattern;
 use paravane_spec::blk::SECTOR;
@@ -76,7 +76,7 @@ pub(crate) struct Found {
     pub(crate) mismatch: Option<String>,
 }
 
-/// Compares every sector of the span with the pattern of the pass that the map names for its block.
+/// Compares every sector with the pattern of its block's pass in the map.
 ///
 /// # Errors
 /// The image or the map could not be read, or the operator cancelled.

@@ -80,7 +80,9 @@ pub(crate) fn watch(
     }
 }
 
-/// Judges `end`. `stopped` is the failure if the guest ended because it was stopped.
+/// Judges `end`.
+///
+/// `stopped` is the failure if the guest ended because it was stopped.
 fn verdict(end: Ended, stopped: GuestFailure) -> Result<Verdict, RunError> {
     match end {
         Ended::Exit(code, registers) => Ok(Verdict::Exit(code, registers)),

@@ -17,7 +17,7 @@ pub(crate) struct Case {
 /// How the buffers flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// As many buffers outstanding as the ring holds, published in batches of this size.
+    /// A full ring of buffers outstanding, published in batches of this size.
     Stream(u16),
     /// One buffer outstanding.
     RoundTrip,

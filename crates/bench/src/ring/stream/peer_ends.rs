@@ -32,7 +32,9 @@ pub(super) fn with_virtio_queue(case: Case) -> Result<Box<Pair>, BenchError> {
     Ok(Pair::new(driver, device, memory))
 }
 
-/// The device of virtio-queue; [`super::super::virtio_queue`] says why it uses `iter`.
+/// The device of virtio-queue.
+///
+/// [`super::super::virtio_queue`] says why it uses `iter`.
 #[repr(align(128))]
 struct VirtioQueue {
     queue: Queue,

@@ -82,7 +82,9 @@ pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
     groups
 }
 
-/// Whether two devices exclude each other: same name, socket, TAP device, or writable image.
+/// Whether two devices exclude each other.
+///
+/// They do with the same name, socket, TAP device, or writable image.
 fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     let images = one.images();
     let shares_image = images.iter().any(|image| other.images().contains(image));

@@ -16,7 +16,9 @@ pub(super) struct ServedDevice {
     pub(super) spec: DeviceSpec,
     pub(super) export: Export,
     figures: Figures,
-    /// Reports the size of a disk. Dropped when the device stops, as it keeps the image open.
+    /// Reports the size of a disk.
+    ///
+    /// Dropped when the device stops, as it keeps the image open.
     resizer: Option<Resizer>,
     back_end: String,
     /// When it began to stop.
@@ -99,8 +101,9 @@ impl ServedDevice {
         self.export.stop();
     }
 
-    /// After `patience` of stopping, ends requests of several parts early. Returns the time until
-    /// then.
+    /// After `patience` of stopping, ends requests of several parts early.
+    ///
+    /// Returns the time until then.
     pub(super) fn expedite(&self, patience: Duration) -> Option<Duration> {
         let rest = patience.saturating_sub(self.stopping?.elapsed());
         if rest.is_zero() {

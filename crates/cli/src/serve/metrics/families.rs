@@ -110,7 +110,7 @@ const DEVICE: [DeviceMetric; 25] = [
     }),
 ];
 
-/// Counts of a device by the values of a further label; `None` if the device has no such counts.
+/// Counts of a device by the values of a further label; `None`: it has none.
 type Labelled = fn(&Device) -> Option<Vec<(&'static str, u64)>>;
 
 /// Counters with a further label: name, help, label, values.

@@ -165,8 +165,9 @@ const fn request(number: libc::Ioctl) -> u64 {
     number as u32 as u64
 }
 
-/// Allowed requests of ioctl(2): TAP devices, block devices, non-blocking descriptors. None for
-/// terminals.
+/// Allowed requests of ioctl(2): TAP and block devices, non-blocking descriptors.
+///
+/// None for terminals.
 const IOCTLS: &[u64] = &[
     request(libc::FIONBIO),
     request(libc::TUNSETIFF),
@@ -187,7 +188,7 @@ const IOCTLS: &[u64] = &[
     0x127f,
 ];
 
-/// Allowed operations of prctl(2): names of threads and mappings, dropping privileges.
+/// Allowed operations of prctl(2): thread and mapping names, privilege drop.
 const PRCTLS: &[i32] = &[
     libc::PR_SET_NAME,
     libc::PR_GET_NAME,

@@ -21,7 +21,9 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
 };
 
-/// Capabilities that the devices need later. `reload`: SIGHUP may open devices again.
+/// Capabilities that the devices need later.
+///
+/// `reload`: SIGHUP may open devices again.
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     let of = |device: &DeviceSpec| match &device.kind {
         Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,
@@ -59,7 +61,9 @@ pub(super) fn empty_bounding_set() -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Keeps only `kept` in the calling thread. Emptying the inheritable set empties the ambient set.
+/// Keeps only `kept` in the calling thread.
+///
+/// Emptying the inheritable set empties the ambient set.
 ///
 /// # Errors
 /// The kernel refuses.

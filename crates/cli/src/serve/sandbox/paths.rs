@@ -45,8 +45,9 @@ pub(crate) struct AllowedPaths {
 }
 
 impl AllowedPaths {
-    /// Allows a disk's image; with `beside`, also all files in its directory as images of any
-    /// format.
+    /// Allows a disk's image.
+    ///
+    /// With `beside`, also all files in its directory as images of any format.
     pub(crate) fn image(&mut self, path: &Path, access: ImageAccess, beside: bool) {
         let access = access.rights() | if beside { ImageAccess::Grow.rights() } else { BitFlags::EMPTY };
         self.allow(path, access);
@@ -69,8 +70,9 @@ impl AllowedPaths {
         self.allow(path, ImageAccess::Grow.rights() | AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
-    /// Allows to read the file of devices, also after an editor replaced it, and the target of a
-    /// symbolic link.
+    /// Allows to read the file of devices.
+    ///
+    /// Also after an editor replaced it, and the target of a symbolic link.
     pub(crate) fn config(&mut self, path: &Path) {
         self.allow(directory_of(path), AccessFs::ReadFile.into());
         if let Ok(real) = path.canonicalize() {
@@ -103,8 +105,9 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Denies all files except `allowed`, TCP connections and ports, and signals and abstract sockets
-/// of other processes.
+/// Denies files except `allowed`, TCP, signals and abstract sockets.
+///
+/// TCP: connections and ports. The last two: those of other processes.
 pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     let failed = |error: landlock::RulesetError| SandboxError::Landlock(error.to_string());
     let mut rules = Ruleset::default()

@@ -6,8 +6,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 
-/// Tries to open, write and execute `file` and to create sockets, in a new thread, and logs each
-/// result.
+/// Tries to open, write and execute `file` and to create sockets.
+///
+/// It does so in a new thread, and logs each result.
 ///
 /// Then a thread panics. The panic reads the program's symbols if RUST_BACKTRACE is set, and must
 /// end that thread only.

@@ -134,7 +134,9 @@ impl Pages {
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect(), len }
     }
 
-    /// Words and masks of the bits for a range of bytes, which is not empty and inside the image.
+    /// Words and masks of the bits for a range of bytes.
+    ///
+    /// The range is not empty, and inside the image.
     fn masks(&self, bytes: Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let (first, last) = (bytes.start / PAGE, (bytes.end - 1) / PAGE);
         (first / 64..=last / 64).map(move |word| {

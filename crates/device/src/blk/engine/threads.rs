@@ -57,7 +57,9 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// Locks, ignoring poison: nothing panics under these locks, and their state would still be valid.
+/// Locks, ignoring poison.
+///
+/// Nothing panics under these locks, and their state would still be valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

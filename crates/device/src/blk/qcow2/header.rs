@@ -96,7 +96,7 @@ impl fmt::Display for Features {
 }
 
 const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
-/// Bytes of the header of version 2, of the fixed fields of version 3, and of all known fields.
+/// Header sizes: version 2, fixed fields of version 3, all known fields.
 const V2_LEN: u32 = 72;
 const V3_LEN: u32 = 104;
 const KNOWN_LEN: usize = 112;
@@ -111,8 +111,9 @@ const BITMAPS: u64 = 1 << 0;
 /// Header extensions.
 const END: u32 = 0;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
-/// Most entries of the L1 table and of the refcount table, as in imago and QEMU, and limit of a
-/// table's offset.
+/// Most entries of a table, as in imago and QEMU, and limit of its offset.
+///
+/// For the L1 table and the refcount table.
 const MAX_ENTRIES: u64 = 4 << 20;
 const MAX_OFFSET: u64 = 1 << 56;
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
@@ -207,8 +208,9 @@ impl Header {
     }
 }
 
-/// Checks for header extensions that must not be ignored, from `start` to the backing file's name
-/// or the cluster's end.
+/// Checks for header extensions that must not be ignored.
+///
+/// From `start` to the backing file's name or the cluster's end.
 ///
 /// The format allows unknown ones to be ignored.
 fn check_extensions(file: &File, start: u64, backing_name: u64, cluster: u64) -> Result<(), HeaderError> {

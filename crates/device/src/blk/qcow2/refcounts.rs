@@ -105,8 +105,9 @@ struct Tables<'a> {
     blocks: Vec<u64>,
 }
 
-/// Checks the refcounts of an image's own structures, and adds those that a killed process has not
-/// written. The file has `size` bytes.
+/// Checks the refcounts of an image's structures, and adds missing ones.
+///
+/// A killed process may not have written them. The file has `size` bytes.
 ///
 /// # Errors
 /// See [`RefcountError`].
@@ -163,8 +164,9 @@ pub(super) fn check_and_repair(file: &File, size: u64, header: &Header) -> Resul
 }
 
 impl Tables<'_> {
-    /// Place of a cluster's count: offset of its first byte, number of bytes, and lowest bit in the
-    /// first. `None` without a block.
+    /// Place of a cluster's count; `None`: it has no block.
+    ///
+    /// Offset of its first byte, number of bytes, and lowest bit in the first.
     fn place(&self, cluster: u64) -> Option<(u64, usize, u64)> {
         let per_block = 1 << (self.cluster_bits + 3 - self.count_bits);
         let block = usize::try_from(cluster / per_block).ok().and_then(|at| self.blocks.get(at));

@@ -13,8 +13,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes of a write to the header of an open image: the fields of version 2, which include size and
-/// tables.
+/// Size of a header write in an open image: the fields of version 2.
+///
+/// They include size and tables.
 const HEADER: u64 = 72;
 
 /// See the module.
@@ -27,8 +28,9 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    /// Protects the first `first` bytes of the file once `sealed` is set, except for updates of the
-    /// header's fixed fields.
+    /// Protects the first `first` bytes of the file once `sealed` is set.
+    ///
+    /// Updates of the header's fixed fields pass.
     ///
     /// Opening an image may write the whole header, to clear features; hence `sealed`.
     pub(super) fn new(file: File, first: u64, sealed: Arc<AtomicBool>) -> Self {

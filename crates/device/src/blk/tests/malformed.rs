@@ -1,5 +1,6 @@
-//! What a hostile driver can say, each thing by name. A broken frame latches the queue; a bad wish
-//! inside a good frame gets a status.
+//! What a hostile driver can say, each thing by name.
+//!
+//! A broken frame latches the queue; a bad wish inside a good frame gets a status.
 use super::*;
 use crate::rig::{BASE, SIZE};
 use paravane_spec::split;

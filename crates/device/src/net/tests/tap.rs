@@ -1,5 +1,6 @@
-//! A TAP device of this host, in a separate network namespace. Needs root, /dev/net/tun and the
-//! program `ip`.
+//! A TAP device of this host, in a separate network namespace.
+//!
+//! Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::Device;
 use crate::net::{BackEnd, Receiver, Tap, TapError, header};

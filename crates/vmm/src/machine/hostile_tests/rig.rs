@@ -101,8 +101,9 @@ macro_rules! rng {
 }
 
 impl Driver {
-    /// Asks for so many answers, one after another, and for an interrupt at each. Looks for them
-    /// without waiting for any.
+    /// Asks for so many answers, one after another, and for an interrupt at each.
+    ///
+    /// Looks for them without waiting for any.
     pub(super) fn exchange(&mut self, count: u32) {
         for number in 0..count {
             rng!(self, rng => rng.enable_interrupts());
@@ -183,7 +184,9 @@ impl Host {
         }
     }
 
-    /// Kicks the queue of a device, whatever is in it. Says whether an ioeventfd took the kick.
+    /// Kicks the queue of a device, whatever is in it.
+    ///
+    /// Says whether an ioeventfd took the kick.
     pub(super) fn kick(&self, device: u32) -> bool {
         let (offset, data) = match self.transport {
             TransportChoice::Mmio => (QUEUE_NOTIFY, [0; 4].as_slice()),

@@ -1,4 +1,4 @@
-//! A vCPU's registers, for the report of a guest that has failed.
+//! A vCPU's registers, for the report of a failed guest.
 use super::start::RING0_STACK;
 use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, Memory, Region};
@@ -30,7 +30,7 @@ const EXCEPTIONS: [&str; 22] = [
     "control protection exception",
 ];
 
-/// What an exception is called.
+/// Name of an exception.
 pub(super) fn exception(vector: u32) -> &'static str {
     usize::try_from(vector).ok().and_then(|at| EXCEPTIONS.get(at)).copied().unwrap_or("exception")
 }
@@ -40,7 +40,7 @@ fn has_error_code(vector: u32) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
-/// What the processor pushed when ring 3 was interrupted.
+/// Stack frame that the processor pushed when it interrupted ring 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     error: Option<u64>,
@@ -52,7 +52,9 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// From the ring-0 stack, whose top it takes: an exception in ring 3 starts there afresh.
+    /// Reads the frame at the top of the ring-0 stack.
+    ///
+    /// An exception in ring 3 starts there afresh.
     pub(super) fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
         let mut memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
         let memory = memory.enter();
@@ -76,7 +78,7 @@ impl Frame {
     }
 }
 
-/// All registers, as lines to print; the interrupted frame first, if there is one.
+/// All registers as lines to print, after the interrupted frame, if any.
 pub(super) fn lines(vcpu: &VcpuFd, frame: Option<&Frame>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(frame) = frame {

@@ -5,9 +5,9 @@
 //! 0x08000 GDT    0x09000 IDT    0x0a000 TSS    0x0b000 page table of the first 2 MiB
 //! 0x0c000 ring-0 stack, to 0x20000
 //! ```
-//! RAM is mapped to itself, user-accessible, in 2 MiB pages, and so is the fourth GiB with the
-//! devices and the interrupt controllers, uncached. Page 0 and what is neither is not mapped, so
-//! that stray pointers are page faults, with a crash report.
+//! RAM is identity-mapped in 2 MiB pages, user-accessible. So is the fourth GiB, uncached, with the
+//! devices and interrupt controllers. Page 0 and everything else is unmapped: a stray pointer is a
+//! page fault with a crash report.
 use crate::error::RunError;
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
@@ -30,7 +30,7 @@ const GIB: u64 = 1 << 30;
 
 /// Present, writable, user-accessible.
 const TABLE: u64 = 7;
-/// The same, a 2 MiB page.
+/// Present, writable, a 2 MiB page.
 const LARGE: u64 = TABLE | 0x80;
 /// Write-through and cache-disable.
 const UNCACHED: u64 = 0x18;
@@ -40,7 +40,7 @@ const RING3_CODE: u16 = 0x18 | 3;
 const RING3_DATA: u16 = 0x20 | 3;
 const TASK: u16 = 0x28;
 const TSS_LIMIT: u32 = 0x67;
-/// Null; ring-0 code and data; ring-3 code and data; the task, which takes two entries.
+/// Null; ring-0 code and data; ring-3 code and data; the TSS (two entries).
 const GDT_ENTRIES: [u64; 7] = [
     0,
     0x00af_9b00_0000_ffff,
@@ -51,21 +51,20 @@ const GDT_ENTRIES: [u64; 7] = [
     0,
 ];
 
-/// Protection, paging, write protection, numeric errors.
+/// CR0: protection, paging, write protection, numeric errors.
 const CR0: u64 = 0x8005_0033;
-/// PAE, OSFXSR, OSXMMEXCPT: SSE is the guest's to use.
+/// CR4: PAE, and OSFXSR and OSXMMEXCPT for SSE.
 const CR4: u64 = 0x620;
 /// Long mode, enabled and active.
 const EFER: u64 = 0x500;
-/// Interrupts on; bit 1 is always set.
+/// RFLAGS: interrupts enabled; bit 1 is always set.
 const RFLAGS: u64 = 0x202;
 
-/// Interrupt gate to ring 0 that hardware alone may use, and one that ring 3 may use by an
-/// instruction.
+/// Interrupt gates to ring 0: for hardware only, and for `int` from ring 3.
 const GATE: u16 = 0x8e00;
 const GATE_FROM_RING3: u16 = 0xee00;
 
-/// Where a guest starts and how it is interrupted.
+/// Entry point and interrupt handlers of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// First instruction.
@@ -76,7 +75,7 @@ pub(crate) struct Entry {
     pub(crate) rdi: u64,
     /// Whether it starts in ring 3.
     pub(crate) ring3: bool,
-    /// Stubs; `None` leaves the interrupt descriptor table empty.
+    /// Interrupt stubs; `None`: an empty interrupt descriptor table.
     pub(crate) stubs: Option<ImageHeader>,
 }
 

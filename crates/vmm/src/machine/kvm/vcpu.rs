@@ -1,8 +1,8 @@
 //! The vCPU's thread: runs guest code and serves its exits.
 //!
-//! It is kicked out of the guest without a race: the stopper sets `immediate_exit` in the shared
-//! run structure, which makes the next entry fail, and then sends a signal, which ends the present
-//! one.
+//! A stop takes the thread out of the guest without a race. It first sets `immediate_exit` in the
+//! shared run structure, which makes the next entry fail. Then it sends a signal, which ends the
+//! current one.
 use super::registers::{self, Frame};
 use crate::error::RunError;
 use crate::lock::lock;
@@ -19,16 +19,16 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-/// Stack of the vCPU's thread: exits, and starting and stopping devices.
+/// Stack of the vCPU's thread in bytes, for exits and for device start and stop.
 const STACK: usize = 512 << 10;
 
-/// What may be in a guest's way out.
+/// Result of an exit: the guest continues, or has ended.
 enum Step {
     On,
     End(Ended),
 }
 
-/// Where `immediate_exit` lies, as long as the vCPU lives.
+/// Address of `immediate_exit`, while the vCPU exists.
 struct ImmediateExit(NonNull<AtomicU8>);
 
 // SAFETY: it points to a byte of a shared mapping that is only accessed atomically from other
@@ -54,7 +54,7 @@ impl Kickout {
     }
 }
 
-/// Empties the kick-out's target when the vCPU's thread ends, however it ends.
+/// Clears the stop target when the vCPU's thread ends, also by a panic.
 struct Disarm<'a>(&'a Kickout);
 
 impl Drop for Disarm<'_> {
@@ -71,7 +71,9 @@ pub(super) struct RunningVcpu {
 
 extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// The signal that ends KVM_RUN needs a handler, or it would end the process.
+/// Installs a handler for the signal that ends KVM_RUN.
+///
+/// Without one, the signal would end the process.
 fn register_signal() -> Result<(), RunError> {
     static ONCE: Once = Once::new();
     let mut result = Ok(());
@@ -85,8 +87,9 @@ fn register_signal() -> Result<(), RunError> {
 }
 
 impl RunningVcpu {
-    /// Starts a thread that runs `vcpu`, and keeps `vm` open: the kernel drops a VM's irqfds when
-    /// its descriptor is closed.
+    /// Starts a thread that runs `vcpu`, and keeps `vm` open.
+    ///
+    /// The kernel drops a VM's irqfds when its descriptor is closed.
     pub(super) fn spawn(
         vm: Arc<VmFd>,
         mut vcpu: VcpuFd,
@@ -190,7 +193,7 @@ impl Guest {
         Step::End(Ended::Failed(GuestFailure { reason: what, registers: registers::lines(vcpu, None) }))
     }
 
-    /// Goes on after a write, or not.
+    /// Decides whether to continue after a write.
     fn after(&self, vcpu: &VcpuFd, end: Option<GuestEnd>) -> Step {
         match end {
             None => Step::On,

@@ -15,7 +15,9 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Sends and receives until both are done. Every frame must come, in order, as it was sent.
+    /// Sends and receives until both are done.
+    ///
+    /// Every frame must come, in order, as it was sent.
     pub(super) fn run(&self, guest: &Guest, driver: &mut Driver) {
         let pairs = driver.pairs();
         let mut sent = vec![0; pairs.into()];

@@ -1,4 +1,4 @@
-//! Interrupts of a guest that is a thread: counts, and a wake-up that cannot be lost.
+//! Interrupts of a guest on a thread: counters, and a wake-up without a race.
 //!
 //! ```text
 //! line of a GSI        --.--> the count of its number (if enabled, as by an I/O APIC) --> the sum --> unpark
@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-/// All lines and messages of the machine, and the stop request, which wakes the guest just as well.
+/// Lines and messages of the machine, and its stop request.
+///
+/// Each of them wakes the guest.
 pub(super) struct Lines {
     enabled: [AtomicBool; IRQ_COUNT],
     /// Interrupts taken, by number.
@@ -39,7 +41,7 @@ impl Lines {
         Arc::new(LineSink { lines: Arc::clone(lines), gsi })
     }
 
-    /// What delivers messages to the guest.
+    /// Delivers messages to the guest.
     pub(super) fn messages(lines: &Arc<Self>) -> Arc<dyn MsiController> {
         Arc::new(Messages(Arc::clone(lines)))
     }
@@ -49,7 +51,9 @@ impl Lines {
         self.guest.get_or_init(std::thread::current);
     }
 
-    /// Lets the line of `gsi` through. As on an I/O APIC, an edge before that is lost.
+    /// Enables the line of `gsi`.
+    ///
+    /// As on an I/O APIC, an earlier edge is lost.
     pub(super) fn enable(&self, gsi: u32) {
         if let Some(enabled) = self.enabled.get(gsi as usize) {
             enabled.store(true, Ordering::SeqCst);
@@ -62,8 +66,9 @@ impl Lines {
         }
     }
 
-    /// Interrupt `number` is taken. A message to a vector that the guest has no handler for goes
-    /// nowhere.
+    /// Takes interrupt `number`.
+    ///
+    /// A message to a vector that the guest has no handler for goes nowhere.
     fn deliver(&self, number: usize) {
         let Some(taken) = self.taken_on.get(number) else { return };
         // Release, both: what the device published before is seen by a guest that sees the count
@@ -92,7 +97,9 @@ impl Lines {
         self.taken_on.get(number as usize).map_or(0, |taken| taken.load(Ordering::Acquire))
     }
 
-    /// Sleeps until the sum is no longer `seen`, or a stop was asked for. The guest's thread only.
+    /// Sleeps until the sum differs from `seen`, or a stop is requested.
+    ///
+    /// For the guest's thread only.
     pub(super) fn wait(&self, seen: u64) {
         while self.taken() == seen && !self.stopping() {
             std::thread::park();
@@ -106,7 +113,7 @@ impl Lines {
         self.wake();
     }
 
-    /// Whether a stop was asked for.
+    /// Whether a stop was requested.
     pub(super) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -138,7 +145,7 @@ impl MsiSink for Messages {
     }
 
     fn fire(&self, message: MsiMessage) {
-        // `route` has let it through, so it has a vector.
+        // `route` accepted it, so it has a vector.
         let number = message.apic_vector().and_then(|vector| vector.checked_sub(IRQ_VECTOR_BASE));
         if let Some(number) = number {
             self.0.deliver(usize::from(number));

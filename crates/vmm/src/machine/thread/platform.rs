@@ -49,8 +49,9 @@ impl HostThread {
         let _ = self.bus.write(addr, &data);
     }
 
-    /// Ends the guest here if that was asked for. No lock is held: every call of the platform
-    /// starts or ends with this.
+    /// Ends the guest here if that was asked for.
+    ///
+    /// No lock is held: every call of the platform starts or ends with this.
     fn check_stop(&self) {
         if self.lines.stopping() {
             std::panic::resume_unwind(Box::new(Stopped));
