@@ -311,8 +311,9 @@ fn an_image_in_use_is_refused_and_left_alone() {
     assert_eq!(hex_sha256(&path), before);
 }
 
-/// Another user, without rights to `path` and to /dev/kvm. `None` (skipped) where we cannot become
-/// one.
+/// Another user, without rights to `path` and to /dev/kvm.
+///
+/// `None` (skipped) where we cannot become one.
 fn run_as_nobody(test: &str, arguments: &[&str]) -> Option<Output> {
     if !rustix::process::geteuid().is_root() {
         skip(test, "needs root, to run the program as another user");
@@ -489,8 +490,9 @@ fn benchmarks_of_memory_print_what_they_measured_and_what_others_published() {
     }
 }
 
-/// A bzImage with this code at its 64-bit entry. The rest of its header says that it wants 1 MiB at
-/// 1 MiB.
+/// A bzImage with this code at its 64-bit entry.
+///
+/// The rest of its header says that it wants 1 MiB at 1 MiB.
 fn kernel(dir: &Path, code: &[u8]) -> PathBuf {
     let mut image = vec![0; 1024 + 0x200];
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);

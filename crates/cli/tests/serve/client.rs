@@ -193,8 +193,9 @@ fn an_overlay_is_served_on_the_base_that_is_named() {
     assert!(std::fs::read(folder.path("flat.img")).unwrap() == model, "the image is not what was written");
 }
 
-/// The memory of one VMM disappears while in use. A disk of another VMM on the same daemon works
-/// on.
+/// The memory of one VMM disappears while in use.
+///
+/// A disk of another VMM on the same daemon works on.
 #[test]
 fn memory_that_is_taken_away_fails_one_device() {
     let folder = Folder::new();

@@ -1,4 +1,6 @@
-//! Resources that a client can consume, and those reserved for others. SECURITY.md lists them.
+//! Resources that a client can consume, and those reserved for others.
+//!
+//! SECURITY.md lists them.
 use crate::daemon::{Daemon, Folder, PATIENCE, skip, status};
 use crate::driver::Random;
 use crate::raw::{Machine, Raw};
@@ -134,8 +136,9 @@ impl Neighbour {
     }
 }
 
-/// Shares a part of a file at an address that no other part has. `false`: it is refused, and the
-/// session over.
+/// Shares a part of a file at an address that no other part has.
+///
+/// `false`: it is refused, and the session over.
 fn share(raw: &Raw, number: u64, size: u64, file: &OwnedFd) -> bool {
     let at = (1 << 46) + number * (1 << 40);
     let region = MemoryRegion { gpa: at, size, user: at, offset: 0 };

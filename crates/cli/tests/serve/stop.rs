@@ -40,8 +40,9 @@ fn some_done(machine: &mut Machine) -> usize {
     }
 }
 
-/// Waits until the daemon's first queue has `requests` in flight. What is still in the ring when a
-/// device stops stays there.
+/// Waits until the daemon's first queue has `requests` in flight.
+///
+/// What is still in the ring when a device stops stays there.
 fn wait_until_taken(control: &str, requests: u64) {
     let end = Instant::now() + PATIENCE;
     while status(control)["devices"][0]["queues"][0]["in_flight"] != requests {
@@ -214,7 +215,9 @@ fn storage_that_hangs_delays_its_own_device_alone() {
     assert!(ended.success(), "{log:?}");
 }
 
-/// SIGTERM has a deadline and logs unfinished requests. A second signal ends the wait.
+/// SIGTERM has a deadline and logs unfinished requests.
+///
+/// A second signal ends the wait.
 #[test]
 fn storage_that_hangs_does_not_keep_a_daemon() {
     const TEST: &str = "storage_that_hangs_does_not_keep_a_daemon";
@@ -254,8 +257,9 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
     }
 }
 
-/// Requests in the kernel outlive the daemon. The image stays locked until they are done, as they
-/// could overwrite data of the next daemon.
+/// Requests in the kernel outlive the daemon.
+///
+/// The image stays locked until they are done, as they could overwrite data of the next daemon.
 #[test]
 fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
     const TEST: &str = "an_image_stays_locked_until_the_kernel_is_done_with_it";

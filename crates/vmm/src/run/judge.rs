@@ -68,7 +68,7 @@ impl Judge<'_> {
         (outcome, results, moved)
     }
 
-    /// Figures of the cards, and whether guest and device agree that every frame came back.
+    /// Figures of the cards, and whether guest and device count the same frames.
     pub(super) fn nets(&self, counters: &[Totals], finished: bool) -> Vec<NetResult> {
         let first = self.config.disks.len() + usize::from(self.config.entropy > 0);
         let one = |((net, counted), number): ((&NetConfig, &Totals), usize)| {
@@ -237,7 +237,7 @@ fn guest_problem(report: &DiskReport) -> Option<String> {
         error::NONE => "the guest did not finish the job".to_owned(),
         error::SETUP => format!("the guest's driver could not be set up (code {detail})"),
         error::IO => format!("the request at sector {sector} ended with status {detail}"),
-        error::MISMATCH => format!("the guest read sector {sector}, and it was not what had been written"),
+        error::MISMATCH => format!("sector {sector}: the data read differ from the data written"),
         error::RING => format!("the guest found the queue broken (code {detail})"),
         error::MEMORY => "the guest has too little memory for the job".to_owned(),
         other => format!("the guest reports error {other} (detail {detail}, sector {sector})"),
