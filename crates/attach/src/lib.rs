@@ -1,4 +1,4 @@
-//! Puts a virtio device behind a transport: what stands between a VMM's exits and a [`Device`].
+//! Puts a virtio device behind a transport: the part between exits and [`Device`].
 //!
 //! ```text
 //!                       read, write, offset          AttachedDevice                       threads
@@ -13,6 +13,9 @@
 //! The last call of the [`Builder`] names the transport, its place and its interrupt:
 //! [`Builder::mmio`], [`Builder::mmio_msi`], [`Builder::pci`]. From then on the VMM passes register
 //! accesses on, and nothing else. `examples/kvm_mmio.rs` is a whole VMM.
+//!
+//! With the feature `driver`, `&AttachedDevice` implements the `Registers` of `paravane-driver`: a
+//! driver in the same process can use a device behind virtio-mmio.
 //!
 //! ```
 //! use paravane_attach::{AttachedDevice, InterruptFn};
@@ -76,6 +79,8 @@ mod local_ioeventfds;
 mod lock;
 mod placement;
 mod queue;
+#[cfg(feature = "driver")]
+mod registers;
 mod start;
 mod status;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A device of your own: a queue that returns what the driver sends, in capital letters.
+//! A device of your own: its queue returns the driver's text in capital letters.
 //!
 //! A request has a readable part (the text) and a writable part (room for the answer). With a path,
 //! the device is served over vhost-user, to any front end that knows its identifier. Without one,
@@ -11,7 +11,7 @@
 use paravane::attach::{AttachedDevice, InterruptFn};
 use paravane::device::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
 use paravane::dma::{Access, AccessGuard, Backing, DmaError, Memory, Region, RegionConfig};
-use paravane::driver::mmio::{Mmio, Registers};
+use paravane::driver::mmio::Mmio;
 use paravane::driver::{Pool, Virtio};
 use paravane::ring::device::QueueConfig;
 use paravane::ring::{Area, DmaArea, Segment};
@@ -101,30 +101,6 @@ fn serve_over_vhost_user(socket: &str) -> Result<(), Box<dyn std::error::Error>>
     Ok(())
 }
 
-/// The registers of the device, as its driver reaches them.
-struct Window(AttachedDevice);
-
-impl Registers for Window {
-    fn read32(&self, offset: u64) -> u32 {
-        let mut data = [0; 4];
-        self.0.read(offset, &mut data);
-        u32::from_le_bytes(data)
-    }
-    fn write32(&self, offset: u64, value: u32) {
-        self.0.write(offset, &value.to_le_bytes());
-    }
-    fn read16(&self, offset: u64) -> u16 {
-        let mut data = [0; 2];
-        self.0.read(offset, &mut data);
-        u16::from_le_bytes(data)
-    }
-    fn read8(&self, offset: u64) -> u8 {
-        let mut data = [0];
-        self.0.read(offset, &mut data);
-        data[0]
-    }
-}
-
 /// Puts the device behind virtio-mmio, and drives it by its registers.
 fn serve_behind_mmio(text: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let ram = Region::new(RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true })?;
@@ -136,7 +112,7 @@ fn serve_behind_mmio(text: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>>
     // SAFETY: `ram` outlives the driver, and no reference is made to its bytes.
     let area = unsafe { Area::new(ram.host(), ram.size() as usize) };
     let mut pool = Pool::new(DmaArea { area, addr: 0 });
-    let mut driver = Virtio::probe(Mmio::new(Window(device))?, DEVICE_ID)?;
+    let mut driver = Virtio::probe(Mmio::new(&device)?, DEVICE_ID)?;
     driver.negotiate(feature::VERSION_1, 0)?;
     let mut queue = driver.start_queue(0, 8, 0, &mut pool)?;
     driver.driver_ok()?;

@@ -1,5 +1,6 @@
-//! Runs each example as a program and checks what a client of it sees. The client is the front end
-//! of the crate vhost with the driver side of our queues.
+//! Runs each example as a program and checks what a client of it sees.
+//!
+//! The client is the front end of the crate vhost with the driver side of our queues.
 //!
 //! `cargo test -p paravane --features full` builds the examples before the tests run. With `--test
 //! examples` it does not, and the tests run those that were built last.
@@ -23,7 +24,9 @@ use vmm_sys_util::eventfd::EventFd;
 const PATIENCE: Duration = Duration::from_secs(60);
 const GPA: u64 = 0x10_0000;
 const MEMORY: u64 = 1 << 20;
-/// Offsets of the request and of the answer in the client's memory. The queue lies before them.
+/// Offsets of the request and of the answer in the client's memory.
+///
+/// The queue lies before them.
 const REQUEST: usize = 0x8000;
 const ANSWER: usize = 0x9000;
 
