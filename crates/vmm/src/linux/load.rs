@@ -66,15 +66,15 @@ const MACHINE: u16 = 62;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
-/// Why a guest's files cannot be loaded.
+/// A guest's files cannot be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
     /// The file is no kernel.
@@ -83,7 +83,7 @@ pub enum LoadError {
     /// The kernel is too old, or 32-bit.
     #[error("{} has no 64-bit entry (boot protocol {version:#x})", path.display())]
     No64Bit {
-        /// The kernel.
+        /// Path of the kernel.
         path: PathBuf,
         /// Version of the boot protocol.
         version: u16,
@@ -91,37 +91,37 @@ pub enum LoadError {
     /// The loader refuses the kernel.
     #[error("{} cannot be loaded into {memory} bytes of guest memory: {reason}", path.display())]
     Refused {
-        /// The kernel.
+        /// Path of the kernel.
         path: PathBuf,
-        /// Bytes of RAM.
+        /// Guest memory in bytes.
         memory: u64,
-        /// Why not.
+        /// Cause.
         reason: String,
     },
     /// Guest memory is too small.
     #[error("guest memory of {memory} bytes is too small: the kernel needs {needed}")]
     Room {
-        /// End of the kernel when it has unpacked itself.
+        /// End of the unpacked kernel in bytes.
         needed: u64,
-        /// Bytes of RAM.
+        /// Guest memory in bytes.
         memory: u64,
     },
     /// The initial RAM disk is too large.
     #[error("there is no room for an initial RAM disk of {size} bytes between {start:#x} and {end:#x}")]
     Initrd {
-        /// Its size.
+        /// Size of the RAM disk in bytes.
         size: u64,
-        /// End of the kernel.
+        /// First free address, at the end of the kernel.
         start: u64,
-        /// Where it must end.
+        /// Highest end of the RAM disk.
         end: u64,
     },
     /// The command line is too long.
     #[error("the command line has {len} bytes: the kernel takes {most}")]
     LongCmdline {
-        /// Its length.
+        /// Length in bytes.
         len: usize,
-        /// The most that the kernel takes.
+        /// Limit of the kernel in bytes.
         most: u64,
     },
     /// The command line cannot be passed on.
