@@ -7,8 +7,8 @@
 //!   publish   --> intent | the ring's store | follow it       a crash around it: recovery asks the ring
 //! ```
 //! Opt-in, and for queues that complete out of order: with IN_ORDER the ring itself tells what is
-//! in flight. After a crash, [`crate::device::QueueConfig::resume_tracked`] reads the region; the queue's first
-//! chains are then those that were in flight, in the order in which they were taken.
+//! in flight. After a crash, [`crate::device::QueueConfig::resume_tracked`] reads the region; the
+//! queue's first chains are then those that were in flight, in the order in which they were taken.
 //!
 //! # Order
 //! Against the crash of a process, stores need not be ordered between CPUs: what the process has
@@ -94,8 +94,8 @@ impl Tracking {
 
 /// The region's memory.
 ///
-/// Invariant, made by [`crate::device::QueueConfig::resume_tracked`]: it is as long as the layout's `bytes` of
-/// `size` says, it lies on a multiple of 8, and it stays mapped. Offsets are those of
+/// Invariant, made by [`crate::device::QueueConfig::resume_tracked`]: it is as long as the layout's
+/// `bytes` of `size` says, it lies on a multiple of 8, and it stays mapped. Offsets are those of
 /// `paravane_spec::inflight`, of entries below `size`.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -104,8 +104,11 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// The memory at `area`, for a queue of `size`. The caller keeps the invariant.
-    pub(crate) fn new(area: Area, size: u16) -> Self {
+    /// The region at `area` of a queue of `size`.
+    ///
+    /// # Safety
+    /// `area` is as long as [`tracking_bytes`] of `size` says, aligned to 8, and stays mapped.
+    pub(crate) unsafe fn new(area: Area, size: u16) -> Self {
         Self { cells: area.cells(), size }
     }
 

@@ -64,8 +64,8 @@ impl QueueConfig {
         let indirect = self.has(feature::INDIRECT_DESC);
         let event_idx = self.has(feature::EVENT_IDX);
         let in_order = self.has(feature::IN_ORDER);
-        // SAFETY: the caller promises the mapping; `new` checked the size, and `check`
-        // lengths and alignment.
+        // SAFETY: the caller promises the mapping; `new` checked the size, `check` lengths and
+        // alignment.
         let layout = unsafe {
             if self.packed() {
                 let start = packed::Position::START.advance(start.into(), size);
@@ -84,9 +84,9 @@ impl QueueConfig {
 /// order.
 #[derive(Debug)]
 pub struct Queue<O: Order = Smp> {
-    pub(crate) layout: Layout<O>,
+    pub(super) layout: Layout<O>,
     /// In-flight tracking, if it was asked for.
-    pub(crate) tracking: Option<Box<Tracking>>,
+    pub(super) tracking: Option<Box<Tracking>>,
     /// Keeps the areas mapped. Dropped last: fields are dropped in the order of their declaration.
     owner: Option<Box<dyn Any + Send + Sync>>,
 }

@@ -47,8 +47,8 @@ impl QueueConfig {
         }
         // SAFETY: the caller's promise is the same.
         let mut queue: Queue<O> = unsafe { self.activate_as(desc, driver, device) }?;
-        // The length was checked for the layout.
-        let region = Region::new(region, queue.size());
+        // SAFETY: length and alignment were checked; the caller promises the mapping.
+        let region = unsafe { Region::new(region, queue.size()) };
         let new = region.is_new()?;
         if new || state.layout() != queue.layout.name() {
             queue.move_to(state)?;

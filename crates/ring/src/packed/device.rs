@@ -435,12 +435,15 @@ impl<O: Order> DeviceRing for Ring<O> {
             return Err(error);
         }
         let limit = batch.slots();
-        let mut more = !self.special || self.pop_chains(batch, limit, &mut fetch)?;
-        while more && batch.count() < limit {
-            more = match self.pop_simple(batch) {
-                Stop::End => true,
-                Stop::Special => self.pop_chains(batch, limit, &mut fetch)?,
-                Stop::Empty => false,
+        let mut special = self.special;
+        loop {
+            if special && (!self.pop_chains(batch, limit, &mut fetch)? || batch.count() == limit) {
+                break;
+            }
+            special = match self.pop_simple(batch) {
+                Stop::End => false,
+                Stop::Special => true,
+                Stop::Empty => break,
             };
         }
         self.note_order(batch);

@@ -318,12 +318,15 @@ impl<O: Order> DeviceRing for Ring<O> {
         }
         let available = usize::from(self.available(Acquire)?);
         let limit = available.min(batch.slots());
-        if limit == 0 {
-            return Ok(0);
-        }
-        let mut more = !self.special || self.pop_chains(batch, limit, &mut fetch)?;
-        while more && batch.count() < limit {
-            more = self.pop_simple(batch, limit) || self.pop_chains(batch, limit, &mut fetch)?;
+        let mut special = self.special;
+        while batch.count() < limit {
+            if !special {
+                special = !self.pop_simple(batch, limit);
+            } else if self.pop_chains(batch, limit, &mut fetch)? {
+                special = false;
+            } else {
+                break;
+            }
         }
         self.note_order(batch);
         Ok(batch.count())

@@ -425,6 +425,31 @@ fn long_chains_fill_a_batch_one_at_a_time() {
     assert_eq!(driver.queue.in_flight(), 3);
 }
 
+/// Which kind came last decides where the next pop begins, and nothing else.
+#[test]
+fn direct_and_indirect_chains_take_turns() {
+    let mut driver = Hostile::new(INDIRECT_DESC);
+    driver.entry(0, DATA, 8, WRITE);
+    for (ids, direct) in [(0..1, 0b0), (1..2, 0b1), (2..4, 0b10), (4..5, 0b0)] {
+        for (bit, id) in ids.clone().enumerate() {
+            if direct >> bit & 1 == 1 {
+                driver.push(DATA, 8, id, WRITE);
+            } else {
+                driver.push(TABLE, 16, id, INDIRECT);
+            }
+        }
+        assert_eq!(driver.pop(), Ok(ids.len()));
+        for (chain, id) in driver.batch.chains().iter().zip(ids) {
+            assert_eq!(chain.head, id);
+            assert_eq!(driver.batch.segments(chain), (&[][..], &[seg(DATA, 8)][..]));
+        }
+        assert_eq!(driver.pop(), Ok(0));
+    }
+    assert_eq!(driver.queue.in_flight(), 5);
+    driver.push(DATA, 0, 5, WRITE);
+    driver.dies_of(QueueError::ZeroLength { index: 5 });
+}
+
 #[test]
 fn indirect_table_changes_while_it_is_read() {
     let mut driver = Hostile::new(INDIRECT_DESC);

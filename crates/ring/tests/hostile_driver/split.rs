@@ -367,6 +367,33 @@ fn long_chains_fill_a_batch_one_at_a_time() {
     assert_eq!(driver.queue.in_flight(), 4);
 }
 
+/// Which kind came last decides where the next pop begins, and nothing else.
+#[test]
+fn direct_and_indirect_chains_take_turns() {
+    let mut driver = Hostile::new(INDIRECT_DESC);
+    driver.entry(0, DATA, 8, WRITE, 0);
+    for (heads, direct) in [(0..1, 0b0), (1..2, 0b1), (2..4, 0b10), (4..6, 0b01), (6..7, 0b0)] {
+        for (bit, head) in heads.clone().enumerate() {
+            if direct >> bit & 1 == 1 {
+                driver.desc(head, DATA, 8, WRITE, 0);
+            } else {
+                driver.desc(head, TABLE, 16, INDIRECT, 0);
+            }
+            driver.push(head);
+        }
+        assert_eq!(driver.pop(), Ok(heads.len()));
+        for (chain, head) in driver.batch.chains().iter().zip(heads) {
+            assert_eq!(chain.head, head);
+            assert_eq!(driver.batch.segments(chain), (&[][..], &[seg(DATA, 8)][..]));
+        }
+        assert_eq!(driver.pop(), Ok(0));
+    }
+    assert_eq!(driver.queue.in_flight(), 7);
+    driver.desc(7, DATA, 0, WRITE, 0);
+    driver.push(7);
+    driver.dies_of(QueueError::ZeroLength { index: 7 });
+}
+
 #[test]
 fn indirect_table_changes_while_it_is_read() {
     let mut driver = Hostile::new(INDIRECT_DESC);
