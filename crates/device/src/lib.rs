@@ -60,7 +60,7 @@
 //!
 //! impl QueueHandler for EchoQueue {
 //!     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-//!         let QueueBatch { queue, memory, chains } = queue.begin_batch();
+//!         let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
 //!         let taken = memory.pop(queue, chains)? as u32;
 //!         for (chain, readable, writable) in chains.iter() {
 //!             let len = chain.readable_len().min(chain.writable_len()).min(256);
@@ -107,6 +107,7 @@
 pub mod blk;
 #[cfg(test)]
 mod dirty_tests;
+pub mod latency;
 mod log_device;
 mod mapped_queue;
 pub mod net;

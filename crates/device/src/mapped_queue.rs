@@ -6,7 +6,7 @@
 //! ```text
 //! QueueAddresses -> QueueConfig --areas--> AccessGuard::map --activate, keeping--> Queue
 //!
-//! MappedQueue --begin_batch--> QueueBatch { queue, memory, chains }      for one batch
+//! MappedQueue --begin_batch--> QueueBatch { queue, memory, chains, latency }   for one batch
 //!                              '-- drop: marks the device's areas in the dirty log
 //!
 //! MappedQueue --park--> ParkedQueue { position, areas } --resume(position)--> MappedQueue
@@ -23,6 +23,7 @@
 //! the queue waits. The [`InvalidationLock`] keeps translations in place during a batch. A request
 //! that is served longer keeps its memory mapped, or checks again
 //! ([`QueueGuard::translates_chain`]).
+use crate::latency::{LatencyRecorder, QueueLatency};
 use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, Mapping, Region};
 use paravane_ring::device::{
     AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TranslationCheck,
@@ -116,6 +117,7 @@ pub struct MappedQueue {
     chains: Batch,
     /// An available chain is not translated.
     waiting: bool,
+    latency: LatencyRecorder,
 }
 
 /// A queue at rest: nothing in flight, its areas mapped, its position known.
@@ -144,6 +146,8 @@ pub struct QueueBatch<'a> {
     pub memory: QueueGuard<'a>,
     /// Storage for popped chains.
     pub chains: &'a mut Batch,
+    /// Records the latencies of requests.
+    pub latency: &'a mut LatencyRecorder,
 }
 
 impl QueueBatch<'_> {
@@ -337,7 +341,30 @@ impl MappedQueue {
             }
         }
         let chains = Batch::new(BATCH.min(usize::from(queue.size())));
-        Ok(Self { config, queue, areas, written, memory, invalidation: None, chains, waiting: false })
+        Ok(Self {
+            config,
+            queue,
+            areas,
+            written,
+            memory,
+            invalidation: None,
+            chains,
+            waiting: false,
+            latency: LatencyRecorder::default(),
+        })
+    }
+
+    /// Records latencies into `latency` [none are recorded].
+    ///
+    /// Only one live queue at a time may record into it.
+    #[must_use]
+    pub fn with_latency(self, latency: Arc<QueueLatency>) -> Self {
+        Self { latency: LatencyRecorder::new(latency), ..self }
+    }
+
+    /// The recorder of latencies.
+    pub fn latency(&mut self) -> &mut LatencyRecorder {
+        &mut self.latency
     }
 
     /// Marks translations as fetched on demand, and taken away under `lock`.
@@ -370,12 +397,12 @@ impl MappedQueue {
 
     /// Begins a batch: enters guest memory, at its newest map.
     pub fn begin_batch(&mut self) -> QueueBatch<'_> {
-        let Self { queue, memory, written, invalidation, chains, waiting, .. } = self;
+        let Self { queue, memory, written, invalidation, chains, waiting, latency, .. } = self;
         // The lock first: its exclusive holder waits for guards.
         let shared = invalidation.as_ref().map(InvalidationLock::share);
         let waiting = Cell::from_mut(waiting);
         let memory = QueueGuard { guard: memory.enter(), written: *written, waiting, shared };
-        QueueBatch { memory, queue, chains }
+        QueueBatch { memory, queue, chains, latency }
     }
 
     /// Regions of the newest memory map, and its generation.

@@ -114,7 +114,7 @@ impl Handler {
 
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { queue, memory, chains } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
         let mut served = Served::default();
         let taken = memory.pop(queue, chains)?;
         served.taken = taken as u32;

@@ -1,5 +1,7 @@
 //! Counters of I/O threads and queues.
 use paravane_device::Served;
+use paravane_device::latency::QueueLatency;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -56,16 +58,42 @@ impl Counters {
 }
 
 /// Work done for one queue, on all threads that served it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct QueueWork {
     taken: AtomicU64,
     completed: AtomicU64,
     interrupts: AtomicU64,
     /// Chains taken and never completed: a reset forgot them, or the queue was stopped early.
     forgotten: AtomicU64,
+    latency: Option<Arc<QueueLatency>>,
+}
+
+/// Counters at 0, with latencies.
+impl Default for QueueWork {
+    fn default() -> Self {
+        Self { latency: Some(Arc::default()), ..Self::without_latencies() }
+    }
 }
 
 impl QueueWork {
+    /// Creates counters for a queue whose latencies are not measured.
+    #[must_use]
+    pub fn without_latencies() -> Self {
+        Self {
+            taken: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            interrupts: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
+            latency: None,
+        }
+    }
+
+    /// Latencies of the queue, unless they are off.
+    #[must_use]
+    pub fn latency(&self) -> Option<&Arc<QueueLatency>> {
+        self.latency.as_ref()
+    }
+
     /// Chains taken and neither completed nor forgotten.
     #[must_use]
     pub fn in_flight(&self) -> u64 {

@@ -53,7 +53,7 @@ pub struct HostQueue {
 }
 
 impl HostQueue {
-    /// Puts the parts together. `work` is added to.
+    /// Puts the parts together. `work` is added to, with its latencies.
     ///
     /// Called by [`QueueStart`](crate::QueueStart) and [`RestingQueue`] only.
     pub(crate) fn new(
@@ -66,6 +66,10 @@ impl HostQueue {
     ) -> Self {
         // A host notifier is signalled when it is made and when it is given back.
         let own_signals = kicks.are_ours().into();
+        let live = match work.latency() {
+            Some(latency) => live.with_latency(Arc::clone(latency)),
+            None => live,
+        };
         Self { key, live, handler, kicks, events, own_signals, work, cut: None }
     }
 

@@ -78,7 +78,7 @@ impl QueueHandler for EchoQueue {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
         let mut batch = queue.begin_batch();
         let taken = batch.pop()? as u32;
-        let QueueBatch { queue, memory, chains } = batch;
+        let QueueBatch { queue, memory, chains, .. } = batch;
         for (chain, readable, writable) in chains.iter() {
             let len = chain.readable_len().min(chain.writable_len());
             // Memory that the driver does not have is an error of the queue: it stops until it is

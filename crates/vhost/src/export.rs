@@ -25,6 +25,7 @@ use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
+use paravane_device::latency::LatencySnapshot;
 use paravane_device::{Device, LogDevice};
 use paravane_dma::MappingQuota;
 use paravane_io::{IoThread, caught};
@@ -63,6 +64,8 @@ pub struct ExportConfig {
     /// Good for network devices. If the driver accepts it, the requests of a disk wait for one
     /// another.
     pub in_order: bool,
+    /// Measure the latencies of requests (default); see [`Export::latencies`].
+    pub latencies: bool,
     /// Quota of the clients' mappings (default: a pool with the host's limits).
     ///
     /// Give all exports of a process quotas of one pool.
@@ -82,6 +85,7 @@ impl ExportConfig {
             longest_poll: Duration::from_micros(50),
             packed: true,
             in_order: false,
+            latencies: true,
             quota: MappingQuota::default(),
             ended: None,
         }
@@ -190,15 +194,18 @@ impl Export {
         if queues > 256 {
             return Err(ExportError::Queues(queues));
         }
-        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order, quota, ended } = config;
+        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order, latencies, quota, ended } =
+            config;
         let offer = Offer { packed, in_order };
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
         let (acceptor, file) = Acceptor::open(endpoint)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
+        let shared_status = SharedStatus::new(&name, queues, quota);
+        let shared_status = if latencies { shared_status } else { shared_status.without_latencies() };
         let shared = Arc::new(Shared {
-            shared_status: SharedStatus::new(&name, queues, quota),
+            shared_status,
             control,
             stop: AtomicBool::new(false),
             refresh: AtomicBool::new(false),
@@ -246,6 +253,14 @@ impl Export {
     #[must_use]
     pub fn status(&self) -> ExportStatus {
         self.shared.shared_status.read()
+    }
+
+    /// Returns the latencies of all queues by index. They span all clients.
+    ///
+    /// Empty where [`ExportConfig::latencies`] is off.
+    #[must_use]
+    pub fn latencies(&self) -> Vec<LatencySnapshot> {
+        self.shared.shared_status.latencies()
     }
 
     /// Whether a thread has panicked.

@@ -1,5 +1,6 @@
 //! Status of an export.
 use crate::notifiers::ClientNotifiers;
+use paravane_device::latency::LatencySnapshot;
 use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
 use std::sync::atomic::AtomicBool;
@@ -93,6 +94,20 @@ impl SharedStatus {
         let work = std::iter::repeat_with(Arc::default).take(queues).collect();
         let notifiers = Arc::new(ClientNotifiers::new(name, queues));
         Self { status: Mutex::new(status), notifiers, work, quota, cut: Arc::default() }
+    }
+
+    /// Measures no latencies [they are measured].
+    #[must_use]
+    pub fn without_latencies(mut self) -> Self {
+        self.work.fill_with(|| Arc::new(QueueWork::without_latencies()));
+        self
+    }
+
+    /// Returns the latencies of all queues by index; see [`Export::latencies`](crate::Export::latencies).
+    #[must_use]
+    pub fn latencies(&self) -> Vec<LatencySnapshot> {
+        let of = |work: &Arc<QueueWork>| work.latency().map(|latency| latency.snapshot());
+        self.work.iter().map(|work| of(work).unwrap_or_default()).collect()
     }
 
     /// Locks the status for writing. Hold the lock for nothing else.

@@ -118,6 +118,12 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
 /// Options of every device.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Endpoint and threads", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation"]).required(true))]
@@ -142,6 +148,9 @@ pub(crate) struct EndpointArgs {
     /// Only queues whose work recently arrived within this time are polled.
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) poll_us: Option<u32>,
+    /// Measure the latencies of requests [default: on]
+    #[arg(long, value_enum, value_name = "SWITCH")]
+    pub(crate) latencies: Option<Switch>,
     /// Offer split virtqueues only
     #[arg(long)]
     pub(crate) no_packed: bool,

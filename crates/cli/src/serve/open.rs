@@ -85,6 +85,7 @@ pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConf
     let mut config = ExportConfig::new(spec.name.clone(), endpoint);
     config.workers = spec.workers.into();
     config.longest_poll = spec.longest_poll;
+    config.latencies = spec.latencies;
     config.packed = spec.packed;
     config.in_order = matches!(spec.kind, Kind::Net(_));
     config

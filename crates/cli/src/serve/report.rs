@@ -2,6 +2,7 @@
 //!
 //! Names are stable; fields may be added.
 use paravane_device::blk::{ErrorTotals, Operation};
+use paravane_device::latency::{self, LatencySnapshot};
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
@@ -130,6 +131,87 @@ pub(crate) struct Queue {
     pub(crate) storage_errors: u64,
     /// Error that stopped the queue until its reset.
     pub(crate) error: Option<String>,
+    /// Latency of each operation that occurred.
+    #[serde(default)]
+    pub(crate) operations: Vec<OperationLatency>,
+    /// Latency of each stage that occurred, of all operations together.
+    #[serde(default)]
+    pub(crate) stages: Vec<StageLatency>,
+    /// Requests in flight, counted each time that some were taken.
+    #[serde(default)]
+    pub(crate) depth: Option<Distribution>,
+    /// Requests taken together.
+    #[serde(default)]
+    pub(crate) batch: Option<Distribution>,
+}
+
+/// Latency of one operation, from the ring to the interrupt.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OperationLatency {
+    /// "read", "write", "flush", "discard", "write_zeroes", "other", "frame_out", "frame_in" or
+    /// "entropy".
+    pub(crate) operation: String,
+    /// In nanoseconds.
+    pub(crate) latency: Distribution,
+}
+
+/// Latency of one stage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StageLatency {
+    /// "ring", "throttled", "host" or "interrupt".
+    pub(crate) stage: String,
+    /// In nanoseconds.
+    pub(crate) latency: Distribution,
+}
+
+/// Distribution of latencies in nanoseconds, or of counts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Distribution {
+    pub(crate) count: u64,
+    pub(crate) sum: u64,
+    pub(crate) max: u64,
+    /// Median, at most 1/8 too high. So are the other percentiles.
+    pub(crate) p50: u64,
+    pub(crate) p99: u64,
+    /// 99.9 %.
+    pub(crate) p999: u64,
+    /// Buckets that are not empty: largest value and number of values. A bucket begins at most 1/8
+    /// below its largest value.
+    pub(crate) buckets: Vec<(u64, u64)>,
+}
+
+impl From<&latency::Distribution> for Distribution {
+    fn from(from: &latency::Distribution) -> Self {
+        Self {
+            count: from.count,
+            sum: from.sum,
+            max: from.max,
+            p50: from.quantile(0.5),
+            p99: from.quantile(0.99),
+            p999: from.quantile(0.999),
+            buckets: from.buckets.clone(),
+        }
+    }
+}
+
+impl Queue {
+    /// Fills in the latencies.
+    pub(crate) fn with_latencies(self, of: &LatencySnapshot) -> Self {
+        let operation = |(operation, latency): &(latency::Operation, latency::Distribution)| {
+            OperationLatency { operation: operation.name().to_owned(), latency: latency.into() }
+        };
+        let stage = |(stage, latency): &(latency::Stage, latency::Distribution)| StageLatency {
+            stage: stage.name().to_owned(),
+            latency: latency.into(),
+        };
+        Self {
+            operations: of.operations.iter().map(operation).collect(),
+            stages: of.stages.iter().map(stage).collect(),
+            depth: of.depth.as_ref().map(Into::into),
+            batch: of.batch.as_ref().map(Into::into),
+            ..self
+        }
+    }
 }
 
 /// Traffic of a network card.

@@ -1,7 +1,9 @@
 //! Specifications of devices, validated without touching the host.
 //!
 //! A reload leaves a device alone if its old and new specifications are equal.
-use super::args::{Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, RngArgs};
+use super::args::{
+    Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, RngArgs, Switch,
+};
 use crate::engine::Engine;
 use crate::size::Size;
 use paravane_device::{Rate, RateLimit};
@@ -33,6 +35,7 @@ pub(crate) struct DeviceSpec {
     pub(crate) endpoint: Endpoint,
     pub(crate) workers: u16,
     pub(crate) longest_poll: Duration,
+    pub(crate) latencies: bool,
     pub(crate) packed: bool,
     pub(crate) kind: Kind,
 }
@@ -152,7 +155,8 @@ impl DeviceSpec {
         };
         let workers = within("workers", common.workers.unwrap_or(1), MAX_WORKERS)?;
         let longest_poll = Duration::from_micros(common.poll_us.unwrap_or(POLL_US).into());
-        Ok(Self { name, endpoint, workers, longest_poll, packed: !common.no_packed, kind })
+        let latencies = common.latencies != Some(Switch::Off);
+        Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })
     }
 
     /// The socket in the file system, of either side.

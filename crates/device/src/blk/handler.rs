@@ -301,7 +301,7 @@ impl QueueHandler for Handler {
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
-        let QueueBatch { queue, memory, chains } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();

@@ -68,7 +68,7 @@ impl<B: BackEnd> Control<B> {
 
 impl<B: BackEnd> QueueHandler for Control<B> {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { queue, memory, chains } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
         let taken = memory.pop(queue, chains)?;
         for (chain, readable, writable) in chains.iter() {
             let answered = self.execute(&memory, (chain, readable, writable)).and_then(|answer| {

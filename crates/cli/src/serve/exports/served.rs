@@ -152,7 +152,10 @@ impl ServedDevice {
             interrupts: queue.interrupts,
             storage_errors: failures(index).unwrap_or(0),
             error: queue.error.clone(),
+            ..report::Queue::default()
         };
+        let latencies = self.export.latencies();
+        let queues = (0..).zip(&status.queues).map(queue).zip(&latencies);
         report::Device {
             name: self.spec.name.clone(),
             kind: self.spec.kind.name().to_owned(),
@@ -165,7 +168,7 @@ impl ServedDevice {
             features: format!("{:#x}", status.features),
             memory: status.memory,
             max_memory: status.max_memory,
-            queues: (0..).zip(&status.queues).map(queue).collect(),
+            queues: queues.map(|(queue, latencies)| queue.with_latencies(latencies)).collect(),
             refused_connections: status.refused_connections,
             protocol_errors: status.protocol_errors,
             refused_translations: status.refused_translations,

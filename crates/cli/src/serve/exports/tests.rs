@@ -38,6 +38,7 @@ fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
         endpoint: Endpoint::Listen(socket.clone()),
         workers: 1,
         longest_poll: Duration::ZERO,
+        latencies: true,
         packed: true,
         kind: Kind::Rng,
     };

@@ -1,0 +1,289 @@
+//! Records the latencies of one live queue.
+//!
+//! ```text
+//!   owner (I/O thread)                              handler
+//!
+//!   announce, announce_since  ----->  take -> Taken, kept with each request; batch
+//!                                     |    or: empty (nothing there), hold (rate limit), starve (no buffer)
+//!                                     v
+//!                                     reap, then complete for each request that is done
+//!   finish (signalled)        <-----  |
+//!   idle (nothing left)       <-----  '
+//! ```
+//! `finish` sees all times of a request, and is the only place that writes to the histograms.
+use super::{Operation, QueueLatency, Stage};
+use quanta::Clock;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Runs of completed requests that a queue has room for without allocation.
+const RUNS: usize = 64;
+
+/// Reading of the clock, in its own unit.
+type Ticks = u64;
+
+/// When a chain was taken from the ring, and how long it had waited.
+///
+/// Kept with the request while it is in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// When the thread learned of it.
+    announced: Ticks,
+    /// When it was taken; or let go by a rate limit, if that was later.
+    at: Ticks,
+    /// Time before `at` for which a rate limit held it.
+    throttled: Ticks,
+}
+
+/// Completed requests with the same times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    operation: Operation,
+    taken: Taken,
+    done: Ticks,
+    count: u64,
+}
+
+/// Records the latencies of one live queue into its [`QueueLatency`].
+///
+/// It is off unless the owner of the queue turns it on
+/// ([`MappedQueue::with_latency`](crate::MappedQueue::with_latency)); it then does nothing.
+#[derive(Debug, Default)]
+pub struct LatencyRecorder {
+    on: Option<On>,
+}
+
+#[derive(Debug)]
+struct On {
+    latency: Arc<QueueLatency>,
+    clock: Clock,
+    /// Since when available chains are known, or may be there.
+    announced: Option<Ticks>,
+    /// Since when a rate limit holds the queue.
+    held: Option<Ticks>,
+    /// Frames wait for buffers.
+    starved: bool,
+    /// When the requests that complete now were done.
+    reaped: Ticks,
+    /// Completed and not yet signalled.
+    runs: Vec<Run>,
+}
+
+impl LatencyRecorder {
+    /// Records into `latency`.
+    pub(crate) fn new(latency: Arc<QueueLatency>) -> Self {
+        Self::with_clock(latency, Clock::new())
+    }
+
+    fn with_clock(latency: Arc<QueueLatency>, clock: Clock) -> Self {
+        Self {
+            on: Some(On {
+                latency,
+                clock,
+                announced: None,
+                held: None,
+                starved: false,
+                reaped: 0,
+                runs: Vec::with_capacity(RUNS),
+            }),
+        }
+    }
+
+    /// Whether latencies are recorded.
+    #[must_use]
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.is_some()
+    }
+
+    /// Owner: the thread learns now that there is work.
+    ///
+    /// Does nothing if it has learned of work before, which is not taken yet.
+    #[inline]
+    pub fn announce(&mut self) {
+        if let Some(on) = &mut self.on
+            && on.announced.is_none()
+        {
+            on.announced = Some(on.clock.raw());
+        }
+    }
+
+    /// Owner: the thread finds work, and has last looked for it some time `ago`.
+    #[inline]
+    pub fn announce_since(&mut self, ago: Duration) {
+        if let Some(on) = &mut self.on
+            && on.announced.is_none()
+        {
+            on.announced = Some(on.clock.raw().saturating_sub(on.ticks(ago)));
+        }
+    }
+
+    /// Owner: nothing is left; the next work is announced.
+    #[inline]
+    pub fn idle(&mut self) {
+        if let Some(on) = &mut self.on
+            && on.held.is_none()
+            && !on.starved
+        {
+            on.announced = None;
+        }
+    }
+
+    /// Owner: the completed requests are published, and the driver is signalled if it wants it.
+    #[inline]
+    pub fn finish(&mut self) {
+        if let Some(on) = &mut self.on
+            && !on.runs.is_empty()
+        {
+            on.finish();
+        }
+    }
+
+    /// Handler: takes chains now.
+    ///
+    /// Keep the result with each of their requests.
+    #[inline]
+    pub fn take(&mut self) -> Taken {
+        match &mut self.on {
+            Some(on) => on.take(),
+            None => Taken::default(),
+        }
+    }
+
+    /// Handler: took so many `chains` together, and now has `in_flight` in flight.
+    #[inline]
+    pub fn batch(&mut self, chains: usize, in_flight: usize) {
+        if let Some(on) = &self.on
+            && chains > 0
+        {
+            on.latency.batch().add(chains as u64, 1);
+            on.latency.depth().add(in_flight as u64, 1);
+        }
+    }
+
+    /// Handler: looked, and there was nothing to take.
+    #[inline]
+    pub fn empty(&mut self) {
+        if let Some(on) = &mut self.on {
+            (on.announced, on.held, on.starved) = (None, None, false);
+        }
+    }
+
+    /// Handler: a rate limit holds the queue, from now on or still.
+    pub fn hold(&mut self) {
+        if let Some(on) = &mut self.on
+            && on.held.is_none()
+        {
+            let now = on.clock.raw();
+            on.held = Some(now);
+            on.announced.get_or_insert(now);
+        }
+    }
+
+    /// Handler: goes on with requests that were taken before, after a [`LatencyRecorder::hold`] or
+    /// not.
+    pub fn resume(&mut self, taken: &mut Taken) {
+        if let Some(on) = &mut self.on
+            && let Some(held) = on.held.take()
+        {
+            let now = on.clock.raw();
+            taken.throttled += now.saturating_sub(held.max(taken.at));
+            taken.at = now;
+        }
+    }
+
+    /// Handler: has frames, and there is no buffer to take for them.
+    pub fn starve(&mut self) {
+        if let Some(on) = &mut self.on {
+            on.starved = true;
+            on.announced.get_or_insert_with(|| on.clock.raw());
+        }
+    }
+
+    /// Handler: the host is done with the requests that complete next.
+    #[inline]
+    pub fn reap(&mut self) {
+        if let Some(on) = &mut self.on {
+            on.reaped = on.clock.raw();
+        }
+    }
+
+    /// Handler: completes requests that were taken at the same time and were done at the last
+    /// [`LatencyRecorder::reap`].
+    #[inline]
+    pub fn complete(&mut self, operation: Operation, taken: Taken, count: usize) {
+        if let Some(on) = &mut self.on {
+            on.complete(Run { operation, taken, done: on.reaped, count: count as u64 });
+        }
+    }
+
+    /// Handler: completes a request when it is taken, without host I/O.
+    #[inline]
+    pub fn answer(&mut self, operation: Operation, taken: Taken) {
+        if let Some(on) = &mut self.on {
+            on.complete(Run { operation, taken, done: taken.at, count: 1 });
+        }
+    }
+}
+
+impl On {
+    /// Duration in ticks of the clock.
+    fn ticks(&self, time: Duration) -> Ticks {
+        const MANY: Ticks = 1 << 32;
+        let nanos = self.clock.delta_as_nanos(0, MANY).max(1);
+        u64::try_from(time.as_nanos() * u128::from(MANY) / u128::from(nanos)).unwrap_or(u64::MAX)
+    }
+
+    #[inline]
+    fn take(&mut self) -> Taken {
+        let now = self.clock.raw();
+        // Chains that are not taken now are there, or come after this look at the ring.
+        let announced = self.announced.replace(now).unwrap_or(now);
+        let throttled = self.held.take().map_or(0, |held| now.saturating_sub(held));
+        self.starved = false;
+        Taken { announced, at: now, throttled }
+    }
+
+    #[inline]
+    fn complete(&mut self, run: Run) {
+        if run.count == 0 {
+            return;
+        }
+        if let Some(last) = self.runs.last_mut()
+            && last.operation == run.operation
+            && (last.taken, last.done) == (run.taken, run.done)
+        {
+            last.count += run.count;
+            return;
+        }
+        self.runs.push(run);
+    }
+
+    #[inline(never)]
+    fn finish(&mut self) {
+        let end = self.clock.raw();
+        let Self { latency, clock, runs, .. } = self;
+        let nanos = |from, to| clock.delta_as_nanos(from, to);
+        let mut runs = runs.drain(..).peekable();
+        while let Some(Run { operation, taken, done, count }) = runs.next() {
+            let whole = nanos(taken.announced, end);
+            latency.operation(operation).add(whole, count);
+            // Neighbours with the same times share the work.
+            let mut sum = count;
+            while let Some(next) = runs.next_if(|next| (next.taken, next.done) == (taken, done)) {
+                latency.operation(next.operation).add(whole, next.count);
+                sum += next.count;
+            }
+            let Taken { announced, at, throttled } = taken;
+            latency.stage(Stage::Ring).add(nanos(announced.saturating_add(throttled), at), sum);
+            if throttled > 0 {
+                latency.stage(Stage::Throttled).add(nanos(0, throttled), sum);
+            }
+            latency.stage(Stage::Host).add(nanos(at, done), sum);
+            latency.stage(Stage::Interrupt).add(nanos(done, end), sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

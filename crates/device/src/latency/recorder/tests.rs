@@ -1,0 +1,189 @@
+//! The recorder with a clock that stands still until it is moved.
+use super::*;
+use crate::latency::LatencySnapshot;
+use quanta::Mock;
+
+struct Fixture {
+    recorder: LatencyRecorder,
+    latency: Arc<QueueLatency>,
+    clock: Arc<Mock>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let (clock, mock) = Clock::mock();
+        mock.increment(1_000_000_u64);
+        let latency = Arc::new(QueueLatency::default());
+        Self { recorder: LatencyRecorder::with_clock(latency.clone(), clock), latency, clock: mock }
+    }
+
+    fn wait(&self, nanos: u64) {
+        self.clock.increment(nanos);
+    }
+
+    /// Sum and count of each stage.
+    fn stages(&self) -> Vec<(Stage, u64, u64)> {
+        let LatencySnapshot { stages, .. } = self.latency.snapshot();
+        stages.iter().map(|(stage, times)| (*stage, times.sum, times.count)).collect()
+    }
+
+    /// Sum and count of each operation.
+    fn operations(&self) -> Vec<(Operation, u64, u64)> {
+        let LatencySnapshot { operations, .. } = self.latency.snapshot();
+        operations.iter().map(|(operation, times)| (*operation, times.sum, times.count)).collect()
+    }
+}
+
+#[test]
+fn each_stage_has_its_time_and_the_whole_is_their_sum() {
+    let mut f = Fixture::new();
+    f.recorder.announce();
+    f.wait(100);
+    f.recorder.announce();
+    let taken = f.recorder.take();
+    f.recorder.batch(3, 5);
+    f.wait(1000);
+    f.recorder.reap();
+    f.recorder.complete(Operation::Read, taken, 1);
+    f.recorder.complete(Operation::Read, taken, 1);
+    f.recorder.complete(Operation::Write, taken, 1);
+    f.wait(10_000);
+    assert!(f.operations().is_empty(), "not signalled yet");
+    f.recorder.finish();
+    f.recorder.finish();
+    f.recorder.idle();
+    assert_eq!(f.operations(), [(Operation::Read, 2 * 11_100, 2), (Operation::Write, 11_100, 1)]);
+    let stages = [(Stage::Ring, 300, 3), (Stage::Host, 3000, 3), (Stage::Interrupt, 30_000, 3)];
+    assert_eq!(f.stages(), stages);
+    let LatencySnapshot { depth, batch, .. } = f.latency.snapshot();
+    assert_eq!(depth.unwrap().buckets, [(5, 1)]);
+    assert_eq!(batch.unwrap().buckets, [(3, 1)]);
+}
+
+#[test]
+fn a_chain_that_a_busy_thread_finds_has_waited_since_its_last_look() {
+    let mut f = Fixture::new();
+    f.recorder.announce();
+    let first = f.recorder.take();
+    f.wait(50);
+    let second = f.recorder.take();
+    assert_eq!((first.at - first.announced, second.at - second.announced), (0, 50));
+    // Nothing there: what comes next has not been seen before.
+    f.recorder.empty();
+    f.wait(50);
+    let third = f.recorder.take();
+    assert_eq!(third.at, third.announced);
+    f.recorder.idle();
+    f.wait(50);
+    f.recorder.announce_since(Duration::from_nanos(20));
+    f.wait(5);
+    let fourth = f.recorder.take();
+    assert_eq!(fourth.at - fourth.announced, 25);
+}
+
+#[test]
+fn the_time_that_a_limit_holds_is_throttled_and_nothing_else() {
+    let mut f = Fixture::new();
+    f.recorder.announce();
+    f.wait(10);
+    f.recorder.hold();
+    f.wait(500);
+    f.recorder.hold();
+    f.recorder.idle();
+    f.wait(500);
+    f.recorder.announce();
+    let taken = f.recorder.take();
+    f.wait(7);
+    f.recorder.reap();
+    f.recorder.complete(Operation::Write, taken, 1);
+    f.recorder.finish();
+    let stages =
+        [(Stage::Ring, 10, 1), (Stage::Throttled, 1000, 1), (Stage::Host, 7, 1), (Stage::Interrupt, 0, 1)];
+    assert_eq!(f.stages(), stages);
+    assert_eq!(f.operations(), [(Operation::Write, 1017, 1)]);
+    // A hold that ends without anything in the ring has held nothing.
+    f.recorder.hold();
+    f.wait(500);
+    f.recorder.empty();
+    f.wait(500);
+    assert_eq!(f.recorder.take().throttled, 0);
+}
+
+#[test]
+fn a_taken_frame_that_a_limit_holds_goes_on_later() {
+    let mut f = Fixture::new();
+    f.recorder.announce();
+    let mut taken = f.recorder.take();
+    f.wait(3);
+    for _ in 0..2 {
+        f.recorder.hold();
+        f.recorder.idle();
+        f.wait(100);
+        f.recorder.resume(&mut taken);
+    }
+    f.recorder.resume(&mut taken);
+    f.wait(4);
+    f.recorder.reap();
+    f.recorder.complete(Operation::FrameOut, taken, 8);
+    f.recorder.finish();
+    let stages = [
+        (Stage::Ring, 8 * 3, 8),
+        (Stage::Throttled, 8 * 200, 8),
+        (Stage::Host, 8 * 4, 8),
+        (Stage::Interrupt, 0, 8),
+    ];
+    assert_eq!(f.stages(), stages);
+}
+
+#[test]
+fn a_frame_that_waits_for_a_buffer_waits_from_its_arrival() {
+    let mut f = Fixture::new();
+    f.recorder.announce();
+    f.wait(1);
+    f.recorder.starve();
+    f.recorder.idle();
+    f.wait(100);
+    f.recorder.announce();
+    f.wait(1);
+    let taken = f.recorder.take();
+    assert_eq!((taken.at - taken.announced, taken.throttled), (102, 0));
+}
+
+#[test]
+fn a_request_that_is_answered_at_once_has_no_host_time() {
+    let mut f = Fixture::new();
+    let taken = f.recorder.take();
+    f.wait(9);
+    f.recorder.answer(Operation::Other, taken);
+    f.recorder.finish();
+    assert_eq!(f.stages(), [(Stage::Ring, 0, 1), (Stage::Host, 0, 1), (Stage::Interrupt, 9, 1)]);
+}
+
+#[test]
+fn a_clock_that_goes_back_gives_no_time_and_no_panic() {
+    let mut f = Fixture::new();
+    f.recorder.announce();
+    f.recorder.hold();
+    f.clock.decrement(500_u64);
+    let mut taken = f.recorder.take();
+    f.recorder.hold();
+    f.clock.decrement(500_u64);
+    f.recorder.resume(&mut taken);
+    f.recorder.reap();
+    f.recorder.complete(Operation::Read, taken, 1);
+    f.clock.decrement(500_u64);
+    f.recorder.finish();
+    assert_eq!(f.operations(), [(Operation::Read, 0, 1)]);
+}
+
+#[test]
+fn a_recorder_that_is_off_records_nothing() {
+    let mut recorder = LatencyRecorder::default();
+    recorder.announce();
+    let taken = recorder.take();
+    recorder.reap();
+    recorder.complete(Operation::Read, taken, 1);
+    recorder.finish();
+    assert!(!recorder.is_on());
+    assert_eq!(taken, Taken::default());
+}
