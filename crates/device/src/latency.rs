@@ -20,12 +20,16 @@
 //! CLOCK_MONOTONIC. It is read three times a batch, never for each request.
 mod histogram;
 mod recorder;
+#[cfg(test)]
+pub(crate) mod rig;
 
 pub use histogram::Distribution;
-pub use recorder::{LatencyRecorder, Taken};
+pub use recorder::{LatencyRecorder, Request, RequestObserver, RequestRecord, Taken};
 
 use histogram::Histogram;
-use std::sync::OnceLock;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Operations whose latency is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,9 +124,57 @@ pub struct QueueLatency {
     stages: [OnceLock<Histogram>; Stage::ALL.len()],
     depth: OnceLock<Histogram>,
     batch: OnceLock<Histogram>,
+    observer: Observer,
+}
+
+/// Observer of a queue's requests.
+#[derive(Default)]
+struct Observer {
+    /// There is one.
+    is_some: AtomicBool,
+    observer: Mutex<Option<Arc<dyn RequestObserver>>>,
+}
+
+impl Observer {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn RequestObserver>>> {
+        self.observer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observer").field("is_some", &self.is_some).finish_non_exhaustive()
+    }
 }
 
 impl QueueLatency {
+    /// Tells `observer` of each request from now on; `None`: nobody.
+    ///
+    /// Only disks tell. Requests that complete while the observer changes may go unseen. While
+    /// there is none, a request costs one relaxed load.
+    pub fn observe(&self, observer: Option<Arc<dyn RequestObserver>>) {
+        let mut place = self.observer.lock();
+        // Relaxed: the lock orders; a request that misses it goes unseen.
+        self.observer.is_some.store(observer.is_some(), Ordering::Relaxed);
+        *place = observer;
+    }
+
+    #[inline]
+    fn is_observed(&self) -> bool {
+        // Relaxed: as above.
+        self.observer.is_some.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn tell(&self, records: impl Iterator<Item = RequestRecord>) {
+        // Not under the lock, so that nobody who changes the observer can hold up the I/O thread
+        // for long.
+        let observer = self.observer.lock().clone();
+        if let Some(observer) = observer {
+            records.for_each(|record| observer.ended(&record));
+        }
+    }
+
     fn operation(&self, operation: Operation) -> &Histogram {
         self.operations[operation as usize].get_or_init(Histogram::of_latencies)
     }

@@ -4,7 +4,7 @@
 //! I/O thread would call it.
 pub(crate) mod allocations;
 
-use crate::{Device, MappedQueue, QueueHandler, ServeError, Served};
+use crate::{Device, MappedQueue, QueueHandler, ServeError, Served, latency};
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
@@ -85,7 +85,10 @@ impl<D: Device> Rig<D> {
     }
 
     pub(crate) fn serve(&mut self) -> Result<Served, ServeError> {
-        self.handler.serve(&mut self.live)
+        self.live.latency().announce();
+        let served = self.handler.serve(&mut self.live)?;
+        latency::rig::served(&mut self.live, &served);
+        Ok(served)
     }
 
     /// Serves as an I/O thread would, until the driver has everything back.

@@ -2,6 +2,7 @@
 //!
 //! The bytes come from getrandom(2), by way of a buffer of the host. The device reads nothing from
 //! the guest, and nothing is in flight when `serve` returns.
+use crate::latency::Operation;
 use crate::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::{Chain, QueueConfig};
@@ -114,10 +115,11 @@ impl Handler {
 
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains, latency } = queue.begin_batch();
         let mut served = Served::default();
         let taken = memory.pop(queue, chains)?;
         served.taken = taken as u32;
+        let measured = latency.take_batch(taken, queue.in_flight().into());
         for (chain, _, writable) in chains.iter() {
             match self.fill(&memory, chain, writable) {
                 Ok(written) => queue.complete(chain.head, written)?,
@@ -126,6 +128,8 @@ impl QueueHandler for Handler {
             }
             served.completed += 1;
         }
+        latency.reap();
+        latency.complete(Operation::Entropy, measured, taken);
         served.interrupt = queue.publish()?;
         Ok(served)
     }

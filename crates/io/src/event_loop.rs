@@ -59,6 +59,8 @@ pub(super) struct EventLoop {
     ready: VecDeque<usize>,
     /// Indices of entries that are polled, each once. Has room for all.
     polled: Vec<usize>,
+    /// Last look at the polled queues.
+    looked: Option<Instant>,
 }
 
 /// A queue while this thread has it.
@@ -90,7 +92,14 @@ impl EventLoop {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let control = epoll::EventData::new_u64(CONTROL);
         epoll::add(&epoll, &*setting.control, control, epoll::EventFlags::IN)?;
-        Ok(Self { epoll, setting, entries: Vec::new(), ready: VecDeque::new(), polled: Vec::new() })
+        Ok(Self {
+            epoll,
+            setting,
+            entries: Vec::new(),
+            ready: VecDeque::new(),
+            polled: Vec::new(),
+            looked: None,
+        })
     }
 
     pub(super) fn run(&mut self) {
@@ -206,6 +215,7 @@ impl EventLoop {
     fn event(&mut self, token: u64) {
         let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
         let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+        entry.queue.announce();
         if token & 1 == 0 {
             entry.queue.take_kicks();
         }
@@ -237,6 +247,9 @@ impl EventLoop {
                     continue;
                 }
                 if entry.queue.has_work() {
+                    // At the last poll, or when its work ran dry.
+                    let looked = self.looked.filter(|looked| *looked >= from).or(entry.dry);
+                    entry.queue.announce_since(looked.map_or(Duration::ZERO, |looked| now - looked));
                     fruitful += 1;
                     entry.window.found();
                     entry.state = State::Ready;
@@ -248,6 +261,7 @@ impl EventLoop {
                     self.sleep(number);
                 }
             }
+            self.looked = Some(now);
             if !self.ready.is_empty() || self.polled.is_empty() || now >= start + SLICE {
                 break;
             }

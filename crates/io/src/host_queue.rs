@@ -20,6 +20,7 @@ use rustix::event::epoll;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// Calls of `serve` in one turn of a queue.
 const BUDGET: usize = 16;
@@ -128,8 +129,20 @@ impl HostQueue {
     }
 
     /// Reports a kick that is served in its exit.
-    pub(super) fn kicked_inline(&self) {
+    pub(super) fn kicked_inline(&mut self) {
+        self.live.latency().announce();
         self.events.kicked(self.key.queue, 1);
+    }
+
+    /// Notes that the thread learns of work now; see
+    /// [`LatencyRecorder::announce`](paravane_device::latency::LatencyRecorder::announce).
+    pub(super) fn announce(&mut self) {
+        self.live.latency().announce();
+    }
+
+    /// Notes that polling has found work, after a look some time `ago` that found none.
+    pub(super) fn announce_since(&mut self, ago: Duration) {
+        self.live.latency().announce_since(ago);
     }
 
     /// Serves until nothing is left or the budget is used up.
@@ -142,7 +155,11 @@ impl HostQueue {
         let turn = self.serve_counted(arm, enough, &mut sum);
         self.work.add(&sum);
         let Served { taken, completed, .. } = sum;
-        Ok(if turn? { Turn::More { taken } } else { Turn::Dry { taken, worked: taken + completed > 0 } })
+        if turn? {
+            return Ok(Turn::More { taken });
+        }
+        self.live.latency().idle();
+        Ok(Turn::Dry { taken, worked: taken + completed > 0 })
     }
 
     /// Serves as [`HostQueue::serve`] does. `true`: there may be more.
@@ -155,6 +172,7 @@ impl HostQueue {
                 work.interrupted();
                 events.used_buffer(key.queue);
             }
+            live.latency().finish();
             sum.taken += served.taken;
             sum.completed += served.completed;
             if served.taken < enough && served.taken > 0 && served.completed == served.taken {
@@ -169,7 +187,11 @@ impl HostQueue {
 
     /// Asks for a wake-up by the next work. `true`: there is work already.
     pub(super) fn arm(&mut self) -> Result<bool, ServeError> {
-        wake_ups(&mut self.live, &mut *self.handler)
+        let more = wake_ups(&mut self.live, &mut *self.handler)?;
+        if more {
+            self.announce();
+        }
+        Ok(more)
     }
 
     /// Whether polling can find work, after a [`HostQueue::serve`] that ran dry.
@@ -221,6 +243,7 @@ impl HostQueue {
             self.work.interrupted();
             self.events.used_buffer(self.key.queue);
         }
+        self.live.latency().finish();
     }
 
     /// Stops serving, and nothing else: completes what is in flight; an ioeventfd stays, and kicks

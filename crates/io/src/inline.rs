@@ -79,8 +79,8 @@ impl Inline {
     /// Serves a queue that was kicked, until nothing is left.
     pub fn kick(&self, key: QueueKey) {
         let mut queues = lock(&self.shared.queues);
-        let kicked = (0..).zip(queues.iter()).find_map(|(number, queue)| {
-            let queue = queue.as_ref().filter(|queue| queue.key() == key)?;
+        let kicked = (0..).zip(queues.iter_mut()).find_map(|(number, queue)| {
+            let queue = queue.as_mut().filter(|queue| queue.key() == key)?;
             queue.kicked_inline();
             Some(number)
         });
@@ -107,10 +107,11 @@ impl Shared {
                 }
                 // No token is used twice, so a late one names nothing.
                 let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
-                if let Some(Some(queue)) = queues.get_mut(number)
-                    && token & 1 == 0
-                {
-                    queue.take_kicks();
+                if let Some(Some(queue)) = queues.get_mut(number) {
+                    queue.announce();
+                    if token & 1 == 0 {
+                        queue.take_kicks();
+                    }
                 }
                 self.serve(&mut queues, number);
             }

@@ -12,8 +12,9 @@
 use super::engine::{Engine, Outcome};
 use super::errors::{Cause, StorageErrors};
 use super::image::Image;
-use super::in_flight::{Ended, Next, RequestTable};
+use super::in_flight::{Ended, Measured, Next, RequestTable};
 use super::request::{Command, Limits};
+use crate::latency::{LatencyRecorder, Request, Taken};
 use crate::rate::{self, Brake};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
@@ -97,13 +98,21 @@ impl Handler {
         memory: &AccessGuard<'_>,
         (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
         served: &mut Served,
+        (latency, taken): (&mut LatencyRecorder, Taken),
     ) -> Result<u64, ServeError> {
+        let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
+            let measured = ended.measured();
+            let request = || request(measured, head, status);
+            finish(queue, memory, ended, (head, status, written), served)?;
+            latency.answer_request(measured.operation, measured.taken, request);
+            Ok::<_, ServeError>(0)
+        };
         // The owner limits the queue to the size that this handler was made for, and the ring pops
         // no head twice. Both are checked all the same.
         let Some(free) = self.requests.free(chain.head) else {
             return Err(io::Error::other("the queue is not the one that this handler serves").into());
         };
-        let (command, request) = free.parse(memory, (chain, readable, writable), &self.limits)?;
+        let (command, request) = free.parse(memory, (chain, readable, writable), &self.limits, taken)?;
         let mut bytes = 0;
         let ready = match command {
             Command::Read { offset, len } => {
@@ -127,31 +136,27 @@ impl Handler {
                 match request.allocate(discard, self.write_through && !discard) {
                     Ok(ready) => Ok(ready),
                     Err(ended) => {
-                        finish(queue, memory, ended, (chain.head, blk::S_OK, 0), served)?;
-                        return Ok(0);
+                        return answer(queue, ended, (chain.head, blk::S_OK, 0));
                     }
                 }
             }
             Command::GetId => {
                 memory.write_segments(writable, 0, &self.id, Access::WRITE)?;
                 let written = blk::ID_LEN as u32;
-                finish(queue, memory, request.end(), (chain.head, blk::S_OK, written), served)?;
-                return Ok(0);
+                return answer(queue, request.end(), (chain.head, blk::S_OK, written));
             }
             Command::Answer(code) => {
                 if code != blk::S_OK {
                     self.errors.reject();
                 }
-                finish(queue, memory, request.end(), (chain.head, code, 0), served)?;
-                return Ok(0);
+                return answer(queue, request.end(), (chain.head, code, 0));
             }
         };
         let mut ready = match ready {
             Ok(ready) => ready,
             // The data is lost, or the host has no memory for a buffer.
             Err(ended) => {
-                finish(queue, memory, ended, (chain.head, blk::S_IOERR, 0), served)?;
-                return Ok(0);
+                return answer(queue, ended, (chain.head, blk::S_IOERR, 0));
             }
         };
         if memory.is_translated() {
@@ -168,19 +173,29 @@ impl Handler {
         queue: &mut Queue,
         memory: &QueueGuard<'_>,
         served: &mut Served,
+        latency: &mut LatencyRecorder,
     ) -> Result<(), ServeError> {
         let Limited { brake, one } = limited;
         let now = rate::now();
-        while served.taken < BATCH && brake.lets_go(now) {
+        // When the first one was taken: one time for all.
+        let mut first = None;
+        while served.taken < BATCH {
+            if !brake.lets_go(now) {
+                latency.hold();
+                break;
+            }
             if memory.pop(queue, one)? == 0 {
+                latency.empty();
                 break;
             }
             served.taken += 1;
+            let taken = *first.get_or_insert_with(|| latency.take());
             for chain in one.iter() {
-                let bytes = self.start(queue, memory, chain, served)?;
+                let bytes = self.start(queue, memory, chain, served, (&mut *latency, taken))?;
                 brake.charge(now, bytes);
             }
         }
+        latency.batch(served.taken as usize, queue.in_flight().into());
         Ok(())
     }
 
@@ -190,10 +205,14 @@ impl Handler {
         queue: &mut Queue,
         memory: &AccessGuard<'_>,
         served: &mut Served,
+        latency: &mut LatencyRecorder,
     ) -> Result<(), ServeError> {
         self.engine.reap(&mut self.outcomes);
+        if !self.outcomes.is_empty() {
+            latency.reap();
+        }
         while let Some(outcome) = self.outcomes.pop_front() {
-            self.step(outcome, queue, memory, served, false)?;
+            self.step(outcome, queue, memory, served, (&mut *latency, false))?;
         }
         Ok(())
     }
@@ -208,7 +227,7 @@ impl Handler {
         queue: &mut Queue,
         memory: &AccessGuard<'_>,
         served: &mut Served,
-        last: bool,
+        (latency, last): (&mut LatencyRecorder, bool),
     ) -> Result<(), ServeError> {
         let head = outcome.head();
         let Some(reaped) = self.requests.reaped(outcome) else {
@@ -225,7 +244,10 @@ impl Handler {
                 (ended, blk::S_IOERR, failure.read)
             }
         };
-        finish(queue, memory, ended, (head, code, written), served)
+        let measured = ended.measured();
+        finish(queue, memory, ended, (head, code, written), served)?;
+        latency.complete_request(measured.operation, measured.taken, || request(measured, head, code));
+        Ok(())
     }
 
     /// Waits for all requests in flight, which `finish` completes [they are forgotten].
@@ -238,10 +260,11 @@ impl Handler {
                 let stepped = match &mut finish {
                     Some((queue, served)) => {
                         // The batch ends before the next wait, which may be long.
-                        let QueueBatch { queue, memory, .. } = queue.begin_batch();
+                        let QueueBatch { queue, memory, latency, .. } = queue.begin_batch();
+                        latency.reap();
                         // Relaxed: a request that misses it takes one more step.
                         let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
-                        self.step(outcome, queue, &memory, served, last)
+                        self.step(outcome, queue, &memory, served, (latency, last))
                     }
                     None => {
                         drop(self.requests.reaped(outcome));
@@ -278,6 +301,12 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
     }
 }
 
+/// A request, for an observer.
+fn request(measured: Measured, head: u16, status: u8) -> Request {
+    let Measured { sector, bytes, .. } = measured;
+    Request { head, sector, bytes, status }
+}
+
 /// Answers a request, and completes its chain with `written` bytes of data.
 fn finish(
     queue: &mut Queue,
@@ -301,24 +330,25 @@ impl QueueHandler for Handler {
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
-        let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains, latency } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();
-            self.reap(queue, &memory, &mut served)?;
+            self.reap(queue, &memory, &mut served, latency)?;
             if self.limit.is_none() {
                 let taken = memory.pop(queue, chains)?;
                 served.taken = taken as u32;
+                let taken = latency.take_batch(taken, queue.in_flight().into());
                 for chain in chains.iter() {
-                    self.start(queue, &memory, chain, &mut served)?;
+                    self.start(queue, &memory, chain, &mut served, (&mut *latency, taken))?;
                 }
             } else if let Some(mut limited) = self.limit.take() {
-                let taken = self.take_limited(&mut limited, queue, &memory, &mut served);
+                let taken = self.take_limited(&mut limited, queue, &memory, &mut served, latency);
                 self.limit = Some(limited);
                 taken?;
             }
             self.engine.submit()?;
-            self.reap(queue, &memory, &mut served)?;
+            self.reap(queue, &memory, &mut served, latency)?;
             self.engine.submit()?;
             served.interrupt = queue.publish()?;
             Ok(())

@@ -26,9 +26,11 @@ use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Engine, Job, Outcome, Pieces};
 use super::errors::{Cause, Missed, Operation};
 use super::request::{self, ByteRange, Command, Limits};
+use crate::latency::{self, Taken};
 use paravane_dma::{Access, AccessGuard, DmaError, HostSlice, Mapping, MappingGuard};
 use paravane_ring::device::Chain;
 use paravane_ring::{QueueError, Segment};
+use paravane_spec::blk::SECTOR;
 use std::collections::TryReserveError;
 use std::io;
 use std::ptr::NonNull;
@@ -42,6 +44,40 @@ const MAX_PIECES: usize = 1024;
 
 /// Retries of a step that the host interrupts or has no resources for.
 const RETRIES: u8 = 16;
+
+/// What is measured of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) operation: latency::Operation,
+    pub(super) taken: Taken,
+    /// First sector, if it has one.
+    pub(super) sector: Option<u64>,
+    /// Bytes of data, or the length of its ranges.
+    pub(super) bytes: u64,
+}
+
+impl Default for Measured {
+    fn default() -> Self {
+        Self { operation: latency::Operation::Other, taken: Taken::default(), sector: None, bytes: 0 }
+    }
+}
+
+impl Measured {
+    fn new(command: Command, ranges: &[ByteRange], taken: Taken) -> Self {
+        use latency::Operation::{Discard, Flush, Other, Read, Write, WriteZeroes};
+        let first = || ranges.first().map(|range| range.offset);
+        let sum = || ranges.iter().fold(0_u64, |sum, range| sum.saturating_add(range.len));
+        let (operation, offset, bytes) = match command {
+            Command::Read { offset, len } => (Read, Some(offset), len.into()),
+            Command::Write { offset, len } => (Write, Some(offset), len.into()),
+            Command::Flush => (Flush, None, 0),
+            Command::Discard => (Discard, first(), sum()),
+            Command::WriteZeroes => (WriteZeroes, first(), sum()),
+            Command::GetId | Command::Answer(_) => (Other, None, 0),
+        };
+        Self { operation, taken, sector: offset.map(|offset| offset / SECTOR), bytes }
+    }
+}
 
 /// The requests of one queue, by descriptor head.
 ///
@@ -138,10 +174,12 @@ impl<'a> Free<'a> {
         memory: &AccessGuard<'_>,
         chain: (&Chain, &[Segment], &[Segment]),
         limits: &Limits,
+        taken: Taken,
     ) -> Result<(Command, Parsed<'a>), QueueError> {
         let entry = &mut *self.0.entry;
         let request = request::parse(memory, chain, limits, &mut entry.ranges)?;
         entry.status = request.status;
+        entry.measured = Measured::new(request.command, &entry.ranges, taken);
         Ok((request.command, Parsed(self.0)))
     }
 }
@@ -336,6 +374,11 @@ pub(super) struct Failure {
 pub(super) struct Ended<'a>(Claim<'a>);
 
 impl Ended<'_> {
+    /// What is measured of the request.
+    pub(super) fn measured(&self) -> Measured {
+        self.0.entry.measured
+    }
+
     /// Writes the status, ordered after the data, and frees the entry.
     ///
     /// # Errors
@@ -407,6 +450,7 @@ struct Entry {
     /// Writes go through to the disk: the driver cannot flush.
     durable: bool,
     retries: u8,
+    measured: Measured,
 }
 
 impl Entry {

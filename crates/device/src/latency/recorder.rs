@@ -35,13 +35,52 @@ pub struct Taken {
     throttled: Ticks,
 }
 
-/// Completed requests with the same times.
+/// What one request of a disk was, for a [`RequestObserver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Index of its descriptor chain.
+    pub head: u16,
+    /// First sector (512 bytes), if it has one.
+    pub sector: Option<u64>,
+    /// Bytes of data asked for, or the length of its ranges.
+    pub bytes: u64,
+    /// Status byte.
+    pub status: u8,
+}
+
+/// One request that has ended, with its stages in nanoseconds.
+///
+/// Their sum is its whole latency; it ends when the observer is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestRecord {
+    /// Operation.
+    pub operation: Operation,
+    /// The request.
+    pub request: Request,
+    /// Time in the ring; see [`Stage::Ring`].
+    pub ring: u64,
+    /// Time held by a rate limit.
+    pub throttled: u64,
+    /// Time of host I/O.
+    pub host: u64,
+    /// Time from completion to the interrupt.
+    pub interrupt: u64,
+}
+
+/// Is told of each request of a queue; see [`QueueLatency::observe`].
+pub trait RequestObserver: Send + Sync {
+    /// A request has ended just now. Called by the I/O thread; must not block.
+    fn ended(&self, record: &RequestRecord);
+}
+
+/// Completed requests with the same times; or one, that is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     operation: Operation,
     taken: Taken,
     done: Ticks,
     count: u64,
+    request: Option<Request>,
 }
 
 /// Records the latencies of one live queue into its [`QueueLatency`].
@@ -75,7 +114,7 @@ impl LatencyRecorder {
         Self::with_clock(latency, Clock::new())
     }
 
-    fn with_clock(latency: Arc<QueueLatency>, clock: Clock) -> Self {
+    pub(super) fn with_clock(latency: Arc<QueueLatency>, clock: Clock) -> Self {
         Self {
             on: Some(On {
                 latency,
@@ -150,6 +189,20 @@ impl LatencyRecorder {
         }
     }
 
+    /// Handler: has just taken so many `chains` together, and now has `in_flight` in flight.
+    ///
+    /// Joins [`LatencyRecorder::take`], [`LatencyRecorder::batch`] and, for no chain,
+    /// [`LatencyRecorder::empty`].
+    #[inline]
+    pub fn take_batch(&mut self, chains: usize, in_flight: usize) -> Taken {
+        if chains == 0 {
+            self.empty();
+            return Taken::default();
+        }
+        self.batch(chains, in_flight);
+        self.take()
+    }
+
     /// Handler: took so many `chains` together, and now has `in_flight` in flight.
     #[inline]
     pub fn batch(&mut self, chains: usize, in_flight: usize) {
@@ -213,15 +266,30 @@ impl LatencyRecorder {
     #[inline]
     pub fn complete(&mut self, operation: Operation, taken: Taken, count: usize) {
         if let Some(on) = &mut self.on {
-            on.complete(Run { operation, taken, done: on.reaped, count: count as u64 });
+            on.complete(Run { operation, taken, done: on.reaped, count: count as u64, request: None });
         }
     }
 
-    /// Handler: completes a request when it is taken, without host I/O.
+    /// Handler: as [`LatencyRecorder::complete`], for one request that an observer may look at.
     #[inline]
-    pub fn answer(&mut self, operation: Operation, taken: Taken) {
+    pub fn complete_request(
+        &mut self,
+        operation: Operation,
+        taken: Taken,
+        request: impl FnOnce() -> Request,
+    ) {
         if let Some(on) = &mut self.on {
-            on.complete(Run { operation, taken, done: taken.at, count: 1 });
+            let done = on.reaped;
+            on.complete_request(operation, taken, done, request);
+        }
+    }
+
+    /// Handler: as [`LatencyRecorder::complete_request`], for a request that is answered when it is
+    /// taken, without host I/O.
+    #[inline]
+    pub fn answer_request(&mut self, operation: Operation, taken: Taken, request: impl FnOnce() -> Request) {
+        if let Some(on) = &mut self.on {
+            on.complete_request(operation, taken, taken.at, request);
         }
     }
 }
@@ -245,6 +313,18 @@ impl On {
     }
 
     #[inline]
+    fn complete_request(
+        &mut self,
+        operation: Operation,
+        taken: Taken,
+        done: Ticks,
+        request: impl FnOnce() -> Request,
+    ) {
+        let request = self.latency.is_observed().then(request);
+        self.complete(Run { operation, taken, done, count: 1, request });
+    }
+
+    #[inline]
     fn complete(&mut self, run: Run) {
         if run.count == 0 {
             return;
@@ -252,6 +332,7 @@ impl On {
         if let Some(last) = self.runs.last_mut()
             && last.operation == run.operation
             && (last.taken, last.done) == (run.taken, run.done)
+            && (last.request, run.request) == (None, None)
         {
             last.count += run.count;
             return;
@@ -264,8 +345,21 @@ impl On {
         let end = self.clock.raw();
         let Self { latency, clock, runs, .. } = self;
         let nanos = |from, to| clock.delta_as_nanos(from, to);
+        if runs.iter().any(|run| run.request.is_some()) {
+            latency.tell(runs.iter().filter_map(|run| {
+                let Run { operation, taken: Taken { announced, at, throttled }, done, request, .. } = *run;
+                Some(RequestRecord {
+                    operation,
+                    request: request?,
+                    ring: nanos(announced.saturating_add(throttled), at),
+                    throttled: nanos(0, throttled),
+                    host: nanos(at, done),
+                    interrupt: nanos(done, end),
+                })
+            }));
+        }
         let mut runs = runs.drain(..).peekable();
-        while let Some(Run { operation, taken, done, count }) = runs.next() {
+        while let Some(Run { operation, taken, done, count, .. }) = runs.next() {
             let whole = nanos(taken.announced, end);
             latency.operation(operation).add(whole, count);
             // Neighbours with the same times share the work.

@@ -130,6 +130,11 @@ pub trait Sender: Send {
         None
     }
 
+    /// Whether a rate limit refused the frame, after [`Sent::Full`].
+    fn is_held(&self) -> bool {
+        false
+    }
+
     /// Becomes readable when there is room again. `None` if the sender is never full.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -177,6 +182,11 @@ pub trait Receiver: Send {
     /// Whether there is a frame. `None` if only a system call can tell.
     fn has_frame(&self) -> Option<bool> {
         None
+    }
+
+    /// Whether a rate limit holds frames back, after a [`Receiver::fetch`] that got none.
+    fn is_held(&self) -> bool {
+        false
     }
 
     /// Becomes readable when a frame arrives.

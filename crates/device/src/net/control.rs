@@ -1,5 +1,6 @@
 //! Serves the control queue: pairs in use, announcements (section 5.1.6.5).
 use super::back_end::BackEnd;
+use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::Chain;
@@ -68,8 +69,9 @@ impl<B: BackEnd> Control<B> {
 
 impl<B: BackEnd> QueueHandler for Control<B> {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
-        let QueueBatch { queue, memory, chains, .. } = queue.begin_batch();
+        let QueueBatch { queue, memory, chains, latency } = queue.begin_batch();
         let taken = memory.pop(queue, chains)?;
+        let measured = latency.take_batch(taken, queue.in_flight().into());
         for (chain, readable, writable) in chains.iter() {
             let answered = self.execute(&memory, (chain, readable, writable)).and_then(|answer| {
                 memory.write_segments(writable, 0, &[answer], Access::WRITE).map_err(address_error)?;
@@ -77,6 +79,8 @@ impl<B: BackEnd> QueueHandler for Control<B> {
             });
             answered.map_err(|error| queue.fail(error))?;
         }
+        latency.reap();
+        latency.complete(Operation::Other, measured, taken);
         Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: queue.publish()? })
     }
 

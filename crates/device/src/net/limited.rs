@@ -109,6 +109,10 @@ impl<S: Sender> Sender for LimitedSender<S> {
         if self.full { self.inner.has_room() } else { Some(self.brake.is_over()) }
     }
 
+    fn is_held(&self) -> bool {
+        !self.full && self.brake.holds()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.brake.fd())
     }
@@ -169,6 +173,10 @@ impl<R: Receiver> Receiver for LimitedReceiver<R> {
 
     fn has_frame(&self) -> Option<bool> {
         if self.brake.holds() { Some(self.brake.is_over()) } else { self.inner.has_frame() }
+    }
+
+    fn is_held(&self) -> bool {
+        self.brake.holds()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

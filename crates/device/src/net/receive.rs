@@ -14,6 +14,7 @@ use super::back_end::{HEADER, Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header;
+use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
@@ -174,7 +175,7 @@ impl<R: Receiver> Receive<R> {
     }
 
     fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
-        let QueueBatch { queue, memory, .. } = batch;
+        let QueueBatch { queue, memory, latency, .. } = batch;
         let mut served = Served::default();
         self.waits_for_buffers = false;
         if self.filling.has_begun() && !memory.translates_chain(&[], self.filling.header_place()) {
@@ -187,9 +188,16 @@ impl<R: Receiver> Receive<R> {
         // unusable ones without end.
         let mut left = FRAMES + usize::from(size);
         let mut frames = 0;
+        // When the first buffers were taken: one time for all.
+        let mut first = None;
         while frames < FRAMES && left > 0 {
             let at_hand = self.receiver.fetch(GROUP.min(FRAMES - frames))?;
             if at_hand == 0 {
+                if self.receiver.is_held() {
+                    latency.hold();
+                } else if first.is_none() {
+                    latency.empty();
+                }
                 break;
             }
             // As many buffers as there are frames, so that all are used.
@@ -197,8 +205,10 @@ impl<R: Receiver> Receive<R> {
             let taken = memory.pop(queue, &mut self.batch)?;
             if taken == 0 {
                 self.waits_for_buffers = true;
+                latency.starve();
                 break;
             }
+            first.get_or_insert_with(|| latency.take());
             served.taken += taken as u32;
             left -= taken;
             queue.expect_completions(taken);
@@ -223,6 +233,11 @@ impl<R: Receiver> Receive<R> {
             self.filling.complete(queue, &mut served)?;
         }
         self.receiver.flush();
+        if let Some(taken) = first {
+            latency.batch(served.taken as usize, usize::from(queue.in_flight()) + served.completed as usize);
+            latency.reap();
+            latency.complete(Operation::FrameIn, taken, frames);
+        }
         served.interrupt = queue.publish()?;
         Ok(served)
     }

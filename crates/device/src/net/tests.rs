@@ -1,5 +1,6 @@
 mod frames;
 mod hostile;
+mod latencies;
 mod limited;
 mod link;
 mod pairs;

@@ -11,6 +11,7 @@ use super::back_end::{HEADER, Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header::{self, Rules};
+use crate::latency::{Operation, Taken};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::Segment;
@@ -33,6 +34,8 @@ pub(super) struct Transmit<S> {
     batch: Batch,
     /// Number of chains of the batch that are done.
     done: usize,
+    /// When the batch was taken.
+    taken: Taken,
     /// The back end had no room.
     full: bool,
     counters: Arc<Counters>,
@@ -43,7 +46,8 @@ impl<S: Sender> Transmit<S> {
     pub(super) fn new(sender: S, features: u64, counters: Arc<Counters>) -> Self {
         let counts = Totals::default();
         let rules = Rules::new(features);
-        Self { sender, rules, batch: Batch::new(BATCH), done: 0, full: false, counters, counts }
+        let (batch, taken) = (Batch::new(BATCH), Taken::default());
+        Self { sender, rules, batch, done: 0, taken, full: false, counters, counts }
     }
 
     /// Sends the rest of the batch, and returns the number of chains that are done.
@@ -86,22 +90,32 @@ impl<S: Sender> Transmit<S> {
     }
 
     fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
-        let QueueBatch { queue, memory, .. } = batch;
+        let QueueBatch { queue, memory, latency, .. } = batch;
         let mut served = Served::default();
         if self.done == self.batch.chains().len() {
             // First: the batch is empty after an error, too.
             self.done = 0;
             served.taken = memory.pop(queue, &mut self.batch)? as u32;
             queue.expect_completions(served.taken as usize);
+            self.taken = latency.take_batch(served.taken as usize, queue.in_flight().into());
         } else if memory.translates_on_demand() && !self.rest_is_translated(&memory) {
             self.full = false;
             return Ok(served);
+        } else {
+            latency.resume(&mut self.taken);
         }
         let done = self.send_rest(&memory)?;
+        if self.full && self.sender.is_held() {
+            latency.hold();
+        }
         let before = std::mem::replace(&mut self.done, done);
         let finished = &self.batch.chains()[before..self.done];
         served.completed = finished.len() as u32;
         queue.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
+        if served.completed > 0 {
+            latency.reap();
+            latency.complete(Operation::FrameOut, self.taken, finished.len());
+        }
         served.interrupt = queue.publish()?;
         Ok(served)
     }
@@ -172,9 +186,11 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         let rest = &self.batch.chains()[self.done..];
         self.counts.refused += rest.len() as u64;
         if complete {
-            let queue = queue.begin_batch().queue;
+            let QueueBatch { queue, latency, .. } = queue.begin_batch();
             // A queue that has latched publishes nothing.
             if queue.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
+                latency.reap();
+                latency.complete(Operation::FrameOut, self.taken, rest.len());
                 served.completed = rest.len() as u32;
                 served.interrupt = queue.publish().unwrap_or(false);
             }

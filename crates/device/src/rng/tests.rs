@@ -94,3 +94,16 @@ fn a_buffer_outside_memory_latches() {
     rig.add(&[], &[segment(DATA, MAX_REQUEST as usize), segment(0, 32)]);
     assert_eq!(rig.run().unwrap()[0].len, MAX_REQUEST);
 }
+
+#[test]
+fn requests_are_counted_once() {
+    let mut rig = Rig::new(Rng::new());
+    let watch = crate::latency::rig::Watch::of(&mut rig.live);
+    for number in 0..3 {
+        rig.add(&[], &[segment(DATA + number * 64, 64)]);
+    }
+    rig.live.latency().announce();
+    watch.wait(10);
+    assert_eq!(rig.run().unwrap().len(), 3);
+    assert_eq!(watch.operations(), [(Operation::Entropy, 30, 3)]);
+}

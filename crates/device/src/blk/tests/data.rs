@@ -1,6 +1,7 @@
 //! Data arrives, in every framing, in every way of serving it.
 use super::*;
 use crate::Device;
+use crate::latency::rig::Watch;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 const DISK: usize = 1 << 20;
@@ -254,6 +255,8 @@ fn serving_at_once_allocates_nothing() {
 fn allocates_nothing(way: impl Into<Way>) {
     let file = image(&pattern(DISK, 12));
     let mut rig = rig(&file, way);
+    // Its histograms are among what is allocated.
+    let _watch = Watch::of(&mut rig.live);
     let round = |number: u64| {
         let kinds =
             [(blk::T_IN, 8), (blk::T_OUT, 16), (blk::T_FLUSH, 0), (blk::T_DISCARD, 0), (blk::T_GET_ID, 0)];
@@ -276,6 +279,7 @@ fn allocates_nothing(way: impl Into<Way>) {
         while rig.driver.in_flight() > 0 {
             let before = crate::rig::allocations::count();
             rig.handler.serve(&mut rig.live).unwrap();
+            rig.live.latency().finish();
             allocated += crate::rig::allocations::count() - before;
             while rig.driver.pop_used().unwrap().is_some() {}
         }

@@ -1,36 +1,25 @@
 //! The recorder with a clock that stands still until it is moved.
 use super::*;
 use crate::latency::LatencySnapshot;
-use quanta::Mock;
+use crate::latency::rig::Watch;
 
 struct Fixture {
     recorder: LatencyRecorder,
-    latency: Arc<QueueLatency>,
-    clock: Arc<Mock>,
+    watch: Watch,
 }
 
 impl Fixture {
     fn new() -> Self {
-        let (clock, mock) = Clock::mock();
-        mock.increment(1_000_000_u64);
-        let latency = Arc::new(QueueLatency::default());
-        Self { recorder: LatencyRecorder::with_clock(latency.clone(), clock), latency, clock: mock }
+        let (watch, recorder) = Watch::new();
+        Self { recorder, watch }
     }
+}
 
-    fn wait(&self, nanos: u64) {
-        self.clock.increment(nanos);
-    }
+impl std::ops::Deref for Fixture {
+    type Target = Watch;
 
-    /// Sum and count of each stage.
-    fn stages(&self) -> Vec<(Stage, u64, u64)> {
-        let LatencySnapshot { stages, .. } = self.latency.snapshot();
-        stages.iter().map(|(stage, times)| (*stage, times.sum, times.count)).collect()
-    }
-
-    /// Sum and count of each operation.
-    fn operations(&self) -> Vec<(Operation, u64, u64)> {
-        let LatencySnapshot { operations, .. } = self.latency.snapshot();
-        operations.iter().map(|(operation, times)| (*operation, times.sum, times.count)).collect()
+    fn deref(&self) -> &Watch {
+        &self.watch
     }
 }
 
@@ -154,9 +143,54 @@ fn a_request_that_is_answered_at_once_has_no_host_time() {
     let mut f = Fixture::new();
     let taken = f.recorder.take();
     f.wait(9);
-    f.recorder.answer(Operation::Other, taken);
+    f.recorder.answer_request(Operation::Other, taken, || REQUEST);
     f.recorder.finish();
     assert_eq!(f.stages(), [(Stage::Ring, 0, 1), (Stage::Host, 0, 1), (Stage::Interrupt, 9, 1)]);
+}
+
+const REQUEST: Request = Request { head: 3, sector: Some(8), bytes: 4096, status: 0 };
+
+#[derive(Default)]
+struct Log(std::sync::Mutex<Vec<RequestRecord>>);
+
+impl RequestObserver for Log {
+    fn ended(&self, record: &RequestRecord) {
+        self.0.lock().unwrap().push(*record);
+    }
+}
+
+#[test]
+fn an_observer_sees_each_request_while_it_looks() {
+    let mut f = Fixture::new();
+    let log = Arc::new(Log::default());
+    for look in [false, true, false] {
+        f.latency.observe(look.then(|| log.clone() as _));
+        f.recorder.announce();
+        f.wait(1);
+        let taken = f.recorder.take();
+        f.wait(20);
+        f.recorder.reap();
+        for _ in 0..2 {
+            let request = || {
+                assert!(look, "it is not asked for");
+                REQUEST
+            };
+            f.recorder.complete_request(Operation::Write, taken, request);
+        }
+        f.wait(300);
+        f.recorder.finish();
+        f.recorder.idle();
+    }
+    let record = RequestRecord {
+        operation: Operation::Write,
+        request: REQUEST,
+        ring: 1,
+        throttled: 0,
+        host: 20,
+        interrupt: 300,
+    };
+    assert_eq!(*log.0.lock().unwrap(), [record; 2]);
+    assert_eq!(f.operations(), [(Operation::Write, 6 * 321, 6)]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Frames of any size through buffers of any shape, whole and in order.
 use super::rig::{BASE, Card, DATA, HEADER, SIZE, frame, layouts};
 use crate::Device;
+use crate::latency::rig::Watch;
 use crate::net::{Generator, LinkEnd, Net, NetConfig, Totals};
 use crate::rig::{allocations, segment};
 use paravane_dma::Segment;
@@ -101,6 +102,7 @@ fn a_spout_numbers_its_frames_through() {
 #[test]
 fn serving_allocates_nothing() {
     let mut card = Card::new(LinkEnd::echo(1).unwrap());
+    let _watches = [TX, RX].map(|lane| Watch::of(&mut card.lanes[lane].live));
     let sent = frame(1000, 0);
     for round in 0..4 {
         for n in 0..16 {

@@ -2,7 +2,7 @@
 //! called as their I/O thread would call them.
 use crate::net::{BackEnd, Net, NetConfig, Totals};
 use crate::rig::segment;
-use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, ServeError, Served};
+use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, ServeError, Served, latency};
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
@@ -141,7 +141,10 @@ impl<B: BackEnd> Card<B> {
 
     pub(super) fn serve(&mut self, lane: usize) -> Result<Served, ServeError> {
         let Lane { handler, live, .. } = &mut self.lanes[lane];
-        handler.serve(live)
+        live.latency().announce();
+        let served = handler.serve(live)?;
+        latency::rig::served(live, &served);
+        Ok(served)
     }
 
     /// Serves until there is nothing to do, listens, and returns what the driver got back.
