@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost::vhost_user::message::VhostUserVirtioFeatures;
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
@@ -115,7 +115,9 @@ impl Client {
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         assert_eq!(offered & (protocol | feature::VERSION_1), protocol | feature::VERSION_1, "{offered:#x}");
         frontend.set_features(protocol | feature::VERSION_1).unwrap();
-        let protocol_features = frontend.get_protocol_features().unwrap();
+        // This client has addresses of its own.
+        let protocol_features =
+            frontend.get_protocol_features().unwrap() - VhostUserProtocolFeatures::GPA_ADDRESSES;
         frontend.set_protocol_features(protocol_features).unwrap();
 
         let region = memory();

@@ -64,6 +64,10 @@ pub mod protocol_feature {
     pub const STATUS: u64 = 1 << 16;
     /// The back end's own state can be migrated.
     pub const DEVICE_STATE: u64 = 1 << 19;
+    /// A stopped queue may leave requests in flight, recorded in the in-flight region.
+    pub const GET_VRING_BASE_INFLIGHT: u64 = 1 << 20;
+    /// Ring and user addresses are guest-physical.
+    pub const GPA_ADDRESSES: u64 = 1 << 21;
 }
 
 /// Requests of the front end ("Front-end message types").
@@ -174,7 +178,7 @@ pub struct VringState {
 
 /// Vring address description: addresses of a queue.
 ///
-/// User addresses of the front end, or IOVAs.
+/// User addresses of the front end; guest-physical with GPA_ADDRESSES, IOVAs with ACCESS_PLATFORM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {
@@ -200,7 +204,7 @@ pub struct MemoryRegion {
     pub gpa: u64,
     /// Size in bytes.
     pub size: u64,
-    /// User address: address of the first byte in the front end.
+    /// User address: address of the first byte in the front end; `gpa` again with GPA_ADDRESSES.
     pub user: u64,
     /// Offset of the first byte in the file.
     pub offset: u64,
@@ -281,7 +285,7 @@ pub struct Iotlb {
     pub iova: u64,
     /// Size in bytes.
     pub size: u64,
-    /// User address of the first byte.
+    /// User address of the first byte; guest-physical with GPA_ADDRESSES.
     pub user: u64,
     /// Permissions: `READ` and `WRITE` of [`iotlb`].
     pub perm: u8,

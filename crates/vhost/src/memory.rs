@@ -4,6 +4,9 @@
 //!   SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG --> regions --> dma::Memory (published; queues see it in their next batch)
 //!   user address --regions--> guest-physical address --dma--> host
 //! ```
+//! With GPA_ADDRESSES the client has no user addresses: those of its regions and messages are
+//! guest-physical. Each region then says the same address twice, so that the lookup is the same.
+//!
 //! A region that is sent again unchanged, file included, keeps its mapping, so that queues whose
 //! rings are in it need not stop. A client may truncate its file at any time: the region is then
 //! lost, and [`ClientMemory::lost`] returns true.
@@ -44,6 +47,14 @@ pub enum TableError {
         first: u64,
         /// User address of the new region.
         second: u64,
+    },
+    /// Region whose user address is not its guest-physical one, with GPA_ADDRESSES.
+    #[error("region at guest-physical {gpa:#x} has user address {user:#x}: need the same with GPA_ADDRESSES")]
+    NotGuestPhysical {
+        /// Guest-physical address.
+        gpa: u64,
+        /// User address.
+        user: u64,
     },
     /// Full memory table.
     #[error("more than {MAX_SLOTS} memory regions")]
@@ -90,6 +101,8 @@ pub struct ClientMemory {
     memory: Memory,
     alarm: Arc<Alarm>,
     quota: MappingQuota,
+    /// User addresses are guest-physical (GPA_ADDRESSES).
+    guest_physical: bool,
 }
 
 impl ClientMemory {
@@ -99,7 +112,25 @@ impl ClientMemory {
     /// The process has too few descriptors left.
     pub fn new(quota: MappingQuota) -> Result<Self, TableError> {
         let alarm = Alarm::new().map_err(TableError::File)?;
-        Ok(Self { regions: ClientRegions::default(), memory: Memory::new(Vec::new())?, alarm, quota })
+        Ok(Self {
+            regions: ClientRegions::default(),
+            memory: Memory::new(Vec::new())?,
+            alarm,
+            quota,
+            guest_physical: false,
+        })
+    }
+
+    /// Turns guest-physical user addresses on or off (GPA_ADDRESSES).
+    ///
+    /// Returns `false`, and changes nothing, if there are regions that the change would alter.
+    #[must_use]
+    pub(crate) fn use_guest_physical(&mut self, on: bool) -> bool {
+        let allowed = on == self.guest_physical || self.regions.0.is_empty();
+        if allowed {
+            self.guest_physical = on;
+        }
+        allowed
     }
 
     /// Quota of the client's mappings.
@@ -197,6 +228,9 @@ impl ClientMemory {
             if layout.size == 0 || addr.checked_add(layout.size - 1).is_none() {
                 return Err(TableError::Extent { addr, size: layout.size });
             }
+        }
+        if self.guest_physical && layout.user != layout.gpa {
+            return Err(TableError::NotGuestPhysical { gpa: layout.gpa, user: layout.user });
         }
         let found = rustix::fs::fstat(&file).map_err(|error| TableError::File(error.into()))?;
         let id = (found.st_dev, found.st_ino);

@@ -160,6 +160,9 @@ impl<'a> Session<'a> {
             Request::GetProtocolFeatures => return number(self.features.offered_protocol()),
             Request::SetProtocolFeatures(features) => {
                 self.features.accept_protocol(features)?;
+                if !self.memory.use_guest_physical(features & protocol_feature::GPA_ADDRESSES != 0) {
+                    return Err(SessionError::Addresses);
+                }
                 self.shared_status.write().protocol_features = features;
             }
             Request::SetOwner => {}

@@ -12,6 +12,8 @@ mod disks;
 mod driver;
 #[path = "../../../vhost/tests/serve/entropy.rs"]
 mod entropy;
+#[path = "../../../vhost/tests/serve/guest_physical.rs"]
+mod guest_physical;
 #[path = "../../../vhost/tests/serve/held.rs"]
 mod held;
 mod images;

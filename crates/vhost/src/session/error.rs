@@ -21,6 +21,9 @@ pub enum SessionError {
     /// SET_FEATURES or SET_PROTOCOL_FEATURES with bits outside of the offer.
     #[error("client accepted feature bits {0:#x} that were not offered")]
     NotOffered(u64),
+    /// SET_PROTOCOL_FEATURES that changes GPA_ADDRESSES while memory is shared.
+    #[error("SET_PROTOCOL_FEATURES: cannot change GPA_ADDRESSES while memory is shared; send it first")]
+    Addresses,
     /// Request of a protocol feature that is off.
     #[error("{request}: needs a protocol feature that the client did not accept")]
     NotAccepted {

@@ -28,7 +28,8 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::RESET_DEVICE
     | protocol_feature::CONFIGURE_MEM_SLOTS
     | protocol_feature::STATUS
-    | protocol_feature::DEVICE_STATE;
+    | protocol_feature::DEVICE_STATE
+    | protocol_feature::GPA_ADDRESSES;
 
 /// Protocol features without which ACCESS_PLATFORM is not offered.
 const TRANSLATION_NEEDS: u64 = protocol_feature::BACKEND_REQ | protocol_feature::REPLY_ACK;

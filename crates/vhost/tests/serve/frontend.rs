@@ -37,7 +37,8 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     let own = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
     assert_eq!(offered & own, own);
     client.set_features(offered & (machine.features | own | F_MQ)).unwrap();
-    let protocol = client.get_protocol_features().unwrap();
+    // This client has addresses of its own.
+    let protocol = client.get_protocol_features().unwrap() - VhostUserProtocolFeatures::GPA_ADDRESSES;
     client.set_protocol_features(protocol).unwrap();
     client.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     assert_eq!(client.get_queue_num().unwrap(), 2);

@@ -5,6 +5,7 @@
 mod driver;
 mod entropy;
 mod frontend;
+mod guest_physical;
 mod held;
 mod in_order;
 mod iotlb;

@@ -40,6 +40,8 @@ const REQUEST: u64 = 0x2000;
 /// Offsets in a request.
 pub(crate) const STATUS: u64 = 16;
 pub(crate) const DATA: u64 = 512;
+/// Protocol features that change what messages mean: accepted where a test asks for them.
+pub(crate) const OPTIONAL: u64 = protocol_feature::GPA_ADDRESSES;
 /// Most bytes of data in a request.
 pub(crate) const MOST: usize = 4096;
 
@@ -132,13 +134,18 @@ impl Raw {
         assert_eq!((header.request, u64::read_from_bytes(&reply).unwrap()), (request, 0));
     }
 
-    /// Begins a session.
+    /// Begins a session without [`OPTIONAL`].
     pub(crate) fn begin(&self, features: u64) -> u64 {
+        self.begin_with(features, 0)
+    }
+
+    /// Begins a session with these protocol features of [`OPTIONAL`].
+    pub(crate) fn begin_with(&self, features: u64, optional: u64) -> u64 {
         let offered = self.ask_number(request::GET_FEATURES);
         assert_eq!(offered & F_PROTOCOL_FEATURES, F_PROTOCOL_FEATURES);
         let protocol = self.ask_number(request::GET_PROTOCOL_FEATURES);
         assert_ne!(protocol & protocol_feature::REPLY_ACK, 0);
-        self.say(request::SET_PROTOCOL_FEATURES, &protocol, &[]);
+        self.say(request::SET_PROTOCOL_FEATURES, &(protocol & !OPTIONAL | optional), &[]);
         let offered = self.ask_number(request::GET_FEATURES);
         // QEMU before 9 accepts what its user asks for, whatever an entropy source offers.
         let accepted = offered & (features | F_PROTOCOL_FEATURES) | features & feature::ACCESS_PLATFORM;
@@ -204,6 +211,8 @@ pub(crate) struct Machine {
     pub(crate) queue: Queue,
     pub(crate) addresses: QueueAddresses,
     pub(crate) features: u64,
+    /// Protocol features of [`OPTIONAL`] that it accepts.
+    pub(crate) protocol: u64,
     pub(crate) kick: OwnedFd,
     pub(crate) call: OwnedFd,
     pub(crate) inflight: Option<(Inflight, OwnedFd)>,
@@ -233,13 +242,27 @@ impl Machine {
         let (kick, call) = (event(), event());
         let flying = vec![None; depth];
         let inflight = None;
-        Self { index, base, memory, queue, addresses, features, kick, call, inflight, flying, done: 0 }
+        Self {
+            index,
+            base,
+            memory,
+            queue,
+            addresses,
+            features,
+            protocol: 0,
+            kick,
+            call,
+            inflight,
+            flying,
+            done: 0,
+        }
     }
 
     /// Region, as in a message.
     pub(crate) fn region(&self) -> MemoryRegion {
         let apart = u64::from(self.index) * APART;
-        MemoryRegion { gpa: GPA + apart, size: MEMORY, user: USER + apart, offset: 0 }
+        let first = if self.protocol & protocol_feature::GPA_ADDRESSES != 0 { GPA } else { USER };
+        MemoryRegion { gpa: GPA + apart, size: MEMORY, user: first + apart, offset: 0 }
     }
 
     /// Translation of the page around an IOVA.
@@ -266,7 +289,7 @@ impl Machine {
 
     /// Hands the machine to a server; `base` is the position of the queue.
     pub(crate) fn attach(&mut self, raw: &Raw, base: u32, tracked: bool) {
-        raw.begin(self.features);
+        raw.begin_with(self.features, self.protocol);
         if tracked {
             if self.inflight.is_none() {
                 // The firmware of QEMU 10 makes its queue twice as large as the size in this
