@@ -395,6 +395,16 @@ impl MappedQueue {
         Ok(ParkedQueue { config, areas, memory, invalidation, state })
     }
 
+    /// Ends the queue, and returns its position.
+    ///
+    /// Chains in flight stay in the tracking region, for [`MappedQueue::resume_tracked`].
+    ///
+    /// # Errors
+    /// The queue has latched; or something is in flight, and the queue is not tracked.
+    pub fn leave(self) -> Result<State, StateError> {
+        self.queue.tracked_state()
+    }
+
     /// Begins a batch: enters guest memory, at its newest map.
     pub fn begin_batch(&mut self) -> QueueBatch<'_> {
         let Self { queue, memory, written, invalidation, chains, waiting, latency, .. } = self;

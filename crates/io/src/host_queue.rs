@@ -259,6 +259,23 @@ impl HostQueue {
         Ok(RestingQueue { key, parked: live.park()?, handler: Some(handler), kicks, events, work, cut })
     }
 
+    /// Stops serving, and leaves what is in flight to the queue's tracking region.
+    ///
+    /// Requests that the host has not begun are cancelled; the others are waited for. Without
+    /// tracking, all are completed. Returns the position and the number of chains that are left in
+    /// flight.
+    ///
+    /// # Errors
+    /// The queue has latched, or its handler keeps something in flight.
+    pub fn leave(mut self) -> Result<(paravane_device::State, u16), StateError> {
+        if self.live.queue().is_tracked() {
+            self.cut = Some(Arc::new(AtomicBool::new(true)));
+        }
+        self.drain(true);
+        let left = self.live.queue().in_flight();
+        Ok((self.live.leave()?, left))
+    }
+
     /// Ends a queue that has failed, and reports it.
     pub(super) fn fail(self, error: &ServeError) {
         let (queue, events) = (self.key.queue, Arc::clone(&self.events));

@@ -4,6 +4,9 @@
 //!   GET_INFLIGHT_FD: a file of zeroes is made and sent ---------> the client keeps it
 //!   SET_INFLIGHT_FD: the client returns it, after a crash too --> one region per queue, in which the ring tracks chains
 //! ```
+//! With GET_VRING_BASE_INFLIGHT the client takes the region along when it migrates, with the
+//! requests that a stopped queue has left in it.
+//!
 //! Its contents are as hostile as all client memory. The ring checks them (tracking in
 //! `paravane_ring`).
 use crate::memory::ClientMemory;

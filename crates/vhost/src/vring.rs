@@ -8,6 +8,9 @@
 //!      |<-------------------------------------------------------------------------------'       v
 //!      '<---------------------------------------------------- GET_VRING_BASE, reset --------- Failed
 //! ```
+//! With GET_VRING_BASE_INFLIGHT a queue is not drained: what is in flight stays in the in-flight
+//! region, and is served first when the queue starts again.
+//!
 //! While a queue is live, only its descriptors and the logging of its ring can change.
 use paravane_ring::device::{State, StateError};
 use paravane_spec::queue::QueueAddresses;

@@ -90,6 +90,11 @@ pub(super) const PROTOCOL: &[Bit] = &[
     ("CONFIGURE_MEM_SLOTS", p::CONFIGURE_MEM_SLOTS, "Memory regions are added and removed one by one."),
     ("STATUS", p::STATUS, "The device status is forwarded."),
     ("DEVICE_STATE", p::DEVICE_STATE, "The state of the device migrates with the VMM."),
+    (
+        "GET_VRING_BASE_INFLIGHT",
+        p::GET_VRING_BASE_INFLIGHT,
+        "A stopped queue leaves its requests in flight to the in-flight region (needs INFLIGHT_SHMFD).",
+    ),
     ("GPA_ADDRESSES", p::GPA_ADDRESSES, "Ring and user addresses are guest-physical."),
 ];
 

@@ -174,6 +174,20 @@ impl Engine {
         }
     }
 
+    /// Gives up jobs that the host has not begun.
+    ///
+    /// Each still has an outcome: ECANCELED or EINTR if it was given up, which `wait` waits for as
+    /// for all others. A write that was interrupted may have written a part.
+    pub(super) fn cancel(&mut self) {
+        match self {
+            Self::Uring(uring) => uring.cancel(),
+            Self::Immediate(_) => {}
+            Self::Threads(threads) => threads.cancel(),
+            #[cfg(test)]
+            Self::Held(held) => held.cancel(),
+        }
+    }
+
     /// Appends the outcomes of finished jobs.
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         match self {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   serve:  reap -> pop -> start each -> submit -> reap -> publish
-//!   drain:  wait and reap until nothing is in flight; when cut short, without further steps of requests
+//!   drain:  wait and reap until nothing is in flight; when cut short, without further steps of requests,
+//!           and, with in-flight tracking, without jobs that the host has not begun
 //! ```
 //! With a rate limit, chains are popped one at a time, while the limit allows. A queue that the
 //! limit holds wants no kicks; it sleeps on the engine and a timer.
@@ -219,8 +220,8 @@ impl Handler {
 
     /// Completes or continues a request whose job is done.
     ///
-    /// With `last`, a request that needs another step ends: it stays in flight with in-flight
-    /// tracking, and fails without.
+    /// With `last`, a request that needs another step, or whose job was cancelled, ends: it stays in
+    /// flight with in-flight tracking, and fails without.
     fn step(
         &mut self,
         outcome: Outcome,
@@ -238,6 +239,7 @@ impl Handler {
             Next::Again(_) if queue.is_tracked() => return Ok(()),
             Next::Again(ready) => (ready.end(), blk::S_IOERR, 0),
             Next::Done(ended, read) => (ended, blk::S_OK, read),
+            Next::Failed(_, failure) if last && queue.is_tracked() && failure.is_cancelled() => return Ok(()),
             Next::Failed(ended, failure) => {
                 let reason = reason(&self.image, failure.cause);
                 self.errors.add(self.queue, failure.missed, failure.cause, reason);
@@ -252,9 +254,18 @@ impl Handler {
 
     /// Waits for all requests in flight, which `finish` completes [they are forgotten].
     ///
-    /// Once `cut` is set, no request takes another step.
+    /// Once `cut` is set, no request takes another step. With in-flight tracking, jobs that the host
+    /// has not begun are cancelled.
     fn settle(&mut self, mut finish: Option<(&mut MappedQueue, &mut Served)>, cut: Option<&AtomicBool>) {
+        let mut cancelled = false;
         loop {
+            let tracked = finish.as_ref().is_some_and(|(queue, _)| queue.queue().is_tracked());
+            // Relaxed: see below.
+            if !cancelled && tracked && cut.is_some_and(|cut| cut.load(Ordering::Relaxed)) {
+                cancelled = true;
+                self.engine.cancel();
+                self.engine.reap(&mut self.outcomes);
+            }
             // An earlier error may have left outcomes that were reaped already.
             while let Some(outcome) = self.outcomes.pop_front() {
                 let stepped = match &mut finish {

@@ -369,6 +369,13 @@ pub(super) struct Failure {
     pub(super) read: u32,
 }
 
+impl Failure {
+    /// Whether the engine gave the job back ([`Engine::cancel`]), undone or interrupted.
+    pub(super) fn is_cancelled(&self) -> bool {
+        matches!(self.cause, Cause::Os(libc::ECANCELED | libc::EINTR))
+    }
+}
+
 /// A request that only lacks its answer.
 #[derive(Debug)]
 pub(super) struct Ended<'a>(Claim<'a>);

@@ -46,6 +46,20 @@ impl<O: Order> Queue<O> {
         }
     }
 
+    /// The position of a queue that may leave chains in flight to its tracking region.
+    ///
+    /// [`QueueConfig::resume_tracked`] pops these chains first. Publish before: what is completed
+    /// and not published counts as in flight. Without tracking, this is [`Queue::state`].
+    ///
+    /// # Errors
+    /// The queue has latched; or, without tracking, as [`Queue::state`].
+    pub fn tracked_state(&self) -> Result<State, StateError> {
+        match self.error() {
+            None if self.is_tracked() => Ok(self.position()),
+            _ => self.state(),
+        }
+    }
+
     /// Whether something was completed and not published.
     fn unpublished(&self) -> bool {
         match &self.layout {

@@ -31,6 +31,9 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::DEVICE_STATE
     | protocol_feature::GPA_ADDRESSES;
 
+/// Protocol features of queues that stop with requests in flight: one needs the other.
+const LEAVING: u64 = protocol_feature::GET_VRING_BASE_INFLIGHT | protocol_feature::INFLIGHT_SHMFD;
+
 /// Protocol features without which ACCESS_PLATFORM is not offered.
 const TRANSLATION_NEEDS: u64 = protocol_feature::BACKEND_REQ | protocol_feature::REPLY_ACK;
 
@@ -72,8 +75,13 @@ impl Features {
                 offered |= QueueConfig::FEATURES & feature;
             }
         }
-        let offered_protocol =
-            PROTOCOL_FEATURES | if id == device_id::NET { protocol_feature::RARP } else { 0 };
+        let offered_protocol = PROTOCOL_FEATURES
+            | match id {
+                device_id::NET => protocol_feature::RARP,
+                // Other devices have no request that lasts.
+                device_id::BLK => protocol_feature::GET_VRING_BASE_INFLIGHT,
+                _ => 0,
+            };
         let offers_translation = OFFERS_TRANSLATION.contains(&id);
         Self { offered, accepted: 0, offered_protocol, accepted_protocol: 0, offers_translation }
     }
@@ -120,6 +128,9 @@ impl Features {
         match features & !self.offered_protocol {
             0 => self.accepted_protocol = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
+        }
+        if features & LEAVING == protocol_feature::GET_VRING_BASE_INFLIGHT {
+            return Err(SessionError::NotOffered(protocol_feature::GET_VRING_BASE_INFLIGHT));
         }
         // The client accepted ACCESS_PLATFORM before; now it drops what that needs.
         if self.has(feature::ACCESS_PLATFORM) && self.translation() == 0 {

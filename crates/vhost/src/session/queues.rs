@@ -13,7 +13,7 @@ use paravane_spec::feature;
 use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
 use paravane_spec::queue::{MAX_SIZE, QueueAddresses};
 use paravane_spec::split::USED_IDX;
-use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState};
+use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState, protocol_feature};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -326,12 +326,18 @@ impl Session<'_> {
         self.thread(queue).take_off(self.key(queue))
     }
 
-    /// Stops a queue: completes what is in flight, and keeps its position.
+    /// Stops a queue, and keeps its position.
+    ///
+    /// Completes what is in flight; with GET_VRING_BASE_INFLIGHT, leaves it to the in-flight region.
     pub(super) fn stop(&mut self, queue: u16) {
         // Misses that were not reported occur again when the queue continues.
         self.back_channel.forget();
         if let Some(host_queue) = self.take_off(queue) {
-            self.park(queue, host_queue);
+            if self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT) {
+                self.leave(queue, host_queue);
+            } else {
+                self.park(queue, host_queue);
+            }
         }
         self.set_stopped(queue);
     }
@@ -357,6 +363,24 @@ impl Session<'_> {
         host_queue.tell(self.relay(queue));
         match host_queue.park() {
             Ok(resting) => self.vrings[usize::from(queue)].base = resting.position().vring_base(),
+            Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
+        }
+        self.thread(queue).finish_tasks();
+    }
+
+    /// Leaves what is in flight in a queue that has left its thread, and keeps its position.
+    ///
+    /// QEMU stops a queue by SET_STATUS or SET_VRING_ENABLE before it sends GET_VRING_BASE, so every
+    /// stop leaves it. If the queue starts again, here or elsewhere, these requests come first.
+    fn leave(&mut self, queue: u16, mut host_queue: Box<HostQueue>) {
+        host_queue.tell(self.relay(queue));
+        match host_queue.leave() {
+            Ok((position, in_flight)) => {
+                self.vrings[usize::from(queue)].base = position.vring_base();
+                if in_flight > 0 {
+                    tracing::info!(queue, in_flight, "queue stopped; its next server does what is in flight");
+                }
+            }
             Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
         }
         self.thread(queue).finish_tasks();

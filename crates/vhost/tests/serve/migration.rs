@@ -3,7 +3,9 @@ use crate::driver::Random;
 use crate::raw::{Ask, GPA, MEMORY, MOST, Machine, Raw};
 use crate::rig::{DISK, Rig};
 use paravane_spec::feature;
-use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, LOG_PAGE, LogArea, VringState, request};
+use paravane_spec::vhost_user::{
+    F_LOG_ALL, F_PROTOCOL_FEATURES, LOG_PAGE, LogArea, VringState, protocol_feature, request,
+};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -121,14 +123,22 @@ fn every_page_that_a_packed_queue_writes_is_marked() {
 /// Moves a guest from server to server, stopped under load each time: nothing is lost, and nothing
 /// stays in flight.
 pub(crate) fn moves(features: u64) {
+    moves_with(features, 0);
+}
+
+/// As [`moves`]; with GET_VRING_BASE_INFLIGHT in `protocol`, requests stay in flight while the guest
+/// moves, and the next server does them.
+fn moves_with(features: u64, protocol: u64) {
+    let tracked = protocol & protocol_feature::GET_VRING_BASE_INFLIGHT != 0;
     let mut rig = Rig::new(1);
     let mut model = vec![0; DISK];
     let mut machine = Machine::new(features, 64, 16);
+    machine.protocol = protocol;
     let mut base = machine.first_base();
     let mut random = Random::new(9);
     for _ in 0..10 {
         let raw = Raw::connect(&rig.socket());
-        machine.attach(&raw, base, false);
+        machine.attach(&raw, base, tracked);
         for _ in 0..20 {
             machine.fill(DISK, &mut random);
             machine.wait(std::time::Duration::from_secs(10));
@@ -142,7 +152,7 @@ pub(crate) fn moves(features: u64) {
         rig.start(1);
     }
     let raw = Raw::connect(&rig.socket());
-    machine.attach(&raw, base, false);
+    machine.attach(&raw, base, tracked);
     machine.finish(&mut model);
     assert!(std::fs::read(rig.image()).unwrap() == model);
 }
@@ -150,6 +160,57 @@ pub(crate) fn moves(features: u64) {
 #[test]
 fn a_split_queue_moves_from_server_to_server() {
     moves(feature::EVENT_IDX);
+}
+
+#[test]
+fn a_split_queue_moves_with_requests_in_flight() {
+    moves_with(feature::EVENT_IDX, protocol_feature::GET_VRING_BASE_INFLIGHT);
+}
+
+#[test]
+fn a_packed_queue_moves_with_requests_in_flight() {
+    let protocol = protocol_feature::GET_VRING_BASE_INFLIGHT | protocol_feature::GPA_ADDRESSES;
+    moves_with(feature::RING_PACKED | feature::EVENT_IDX, protocol);
+}
+
+/// Requests of a queue that stops and starts in one session.
+#[test]
+fn a_disabled_queue_leaves_its_requests_until_it_is_enabled() {
+    let rig = Rig::new(1);
+    let mut model = vec![0; DISK];
+    let mut machine = Machine::new(0, 64, 16);
+    machine.protocol = protocol_feature::GET_VRING_BASE_INFLIGHT;
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, true);
+    let mut random = Random::new(31);
+    for _ in 0..50 {
+        machine.fill(DISK, &mut random);
+        raw.say(request::SET_VRING_ENABLE, &VringState { index: 0, num: 0 }, &[]);
+        raw.say(request::SET_VRING_ENABLE, &VringState { index: 0, num: 1 }, &[]);
+        machine.reap(&mut model);
+    }
+    machine.finish(&mut model);
+}
+
+#[test]
+fn requests_are_left_only_where_they_are_recorded() {
+    let rig = Rig::new(1);
+    let raw = Raw::connect(&rig.socket());
+    let protocol = protocol_feature::GET_VRING_BASE_INFLIGHT;
+    raw.send(request::SET_PROTOCOL_FEATURES, zerocopy::IntoBytes::as_bytes(&protocol), &[]).unwrap();
+    assert!(raw.is_closed());
+    assert!(rig.wait_for(|status| status.protocol_errors == 1).last_error.unwrap().contains("not offered"));
+    // Without a region, a stop completes what is in flight.
+    let mut model = vec![0; DISK];
+    let mut machine = Machine::new(0, 64, 16);
+    machine.protocol = protocol;
+    let raw = Raw::connect(&rig.socket());
+    machine.attach(&raw, 0, false);
+    machine.fill(DISK, &mut Random::new(32));
+    let in_flight = machine.in_flight();
+    rig.wait_for(|status| status.queues[0].taken == in_flight as u64);
+    stop(&raw);
+    assert_eq!(machine.reap(&mut model), in_flight);
 }
 
 #[test]

@@ -41,7 +41,7 @@ const REQUEST: u64 = 0x2000;
 pub(crate) const STATUS: u64 = 16;
 pub(crate) const DATA: u64 = 512;
 /// Protocol features that change what messages mean: accepted where a test asks for them.
-pub(crate) const OPTIONAL: u64 = protocol_feature::GPA_ADDRESSES;
+pub(crate) const OPTIONAL: u64 = protocol_feature::GPA_ADDRESSES | protocol_feature::GET_VRING_BASE_INFLIGHT;
 /// Most bytes of data in a request.
 pub(crate) const MOST: usize = 4096;
 

@@ -16,6 +16,8 @@ pub(in crate::blk) struct Orders {
     pub(in crate::blk) most: Option<usize>,
     /// Results of the next jobs, which are then not done.
     pub(in crate::blk) results: VecDeque<i32>,
+    /// Most jobs that a cancellation does not reach, because the host has begun them.
+    pub(in crate::blk) begun: usize,
     /// Jobs in order, with their results.
     pub(in crate::blk) log: Vec<(Job, i32)>,
 }
@@ -60,6 +62,12 @@ impl Held {
             self.done.push(Outcome { head, result });
             rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
         }
+    }
+
+    pub(super) fn cancel(&mut self) {
+        let begun = self.orders.lock().unwrap().begun.min(self.jobs.len());
+        let given_up = self.jobs.drain(begun..);
+        self.done.extend(given_up.map(|(head, _)| Outcome { head, result: -libc::ECANCELED }));
     }
 
     pub(super) fn listen(&mut self) -> bool {

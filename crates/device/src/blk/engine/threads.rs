@@ -237,6 +237,20 @@ impl Threads {
         }
     }
 
+    /// See [`super::Engine::cancel`].
+    pub(super) fn cancel(&mut self) {
+        let given_up = |task: Task| Outcome { head: task.head, result: -libc::ECANCELED };
+        let mut outcomes: Vec<Outcome> = self.pushed.drain(..).map(given_up).collect();
+        {
+            let mut jobs = lock(&self.pool.work_queue.jobs);
+            let (ours, others): (VecDeque<_>, VecDeque<_>) =
+                jobs.tasks.drain(..).partition(|task| Arc::ptr_eq(&task.queue, &self.shared));
+            jobs.tasks = others;
+            outcomes.extend(ours.into_iter().map(given_up));
+        }
+        outcomes.into_iter().for_each(|outcome| self.shared.post(outcome));
+    }
+
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         outcomes.extend(lock(&self.shared.outcomes).drain(..));
     }

@@ -185,6 +185,19 @@ impl Uring {
         Ok(())
     }
 
+    /// See [`super::Engine::cancel`].
+    pub(super) fn cancel(&mut self) {
+        // Only the kernel can give up what is in the submission queue.
+        let submitted = self.submit();
+        // Does not wait for what it cannot cancel: the completions tell.
+        let now = types::Timespec::new();
+        let cancelled = self.ring.submitter().register_sync_cancel(Some(now), types::CancelBuilder::any());
+        if let Err(error) = submitted.and(cancelled) {
+            // ETIME: some are under way. EINVAL: a kernel before 6.0. All are waited for.
+            tracing::debug!(%error, "requests of the storage could not all be cancelled");
+        }
+    }
+
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         // The user data of every entry is a descriptor head.
         outcomes.extend(

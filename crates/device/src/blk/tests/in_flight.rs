@@ -216,21 +216,73 @@ fn a_stop_completes_what_is_in_flight() {
     assert_eq!(held.rig.read(0, 512), pattern(DISK, 30)[..512]);
 }
 
+/// Has the queue of a rig tracked, in the last 64 KiB of its memory.
+fn track(rig: &mut Rig<Blk>) {
+    let Rig { live, memory, device, addresses, .. } = rig;
+    let features = device.features();
+    let mut handle = memory.handle();
+    let bytes = paravane_ring::device::tracking_bytes(addresses.size, false);
+    let tracking = handle.enter().map(BASE + SIZE - 65536, bytes, Access::WRITE).unwrap();
+    let state = State::from_vring_base(0, features).unwrap();
+    *live = MappedQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
+}
+
+/// What the host has not begun is given up, and what it has begun is waited for and answered.
+#[test]
+fn a_stop_that_is_cut_short_cancels_what_a_successor_is_told_of() {
+    for begun in [0, 3, 8] {
+        let mut held = HeldRig::new(&disk(), Orders { begun, ..Orders::default() }, 0);
+        track(&mut held.rig);
+        held.begin_reads(8);
+        let cut = AtomicBool::new(true);
+        held.rig.handler.drain_until(&mut held.rig.live, true, &cut);
+        assert_eq!(held.orders().log.len(), begun, "nothing else reached the host");
+        assert_eq!(usize::from(held.rig.live.queue().in_flight()), 8 - begun);
+        let statuses: Vec<_> = (0..8).map(|at| if at < begun { blk::S_OK } else { UNTOUCHED }).collect();
+        assert_eq!(held.rig.peek(STATUS, 8), statuses);
+        // The successor finds them in the region, and does them.
+        track(&mut held.rig);
+        held.orders().prompt = true;
+        assert_eq!(held.rig.serve().unwrap().completed, 8 - begun as u32);
+        assert_eq!(held.orders().log.len(), 8);
+        assert_eq!(held.rig.peek(STATUS, 8), [blk::S_OK; 8]);
+        assert_eq!(held.rig.live.queue().in_flight(), 0);
+    }
+}
+
+/// Without tracking nobody would do them: they are waited for.
+#[test]
+fn a_stop_that_is_cut_short_cancels_nothing_without_tracking() {
+    let mut held = HeldRig::new(&disk(), Orders::default(), 0);
+    held.begin_reads(8);
+    let cut = AtomicBool::new(true);
+    assert_eq!(held.rig.handler.drain_until(&mut held.rig.live, true, &cut).completed, 8);
+    assert_eq!(held.rig.peek(STATUS, 8), [blk::S_OK; 8]);
+}
+
+/// An interrupted or short write is done again by the successor; it is not answered here.
+#[test]
+fn an_interrupted_step_stays_in_flight() {
+    let results = [-libc::EINTR, -libc::ECANCELED, 512].into();
+    let mut held = HeldRig::new(&disk(), Orders { begun: 8, results, ..Orders::default() }, 0);
+    track(&mut held.rig);
+    held.begin_reads(4);
+    let cut = AtomicBool::new(true);
+    assert_eq!(held.rig.handler.drain_until(&mut held.rig.live, true, &cut).completed, 1);
+    assert_eq!(held.rig.live.queue().in_flight(), 3);
+    assert_eq!(held.rig.peek(STATUS, 4), [UNTOUCHED, UNTOUCHED, UNTOUCHED, blk::S_OK]);
+}
+
 /// A request of many steps does not keep a queue that is to stop now; where a successor is told of
 /// it, it is not answered.
 #[test]
 fn a_stop_that_is_cut_short_continues_nothing() {
     for tracked in [false, true] {
         let file = disk();
-        let mut held = HeldRig::new(&file, Orders { most: Some(1000), ..Orders::default() }, 0);
+        let orders = Orders { most: Some(1000), begun: 8, ..Orders::default() };
+        let mut held = HeldRig::new(&file, orders, 0);
         if tracked {
-            let Rig { live, memory, device, addresses, .. } = &mut held.rig;
-            let features = device.features();
-            let mut handle = memory.handle();
-            let bytes = paravane_ring::device::tracking_bytes(addresses.size, false);
-            let tracking = handle.enter().map(BASE + SIZE - 65536, bytes, Access::WRITE).unwrap();
-            let state = State::from_vring_base(0, features).unwrap();
-            *live = MappedQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
+            track(&mut held.rig);
         }
         held.begin_reads(8);
         let cut = AtomicBool::new(true);
