@@ -285,10 +285,16 @@ impl<'a> Session<'a> {
         self.vrings.iter().position(Vring::is_live).map(|index| index as u32)
     }
 
-    /// Number of queues; of queue pairs for a network device, as clients expect.
+    /// Number of queues; of queue pairs for a network device, if the client counts those.
+    ///
+    /// The protocol does not say what a network device counts. QEMU and DPDK's virtio-user expect
+    /// queue pairs, and accept RARP or STATUS. Others expect queues, and accept neither: User Mode
+    /// Linux from Linux 7 on refuses a device whose driver uses more queues than this number.
     fn queue_num(&self) -> u64 {
         let queues = self.vrings.len() as u64;
-        if self.device.device_id() == device_id::NET { queues / u64::from(net::PAIR) } else { queues }
+        let counts_pairs = self.device.device_id() == device_id::NET
+            && self.features.has_protocol(protocol_feature::RARP | protocol_feature::STATUS);
+        if counts_pairs { queues / u64::from(net::PAIR) } else { queues }
     }
 
     fn get_config(&self, access: ConfigAccess) -> Reply {
