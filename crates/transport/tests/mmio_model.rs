@@ -23,8 +23,7 @@ struct Queue {
 struct Model {
     status: u32,
     reset: bool,
-    accepted: [u32; 2],
-    beyond: bool,
+    accepted: [u32; 4],
     sel: [u32; 3],
     queues: Vec<Queue>,
     generation: u32,
@@ -40,8 +39,7 @@ impl Model {
         Self {
             status: 0,
             reset: false,
-            accepted: [0; 2],
-            beyond: false,
+            accepted: [0; 4],
             sel: [0; 3],
             queues: vec![Queue::default(); QUEUE_SIZES.len()],
             generation: 0,
@@ -92,8 +90,8 @@ impl Model {
                     && self.status & (status::FEATURES_OK | status::FAILED) == 0;
                 match self.sel[DRIVER_SEL] {
                     _ if !negotiating => {}
-                    word @ (0 | 1) => self.accepted[word as usize] = value,
-                    _ => self.beyond |= value != 0,
+                    word @ 0..4 => self.accepted[word as usize] = value,
+                    _ => {}
                 }
             }
             0x064 => self.pending &= !value,
@@ -167,8 +165,9 @@ impl Model {
         let needs = self.status & status::DEVICE_NEEDS_RESET;
         let before = self.status & !needs;
         let want = value & !needs;
-        let offered =
-            self.accepted() & !OFFERED == 0 && !self.beyond && self.accepted() & feature::VERSION_1 != 0;
+        let offered = self.accepted() & !OFFERED == 0
+            && self.accepted[2..] == [0; 2]
+            && self.accepted() & feature::VERSION_1 != 0;
         // All legal steps, one by one.
         const LADDER: [u32; 5] = [0, 1, 3, 11, 15];
         let (from, to) = (LADDER.iter().position(|&s| s == before), LADDER.iter().position(|&s| s == want));

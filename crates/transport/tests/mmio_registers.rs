@@ -69,11 +69,34 @@ fn features_ok_does_not_stick_over_bits_from_64_on() {
     rig.write(reg::STATUS, status::ACKNOWLEDGE);
     rig.write(reg::STATUS, rig::DRIVER);
     rig.accept(OFFERED);
-    rig.quiet(reg::DRIVER_FEATURES_SEL, 2);
-    rig.quiet(reg::DRIVER_FEATURES, 0);
-    rig.quiet(reg::DRIVER_FEATURES, 1);
+    for word in [2, 3] {
+        rig.quiet(reg::DRIVER_FEATURES_SEL, word);
+        rig.quiet(reg::DRIVER_FEATURES, 0);
+        rig.quiet(reg::DRIVER_FEATURES, 1);
+        rig.quiet(reg::STATUS, NEGOTIATED);
+        assert_eq!(rig.status(), rig::DRIVER);
+        // The driver may take it back.
+        rig.quiet(reg::DRIVER_FEATURES, 0);
+    }
+    // A driver of version 1.4 writes all four words.
     rig.quiet(reg::STATUS, NEGOTIATED);
-    assert_eq!(rig.status(), rig::DRIVER);
+    assert_eq!(rig.status(), NEGOTIATED);
+}
+
+#[test]
+fn feature_words_from_4_on_do_not_exist() {
+    let mut rig = Rig::new();
+    rig.write(reg::STATUS, status::ACKNOWLEDGE);
+    rig.write(reg::STATUS, rig::DRIVER);
+    rig.accept(OFFERED);
+    for word in [4, 5, 64, 0x8000_0000, u32::MAX] {
+        rig.quiet(reg::DRIVER_FEATURES_SEL, word);
+        rig.quiet(reg::DRIVER_FEATURES, u32::MAX);
+        rig.quiet(reg::DEVICE_FEATURES_SEL, word);
+        assert_eq!(rig.read(reg::DEVICE_FEATURES), 0);
+    }
+    rig.quiet(reg::STATUS, NEGOTIATED);
+    assert_eq!(rig.status(), NEGOTIATED);
 }
 
 #[test]

@@ -1,4 +1,9 @@
-//! Feature negotiation (section 2.2): two words of 32 bits, each behind a selector.
+//! Feature negotiation (section 2.2): words of 32 bits, each behind a selector.
+//!
+//! Version 1.4 has bits up to 127, in four words. Words 2 and 3 of the offer are 0. What a driver
+//! writes to them is kept, so that it reads back and can be taken back; a set with one of these bits
+//! is refused as any other that was not offered. Words from 4 on do not exist: they read 0, and
+//! writes have no effect.
 use paravane_spec::feature;
 
 /// Offered and accepted features, and the two selectors.
@@ -6,17 +11,15 @@ use paravane_spec::feature;
 pub(crate) struct Features {
     offered: u64,
     accepted: u64,
-    /// Whether the driver accepted a bit from 64 on.
-    ///
-    /// None is ever offered, so the set is refused.
-    beyond: bool,
+    /// Words 2 and 3 of the accepted features. No device offers such bits.
+    extended: u64,
     offered_sel: u32,
     accepted_sel: u32,
 }
 
 impl Features {
     pub(crate) fn new(offered: u64) -> Self {
-        Self { offered, accepted: 0, beyond: false, offered_sel: 0, accepted_sel: 0 }
+        Self { offered, accepted: 0, extended: 0, offered_sel: 0, accepted_sel: 0 }
     }
 
     pub(crate) fn reset(&mut self) {
@@ -46,7 +49,10 @@ impl Features {
 
     /// Selected word of the accepted features.
     pub(crate) fn accepted_word(&self) -> u32 {
-        word(self.accepted, self.accepted_sel)
+        match self.accepted_sel.checked_sub(2) {
+            None => word(self.accepted, self.accepted_sel),
+            Some(select) => word(self.extended, select),
+        }
     }
 
     /// Accepts `bits` of the selected word.
@@ -54,10 +60,14 @@ impl Features {
     /// Kept as written: the driver learns of a mistake when FEATURES_OK does not stick (section
     /// 2.2.2).
     pub(crate) fn accept(&mut self, bits: u32) {
-        match self.accepted_sel {
-            0 => self.accepted = (self.accepted & !0xffff_ffff) | u64::from(bits),
-            1 => self.accepted = (self.accepted & 0xffff_ffff) | (u64::from(bits) << 32),
-            _ => self.beyond |= bits != 0,
+        let (words, select) = match self.accepted_sel.checked_sub(2) {
+            None => (&mut self.accepted, self.accepted_sel),
+            Some(select) => (&mut self.extended, select),
+        };
+        match select {
+            0 => *words = (*words & !0xffff_ffff) | u64::from(bits),
+            1 => *words = (*words & 0xffff_ffff) | (u64::from(bits) << 32),
+            _ => {}
         }
     }
 
@@ -69,7 +79,7 @@ impl Features {
     ///
     /// All bits were offered, and VERSION_1 is among them, since there is no legacy interface.
     pub(crate) fn acceptable(&self) -> bool {
-        self.accepted & !self.offered == 0 && !self.beyond && self.accepted & feature::VERSION_1 != 0
+        self.accepted & !self.offered == 0 && self.extended == 0 && self.accepted & feature::VERSION_1 != 0
     }
 }
 

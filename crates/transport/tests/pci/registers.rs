@@ -29,6 +29,26 @@ fn features_by_word() {
 }
 
 #[test]
+fn features_from_64_on_read_back_and_are_refused() {
+    let mut rig = Rig::new();
+    rig.write(reg::DEVICE_STATUS, 1, status::ACKNOWLEDGE.into());
+    rig.write(reg::DEVICE_STATUS, 1, DRIVER.into());
+    for (word, kept) in [(2, 0xffff_0001), (3, 0x8000_0000), (4, 0), (0xffff_ffff, 0)] {
+        rig.quiet(reg::DRIVER_FEATURE_SELECT, 4, word);
+        rig.quiet(reg::DRIVER_FEATURE, 4, kept | u64::from(kept == 0));
+        assert_eq!(rig.read(reg::DRIVER_FEATURE, 4), kept);
+    }
+    rig.negotiate(OFFERED);
+    assert_eq!(rig.status(), DRIVER);
+    for word in [2, 3] {
+        rig.quiet(reg::DRIVER_FEATURE_SELECT, 4, word);
+        rig.quiet(reg::DRIVER_FEATURE, 4, 0);
+    }
+    rig.negotiate(OFFERED);
+    assert_eq!(rig.status(), NEGOTIATED);
+}
+
+#[test]
 fn features_ok_does_not_stick_over_what_was_not_offered() {
     let mut rig = Rig::new();
     rig.negotiate(OFFERED | feature::NOTIFICATION_DATA);
