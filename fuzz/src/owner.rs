@@ -86,6 +86,7 @@ impl Owner {
                     return self.reset_is_done();
                 }
             }
+            Effect::Suspend | Effect::Resume => panic!("SUSPEND was not offered"),
             Effect::Notify { queue } => {
                 assert!(live && self.running.contains_key(&queue), "a kick of queue {queue}");
             }

@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::device::{AttachedDevice, MakeBackend, Settings};
 use crate::events::DeviceEvents;
 use crate::features::{RingFeatures, offered};
-use crate::placement::{Placement, Spread};
+use crate::placement::{Kind, Placement, Spread};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
 use paravane_notify::msi::{MsiController, MsiTable};
@@ -62,6 +62,7 @@ pub struct Builder {
     number: Option<usize>,
     counters: Arc<Counters>,
     backend: Option<MakeBackend>,
+    suspendable: bool,
 }
 
 impl AttachedDevice {
@@ -83,6 +84,7 @@ impl Builder {
             number: None,
             counters: Arc::default(),
             backend: None,
+            suspendable: false,
         }
     }
 
@@ -118,6 +120,13 @@ impl Builder {
     /// Adds to these counters, which other devices may share [the device's own].
     pub fn counters(self, counters: Arc<Counters>) -> Self {
         Self { counters, ..self }
+    }
+
+    /// Offers SUSPEND [off]: the driver may suspend the device, which keeps its state, and resume it.
+    ///
+    /// Not offered if another process serves the queues ([`Placement::process`]).
+    pub fn suspendable(self) -> Self {
+        Self { suspendable: true, ..self }
     }
 
     /// Lends each queue to a back end right after its start, if the back end takes it.
@@ -189,9 +198,11 @@ impl Builder {
     }
 
     fn description(&self) -> DeviceDescription {
+        let elsewhere = |placement: &Placement| matches!(placement.kind(), Kind::Process(_));
+        let suspendable = self.suspendable && !self.placement.as_ref().is_some_and(elsewhere);
         DeviceDescription {
             device_id: self.device.device_id(),
-            features: offered(self.device.features(), self.rings, self.domain.is_some()),
+            features: offered(self.device.features(), self.rings, self.domain.is_some(), suspendable),
             queue_sizes: self.device.queue_sizes().to_vec(),
         }
     }

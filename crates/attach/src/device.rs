@@ -71,6 +71,10 @@ pub(crate) struct Control {
     /// `None`: stopped.
     pub(crate) device: Option<Box<dyn Device>>,
     pub(crate) queues: Vec<Queue>,
+    /// The driver has suspended the device.
+    pub(crate) suspended: bool,
+    /// The host's side is to be looked at when the device is resumed.
+    pub(crate) refresh: bool,
 }
 
 /// A device behind a transport. Any thread may call any method.
@@ -100,7 +104,7 @@ impl AttachedDevice {
         Self {
             events: Arc::new(events),
             settings,
-            control: Mutex::new(Control { device: Some(device), queues }),
+            control: Mutex::new(Control { device: Some(device), queues, suspended: false, refresh: false }),
             features,
             window: AtomicU64::new(window.unwrap_or(NO_WINDOW)),
             window_size,
@@ -180,10 +184,16 @@ impl AttachedDevice {
     ///
     /// Interrupts the driver if the configuration has changed.
     ///
+    /// If the device is suspended, this happens when it is resumed.
+    ///
     /// # Errors
     /// The host does not answer; nothing has changed.
     pub fn refresh(&self) -> std::io::Result<bool> {
         let mut control = lock(&self.control);
+        if control.suspended {
+            control.refresh = true;
+            return Ok(false);
+        }
         let Some(device) = &mut control.device else { return Ok(false) };
         let changed = device.refresh()?;
         if changed {
@@ -289,7 +299,10 @@ impl AttachedDevice {
                 self.stop_queue(control, queue, false);
                 lock(&self.events.transport).queue_reset_done(queue);
             }
+            Effect::Suspend => self.suspend(control),
+            Effect::Resume => self.resume_from_suspend(control),
             Effect::Reset => {
+                control.suspended = false;
                 self.stop_queues(control, false);
                 if let Some(device) = &mut control.device {
                     device.reset();

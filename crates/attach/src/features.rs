@@ -52,9 +52,10 @@ impl RingFeatures {
 }
 
 /// All bits that a device with these `own` ones offers, but for the transport's.
-pub(crate) fn offered(own: u64, rings: RingFeatures, behind_domain: bool) -> u64 {
+pub(crate) fn offered(own: u64, rings: RingFeatures, behind_domain: bool, suspendable: bool) -> u64 {
     let platform = if behind_domain { feature::ACCESS_PLATFORM } else { 0 };
-    own & !NOT_THE_DEVICE | rings.0 | feature::VERSION_1 | feature::RING_RESET | platform
+    let suspend = if suspendable { feature::SUSPEND } else { 0 };
+    own & !NOT_THE_DEVICE | rings.0 | feature::VERSION_1 | feature::RING_RESET | platform | suspend
 }
 
 #[cfg(test)]
@@ -63,13 +64,14 @@ mod tests {
 
     #[test]
     fn the_builder_decides_on_rings_and_the_device_on_the_rest() {
-        let own = 1 | 1 << 23 | 1 << 50 | feature::RING_PACKED | feature::NOTIFICATION_DATA;
-        let plain = offered(own, RingFeatures::default(), false);
+        let own =
+            1 | 1 << 23 | 1 << 50 | feature::RING_PACKED | feature::NOTIFICATION_DATA | feature::SUSPEND;
+        let plain = offered(own, RingFeatures::default(), false, false);
         let always = feature::VERSION_1 | feature::RING_RESET;
         assert_eq!(plain, 1 | 1 << 23 | 1 << 50 | always | QueueConfig::SPLIT_FEATURES);
         let rings = RingFeatures::default().packed().in_order().without_indirect().without_event_index();
-        let special = offered(1, rings, true);
-        let expected = feature::RING_PACKED | feature::IN_ORDER | feature::ACCESS_PLATFORM;
+        let special = offered(1, rings, true, true);
+        let expected = feature::RING_PACKED | feature::IN_ORDER | feature::ACCESS_PLATFORM | feature::SUSPEND;
         assert_eq!(special, 1 | always | expected);
     }
 }

@@ -83,7 +83,10 @@ impl AttachedDevice {
     /// # Errors
     /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device.
     pub fn take_back_queue(&self, queue: u16) -> Result<(), LendError> {
-        let mut control = lock(&self.control);
+        self.take_back(&mut lock(&self.control), queue)
+    }
+
+    pub(crate) fn take_back(&self, control: &mut Control, queue: u16) -> Result<(), LendError> {
         let slot = control.queues.get_mut(usize::from(queue)).ok_or(LendError::NotLent { queue })?;
         let lent = match std::mem::take(&mut slot.serving) {
             Serving::Lent(lent) => *lent,

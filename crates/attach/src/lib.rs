@@ -43,6 +43,7 @@
 //!   bits 24-49          RingFeatures              queue layout and notification suppression
 //!                       always                    VERSION_1, RING_RESET
 //!                       behind a domain           ACCESS_PLATFORM
+//!                       Builder::suspendable      SUSPEND
 //!                       virtio-mmio with MSI      the extension's bits
 //! ```
 //! Bits 24 to 49 of a device are ignored: section 6 of the specification reserves them for queues
@@ -55,6 +56,7 @@
 //!   Thread(n)  --lend_queue-------> Lent
 //!   Lent       --take_back_queue--> Thread(n)
 //!   Thread(n), Lent  -------------> Lost: no thread takes the queue, or its back end does not report its position
+//!   Thread(n), Inline, Lent  --suspend--> Resting  --resume--> Thread(n), Inline, Lent
 //!   any state  --reset, stop------> Stopped
 //! ```
 //! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as
@@ -83,6 +85,7 @@ mod queue;
 mod registers;
 mod start;
 mod status;
+mod suspend;
 #[cfg(test)]
 mod tests;
 

@@ -1,7 +1,7 @@
 //! One queue, as its device knows it.
 use crate::lent_queue::LentQueue;
 use crate::status::{KickPath, QueueStatus};
-use paravane_io::QueueWork;
+use paravane_io::{QueueWork, RestingQueue};
 use paravane_notify::{HostNotifier, NotifierState};
 use paravane_spec::queue::QueueAddresses;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ pub(crate) enum Serving {
     Process,
     /// A back end that it is lent to.
     Lent(Box<LentQueue>),
+    /// Nobody, while the device is suspended.
+    Resting(Box<RestingQueue>),
     /// Nobody any more, until the driver resets it.
     Lost,
 }

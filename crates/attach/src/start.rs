@@ -137,6 +137,11 @@ impl AttachedDevice {
                 lent.stop();
                 None
             }
+            Serving::Resting(resting) => {
+                // Nothing is in flight, and nothing is served any more.
+                drop(resting);
+                None
+            }
             Serving::Lost => None,
         };
         match stopping {

@@ -14,7 +14,7 @@ use paravane_spec::mmio::{
 use paravane_spec::mmio_msi::{
     self, MSI_ADDRESS_LOW, MSI_COMMAND, MSI_DATA, NOTIFY_PAGE, SELECT_CONFIGURATION, command,
 };
-use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FEATURES_OK};
+use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FEATURES_OK, SUSPEND};
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroUsize;
@@ -306,6 +306,94 @@ fn a_queue_that_its_back_end_refuses_stays_ours() {
     rig.wait_for("a used buffer", |rig| rig.used() == 1);
     rig.served();
     assert!(!rig.needs_reset());
+}
+
+const RUNNING: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
+const SUSPENDED: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | SUSPEND;
+
+/// A device that can be suspended, on an I/O thread or in its exits.
+fn suspendable(inline: bool) -> (Rig, Arc<LocalIoEventFds>) {
+    let fds = Arc::new(LocalIoEventFds::default());
+    let choose = |builder: Builder| match inline {
+        true => builder.placement(&Placement::inline().unwrap()).suspendable(),
+        false => builder.suspendable(),
+    };
+    let mut rig = Rig::with(&memory(), Arc::clone(&fds) as Arc<dyn IoEventFds>, choose);
+    assert_ne!(rig.device.features() & feature::SUSPEND, 0);
+    rig.extension = feature::SUSPEND;
+    (rig, fds)
+}
+
+#[test]
+fn a_suspended_device_goes_on_where_it_was() {
+    for inline in [false, true] {
+        let (mut rig, fds) = suspendable(inline);
+        rig.start(DESC as u32);
+        for round in 1..4 {
+            rig.served();
+            rig.write(STATUS, RUNNING | SUSPEND);
+            assert_eq!(rig.read(STATUS), SUSPENDED);
+            let used = rig.used();
+            // A driver that breaks its promise: the kick waits, and the other is refused.
+            rig.offer();
+            assert!(fds.signal(BASE + QUEUE_NOTIFY, &[0; 4]));
+            let violations = rig.device.violations();
+            rig.kick();
+            assert_eq!((rig.device.violations(), rig.used()), (violations + 1, used));
+            assert!(!rig.device.refresh().unwrap());
+            assert!(rig.device.move_queue(0, 0).is_err());
+            rig.write(STATUS, SUSPENDED | DRIVER_OK);
+            assert_eq!(rig.read(STATUS), RUNNING);
+            rig.wait_for("the buffer that waited", |rig| rig.used() == 2 * round);
+        }
+        assert!(!rig.needs_reset());
+    }
+}
+
+#[test]
+fn a_suspended_device_is_reset_and_starts_anew() {
+    for inline in [false, true] {
+        let (mut rig, fds) = suspendable(inline);
+        for _ in 0..3 {
+            rig.start(DESC as u32);
+            rig.served();
+            rig.write(STATUS, RUNNING | SUSPEND);
+            assert_eq!(rig.read(STATUS), SUSPENDED);
+            rig.write(STATUS, 0);
+            assert_eq!(rig.read(STATUS), 0);
+            assert!(!fds.signal(BASE + QUEUE_NOTIFY, &[0; 4]), "its ioeventfd is gone");
+        }
+        rig.start(DESC as u32);
+        rig.write(STATUS, RUNNING | SUSPEND);
+        assert!(rig.device.stop().is_some());
+        // Nothing starts again.
+        rig.write(STATUS, RUNNING);
+        assert!(!fds.signal(BASE + QUEUE_NOTIFY, &[0; 4]));
+    }
+}
+
+#[test]
+fn a_queue_that_failed_before_stays_broken() {
+    let (mut rig, _fds) = suspendable(false);
+    rig.start(DESC as u32);
+    rig.memory.enter().write_obj(AVAIL + 2, &1000_u16, Access::WRITE).unwrap();
+    rig.kick();
+    rig.wait_for("DEVICE_NEEDS_RESET", |rig| rig.needs_reset());
+    rig.write(STATUS, RUNNING | SUSPEND);
+    assert_eq!(rig.read(STATUS), RUNNING | DEVICE_NEEDS_RESET);
+    rig.write(STATUS, 0);
+    rig.start(DESC as u32);
+    rig.served();
+}
+
+#[test]
+fn a_device_is_suspendable_only_where_that_was_asked_for() {
+    let mut rig = Rig::new(Arc::new(NoIoEventFds));
+    assert_eq!(rig.device.features() & feature::SUSPEND, 0);
+    rig.start(DESC as u32);
+    rig.write(STATUS, RUNNING | SUSPEND);
+    assert_eq!(rig.read(STATUS), RUNNING);
+    rig.served();
 }
 
 #[test]

@@ -57,6 +57,11 @@
 //!   Resetting <------------------------------------------------------------------------+
 //!   (the status reads what it was, writes have no effect)
 //!
+//!                 SUSPEND                 suspend_done
+//!   Running -----------------> Suspending ---------------> Suspended (SUSPEND, not DRIVER_OK)
+//!      ^                                                        |
+//!      '-------- resume_done --------- Resuming <---------------' DRIVER_OK
+//!
 //!   FAILED             (driver) from anywhere: only a reset leads out
 //!   DEVICE_NEEDS_RESET (device) from anywhere but Reset: nothing more is started or notified until a reset
 //!
@@ -89,6 +94,11 @@
 //! - **A reset of one queue** needs RING_RESET. During it the queue reads enabled and resetting;
 //!   afterwards its registers are at their defaults (section 2.6.1). A queue that is not live needs
 //!   no stop, so it is reset at once.
+//! - **SUSPEND** (version 1.4, section 3.4) needs its feature; before DRIVER_OK it is ignored. Until
+//!   the owner has carried it out the status reads what it was. While the
+//!   device is suspended, kicks and writes to queue registers and to the configuration space are
+//!   forbidden. A change of
+//!   the configuration space becomes visible when the device is resumed.
 //! - **Reset of a device whose status is 0** is done at once too: before ACKNOWLEDGE nothing could
 //!   have been started or changed outside of these registers.
 //! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2,
@@ -132,6 +142,12 @@ pub trait Transport: Send {
 
     /// Reports that the owner has carried out [`Effect::ResetQueue`].
     fn queue_reset_done(&mut self, queue: u16);
+
+    /// Reports that the owner has carried out [`Effect::Suspend`].
+    fn suspend_done(&mut self);
+
+    /// Reports that the owner has carried out [`Effect::Resume`].
+    fn resume_done(&mut self);
 
     /// Tells the driver that the device needs a reset.
     ///
@@ -205,6 +221,15 @@ pub enum Effect {
     ///
     /// Then call `reset_done`.
     Reset,
+    /// Stop serving: complete and announce what is being served, and keep all queues.
+    ///
+    /// No access to guest memory and no interrupt afterwards. Then call `suspend_done`; or
+    /// `needs_reset` if the device cannot be suspended.
+    Suspend,
+    /// Serve all queues again, from where they were.
+    ///
+    /// Then call `resume_done`; or `needs_reset` if the device cannot be resumed.
+    Resume,
     /// Kick that came as an exit.
     Notify {
         /// Index of a queue that exists and is live.

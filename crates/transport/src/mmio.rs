@@ -97,6 +97,20 @@ impl Mmio {
         }
     }
 
+    /// Completes [`Effect::Suspend`]. Does nothing unless one is under way.
+    pub fn suspend_done(&mut self) {
+        self.state.suspend_done();
+    }
+
+    /// Completes [`Effect::Resume`]. Does nothing unless one is under way.
+    ///
+    /// A change of the configuration space that was held back interrupts the driver now.
+    pub fn resume_done(&mut self) {
+        if self.state.resume_done() {
+            self.interrupts.config_change();
+        }
+    }
+
     /// Completes [`Effect::ResetQueue`]. Does nothing unless one is under way.
     pub fn queue_reset_done(&mut self, queue: u16) {
         if self.state.queue_reset_done(queue) {
@@ -301,6 +315,14 @@ impl Transport for Mmio {
 
     fn queue_reset_done(&mut self, queue: u16) {
         Self::queue_reset_done(self, queue);
+    }
+
+    fn suspend_done(&mut self) {
+        Self::suspend_done(self);
+    }
+
+    fn resume_done(&mut self) {
+        Self::resume_done(self);
     }
 
     fn needs_reset(&mut self) {

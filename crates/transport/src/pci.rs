@@ -352,6 +352,16 @@ impl Transport for Pci {
         }
     }
 
+    fn suspend_done(&mut self) {
+        self.state.suspend_done();
+    }
+
+    fn resume_done(&mut self) {
+        if self.state.resume_done() {
+            self.interrupts.config_change();
+        }
+    }
+
     fn needs_reset(&mut self) {
         if self.state.needs_reset() {
             self.interrupts.config_change();

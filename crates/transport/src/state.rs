@@ -33,6 +33,8 @@ pub(crate) struct DeviceState {
     queues: Vec<QueueRegisters>,
     queue_sel: u32,
     generation: u32,
+    /// The configuration space changed while the device was suspended.
+    changed: bool,
     /// A plain statistic, atomic only because reads take `&self`.
     violations: AtomicU64,
 }
@@ -46,6 +48,7 @@ impl DeviceState {
             queues: device.queue_sizes.iter().map(|&max| QueueRegisters::new(max, size)).collect(),
             queue_sel: 0,
             generation: 0,
+            changed: false,
             violations: AtomicU64::new(0),
         }
     }
@@ -69,13 +72,16 @@ impl DeviceState {
     ///
     /// If it is 0 afterwards, the device has just returned to its defaults.
     pub(crate) fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
-        match self.status.write(value, self.features.acceptable())? {
+        let suspendable = self.negotiated(feature::SUSPEND);
+        match self.status.write(value, self.features.acceptable(), suspendable)? {
             StatusWrite::Noted => Ok(None),
             StatusWrite::AtReset => {
                 self.set_defaults();
                 Ok(None)
             }
             StatusWrite::Reset => Ok(Some(Effect::Reset)),
+            StatusWrite::Suspend => Ok(Some(Effect::Suspend)),
+            StatusWrite::Resume => Ok(Some(Effect::Resume)),
             StatusWrite::Activate => {
                 let queues =
                     (0..=u16::MAX).zip(&mut self.queues).filter_map(|(index, q)| Some((index, q.go_live()?)));
@@ -111,8 +117,13 @@ impl DeviceState {
 
     /// Records a change of the configuration space.
     ///
-    /// Returns whether to interrupt the driver.
+    /// Returns whether to interrupt the driver. While the device is suspended, nothing changes; the
+    /// change becomes visible when it is resumed.
     pub(crate) fn config_changed(&mut self) -> bool {
+        if self.status.suspended() {
+            self.changed = true;
+            return false;
+        }
         self.generation = self.generation.wrapping_add(1);
         self.status.running()
     }
@@ -133,6 +144,19 @@ impl DeviceState {
             self.set_defaults();
         }
         resetting
+    }
+
+    /// Completes [`Effect::Suspend`]. Does nothing unless one is under way.
+    pub(crate) fn suspend_done(&mut self) {
+        self.status.suspend_done();
+    }
+
+    /// Completes [`Effect::Resume`].
+    ///
+    /// Returns whether to interrupt the driver, for a change of the configuration space that it was
+    /// not told of.
+    pub(crate) fn resume_done(&mut self) -> bool {
+        self.status.resume_done() && std::mem::take(&mut self.changed) && self.config_changed()
     }
 
     /// Completes [`Effect::ResetQueue`].
@@ -218,7 +242,7 @@ impl DeviceState {
     /// Handles a kick of `queue`.
     pub(crate) fn notify(&self, queue: u16) -> Result<Option<Effect>, Violation> {
         let live = self.queues.get(usize::from(queue)).is_some_and(QueueRegisters::live);
-        if !live || self.status.failed() || self.status.resetting() {
+        if !live || self.status.failed() || self.status.resetting() || self.status.suspended() {
             return Err(Violation);
         }
         // The driver may kick a device before it notices that it needs a reset; the kick has no
@@ -237,5 +261,6 @@ impl DeviceState {
             queue.set_defaults();
         }
         self.queue_sel = 0;
+        self.changed = false;
     }
 }

@@ -1,0 +1,98 @@
+//! Suspends a running device, and resumes it (virtio 1.4, section 3.4).
+//!
+//! ```text
+//!  suspend   each queue: taken back from a back end -> off its thread -> what is in flight completed, parked
+//!  resume    each queue: resumed where it was, with the same handler -> on the thread that it had -> lent again
+//! ```
+//! The ioeventfd stays registered all the time, and kicks wait in the notifier. Frames of a network
+//! device that wait for room on the host's side are dropped. A queue is lent again only to the back
+//! end of [`Builder::lend_to`](crate::Builder::lend_to).
+use crate::AttachedDevice;
+use crate::device::Control;
+use crate::lock::lock;
+use crate::placement::Kind;
+use crate::queue::Serving;
+use paravane_io::{HostQueue, NotPutOn, RestingQueue};
+
+impl AttachedDevice {
+    /// Carries out a suspension.
+    pub(crate) fn suspend(&self, control: &mut Control) {
+        control.suspended = true;
+        for queue in 0..control.queues.len() {
+            let queue = u16::try_from(queue).unwrap_or(u16::MAX);
+            if let Err(reason) = self.suspend_queue(control, queue) {
+                self.events.fault(format!("queue {queue} cannot be suspended: {reason}"));
+            }
+        }
+        lock(&self.events.transport).suspend_done();
+    }
+
+    /// Carries out a resumption, and makes up for what happened meanwhile.
+    pub(crate) fn resume_from_suspend(&self, control: &mut Control) {
+        control.suspended = false;
+        for queue in 0..control.queues.len() {
+            let queue = u16::try_from(queue).unwrap_or(u16::MAX);
+            if let Err(reason) = self.resume_queue(control, queue) {
+                self.events.fault(format!("queue {queue} cannot be resumed: {reason}"));
+            }
+        }
+        let refreshed = std::mem::take(&mut control.refresh).then_some(()).and(control.device.as_mut());
+        let changed = refreshed.map(|device| device.refresh());
+        let mut transport = lock(&self.events.transport);
+        transport.resume_done();
+        match changed {
+            Some(Ok(true)) => transport.config_changed(),
+            Some(Err(error)) => {
+                tracing::warn!(device = self.events.number, "cannot read the host's side again: {error}");
+            }
+            Some(Ok(false)) | None => {}
+        }
+    }
+
+    fn suspend_queue(&self, control: &mut Control, queue: u16) -> Result<(), String> {
+        if matches!(control.queues[usize::from(queue)].serving, Serving::Lent(_)) {
+            self.take_back(control, queue).map_err(|error| error.to_string())?;
+        }
+        let slot = &mut control.queues[usize::from(queue)];
+        let placement = &self.settings.placement;
+        let taken: Option<Box<HostQueue>> = match (&slot.serving, placement.kind()) {
+            (Serving::Thread(index), _) => {
+                placement.thread(*index).and_then(|thread| thread.take_off(self.key(queue)))
+            }
+            (Serving::Inline, Kind::Inline(inline)) => inline.take_off(self.key(queue)),
+            (Serving::Process, _) => return Err("another process serves it".into()),
+            _ => return Ok(()),
+        };
+        slot.serving = Serving::Lost;
+        // Its thread has given up a queue that has failed, and said so.
+        let Some(taken) = taken else { return Ok(()) };
+        slot.serving = Serving::Resting(Box::new(taken.park().map_err(|error| error.to_string())?));
+        Ok(())
+    }
+
+    fn resume_queue(&self, control: &mut Control, queue: u16) -> Result<(), String> {
+        let slot = &mut control.queues[usize::from(queue)];
+        let resting: RestingQueue = match std::mem::replace(&mut slot.serving, Serving::Lost) {
+            Serving::Resting(resting) => *resting,
+            other => {
+                slot.serving = other;
+                return Ok(());
+            }
+        };
+        let position = resting.position();
+        let resumed = resting.resume(position).map_err(|error| error.to_string())?;
+        let placement = &self.settings.placement;
+        if let Kind::Inline(inline) = placement.kind() {
+            inline.put_on(resumed).map_err(|error| error.to_string())?;
+            slot.serving = Serving::Inline;
+            return Ok(());
+        }
+        placement.put_on(slot.thread, resumed).map_err(|NotPutOn { queue, source }| {
+            queue.into_iter().for_each(|queue| queue.abandon());
+            source.to_string()
+        })?;
+        slot.serving = Serving::Thread(slot.thread);
+        self.lend_at_start(control, queue);
+        Ok(())
+    }
+}
