@@ -5,6 +5,8 @@
 //!                     |                                   |
 //!                     '--- stop, or a thread panics ------'--> stopping: socket removed, queues drained --> ended
 //! ```
+//! An export of a connection ([`Endpoint::Connection`]) ends with its only session.
+//!
 //! One client at a time; the next one waits until it has disconnected. A client can end its session
 //! at most. A panic in one of the threads ends the export, because the state of the device is then
 //! unknown.
@@ -425,6 +427,7 @@ impl ExportThread {
             let control = self.shared.control.as_fd();
             let waited = match (acceptor.next(), acceptor.fd()) {
                 (NextClient::Here(socket), _) => return Some(socket),
+                (NextClient::Ended, _) => return None,
                 (NextClient::Wait, Some(fd)) => wait_for(&[control, fd], None),
                 (NextClient::Wait, None) => wait_for(&[control], None),
                 (NextClient::Pause(time), _) => wait_for(&[control], Some(time)),

@@ -8,7 +8,7 @@ use rustix::net::{
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,10 @@ pub enum Endpoint {
     ///
     /// Retries forever, with pauses of up to 5 seconds.
     Connect(PathBuf),
+    /// Serve the client at the other end of this connection.
+    ///
+    /// The export ends when that client disconnects.
+    Connection(UnixStream),
 }
 
 /// Endpoint in use.
@@ -39,6 +43,7 @@ pub enum Endpoint {
 ///  connects: connect --VMM--> session --it made progress--> connect again at once
 ///               |                '------no progress-------> pause
 ///               '----error----> pause
+///  is given a connection: session --> ended
 /// ```
 /// Pauses grow ([`Backoff`]). An error is logged once, and again when it changes.
 #[derive(Debug)]
@@ -53,8 +58,16 @@ pub(super) struct Acceptor {
 
 #[derive(Debug)]
 enum EndpointKind {
-    Listens { listener: UnixListener },
-    Connects { path: PathBuf },
+    Listens {
+        listener: UnixListener,
+    },
+    Connects {
+        path: PathBuf,
+    },
+    /// `None`: its session has begun.
+    Connected {
+        socket: Option<OwnedFd>,
+    },
 }
 
 /// Result of [`Acceptor::next`].
@@ -70,6 +83,8 @@ pub(super) enum NextClient {
         error: String,
         pause: Duration,
     },
+    /// No further client can connect.
+    Ended,
 }
 
 /// File of a socket. Removed on drop, if it still is the same file.
@@ -95,6 +110,9 @@ impl Acceptor {
     pub(super) fn open(endpoint: Endpoint) -> Result<(Self, Option<SocketFile>), ExportError> {
         match endpoint {
             Endpoint::Connect(path) => Ok((Self::new(EndpointKind::Connects { path }), None)),
+            Endpoint::Connection(stream) => {
+                Ok((Self::new(EndpointKind::Connected { socket: Some(stream.into()) }), None))
+            }
             Endpoint::Listener(listener) => {
                 // A client that disconnects before we accept it must not make us wait for the next.
                 listener.set_nonblocking(true).map_err(|source| {
@@ -145,9 +163,13 @@ impl Acceptor {
         {
             return NextClient::Pause(rest);
         }
-        let attempt = match &self.kind {
+        let attempt = match &mut self.kind {
             EndpointKind::Listens { listener } => accept(listener),
             EndpointKind::Connects { path } => connect_to(path),
+            EndpointKind::Connected { socket } => match socket.take() {
+                Some(socket) => Ok(socket),
+                None => return NextClient::Ended,
+            },
         };
         match attempt {
             Ok(socket) => {
@@ -167,10 +189,10 @@ impl Acceptor {
 
     fn failed(&mut self, error: &io::Error) -> NextClient {
         let message = match &self.kind {
-            EndpointKind::Listens { .. } => format!("cannot accept a connection: {error}; retrying"),
             EndpointKind::Connects { path } => {
                 format!("cannot connect to {}: {error}; retrying", path.display())
             }
+            _ => format!("cannot accept a connection: {error}; retrying"),
         };
         if self.last_logged.as_ref() == Some(&message) {
             tracing::debug!("{message}");
@@ -191,7 +213,7 @@ impl Acceptor {
     /// Records the end of a session. `served`: it made progress.
     pub(super) fn closed(&mut self, served: bool) {
         match self.kind {
-            EndpointKind::Listens { .. } => {}
+            EndpointKind::Listens { .. } | EndpointKind::Connected { .. } => {}
             EndpointKind::Connects { .. } if served => self.backoff.reset(),
             EndpointKind::Connects { .. } => drop(self.pause()),
         }
@@ -201,7 +223,7 @@ impl Acceptor {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.kind {
             EndpointKind::Listens { listener } => Some(listener.as_fd()),
-            EndpointKind::Connects { .. } => None,
+            EndpointKind::Connects { .. } | EndpointKind::Connected { .. } => None,
         }
     }
 }
@@ -285,5 +307,15 @@ mod tests {
             sockets.push(socket);
         }
         assert!(acceptor.last_logged.as_ref().unwrap().contains("temporarily unavailable"), "{acceptor:?}");
+    }
+
+    #[test]
+    fn a_connection_has_one_session() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let (mut acceptor, file) = Acceptor::open(Endpoint::Connection(near)).unwrap();
+        assert!(file.is_none() && acceptor.fd().is_none());
+        let NextClient::Here(_) = acceptor.next() else { panic!("no session") };
+        acceptor.closed(true);
+        let NextClient::Ended = acceptor.next() else { panic!("a second session") };
     }
 }
