@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod cancel;
+mod conventions;
 mod disk;
 mod doctor;
 mod engine;
@@ -27,6 +28,7 @@ mod wrap;
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
 use failure::one_line;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -35,7 +37,14 @@ fn main() -> ExitCode {
     if let Some(code) = paravane_bench::child_main().or_else(paravane_vmm::helper_main) {
         return code;
     }
-    let cli = match parse() {
+    let words = conventions::expand(std::env::args_os());
+    if let Some(back_end) = conventions::asked(&words) {
+        return match back_end.print_capabilities() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    let cli = match parse(words) {
         Ok(cli) => cli,
         Err(error) => return answer(&error),
     };
@@ -63,9 +72,9 @@ fn main() -> ExitCode {
     code
 }
 
-fn parse() -> Result<Cli, clap::Error> {
+fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut command = sections::with_sections(Cli::command());
-    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let matches = command.try_get_matches_from_mut(words)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 

@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, Command};
 pub(crate) struct OptionText {
     /// "depth" of `--depth`, or the name of an argument.
     pub(crate) name: String,
-    /// "-v, --verbose", "--depth", or "NAME" of an argument.
+    /// "-v, --verbose", "--depth", "--image, --blk-file", or "NAME" of an argument.
     pub(crate) flags: String,
     /// "N" of `--depth <N>`; `None`: a switch or an argument.
     pub(crate) value: Option<String>,
@@ -46,13 +46,16 @@ fn option(arg: &Arg) -> OptionText {
     let value_name =
         value_name.map_or_else(|| arg.get_id().to_string().to_uppercase(), |names| names.join(" "));
     let name = arg.get_long().map_or_else(|| arg.get_id().to_string(), ToOwned::to_owned);
+    let aliases = arg.get_visible_aliases().unwrap_or_default();
+    let aliases: String = aliases.iter().map(|alias| format!(", --{alias}")).collect();
+    let flags = match (arg.get_short(), arg.get_long()) {
+        (Some(short), Some(long)) => format!("-{short}, --{long}{aliases}"),
+        (None, Some(long)) => format!("--{long}{aliases}"),
+        (Some(short), None) => format!("-{short}"),
+        (None, None) => value_name.clone(),
+    };
     OptionText {
-        flags: match (arg.get_short(), arg.get_long()) {
-            (Some(short), Some(long)) => format!("-{short}, --{long}"),
-            (None, Some(long)) => format!("--{long}"),
-            (Some(short), None) => format!("-{short}"),
-            (None, None) => value_name.clone(),
-        },
+        flags,
         toml_type: toml_type(arg, &value_name),
         name,
         value: (takes_value && !arg.is_positional()).then_some(value_name),

@@ -151,6 +151,10 @@ pub(crate) const ALL: [Sections; 9] = [
         examples: &[
             ("paravane serve blk --image vm.img --socket /run/vm0.sock", "Serve a raw image."),
             (
+                "paravane serve blk --blk-file=vm.img --fd=5",
+                "Serve a disk on an inherited socket, as management software does.",
+            ),
+            (
                 "paravane serve blk --image top.qcow2 --format qcow2 --backing raw:base.img --socket /run/vm0.sock",
                 "Serve a qcow2 image with a backing file.",
             ),

@@ -21,10 +21,12 @@ mod report;
 mod reporter;
 mod sandbox;
 mod signals;
+mod sockets;
 pub(crate) mod spec;
 pub(crate) mod status;
 mod systemd;
 
+use crate::conventions::BackEnd;
 use crate::failure::{self, Failure};
 use crate::{log, output};
 use anyhow::{Context, anyhow};
@@ -41,6 +43,7 @@ use sandbox::paths::{AllowedPaths, ImageAccess};
 use sandbox::user::Target;
 use sd_notify::NotifyState;
 use signals::{Request, Signals};
+use sockets::Sockets;
 use spec::{DeviceSpec, Endpoint, Kind};
 use std::io;
 use std::num::NonZeroU32;
@@ -57,6 +60,13 @@ const LOG_RATE: u32 = 1;
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
+    if let Some(device) = &args.device
+        && device.endpoint().print_capabilities
+        && let Some(back_end) = BackEnd::of_kind(device.kind())
+    {
+        back_end.print_capabilities()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;
     log::set_up(log::Settings {
         base: log::Level::Info,
@@ -140,12 +150,17 @@ fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Erro
 
 fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Result<(), Failure> {
     check(daemon, &devices).map_err(Failure::request)?;
+    let fd = args.device.as_ref().and_then(|device| device.endpoint().fd);
+    // Before this process opens a descriptor that could have that number.
+    let sockets = Sockets::take(fd).map_err(|error| match fd {
+        Some(_) => Failure::request(error),
+        None => error.into(),
+    })?;
     let signals = Signals::take().context("cannot block signals")?;
     raise_descriptor_limit();
     // Before the sandbox, which hides the host's limits.
     let pool = MappingPool::new(limits::mapping(daemon).map_err(Failure::request)?);
     let manager = systemd::Manager::from_environment()?;
-    let sockets = systemd::sockets()?;
     let user = daemon.user.as_deref().map(Target::find).transpose().map_err(Failure::request)?;
     let metrics = daemon.metrics.map(Metrics::bind).transpose()?;
     let control = Control::open(daemon.control.as_deref())?;
@@ -366,6 +381,10 @@ fn run(
         let (time, told) = exports.advance();
         if told {
             manager.tell(&[NotifyState::Ready]);
+        }
+        if exports.has_run_out() {
+            tracing::info!("the VMM has disconnected from the inherited socket: exiting");
+            return Ok(());
         }
         match (signals.wait(exports.changed(), time)?, &args.config) {
             (None, _) => {}

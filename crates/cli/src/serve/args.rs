@@ -46,6 +46,25 @@ pub(crate) enum DeviceCommand {
     Rng(RngArgs),
 }
 
+impl DeviceCommand {
+    /// Name of the subcommand.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Blk(_) => "blk",
+            Self::Net(_) => "net",
+            Self::Rng(_) => "rng",
+        }
+    }
+
+    pub(crate) fn endpoint(&self) -> &EndpointArgs {
+        match self {
+            Self::Blk(BlkArgs { endpoint, .. })
+            | Self::Net(NetArgs { endpoint, .. })
+            | Self::Rng(RngArgs { endpoint }) => endpoint,
+        }
+    }
+}
+
 /// Options of the daemon. Those of the command line override those of the file's table `daemon`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Daemon")]
@@ -124,15 +143,18 @@ pub(crate) enum Switch {
     Off,
 }
 
+/// Options of a device that a file of devices does not have.
+pub(crate) const NOT_IN_FILES: [&str; 2] = ["fd", "print-capabilities"];
+
 /// Options of every device.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-#[command(next_help_heading = "Endpoint and threads", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation"]).required(true))]
+#[command(next_help_heading = "Endpoint and threads", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation", "fd"]).required(true))]
 pub(crate) struct EndpointArgs {
     /// Name in log, status and metrics [default: blk, net or rng; required in a file]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Listen for a VMM on this Unix socket, created with mode 0600
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, visible_alias = "socket-path", value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Connect to the Unix socket on which a VMM listens; retry until it succeeds
     #[arg(long, value_name = "PATH")]
@@ -140,6 +162,11 @@ pub(crate) struct EndpointArgs {
     /// Listen on the socket passed by systemd with FileDescriptorName=NAME
     #[arg(long)]
     pub(crate) socket_activation: bool,
+    /// Serve the inherited Unix socket with this descriptor number, listening or connected
+    ///
+    /// If the socket is connected, the daemon exits when the VMM disconnects.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
+    pub(crate) fd: Option<i32>,
     /// Number of threads that serve the queues of the device [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u16>,
@@ -154,6 +181,9 @@ pub(crate) struct EndpointArgs {
     /// Offer split virtqueues only
     #[arg(long)]
     pub(crate) no_packed: bool,
+    /// Print the capabilities for management software as JSON and exit; other options are ignored
+    #[arg(long)]
+    pub(crate) print_capabilities: bool,
 }
 
 /// Rate limits of a device, shared by its queues; a network card has them for each direction.
@@ -181,7 +211,7 @@ pub(crate) struct LimitArgs {
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub(crate) struct BlkArgs {
     /// Disk image or block device
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, visible_alias = "blk-file", value_name = "PATH")]
     pub(crate) image: PathBuf,
     /// Format of the image [default: raw]
     #[arg(long, value_enum, value_name = "FORMAT")]

@@ -6,7 +6,7 @@
 //! ```
 //! A key is an option of the command line without its dashes. So options and keys share one list,
 //! one validation and one manual. Unknown keys are errors.
-use super::args::{BlkArgs, DaemonArgs, DeviceCommand, NetArgs, RngArgs};
+use super::args::{BlkArgs, DaemonArgs, DeviceCommand, NOT_IN_FILES, NetArgs, RngArgs};
 use super::spec::{self, DeviceSpec, Endpoint, Kind};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
@@ -179,8 +179,9 @@ fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Problem> {
     let mut words: Vec<OsString> = Vec::new();
     for (key, value) in entries {
         let name = key.get_ref().as_ref();
-        let Some(option) = command.get_arguments().find(|option| option.get_long() == Some(name)) else {
-            let known: Vec<_> = command.get_arguments().filter_map(Arg::get_long).collect();
+        let keys = || command.get_arguments().filter(|option| is_key(option));
+        let Some(option) = keys().find(|option| option.get_long() == Some(name)) else {
+            let known: Vec<_> = keys().filter_map(Arg::get_long).collect();
             let what = format!("unknown key {name:?}: this table has {}", known.join(", "));
             return Err(Problem::at(&key.span(), what));
         };
@@ -188,6 +189,10 @@ fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Problem> {
     }
     let matches = command.try_get_matches_from(words).map_err(|error| explain(table, &error))?;
     T::from_arg_matches(&matches).map_err(|error| explain(table, &error))
+}
+
+fn is_key(option: &Arg) -> bool {
+    option.get_long().is_some_and(|name| !NOT_IN_FILES.contains(&name))
 }
 
 /// Appends `key = value` as an option of the command line.
@@ -229,7 +234,8 @@ fn explain(table: &Table<'_>, error: &clap::Error) -> Problem {
     // connect".
     let keys = |text: &str| {
         let names = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
-        names.filter_map(|name| name.strip_prefix("--")).collect::<Vec<_>>().join(" or ")
+        let names = names.filter_map(|name| name.strip_prefix("--"));
+        names.filter(|name| !NOT_IN_FILES.contains(name)).collect::<Vec<_>>().join(" or ")
     };
     let key = keys(&text(ContextKind::InvalidArg));
     match error.kind() {

@@ -27,8 +27,9 @@ pub(crate) use served::open_one;
 use super::open::{LinkEnds, Opened};
 use super::report::{self, Report};
 use super::sandbox::paths::AllowedPaths;
+use super::sockets::Sockets;
 use super::spec::DeviceSpec;
-use super::systemd::Sockets;
+
 use crate::failure::one_line;
 use group::{Group, Leaving, State, groups};
 use paravane_vhost::{MappingPool, Notifier, caught};
@@ -293,6 +294,14 @@ impl Exports {
             waiting: inner.groups.iter().flat_map(|group| inner.waiting(group)).collect(),
             ..Report::default()
         }
+    }
+
+    /// Whether every device has ended by itself: the only client of each has disconnected.
+    pub(crate) fn has_run_out(&self) -> bool {
+        let inner = self.inner();
+        let mut served = inner.served().peekable();
+        served.peek().is_some()
+            && served.all(|member| member.export.has_ended() && !member.export.has_failed())
     }
 
     /// Begins to stop all devices; see [`Exports::is_gone`].

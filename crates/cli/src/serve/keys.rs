@@ -1,5 +1,5 @@
 //! Keys of a file of devices as data, for its manual page and the reference.
-use super::args::{BlkArgs, DaemonArgs, NetArgs, RngArgs};
+use super::args::{BlkArgs, DaemonArgs, NOT_IN_FILES, NetArgs, RngArgs};
 use crate::options::{self, OptionText};
 use clap::{Args, Command};
 
@@ -88,7 +88,9 @@ pub(crate) fn tables() -> [TableText; 4] {
 }
 
 fn table<T: Args>(header: &'static str, summary: &'static str) -> TableText {
-    TableText { header, summary, keys: options::of(&T::augment_args(Command::new("table"))) }
+    let mut keys = options::of(&T::augment_args(Command::new("table")));
+    keys.retain(|key| !NOT_IN_FILES.contains(&key.name.as_str()));
+    TableText { header, summary, keys }
 }
 
 #[cfg(test)]

@@ -1,15 +1,14 @@
 //! Specifications of devices, validated without touching the host.
 //!
 //! A reload leaves a device alone if its old and new specifications are equal.
-use super::args::{
-    Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, RngArgs, Switch,
-};
+use super::args::{Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, Switch};
 use crate::engine::Engine;
 use crate::size::Size;
 use paravane_device::{Rate, RateLimit};
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU64;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -49,6 +48,8 @@ pub(crate) enum Endpoint {
     Connect(PathBuf),
     /// systemd passed a listening socket with the device's name.
     Activated,
+    /// The parent process passed this descriptor, a listening or connected socket.
+    Inherited(RawFd),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,12 +137,8 @@ impl DeviceSpec {
     /// # Errors
     /// An option is invalid.
     pub(crate) fn new(command: &DeviceCommand) -> Result<Self, OptionError> {
-        let (common, default) = match command {
-            DeviceCommand::Blk(BlkArgs { endpoint, .. }) => (endpoint, "blk"),
-            DeviceCommand::Net(NetArgs { endpoint, .. }) => (endpoint, "net"),
-            DeviceCommand::Rng(RngArgs { endpoint }) => (endpoint, "rng"),
-        };
-        let name = common.name.clone().unwrap_or_else(|| default.to_owned());
+        let common = command.endpoint();
+        let name = common.name.clone().unwrap_or_else(|| command.kind().to_owned());
         // Names appear in tables, logs, metrics and systemd's list, which is separated by colons.
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
@@ -163,7 +160,7 @@ impl DeviceSpec {
     pub(crate) fn socket(&self) -> Option<&Path> {
         match &self.endpoint {
             Endpoint::Listen(path) | Endpoint::Connect(path) => Some(path),
-            Endpoint::Activated => None,
+            Endpoint::Activated | Endpoint::Inherited(_) => None,
         }
     }
 
@@ -197,10 +194,11 @@ impl DeviceSpec {
 
 fn endpoint(args: &EndpointArgs) -> Endpoint {
     // The argument group guarantees exactly one.
-    match (&args.socket, &args.connect) {
-        (Some(path), _) => Endpoint::Listen(path.clone()),
-        (None, Some(path)) => Endpoint::Connect(path.clone()),
-        (None, None) => Endpoint::Activated,
+    match (&args.socket, &args.connect, args.fd) {
+        (Some(path), _, _) => Endpoint::Listen(path.clone()),
+        (None, Some(path), _) => Endpoint::Connect(path.clone()),
+        (None, None, Some(number)) => Endpoint::Inherited(number),
+        (None, None, None) => Endpoint::Activated,
     }
 }
 
@@ -321,7 +319,7 @@ impl Net {
 fn address(name: &str, endpoint: &Endpoint) -> Mac {
     let path = match endpoint {
         Endpoint::Listen(path) | Endpoint::Connect(path) => path.as_os_str().as_encoded_bytes(),
-        Endpoint::Activated => &[],
+        Endpoint::Activated | Endpoint::Inherited(_) => &[],
     };
     let hash =
         name.bytes().chain([0]).chain(path.iter().copied()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

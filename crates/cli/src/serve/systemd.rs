@@ -1,14 +1,12 @@
-//! Notifies systemd (sd_notify(3)) and takes sockets from it (sd_listen_fds(3)).
+//! Notifies systemd (sd_notify(3)).
 //!
 //! The notification socket is opened at startup, as the sandbox denies it later.
 use anyhow::Context;
 use sd_notify::NotifyState;
-use std::collections::HashMap;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 /// The connection to the service manager, if there is one.
@@ -65,28 +63,4 @@ impl Manager {
             Err(error) => tracing::warn!(%error, "cannot read the clock for the service manager"),
         }
     }
-}
-
-/// Listening sockets passed by systemd, by name.
-///
-/// Devices clone them, so a reload can use them again.
-pub(crate) type Sockets = HashMap<String, UnixListener>;
-
-/// Takes the listening sockets that systemd passed.
-///
-/// # Errors
-/// The environment is invalid, or two sockets have the same name.
-pub(crate) fn sockets() -> Result<Sockets, anyhow::Error> {
-    let mut sockets = HashMap::new();
-    for (number, name) in sd_notify::listen_fds_with_names().context("LISTEN_FDS")? {
-        // SAFETY: LISTEN_PID says that descriptor `number` was passed to this process, so it is
-        // open, and no other code owns it: this function is called once, at startup.
-        let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        let listener = UnixListener::from(fd);
-        listener.local_addr().with_context(|| format!("LISTEN_FDS: {name:?} is not a Unix socket"))?;
-        if sockets.insert(name.clone(), listener).is_some() {
-            anyhow::bail!("LISTEN_FDS: two sockets are named {name:?}: change FileDescriptorName= of one");
-        }
-    }
-    Ok(sockets)
 }

@@ -121,6 +121,18 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).expect("the signal is sent");
     }
 
+    /// Waits until the daemon ends by itself.
+    pub(crate) fn wait(mut self) -> (ExitStatus, Vec<String>) {
+        loop {
+            match self.log.recv_timeout(PATIENCE) {
+                Ok(line) => self.seen.push(line),
+                Err(RecvTimeoutError::Timeout) => panic!("it goes on: {:?}", self.seen),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        (self.child.wait().expect("it ends"), std::mem::take(&mut self.seen))
+    }
+
     /// Ends the daemon by SIGTERM and waits for it.
     pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
         self.signal(rustix::process::Signal::TERM);

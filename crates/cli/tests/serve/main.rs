@@ -6,6 +6,7 @@
 //! stay there: the program has no such devices.
 mod activation;
 mod client;
+mod conventions;
 mod daemon;
 mod disks;
 #[path = "../../../vhost/tests/serve/driver.rs"]

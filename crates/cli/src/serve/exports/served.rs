@@ -2,8 +2,8 @@
 use super::super::open::{self, Figures, LinkEnds, Opened};
 use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
+use super::super::sockets::{Inherited, Sockets};
 use super::super::spec::{DeviceSpec, Endpoint};
-use super::super::systemd::Sockets;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
@@ -66,10 +66,15 @@ impl ServedDevice {
                 Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
                 Endpoint::Activated => {
                     let listener = sockets
-                        .get(&name)
+                        .activated(&name)
                         .context("systemd passed no socket of this name: check FileDescriptorName=")?;
                     paravane_vhost::Endpoint::Listener(listener.try_clone()?)
                 }
+                Endpoint::Inherited(_) => match sockets.inherited() {
+                    Some(Inherited::Listener(listener)) => paravane_vhost::Endpoint::Listener(listener),
+                    Some(Inherited::Connection(stream)) => paravane_vhost::Endpoint::Connection(stream),
+                    None => return Err(anyhow!("the socket of --fd is in use: restart the daemon")),
+                },
             };
             let mut config = open::export_config(&spec, endpoint);
             config.quota = quota;
@@ -206,5 +211,6 @@ fn endpoint(spec: &DeviceSpec) -> String {
         Endpoint::Listen(path) => format!("listen {}", path.display()),
         Endpoint::Connect(path) => format!("connect {}", path.display()),
         Endpoint::Activated => "activated".to_owned(),
+        Endpoint::Inherited(number) => format!("descriptor {number}"),
     }
 }

@@ -47,7 +47,7 @@ fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
 
 fn context() -> ExportContext {
     ExportContext {
-        sockets: Sockets::new(),
+        sockets: Sockets::default(),
         allowed: None,
         stop_timeout: Duration::from_secs(10),
         pool: MappingPool::new(MappingLimits::of_host()),

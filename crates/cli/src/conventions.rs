@@ -1,0 +1,123 @@
+//! Conventions for vhost-user back-end programs: QEMU's docs/interop/vhost-user.rst, section
+//! "Backend program conventions", and the schema docs/interop/vhost-user.json.
+//!
+//! ```text
+//!  /usr/share/qemu/vhost-user/50-paravane-blk.json   names the program
+//!    --> /usr/libexec/paravane/vhost-user-blk        a link to `paravane`, read as `paravane serve blk`
+//!          --print-capabilities                      answers in JSON, whatever else is on the line
+//!          --socket-path=PATH or --fd=N ...          serves, as `paravane serve blk` does
+//! ```
+//! Management software starts a program with options only, so the name of the link selects the
+//! device.
+use crate::output;
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// One kind of device as the conventions see it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BackEnd {
+    /// Subcommand of `paravane serve`.
+    pub(crate) kind: &'static str,
+    /// Name of the program.
+    pub(crate) program: &'static str,
+    /// `type` of the schema.
+    device_type: &'static str,
+    /// Options that the schema lists; empty: the schema lists none for this type.
+    features: &'static [&'static str],
+}
+
+/// All kinds of devices.
+pub(crate) const BACK_ENDS: [BackEnd; 3] = [
+    BackEnd {
+        kind: "blk",
+        program: "vhost-user-blk",
+        device_type: "block",
+        features: &["read-only", "blk-file"],
+    },
+    BackEnd { kind: "net", program: "vhost-user-net", device_type: "net", features: &[] },
+    BackEnd { kind: "rng", program: "vhost-user-rng", device_type: "rng", features: &[] },
+];
+
+#[derive(Debug, Serialize)]
+struct Capabilities {
+    #[serde(rename = "type")]
+    device_type: &'static str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    features: &'static [&'static str],
+}
+
+impl BackEnd {
+    /// Prints the capabilities as JSON.
+    ///
+    /// # Errors
+    /// stdout cannot be written.
+    pub(crate) fn print_capabilities(&self) -> Result<(), anyhow::Error> {
+        output::print_json(&Capabilities { device_type: self.device_type, features: self.features })
+    }
+
+    /// The back end of a subcommand of `paravane serve`.
+    pub(crate) fn of_kind(kind: &str) -> Option<&'static Self> {
+        const { &BACK_ENDS }.iter().find(|back_end| back_end.kind == kind)
+    }
+}
+
+/// The command line. Started as `vhost-user-blk`, that is `paravane serve blk` with its options.
+pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<_> = words.collect();
+    let name = words.first().and_then(|word| Path::new(word).file_name());
+    if let Some(name) = name
+        && let Some(back_end) = BACK_ENDS.iter().find(|back_end| name == back_end.program)
+    {
+        words.splice(..1, ["paravane", "serve", back_end.kind].map(OsString::from));
+    }
+    words
+}
+
+/// The back end whose capabilities an expanded command line asks for. Other options are ignored,
+/// unknown and missing ones too.
+pub(crate) fn asked(words: &[OsString]) -> Option<&'static BackEnd> {
+    let options = words.iter().take_while(|word| *word != "--");
+    options.clone().find(|word| *word == "--print-capabilities")?;
+    let mut served = options.skip(1).skip_while(|word| *word != "serve");
+    served.find_map(|word| BackEnd::of_kind(word.to_str()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        expand(line.split(' ').map(OsString::from))
+    }
+
+    #[test]
+    fn the_name_of_the_program_selects_the_device() {
+        for (line, expanded) in [
+            ("/usr/libexec/paravane/vhost-user-blk --fd=3", "paravane serve blk --fd=3"),
+            ("vhost-user-rng", "paravane serve rng"),
+            ("./paravane serve net --echo", "./paravane serve net --echo"),
+            ("vhost-user-gpu --fd=3", "vhost-user-gpu --fd=3"),
+        ] {
+            let expanded: Vec<_> = expanded.split(' ').map(OsString::from).collect();
+            assert_eq!(words(line), expanded);
+        }
+        assert!(expand(std::iter::empty()).is_empty());
+    }
+
+    #[test]
+    fn capabilities_are_asked_for_beside_any_other_option() {
+        let kind = |line| asked(&words(line)).map(|back_end| back_end.kind);
+        assert_eq!(kind("vhost-user-blk --print-capabilities"), Some("blk"));
+        assert_eq!(kind("vhost-user-net --nonsense --print-capabilities --fd=x"), Some("net"));
+        assert_eq!(kind("paravane -v serve --control off rng --print-capabilities"), Some("rng"));
+        for line in [
+            "paravane serve blk",
+            "paravane serve --print-capabilities",
+            "paravane bench blk --print-capabilities",
+            "vhost-user-blk -- --print-capabilities",
+        ] {
+            assert_eq!(kind(line), None, "{line}");
+        }
+    }
+}
