@@ -69,6 +69,9 @@ pub(crate) struct Device {
     pub(crate) sessions: u64,
     /// Feature bits accepted by the driver, in hexadecimal.
     pub(crate) features: String,
+    /// Protocol features of vhost-user accepted by the VMM, in hexadecimal.
+    #[serde(default)]
+    pub(crate) protocol_features: String,
     /// Memory mapped for the VMM, in bytes.
     #[serde(default)]
     pub(crate) memory: u64,

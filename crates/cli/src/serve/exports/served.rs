@@ -171,6 +171,7 @@ impl ServedDevice {
             connected: status.connected,
             sessions: status.sessions,
             features: format!("{:#x}", status.features),
+            protocol_features: format!("{:#x}", status.protocol_features),
             memory: status.memory,
             max_memory: status.max_memory,
             queues: queues.map(|(queue, latencies)| queue.with_latencies(latencies)).collect(),
