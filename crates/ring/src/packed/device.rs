@@ -435,16 +435,16 @@ impl<O: Order> DeviceRing for Ring<O> {
             return Err(error);
         }
         let limit = batch.slots();
-        let mut special = self.special;
+        if self.special && (!self.pop_chains(batch, limit, &mut fetch)? || batch.count() == limit) {
+            self.note_order(batch);
+            return Ok(batch.count());
+        }
         loop {
-            if special && (!self.pop_chains(batch, limit, &mut fetch)? || batch.count() == limit) {
-                break;
+            match self.pop_simple(batch) {
+                Stop::End => {}
+                Stop::Special if self.pop_chains(batch, limit, &mut fetch)? => {}
+                Stop::Special | Stop::Empty => break,
             }
-            special = match self.pop_simple(batch) {
-                Stop::End => false,
-                Stop::Special => true,
-                Stop::Empty => break,
-            };
         }
         self.note_order(batch);
         Ok(batch.count())

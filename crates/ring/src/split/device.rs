@@ -318,14 +318,11 @@ impl<O: Order> DeviceRing for Ring<O> {
         }
         let available = usize::from(self.available(Acquire)?);
         let limit = available.min(batch.slots());
-        let mut special = self.special;
-        while batch.count() < limit {
-            if !special {
-                special = !self.pop_simple(batch, limit);
-            } else if self.pop_chains(batch, limit, &mut fetch)? {
-                special = false;
-            } else {
-                break;
+        if limit > 0 && (!self.special || self.pop_chains(batch, limit, &mut fetch)?) {
+            while batch.count() < limit {
+                if !self.pop_simple(batch, limit) && !self.pop_chains(batch, limit, &mut fetch)? {
+                    break;
+                }
             }
         }
         self.note_order(batch);
