@@ -15,13 +15,13 @@
 //! on all others alike. `rate-to-other` compares two builds of `paravane` within each round.
 //!
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
-use crate::builds::OTHER_NAME;
 use crate::error::broken;
 use crate::figures::{Collector, Figure, RoundSamples, ratio};
 use crate::machine::{RealTime, two_cpus};
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
-use crate::subject::PARAVANE;
+use crate::subject::{OTHER_BUILD, PARAVANE};
+use crate::turns::turns;
 use crate::{BenchError, Options, Row};
 use case::{Case, Storage, Work};
 use client::Client;
@@ -120,7 +120,7 @@ fn measure(
                     (server.subject.name(), samples.medians().collect::<Vec<_>>())
                 };
                 let of_round: Vec<(&'static str, Vec<_>)> = able.into_iter().map(medians).collect();
-                let other = of_round.iter().find(|(name, _)| *name == OTHER_NAME);
+                let other = of_round.iter().find(|(name, _)| *name == OTHER_BUILD);
                 for (name, figures) in &of_round {
                     let other = other.filter(|_| *name == PARAVANE);
                     let relative = other.and_then(|(_, other)| ratio(figures, other, "rate-to-other"));
@@ -132,16 +132,7 @@ fn measure(
     Ok(collector.rows())
 }
 
-/// The order in which `count` servers take sample number `number`.
-///
-/// The first one rotates and the direction alternates, so that no server always follows the same
-/// one.
-fn turns(number: usize, count: usize) -> impl Iterator<Item = usize> {
-    let backwards = number % 2 == 1;
-    (0..count).map(move |turn| (number + if backwards { count - turn } else { turn }) % count)
-}
-
-/// Reads the image once, so that no server pays for its first accesses.
+/// Reads the image once, so that no server pays for first accesses while it is measured.
 ///
 /// # Errors
 /// Why the server does not work, in one line.

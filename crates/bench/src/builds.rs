@@ -1,5 +1,6 @@
 //! The builds of `paravane` that are measured: this one, and another one if named.
 use crate::BenchError;
+use crate::subject::OTHER_BUILD;
 use std::path::PathBuf;
 
 /// Environment variable with another build to measure.
@@ -8,8 +9,6 @@ const OTHER: &str = "PARAVANE_BENCH_OTHER";
 const SERVE: &str = "PARAVANE_BENCH_SERVE";
 /// The same for the other build.
 const OTHER_SERVE: &str = "PARAVANE_BENCH_OTHER_SERVE";
-/// Name of the other build in results.
-pub(crate) const OTHER_NAME: &str = "paravane/other";
 
 /// A build and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ impl Build {
         let (other, other_more) = (std::env::var_os(OTHER), more(OTHER_SERVE));
         if other.is_some() || !other_more.is_empty() {
             let program = other.map_or(program, PathBuf::from);
-            all.push(Self { name: OTHER_NAME, program, extra_args: other_more });
+            all.push(Self { name: OTHER_BUILD, program, extra_args: other_more });
         }
         Ok(all)
     }

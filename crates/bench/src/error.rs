@@ -18,6 +18,47 @@ pub enum BenchError {
         /// Description of the failure.
         reason: String,
     },
+    /// A file of results cannot be read.
+    #[error("{path}: {source}")]
+    ReadResults {
+        /// The file.
+        path: String,
+        /// Error of the system.
+        source: std::io::Error,
+    },
+    /// A file is too large for a file of results.
+    #[error("{0}: larger than 64 MiB; pass the results.json of an earlier --report")]
+    LargeResults(String),
+    /// A file has no results.
+    #[error("{path}: no results of paravane bench: {source}; pass the results.json of an earlier --report")]
+    NoResults {
+        /// The file.
+        path: String,
+        /// Where the text is not as expected.
+        source: serde_json::Error,
+    },
+    /// A file of results has another format.
+    #[error("{path}: results have format {format}, this program reads 1; measure the baseline again")]
+    ForeignResults {
+        /// The file.
+        path: String,
+        /// Its format; 0 if missing.
+        format: u32,
+    },
+    /// Two runs have no figure in common.
+    #[error("{0}: no figure in common with this run; use the same NAME, --filter, --quick and --client")]
+    NothingInCommon(String),
+    /// No other build was measured.
+    #[error("no other build was measured; set PARAVANE_BENCH_OTHER and run blk or net")]
+    NoOtherBuild,
+    /// A report cannot be written.
+    #[error("cannot write {path}: {source}")]
+    WriteReport {
+        /// The file or folder.
+        path: String,
+        /// Error of the system.
+        source: std::io::Error,
+    },
     /// A system call fails.
     #[error("cannot {what}: {source}")]
     Os {

@@ -100,6 +100,7 @@ impl Collector {
                 min: spread.min,
                 max: spread.max,
                 rounds: u32::try_from(series.values.len()).unwrap_or(u32::MAX),
+                values: series.values,
                 method: series.figure.method,
                 pinned_cpu: series.cpu,
                 load,

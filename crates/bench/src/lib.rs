@@ -19,33 +19,46 @@ mod blk;
 #[cfg(feature = "peers")]
 mod builds;
 mod clock;
+mod compare;
 #[cfg(feature = "peers")]
 mod daemon;
 mod dma;
 mod error;
 mod figures;
 mod guest;
+mod host;
 mod instructions;
+mod kind;
 mod machine;
 mod memory;
 #[cfg(feature = "peers")]
 mod meter;
+mod metric;
 #[cfg(feature = "peers")]
 mod net;
+mod notes;
 mod notify;
 mod options;
+mod peers;
 mod poll;
 mod published;
+mod results;
 mod ring;
 mod row;
-
 mod spread;
 mod stepped;
 mod subject;
 mod table;
+mod text;
 mod transport;
+#[cfg(feature = "peers")]
+mod turns;
 
+pub use compare::{Baseline, Change, Comparison, Verdict};
 pub use error::BenchError;
+pub use host::Host;
+pub use peers::PeerVersion;
+pub use results::{Omitted, Recorder, Results};
 
 pub use options::{Client, Options};
 pub use row::Row;

@@ -12,8 +12,9 @@
 //! } }
 //! ```
 //! Each round starts all processes anew: the place of their memory changes a rate by some percent.
-//! Within a round the subjects alternate in short samples, and the median sample stands for the
-//! round: the time that a cache line takes between two CPUs may change within seconds.
+//! Within a round the subjects take turns in short samples, in another order each time, and the
+//! median sample stands for the round: the time that a cache line takes between two CPUs may change
+//! within seconds. `rate-to-other` compares two builds of `paravane` within each round.
 //!
 //! **Cases**: `LAYOUT/BUFFERS/DIRECTION/BYTES`, see [`case`].
 use crate::error::broken;
@@ -21,6 +22,8 @@ use crate::figures::{Collector, Figure, RoundSamples, ratio};
 use crate::machine::two_cpus;
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
+use crate::subject::{OTHER_BUILD, PARAVANE};
+use crate::turns::turns;
 use crate::{BenchError, Options, Row};
 use case::{Case, Direction};
 use device::{Device, Subject};
@@ -40,7 +43,7 @@ pub(crate) const NOTES: &[&str] = &[
     "driver: DPDK's virtio-user in dpdk-testpmd; one pair of queues of 256, ordinary pages, busy polling. device: paravane serve net (--sink, --source or --echo), or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
     "transmit: the driver sends, the device copies and discards. receive: the device sends. forward: both send what they receive; paravane swaps the addresses, testpmd does not.",
     "mergeable: receive buffers with MRG_RXBUF. single: each receive buffer holds a whole packet.",
-    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk: relative to DPDK's vhost driver in the same round.",
+    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk, rate-to-other: relative to DPDK's vhost driver, and to paravane/other, in the same round.",
     "cpu: CPU time of the device's process per packet, user and kernel; a polling device uses a whole CPU. instructions: the same, in a separate window.",
 ];
 
@@ -72,21 +75,26 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
                 driver.set(Side::Driver(case), case)?;
                 pairs.push((name, device, driver, RoundSamples::default()));
             }
-            let subjects = pairs.len();
-            for turn in 0..subjects * SAMPLES {
-                let (name, device, driver, samples) = &mut pairs[(turn + turn / subjects + round) % subjects];
-                progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                samples.add(sample(name, device, driver, case, length)?);
+            for number in 0..SAMPLES {
+                for at in turns(round * SAMPLES + number, pairs.len()) {
+                    let (name, device, driver, samples) = &mut pairs[at];
+                    progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
+                    samples.add(sample(name, device, driver, case, length)?);
+                }
             }
             let medians = |(name, _, _, samples): (_, _, _, RoundSamples)| {
                 (name, samples.medians().collect::<Vec<_>>())
             };
             let of_round: Vec<(&'static str, Vec<_>)> = pairs.into_iter().map(medians).collect();
             let theirs = of_round.iter().find(|(name, _)| *name == Subject::Dpdk.name());
+            let other = of_round.iter().find(|(name, _)| *name == OTHER_BUILD);
             for (name, figures) in &of_round {
                 let theirs = theirs.filter(|(peer, _)| peer != name);
                 let relative = theirs.and_then(|(_, theirs)| ratio(figures, theirs, "rate-to-dpdk"));
-                collector.add(&path, name, driver_cpu, figures.iter().cloned().chain(relative));
+                let other = other.filter(|_| *name == PARAVANE);
+                let to_other = other.and_then(|(_, other)| ratio(figures, other, "rate-to-other"));
+                let figures = figures.iter().cloned().chain(relative).chain(to_other);
+                collector.add(&path, name, driver_cpu, figures);
             }
         }
     }

@@ -259,6 +259,7 @@ impl Figure {
             min: spread.min,
             max: spread.max,
             rounds,
+            values: self.values.clone(),
             method: self.method.to_owned(),
             pinned_cpu: self.pinned_cpu,
             load,

@@ -218,7 +218,8 @@ fn measure(
                     .zip(&script.samples)
                     .map(|(subject, script)| Some(of(subject)? - of(script)?))
                     .collect();
-                let spread = Spread::of(&values?)?;
+                let values = values?;
+                let spread = Spread::of(&values)?;
                 Some(Row {
                     bench: NAME.to_owned(),
                     case: case.to_string(),
@@ -229,6 +230,7 @@ fn measure(
                     min: spread.min,
                     max: spread.max,
                     rounds,
+                    values,
                     method: method.to_owned(),
                     pinned_cpu: pinned,
                     load,

@@ -1,8 +1,8 @@
 //! One figure of a result.
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// One figure: a metric of one subject in one case, over all rounds.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Row {
     /// Name of the benchmark, as [`crate::list`] has it.
     pub bench: String,
@@ -15,13 +15,19 @@ pub struct Row {
     /// Unit of the values, for example "ns/chain".
     pub unit: String,
     /// Median of the rounds.
+    #[serde(deserialize_with = "number")]
     pub median: f64,
     /// Smallest value of a round.
+    #[serde(deserialize_with = "number")]
     pub min: f64,
     /// Largest value of a round.
+    #[serde(deserialize_with = "number")]
     pub max: f64,
     /// Number of rounds.
     pub rounds: u32,
+    /// Value of each round, in order; empty if only the spread is known.
+    #[serde(default, deserialize_with = "numbers")]
+    pub values: Vec<f64>,
     /// How it was measured.
     ///
     /// * "clock": wall time.
@@ -41,6 +47,16 @@ pub struct Row {
     pub load: [Option<f64>; 2],
 }
 
+/// A number; JSON has `null` for infinity and for what is no number.
+fn number<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(source)?.unwrap_or(f64::NAN))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<f64>, D::Error> {
+    let values: Vec<Option<f64>> = Deserialize::deserialize(source)?;
+    Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +73,7 @@ mod tests {
             min: 7.0,
             max: 9.25,
             rounds: 5,
+            values: vec![7.0, 7.5, 7.25, 9.25, 8.0],
             method: "clock".to_owned(),
             pinned_cpu: None,
             load: [Some(0.25), Some(1.0)],
@@ -71,10 +88,13 @@ mod tests {
             "min": 7.0,
             "max": 9.25,
             "rounds": 5,
+            "values": [7.0, 7.5, 7.25, 9.25, 8.0],
             "method": "clock",
             "pinned_cpu": null,
             "load": [0.25, 1.0],
         }]);
         assert_eq!(serde_json::to_value([row]).unwrap(), expected);
+        let rows: Vec<Row> = serde_json::from_value(expected).unwrap();
+        assert_eq!((rows[0].median, rows[0].values.len(), rows[0].pinned_cpu), (7.5, 5, None));
     }
 }

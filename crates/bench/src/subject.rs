@@ -3,6 +3,8 @@ use crate::error::BenchError;
 
 /// Name of the subject that the others are compared with.
 pub(crate) const PARAVANE: &str = "paravane";
+/// Name of another build of it in results.
+pub(crate) const OTHER_BUILD: &str = "paravane/other";
 
 /// A subject that one thread measures in batches.
 pub(crate) trait Subject {

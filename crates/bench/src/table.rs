@@ -1,12 +1,9 @@
 //! Results as a table for people, at most 80 columns wide.
-use crate::{Row, barrier, dma, notify, poll, published, ring, transport};
-#[cfg(feature = "peers")]
-use crate::{blk, net};
+use crate::text::{WIDTH, number, wrap};
+use crate::{Row, barrier, notify, poll, published, ring, transport};
 use std::fmt::Write;
 
-/// Columns of a terminal that the table fits into.
-const WIDTH: usize = 80;
-/// Blocks with more subjects omit the spread, unless each has a line.
+/// Blocks with more subjects than this omit the spread, unless each subject has a line.
 const MOST_WITH_SPREAD: usize = 4;
 
 /// One case and metric, with a row for each subject.
@@ -163,19 +160,7 @@ fn ratio(line: &Line<'_>, row: &Row) -> String {
     if divisor > 0.0 { format!("{:.decimals$}x", dividend / divisor) } else { "-".to_owned() }
 }
 
-/// Three significant figures or so.
-fn number(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size < 10.0 => 2,
-        size if size < 100.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$}")
-}
-
-/// Aligns cells in columns.
-///
-/// The first `left` and the spreads go to the left, figures to the right.
+/// Aligns cells in columns: the first `left` and the spreads to the left, figures to the right.
 fn align(cells: &[Vec<String>], left: usize) -> String {
     let columns = cells.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -195,42 +180,11 @@ fn align(cells: &[Vec<String>], left: usize) -> String {
     out
 }
 
-/// Appends a note, wrapped at words; lines after the first one are indented.
-fn note(out: &mut String, text: &str) {
-    let mut column = 0;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if column > 0 && column + 1 + length > WIDTH {
-            out.push_str("\n  ");
-            column = 2;
-        } else if column > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += length;
-    }
-    out.push('\n');
-}
-
 /// Appends what the figures mean and how they were measured.
 fn footnotes(out: &mut String, rows: &[Row]) {
     let Some(first) = rows.first() else { return };
-    let notes = match first.bench.as_str() {
-        ring::NAME => ring::NOTES,
-        poll::NAME => poll::NOTES,
-        dma::NAME => dma::NOTES,
-        barrier::NAME => barrier::NOTES,
-        transport::NAME => transport::NOTES,
-        notify::NAME => notify::NOTES,
-        #[cfg(feature = "peers")]
-        blk::NAME => blk::NOTES,
-        #[cfg(feature = "peers")]
-        net::NAME => net::NOTES,
-        _ => &[],
-    };
-    for text in notes {
-        note(out, text);
+    for text in crate::notes::of(&first.bench) {
+        wrap(out, text);
     }
     let mut citations: Vec<String> = rows
         .iter()
@@ -239,7 +193,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         .collect();
     citations.dedup();
     for text in citations {
-        note(out, &text);
+        wrap(out, &text);
     }
     let mut methods: Vec<(&str, Vec<&str>)> = Vec::new();
     for row in rows.iter().filter(|row| !is_published(row)) {
@@ -254,22 +208,22 @@ fn footnotes(out: &mut String, rows: &[Row]) {
             .iter()
             .map(|(method, metrics)| format!("{} by {}", metrics.join(", "), explain(method)))
             .collect();
-        note(out, &format!("Measured: {}.", methods.join("; ")));
+        wrap(out, &format!("Measured: {}.", methods.join("; ")));
     }
     let counts_none = [transport::NAME, notify::NAME].contains(&first.bench.as_str());
     if !counts_none && !rows.iter().any(|row| row.metric == "instructions") {
-        note(out, "Instructions: not counted; this system offers neither a hardware counter nor ptrace.");
+        wrap(out, "Instructions: not counted; this system offers neither a hardware counter nor ptrace.");
     }
     let two_threads = first.bench == ring::NAME && rows.iter().any(|row| row.metric == "rate");
     if two_threads && !rows.iter().any(|row| ring::stream::ringtest::is_program(&row.subject)) {
-        note(out, ring::stream::ringtest::MISSING);
+        wrap(out, ring::stream::ringtest::MISSING);
     }
     if rows.iter().any(|row| row.subject != first.subject) {
         let base = match first.bench.as_str() {
             poll::NAME | barrier::NAME | transport::NAME | notify::NAME => "the first subject",
             _ => crate::subject::PARAVANE,
         };
-        note(
+        wrap(
             out,
             &format!(
                 "ratio: the subject's median divided by that of {base}; for a rate, the reverse. Above 1, the \
@@ -281,7 +235,7 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         .pinned_cpu
         .map_or_else(|| "not pinned to a CPU".to_owned(), |cpu| format!("pinned to CPU {cpu}"));
     let load = first.load.map(|load| load.map_or_else(|| "unknown".to_owned(), |load| format!("{load:.2}")));
-    note(out, &format!("Machine: {pinned}; load average {} at the start, {} at the end.", load[0], load[1]));
+    wrap(out, &format!("Machine: {pinned}; load average {} at the start, {} at the end.", load[0], load[1]));
 }
 
 /// Whether someone else published this figure.
@@ -318,6 +272,7 @@ mod tests {
             min: median / 2.0,
             max: median * 2.0,
             rounds: 5,
+            values: vec![median; 5],
             method: "clock".to_owned(),
             pinned_cpu: Some(1),
             load: [Some(0.5), None],

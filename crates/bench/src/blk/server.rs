@@ -2,8 +2,9 @@
 use super::case::Storage;
 use super::image::Image;
 use crate::BenchError;
-use crate::builds::{Build, OTHER_NAME};
+use crate::builds::Build;
 use crate::daemon::Daemon;
+use crate::subject::OTHER_BUILD;
 use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,7 @@ impl Subject {
     pub(super) fn image(&self, storage: Storage) -> &'static str {
         match self {
             Self::StorageDaemon if storage != Storage::Direct => "image-peer",
-            Self::Paravane(build) if build.name == OTHER_NAME && storage != Storage::Direct => "image-other",
+            Self::Paravane(build) if build.name == OTHER_BUILD && storage != Storage::Direct => "image-other",
             Self::Paravane(_) | Self::StorageDaemon => "image",
         }
     }

@@ -305,6 +305,7 @@ impl Origin<'_> {
             min: spread.min,
             max: spread.max,
             rounds: values.len() as u32,
+            values: values.to_vec(),
             method: method.to_owned(),
             pinned_cpu: self.pinned_cpu,
             load: self.load,

@@ -68,6 +68,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 min: value,
                 max: value,
                 rounds: 1,
+                values: vec![value],
                 method: METHOD.to_owned(),
                 pinned_cpu: None,
                 load: [None, None],

@@ -42,6 +42,7 @@ pub(crate) fn rows() -> Vec<Row> {
         min: cycles,
         max: cycles,
         rounds: 1,
+        values: vec![cycles],
         method: METHOD.to_owned(),
         pinned_cpu: None,
         load: [None, None],

@@ -38,6 +38,7 @@ pub(crate) fn rows() -> Vec<Row> {
             min: spread.min,
             max: spread.max,
             rounds: 3,
+            values: runs.to_vec(),
             method: METHOD.to_owned(),
             pinned_cpu: None,
             load: [None, None],

@@ -134,6 +134,7 @@ impl Entry {
                 min: spread.min,
                 max: spread.max,
                 rounds: values.len() as u32,
+                values,
                 method: method.to_owned(),
                 pinned_cpu: placement.cpus.map(|cpus| cpus[0]),
                 load,

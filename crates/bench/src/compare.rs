@@ -1,0 +1,313 @@
+//! Compares two runs, or two builds in one run: what got better or worse beyond the noise.
+//!
+//! ```text
+//! figure -> shift, interval, p ([`shift`], [`rank`])
+//! all p  -> significant figures (Benjamini-Hochberg, 5 %)
+//! verdict: worse or better if significant, and larger than the floor; else same
+//! floor:   the threshold, or how far the controls of the case moved, if that is more
+//! ```
+//!
+//! A figure is a metric of one subject in one case. Controls are what the change under test leaves
+//! alone: peers, and yardsticks as `memcpy`. If they moved, the machine did.
+use self::shift::Shift;
+use crate::kind::Kind;
+use crate::metric::Better;
+use crate::results::Results;
+use crate::subject::{OTHER_BUILD, PARAVANE};
+use crate::{BenchError, Row};
+use serde::Serialize;
+use std::collections::HashMap;
+
+mod rank;
+mod shift;
+mod text;
+
+/// Expected share of false alarms among the figures that are called better or worse; of runs
+/// without any change, the share that has an alarm.
+const RATE: f64 = 0.05;
+/// A figure without a control in its case is held to this share of the controls of its benchmark.
+const MOST_CONTROLS: f64 = 0.9;
+
+/// What became of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Worse beyond the noise.
+    Worse,
+    /// Better beyond the noise.
+    Better,
+    /// No change beyond the noise.
+    Same,
+}
+
+/// A figure before and after.
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    /// Name of the benchmark.
+    pub bench: String,
+    /// Path of the case.
+    pub case: String,
+    /// Name of the subject.
+    pub subject: String,
+    /// Name of the metric.
+    pub metric: String,
+    /// Unit of the medians.
+    pub unit: String,
+    /// Median before.
+    pub before: f64,
+    /// Median after.
+    pub after: f64,
+    /// Relative change: 0.1 is 10 % more.
+    pub shift: f64,
+    /// Interval of 95 % of the change.
+    pub interval: [f64; 2],
+    /// Two-sided p of "nothing changed".
+    pub p: f64,
+    /// The relative change that counts as noise.
+    pub floor: f64,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// What a run is compared with.
+#[derive(Clone, Copy, Debug)]
+pub enum Baseline<'a> {
+    /// An earlier run.
+    Run {
+        /// Its results.
+        results: &'a Results,
+        /// Its name in reports.
+        name: &'a str,
+    },
+    /// The other build of the same run.
+    OtherBuild,
+}
+
+/// The comparison of a run with a baseline.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// What the run was compared with.
+    pub baseline: String,
+    /// Name of the test.
+    pub test: &'static str,
+    /// The least relative change that counts.
+    pub threshold: f64,
+    /// All figures that were compared, the largest change first.
+    pub changes: Vec<Change>,
+    /// Figures of one side only, or measured by another method.
+    pub unmatched: usize,
+    /// Number of controls.
+    pub controls: usize,
+    /// Largest relative change of a control.
+    pub largest_control: f64,
+    /// Peers whose versions differ, which are no controls.
+    pub changed_peers: Vec<String>,
+    /// Fewest figures that must change alike to be seen with this number of rounds.
+    pub fewest_visible: usize,
+    /// Rounds with which one changed figure is seen.
+    pub rounds_for_one: usize,
+}
+
+impl Comparison {
+    /// Compares `run` with `baseline`. Changes below `threshold` (0.05 is 5 %) count as noise.
+    ///
+    /// # Errors
+    /// There is nothing to compare.
+    pub fn of(run: &Results, baseline: Baseline<'_>, threshold: f64) -> Result<Self, BenchError> {
+        let (pairs, name, test) = match baseline {
+            Baseline::Run { results, name } => {
+                (pairs_of_runs(run, results), describe(results, name), "Mann-Whitney")
+            }
+            Baseline::OtherBuild => {
+                (pairs_of_builds(run), OTHER_BUILD.to_owned(), "Wilcoxon signed-rank, by round")
+            }
+        };
+        if pairs.judged.is_empty() {
+            return Err(match baseline {
+                Baseline::Run { name, .. } => BenchError::NothingInCommon(name.to_owned()),
+                Baseline::OtherBuild => BenchError::NoOtherBuild,
+            });
+        }
+        let significant = significant(&pairs.judged.iter().map(|pair| pair.shift.p).collect::<Vec<_>>());
+        let mut changes: Vec<Change> = pairs
+            .judged
+            .iter()
+            .zip(significant)
+            .map(|(pair, significant)| pair.change(pairs.floor(pair.after, threshold), significant))
+            .collect();
+        changes.sort_by(|a, b| b.shift.abs().total_cmp(&a.shift.abs()));
+        let smallest = pairs.judged.iter().map(|pair| pair.shift.smallest).fold(1.0, f64::min);
+        let number = pairs.judged.len();
+        let for_one = |rounds: &usize| {
+            let smallest = match baseline {
+                Baseline::Run { .. } => rank::smallest_of_runs(*rounds, *rounds),
+                Baseline::OtherBuild => rank::smallest_of_pairs(*rounds),
+            };
+            smallest * number as f64 <= RATE
+        };
+        Ok(Self {
+            baseline: name,
+            test,
+            threshold,
+            unmatched: pairs.unmatched,
+            controls: pairs.controls.len(),
+            largest_control: pairs.controls.iter().map(|(_, moved)| *moved).fold(0.0, f64::max),
+            changed_peers: pairs.changed_peers,
+            fewest_visible: (smallest * number as f64 / RATE).ceil().max(1.0) as usize,
+            rounds_for_one: (1..64).find(for_one).unwrap_or(64),
+            changes,
+        })
+    }
+
+    /// Number of figures with this verdict.
+    #[must_use]
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.changes.iter().filter(|change| change.verdict == verdict).count()
+    }
+
+    /// Renders the comparison for people, at most 80 columns wide.
+    #[must_use]
+    pub fn text(&self) -> String {
+        text::render(self)
+    }
+
+    /// The statistics in a few sentences.
+    #[must_use]
+    pub fn method(&self) -> String {
+        text::method(self)
+    }
+}
+
+/// Name, program and date of a baseline.
+fn describe(results: &Results, name: &str) -> String {
+    match (results.program.as_str(), results.started.as_str()) {
+        ("", _) => name.to_owned(),
+        (program, started) => format!("{name} ({program}, {started})"),
+    }
+}
+
+/// A figure of both sides.
+struct Pair<'a> {
+    before: &'a Row,
+    after: &'a Row,
+    shift: Shift,
+}
+
+impl Pair<'_> {
+    fn change(&self, floor: f64, significant: bool) -> Change {
+        let shift = self.shift.estimate;
+        let verdict = match Better::of(&self.after.metric) {
+            _ if !significant || shift.abs() <= floor => Verdict::Same,
+            Better::Higher if shift > 0.0 => Verdict::Better,
+            Better::Lower if shift < 0.0 => Verdict::Better,
+            Better::Higher | Better::Lower => Verdict::Worse,
+            Better::Neither => Verdict::Same,
+        };
+        let Row { bench, case, subject, metric, unit, .. } = self.after;
+        Change {
+            bench: bench.clone(),
+            case: case.clone(),
+            subject: subject.clone(),
+            metric: metric.clone(),
+            unit: unit.clone(),
+            before: self.before.median,
+            after: self.after.median,
+            shift,
+            interval: self.shift.interval,
+            p: self.shift.p,
+            floor,
+            verdict,
+        }
+    }
+}
+
+/// The figures to judge, and those that show what the machine did.
+struct Pairs<'a> {
+    judged: Vec<Pair<'a>>,
+    /// Figures of controls, and how far they moved.
+    controls: Vec<(&'a Row, f64)>,
+    unmatched: usize,
+    changed_peers: Vec<String>,
+}
+
+impl Pairs<'_> {
+    /// The relative change of `row` that counts as noise.
+    fn floor(&self, row: &Row, threshold: f64) -> f64 {
+        let of_metric = || {
+            self.controls
+                .iter()
+                .filter(|(control, _)| control.bench == row.bench && control.metric == row.metric)
+        };
+        let of_case = of_metric().filter(|(control, _)| control.case == row.case).map(|(_, moved)| *moved);
+        if let Some(most) = of_case.reduce(f64::max) {
+            return most.max(threshold);
+        }
+        let mut moved: Vec<f64> = of_metric().map(|(_, moved)| *moved).collect();
+        moved.sort_by(f64::total_cmp);
+        let at = (moved.len() as f64 * MOST_CONTROLS) as usize;
+        moved.get(at).or(moved.last()).copied().unwrap_or(0.0).max(threshold)
+    }
+}
+
+/// What identifies a figure.
+fn key(row: &Row) -> [&str; 5] {
+    [&row.bench, &row.case, &row.subject, &row.metric, &row.unit]
+}
+
+/// The figures that two runs have in common.
+fn pairs_of_runs<'a>(run: &'a Results, baseline: &'a Results) -> Pairs<'a> {
+    let known: HashMap<_, &Row> = baseline.rows.iter().map(|row| (key(row), row)).collect();
+    let changed_peers = run.changed_peers(baseline);
+    let mut pairs = Pairs {
+        judged: Vec::new(),
+        controls: Vec::new(),
+        unmatched: 0,
+        changed_peers: changed_peers.clone(),
+    };
+    for after in &run.rows {
+        let kind = Kind::of(&after.subject);
+        if Better::of(&after.metric) == Better::Neither || !(kind == Kind::Ours || kind.is_control()) {
+            continue;
+        }
+        let before = known.get(&key(after)).filter(|before| before.method == after.method);
+        let compared =
+            before.and_then(|before| Some((*before, shift::of_runs(&before.values, &after.values)?)));
+        match compared {
+            None => pairs.unmatched += usize::from(kind == Kind::Ours),
+            Some((before, shift)) if kind == Kind::Ours => pairs.judged.push(Pair { before, after, shift }),
+            Some((_, shift)) => {
+                if !changed_peers.iter().any(|peer| peer == crate::kind::root(&after.subject)) {
+                    pairs.controls.push((after, shift.estimate.abs()));
+                }
+            }
+        }
+    }
+    pairs
+}
+
+/// The figures of both builds of one run.
+fn pairs_of_builds(run: &Results) -> Pairs<'_> {
+    let of = |name: &'static str| run.rows.iter().filter(move |row| row.subject == name);
+    let pair = |after: &'_ Row| {
+        let same =
+            |row: &&Row| (&row.bench, &row.case, &row.metric) == (&after.bench, &after.case, &after.metric);
+        let before = of(OTHER_BUILD).find(same)?;
+        Some((before, shift::of_pairs(&before.values, &after.values)?))
+    };
+    let judged = of(PARAVANE)
+        .filter(|row| Better::of(&row.metric) != Better::Neither)
+        .filter_map(|after| pair(after).map(|(before, shift)| Pair { before, after, shift }));
+    Pairs { judged: judged.collect(), controls: Vec::new(), unmatched: 0, changed_peers: Vec::new() }
+}
+
+/// Which of these p are significant together (Benjamini and Hochberg).
+fn significant(p: &[f64]) -> Vec<bool> {
+    let mut sorted = p.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let holds = |(index, p): &(usize, &f64)| **p <= RATE * (index + 1) as f64 / sorted.len() as f64;
+    let limit = sorted.iter().enumerate().filter(holds).map(|(_, p)| *p).last();
+    p.iter().map(|p| limit.is_some_and(|limit| *p <= limit)).collect()
+}
+
+#[cfg(test)]
+mod tests;

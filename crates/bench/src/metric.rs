@@ -1,0 +1,79 @@
+//! Which way of a metric is better, and which metrics are plotted.
+
+/// Which change of a metric is an improvement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+    /// Neither: it describes how a program worked.
+    Neither,
+}
+
+/// Metrics that are plotted, the most telling first.
+const PLOTTED: [&str; 12] = [
+    "rate",
+    "time",
+    "latency-p50",
+    "latency-p99",
+    "cpu",
+    "mb-per-cpu",
+    "kick-stop",
+    "cycles",
+    "instructions",
+    "exits",
+    "call",
+    "scaling",
+];
+
+impl Better {
+    /// The direction of the metric with this name.
+    pub(crate) fn of(metric: &str) -> Self {
+        match metric {
+            "rate" | "mb-per-cpu" | "scaling" => Self::Higher,
+            // These ratios have a build of this run below the line.
+            "rate-to-other" => Self::Neither,
+            _ if metric.starts_with("rate-to-") => Self::Higher,
+            "time" | "cpu" | "cycles" | "instructions" | "call" => Self::Lower,
+            _ if ["latency", "kick-stop", "exits"].iter().any(|start| metric.starts_with(start)) => {
+                Self::Lower
+            }
+            _ => Self::Neither,
+        }
+    }
+
+    /// Words for a heading; empty for [`Better::Neither`].
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Higher => "higher is better",
+            Self::Lower => "lower is better",
+            Self::Neither => "",
+        }
+    }
+}
+
+/// The place of a metric among those that are plotted.
+pub(crate) fn plotted(metric: &str) -> Option<usize> {
+    PLOTTED.iter().position(|known| *known == metric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_sleeps_are_no_improvement() {
+        for (metric, better) in [
+            ("rate", Better::Higher),
+            ("rate-to-dpdk", Better::Higher),
+            ("rate-to-other", Better::Neither),
+            ("latency-p999", Better::Lower),
+            ("exits-notify", Better::Lower),
+            ("sleeps", Better::Neither),
+        ] {
+            assert_eq!(Better::of(metric), better, "{metric}");
+        }
+        assert!(plotted("rate") < plotted("cpu") && plotted("spins").is_none());
+    }
+}
