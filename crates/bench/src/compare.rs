@@ -18,6 +18,8 @@ use crate::{BenchError, Row};
 use serde::Serialize;
 use std::collections::HashMap;
 
+pub(crate) use text::notes;
+
 mod rank;
 mod shift;
 mod text;

@@ -42,6 +42,7 @@ mod options;
 mod peers;
 mod poll;
 mod published;
+mod report;
 mod results;
 mod ring;
 mod row;
@@ -58,6 +59,7 @@ pub use compare::{Baseline, Change, Comparison, Verdict};
 pub use error::BenchError;
 pub use host::Host;
 pub use peers::PeerVersion;
+pub use report::{prepare, report};
 pub use results::{Omitted, Recorder, Results};
 
 pub use options::{Client, Options};
@@ -104,6 +106,11 @@ pub fn list() -> &'static [Benchmark] {
             summary: "memory ordering of an access: none, by direction, a full barrier",
         },
     ]
+}
+
+/// The summary of the benchmark called `name`.
+fn summary(name: &str) -> Option<&'static str> {
+    list().iter().find(|benchmark| benchmark.name == name).map(|benchmark| benchmark.summary)
 }
 
 /// Runs the benchmark called `name`.

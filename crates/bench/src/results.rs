@@ -75,7 +75,7 @@ impl Recorder {
         Results {
             format: FORMAT,
             program,
-            command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: command(),
             environment,
             started: self.started,
             seconds: self.start.elapsed().as_secs_f64(),
@@ -85,6 +85,15 @@ impl Recorder {
             rows,
         }
     }
+}
+
+/// The command line, without the folder of the program.
+fn command() -> Vec<String> {
+    let mut words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some(program) = words.first_mut() {
+        *program = program.rsplit('/').next().unwrap_or_default().to_owned();
+    }
+    words
 }
 
 impl Results {
@@ -123,11 +132,7 @@ impl Results {
                 format!("'{}'", word.replace('\'', r"'\''"))
             }
         };
-        let mut words: Vec<String> = self.command.iter().map(quoted).collect();
-        if let Some(program) = words.first_mut() {
-            *program = program.rsplit('/').next().unwrap_or_default().to_owned();
-        }
-        words.join(" ")
+        self.command.iter().map(quoted).collect::<Vec<_>>().join(" ")
     }
 
     /// Names of the peers whose versions differ in `other`.
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_command_line_can_be_pasted() {
-        let command = ["/usr/bin/paravane", "bench", "blk", "--filter", "it's"].map(str::to_owned).to_vec();
+        let command = ["paravane", "bench", "blk", "--filter", "it's"].map(str::to_owned).to_vec();
         let results = Results { command, ..Results::default() };
         assert_eq!(results.command_line(), r"paravane bench blk --filter 'it'\''s'");
     }

@@ -287,10 +287,10 @@ pub(crate) struct DoctorArgs {
 /// Measure Paravane beside other implementations, in interleaved rounds
 ///
 /// Prints the median of the rounds for each case and subject. `paravane bench list` lists the
-/// benchmarks.
+/// benchmarks, `paravane bench all` runs them one after another.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Benchmark to run, or `list`
+    /// Benchmark to run, `all`, or `list`
     pub(crate) name: String,
     /// Number of interleaved rounds, at least 5
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -307,6 +307,26 @@ pub(crate) struct BenchArgs {
     /// Print the rows as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write a page with plots, and all numbers as JSON and CSV, to DIR
+    ///
+    /// DIR is created if missing. index.html needs no other file and no network.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) report: Option<PathBuf>,
+    /// Compare with the results.json of an earlier run, or with `other`
+    ///
+    /// Exits with 3 if a figure is worse beyond the noise. `other` compares with the build of
+    /// PARAVANE_BENCH_OTHER in the same run, round by round (blk, net).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) baseline: Option<PathBuf>,
+    /// Least change in percent that --baseline reports
+    #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = percent, requires = "baseline")]
+    pub(crate) threshold: f64,
+}
+
+/// A share of 0 to 1000 percent.
+fn percent(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1000.0).contains(&value) { Ok(value) } else { Err("not between 0 and 1000".to_owned()) }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -223,11 +223,21 @@ pub(crate) const ALL: [Sections; 9] = [
                 "paravane bench blk --quick --filter tmpfs",
                 "Run some cases of a benchmark with short samples.",
             ),
+            ("paravane bench all --report out", "Run everything and write out/index.html."),
+            (
+                "paravane bench blk --baseline out/results.json",
+                "Compare with an earlier run; exit with 3 if a figure is worse.",
+            ),
         ],
-        exit: &[(0, "All cases ran."), (1, "A case failed."), USAGE],
+        exit: &[
+            (0, "All cases ran; with --baseline, no figure is worse beyond the noise."),
+            (1, "A case failed, or the report could not be written."),
+            USAGE,
+            (3, "With --baseline: a figure is worse beyond the noise."),
+        ],
         environment: &[
             RUST_LOG,
-            ("PARAVANE_BENCH_OTHER", "Another paravane binary to compare with (benchmark blk)."),
+            ("PARAVANE_BENCH_OTHER", "Another paravane binary to compare with (benchmarks blk and net)."),
         ],
         see_also: &["paravane(1)"],
         ..NONE

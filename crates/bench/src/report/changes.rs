@@ -1,0 +1,138 @@
+//! The comparison with a baseline: a plot of the changes, and a table of all figures.
+use super::html::{at, escape, number};
+use super::plot::breakable;
+use super::scale::Scale;
+use crate::compare::{Change, Comparison, Verdict, notes};
+use std::fmt::Write;
+
+/// The most changes in the plot.
+const PLOTTED: usize = 40;
+const WIDTH: f64 = 900.0;
+const LANE: f64 = 34.0;
+/// Changes beyond are drawn at the edge.
+const EDGE: f64 = 1.0;
+
+/// Renders the section.
+pub(super) fn section(comparison: &Comparison) -> String {
+    let count = |verdict| comparison.count(verdict);
+    let mut out = format!(
+        "<section id=\"comparison\"><h2>Compared with {}</h2><ul class=\"verdict\">\
+         <li class=\"worse\"><b>{}</b>worse</li><li class=\"better\"><b>{}</b>better</li><li><b>{}</b>same</li></ul>",
+        escape(&comparison.baseline),
+        count(Verdict::Worse),
+        count(Verdict::Better),
+        count(Verdict::Same)
+    );
+    for note in notes(comparison) {
+        let _ = write!(out, "<p>{}</p>", escape(&note));
+    }
+    let changed: Vec<&Change> =
+        comparison.changes.iter().filter(|change| change.verdict != Verdict::Same).collect();
+    if !changed.is_empty() {
+        out.push_str(&plot(&changed[..changed.len().min(PLOTTED)]));
+        if changed.len() > PLOTTED {
+            let _ = write!(out, "<p class=\"note\">The {PLOTTED} largest of {} changes.</p>", changed.len());
+        }
+    }
+    table(&mut out, comparison);
+    let _ = write!(out, "<p class=\"note\">{}</p></section>", escape(&comparison.method()));
+    out
+}
+
+/// A lane for each change: its interval, and the range that counts as noise.
+fn plot(changes: &[&Change]) -> String {
+    let ends = changes.iter().flat_map(|change| {
+        [change.interval[0], change.interval[1], change.shift, change.floor, -change.floor]
+    });
+    let ends = ends.map(|value| value.clamp(-EDGE, EDGE)).filter(|value| value.is_finite());
+    let widest = ends.fold(0.02, |widest, value| f64::max(widest, value.abs()));
+    let scale = Scale::linear(-widest * 1.05, widest * 1.05, 4.0, WIDTH - 8.0);
+    let bottom = LANE * changes.len() as f64 + 2.0;
+    let mut out = format!(
+        "<figure><svg class=\"overview\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"Changes beyond the noise\" \
+         aria-describedby=\"changes\">",
+        at(bottom + 20.0)
+    );
+    for tick in scale.ticks(6) {
+        let x = at(scale.place(tick));
+        let class = if tick == 0.0 { "one" } else { "g" };
+        let _ = write!(
+            out,
+            "<path class=\"{class}\" d=\"M{x} 0V{}\"/><text class=\"t\" x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            at(bottom),
+            at(bottom + 14.0),
+            percent(tick, 0)
+        );
+    }
+    for (index, change) in changes.iter().enumerate() {
+        let top = LANE * index as f64;
+        let (low, high) = (scale.place(-change.floor), scale.place(change.floor));
+        let (y, class) = (top + 23.0, class(change.verdict));
+        let _ = write!(
+            out,
+            "<g class=\"{class}\"><rect class=\"floor\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"10\"/>\
+             <text x=\"0\" y=\"{}\">{} {} {} <tspan class=\"vs\">{}</tspan></text><text class=\"v\" x=\"{WIDTH}\" y=\"{}\">{}</text>\
+             <path class=\"r\" d=\"M{} {}H{}\"/><path class=\"m\" d=\"M{} {}v12\"/></g>",
+            at(low),
+            at(y - 5.0),
+            at(high - low),
+            at(top + 12.0),
+            escape(&change.bench),
+            escape(&change.case),
+            escape(&change.subject),
+            escape(&change.metric),
+            at(top + 12.0),
+            percent(change.shift, 1),
+            at(scale.place(change.interval[0])),
+            at(y),
+            at(scale.place(change.interval[1])),
+            at(scale.place(change.shift)),
+            at(y - 6.0),
+        );
+    }
+    out.push_str("</svg></figure>");
+    out
+}
+
+fn table(out: &mut String, comparison: &Comparison) {
+    out.push_str(
+        "<details id=\"changes\"><summary>All figures</summary><div class=\"scroll\" tabindex=\"0\" role=\"region\" \
+         aria-label=\"All figures compared\"><table><thead><tr><th scope=\"col\">Case</th><th scope=\"col\">Subject</th>\
+         <th scope=\"col\">Metric</th><th scope=\"col\">Before</th><th scope=\"col\">After</th><th scope=\"col\">Change</th>\
+         <th scope=\"col\">Interval of 95 %</th><th scope=\"col\">p</th><th scope=\"col\">Noise</th><th scope=\"col\">Verdict</th>\
+         </tr></thead><tbody>",
+    );
+    for change in &comparison.changes {
+        let _ = write!(
+            out,
+            "<tr><th scope=\"row\">{} {}</th><td class=\"l\">{}</td><td class=\"l\">{}, {}</td><td>{}</td><td>{}</td>\
+             <td>{}</td><td>{} to {}</td><td>{:.4}</td><td>{:.1} %</td><td class=\"l\">{}</td></tr>",
+            escape(&change.bench),
+            breakable(&change.case),
+            escape(&change.subject),
+            escape(&change.metric),
+            escape(&change.unit),
+            number(change.before),
+            number(change.after),
+            percent(change.shift, 1),
+            percent(change.interval[0], 1),
+            percent(change.interval[1], 1),
+            change.p,
+            100.0 * change.floor,
+            class(change.verdict)
+        );
+    }
+    out.push_str("</tbody></table></div></details>");
+}
+
+fn class(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Worse => "worse",
+        Verdict::Better => "better",
+        Verdict::Same => "same",
+    }
+}
+
+fn percent(value: f64, decimals: usize) -> String {
+    format!("{:+.decimals$} %", 100.0 * value).replace('-', "\u{2212}")
+}
