@@ -4,7 +4,7 @@
 //! figure -> shift, interval, p ([`shift`], [`rank`])
 //! all p  -> significant figures (Benjamini-Hochberg, 5 %)
 //! verdict: worse or better if significant, and larger than the floor; else same
-//! floor:   the threshold, or how far the controls of the case moved, if that is more
+//! floor:   the threshold, and how far the controls of the case moved
 //! ```
 //!
 //! A figure is a metric of one subject in one case. Controls are what the change under test leaves
@@ -242,12 +242,12 @@ impl Pairs<'_> {
         };
         let of_case = of_metric().filter(|(control, _)| control.case == row.case).map(|(_, moved)| *moved);
         if let Some(most) = of_case.reduce(f64::max) {
-            return most.max(threshold);
+            return most + threshold;
         }
         let mut moved: Vec<f64> = of_metric().map(|(_, moved)| *moved).collect();
         moved.sort_by(f64::total_cmp);
         let at = (moved.len() as f64 * MOST_CONTROLS) as usize;
-        moved.get(at).or(moved.last()).copied().unwrap_or(0.0).max(threshold)
+        moved.get(at).or(moved.last()).copied().unwrap_or(0.0) + threshold
     }
 }
 

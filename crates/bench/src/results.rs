@@ -89,7 +89,8 @@ impl Recorder {
 
 /// The command line, without the folder of the program.
 fn command() -> Vec<String> {
-    let mut words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut words: Vec<String> =
+        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(program) = words.first_mut() {
         *program = program.rsplit('/').next().unwrap_or_default().to_owned();
     }

@@ -93,7 +93,7 @@ pub(crate) fn notes(comparison: &Comparison) -> Vec<String> {
 pub(super) fn method(comparison: &Comparison) -> String {
     format!(
         "Method: a figure is better or worse if the rounds differ ({}, two-sided, false discovery rate 5 % \
-         over {} figures) and the change exceeds {:.1} % and that of the controls of its case. Change: \
+         over {} figures) and the change exceeds {:.1} % and the largest change of a control of its case together. Change: \
          Hodges-Lehmann estimate (interval of 95 %).",
         comparison.test,
         comparison.changes.len(),

@@ -7,8 +7,8 @@ use std::fmt::Write;
 
 /// The most changes in the plot.
 const PLOTTED: usize = 40;
-const WIDTH: f64 = 900.0;
-const LANE: f64 = 34.0;
+/// Room for the change in percent at the right edge.
+const FIGURE: f64 = 62.0;
 /// Changes beyond are drawn at the edge.
 const EDGE: f64 = 1.0;
 
@@ -29,7 +29,14 @@ pub(super) fn section(comparison: &Comparison) -> String {
     let changed: Vec<&Change> =
         comparison.changes.iter().filter(|change| change.verdict != Verdict::Same).collect();
     if !changed.is_empty() {
-        out.push_str(&plot(&changed[..changed.len().min(PLOTTED)]));
+        let largest = &changed[..changed.len().min(PLOTTED)];
+        let _ = write!(
+            out,
+            "<figure class=\"wide\">{}</figure><figure class=\"narrow\">{}</figure>\
+             <p class=\"note\">Line: interval of 95 %. Shaded: noise.</p>",
+            plot(largest, 900.0, 300.0),
+            plot(largest, 400.0, 0.0)
+        );
         if changed.len() > PLOTTED {
             let _ = write!(out, "<p class=\"note\">The {PLOTTED} largest of {} changes.</p>", changed.len());
         }
@@ -40,57 +47,62 @@ pub(super) fn section(comparison: &Comparison) -> String {
 }
 
 /// A lane for each change: its interval, and the range that counts as noise.
-fn plot(changes: &[&Change]) -> String {
+///
+/// Labels are `beside` wide, or above if 0.
+fn plot(changes: &[&Change], width: f64, beside: f64) -> String {
+    let (lane, line) = if beside > 0.0 { (38.0, 18.0) } else { (56.0, 44.0) };
     let ends = changes.iter().flat_map(|change| {
         [change.interval[0], change.interval[1], change.shift, change.floor, -change.floor]
     });
     let ends = ends.map(|value| value.clamp(-EDGE, EDGE)).filter(|value| value.is_finite());
-    let widest = ends.fold(0.02, |widest, value| f64::max(widest, value.abs()));
-    let scale = Scale::linear(-widest * 1.05, widest * 1.05, 4.0, WIDTH - 8.0);
-    let bottom = LANE * changes.len() as f64 + 2.0;
+    let widest = 1.05 * ends.fold(0.02, |widest, value| f64::max(widest, value.abs()));
+    let scale = Scale::linear(-widest, widest, beside + 4.0, width - beside - FIGURE - 8.0);
+    let bottom = lane * changes.len() as f64 + 2.0;
     let mut out = format!(
-        "<figure><svg class=\"overview\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"Changes beyond the noise\" \
+        "<svg class=\"overview\" viewBox=\"0 0 {width} {}\" role=\"img\" aria-label=\"Changes beyond the noise\" \
          aria-describedby=\"changes\">",
         at(bottom + 20.0)
     );
-    for tick in scale.ticks(6) {
+    for tick in scale.ticks(5) {
         let x = at(scale.place(tick));
-        let class = if tick == 0.0 { "one" } else { "g" };
+        let (class, label) = if tick == 0.0 { ("one", "0 %".to_owned()) } else { ("g", percent(tick, 0)) };
         let _ = write!(
             out,
-            "<path class=\"{class}\" d=\"M{x} 0V{}\"/><text class=\"t\" x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            "<path class=\"{class}\" d=\"M{x} 0V{}\"/><text class=\"t\" x=\"{x}\" y=\"{}\" \
+             text-anchor=\"middle\">{label}</text>",
             at(bottom),
             at(bottom + 14.0),
-            percent(tick, 0)
         );
     }
     for (index, change) in changes.iter().enumerate() {
-        let top = LANE * index as f64;
+        let top = lane * index as f64;
         let (low, high) = (scale.place(-change.floor), scale.place(change.floor));
-        let (y, class) = (top + 23.0, class(change.verdict));
+        let (y, class) = (top + line, class(change.verdict));
         let _ = write!(
             out,
             "<g class=\"{class}\"><rect class=\"floor\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"10\"/>\
-             <text x=\"0\" y=\"{}\">{} {} {} <tspan class=\"vs\">{}</tspan></text><text class=\"v\" x=\"{WIDTH}\" y=\"{}\">{}</text>\
-             <path class=\"r\" d=\"M{} {}H{}\"/><path class=\"m\" d=\"M{} {}v12\"/></g>",
+             <text x=\"0\" y=\"{}\">{} {}</text><text class=\"vs\" x=\"0\" y=\"{}\">{} {}</text>\
+             <text class=\"v\" x=\"{width}\" y=\"{}\">{}</text>\
+             <path class=\"r\" d=\"M{} {}H{}\"/><path class=\"m\" d=\"M{} {}v14\"/></g>",
             at(low),
             at(y - 5.0),
             at(high - low),
-            at(top + 12.0),
+            at(top + 14.0),
             escape(&change.bench),
             escape(&change.case),
+            at(top + 29.0),
             escape(&change.subject),
             escape(&change.metric),
-            at(top + 12.0),
+            at(y + 4.0),
             percent(change.shift, 1),
             at(scale.place(change.interval[0])),
             at(y),
             at(scale.place(change.interval[1])),
             at(scale.place(change.shift)),
-            at(y - 6.0),
+            at(y - 7.0),
         );
     }
-    out.push_str("</svg></figure>");
+    out.push_str("</svg>");
     out
 }
 

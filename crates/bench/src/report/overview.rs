@@ -38,9 +38,9 @@ const PAIRINGS: [Pairing; 8] = [
         "paravane",
         &["virtio-queue", "virtio-driver", "virtio-drivers", "ringtest/"],
     ),
-    pairing("dma", "time", "Guest memory: time per access", "paravane", &["vm-memory"]),
-    pairing("dma", "time", "with dirty log", "paravane/log", &["vm-memory/bitmap"]),
-    pairing("dma", "time", "with IOMMU", "paravane/iova", &["vm-memory/iommu"]),
+    pairing("dma", "time", "Guest memory: time of an access", "paravane", &["vm-memory"]),
+    pairing("dma", "time", "Guest memory with dirty log", "paravane/log", &["vm-memory/bitmap"]),
+    pairing("dma", "time", "Guest memory behind an IOMMU", "paravane/iova", &["vm-memory/iommu"]),
 ];
 
 /// One pair of subjects: how many times as good ours is, case by case.
@@ -97,51 +97,90 @@ fn times_as_good(ours: &Row, theirs: &Row) -> Option<f64> {
 /// Largest and smallest ratio that has a place of its own.
 const WIDEST: f64 = 64.0;
 
-/// Renders the plot, `width` wide; empty without pairs. `with_style` makes it a file of its own.
-fn render(results: &Results, width: f64, with_style: bool) -> String {
+/// Where the parts of the plot are.
+struct Layout {
+    width: f64,
+    /// Left edge of all text.
+    left: f64,
+    /// Left edge of the dots.
+    dots: f64,
+    /// Top of the first lane.
+    top: f64,
+    lane: f64,
+    /// From the top of a lane to its dots.
+    line: f64,
+    /// Space below the last lane.
+    below: f64,
+}
+
+/// A file with a heading, a foot and a style.
+const FILE: Layout =
+    Layout { width: 860.0, left: 20.0, dots: 300.0, top: 76.0, lane: 42.0, line: 19.0, below: 60.0 };
+/// Labels beside the dots.
+const WIDE: Layout =
+    Layout { width: 900.0, left: 0.0, dots: 290.0, top: 24.0, lane: 42.0, line: 19.0, below: 24.0 };
+/// Labels above the dots.
+const NARROW: Layout =
+    Layout { width: 400.0, left: 0.0, dots: 0.0, top: 24.0, lane: 58.0, line: 45.0, below: 24.0 };
+/// Room for the median at the right edge.
+const MEDIAN: f64 = 56.0;
+
+/// Renders the plot; empty without pairs, unless it is a file.
+fn render(results: &Results, layout: &Layout) -> String {
     let lanes = lanes(results);
-    if lanes.is_empty() && !with_style {
+    let is_file = layout.left > 0.0;
+    if lanes.is_empty() && !is_file {
         return String::new();
     }
-    let (top, lane, axis) = (if with_style { 58.0 } else { 24.0 }, 42.0, 24.0);
-    let (margin, figure) = (if with_style { 16.0 } else { 4.0 }, 54.0);
+    let Layout { width, left, top, .. } = *layout;
     let all = || lanes.iter().flat_map(|lane| &lane.times).copied();
     let high = all().fold(2.0, f64::max).min(WIDEST);
     let low = all().fold(0.5, f64::min).max(1.0 / WIDEST);
-    let scale = Scale::logarithmic(low, high, margin + 4.0, width - 2.0 * margin - figure - 8.0);
-    let bottom = top + lane * lanes.len() as f64;
-    let height = at(bottom + axis + if with_style { 26.0 } else { 0.0 });
+    let length = width - left - layout.dots - MEDIAN - 12.0;
+    let scale = Scale::logarithmic(low, high, layout.dots + 6.0, length);
+    let bottom = top + layout.lane * lanes.len() as f64;
+    let height = at(bottom + layout.below);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"overview\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
          aria-label=\"Paravane beside its peers\""
     );
-    if with_style {
+    if is_file {
         let _ = write!(
             out,
             " width=\"{width}\" height=\"{height}\"><style>{}</style><rect class=\"bg\" width=\"{width}\" \
-             height=\"{height}\" rx=\"8\"/><text class=\"h\" x=\"{margin}\" y=\"26\">Paravane beside its \
-             peers</text>",
+             height=\"{height}\" rx=\"8\"/><text class=\"h\" x=\"{left}\" y=\"34\">Paravane beside its peers</text>",
             include_str!("overview.css")
         );
     } else {
         out.push('>');
     }
+    axis(&mut out, &scale, [top, bottom], layout.dots);
+    for (number, row) in lanes.iter().enumerate() {
+        draw(&mut out, row, &scale, layout, top + layout.lane * number as f64);
+    }
+    if is_file {
+        let (machine, y) = (escape(&foot(results)), at(bottom + 44.0));
+        let _ = write!(out, "<text class=\"t\" x=\"{left}\" y=\"{y}\">{machine}</text>");
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+/// The powers of two, and which side is better.
+fn axis(out: &mut String, scale: &Scale, [top, bottom]: [f64; 2], left: f64) {
     let one = scale.place(1.0);
     let words =
         [("end", "\u{2190} peer better", one - 8.0), ("start", "Paravane better \u{2192}", one + 8.0)];
     for (anchor, text, x) in words {
-        // Without room to the left, the right one says enough.
-        if anchor == "start" || x > 90.0 + margin {
-            let _ = write!(
-                out,
-                "<text class=\"t\" x=\"{}\" y=\"{}\" text-anchor=\"{anchor}\">{text}</text>",
-                at(x),
-                at(top - 10.0)
-            );
+        // Without room on the left, the right one says enough.
+        if anchor == "start" || x > left + 70.0 {
+            let (x, y) = (at(x), at(top - 9.0));
+            let _ =
+                write!(out, "<text class=\"t\" x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\">{text}</text>");
         }
     }
-    let ticks = [1.0 / 64.0, 1.0 / 32.0, 0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
-    for tick in ticks.into_iter().filter(|tick| (low / 1.15..=high * 1.15).contains(tick)) {
+    let ticks = (-6..=6).map(|power| 2_f64.powi(power));
+    for tick in ticks.filter(|tick| scale.contains(*tick)) {
         let x = at(scale.place(tick));
         let class = if tick == 1.0 { "one" } else { "g" };
         let label = if tick < 0.2 { format!("\u{d7}1/{}", 1.0 / tick) } else { format!("\u{d7}{tick}") };
@@ -154,38 +193,27 @@ fn render(results: &Results, width: f64, with_style: bool) -> String {
             at(bottom + 15.0)
         );
     }
-    for (number, row) in lanes.iter().enumerate() {
-        draw(&mut out, row, &scale, top + lane * number as f64, width - margin);
-    }
-    if with_style {
-        let _ = write!(
-            out,
-            "<text class=\"t\" x=\"{margin}\" y=\"{}\">{}</text>",
-            at(bottom + axis + 16.0),
-            escape(&foot(results))
-        );
-    }
-    out.push_str("</svg>\n");
-    out
 }
 
-fn draw(out: &mut String, row: &Lane, scale: &Scale, top: f64, right: f64) {
-    let y = at(top + 28.0);
+fn draw(out: &mut String, row: &Lane, scale: &Scale, layout: &Layout, top: f64) {
+    let line = top + layout.line;
+    let y = at(line);
     let dots: String = row.times.iter().map(|value| format!("M{} {y}h0", at(scale.place(*value)))).collect();
-    let median = at(scale.place(row.median));
     let cases = if row.times.len() == 1 { "1 case".to_owned() } else { format!("{} cases", row.times.len()) };
+    let left = at(layout.left);
     let _ = write!(
         out,
-        "<g class=\"ours\"><text x=\"{}\" y=\"{}\">{} <tspan class=\"vs\">against {}, {cases}</tspan></text>\
-         <path class=\"d\" d=\"{dots}\"/><path class=\"m\" d=\"M{median} {}v16\"/>\
+        "<g class=\"ours\"><text x=\"{left}\" y=\"{}\">{}</text><text class=\"vs\" x=\"{left}\" y=\"{}\">against \
+         {}, {cases}</text><path class=\"d\" d=\"{dots}\"/><path class=\"m\" d=\"M{} {}v18\"/>\
          <text class=\"v\" x=\"{}\" y=\"{}\">{}</text></g>",
-        at(scale.place(0.0) - 4.0),
-        at(top + 13.0),
+        at(top + 15.0),
         escape(&row.words),
+        at(top + 31.0),
         escape(&row.peer),
-        at(top + 20.0),
-        at(right),
-        at(top + 33.0),
+        at(scale.place(row.median)),
+        at(line - 9.0),
+        at(layout.width - layout.left),
+        at(line + 5.0),
         ratio(row.median),
     );
 }
@@ -204,7 +232,7 @@ fn foot(results: &Results) -> String {
 
 /// The plot as a file, which adapts to light and dark.
 pub(super) fn file(results: &Results) -> String {
-    render(results, 760.0, true)
+    render(results, &FILE)
 }
 
 /// The plot for wide and narrow pages, with its table; empty without pairs.
@@ -221,8 +249,8 @@ pub(super) fn section(results: &Results) -> String {
          <details><summary>Table</summary><div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Beside peers\">\
          <table><thead><tr><th scope=\"col\">Figure</th><th scope=\"col\">Peer</th><th scope=\"col\">Cases</th>\
          <th scope=\"col\">Median</th><th scope=\"col\">Worst</th><th scope=\"col\">Best</th></tr></thead><tbody>",
-        render(results, 900.0, false),
-        render(results, 400.0, false)
+        render(results, &WIDE),
+        render(results, &NARROW)
     );
     for lane in &lanes {
         let Some(spread) = Spread::of(&lane.times) else { continue };

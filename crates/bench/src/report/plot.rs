@@ -14,7 +14,7 @@ use std::fmt::Write;
 
 /// Width of a plot, in units of about a pixel.
 const WIDTH: f64 = 400.0;
-const LANE: f64 = 34.0;
+const LANE: f64 = 38.0;
 const AXIS: f64 = 20.0;
 /// Space beside the first and the last value.
 const MARGIN: f64 = 5.0;
@@ -75,7 +75,7 @@ pub(super) fn render(case: &Case<'_>, metric: &str, table: &str) -> String {
 
 /// One subject.
 fn lane(out: &mut String, case: &Case<'_>, row: &Row, scale: &Scale, top: f64) {
-    let (text, line) = (at(top + 12.0), top + 23.0);
+    let (text, line) = (at(top + 13.0), top + 24.0);
     let compared = case.ratio(row).map(|value| format!("  {}", ratio(value))).unwrap_or_default();
     let name = row.subject.strip_prefix("published/").unwrap_or(&row.subject);
     let published = if name == row.subject { "" } else { " (published)" };

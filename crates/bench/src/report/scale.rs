@@ -40,6 +40,11 @@ impl Scale {
         Self { low, high, logarithmic: false, start, length }
     }
 
+    /// Whether the scale reaches a value.
+    pub(super) fn contains(&self, value: f64) -> bool {
+        (self.low..=self.high).contains(&value)
+    }
+
     /// The place of a value.
     pub(super) fn place(&self, value: f64) -> f64 {
         let share = if self.logarithmic {
@@ -80,7 +85,7 @@ impl Scale {
         let decades = (first..=last).filter(|decade| decade.rem_euclid(each) == 0);
         decades
             .flat_map(|decade| mantissas.iter().map(move |mantissa| mantissa * 10_f64.powi(decade)))
-            .filter(|value| (self.low..=self.high).contains(value))
+            .filter(|value| self.contains(*value))
             .collect()
     }
 }
