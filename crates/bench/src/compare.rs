@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! figure -> shift, interval, p ([`shift`], [`rank`])
+//!           p: the larger one, of the figure and of the figure relative to its controls
 //! all p  -> significant figures (Benjamini-Hochberg, 5 %)
 //! verdict: worse or better if significant, and larger than the floor; else same
 //! floor:   the threshold, and how far the controls of the case moved
@@ -63,7 +64,7 @@ pub struct Change {
     pub shift: f64,
     /// Interval of 95 % of the change.
     pub interval: [f64; 2],
-    /// Two-sided p of "nothing changed".
+    /// Two-sided p of "nothing changed", also relative to the controls.
     pub p: f64,
     /// The relative change that counts as noise.
     pub floor: f64,
@@ -138,7 +139,7 @@ impl Comparison {
             .map(|(pair, significant)| pair.change(pairs.floor(pair.after, threshold), significant))
             .collect();
         changes.sort_by(|a, b| b.shift.abs().total_cmp(&a.shift.abs()));
-        let smallest = pairs.judged.iter().map(|pair| pair.shift.smallest).fold(1.0, f64::min);
+        let smallest = pairs.judged.iter().map(|pair| pair.shift.smallest).fold(0.0, f64::max);
         let number = pairs.judged.len();
         let for_one = |rounds: &usize| {
             let smallest = match baseline {
@@ -260,31 +261,60 @@ fn key(row: &Row) -> [&str; 5] {
 fn pairs_of_runs<'a>(run: &'a Results, baseline: &'a Results) -> Pairs<'a> {
     let known: HashMap<_, &Row> = baseline.rows.iter().map(|row| (key(row), row)).collect();
     let changed_peers = run.changed_peers(baseline);
-    let mut pairs = Pairs {
-        judged: Vec::new(),
-        controls: Vec::new(),
-        unmatched: 0,
-        changed_peers: changed_peers.clone(),
+    let is_control = |row: &Row| {
+        let peer = crate::kind::root(&row.subject);
+        Kind::of(&row.subject).is_control() && !changed_peers.iter().any(|changed| changed == peer)
     };
-    for after in &run.rows {
-        let kind = Kind::of(&after.subject);
-        if Better::of(&after.metric) == Better::Neither || !(kind == Kind::Ours || kind.is_control()) {
+    let (mut ours, mut controls, mut unmatched) = (Vec::new(), Vec::new(), 0);
+    for after in run.rows.iter().filter(|row| Better::of(&row.metric) != Better::Neither) {
+        let is_ours = Kind::of(&after.subject) == Kind::Ours;
+        if !is_ours && !is_control(after) {
             continue;
         }
         let before = known.get(&key(after)).filter(|before| before.method == after.method);
-        let compared =
-            before.and_then(|before| Some((*before, shift::of_runs(&before.values, &after.values)?)));
-        match compared {
-            None => pairs.unmatched += usize::from(kind == Kind::Ours),
-            Some((before, shift)) if kind == Kind::Ours => pairs.judged.push(Pair { before, after, shift }),
-            Some((_, shift)) => {
-                if !changed_peers.iter().any(|peer| peer == crate::kind::root(&after.subject)) {
-                    pairs.controls.push((after, shift.estimate.abs()));
-                }
-            }
+        let shift = before.and_then(|before| Some((*before, shift::of_runs(&before.values, &after.values)?)));
+        match shift {
+            Some((before, shift)) if is_ours => ours.push(Pair { before, after, shift }),
+            Some((before, shift)) => controls.push(Pair { before, after, shift }),
+            None => unmatched += usize::from(is_ours),
         }
     }
-    pairs
+    let mut by_place: HashMap<[&str; 3], Vec<&Pair<'_>>> = HashMap::new();
+    for control in &controls {
+        by_place.entry(place(control.after)).or_default().push(control);
+    }
+    for pair in &mut ours {
+        if let Some(controls) = by_place.get(&place(pair.after)) {
+            pair.shift.p = pair.shift.p.max(relative_p(pair, controls));
+        }
+    }
+    let controls = controls.iter().map(|control| (control.after, control.shift.estimate.abs())).collect();
+    Pairs { judged: ours, controls, unmatched, changed_peers }
+}
+
+/// What a figure has in common with its controls.
+fn place(row: &Row) -> [&str; 3] {
+    [&row.bench, &row.case, &row.metric]
+}
+
+/// The p of a figure relative to its controls in the same rounds; 0 if rounds do not match.
+///
+/// A change of the machine cancels.
+fn relative_p(pair: &Pair<'_>, controls: &[&Pair<'_>]) -> f64 {
+    let relative = |row: &Row, side: for<'b> fn(&Pair<'b>) -> &'b Row| {
+        let mut values = row.values.clone();
+        for control in controls.iter().map(|control| side(control)) {
+            if control.values.len() != values.len() || control.values.iter().any(|value| *value <= 0.0) {
+                return None;
+            }
+            let share = 1.0 / controls.len() as f64;
+            values.iter_mut().zip(&control.values).for_each(|(value, control)| *value /= control.powf(share));
+        }
+        Some(values)
+    };
+    let before = relative(pair.before, |pair| pair.before);
+    let shift = before.zip(relative(pair.after, |pair| pair.after));
+    shift.and_then(|(before, after)| shift::of_runs(&before, &after)).map_or(0.0, |shift| shift.p)
 }
 
 /// The figures of both builds of one run.

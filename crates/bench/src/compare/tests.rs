@@ -175,9 +175,9 @@ fn few_rounds_are_said_to_be_few() {
     let baseline = Baseline::Run { results: &before, name: "base.json" };
     let comparison = Comparison::of(&after, baseline, 0.05).unwrap();
     // 2 of 252 arrangements, 20 figures: 0.0079 * 20 / 0.05.
-    assert_eq!((comparison.fewest_visible, comparison.rounds_for_one), (4, 7));
+    assert_eq!((comparison.fewest_visible, comparison.rounds_for_one), (4, 6));
     let text = comparison.text();
-    assert!(text.contains("--rounds 7"), "{text}");
+    assert!(text.contains("--rounds 6"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 

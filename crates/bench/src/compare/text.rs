@@ -92,9 +92,9 @@ pub(crate) fn notes(comparison: &Comparison) -> Vec<String> {
 /// The statistics in a few sentences.
 pub(super) fn method(comparison: &Comparison) -> String {
     format!(
-        "Method: a figure is better or worse if the rounds differ ({}, two-sided, false discovery rate 5 % \
-         over {} figures) and the change exceeds {:.1} % and the largest change of a control of its case together. Change: \
-         Hodges-Lehmann estimate (interval of 95 %).",
+        "Method: a figure is better or worse if the rounds differ, also relative to the controls of its case \
+         ({}, two-sided, false discovery rate 5 % over {} figures), and if the change exceeds {:.1} % plus the \
+         largest change of a control. Change: Hodges-Lehmann estimate (interval of 95 %).",
         comparison.test,
         comparison.changes.len(),
         100.0 * comparison.threshold
