@@ -109,9 +109,9 @@ fn plot(changes: &[&Change], width: f64, beside: f64) -> String {
 fn table(out: &mut String, comparison: &Comparison) {
     out.push_str(
         "<details id=\"changes\"><summary>All figures</summary><div class=\"scroll\" tabindex=\"0\" role=\"region\" \
-         aria-label=\"All figures compared\"><table><thead><tr><th scope=\"col\">Case</th><th scope=\"col\">Subject</th>\
-         <th scope=\"col\">Metric</th><th scope=\"col\">Before</th><th scope=\"col\">After</th><th scope=\"col\">Change</th>\
-         <th scope=\"col\">Interval of 95 %</th><th scope=\"col\">p</th><th scope=\"col\">Noise</th><th scope=\"col\">Verdict</th>\
+         aria-label=\"All figures compared\"><table><thead><tr><th scope=\"col\">Case</th><th class=\"l\" scope=\"col\">Subject</th>\
+         <th class=\"l\" scope=\"col\">Metric</th><th scope=\"col\">Before</th><th scope=\"col\">After</th><th scope=\"col\">Change</th>\
+         <th scope=\"col\">Interval of 95 %</th><th scope=\"col\">p</th><th scope=\"col\">Noise</th><th class=\"l\" scope=\"col\">Verdict</th>\
          </tr></thead><tbody>",
     );
     for change in &comparison.changes {

@@ -247,7 +247,7 @@ pub(super) fn section(results: &Results) -> String {
          The bar marks the median of the cases.</p>\
          <figure class=\"wide\">{}</figure><figure class=\"narrow\">{}</figure>\
          <details><summary>Table</summary><div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Beside peers\">\
-         <table><thead><tr><th scope=\"col\">Figure</th><th scope=\"col\">Peer</th><th scope=\"col\">Cases</th>\
+         <table><thead><tr><th scope=\"col\">Figure</th><th class=\"l\" scope=\"col\">Peer</th><th scope=\"col\">Cases</th>\
          <th scope=\"col\">Median</th><th scope=\"col\">Worst</th><th scope=\"col\">Best</th></tr></thead><tbody>",
         render(results, &WIDE),
         render(results, &NARROW)

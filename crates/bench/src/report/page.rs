@@ -193,8 +193,8 @@ fn render_table(out: &mut String, metric: &Metric<'_>) {
     let _ = write!(
         out,
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table of {}\"><table><thead><tr><th scope=\"col\">\
-         Case</th><th scope=\"col\">Subject</th><th scope=\"col\">Median</th><th scope=\"col\">Smallest</th>\
-         <th scope=\"col\">Largest</th><th scope=\"col\">\u{d7}</th><th scope=\"col\">Unit</th><th scope=\"col\">Rounds</th>\
+         Case</th><th class=\"l\" scope=\"col\">Subject</th><th scope=\"col\">Median</th><th scope=\"col\">Smallest</th>\
+         <th scope=\"col\">Largest</th><th scope=\"col\">\u{d7}</th><th class=\"l\" scope=\"col\">Unit</th><th class=\"l\" scope=\"col\">Rounds</th>\
          </tr></thead><tbody>",
         escape(metric.name)
     );
