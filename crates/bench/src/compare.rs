@@ -337,7 +337,7 @@ fn significant(p: &[f64]) -> Vec<bool> {
     let mut sorted = p.to_vec();
     sorted.sort_by(f64::total_cmp);
     let holds = |(index, p): &(usize, &f64)| **p <= RATE * (index + 1) as f64 / sorted.len() as f64;
-    let limit = sorted.iter().enumerate().filter(holds).map(|(_, p)| *p).last();
+    let limit = sorted.iter().enumerate().rfind(holds).map(|(_, p)| *p);
     p.iter().map(|p| limit.is_some_and(|limit| *p <= limit)).collect()
 }
 
