@@ -13,6 +13,7 @@
 //!
 //! While a queue is live, only its descriptors and the logging of its ring can change.
 use paravane_ring::device::{State, StateError};
+use paravane_spec::feature;
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::vhost_user::VringAddr;
 use std::os::fd::OwnedFd;
@@ -81,6 +82,10 @@ impl Vring {
     /// whose available index does not fit is refused in any case. Any other position that
     /// contradicts the ring is refused. With an in-flight region this position is refused too: the
     /// region records which chains are in flight, so nothing is guessed.
+    ///
+    /// With IN_ORDER a queue continues from its used position, whatever the available one is: the
+    /// chains between the two are in flight, since no later one can have been used. QEMU (11.1) with
+    /// `in_order=on` takes some for itself while no server is connected, and never returns them.
     pub(crate) fn position(
         &self,
         features: u64,
@@ -88,8 +93,11 @@ impl Vring {
         used_idx: Option<impl FnOnce() -> u16>,
     ) -> Result<State, StateError> {
         let state = State::from_vring_base(self.base, features)?;
+        let in_order = features & feature::IN_ORDER != 0;
         Ok(match (state, used_idx) {
-            (State::Split { avail: 0 }, Some(used_idx)) => State::Split { avail: used_idx() },
+            (State::Split { avail }, Some(used_idx)) if avail == 0 || in_order => {
+                State::Split { avail: used_idx() }
+            }
             (State::Packed { avail: 0, used: 0 }, _)
                 if last_flags() & paravane_spec::packed::DESC_F_AVAIL == 0 =>
             {
@@ -97,6 +105,7 @@ impl Vring {
                 State::Packed { avail: start, used: start }
             }
             (State::Packed { avail, used: 0 }, _) => State::Packed { avail, used: avail },
+            (State::Packed { used, .. }, _) if in_order => State::Packed { avail: used, used },
             (state, _) => state,
         })
     }
@@ -141,5 +150,19 @@ mod tests {
         assert_eq!(at(0, None), Ok(State::Split { avail: 0 }), "with in-flight memory");
         assert_eq!(at(7, Some(3)), Ok(State::Split { avail: 7 }), "a contradiction, for the ring to refuse");
         assert_eq!(at(0x1_0000, Some(3)), Err(StateError::Base(0x1_0000)));
+    }
+
+    #[test]
+    fn a_queue_in_order_goes_on_from_its_used_position() {
+        let at = |base, features| {
+            let vring = Vring { base, ..Vring::default() };
+            vring.position(features | feature::IN_ORDER, || DESC_F_AVAIL, Some(|| 0x1de))
+        };
+        let split = Ok(State::Split { avail: 0x1de });
+        assert_eq!((at(0x1de, 0), at(0x1df, 0)), (split, split), "QEMU 11.1 has taken a chain");
+        let packed = |avail, used| Ok(State::Packed { avail, used });
+        assert_eq!(at(0x8007_8009, RING_PACKED), packed(0x8007, 0x8007));
+        assert_eq!(at(0x0000_8007, RING_PACKED), packed(0x8007, 0x8007), "virtio-user");
+        assert_eq!(at(0, RING_PACKED), packed(0, 0), "the beginning of an even round");
     }
 }

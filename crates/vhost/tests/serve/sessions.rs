@@ -46,9 +46,6 @@ fn a_network_card_tells_the_network_that_a_machine_has_moved_and_a_disk_does_not
     );
     let rig = Rig::card();
     let raw = Raw::connect(&rig.socket());
-    raw.begin(u64::MAX);
-    assert_ne!(raw.ask_number(request::GET_PROTOCOL_FEATURES) & protocol_feature::RARP, 0);
-    assert_eq!(raw.ask_number(request::GET_QUEUE_NUM), 2);
     // QEMU and DPDK count queue pairs, others queues.
     let counted = |features: u64| {
         raw.say(request::SET_PROTOCOL_FEATURES, &(features | protocol_feature::REPLY_ACK), &[]);
@@ -57,6 +54,9 @@ fn a_network_card_tells_the_network_that_a_machine_has_moved_and_a_disk_does_not
     assert_eq!(counted(protocol_feature::MQ | protocol_feature::STATUS), 2);
     assert_eq!(counted(protocol_feature::MQ | protocol_feature::BACKEND_REQ | protocol_feature::CONFIG), 5);
     assert_eq!(counted(protocol_feature::MQ | protocol_feature::RARP), 2);
+    raw.begin(u64::MAX);
+    assert_ne!(raw.ask_number(request::GET_PROTOCOL_FEATURES) & protocol_feature::RARP, 0);
+    assert_eq!(raw.ask_number(request::GET_QUEUE_NUM), 2);
     raw.say(request::SEND_RARP, &[2u8, 0, 0, 0, 0, 1, 0, 0][..], &[]);
     for index in 0..5 {
         raw.say(request::SET_VRING_ENABLE, &VringState { index, num: 1 }, &[]);
