@@ -120,6 +120,12 @@ pub mod request {
     pub const GET_CONFIG: u32 = 24;
     /// Write the configuration space.
     pub const SET_CONFIG: u32 = 25;
+    /// Announce a migration with postcopy.
+    pub const POSTCOPY_ADVISE: u32 = 28;
+    /// Begin postcopy.
+    pub const POSTCOPY_LISTEN: u32 = 29;
+    /// End postcopy.
+    pub const POSTCOPY_END: u32 = 30;
     /// Make an in-flight region.
     pub const GET_INFLIGHT_FD: u32 = 31;
     /// Set the in-flight region.

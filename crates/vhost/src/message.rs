@@ -41,6 +41,9 @@ pub enum MessageError {
     /// Request code out of range.
     #[error("unknown request {0}")]
     Request(u32),
+    /// Request of postcopy migration.
+    #[error("request {0}: postcopy is not offered; migrate by precopy")]
+    Postcopy(u32),
     /// Payload of a size that the request cannot have.
     #[error("request {request}: invalid payload of {size} bytes")]
     Size {
@@ -323,6 +326,9 @@ impl Request {
             request::GET_STATUS => parts.empty(Self::GetStatus)?,
             request::SET_DEVICE_STATE_FD => Self::SetDeviceStateFd(parts.only()?, parts.fd()?),
             request::CHECK_DEVICE_STATE => parts.empty(Self::CheckDeviceState)?,
+            request::POSTCOPY_ADVISE..=request::POSTCOPY_END => {
+                return Err(MessageError::Postcopy(header.request));
+            }
             unknown => return Err(MessageError::Request(unknown)),
         };
         parts.no_fds()?;

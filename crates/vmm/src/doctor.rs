@@ -63,7 +63,7 @@ mod tests {
             assert!(!finding.found.is_empty(), "{finding:?}");
             assert_eq!(finding.remedy.is_empty(), finding.level == Level::Ok, "{finding:?}");
         }
-        for name in ["kvm", "vhost-net", "tun", "hugepages", "io_uring", "memlock"] {
+        for name in ["kvm", "vhost-net", "tun", "hugepages", "io_uring", "memlock", "postcopy"] {
             assert!(findings.iter().any(|finding| finding.name == name), "{name}");
         }
         let usable = findings[0].level == Level::Ok;

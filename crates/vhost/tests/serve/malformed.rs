@@ -84,7 +84,10 @@ fn headers() -> Vec<Case> {
         bytes_then_hang_up(header(request::SET_FEATURES, 1, 8), "in the middle of a message"),
         bytes_then_hang_up([header(request::SET_FEATURES, 1, 8), vec![0; 7]].concat(), "in the middle"),
     ];
-    for unknown in [0, 20, 23, 26, 27, 28, 29, 30, 33, 35, 41, 44, 1000, u32::MAX] {
+    for postcopy in [request::POSTCOPY_ADVISE, request::POSTCOPY_LISTEN, request::POSTCOPY_END] {
+        cases.push(say(Agreed, postcopy, &[], vec![], "postcopy is not offered"));
+    }
+    for unknown in [0, 20, 23, 26, 27, 33, 35, 41, 44, 1000, u32::MAX] {
         cases.push(say(Agreed, unknown, &[], vec![], "unknown request"));
     }
     cases
@@ -253,6 +256,8 @@ fn others() -> Vec<Case> {
     vec![
         say(Fresh, request::SET_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_FEATURES, (1_u64 << 63).as_bytes(), vec![], "not offered"),
+        // Features from 64 on do not fit in this message, and no other exists for them.
+        say(Fresh, request::SET_FEATURES, &[0; 16], vec![], "request 2: invalid payload of 16 bytes"),
         say(Fresh, request::SET_FEATURES, feature::NOTIFICATION_DATA.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_PROTOCOL_FEATURES, u64::MAX.as_bytes(), vec![], "not offered"),
         say(Fresh, request::SET_PROTOCOL_FEATURES, (1_u64 << 14).as_bytes(), vec![], "not offered"),

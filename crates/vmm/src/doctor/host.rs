@@ -23,6 +23,7 @@ pub(super) fn examine() -> Vec<Finding> {
         hugepages(&meminfo, &thp),
         io_uring(),
         memlock(),
+        postcopy(),
     ]
 }
 
@@ -98,6 +99,19 @@ fn memlock() -> Finding {
             "raise it to 64 MiB or more for --registered-buffers and large io_uring queues (ulimit -l, LimitMEMLOCK=)",
         ),
     }
+}
+
+/// Why postcopy migration is not offered to VMMs, on this host.
+fn postcopy() -> Finding {
+    let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+    // Opening the device makes no userfaultfd.
+    let device = || OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").is_ok();
+    let why = if sysctl.trim() == "1" || device() {
+        "the protocol excludes it with CONFIGURE_MEM_SLOTS"
+    } else {
+        "userfaultfd does not cover accesses of the kernel here (io_uring, preadv)"
+    };
+    Finding::ok("postcopy", format!("not offered, migrate by precopy: {why}"))
 }
 
 #[cfg(test)]
