@@ -3,6 +3,7 @@
 //! The program's rig has the same functions.
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
+use paravane_device::latency::LatencySnapshot;
 use paravane_device::net::{LinkEnd, Net, NetConfig};
 use paravane_device::rng::Rng;
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
@@ -91,6 +92,10 @@ impl Rig {
 
     pub(crate) fn status(&self) -> ExportStatus {
         self.export.as_ref().unwrap().status()
+    }
+
+    pub(crate) fn latencies(&self) -> Vec<LatencySnapshot> {
+        self.export.as_ref().unwrap().latencies()
     }
 
     /// The serving process.
