@@ -337,6 +337,14 @@ pub struct Blk {
 /// The kernel has no io_uring (ENOSYS), it is forbidden (EPERM, EACCES), or it lacks an operation
 /// (EOPNOTSUPP).
 pub fn io_uring_available() -> io::Result<()> {
+    engine::probe().map(drop)
+}
+
+/// Whether registered memory serves requests of several pieces, too (Linux 6.15).
+///
+/// # Errors
+/// As [`io_uring_available`].
+pub fn io_uring_registers_vectors() -> io::Result<bool> {
     engine::probe()
 }
 
@@ -392,7 +400,7 @@ impl Blk {
             }
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
             (EngineChoice::Auto, _) if image.in_memory => immediate(&image),
-            (_, Ok(())) => EngineKind::Uring { registers: config.registered_buffers },
+            (_, Ok(_)) => EngineKind::Uring { registers: config.registered_buffers },
             (EngineChoice::IoUring, Err(source)) => {
                 return Err(OpenError::Engine { path: config.path, source });
             }

@@ -36,14 +36,9 @@ const FIXED: [u8; 4] =
     [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE, opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
 
 /// Whether this process can use io_uring on this host. Asks the kernel once.
-pub(in crate::blk) fn probe() -> io::Result<()> {
-    known().map(|_| ())
-}
-
-/// As [`probe`].
 ///
 /// `true` if registered memory supports transfers of several pieces, too (Linux 6.15).
-fn known() -> io::Result<bool> {
+pub(in crate::blk) fn probe() -> io::Result<bool> {
     static ANSWER: OnceLock<Result<bool, i32>> = OnceLock::new();
     let ask = || -> io::Result<bool> {
         let ring = IoUring::new(2)?;
@@ -107,7 +102,7 @@ impl Uring {
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let registered = registers.then(Registered::default);
-        Ok(Self { ring, event, registered, lists: known()? })
+        Ok(Self { ring, event, registered, lists: probe()? })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
