@@ -21,6 +21,7 @@ pub(super) fn examine() -> Vec<Finding> {
         ),
         device_file("tun", "/dev/net/tun", "modprobe tun; in a container, pass the device in"),
         hugepages(&meminfo, &thp),
+        shared_hugepages(&meminfo, &thp),
         io_uring(),
         memlock(),
         postcopy(),
@@ -78,9 +79,32 @@ fn hugepages(meminfo: &str, thp: &str) -> Finding {
     Finding::warn("hugepages", found, remedy)
 }
 
+/// Huge pages for memory that a VMM shares: transparent ones of memfd, or hugetlb pages.
+fn shared_hugepages(meminfo: &str, thp: &str) -> Finding {
+    let name = "shared hugepages";
+    let mode = chosen(thp);
+    let free = field(meminfo, "HugePages_Free").unwrap_or(0);
+    let mib = field(meminfo, "Hugepagesize").unwrap_or(0) >> 10;
+    let found = format!("transparent huge pages for shared memory: {mode}; {free} pages of {mib} MiB free");
+    match mode {
+        "always" | "within_size" | "advise" | "force" => Finding::ok(name, found),
+        _ if free > 0 => Finding::ok(name, found),
+        _ => Finding::warn(
+            name,
+            format!("{found}: guest memory has 4 KiB pages"),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled; or reserve pages (vm.nr_hugepages) and \
+             give QEMU's memory-backend-memfd hugetlb=on",
+        ),
+    }
+}
+
 fn io_uring() -> Finding {
-    match paravane_device::blk::io_uring_available() {
-        Ok(()) => Finding::ok("io_uring", "available"),
+    match paravane_device::blk::io_uring_registers_vectors() {
+        Ok(true) => Finding::ok("io_uring", "available, with registered buffers of several pieces"),
+        Ok(false) => Finding::ok(
+            "io_uring",
+            "available; with --registered-buffers, requests of several pieces are copied (Linux 6.15 avoids it)",
+        ),
         Err(error) => Finding::warn(
             "io_uring",
             format!("not available ({error}): disks use threads"),
@@ -134,6 +158,17 @@ mod tests {
         let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
         assert_eq!(hugepages(&some, "").level, Level::Ok);
         assert_eq!(hugepages("", "").level, Level::Missing);
+    }
+
+    #[test]
+    fn shared_memory_has_huge_pages_of_either_kind() {
+        for mode in ["always", "within_size", "advise"] {
+            let line = format!("never [{mode}] deny");
+            assert_eq!(shared_hugepages(MEMINFO, &line).level, Level::Ok, "{mode}");
+        }
+        assert_eq!(shared_hugepages(MEMINFO, "always [never] deny").level, Level::Warn);
+        let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
+        assert_eq!(shared_hugepages(&some, "always [never] deny").level, Level::Ok);
     }
 
     #[test]
