@@ -27,6 +27,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
+    Completions(CompletionsArgs),
     #[command(hide = true)]
     Manuals(FolderArgs),
     #[command(hide = true)]
@@ -273,12 +274,27 @@ pub(crate) enum Inject {
     Panic,
 }
 
-/// Check this host: what Paravane can use, what it costs, what to mend
+/// Check this host, or explain what a VMM has negotiated, and what to mend
 ///
 /// Prints a finding for each item: its name, `ok`, `warn` (works, with a loss) or `missing`, what
 /// was found, and behind an arrow the remedy. Takes less than a second and changes nothing.
+///
+/// With --config, checks what the devices of that file need, and nothing else. Limits are those of
+/// this shell: run it as the daemon's user.
+///
+/// With --client, explains what the VMM of a device and the driver of its guest have negotiated,
+/// and what that costs.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Check the needs of the devices in this file
+    #[arg(long, value_name = "FILE", conflicts_with = "client")]
+    pub(crate) config: Option<PathBuf>,
+    /// Explain the VMM of the device with this vhost-user socket or name
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) client: Option<PathBuf>,
+    /// With --client: ask only the daemon with this control socket
+    #[arg(long, value_name = "PATH", requires = "client")]
+    pub(crate) control: Option<PathBuf>,
     /// Print the findings as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
@@ -335,6 +351,26 @@ pub(crate) enum Client {
     Event,
     /// Poll the used ring
     Poll,
+}
+
+/// Print the completions of a shell
+///
+/// The Debian package installs them. Otherwise write them where the shell looks for them.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Shell
+    #[arg(value_enum, value_name = "SHELL")]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Shell {
+    /// GNU Bash
+    Bash,
+    /// Zsh
+    Zsh,
+    /// fish
+    Fish,
 }
 
 /// Write generated pages to a folder (for packagers and maintainers)

@@ -1,31 +1,74 @@
 //! `paravane doctor`.
+mod client;
+mod devices;
+mod host;
+pub(crate) mod names;
+
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
+use crate::serve::config::Config;
 use crate::{output, wrap};
-use paravane_vmm::doctor::{Finding, Level, examine};
-use serde::Serialize;
+use paravane_vmm::doctor::{Level, examine};
+use serde::{Serialize, Serializer};
 use std::process::ExitCode;
 
-#[derive(Debug, Serialize)]
-struct JsonFinding<'a> {
-    name: &'a str,
-    level: &'a str,
-    found: &'a str,
-    remedy: &'a str,
+/// One finding.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Finding {
+    /// One of [`names`].
+    name: &'static str,
+    /// `None`: it is about the host.
+    device: Option<String>,
+    #[serde(serialize_with = "as_word")]
+    level: Level,
+    found: String,
+    /// Empty if the level is [`Level::Ok`].
+    remedy: String,
+}
+
+impl Finding {
+    fn new(name: &'static str, level: Level, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, device: None, level, found: found.into(), remedy: remedy.into() }
+    }
+
+    /// Whether the reference has its name.
+    #[cfg(test)]
+    fn is_documented(&self) -> bool {
+        let all = [names::HOST, names::DEVICES, names::CLIENT];
+        all.iter().any(|names| names.iter().any(|(name, _)| *name == self.name))
+    }
+}
+
+impl From<paravane_vmm::doctor::Finding> for Finding {
+    fn from(finding: paravane_vmm::doctor::Finding) -> Self {
+        Self::new(finding.name, finding.level, finding.found, finding.remedy)
+    }
 }
 
 pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode, Failure> {
-    let findings = examine();
+    let (findings, strict) = match (&args.client, &args.config) {
+        (Some(client), _) => {
+            let device = client::find(client, args.control.as_deref())?;
+            let name = device.name.clone();
+            let of_device = |finding| Finding { device: Some(name.clone()), ..finding };
+            (client::judge(&device).into_iter().map(of_device).collect(), true)
+        }
+        (None, Some(file)) => (devices::examine(&Config::read(file).map_err(Failure::request)?), true),
+        (None, None) => (of_host(), false),
+    };
     if args.json {
-        let rows: Vec<_> = findings
-            .iter()
-            .map(|f| JsonFinding { name: f.name, level: word(f.level), found: &f.found, remedy: &f.remedy })
-            .collect();
-        output::print_json(&rows)?;
+        output::print_json(&findings)?;
     } else {
         output::print(&text(&findings, wrap::columns()))?;
     }
-    Ok(ExitCode::SUCCESS)
+    let is_missing = findings.iter().any(|finding| finding.level == Level::Missing);
+    Ok(if strict && is_missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn of_host() -> Vec<Finding> {
+    let mut findings: Vec<_> = examine().into_iter().map(Finding::from).collect();
+    findings.extend([host::landlock(), host::nofile(host::descriptors()), host::governor()]);
+    findings
 }
 
 fn word(level: Level) -> &'static str {
@@ -36,13 +79,23 @@ fn word(level: Level) -> &'static str {
     }
 }
 
+// serde passes a reference.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn as_word<S: Serializer>(level: &Level, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(word(*level))
+}
+
 /// A row for each finding, wrapped in its column, with the remedy below it.
 fn text(findings: &[Finding], columns: usize) -> String {
     let names = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     let indent = "missing ".len() + names + 2;
     let row = |finding: &Finding| {
         let head = format!("{:<7} {}", word(finding.level), finding.name);
-        let mut row = wrap::row(&head, indent, &finding.found, columns);
+        let found = match &finding.device {
+            Some(device) => format!("{device}: {}", finding.found),
+            None => finding.found.clone(),
+        };
+        let mut row = wrap::row(&head, indent, &found, columns);
         if !finding.remedy.is_empty() {
             let arrow = format!("{:indent$}-> ", "");
             row += &wrap::row(&arrow, arrow.len(), &finding.remedy, columns);
@@ -58,28 +111,33 @@ mod tests {
 
     #[test]
     fn findings_wrap_with_the_remedy_below() {
-        let finding = |name, level, found: &str, remedy: &str| Finding {
-            name,
-            level,
-            found: found.into(),
-            remedy: remedy.into(),
-        };
         let findings = [
-            finding("kvm", Level::Ok, "API 12", ""),
-            finding(
-                "vhost-net",
-                Level::Missing,
-                "no such file and some more words",
-                "load the module vhost_net for queues of network cards",
-            ),
+            Finding::new("kvm", Level::Ok, "API 12", ""),
+            Finding {
+                device: Some("vm0".into()),
+                ..Finding::new(
+                    "vhost-net",
+                    Level::Missing,
+                    "no such file and some more words",
+                    "load the module vhost_net for queues of network cards",
+                )
+            },
         ];
         let wanted = "ok      kvm        API 12\n\
-                      missing vhost-net  no such file and some\n\
-                      \x20                  more words\n\
+                      missing vhost-net  vm0: no such file and\n\
+                      \x20                  some more words\n\
                       \x20                  -> load the module\n\
                       \x20                     vhost_net for queues\n\
                       \x20                     of network cards\n";
         assert_eq!(text(&findings, 42), wanted);
         assert!(text(&findings, 80).lines().all(|line| line.chars().count() <= 80));
+    }
+
+    #[test]
+    fn findings_of_the_host_are_documented() {
+        for finding in of_host() {
+            assert!(finding.is_documented(), "{finding:?}");
+            assert_eq!(finding.remedy.is_empty(), finding.level == Level::Ok, "{finding:?}");
+        }
     }
 }

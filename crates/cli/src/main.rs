@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         Command::Reference(args) => reference::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::Completions(args) => manuals::completions(&args),
     };
     let code = result.unwrap_or_else(|failure| {
         log::last_words(&one_line(&failure.error));

@@ -1,14 +1,15 @@
 //! Manual pages and shell completions, made from the command line.
 mod roff;
 
-use crate::args::{Cli, FolderArgs};
+use crate::args::{self, Cli, CompletionsArgs, FolderArgs};
 use crate::failure::Failure;
 use crate::options::{self, OptionText};
+use crate::output;
 use crate::sections;
 use crate::serve::keys;
 use anyhow::Context;
 use clap::{Command, CommandFactory};
-use clap_complete::{Shell, generate_to};
+use clap_complete::{Shell, generate, generate_to};
 use roff::Page;
 use std::process::ExitCode;
 
@@ -33,9 +34,22 @@ pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints the completions of a shell.
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, Failure> {
+    let shell = match args.shell {
+        args::Shell::Bash => Shell::Bash,
+        args::Shell::Zsh => Shell::Zsh,
+        args::Shell::Fish => Shell::Fish,
+    };
+    let mut text = Vec::new();
+    generate(shell, &mut Cli::command(), "paravane", &mut text);
+    output::print(&String::from_utf8_lossy(&text))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// File names and texts of all pages.
 fn pages() -> Vec<(String, String)> {
-    let commands = options::commands(&Cli::command());
+    let commands = options::all_commands(&Cli::command());
     let mut pages: Vec<_> = commands
         .iter()
         .map(|(name, command)| {
@@ -64,7 +78,7 @@ fn page(name: &str, command: &Command, below: &[&(String, Command)]) -> String {
     }
     if !below.is_empty() {
         page.heading("Commands");
-        for (name, command) in below {
+        for (name, command) in below.iter().filter(|(_, command)| !command.is_hide_set()) {
             page.tagged(&format!("{name}(1)"), "", &format!("{}.", options::about(command).0));
         }
     }

@@ -94,11 +94,16 @@ fn toml_type(arg: &Arg, value_name: &str) -> &'static str {
 
 /// All commands that operators see, with their names with dashes, parents first.
 pub(crate) fn commands(root: &Command) -> Vec<(String, Command)> {
+    let mut all = all_commands(root);
+    all.retain(|(_, command)| !command.is_hide_set());
+    all
+}
+
+/// The same with those that `--help` does not list.
+pub(crate) fn all_commands(root: &Command) -> Vec<(String, Command)> {
     fn walk(command: &Command, name: String, all: &mut Vec<(String, Command)>) {
         all.push((name.clone(), command.clone()));
-        for below in
-            command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help")
-        {
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
             walk(below, format!("{name}-{}", below.get_name()), all);
         }
     }

@@ -4,6 +4,7 @@ mod markdown;
 mod names;
 
 use crate::args::{Cli, FolderArgs};
+use crate::doctor;
 use crate::failure::Failure;
 use crate::options::{self, OptionText};
 use crate::sections;
@@ -22,6 +23,7 @@ pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
         ("devices-toml.md", keys_chapter()),
         ("metrics.md", metrics_chapter()),
         ("exit-status.md", exit_chapter()),
+        ("doctor.md", doctor_chapter()),
         ("protocol-features.md", features::chapter()?),
     ];
     for (name, text) in chapters {
@@ -153,6 +155,34 @@ fn metrics_chapter() -> String {
         "`operation` is read, write, flush, discard or write_zeroes. `reason` is malformed (not a frame, or an invalid \
          header), refused (by the host) or no_room (larger than the guest's buffers).",
     );
+    chapter.finish()
+}
+
+fn doctor_chapter() -> String {
+    let mut chapter = Chapter::new("Findings of doctor");
+    chapter.paragraph(
+        "`paravane doctor` checks the host, `paravane doctor --config FILE` what the devices of a file need, and \
+         `paravane doctor --client SOCKET` what the VMM of a device and the driver of its guest have negotiated. \
+         `--json` prints a list of objects with these fields; names are stable, findings may be added.",
+    );
+    let fields = [
+        ("name", "Name of the finding, see below."),
+        ("device", "Name of the device that it is about, else null."),
+        ("level", "ok, warn (works, with a loss) or missing."),
+        ("found", "What was found, with units."),
+        ("remedy", "What to do; empty if the level is ok."),
+    ];
+    let rows = fields.map(|(field, text)| vec![format!("`{field}`"), text.to_owned()]);
+    chapter.table(&["Field", "Meaning"], &rows);
+    for (heading, names) in [
+        ("Host", doctor::names::HOST),
+        ("Devices", doctor::names::DEVICES),
+        ("Client", doctor::names::CLIENT),
+    ] {
+        chapter.heading(heading);
+        let row = |&(name, text): &(&str, &str)| vec![format!("`{name}`"), markdown::text(text)];
+        chapter.table(&["Name", "Question"], &names.iter().map(row).collect::<Vec<_>>());
+    }
     chapter.finish()
 }
 

@@ -48,8 +48,8 @@ const SERVE_EXIT: &[(u8, &str)] = &[
     (130, "A second SIGTERM or SIGINT ended the wait for requests in flight."),
 ];
 
-/// All commands that operators see.
-pub(crate) const ALL: [Sections; 9] = [
+/// All commands.
+pub(crate) const ALL: [Sections; 12] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -64,6 +64,7 @@ pub(crate) const ALL: [Sections; 9] = [
             "paravane-status(1)",
             "paravane-doctor(1)",
             "paravane-bench(1)",
+            "paravane-completions(1)",
             "paravane-devices.toml(5)",
         ],
         ..NONE
@@ -209,10 +210,67 @@ pub(crate) const ALL: [Sections; 9] = [
     },
     Sections {
         command: "paravane-doctor",
-        examples: &[("paravane doctor", "Check this host.")],
-        exit: &[(0, "The check ran, with any findings."), USAGE],
+        examples: &[
+            ("paravane doctor", "Check this host."),
+            (
+                "paravane doctor --config /etc/paravane/devices.toml",
+                "Check what the devices of the service need.",
+            ),
+            (
+                "paravane doctor --client /run/paravane/vm0-disk.sock",
+                "Explain what the VMM of a device has negotiated.",
+            ),
+            ("paravane doctor --client vm0-disk --json", "Print the same as JSON."),
+        ],
+        exit: &[
+            (0, "The check ran; without --config and --client, with any findings."),
+            (
+                1,
+                "With --config, a finding is `missing`: a device cannot be served. With --client, no such device, or \
+                 no VMM is connected.",
+            ),
+            USAGE,
+        ],
+        files: &[CONTROL],
+        environment: &[
+            RUST_LOG,
+            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
+            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
+        ],
+        see_also: &["paravane-run(1)", "paravane-serve(1)", "paravane-devices.toml(5)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-completions",
+        examples: &[
+            (
+                "paravane completions bash >~/.local/share/bash-completion/completions/paravane",
+                "Install the completions of Bash for this user.",
+            ),
+            (
+                "paravane completions fish >~/.config/fish/completions/paravane.fish",
+                "Install the completions of fish for this user.",
+            ),
+        ],
+        exit: &[(0, "The completions are on stdout."), USAGE],
         environment: &[RUST_LOG],
-        see_also: &["paravane-run(1)", "paravane-serve(1)"],
+        see_also: &["paravane(1)", "paravane-manuals(1)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-manuals",
+        examples: &[("paravane manuals target/manuals", "Write manual pages and completions to a folder.")],
+        exit: &[(0, "The files are written."), (1, "A file cannot be written."), USAGE],
+        environment: &[RUST_LOG],
+        see_also: &["paravane(1)", "paravane-completions(1)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-reference",
+        examples: &[("paravane reference docs/reference", "Write the generated chapters of the reference.")],
+        exit: &[(0, "The files are written."), (1, "A file cannot be written."), USAGE],
+        environment: &[RUST_LOG],
+        see_also: &["paravane(1)"],
         ..NONE
     },
     Sections {
@@ -311,8 +369,7 @@ mod tests {
     fn names(command: &Command, parent: &str) -> Vec<String> {
         let name =
             if parent.is_empty() { "paravane".into() } else { format!("{parent}-{}", command.get_name()) };
-        let below =
-            command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
+        let below = command.get_subcommands().filter(|below| below.get_name() != "help");
         let below: Vec<_> = below.flat_map(|below| names(below, &name)).collect();
         std::iter::once(name).chain(below).collect()
     }
@@ -333,6 +390,8 @@ mod tests {
     fn examples_are_valid_command_lines() {
         for (example, _) in ALL.iter().flat_map(|sections| sections.examples) {
             let words = example.replace('\'', "");
+            // The rest is for the shell.
+            let words = words.split(" >").next().unwrap();
             Cli::command()
                 .try_get_matches_from(words.split(' '))
                 .unwrap_or_else(|error| panic!("{example}: {error}"));

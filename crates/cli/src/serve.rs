@@ -8,18 +8,18 @@
 //!                                                            reporter, connections: control (status), metrics
 //! ```
 pub(crate) mod args;
-mod config;
+pub(crate) mod config;
 mod connections;
-mod control;
+pub(crate) mod control;
 mod exports;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod metrics;
 pub(crate) mod open;
 mod process;
-mod report;
+pub(crate) mod report;
 mod reporter;
-mod sandbox;
+pub(crate) mod sandbox;
 mod signals;
 mod sockets;
 pub(crate) mod spec;
@@ -124,7 +124,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
 }
 
 /// Checks users, files and limits. Changes nothing.
-fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Error> {
+pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Error> {
     if let Some(user) = &daemon.user {
         Target::find(user)?;
     }

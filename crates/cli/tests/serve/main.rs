@@ -9,6 +9,7 @@ mod client;
 mod conventions;
 mod daemon;
 mod disks;
+mod doctor;
 #[path = "../../../vhost/tests/serve/driver.rs"]
 mod driver;
 #[path = "../../../vhost/tests/serve/entropy.rs"]

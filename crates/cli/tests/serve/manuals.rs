@@ -15,6 +15,17 @@ fn manual_pages_and_completions_are_made_from_the_command_line() {
     assert!(page("paravane-serve-rng.1").contains("--connect"));
     assert!(page("paravane-status.1").contains("--json"));
     assert!(page("paravane-run.1").contains("--kernel"));
+    // Hidden commands have pages, too.
+    for page in ["paravane-manuals.1", "paravane-reference.1", "paravane-completions.1"] {
+        assert!(read(page).contains("EXIT STATUS"), "{page}");
+    }
+    for (shell, file) in [("bash", "paravane.bash"), ("zsh", "_paravane"), ("fish", "paravane.fish")] {
+        let output = paravane().args(["completions", shell]).output().unwrap();
+        assert!(
+            output.status.success() && String::from_utf8(output.stdout).unwrap() == read(file),
+            "{shell}"
+        );
+    }
     for completions in ["paravane.bash", "_paravane", "paravane.fish"] {
         assert!(read(completions).contains("socket-activation"), "{completions}");
     }

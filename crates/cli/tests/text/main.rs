@@ -11,8 +11,8 @@ use snapshot::Folder;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// All commands that operators see.
-const COMMANDS: [&[&str]; 9] = [
+/// All commands.
+const COMMANDS: [&[&str]; 12] = [
     &[],
     &["run"],
     &["serve"],
@@ -22,6 +22,9 @@ const COMMANDS: [&[&str]; 9] = [
     &["status"],
     &["doctor"],
     &["bench"],
+    &["completions"],
+    &["manuals"],
+    &["reference"],
 ];
 
 fn paravane() -> Command {

@@ -38,6 +38,20 @@ impl ImageAccess {
     }
 }
 
+/// The version of Landlock of this kernel.
+///
+/// # Errors
+/// The kernel has no Landlock (ENOSYS), or it is off (EOPNOTSUPP).
+pub(crate) fn landlock_version() -> std::io::Result<u32> {
+    /// LANDLOCK_CREATE_RULESET_VERSION of linux/landlock.h.
+    const VERSION: libc::c_uint = 1;
+    // SAFETY: with this flag, the kernel takes no attributes and only returns a number.
+    let version = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<libc::c_void>(), 0_usize, VERSION)
+    };
+    u32::try_from(version).map_err(|_| std::io::Error::last_os_error())
+}
+
 /// Paths that the sandbox allows, with their access rights.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AllowedPaths {

@@ -1,0 +1,450 @@
+//! What a VMM and the driver of its guest have negotiated, and what that costs.
+//!
+//! ```text
+//!  SOCKET or name --control sockets: reports--> one device --judge--> findings
+//! ```
+use super::Finding;
+use crate::serve::control;
+use crate::serve::report::{Device, Queue};
+use anyhow::{Context, anyhow};
+use paravane_spec::vhost_user::protocol_feature as protocol;
+use paravane_spec::{blk, feature, net};
+use paravane_vmm::doctor::Level;
+use std::path::{Path, PathBuf};
+
+/// Queue sizes below these limit the depth of disks and of network cards.
+const DISK_QUEUE: u16 = 128;
+const CARD_QUEUE: u16 = 256;
+/// Descriptors of a request without an indirect table.
+const DESCRIPTORS: u16 = 3;
+
+/// The report of the device with this socket or name.
+///
+/// # Errors
+/// No daemon, or more than one, serves such a device.
+pub(super) fn find(client: &Path, control: Option<&Path>) -> Result<Device, anyhow::Error> {
+    let reports = match control {
+        Some(path) => {
+            vec![(path.to_owned(), control::ask(path).with_context(|| path.display().to_string())?)]
+        }
+        None => {
+            let directory = control::directory()
+                .context("XDG_RUNTIME_DIR is not set: name a daemon's control socket with --control PATH")?;
+            let asked = control::ask_all(&directory).with_context(|| directory.display().to_string())?;
+            asked.into_iter().filter_map(|(path, report)| Some((path, report.ok()?))).collect()
+        }
+    };
+    let devices = reports.into_iter().flat_map(|(control, report)| {
+        report.devices.into_iter().map(move |device| (control.clone(), device))
+    });
+    let mut found: Vec<_> = devices.filter(|(_, device)| is_it(device, client)).collect();
+    match found.len() {
+        1 => Ok(found.remove(0).1),
+        0 => Err(anyhow!(
+            "{}: no daemon of this user serves it: `paravane status` lists devices",
+            client.display()
+        )),
+        _ => {
+            let daemons: Vec<_> = found.iter().map(|(control, _)| control.display().to_string()).collect();
+            Err(anyhow!(
+                "{}: several daemons serve such a device: add --control with one of {}",
+                client.display(),
+                daemons.join(", ")
+            ))
+        }
+    }
+}
+
+/// Whether `client` is the name or the socket of a device.
+fn is_it(device: &Device, client: &Path) -> bool {
+    let path = device.endpoint.split_once(' ').map(|(_, path)| Path::new(path));
+    let real = |path: &Path| -> Option<PathBuf> { path.canonicalize().ok() };
+    Path::new(&device.name) == client
+        || path.is_some_and(|path| path == client || (real(path).is_some() && real(path) == real(client)))
+}
+
+/// The bits of a field of the report.
+fn bits(text: &str) -> u64 {
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0)
+}
+
+/// Explains what was negotiated. The first finding is `missing` if no VMM is connected.
+pub(super) fn judge(device: &Device) -> Vec<Finding> {
+    let (features, accepted) = (bits(&device.features), bits(&device.protocol_features));
+    let live: Vec<&Queue> = device.queues.iter().filter(|queue| queue.live).collect();
+    if !device.connected {
+        let remedy = "start the VMM, and compare its socket with the device's: paravane status";
+        return vec![Finding::new("connection", Level::Missing, "no VMM is connected", remedy)];
+    }
+    if live.is_empty() {
+        let found = "a VMM is connected, but the driver of its guest serves no queue yet";
+        let remedy = "ask again when the guest has booted; if it has, load its virtio driver";
+        return vec![Finding::new("connection", Level::Warn, found, remedy)];
+    }
+    let negotiated = Negotiated { device, features, protocol: accepted, live };
+    let mut findings = negotiated.queues();
+    findings.extend(negotiated.of_protocol());
+    findings.extend(negotiated.of_kind());
+    findings
+}
+
+struct Negotiated<'a> {
+    device: &'a Device,
+    features: u64,
+    protocol: u64,
+    live: Vec<&'a Queue>,
+}
+
+impl Negotiated<'_> {
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    fn is(&self, kind: &str) -> bool {
+        self.device.kind == kind
+    }
+
+    /// `ok` with a feature, `warn` without.
+    fn either(
+        name: &'static str,
+        has: bool,
+        with: &str,
+        without: &str,
+        remedy: impl Into<String>,
+    ) -> Finding {
+        match has {
+            true => Finding::new(name, Level::Ok, with, ""),
+            false => Finding::new(name, Level::Warn, without, remedy),
+        }
+    }
+
+    fn queues(&self) -> Vec<Finding> {
+        let Device { sessions, workers, .. } = self.device;
+        let ok = |name, found: String| Finding::new(name, Level::Ok, found, "");
+        // Drivers of firmware take none of them.
+        let firmware = !self.has(feature::EVENT_IDX | feature::INDIRECT_DESC | feature::RING_PACKED);
+        let early = match firmware {
+            true => "; so few features are typical of firmware: ask again when the guest has booted",
+            false => "",
+        };
+        let mut findings =
+            vec![ok("connection", format!("connected, connection {sessions} of this device{early}"))];
+        let [kicks, _, completed, interrupts] = self.device.totals();
+        if completed > 0 {
+            let each = |count: u64| count as f64 / completed as f64;
+            let found = format!(
+                "{:.2} kicks and {:.2} interrupts a buffer, {completed} buffers since the device started",
+                each(kicks),
+                each(interrupts)
+            );
+            findings.push(ok("notifications", found));
+        }
+        findings.push(Self::either(
+            "event index",
+            self.has(feature::EVENT_IDX),
+            "notifications are suppressed by ring position",
+            "no event index: expect one kick and one interrupt a request under load",
+            "QEMU: event_idx=on (its default); libvirt: <driver event_idx='on'/>; else the driver of the guest lacks it",
+        ));
+        let indirect = self.has(feature::INDIRECT_DESC);
+        findings.push(Self::either(
+            "indirect descriptors",
+            indirect || self.is("rng"),
+            "a request can take one descriptor",
+            "no indirect descriptors: a request takes one descriptor for each of its parts",
+            "QEMU: indirect_desc=on (its default); else use a larger queue, or another driver in the guest",
+        ));
+        findings.push(ok(
+            "layout",
+            match self.has(feature::RING_PACKED) {
+                true => "packed virtqueues".to_owned(),
+                false => "split virtqueues; packed ones can take less CPU time (QEMU: packed=on)".to_owned(),
+            },
+        ));
+        if !self.is("rng") {
+            findings.push(self.count());
+            findings.push(self.size(indirect));
+        }
+        let (threads, live) = (usize::from(*workers), self.live.len());
+        if threads > 1 {
+            findings.push(Self::either(
+                "threads",
+                threads <= live,
+                &format!("{threads} threads for {live} queues"),
+                &format!("{threads} threads for {live} queues: {} idle", threads.saturating_sub(live)),
+                "use more queues in the VMM, or fewer --workers",
+            ));
+        }
+        if self.has(feature::ACCESS_PLATFORM) {
+            findings.push(ok(
+                "iommu",
+                "behind an IOMMU: a missing translation costs a round trip to the VMM".to_owned(),
+            ));
+        }
+        findings
+    }
+
+    /// Queues in use, of those that the device has. A card has them in pairs, and a control queue.
+    fn count(&self) -> Finding {
+        let card = self.is("net");
+        let unit = if card { 2 } else { 1 };
+        let offered = self.device.queues.len() / unit;
+        let pairs = |queue: &&&Queue| usize::from(queue.index) < offered * unit;
+        let used = self.live.iter().filter(pairs).count() / unit;
+        let noun = if card { "queue pair" } else { "queue" };
+        let vmm = |number: &str| match card {
+            true => format!(
+                "QEMU: queues={number} of -netdev and mq=on; libvirt: <driver queues='{number}'/>; Cloud Hypervisor: \
+                 num_queues, twice that; in the guest: ethtool -L DEVICE combined {number}"
+            ),
+            false => format!(
+                "QEMU: num-queues={number}; libvirt: <driver queues='{number}'/>; Cloud Hypervisor: num_queues={number}"
+            ),
+        };
+        match (used, offered) {
+            (..=1, ..=1) => Finding::new(
+                "queues",
+                Level::Warn,
+                format!("the device has 1 {noun}: all vCPUs of the guest share it"),
+                format!("with several vCPUs, serve the device with --queues N, and {}", vmm("N")),
+            ),
+            (..=1, _) => Finding::new(
+                "queues",
+                Level::Warn,
+                format!("{used} of {offered} {noun}s: all vCPUs of the guest share it"),
+                vmm(&offered.to_string()),
+            ),
+            _ => Finding::new("queues", Level::Ok, format!("{used} of {offered} {noun}s"), ""),
+        }
+    }
+
+    fn size(&self, indirect: bool) -> Finding {
+        let least = self.live.iter().map(|queue| queue.size).min().unwrap_or(0);
+        let card = self.is("net");
+        let depth = if indirect || card { least } else { least / DESCRIPTORS };
+        let found = format!("{least} descriptors: {depth} requests in flight in a queue");
+        let remedy = match card {
+            true => {
+                "QEMU: rx_queue_size=1024,tx_queue_size=1024; libvirt: <driver rx_queue_size='1024' \
+                     tx_queue_size='1024'/>; Cloud Hypervisor: queue_size=1024"
+            }
+            false => {
+                "QEMU: queue-size=256; libvirt: <driver queue_size='256'/>; Cloud Hypervisor: queue_size=256"
+            }
+        };
+        Self::either(
+            "queue size",
+            least >= if card { CARD_QUEUE } else { DISK_QUEUE },
+            &found,
+            &found,
+            remedy,
+        )
+    }
+
+    fn of_protocol(&self) -> Vec<Finding> {
+        let has = |bit: u64| self.protocol & bit != 0;
+        let mut findings = Vec::new();
+        // A frame may be lost in any network.
+        if self.is("blk") {
+            findings.push(Self::either(
+                "in-flight tracking",
+                has(protocol::INFLIGHT_SHMFD),
+                "requests in flight survive a crash of the daemon",
+                "no in-flight tracking: a crash of the daemon loses the requests in flight",
+                "use a VMM that has it: QEMU negotiates it without an option, and resumes with reconnect-ms=1000",
+            ));
+        }
+        findings.push(Self::either(
+            "memory slots",
+            has(protocol::CONFIGURE_MEM_SLOTS),
+            "memory regions are added and removed one by one",
+            "legacy memory table: at most 8 regions, and each memory hot plug maps all memory again",
+            "use a VMM that has it: a current QEMU negotiates it without an option",
+        ));
+        findings.push(Self::either(
+            "reply-ack",
+            has(protocol::REPLY_ACK),
+            "the VMM waits for acknowledgements",
+            "no acknowledgements: the VMM goes on while the daemon maps memory, and learns of errors by the end of the \
+             connection",
+            "use a VMM that has it: QEMU negotiates it without an option",
+        ));
+        if self.is("blk") {
+            findings.push(Self::either(
+                "resize",
+                has(protocol::CONFIG | protocol::BACKEND_REQ)
+                    && has(protocol::BACKEND_REQ)
+                    && has(protocol::CONFIG),
+                "a running guest learns of a new size of the image",
+                "no configuration messages: the guest learns of a new size when it boots",
+                "restart the guest after a change of the size, or use QEMU, which negotiates them without an option",
+            ));
+        }
+        findings.push(Self::either(
+            "migration",
+            has(protocol::LOG_SHMFD),
+            "the VMM can ask for a dirty log",
+            "no dirty log: the guest cannot migrate while it runs",
+            "QEMU negotiates it without an option; with other VMMs, shut the guest down to move it",
+        ));
+        findings
+    }
+
+    fn of_kind(&self) -> Vec<Finding> {
+        match self.device.kind.as_str() {
+            "blk" => self.of_disk(),
+            "net" => self.of_card(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn of_disk(&self) -> Vec<Finding> {
+        let mut findings = vec![Self::either(
+            "flush",
+            self.has(blk::F_FLUSH),
+            "the guest flushes when it needs to",
+            "no flush requests: every write is flushed before it completes",
+            "QEMU offers it without an option; else the driver of the guest lacks it",
+        )];
+        if !self.has(blk::F_RO) {
+            findings.push(Self::either(
+                "discard",
+                self.has(blk::F_DISCARD),
+                "the guest can free blocks of the image",
+                "no discard: the image never shrinks",
+                "QEMU: discard=on (its default); Linux 5.0 or later in the guest",
+            ));
+        }
+        findings
+    }
+
+    fn of_card(&self) -> Vec<Finding> {
+        let mut findings = vec![Self::either(
+            "receive buffers",
+            self.has(net::F_MRG_RXBUF),
+            "a received frame may span buffers",
+            "no mergeable receive buffers: each frame takes a buffer of the largest size",
+            "QEMU: mrg_rxbuf=on (its default); else the driver of the guest lacks it",
+        )];
+        // Only the kernel behind a TAP device does these.
+        if self.device.back_end.starts_with("tap ") {
+            let all =
+                net::F_CSUM | net::F_HOST_TSO4 | net::F_HOST_TSO6 | net::F_GUEST_CSUM | net::F_GUEST_TSO4;
+            findings.push(Self::either(
+                "offloads",
+                self.features & all == all,
+                "checksums and segmentation are left to the host",
+                "without some offloads, the guest makes checksums and cuts TCP streams into frames of the MTU",
+                "serve without --no-offloads; QEMU: csum=on,host_tso4=on,host_tso6=on,guest_csum=on,guest_tso4=on (its \
+                 defaults)",
+            ));
+        }
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RING: u64 = feature::EVENT_IDX | feature::INDIRECT_DESC | feature::VERSION_1;
+    const DISK: u64 = RING | blk::F_FLUSH | blk::F_DISCARD;
+    const ALL_PROTOCOL: u64 = protocol::INFLIGHT_SHMFD
+        | protocol::CONFIGURE_MEM_SLOTS
+        | protocol::REPLY_ACK
+        | protocol::CONFIG
+        | protocol::BACKEND_REQ
+        | protocol::LOG_SHMFD;
+
+    fn device(kind: &str, features: u64, protocol: u64, offered: u16, live: u16) -> Device {
+        let queue = |index| Queue {
+            index,
+            live: index < live,
+            size: 256,
+            completed: 10,
+            kicks: 5,
+            ..Queue::default()
+        };
+        Device {
+            name: "vm0".into(),
+            kind: kind.into(),
+            endpoint: "listen /run/vm0.sock".into(),
+            workers: 1,
+            connected: true,
+            features: format!("{features:#x}"),
+            protocol_features: format!("{protocol:#x}"),
+            queues: (0..offered).map(queue).collect(),
+            ..Device::default()
+        }
+    }
+
+    /// Names of the findings that are not `ok`.
+    fn losses(device: &Device) -> Vec<&'static str> {
+        let findings = judge(device);
+        for finding in &findings {
+            assert!(finding.is_documented(), "{finding:?}");
+            assert_eq!(finding.remedy.is_empty(), finding.level == Level::Ok, "{finding:?}");
+        }
+        findings
+            .into_iter()
+            .filter(|finding| finding.level != Level::Ok)
+            .map(|finding| finding.name)
+            .collect()
+    }
+
+    #[test]
+    fn a_client_that_takes_all_loses_nothing() {
+        assert_eq!(losses(&device("blk", DISK, ALL_PROTOCOL, 4, 4)), [""; 0]);
+        let card = RING | net::F_MRG_RXBUF;
+        assert_eq!(losses(&device("net", card, ALL_PROTOCOL, 5, 4)), [""; 0]);
+        assert_eq!(losses(&device("rng", RING, ALL_PROTOCOL, 1, 1)), [""; 0]);
+    }
+
+    #[test]
+    fn each_loss_is_named() {
+        let mut poor = device("blk", feature::VERSION_1, 0, 4, 1);
+        poor.workers = 2;
+        poor.queues.iter_mut().for_each(|queue| queue.size = 64);
+        let all = [
+            "event index",
+            "indirect descriptors",
+            "queues",
+            "queue size",
+            "threads",
+            "in-flight tracking",
+            "memory slots",
+            "reply-ack",
+            "resize",
+            "migration",
+            "flush",
+            "discard",
+        ];
+        assert_eq!(losses(&poor), all);
+        let findings = judge(&poor);
+        let found = |name| &findings.iter().find(|finding| finding.name == name).unwrap().found;
+        assert!(found("event index").starts_with("no event index: expect one kick"));
+        assert_eq!(found("queues"), "1 of 4 queues: all vCPUs of the guest share it");
+        assert_eq!(found("queue size"), "64 descriptors: 21 requests in flight in a queue");
+        assert!(found("notifications").starts_with("0.50 kicks and 0.00 interrupts"));
+        let mut card = device("net", RING, ALL_PROTOCOL, 3, 2);
+        card.back_end = "tap tap0".into();
+        assert_eq!(losses(&card), ["queues", "receive buffers", "offloads"]);
+        let read_only = device("blk", RING | blk::F_FLUSH | blk::F_RO, ALL_PROTOCOL, 2, 2);
+        assert_eq!(losses(&read_only), [""; 0]);
+    }
+
+    #[test]
+    fn without_a_driver_there_is_one_finding() {
+        let away = Device { connected: false, ..device("blk", DISK, ALL_PROTOCOL, 1, 1) };
+        assert_eq!((judge(&away).len(), judge(&away)[0].level), (1, Level::Missing));
+        let early = device("blk", 0, 0, 1, 0);
+        assert_eq!((judge(&early).len(), judge(&early)[0].level), (1, Level::Warn));
+    }
+
+    #[test]
+    fn a_device_is_known_by_name_and_by_socket() {
+        let device = device("blk", 0, 0, 1, 0);
+        assert!(is_it(&device, Path::new("vm0")) && is_it(&device, Path::new("/run/vm0.sock")));
+        assert!(!is_it(&device, Path::new("vm1")) && !is_it(&device, Path::new("/run/vm1.sock")));
+    }
+}
