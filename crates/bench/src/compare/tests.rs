@@ -177,7 +177,7 @@ fn few_rounds_are_said_to_be_few() {
     // 2 of 252 arrangements, 20 figures: 0.0079 * 20 / 0.05.
     assert_eq!((comparison.fewest_visible, comparison.rounds_for_one), (4, 6));
     let text = comparison.text();
-    assert!(text.contains("--rounds 6"), "{text}");
+    assert!(text.contains("measure 6 rounds"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 

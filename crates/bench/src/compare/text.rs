@@ -80,7 +80,7 @@ pub(crate) fn notes(comparison: &Comparison) -> Vec<String> {
     if comparison.fewest_visible > 1 {
         notes.push(format!(
             "With this number of rounds, a change is seen only if at least {} of {} figures change. To see \
-             one, use --rounds {} in both runs, or --filter.",
+             one, measure {} rounds on both sides (--rounds), or fewer cases (--filter).",
             comparison.fewest_visible,
             comparison.changes.len(),
             comparison.rounds_for_one
@@ -91,10 +91,14 @@ pub(crate) fn notes(comparison: &Comparison) -> Vec<String> {
 
 /// The statistics in a few sentences.
 pub(super) fn method(comparison: &Comparison) -> String {
+    let (relative, control) = match comparison.controls {
+        0 => ("", ""),
+        _ => (", also relative to the controls of its case", " plus the largest change of a control"),
+    };
     format!(
-        "Method: a figure is better or worse if the rounds differ, also relative to the controls of its case \
-         ({}, two-sided, false discovery rate 5 % over {} figures), and if the change exceeds {:.1} % plus the \
-         largest change of a control. Change: Hodges-Lehmann estimate (interval of 95 %).",
+        "Method: a figure is better or worse if the rounds differ{relative} ({}, two-sided, false discovery \
+         rate 5 % over {} figures), and if the change exceeds {:.1} %{control}. Change: Hodges-Lehmann \
+         estimate (interval of 95 %).",
         comparison.test,
         comparison.changes.len(),
         100.0 * comparison.threshold

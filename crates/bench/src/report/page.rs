@@ -100,10 +100,13 @@ fn section(out: &mut String, section: &Section<'_>) {
     let summary = crate::summary(section.bench).unwrap_or_default();
     let _ = write!(
         out,
-        "<section id=\"{id}\"><h2>{}</h2><p>{}</p><p class=\"mute\">{} rounds.",
+        "<section id=\"{id}\"><h2>{}</h2><p>{}</p><p class=\"mute\">{}",
         escape(section.bench),
         escape(summary),
-        section.rounds()
+        match section.rounds() {
+            0 => "Published figures only.".to_owned(),
+            rounds => format!("{rounds} rounds."),
+        }
     );
     if let Some([median, worst]) = section.noise() {
         let _ = write!(
