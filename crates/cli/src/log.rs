@@ -23,6 +23,7 @@ use lines::{Lines, Output, Style};
 use queue::Queue;
 use std::io::IsTerminal;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing_subscriber::layer::SubscriberExt;
@@ -40,6 +41,10 @@ static QUEUE: Queue = Queue::new();
 /// Taken by the writer thread when it starts.
 static WRITER: Mutex<Option<Writer<Stderr>>> = Mutex::new(None);
 static LIMITER: OnceLock<Limiter> = OnceLock::new();
+/// Number of lines that stderr did not take. Relaxed: it orders nothing.
+static LOST: AtomicU64 = AtomicU64::new(0);
+/// Number of lines that the limiter suppressed. Relaxed: it orders nothing.
+static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 /// Set by [`set_up`].
 static STYLE: OnceLock<Style> = OnceLock::new();
 
@@ -48,6 +53,20 @@ static STYLE: OnceLock<Style> = OnceLock::new();
 pub(crate) enum Level {
     Warn,
     Info,
+}
+
+/// Counts of lines since the program started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// stderr did not take them.
+    pub(crate) lost: u64,
+    /// The limit of their device suppressed them.
+    pub(crate) suppressed: u64,
+}
+
+/// Counts of lines that were not written.
+pub(crate) fn counts() -> Counts {
+    Counts { lost: LOST.load(Ordering::Relaxed), suppressed: SUPPRESSED.load(Ordering::Relaxed) }
 }
 
 /// Settings of the log.

@@ -145,9 +145,9 @@ fn metrics_chapter() -> String {
     );
     let row = |metric: &families::MetricText| {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
-        let name = format!("`paravane_{}{}`", metric.name, metric.suffix());
+        let name = format!("`{}`", metric.name());
         let unit = metric.unit().to_owned();
-        vec![name, metric.kind.to_owned(), labels.join(", "), unit, format!("{}.", metric.help)]
+        vec![name, metric.kind().to_owned(), labels.join(", "), unit, format!("{}.", metric.help)]
     };
     let rows: Vec<_> = families::all().iter().map(row).collect();
     chapter.table(&["Metric", "Type", "Labels", "Unit", "Meaning"], &rows);

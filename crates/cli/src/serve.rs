@@ -37,7 +37,7 @@ use exports::{ExportContext, Exports};
 use metrics::Metrics;
 use open::{LinkEnds, Opened};
 use paravane_vhost::{MappingPool, Notifier, caught};
-use process::Descriptors;
+use process::ProcessFiles;
 use report::Report;
 use sandbox::paths::{AllowedPaths, ImageAccess};
 use sandbox::user::Target;
@@ -164,7 +164,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let user = daemon.user.as_deref().map(Target::find).transpose().map_err(Failure::request)?;
     let metrics = daemon.metrics.map(Metrics::bind).transpose()?;
     let control = Control::open(daemon.control.as_deref())?;
-    let descriptors = Arc::new(Descriptors::open());
+    let process = Arc::new(ProcessFiles::open());
 
     let allowed = if daemon.no_sandbox {
         tracing::warn!(
@@ -198,7 +198,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let exports = Exports::start(opened, ExportContext { sockets, allowed, stop_timeout, pool })?;
     // From here on the sockets exist, and must be removed on every path.
     let seal = sealed.then_some(connects);
-    let observers = Observers { control: control.as_ref(), metrics, descriptors };
+    let observers = Observers { control: control.as_ref(), metrics, process };
     let result = run(args, &exports, &signals, &manager, seal, observers);
     manager.stopping(stop_timeout);
     match end(&exports, &signals, stop_timeout) {
@@ -324,7 +324,7 @@ fn raise_descriptor_limit() {
 struct Observers<'a> {
     control: Option<&'a Control>,
     metrics: Option<Metrics>,
-    descriptors: Arc<Descriptors>,
+    process: Arc<ProcessFiles>,
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -338,12 +338,14 @@ fn run(
     seal: Option<bool>,
     observers: Observers<'_>,
 ) -> Result<(), anyhow::Error> {
-    let Observers { control, metrics, descriptors } = observers;
+    let Observers { control, metrics, process } = observers;
     let report = || {
-        let (exports, descriptors) = (exports.clone(), descriptors.clone());
+        let (exports, process) = (exports.clone(), process.clone());
         move || Report {
-            open_files: descriptors.count(),
+            open_files: process.count(),
             max_open_files: process::limit(),
+            process: process.report(),
+            log: report::Log::now(),
             ..exports.report()
         }
     };
@@ -438,6 +440,7 @@ fn allowed_paths(
     control: Option<&Control>,
 ) -> AllowedPaths {
     let mut allowed = AllowedPaths::default();
+    allowed.threads();
     let more = args.config.is_some();
     if let Some(file) = &args.config {
         allowed.config(file);

@@ -146,6 +146,7 @@ pub struct IoThread {
     control: Arc<Notifier>,
     counters: Arc<Counters>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    id: i32,
     free: Free,
 }
 
@@ -183,7 +184,10 @@ impl IoThread {
             counters: Arc::clone(&counters),
         })?;
         let device = LogDevice::current();
+        let (started, id) = sync_channel(1);
         let thread = std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
+            // The receiver waits for it.
+            started.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or_default();
             let _named = LogDevice::enter(device);
             outlive_pipes();
             if let Err(words) = caught(|| event_loop.run()) {
@@ -194,8 +198,18 @@ impl IoThread {
                 died(&words);
             }
         })?;
+        let id = id.recv().map_err(io::Error::other)?;
         let free = Free(Box::new(|| ()));
-        Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)), free })
+        Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)), id, free })
+    }
+
+    /// Returns the kernel's number of the thread.
+    ///
+    /// It names the thread below /proc/self/task. Another thread may get it after this one has
+    /// ended.
+    #[must_use]
+    pub fn id(&self) -> i32 {
+        self.id
     }
 
     /// Calls `free` every 10 ms while somebody waits for the thread.

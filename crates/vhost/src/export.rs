@@ -224,6 +224,7 @@ impl Export {
         };
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
+        shared.shared_status.write().threads = threads.iter().map(IoThread::id).collect();
         let export_thread = ExportThread { shared: Arc::clone(&shared), name, device, threads, offer };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", export_thread.name))

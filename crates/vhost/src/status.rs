@@ -66,6 +66,8 @@ pub struct ExportStatus {
     pub failed: Option<String>,
     /// Whether the client keeps an in-flight region.
     pub tracked: bool,
+    /// Numbers of its I/O threads below /proc/self/task.
+    pub threads: Vec<i32>,
 }
 
 /// Status that a session writes and its owner reads.

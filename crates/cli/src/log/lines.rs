@@ -7,6 +7,7 @@ use super::limit::{Limiter, Severity, Verdict};
 use paravane_device::LogDevice;
 use std::cell::Cell;
 use std::fmt::{self, Debug, Write};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -86,6 +87,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         let left_out = match self.limiter.admit(device, severity, Instant::now()) {
             Verdict::Write { left_out } => left_out,
             Verdict::LeaveOut { first } => {
+                super::SUPPRESSED.fetch_add(1, Ordering::Relaxed);
                 if first {
                     // The writer reports it if no other line does.
                     (self.wake)();

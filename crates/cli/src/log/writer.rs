@@ -3,6 +3,7 @@ use super::lines::{Style, own_line};
 use super::queue::{Batch, Queue};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Maximum write of several lines in bytes: PIPE_BUF, atomic on a pipe.
@@ -86,12 +87,17 @@ impl<W: Write> Writer<W> {
     /// Writes whole lines, after the report of lost ones.
     fn write(&mut self, lines: &[u8]) {
         if !self.report_lost() {
-            self.lost += count(lines);
+            self.lose(count(lines));
             return;
         }
         let written = self.write_some(lines);
-        self.lost += count(&lines[written..]);
+        self.lose(count(&lines[written..]));
         self.torn = written > 0 && lines[written - 1] != b'\n';
+    }
+
+    fn lose(&mut self, lines: u64) {
+        self.lost += lines;
+        super::LOST.fetch_add(lines, Ordering::Relaxed);
     }
 
     /// Reports lost lines. `false`: the report could not be written.

@@ -1,22 +1,23 @@
 //! Prometheus metrics over HTTP, made from a new report for each request.
 //!
-//! A connection carries one request. Slow clients do not block others (see [`Connections`]).
+//! A connection carries one request. A client that accepts OpenMetrics gets it, others the text format
+//! of Prometheus. Slow clients do not block others (see [`Connections`]).
+mod buckets;
+mod exposition;
 pub(crate) mod families;
 
 use super::connections::{Client, ConnectionGuard, Connections};
 use super::report::Report;
 use super::reporter::Reporter;
 use anyhow::Context;
-use families::DeviceMetrics;
+use exposition::{Exposition, Format};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use prometheus_client::encoding::text;
-use prometheus_client::registry::Registry;
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -30,9 +31,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum size of a request in bytes.
 const MAX_REQUEST: usize = 16 * 1024;
-
-/// The text of all metrics; `None`: encoding failed.
-type Text = Option<Bytes>;
 
 /// The port of the metrics.
 #[derive(Debug)]
@@ -63,12 +61,7 @@ impl Metrics {
         source: impl Fn() -> Report + Send + Sync + 'static,
     ) -> Result<(), anyhow::Error> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        let mut registry = Registry::with_prefix("paravane");
-        registry.register_collector(Box::new(DeviceMetrics(Box::new(source))));
-        let make = move || {
-            let mut text = String::new();
-            text::encode(&mut text, &registry).ok().map(|()| Bytes::from(text))
-        };
+        let make = move || Arc::new(families::exposition(&source()));
         let serve = move || runtime.block_on(accept(self.listener, make));
         std::thread::Builder::new().name("metrics".into()).spawn(move || {
             if let Err(error) = serve() {
@@ -79,7 +72,10 @@ impl Metrics {
     }
 }
 
-async fn accept(listener: TcpListener, make: impl Fn() -> Text + Send + 'static) -> std::io::Result<()> {
+async fn accept(
+    listener: TcpListener,
+    make: impl Fn() -> Arc<Exposition> + Send + 'static,
+) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let connections = Connections::new(CONNECTIONS);
     let reporter = Reporter::start(CONNECTIONS, make);
@@ -113,7 +109,7 @@ async fn accept(listener: TcpListener, make: impl Fn() -> Text + Send + 'static)
 
 async fn answer(
     request: &Request<Incoming>,
-    reporter: &Reporter<Text>,
+    reporter: &Reporter<Arc<Exposition>>,
     guard: &ConnectionGuard,
 ) -> Response<Full<Bytes>> {
     let plain = |status, text: &'static str| {
@@ -126,17 +122,17 @@ async fn answer(
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "");
-        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
+    let format = Format::accepted(request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     guard.waits();
-    let text = reporter.report().await.flatten();
+    let metrics = reporter.report().await;
     guard.reads();
-    let Some(text) = text else {
+    let Some(metrics) = metrics else {
         return plain(StatusCode::INTERNAL_SERVER_ERROR, "internal error: no report\n");
     };
-    let mut response = Response::new(Full::new(text));
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    let mut response = Response::new(Full::new(metrics.text(format)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
 }

@@ -24,12 +24,45 @@ pub(crate) struct Report {
     /// RLIMIT_NOFILE; `None`: unlimited.
     #[serde(default)]
     pub(crate) max_open_files: Option<u64>,
+    #[serde(default)]
+    pub(crate) process: Process,
+    #[serde(default)]
+    pub(crate) log: Log,
     pub(crate) devices: Vec<Device>,
     /// Devices of the file that failed to start in the last reload.
     pub(crate) failed: Vec<Failed>,
     /// Devices of the file that have not started yet.
     #[serde(default)]
     pub(crate) waiting: Vec<Waiting>,
+}
+
+/// Figures of the process. `None`: /proc is not mounted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    /// CPU time of all threads in seconds, user and system.
+    pub(crate) cpu_s: f64,
+    /// Memory in use in bytes, memory shared with VMMs included.
+    pub(crate) resident_bytes: Option<u64>,
+    /// Address space in bytes.
+    pub(crate) virtual_bytes: Option<u64>,
+    /// Start in seconds since 1970.
+    pub(crate) started_unix_s: Option<f64>,
+}
+
+/// Lines that the log has not written since the daemon started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Log {
+    /// stderr did not take them.
+    pub(crate) lost_lines: u64,
+    /// `--log-rate` suppressed them.
+    pub(crate) suppressed_lines: u64,
+}
+
+impl Log {
+    pub(crate) fn now() -> Self {
+        let crate::log::Counts { lost, suppressed } = crate::log::counts();
+        Self { lost_lines: lost, suppressed_lines: suppressed }
+    }
 }
 
 /// The outcome of a reload.
@@ -63,6 +96,9 @@ pub(crate) struct Device {
     /// Size of a disk in bytes, as last checked.
     pub(crate) size: Option<u64>,
     pub(crate) workers: u16,
+    /// I/O threads, without those that have ended.
+    #[serde(default)]
+    pub(crate) threads: Vec<Thread>,
     /// A VMM is connected.
     pub(crate) connected: bool,
     /// Number of connections.
@@ -110,6 +146,17 @@ pub(crate) struct Device {
     #[serde(default)]
     pub(crate) stopping: Option<Stopping>,
     pub(crate) net: Option<Net>,
+}
+
+/// One I/O thread.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Thread {
+    /// "io0", "io1".
+    pub(crate) name: String,
+    /// CPU time in seconds, user and system.
+    pub(crate) cpu_s: f64,
+    /// Time in seconds that it was runnable without running.
+    pub(crate) run_delay_s: f64,
 }
 
 /// One virtqueue.

@@ -1,5 +1,6 @@
 //! One served device.
 use super::super::open::{self, Figures, LinkEnds, Opened};
+use super::super::process::IoThread;
 use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
 use super::super::sockets::{Inherited, Sockets};
@@ -21,6 +22,7 @@ pub(super) struct ServedDevice {
     /// Dropped when the device stops, as it keeps the image open.
     resizer: Option<Resizer>,
     back_end: String,
+    threads: Vec<IoThread>,
     /// When it began to stop.
     stopping: Option<Instant>,
 }
@@ -89,7 +91,9 @@ impl ServedDevice {
             back_end,
             "serving device"
         );
-        Ok(Self { spec, export, figures, resizer, back_end, stopping: None })
+        let threads = export.status().threads.into_iter().enumerate();
+        let threads = threads.map(|(index, number)| IoThread::open(index, number)).collect();
+        Ok(Self { spec, export, figures, resizer, back_end, threads, stopping: None })
     }
 
     /// Begins to stop; returns at once.
@@ -168,6 +172,7 @@ impl ServedDevice {
             back_end: self.back_end.clone(),
             size: self.resizer.as_ref().map(Resizer::size),
             workers: self.spec.workers,
+            threads: self.threads.iter().filter_map(IoThread::report).collect(),
             connected: status.connected,
             sessions: status.sessions,
             features: format!("{:#x}", status.features),

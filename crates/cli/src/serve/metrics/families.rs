@@ -1,151 +1,272 @@
 //! The metrics, and their values from a report.
-use crate::serve::report::{Device, Report};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use std::fmt;
+use super::buckets::{self, Bounds};
+use super::exposition::{Exposition, Kind, labels};
+use crate::serve::report::{Device, Distribution, Report, Thread};
 
-/// Makes a report.
-type Source = Box<dyn Fn() -> Report + Send + Sync>;
+/// A metric of the daemon: name without suffix, kind, help, value.
+type DaemonMetric = (&'static str, Kind, &'static str, fn(&Report) -> Option<f64>);
 
-/// Metrics made from a new report for each request.
-pub(super) struct DeviceMetrics(pub(super) Source);
-
-impl fmt::Debug for DeviceMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DeviceMetrics")
-    }
-}
-
-/// A gauge of the daemon: name, help, value.
-type DaemonGauge = (&'static str, &'static str, fn(&Report) -> Option<f64>);
-
-const DAEMON: [DaemonGauge; 7] = [
-    ("devices", "Number of served devices", |report| Some(report.devices.len() as f64)),
-    ("devices_failed", "Number of devices of the file that failed to start", |report| {
-        Some(report.failed.len() as f64)
+/// Names of the process are those of the client libraries of Prometheus.
+const DAEMON: [DaemonMetric; 16] = [
+    ("paravane_devices", Kind::Gauge, "Number of served devices", |report| Some(report.devices.len() as f64)),
+    (
+        "paravane_devices_failed",
+        Kind::Gauge,
+        "Number of devices of the file that failed to start",
+        |report| Some(report.failed.len() as f64),
+    ),
+    (
+        "paravane_devices_waiting",
+        Kind::Gauge,
+        "Number of devices of the file that have not started yet",
+        |report| Some(report.waiting.len() as f64),
+    ),
+    ("paravane_uptime_seconds", Kind::Gauge, "Time since startup completed", |report| Some(report.uptime_s)),
+    (
+        "paravane_last_reload_successful",
+        Kind::Gauge,
+        "Whether the last reload succeeded for all devices (0 or 1)",
+        |report| Some(f64::from(u8::from(report.reload.as_ref()?.ok))),
+    ),
+    (
+        "paravane_last_reload_timestamp_seconds",
+        Kind::Gauge,
+        "Unix time of the end of the last reload",
+        |report| Some(report.reload.as_ref()?.unix_time_s),
+    ),
+    ("paravane_log_lines_lost", Kind::Counter, "Log lines that stderr did not take", |report| {
+        Some(report.log.lost_lines as f64)
     }),
-    ("uptime_seconds", "Time since startup completed", |report| Some(report.uptime_s)),
-    ("last_reload_successful", "Whether the last reload succeeded for all devices (0 or 1)", |report| {
-        Some(report.reload.as_ref()?.ok.into())
+    ("paravane_log_lines_suppressed", Kind::Counter, "Log lines suppressed by --log-rate", |report| {
+        Some(report.log.suppressed_lines as f64)
     }),
-    ("last_reload_timestamp_seconds", "Unix time of the end of the last reload", |report| {
-        Some(report.reload.as_ref()?.unix_time_s)
+    ("paravane_open_fds", Kind::Gauge, "Number of open file descriptors", |report| {
+        Some(report.open_files? as f64)
     }),
-    ("open_fds", "Number of open file descriptors", |report| report.open_files.map(|count| count as f64)),
-    ("max_fds", "Maximum number of open file descriptors (RLIMIT_NOFILE)", |report| {
-        report.max_open_files.map(|count| count as f64)
+    ("paravane_max_fds", Kind::Gauge, "Maximum number of open file descriptors (RLIMIT_NOFILE)", |report| {
+        Some(report.max_open_files? as f64)
     }),
-];
-
-/// A metric of each device: name, help, whether it is a counter, value.
-type DeviceMetric = (&'static str, &'static str, bool, fn(&Device) -> Option<u64>);
-
-const DEVICE: [DeviceMetric; 25] = [
-    ("device_connected", "Whether a VMM is connected (0 or 1)", false, |device| {
-        Some(device.connected.into())
-    }),
-    ("device_failed", "Whether the device failed by an internal error (0 or 1)", false, |device| {
-        Some(device.failed.is_some().into())
+    ("process_cpu_seconds", Kind::Counter, "CPU time of the process, user and system", |report| {
+        Some(report.process.cpu_s)
     }),
     (
-        "device_stopping",
+        "process_resident_memory_bytes",
+        Kind::Gauge,
+        "Resident memory, including what VMMs share and the daemon has touched",
+        |report| Some(report.process.resident_bytes? as f64),
+    ),
+    ("process_virtual_memory_bytes", Kind::Gauge, "Address space", |report| {
+        Some(report.process.virtual_bytes? as f64)
+    }),
+    ("process_open_fds", Kind::Gauge, "Number of open file descriptors", |report| {
+        Some(report.open_files? as f64)
+    }),
+    ("process_max_fds", Kind::Gauge, "Maximum number of open file descriptors", |report| {
+        Some(report.max_open_files? as f64)
+    }),
+    ("process_start_time_seconds", Kind::Gauge, "Unix time of the start of the process", |report| {
+        report.process.started_unix_s
+    }),
+];
+
+/// A metric of each device: name without suffix, help, kind, value.
+type DeviceMetric = (&'static str, &'static str, Kind, fn(&Device) -> Option<u64>);
+
+const DEVICE: [DeviceMetric; 26] = [
+    ("paravane_device_connected", "Whether a VMM is connected (0 or 1)", Kind::Gauge, |device| {
+        Some(device.connected.into())
+    }),
+    (
+        "paravane_device_failed",
+        "Whether the device failed by an internal error (0 or 1)",
+        Kind::Gauge,
+        |device| Some(device.failed.is_some().into()),
+    ),
+    (
+        "paravane_device_stopping",
         "Whether the device is stopping and waits for requests in flight (0 or 1)",
-        false,
+        Kind::Gauge,
         |device| Some(device.stopping.is_some().into()),
     ),
-    ("device_sessions", "Connections by VMMs", true, |device| Some(device.sessions)),
-    ("device_refused_connections", "Connections by VMMs that could not be accepted", true, |device| {
-        Some(device.refused_connections)
+    ("paravane_device_sessions", "Connections by VMMs", Kind::Counter, |device| Some(device.sessions)),
+    (
+        "paravane_device_refused_connections",
+        "Connections by VMMs that could not be accepted",
+        Kind::Counter,
+        |device| Some(device.refused_connections),
+    ),
+    (
+        "paravane_device_protocol_errors",
+        "Connections ended by a protocol error of the VMM",
+        Kind::Counter,
+        |device| Some(device.protocol_errors),
+    ),
+    (
+        "paravane_device_translations_refused",
+        "IOMMU translations of the VMM that were refused",
+        Kind::Counter,
+        |device| Some(device.refused_translations),
+    ),
+    ("paravane_device_throttles", "Delays of a queue by a rate limit", Kind::Counter, |device| {
+        Some(device.throttled)
     }),
-    ("device_protocol_errors", "Connections ended by a protocol error of the VMM", true, |device| {
-        Some(device.protocol_errors)
-    }),
-    ("device_translations_refused", "IOMMU translations of the VMM that were refused", true, |device| {
-        Some(device.refused_translations)
-    }),
-    ("device_throttles", "Delays of a queue by a rate limit", true, |device| Some(device.throttled)),
-    ("device_queues_enabled", "Number of queues enabled by the driver", false, |device| {
+    ("paravane_device_queues_enabled", "Number of queues enabled by the driver", Kind::Gauge, |device| {
         Some(device.queues.iter().filter(|queue| queue.enabled).count() as u64)
     }),
-    ("device_queues_failed", "Number of queues stopped by an error until their reset", false, |device| {
-        Some(device.latched() as u64)
-    }),
-    ("device_memory_bytes", "Memory mapped for the VMM", false, |device| Some(device.memory)),
-    ("device_memory_limit_bytes", "Maximum memory mapped for the VMM", false, |device| {
+    (
+        "paravane_device_queues_failed",
+        "Number of queues stopped by an error until their reset",
+        Kind::Gauge,
+        |device| Some(device.latched() as u64),
+    ),
+    ("paravane_device_memory_bytes", "Memory mapped for the VMM", Kind::Gauge, |device| Some(device.memory)),
+    ("paravane_device_memory_limit_bytes", "Maximum memory mapped for the VMM", Kind::Gauge, |device| {
         Some(device.max_memory)
     }),
-    ("device_kicks", "Available buffer notifications from the driver", true, |device| {
+    ("paravane_device_kicks", "Available buffer notifications from the driver", Kind::Counter, |device| {
         Some(device.totals()[0])
     }),
-    ("device_buffers_taken", "Available buffers taken from the driver", true, |device| {
+    ("paravane_device_buffers_taken", "Available buffers taken from the driver", Kind::Counter, |device| {
         Some(device.totals()[1])
     }),
-    ("device_buffers_completed", "Used buffers returned to the driver", true, |device| {
+    ("paravane_device_buffers_completed", "Used buffers returned to the driver", Kind::Counter, |device| {
         Some(device.totals()[2])
     }),
-    ("device_interrupts", "Used buffer notifications to the driver", true, |device| Some(device.totals()[3])),
-    ("blk_size_bytes", "Size of the disk as last checked", false, |device| device.size),
-    ("blk_rejected_requests", "Invalid requests, for example beyond the end of the disk", true, |device| {
-        device.rejected_requests
+    ("paravane_device_interrupts", "Used buffer notifications to the driver", Kind::Counter, |device| {
+        Some(device.totals()[3])
     }),
-    ("blk_size_unknown", "Whether the last check of the image size failed (0 or 1)", false, |device| {
-        device.size.map(|_| device.size_error.is_some().into())
+    ("paravane_device_buffers_in_flight", "Buffers taken and not yet returned", Kind::Gauge, |device| {
+        Some(device.queues.iter().map(|queue| queue.in_flight).sum())
     }),
-    ("blk_image_deleted", "Whether the image was deleted while in use (0 or 1)", false, |device| {
-        device.size.map(|_| device.image_deleted.into())
-    }),
-    ("net_transmitted_frames", "Frames from the guest", true, |device| {
+    ("paravane_blk_size_bytes", "Size of the disk as last checked", Kind::Gauge, |device| device.size),
+    (
+        "paravane_blk_rejected_requests",
+        "Invalid requests, for example beyond the end of the disk",
+        Kind::Counter,
+        |device| device.rejected_requests,
+    ),
+    (
+        "paravane_blk_size_unknown",
+        "Whether the last check of the image size failed (0 or 1)",
+        Kind::Gauge,
+        |device| device.size.map(|_| device.size_error.is_some().into()),
+    ),
+    (
+        "paravane_blk_image_deleted",
+        "Whether the image was deleted while in use (0 or 1)",
+        Kind::Gauge,
+        |device| device.size.map(|_| device.image_deleted.into()),
+    ),
+    ("paravane_net_transmitted_frames", "Frames from the guest", Kind::Counter, |device| {
         Some(device.net.as_ref()?.transmitted_frames)
     }),
-    ("net_transmitted_bytes", "Bytes in frames from the guest", true, |device| {
+    ("paravane_net_transmitted_bytes", "Bytes in frames from the guest", Kind::Counter, |device| {
         Some(device.net.as_ref()?.transmitted_bytes)
     }),
-    ("net_received_frames", "Frames to the guest", true, |device| Some(device.net.as_ref()?.received_frames)),
-    ("net_received_bytes", "Bytes in frames to the guest", true, |device| {
+    ("paravane_net_received_frames", "Frames to the guest", Kind::Counter, |device| {
+        Some(device.net.as_ref()?.received_frames)
+    }),
+    ("paravane_net_received_bytes", "Bytes in frames to the guest", Kind::Counter, |device| {
         Some(device.net.as_ref()?.received_bytes)
     }),
-    ("net_unusable_buffers", "Receive buffers of the guest too short for any frame", true, |device| {
-        Some(device.net.as_ref()?.unusable_buffers)
-    }),
+    (
+        "paravane_net_unusable_buffers",
+        "Receive buffers of the guest too short for any frame",
+        Kind::Counter,
+        |device| Some(device.net.as_ref()?.unusable_buffers),
+    ),
 ];
 
-/// Counts of a device by the values of a further label; `None`: it has none.
-type Labelled = fn(&Device) -> Option<Vec<(&'static str, u64)>>;
+/// Counts of a device by the values of a further label.
+type Labelled = fn(&Device) -> Vec<(&str, f64)>;
 
-/// Counters with a further label: name, help, label, values.
-const LABELLED: [(&str, &str, &str, Labelled); 2] = [
-    ("blk_errors", "Requests that storage failed", "operation", |device| {
-        Some(device.storage_errors.as_ref()?.operations().to_vec())
+/// Counters with a further label: name without suffix, help, label, values.
+const LABELLED: [(&str, &str, &str, Labelled); 4] = [
+    ("paravane_blk_errors", "Requests that storage failed", "operation", |device| {
+        let errors = device.storage_errors.iter().flat_map(|errors| errors.operations());
+        errors.map(|(operation, count)| (operation, count as f64)).collect()
     }),
-    ("net_dropped_frames", "Frames dropped", "reason", |device| {
-        let net = device.net.as_ref()?;
-        Some(vec![
-            ("malformed", net.malformed_frames),
-            ("refused", net.refused_frames),
-            ("no_room", net.no_room_frames),
-        ])
+    ("paravane_net_dropped_frames", "Frames dropped", "reason", |device| {
+        let dropped = device.net.iter().flat_map(|net| {
+            [
+                ("malformed", net.malformed_frames),
+                ("refused", net.refused_frames),
+                ("no_room", net.no_room_frames),
+            ]
+        });
+        dropped.map(|(reason, count)| (reason, count as f64)).collect()
     }),
+    ("paravane_io_thread_cpu_seconds", "CPU time of an I/O thread, user and system", "thread", |device| {
+        threads(device, |thread| thread.cpu_s)
+    }),
+    (
+        "paravane_io_thread_run_delay_seconds",
+        "Time in which an I/O thread could run and no CPU ran it",
+        "thread",
+        |device| threads(device, |thread| thread.run_delay_s),
+    ),
 ];
+
+fn threads(device: &Device, value: fn(&Thread) -> f64) -> Vec<(&str, f64)> {
+    device.threads.iter().map(|thread| (thread.name.as_str(), value(thread))).collect()
+}
+
+/// A gauge of each disk.
+const LAST_ERROR: (&str, &str) =
+    ("paravane_blk_last_error_timestamp_seconds", "Unix time of the last request that storage failed");
+
+/// Distributions of a device by the values of a further label, one for each queue.
+type Distributions = fn(&Device) -> Vec<(&str, &Distribution)>;
+
+/// Histograms: name, help, label, bounds, values.
+const HISTOGRAMS: [(&str, &str, &str, Bounds, Distributions); 2] = [
+    (
+        "paravane_device_latency_seconds",
+        "Time from the arrival of a request to its used buffer",
+        "operation",
+        buckets::FINE,
+        |device| {
+            let all = device.queues.iter().flat_map(|queue| &queue.operations);
+            all.map(|one| (one.operation.as_str(), &one.latency)).collect()
+        },
+    ),
+    (
+        "paravane_device_stage_seconds",
+        "Time that requests spent in one stage",
+        "stage",
+        buckets::COARSE,
+        |device| {
+            let all = device.queues.iter().flat_map(|queue| &queue.stages);
+            all.map(|one| (one.stage.as_str(), &one.latency)).collect()
+        },
+    ),
+];
+
+/// The info metric of the daemon.
+const BUILD: (&str, &str) = ("paravane_build", "Version, commit and features of the daemon; empty: unknown");
+/// Commit of the build, if its environment named it.
+const COMMIT: Option<&str> = option_env!("PARAVANE_COMMIT");
+/// Features of the build.
+const FEATURES: &str = if cfg!(feature = "peers") { "peers" } else { "" };
 
 /// A metric as the reference lists it.
 pub(crate) struct MetricText {
-    /// Without prefix and suffix.
-    pub(crate) name: &'static str,
-    /// "counter", "gauge" or "info".
-    pub(crate) kind: &'static str,
+    /// Without suffix.
+    name: &'static str,
+    kind: Kind,
     pub(crate) labels: Vec<&'static str>,
     pub(crate) help: &'static str,
 }
 
 impl MetricText {
-    /// Suffix of the name in the text format.
-    pub(crate) fn suffix(&self) -> &'static str {
-        match self.kind {
-            "counter" => "_total",
-            "info" => "_info",
-            _ => "",
-        }
+    /// Name of its samples; of a histogram, without `_bucket`, `_sum` and `_count`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}{}", self.name, self.kind.suffix())
+    }
+
+    /// "counter", "gauge", "histogram" or "info".
+    pub(crate) fn kind(&self) -> &'static str {
+        self.kind.name()
     }
 
     pub(crate) fn unit(&self) -> &'static str {
@@ -153,7 +274,7 @@ impl MetricText {
             name if name.ends_with("_bytes") => "bytes",
             name if name.ends_with("_seconds") => "seconds",
             _ if self.help.ends_with("(0 or 1)") => "0 or 1",
-            _ if self.kind == "info" => "",
+            _ if self.kind == Kind::Info => "",
             _ => "count",
         }
     }
@@ -161,83 +282,94 @@ impl MetricText {
 
 /// All metrics, in the order in which they are served.
 pub(crate) fn all() -> Vec<MetricText> {
-    let device = || vec!["device", "kind"];
-    let mut all = vec![MetricText { name: BUILD.0, kind: "info", labels: vec!["version"], help: BUILD.1 }];
-    all.extend(DAEMON.map(|(name, help, _)| MetricText { name, kind: "gauge", labels: Vec::new(), help }));
-    all.extend(DEVICE.map(|(name, help, grows, _)| MetricText {
-        name,
-        kind: if grows { "counter" } else { "gauge" },
-        labels: device(),
-        help,
-    }));
+    let device = |more: &[&'static str]| [&["device", "kind"], more].concat();
+    let build = vec!["version", "commit", "features"];
+    let mut all = vec![MetricText { name: BUILD.0, kind: Kind::Info, labels: build, help: BUILD.1 }];
+    all.extend(DAEMON.map(|(name, kind, help, _)| MetricText { name, kind, labels: Vec::new(), help }));
+    all.extend(DEVICE.map(|(name, help, kind, _)| MetricText { name, kind, labels: device(&[]), help }));
     all.extend(LABELLED.map(|(name, help, label, _)| MetricText {
         name,
-        kind: "counter",
-        labels: [device(), vec![label]].concat(),
+        kind: Kind::Counter,
+        labels: device(&[label]),
         help,
     }));
-    all.push(MetricText { name: LAST_ERROR.0, kind: "gauge", labels: device(), help: LAST_ERROR.1 });
+    all.push(MetricText { name: LAST_ERROR.0, kind: Kind::Gauge, labels: device(&[]), help: LAST_ERROR.1 });
+    all.extend(HISTOGRAMS.map(|(name, help, label, ..)| MetricText {
+        name,
+        kind: Kind::Histogram,
+        labels: device(&[label]),
+        help,
+    }));
     all
 }
 
-/// The info metric of the daemon.
-const BUILD: (&str, &str) = ("build", "Version of the daemon");
-/// A gauge of each disk.
-const LAST_ERROR: (&str, &str) =
-    ("blk_last_error_timestamp_seconds", "Unix time of the last request that storage failed");
-
-impl Collector for DeviceMetrics {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let report = (self.0)();
-        let mut build = encoder.encode_descriptor(BUILD.0, BUILD.1, None, MetricType::Info)?;
-        build.encode_info(&[("version", report.version.as_str())])?;
-        for (name, help, value) in DAEMON {
-            let Some(value) = value(&report) else { continue };
-            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
-        }
-        for (name, help, grows, value) in DEVICE {
-            let kind = if grows { MetricType::Counter } else { MetricType::Gauge };
-            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-            for device in &report.devices {
-                let Some(value) = value(device) else { continue };
-                let labels = [("device", device.name.as_str()), ("kind", device.kind.as_str())];
-                let mut metric = family.encode_family(&labels)?;
-                if grows {
-                    metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
-                } else {
-                    metric.encode_gauge(&value)?;
-                }
-            }
-        }
-        for (name, help, label, values) in LABELLED {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for device in &report.devices {
-                for (value, count) in values(device).into_iter().flatten() {
-                    let labels =
-                        [("device", device.name.as_str()), ("kind", device.kind.as_str()), (label, value)];
-                    family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
-                }
-            }
-        }
-        let help = LAST_ERROR.1;
-        let mut family = encoder.encode_descriptor(LAST_ERROR.0, help, None, MetricType::Gauge)?;
-        for device in &report.devices {
-            let Some(last) = device.storage_errors.as_ref().and_then(|errors| errors.last.as_ref()) else {
-                continue;
-            };
-            let labels = [("device", device.name.as_str()), ("kind", device.kind.as_str())];
-            family.encode_family(&labels)?.encode_gauge(&last.unix_time_s)?;
-        }
-        Ok(())
+/// The metrics of a report.
+pub(super) fn exposition(report: &Report) -> Exposition {
+    let mut all = Exposition::default();
+    let build = [
+        ("version", report.version.as_str()),
+        ("commit", COMMIT.unwrap_or_default()),
+        ("features", FEATURES),
+    ];
+    all.begin(BUILD.0, Kind::Info, BUILD.1).add(&labels(&build), 1.0);
+    for (name, kind, help, value) in DAEMON {
+        let mut family = all.begin(name, kind, help);
+        value(report).into_iter().for_each(|value| family.add("", value));
     }
+    let label = |device: &Device| labels(&[("device", &device.name), ("kind", &device.kind)]);
+    let devices: Vec<_> = report.devices.iter().map(|device| (device, label(device))).collect();
+    for (name, help, kind, value) in DEVICE {
+        let mut family = all.begin(name, kind, help);
+        for (device, labels) in &devices {
+            value(device).into_iter().for_each(|value| family.add(labels, value as f64));
+        }
+    }
+    for (name, help, label, values) in LABELLED {
+        let mut family = all.begin(name, Kind::Counter, help);
+        for (device, prefix) in &devices {
+            for (value, count) in values(device) {
+                family.add(&format!("{prefix},{}", labels(&[(label, value)])), count);
+            }
+        }
+    }
+    let mut family = all.begin(LAST_ERROR.0, Kind::Gauge, LAST_ERROR.1);
+    for (device, labels) in &devices {
+        let last = device.storage_errors.as_ref().and_then(|errors| errors.last.as_ref());
+        last.into_iter().for_each(|last| family.add(labels, last.unix_time_s));
+    }
+    for (name, help, label, bounds, values) in HISTOGRAMS {
+        let mut family = all.begin(name, Kind::Histogram, help);
+        for (device, prefix) in &devices {
+            for (value, distributions) in by_label(values(device)) {
+                let labels = format!("{prefix},{}", labels(&[(label, value)]));
+                let sum: u64 = distributions.iter().map(|one| one.sum).sum();
+                let count = distributions.iter().map(|one| one.count).sum();
+                let buckets = buckets::cumulative(distributions.into_iter(), bounds);
+                family.histogram(&labels, buckets, (sum as f64 * 1e-9, count));
+            }
+        }
+    }
+    all
+}
+
+/// Distributions of all queues by label. Those without values are left out: most devices never use
+/// most operations.
+fn by_label<'a>(all: Vec<(&'a str, &'a Distribution)>) -> Vec<(&'a str, Vec<&'a Distribution>)> {
+    let mut labels: Vec<(&str, Vec<&Distribution>)> = Vec::new();
+    for (label, one) in all.into_iter().filter(|(_, one)| one.count > 0) {
+        match labels.iter_mut().find(|(known, _)| *known == label) {
+            Some((_, others)) => others.push(one),
+            None => labels.push((label, vec![one])),
+        }
+    }
+    labels
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::metrics::exposition::Format;
     use crate::serve::report::{Net, Queue, Reload, StorageError, StorageErrors};
-    use prometheus_client::encoding::text;
-    use prometheus_client::registry::Registry;
 
     #[test]
     fn a_report_becomes_open_metrics() {
@@ -263,15 +395,16 @@ mod tests {
             max_open_files: Some(1024),
             ..Report::default()
         };
-        let mut registry = Registry::with_prefix("paravane");
-        registry.register_collector(Box::new(DeviceMetrics(Box::new(move || report.clone()))));
-        let mut text = String::new();
-        text::encode(&mut text, &registry).unwrap();
+        let text = exposition(&report).text(Format::OpenMetrics);
+        let text = std::str::from_utf8(&text).unwrap();
         for line in [
-            "paravane_build_info{version=\"1\"} 1",
-            "paravane_devices_failed 0.0",
-            "paravane_last_reload_successful 0.0",
-            "paravane_max_fds 1024.0",
+            &format!(
+                "paravane_build_info{{version=\"1\",commit=\"{}\",features=\"{FEATURES}\"}} 1",
+                COMMIT.unwrap_or("")
+            ),
+            "paravane_devices_failed 0",
+            "paravane_last_reload_successful 0",
+            "paravane_max_fds 1024",
             "# TYPE paravane_device_kicks counter",
             "paravane_device_kicks_total{device=\"vm0\",kind=\"blk\"} 3",
             "paravane_device_connected{device=\"n\",kind=\"net\"} 0",

@@ -4,6 +4,7 @@
 //! its images and sockets, so that SIGHUP can add devices there. Below /dev only named devices and
 //! /dev/net/tun are allowed.
 use super::error::SandboxError;
+use crate::serve::process::TASKS;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
@@ -101,13 +102,21 @@ impl AllowedPaths {
         }
     }
 
+    /// Allows to read figures of the threads of this process.
+    pub(crate) fn threads(&mut self) {
+        if Path::new(TASKS).exists() {
+            self.allow(Path::new(TASKS), AccessFs::ReadFile.into());
+        }
+    }
+
     fn allow(&mut self, path: &Path, access: BitFlags<AccessFs>) {
         *self.rules.entry(path.to_owned()).or_default() |= access;
     }
 
     /// Hint for an error that the sandbox may have caused.
     pub(crate) fn remark(&self) -> String {
-        let list: Vec<_> = self.rules.keys().map(|path| path.display().to_string()).collect();
+        let paths = self.rules.keys().filter(|path| *path != Path::new(TASKS));
+        let list: Vec<_> = paths.map(|path| path.display().to_string()).collect();
         format!("the sandbox allows only {}: for other paths, restart the daemon", list.join(", "))
     }
 }
