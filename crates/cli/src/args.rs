@@ -2,7 +2,7 @@
 use crate::disk::DiskArg;
 use crate::engine::Engine;
 use crate::net::NetArg;
-use crate::serve::args::{ServeArgs, StatusArgs};
+use crate::serve::args::{ServeArgs, StatusArgs, TopArgs};
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -25,6 +25,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     Serve(Box<ServeArgs>),
     Status(StatusArgs),
+    Top(TopArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Completions(CompletionsArgs),

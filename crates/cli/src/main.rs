@@ -23,6 +23,7 @@ mod run;
 mod sections;
 mod serve;
 mod size;
+mod top;
 mod wrap;
 
 use args::{Cli, Command};
@@ -53,12 +54,16 @@ fn main() -> ExitCode {
         let settings =
             log::Settings { base: log::Level::Warn, verbose: cli.verbose, json: false, rate: None };
         log::set_up(settings);
+    }
+    // `top` blocks signals first: threads inherit the mask.
+    if !matches!(cli.command, Command::Serve(_) | Command::Top(_)) {
         log::start_writing();
     }
     let result = match cli.command {
         Command::Run(args) => run::main(&args, started),
         Command::Serve(args) => serve::main(&args, cli.verbose),
         Command::Status(args) => serve::status::main(&args),
+        Command::Top(args) => top::main(&args),
         Command::Manuals(args) => manuals::main(&args),
         Command::Reference(args) => reference::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -3,10 +3,15 @@ use std::io::{ErrorKind, Write};
 
 /// Writes `text` to stdout. A closed pipe (`| head`) is no error.
 pub(crate) fn print(text: &str) -> Result<(), std::io::Error> {
+    write(text).map(drop)
+}
+
+/// Writes `text` to stdout. `false`: the pipe is closed.
+pub(crate) fn write(text: &str) -> Result<bool, std::io::Error> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
     }
 }
 

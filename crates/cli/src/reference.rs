@@ -139,7 +139,9 @@ fn keys_chapter() -> String {
 fn metrics_chapter() -> String {
     let mut chapter = Chapter::new("Metrics");
     chapter.paragraph(
-        "`paravane serve --metrics ADDRESS:PORT` serves these metrics at `/metrics` in the OpenMetrics text format. \
+        "`paravane serve --metrics ADDRESS:PORT` serves these metrics at `/metrics`: as OpenMetrics 1.0 to clients that \
+         accept it, else in the text format of Prometheus (0.0.4). A histogram has samples `_bucket` (label `le`), `_sum` and \
+         `_count`. \
          Counters start at 0 when their device starts. The label `device` is the name of the device, `kind` is blk, net \
          or rng. Metrics without a value, for example sizes of network cards, are left out.",
     );
@@ -154,6 +156,28 @@ fn metrics_chapter() -> String {
     chapter.paragraph(
         "`operation` is read, write, flush, discard or write_zeroes. `reason` is malformed (not a frame, or an invalid \
          header), refused (by the host) or no_room (larger than the guest's buffers).",
+    );
+    chapter.paragraph(
+        "The `operation` of a latency is read, write, flush, discard, write_zeroes, other, frame_out, frame_in or entropy, \
+         and appears with its first request; queues are summed. `stage` is ring (waiting for the I/O thread), throttled (rate \
+         limit), host (storage or network) or interrupt. `thread` is io0, io1, .... Buckets end at 1, 2 and 5 times powers of ten \
+         from 10 µs to 10 s, those of stages at powers of ten; a latency may be counted up to 1/8 too high. The processes' \
+         metrics have the names that Prometheus's client libraries use.",
+    );
+    chapter.heading("Number of series");
+    chapter.paragraph(&format!(
+        "A disk with reads, writes, flushes and one I/O thread has {} series, {} of them for each operation and {} for each \
+         stage. A device without requests has about {}. To keep fewer, drop the buckets of stages with \
+         `metric_relabel_configs`: [Watch latency](../howto/watch-latency.md#prometheus).",
+        families::SERIES_OF_A_DISK,
+        families::SERIES_OF_AN_OPERATION,
+        families::SERIES_OF_A_STAGE,
+        families::SERIES_OF_A_DISK - 3 * families::SERIES_OF_AN_OPERATION - 4 * families::SERIES_OF_A_STAGE,
+    ));
+    chapter.paragraph(families::COST);
+    chapter.code(
+        "sh",
+        "cargo test --release -p paravane-cli --bin paravane -- --ignored --nocapture scrape_cost\n",
     );
     chapter.finish()
 }

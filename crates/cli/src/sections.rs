@@ -49,7 +49,7 @@ const SERVE_EXIT: &[(u8, &str)] = &[
 ];
 
 /// All commands.
-pub(crate) const ALL: [Sections; 12] = [
+pub(crate) const ALL: [Sections; 13] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -62,6 +62,7 @@ pub(crate) const ALL: [Sections; 12] = [
             "paravane-run(1)",
             "paravane-serve(1)",
             "paravane-status(1)",
+            "paravane-top(1)",
             "paravane-doctor(1)",
             "paravane-bench(1)",
             "paravane-completions(1)",
@@ -205,7 +206,32 @@ pub(crate) const ALL: [Sections; 12] = [
             ("RUNTIME_DIRECTORY", "Directory of control sockets."),
             ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
         ],
-        see_also: &["paravane-serve(1)"],
+        see_also: &["paravane-serve(1)", "paravane-top(1)"],
+        ..NONE
+    },
+    Sections {
+        command: "paravane-top",
+        examples: &[
+            ("paravane top", "Watch all devices."),
+            ("paravane top --sort p99 'vm17-*'", "Watch some devices, the slowest first."),
+            ("paravane top --once --interval 10", "Print the figures of 10 seconds."),
+            ("paravane top --json --interval 5", "Print a line of JSON every 5 seconds."),
+        ],
+        exit: &[
+            (0, "Ended by q, or by the end of its output; with --once, the figures were printed."),
+            (1, "A daemon did not answer (--control, --once), or the terminal failed."),
+            USAGE,
+            (130, "Stopped by a signal."),
+        ],
+        files: &[CONTROL],
+        environment: &[
+            RUST_LOG,
+            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
+            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
+            ("LC_ALL, LC_CTYPE, LANG", "Without UTF-8, HISTORY and units are ASCII."),
+            ("NO_COLOR", "Without colours."),
+        ],
+        see_also: &["paravane-status(1)", "paravane-serve(1)"],
         ..NONE
     },
     Sections {

@@ -363,8 +363,10 @@ impl std::str::FromStr for Mac {
 /// /run/paravane for root, else XDG_RUNTIME_DIR/paravane.
 ///
 /// Columns: CLIENT is the state of the connection. SESSIONS counts connections. QUEUES shows
-/// enabled and offered queues. DONE/s counts buffers returned to the driver, KICKS/s available
-/// buffer notifications, IRQS/s interrupts, MB/s bytes from and to the guest (network cards).
+/// enabled and offered queues. DONE/s counts buffers returned to the driver. P50, P99 and P99.9 are
+/// percentiles of the latency of requests. DEPTH is the mean number of requests in flight. KICKS/s
+/// counts available buffer notifications, IRQS/s interrupts, MB/s bytes from and to the guest
+/// (network cards).
 /// ERRORS sums protocol errors, refused connections, failed queues and storage errors.
 #[derive(Debug, Default, Args)]
 pub(crate) struct StatusArgs {
@@ -396,6 +398,9 @@ pub(crate) struct StatusArgs {
     /// Show summaries without devices
     #[arg(long, conflicts_with = "json")]
     pub(crate) summary: bool,
+    /// Add latencies by operation and stage, and queues, since each device started
+    #[arg(long, conflicts_with_all = ["json", "summary"])]
+    pub(crate) details: bool,
     /// Print the reports as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
@@ -414,10 +419,75 @@ pub(crate) enum SortKey {
     Kicks,
     /// Interrupts per second
     Irqs,
+    /// 99th percentile of the latency
+    P99,
+    /// Mean number of requests in flight
+    Depth,
     /// Bytes per second of network cards
     Mb,
     /// Number of connections
     Sessions,
     /// The column ERRORS
     Errors,
+}
+
+/// Show all devices of running daemons live: rates, latencies, CPU time
+///
+/// Asks every daemon as `paravane status` does, again and again. Without a terminal, use --once or
+/// --json.
+///
+/// Columns: DONE/s counts buffers returned to the driver. P50 and P99 are percentiles of the latency
+/// of requests. STAGE is the stage in which requests spent most of their time: ring (waiting for
+/// the I/O thread), throttled (rate limit), host (storage or network) or interrupt. DEPTH is the
+/// mean number of requests in flight. /KICK and /IRQ are buffers per kick and per interrupt: the
+/// more, the fewer notifications. CPU% is the CPU time of the I/O threads, WAIT% the time for which
+/// they could run and no CPU ran them. ERRORS sums as in `paravane status`. HISTORY shows DONE/s of
+/// the last intervals, relative to the device's highest. Wide terminals also show P99.9, MB/s,
+/// WAIT%, KIND and PID.
+///
+/// Keys: q quits; s and S choose the column to sort by, r reverses the order; arrows and page keys
+/// scroll; p shows only devices with problems; space pauses.
+#[derive(Debug, Default, Args)]
+pub(crate) struct TopArgs {
+    /// Devices to show; `*` matches any characters, `?` any one [default: all]
+    #[arg(value_name = "DEVICE")]
+    pub(crate) devices: Vec<String>,
+    /// Ask only the daemon with this control socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Time between updates, from 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub(crate) interval: f64,
+    /// Sort by KEY: names ascending, numbers descending
+    #[arg(long, value_enum, value_name = "KEY", default_value_t = TopKey::Done)]
+    pub(crate) sort: TopKey,
+    /// Reverse the order
+    #[arg(long)]
+    pub(crate) reverse: bool,
+    /// Print one interval and exit
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print a JSON list of devices for each interval, one a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Order of devices in `paravane top`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TopKey {
+    /// Buffers returned to the driver per second
+    #[default]
+    Done,
+    /// 50th percentile of the latency
+    P50,
+    /// 99th percentile of the latency
+    P99,
+    /// Mean number of requests in flight
+    Depth,
+    /// CPU time of the I/O threads
+    Cpu,
+    /// The column ERRORS
+    Errors,
+    /// Name; vm2 before vm10
+    Name,
 }

@@ -4,11 +4,13 @@
 //!   reports, rates --selection: devices and order--> JSON, or text: summary, table, problems
 //! ```
 mod daemon;
-mod order;
-mod rates;
+mod details;
+pub(crate) mod latency;
+pub(crate) mod order;
+pub(crate) mod rates;
 mod selection;
 mod summary;
-mod table;
+pub(crate) mod table;
 
 use super::args::StatusArgs;
 use super::control;
@@ -20,7 +22,7 @@ use daemon::Daemon;
 use rates::rates;
 use selection::Selection;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use summary::Summary;
@@ -32,6 +34,8 @@ struct TextOptions {
     filtered: bool,
     /// Show summaries only.
     summary: bool,
+    /// Show operations, stages and queues of each device.
+    details: bool,
     /// Maximum number of devices of a daemon.
     limit: Option<usize>,
     /// Columns of the terminal, if stdout is one.
@@ -40,14 +44,14 @@ struct TextOptions {
 
 pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
     let seconds = Duration::try_from_secs_f64(args.seconds).context("--seconds").map_err(Failure::request)?;
-    let before = reports(args)?;
+    let before = reports(args.control.as_deref())?;
     let asked = Instant::now();
     let mut daemons = Vec::new();
     let Answers { reports: after, silent } = if seconds.is_zero() {
         before.clone()
     } else {
         std::thread::sleep(seconds);
-        reports(args)?
+        reports(args.control.as_deref())?
     };
     let elapsed = asked.elapsed();
     for (control, report) in after {
@@ -68,6 +72,7 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
     let options = TextOptions {
         filtered: selection.filters(),
         summary: args.summary,
+        details: args.details,
         limit: selection.limit,
         width: wrap::terminal(),
     };
@@ -96,16 +101,16 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
 
 /// Answers of the daemons.
 #[derive(Clone, Debug, Default)]
-struct Answers {
-    reports: Vec<(PathBuf, Report)>,
+pub(crate) struct Answers {
+    pub(crate) reports: Vec<(PathBuf, Report)>,
     /// Daemons without an answer, and why.
-    silent: Vec<String>,
+    pub(crate) silent: Vec<String>,
 }
 
-fn reports(args: &StatusArgs) -> Result<Answers, anyhow::Error> {
-    if let Some(path) = &args.control {
+pub(crate) fn reports(control: Option<&Path>) -> Result<Answers, anyhow::Error> {
+    if let Some(path) = control {
         let report = control::ask(path).with_context(|| path.display().to_string())?;
-        return Ok(Answers { reports: vec![(path.clone(), report)], silent: Vec::new() });
+        return Ok(Answers { reports: vec![(path.to_owned(), report)], silent: Vec::new() });
     }
     let directory = control::directory();
     let directory = directory
@@ -154,6 +159,9 @@ fn text(daemons: &[Daemon], options: TextOptions) -> String {
             let _ = writeln!(out, "({} more devices)", devices.len() - shown);
         }
         for device in &devices[..shown] {
+            if options.details {
+                out += &details::text(device);
+            }
             problems(device, &mut out);
         }
         for Waiting { name, why, seconds } in waiting {

@@ -30,6 +30,7 @@ mod manuals;
 #[path = "../../../vhost/tests/serve/migration.rs"]
 mod migration;
 mod operation;
+mod prometheus;
 #[path = "../../../vhost/tests/serve/raw.rs"]
 mod raw;
 mod reload;
@@ -44,4 +45,5 @@ mod sessions;
 #[path = "../../../vhost/tests/serve/signals.rs"]
 mod signals;
 mod stop;
+mod top;
 mod watching;

@@ -13,7 +13,7 @@ const OK: u8 = 0;
 const IOERR: u8 = 1;
 
 /// A client of a disk with one request at a time.
-struct Client {
+pub(crate) struct Client {
     machine: Machine,
     // Open while the queue is served.
     _raw: Raw,
@@ -23,7 +23,7 @@ struct Client {
 impl Client {
     const REQUESTS: usize = 16;
 
-    fn connect(socket: &Path) -> Self {
+    pub(crate) fn connect(socket: &Path) -> Self {
         let mut machine = Machine::new(0, 64, Self::REQUESTS);
         let raw = Raw::connect(socket);
         machine.attach(&raw, 0, false);
@@ -31,7 +31,7 @@ impl Client {
     }
 
     /// Status of a request for one sector.
-    fn ask(&mut self, ask: Ask, sector: usize) -> u8 {
+    pub(crate) fn ask(&mut self, ask: Ask, sector: usize) -> u8 {
         let slot = self.slot;
         self.slot += 1;
         self.machine.ask(slot, ask, sector * 512, 512);
@@ -51,7 +51,9 @@ impl Client {
 fn get(address: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\nAccept: application/openmetrics-text\r\n\r\n")
+        .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text

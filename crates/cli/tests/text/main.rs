@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All commands.
-const COMMANDS: [&[&str]; 12] = [
+const COMMANDS: [&[&str]; 13] = [
     &[],
     &["run"],
     &["serve"],
@@ -20,6 +20,7 @@ const COMMANDS: [&[&str]; 12] = [
     &["serve", "net"],
     &["serve", "rng"],
     &["status"],
+    &["top"],
     &["doctor"],
     &["bench"],
     &["completions"],

@@ -303,6 +303,16 @@ pub(crate) fn all() -> Vec<MetricText> {
     all
 }
 
+/// Series of a disk with reads, writes, flushes and one I/O thread.
+pub(crate) const SERIES_OF_A_DISK: usize = 134;
+/// Series of one operation of one device.
+pub(crate) const SERIES_OF_AN_OPERATION: usize = buckets::FINE.len() + 3;
+/// Series of one stage of one device.
+pub(crate) const SERIES_OF_A_STAGE: usize = buckets::COARSE.len() + 3;
+/// Cost of a scrape, as the command below it measures.
+pub(crate) const COST: &str = "1000 such disks are 134 000 series and 12.6 MB a scrape, which take about 0.1 s of CPU time to write on one CPU of an \
+    EPYC (2 vCPUs, loaded). Making the report comes on top. Measure it on your machine:";
+
 /// The metrics of a report.
 pub(super) fn exposition(report: &Report) -> Exposition {
     let mut all = Exposition::default();
@@ -369,7 +379,9 @@ fn by_label<'a>(all: Vec<(&'a str, &'a Distribution)>) -> Vec<(&'a str, Vec<&'a 
 mod tests {
     use super::*;
     use crate::serve::metrics::exposition::Format;
-    use crate::serve::report::{Net, Queue, Reload, StorageError, StorageErrors};
+    use crate::serve::report::{
+        Net, OperationLatency, Queue, Reload, StageLatency, StorageError, StorageErrors,
+    };
 
     #[test]
     fn a_report_becomes_open_metrics() {
@@ -425,5 +437,69 @@ mod tests {
         }
         assert!(!text.contains("paravane_net_received_bytes_total{device=\"vm0\""), "{text}");
         assert!(!text.contains("paravane_open_fds"), "unknown values are left out: {text}");
+    }
+
+    /// A disk with values in every bucket of these operations and all stages.
+    fn busy_disk(name: String, operations: &[&str]) -> Device {
+        let latency = Distribution {
+            count: 200,
+            sum: 1 << 40,
+            buckets: (0..200).map(|bucket| (1000 << (bucket / 8), 1)).collect(),
+            ..Distribution::default()
+        };
+        let operation = |operation: &&str| OperationLatency {
+            operation: (*operation).to_owned(),
+            latency: latency.clone(),
+        };
+        let stage = |stage: &str| StageLatency { stage: stage.to_owned(), latency: latency.clone() };
+        let queue = Queue {
+            operations: operations.iter().map(operation).collect(),
+            stages: ["ring", "throttled", "host", "interrupt"].map(stage).to_vec(),
+            ..Queue::default()
+        };
+        Device {
+            name,
+            kind: "blk".into(),
+            size: Some(1),
+            storage_errors: Some(StorageErrors::default()),
+            rejected_requests: Some(0),
+            threads: vec![Thread { name: "io0".into(), ..Thread::default() }],
+            queues: vec![queue],
+            ..Device::default()
+        }
+    }
+
+    fn samples(report: &Report) -> usize {
+        let text = exposition(report).text(Format::Prometheus);
+        std::str::from_utf8(&text).unwrap().lines().filter(|line| !line.starts_with('#')).count()
+    }
+
+    #[test]
+    fn series_of_a_device_are_as_many_as_the_reference_says() {
+        let count = |operations: &[&str]| {
+            let none = samples(&Report::default());
+            let devices = vec![busy_disk("vm0".into(), operations)];
+            samples(&Report { devices, ..Report::default() }) - none
+        };
+        assert_eq!(count(&["read", "write", "flush"]), SERIES_OF_A_DISK);
+        assert_eq!(count(&["read"]) + 2 * SERIES_OF_AN_OPERATION, SERIES_OF_A_DISK);
+    }
+
+    /// `cargo test --release -p paravane-cli --bin paravane -- --ignored --nocapture scrape_cost`
+    #[test]
+    #[ignore = "a measurement"]
+    fn scrape_cost_of_1000_devices() {
+        let disk = |number| busy_disk(format!("vm{number}-disk"), &["read", "write", "flush"]);
+        let report = Report { devices: (0..1000).map(disk).collect(), ..Report::default() };
+        let mut times: Vec<_> = (0..11)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                let text = exposition(&report).text(Format::OpenMetrics);
+                (start.elapsed(), text.len())
+            })
+            .collect();
+        times.sort();
+        let (time, bytes) = times[times.len() / 2];
+        println!("{} series, {:.1} MB, {} ms", samples(&report), bytes as f64 * 1e-6, time.as_millis());
     }
 }

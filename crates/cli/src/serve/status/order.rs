@@ -2,7 +2,7 @@
 use std::cmp::Ordering;
 
 /// Compares runs of digits as numbers, and the rest by character.
-pub(super) fn natural(a: &str, b: &str) -> Ordering {
+pub(crate) fn natural(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     loop {
         let ((one, rest_of_one), (other, rest_of_other)) = (run(left), run(right));

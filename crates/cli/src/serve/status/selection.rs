@@ -1,5 +1,6 @@
 //! Filters and sorts devices.
 use super::daemon::Daemon;
+use super::latency::DeviceValues;
 use super::order::natural;
 use super::rates::Rates;
 use crate::serve::args::{SortKey, StatusArgs};
@@ -102,6 +103,20 @@ fn number(key: SortKey, (device, rates): &(Device, Option<Rates>)) -> f64 {
         SortKey::Done => or_total(|rates| rates.completed_per_s, completed),
         SortKey::Kicks => or_total(|rates| rates.kicks_per_s, kicks),
         SortKey::Irqs => or_total(|rates| rates.interrupts_per_s, interrupts),
+        SortKey::P99 => {
+            let latency = match rates {
+                Some(rates) => rates.latency,
+                None => DeviceValues::new(device).percentiles(),
+            };
+            latency.map_or(0.0, |latency| latency.p99_ns as f64)
+        }
+        SortKey::Depth => {
+            let depth = match rates {
+                Some(rates) => rates.depth,
+                None => DeviceValues::new(device).depth.mean(),
+            };
+            depth.unwrap_or(0.0)
+        }
         SortKey::Mb => or_total(|rates| rates.transmitted_mb_per_s + rates.received_mb_per_s, bytes),
         SortKey::Sessions => device.sessions as f64,
         SortKey::Errors => device.errors() as f64,

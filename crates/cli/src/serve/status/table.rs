@@ -1,17 +1,21 @@
 //! Table of devices that fits the terminal.
+use super::latency::{DeviceValues, Percentiles, short_duration};
 use super::rates::Rates;
 use crate::serve::report::Device;
 
-const COLUMNS: usize = 10;
+const COLUMNS: usize = 14;
 /// The cells of one line.
 type Row = [String; COLUMNS];
 
-pub(super) const HEAD: [&str; COLUMNS] =
-    ["DEVICE", "KIND", "CLIENT", "SESSIONS", "QUEUES", "DONE/s", "KICKS/s", "IRQS/s", "MB/s", "ERRORS"];
+pub(super) const HEAD: [&str; COLUMNS] = [
+    "DEVICE", "KIND", "CLIENT", "SESSIONS", "QUEUES", "DONE/s", "P50", "P99", "P99.9", "DEPTH", "KICKS/s",
+    "IRQS/s", "MB/s", "ERRORS",
+];
 /// Columns of words; the others hold numbers, aligned to the right.
 const WORDS: [usize; 3] = [0, 1, 2];
-/// Columns hidden on a narrow terminal, in this order.
-const SPARE: [usize; 4] = [7, 3, 6, 1];
+/// Columns hidden on a narrow terminal, in this order: IRQS/s, SESSIONS, P99.9, KICKS/s, KIND,
+/// DEPTH, P50, P99.
+const SPARE: [usize; 8] = [11, 3, 8, 10, 1, 9, 6, 7];
 /// Minimum width of long names before columns are hidden.
 const NAME: usize = 24;
 /// Minimum width of long names after that.
@@ -55,7 +59,7 @@ fn widest(rows: &[Row], column: usize) -> usize {
 }
 
 /// Shortens a name in the middle, as names differ at their ends.
-fn shortened(name: &str, width: usize) -> String {
+pub(crate) fn shortened(name: &str, width: usize) -> String {
     let count = name.chars().count();
     if count <= width || width < 3 {
         return name.to_owned();
@@ -73,6 +77,16 @@ fn row(device: &Device, rates: Option<&Rates>) -> Row {
         }
         _ => "-".to_owned(),
     };
+    // Without rates, of all requests so far.
+    let (latency, depth) = rates.map_or_else(
+        || {
+            let values = DeviceValues::new(device);
+            (values.percentiles(), values.depth.mean())
+        },
+        |rates| (rates.latency, rates.depth),
+    );
+    let percentile =
+        |of: fn(Percentiles) -> u64| latency.map_or("-".to_owned(), |latency| short_duration(of(latency)));
     [
         device.name.clone(),
         device.kind.clone(),
@@ -86,6 +100,10 @@ fn row(device: &Device, rates: Option<&Rates>) -> Row {
         device.sessions.to_string(),
         format!("{enabled}/{}", device.queues.len()),
         rate(|rates| rates.completed_per_s),
+        percentile(|latency| latency.p50_ns),
+        percentile(|latency| latency.p99_ns),
+        percentile(|latency| latency.p999_ns),
+        depth.map_or("-".to_owned(), |depth| format!("{depth:.1}")),
         rate(|rates| rates.kicks_per_s),
         rate(|rates| rates.interrupts_per_s),
         megabytes,
@@ -108,7 +126,14 @@ mod tests {
 
     fn shown(width: Option<usize>) -> Vec<String> {
         let devices = devices();
-        let rates = Rates { transmitted_mb_per_s: 123.4, completed_per_s: 1_234_567.0, ..Rates::default() };
+        let latency = Percentiles { count: 100, p50_ns: 23_000, p99_ns: 1_200_000, p999_ns: 3_000_000 };
+        let rates = Rates {
+            transmitted_mb_per_s: 123.4,
+            completed_per_s: 1_234_567.0,
+            latency: Some(latency),
+            depth: Some(3.25),
+            ..Rates::default()
+        };
         let text = table(devices.iter().map(|device| (device, Some(&rates))), width);
         text.lines().map(str::to_owned).collect()
     }
@@ -130,6 +155,8 @@ mod tests {
         assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), HEAD);
         assert!(lines[2].starts_with("a-cluster-with-a-long-name-and-a-disk-17  blk"), "{}", lines[2]);
         let cells: Vec<_> = lines[3].split_whitespace().collect();
-        assert_eq!(cells, ["card", "net", "connected", "0", "0/0", "1234567", "0", "0", "123.4/0.0", "0"]);
+        let expected = "card net connected 0 0/0 1234567 23µs 1.2ms 3.0ms 3.2 0 0 123.4/0.0 0";
+        assert_eq!(cells.join(" "), expected);
+        assert!(shown(Some(80))[0].contains("P99"), "{}", shown(Some(80))[0]);
     }
 }
