@@ -12,11 +12,12 @@
 //! }
 //! ```
 //! The order of the servers changes with each sample: what one server leaves behind in caches falls
-//! on all others alike. `rate-to-other` compares two builds of `paravane` within each round.
+//! on all others alike. `rate-to-other` and its like compare two builds, or two settings, of
+//! `paravane` within each round.
 //!
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
 use crate::error::broken;
-use crate::figures::{Collector, Figure, RoundSamples, ratio};
+use crate::figures::{Collector, Figure, RoundSamples, ratios_to_other};
 use crate::machine::{RealTime, two_cpus};
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
@@ -47,7 +48,7 @@ pub(crate) const NOTES: &[&str] = &[
     "The servers are pinned to one CPU, the client (the crate virtio-driver: one queue, one thread) to another. The client checks all data that it reads.",
     "read4k, write4k: random offsets. seq-read128k, seq-write128k: sequential. depth: requests in flight.",
     "latency-p50, -p99, -p999: from before a request is submitted until the client has taken it back; median, 99th and 99.9th percentile.",
-    "rate-to-other: rate relative to paravane/other in the same round.",
+    "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round.",
     "cpu: CPU time of the server's process, user and kernel. instructions: the same, in a separate window, because counting slows context switches.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
@@ -123,7 +124,8 @@ fn measure(
                 let other = of_round.iter().find(|(name, _)| *name == OTHER_BUILD);
                 for (name, figures) in &of_round {
                     let other = other.filter(|_| *name == PARAVANE);
-                    let relative = other.and_then(|(_, other)| ratio(figures, other, "rate-to-other"));
+                    let relative = other.map(|(_, other)| ratios_to_other(figures, other));
+                    let relative = relative.into_iter().flatten();
                     collector.add(&path, name, client_cpu, figures.iter().cloned().chain(relative));
                 }
             }

@@ -116,12 +116,32 @@ pub(crate) fn ratio(
     to: &[(Figure, f64)],
     metric: &'static str,
 ) -> Option<(Figure, f64)> {
-    let rate = |figures: &[(Figure, f64)]| {
-        let (figure, rate) = figures.iter().find(|(figure, _)| figure.metric == "rate")?;
-        Some((figure.method.clone(), *rate))
+    ratio_of("rate", of, to, metric)
+}
+
+/// The ratio of two values of `figure`, as a figure called `metric`.
+fn ratio_of(
+    figure: &str,
+    of: &[(Figure, f64)],
+    to: &[(Figure, f64)],
+    metric: &'static str,
+) -> Option<(Figure, f64)> {
+    let value = |figures: &[(Figure, f64)]| {
+        let (figure, value) = figures.iter().find(|(known, _)| known.metric == figure)?;
+        Some((figure.method.clone(), *value))
     };
-    let ((method, of), (_, to)) = (rate(of)?, rate(to)?);
+    let ((method, of), (_, to)) = (value(of)?, value(to)?);
     (to > 0.0).then(|| (Figure::new(metric, "1", method), of / to))
+}
+
+/// Rate and cost of this build relative to the other one, in the same round.
+pub(crate) fn ratios_to_other(
+    of: &[(Figure, f64)],
+    other: &[(Figure, f64)],
+) -> impl Iterator<Item = (Figure, f64)> + use<> {
+    let ratios =
+        [("rate", "rate-to-other"), ("cpu", "cpu-to-other"), ("instructions", "instructions-to-other")];
+    ratios.map(|(figure, metric)| ratio_of(figure, of, other, metric)).into_iter().flatten()
 }
 
 /// The method of a figure of a guest: clock, accelerator, scheduling class.
@@ -156,5 +176,15 @@ mod tests {
             ("rate", "clock, KVM, SCHED_FIFO", Some(1))
         );
         assert_eq!((rows.len(), rows[1].median), (2, 7.0));
+    }
+
+    #[test]
+    fn ratios_are_of_the_figures_that_both_have() {
+        let figures = |rate, cpu| {
+            [("rate", rate), ("cpu", cpu)].map(|(metric, value)| (Figure::new(metric, "1", "clock"), value))
+        };
+        let ratios = ratios_to_other(&figures(90.0, 3.0), &figures(100.0, 2.0));
+        let ratios: Vec<_> = ratios.map(|(figure, ratio)| (figure.metric, ratio)).collect();
+        assert_eq!(ratios, [("rate-to-other", 0.9), ("cpu-to-other", 1.5)]);
     }
 }

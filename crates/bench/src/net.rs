@@ -18,7 +18,7 @@
 //!
 //! **Cases**: `LAYOUT/BUFFERS/DIRECTION/BYTES`, see [`case`].
 use crate::error::broken;
-use crate::figures::{Collector, Figure, RoundSamples, ratio};
+use crate::figures::{Collector, Figure, RoundSamples, ratio, ratios_to_other};
 use crate::machine::two_cpus;
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
@@ -43,7 +43,8 @@ pub(crate) const NOTES: &[&str] = &[
     "driver: DPDK's virtio-user in dpdk-testpmd; one pair of queues of 256, ordinary pages, busy polling. device: paravane serve net (--sink, --source or --echo), or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
     "transmit: the driver sends, the device copies and discards. receive: the device sends. forward: both send what they receive; paravane swaps the addresses, testpmd does not.",
     "mergeable: receive buffers with MRG_RXBUF. single: each receive buffer holds a whole packet.",
-    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk, rate-to-other: relative to DPDK's vhost driver, and to paravane/other, in the same round.",
+    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk: relative to DPDK's vhost driver in the same round.",
+    "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round.",
     "cpu: CPU time of the device's process per packet, user and kernel; a polling device uses a whole CPU. instructions: the same, in a separate window.",
 ];
 
@@ -92,7 +93,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
                 let theirs = theirs.filter(|(peer, _)| peer != name);
                 let relative = theirs.and_then(|(_, theirs)| ratio(figures, theirs, "rate-to-dpdk"));
                 let other = other.filter(|_| *name == PARAVANE);
-                let to_other = other.and_then(|(_, other)| ratio(figures, other, "rate-to-other"));
+                let to_other = other.map(|(_, other)| ratios_to_other(figures, other)).into_iter().flatten();
                 let figures = figures.iter().cloned().chain(relative).chain(to_other);
                 collector.add(&path, name, driver_cpu, figures);
             }

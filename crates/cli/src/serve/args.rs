@@ -139,7 +139,9 @@ pub(crate) enum LogFormat {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
+    /// Enabled
     On,
+    /// Disabled
     Off,
 }
 
