@@ -23,6 +23,7 @@ mod images;
 mod iotlb;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
+mod latencies;
 mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
 mod malformed;
