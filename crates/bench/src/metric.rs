@@ -33,7 +33,7 @@ impl Better {
         match metric {
             "rate" | "mb-per-cpu" | "scaling" => Self::Higher,
             // These ratios have a build of this run below the line.
-            "rate-to-other" => Self::Neither,
+            "rate-to-other" | "cpu-to-other" | "instructions-to-other" => Self::Neither,
             _ if metric.starts_with("rate-to-") => Self::Higher,
             "time" | "cpu" | "cycles" | "instructions" | "call" => Self::Lower,
             _ if ["latency", "kick-stop", "exits"].iter().any(|start| metric.starts_with(start)) => {
@@ -68,6 +68,7 @@ mod tests {
             ("rate", Better::Higher),
             ("rate-to-dpdk", Better::Higher),
             ("rate-to-other", Better::Neither),
+            ("cpu-to-other", Better::Neither),
             ("latency-p999", Better::Lower),
             ("exits-notify", Better::Lower),
             ("sleeps", Better::Neither),
