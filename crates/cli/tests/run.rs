@@ -585,7 +585,7 @@ fn a_kernel_that_cannot_run_is_refused() {
         assert_refused(&run(&["--kernel", path, option]), option);
     }
     for (network, why) in [
-        ("echo", "nothing to say to an echo"),
+        ("echo", "does not use an echo"),
         ("tap=a/b", "invalid interface name"),
         ("tap-fd=0", "not a TAP device"),
         ("tap-fd=999", "descriptor 999"),

@@ -20,6 +20,7 @@ pub(crate) const HOST: &[Name] = &[
     ("shared hugepages", "Can memory that a VMM shares have huge pages?"),
     ("io_uring", "Can disks use io_uring, and which features does the kernel have?"),
     ("memlock", "How much memory may a process pin?"),
+    ("postcopy", "Can guests migrate by postcopy?"),
     ("landlock", "Can the sandbox of `paravane serve` restrict files, ports and signals?"),
     ("nofile", "For how many devices does RLIMIT_NOFILE last?"),
     ("cpu governor", "Do processors slow down when idle?"),

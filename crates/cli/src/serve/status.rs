@@ -298,7 +298,10 @@ mod tests {
         assert_eq!(lines[1], summary);
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), HEAD);
         let cells: Vec<_> = lines[3].split_whitespace().collect();
-        assert_eq!(cells, ["vm0", "blk", "connected", "0", "1/2", "8", "0", "0", "-", "1"]);
+        assert_eq!(
+            cells,
+            ["vm0", "blk", "connected", "0", "1/2", "8", "-", "-", "-", "-", "0", "0", "-", "1"]
+        );
         assert!(lines[4].contains("0.0/4.0"), "{text}");
         assert!(lines[5].starts_with("r ") && lines[5].contains(" failed "), "{text}");
         assert!(lines[6].starts_with("o ") && lines[6].contains(" stopping "), "{text}");

@@ -79,8 +79,13 @@ fn it_listens_again_where_a_killed_one_did() {
 }
 
 fn http(address: &str, request: &str) -> String {
+    http_accepting("*/*", address, request)
+}
+
+fn http_accepting(accept: &str, address: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "{request} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
+    let headers = format!("Host: test\r\nAccept: {accept}\r\nConnection: close");
+    write!(stream, "{request} HTTP/1.1\r\n{headers}\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
@@ -97,13 +102,16 @@ fn metrics_are_served_over_http() {
     daemon.wait_for("ready");
     let response = http(&address, "GET /metrics");
     assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
-    assert!(response.contains("application/openmetrics-text"), "{response}");
+    assert!(response.contains("content-type: text/plain; version=0.0.4"), "{response}");
     for line in [
         "paravane_device_connected{device=\"card\",kind=\"net\"} 0",
         "paravane_net_transmitted_frames_total{device=\"card\",kind=\"net\"} 0",
     ] {
         assert!(response.lines().any(|there| there == line), "{response}");
     }
+    assert!(!response.contains("# EOF"), "{response}");
+    let response = http_accepting("application/openmetrics-text", &address, "GET /metrics");
+    assert!(response.contains("content-type: application/openmetrics-text"), "{response}");
     assert!(response.trim_end().ends_with("# EOF"), "{response}");
     assert!(http(&address, "GET /").starts_with("HTTP/1.1 404"));
     assert!(http(&address, "POST /metrics").starts_with("HTTP/1.1 405"));

@@ -107,6 +107,8 @@ impl Rig {
         status.queues = device["queues"].as_array().unwrap().iter().map(queue).collect();
         status.refused_translations = number(&device["refused_translations"]);
         status.protocol_errors = number(&device["protocol_errors"]);
+        let features = device["protocol_features"].as_str().and_then(|text| text.strip_prefix("0x"));
+        status.protocol_features = u64::from_str_radix(features.unwrap(), 16).unwrap();
         status.last_error = text(&device["last_error"]);
         status
     }
