@@ -71,7 +71,7 @@ pub enum StateError {
     /// Only a queue with nothing in flight has a state.
     #[error("{0} chains are in flight")]
     InFlight(u16),
-    /// Completions are staged: call [`Queue::publish`] first.
+    /// Completions are staged: call [`Queue::publish`](crate::device::Queue::publish) first.
     #[error("completions are staged but not published")]
     Unpublished,
     /// A vhost-user base that no split queue can have.

@@ -19,7 +19,7 @@ pub struct AreaRequest {
     pub writable: bool,
 }
 
-/// A queue's checked and frozen configuration; the only way to a [`Queue`].
+/// A queue's checked and frozen configuration; the only way to a [`Queue`](super::Queue).
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
     addresses: QueueAddresses,
