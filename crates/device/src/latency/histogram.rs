@@ -44,7 +44,7 @@ impl Histogram {
         Self { buckets, sum: AtomicU64::new(0), max: AtomicU64::new(0), shift }
     }
 
-    /// Adds `value` so many `times`. One thread at a time may call it.
+    /// Adds `value`, `times` times. One thread at a time may call it.
     #[inline]
     pub(super) fn add(&self, value: u64, times: u64) {
         let last = self.buckets.len() - 1;

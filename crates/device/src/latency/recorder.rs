@@ -189,7 +189,7 @@ impl LatencyRecorder {
         }
     }
 
-    /// Handler: has just taken so many `chains` together, and now has `in_flight` in flight.
+    /// Handler: took `chains` chains together; `in_flight` are in flight now.
     ///
     /// Joins [`LatencyRecorder::take`], [`LatencyRecorder::batch`] and, for no chain,
     /// [`LatencyRecorder::empty`].
@@ -203,7 +203,7 @@ impl LatencyRecorder {
         self.take()
     }
 
-    /// Handler: took so many `chains` together, and now has `in_flight` in flight.
+    /// Handler: took `chains` chains together; `in_flight` are in flight now.
     #[inline]
     pub fn batch(&mut self, chains: usize, in_flight: usize) {
         if let Some(on) = &self.on
