@@ -194,6 +194,11 @@ impl AttachedDevice {
             control.refresh = true;
             return Ok(false);
         }
+        self.refresh_device(&mut control)
+    }
+
+    /// Refreshes the device, and tells the transport of a change.
+    pub(crate) fn refresh_device(&self, control: &mut Control) -> std::io::Result<bool> {
         let Some(device) = &mut control.device else { return Ok(false) };
         let changed = device.refresh()?;
         if changed {

@@ -18,34 +18,35 @@ impl AttachedDevice {
     /// Carries out a suspension.
     pub(crate) fn suspend(&self, control: &mut Control) {
         control.suspended = true;
-        for queue in 0..control.queues.len() {
-            let queue = u16::try_from(queue).unwrap_or(u16::MAX);
-            if let Err(reason) = self.suspend_queue(control, queue) {
-                self.events.fault(format!("queue {queue} cannot be suspended: {reason}"));
-            }
-        }
+        self.each_queue(control, "suspended", Self::suspend_queue);
         lock(&self.events.transport).suspend_done();
     }
 
-    /// Carries out a resumption, and makes up for what happened meanwhile.
+    /// Carries out a resumption, and a refresh that was asked for meanwhile.
     pub(crate) fn resume_from_suspend(&self, control: &mut Control) {
         control.suspended = false;
+        self.each_queue(control, "resumed", Self::resume_queue);
+        // The transport holds a change back until `resume_done`.
+        if std::mem::take(&mut control.refresh)
+            && let Err(error) = self.refresh_device(control)
+        {
+            tracing::warn!(device = self.events.number, "cannot read the host's side again: {error}");
+        }
+        lock(&self.events.transport).resume_done();
+    }
+
+    /// Changes each queue. Reports a failure as a fault: the queue "cannot be `done`".
+    fn each_queue(
+        &self,
+        control: &mut Control,
+        done: &str,
+        change: fn(&Self, &mut Control, u16) -> Result<(), String>,
+    ) {
         for queue in 0..control.queues.len() {
             let queue = u16::try_from(queue).unwrap_or(u16::MAX);
-            if let Err(reason) = self.resume_queue(control, queue) {
-                self.events.fault(format!("queue {queue} cannot be resumed: {reason}"));
+            if let Err(reason) = change(self, control, queue) {
+                self.events.fault(format!("queue {queue} cannot be {done}: {reason}"));
             }
-        }
-        let refreshed = std::mem::take(&mut control.refresh).then_some(()).and(control.device.as_mut());
-        let changed = refreshed.map(|device| device.refresh());
-        let mut transport = lock(&self.events.transport);
-        transport.resume_done();
-        match changed {
-            Some(Ok(true)) => transport.config_changed(),
-            Some(Err(error)) => {
-                tracing::warn!(device = self.events.number, "cannot read the host's side again: {error}");
-            }
-            Some(Ok(false)) | None => {}
         }
     }
 

@@ -2,6 +2,7 @@
 use crate::lock::lock;
 use crate::{AttachedDevice, Builder, InterruptFn, Loan, LocalIoEventFds, Placement, QueueBackend, Spread};
 use paravane_device::rng::Rng;
+use paravane_device::{Device, QueueHandler};
 use paravane_dma::{Access, Backing, Domain, Handle, Memory, Region, RegionConfig};
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink};
 use paravane_notify::{IoEventFds, NoIoEventFds, NotifyError};
@@ -78,7 +79,7 @@ impl Rig {
 
     fn with(memory: &Memory, fds: Arc<dyn IoEventFds>, choose: impl FnOnce(Builder) -> Builder) -> Self {
         let attach = |builder| choose(builder).mmio(BASE, InterruptFn::new(|| ()));
-        Self::attached(memory, fds, 0, |builder| attach(builder).unwrap())
+        Self::attached(Box::new(Rng::new()), memory, fds, 0, |builder| attach(builder).unwrap())
     }
 
     /// With two vectors, for the queue and for the configuration change.
@@ -86,17 +87,18 @@ impl Rig {
         let apic = Apic::default();
         let extension = mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION;
         let attach = |builder: Builder| builder.mmio_msi(BASE, InterruptFn::new(|| ()), &apic).unwrap();
-        (Self::attached(&memory(), fds, extension, attach), apic.clone())
+        (Self::attached(Box::new(Rng::new()), &memory(), fds, extension, attach), apic.clone())
     }
 
     fn attached(
+        device: Box<dyn Device>,
         memory: &Memory,
         fds: Arc<dyn IoEventFds>,
         extension: u64,
         attach: impl FnOnce(Builder) -> AttachedDevice,
     ) -> Self {
         let placement = Placement::spawn(NonZeroUsize::MIN, Spread::Devices, Duration::ZERO).unwrap();
-        let builder = AttachedDevice::builder(Box::new(Rng::new()), memory);
+        let builder = AttachedDevice::builder(device, memory);
         let device = attach(builder.placement(&placement).ioeventfds(fds));
         Self { device, memory: memory.handle(), placement, extension, available: 0 }
     }
@@ -348,6 +350,58 @@ fn a_suspended_device_goes_on_where_it_was() {
         }
         assert!(!rig.needs_reset());
     }
+}
+
+/// An entropy device whose host side changes once.
+struct Changes(Rng, bool);
+
+impl Device for Changes {
+    fn device_id(&self) -> u32 {
+        self.0.device_id()
+    }
+
+    fn features(&self) -> u64 {
+        self.0.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        self.0.queue_sizes()
+    }
+
+    fn read_config(&self, offset: u32, out: &mut [u8]) {
+        self.0.read_config(offset, out);
+    }
+
+    fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
+        self.0.start_queue(index, features)
+    }
+
+    fn refresh(&mut self) -> io::Result<bool> {
+        Ok(std::mem::take(&mut self.1))
+    }
+}
+
+#[test]
+fn a_refresh_of_a_suspended_device_interrupts_once_at_its_resumption() {
+    let memory = memory();
+    let mut rig =
+        Rig::attached(Box::new(Changes(Rng::new(), true)), &memory, Arc::new(NoIoEventFds), 0, |builder| {
+            builder.suspendable().mmio(BASE, InterruptFn::new(|| ())).unwrap()
+        });
+    rig.extension = feature::SUSPEND;
+    rig.start(DESC as u32);
+    let generation = rig.read(CONFIG_GENERATION);
+    rig.write(STATUS, RUNNING | SUSPEND);
+    assert!(!rig.device.refresh().unwrap());
+    assert!(!rig.device.refresh().unwrap());
+    assert_eq!((rig.read(CONFIG_GENERATION), rig.device.interrupts()), (generation, 0));
+    rig.write(STATUS, SUSPENDED | DRIVER_OK);
+    assert_eq!(rig.read(INTERRUPT_STATUS), INT_CONFIG_CHANGE);
+    assert_eq!((rig.read(CONFIG_GENERATION), rig.device.interrupts()), (generation + 1, 1));
+    // Nothing is left to refresh.
+    rig.write(STATUS, RUNNING | SUSPEND);
+    rig.write(STATUS, SUSPENDED | DRIVER_OK);
+    assert_eq!(rig.device.interrupts(), 1);
 }
 
 #[test]
