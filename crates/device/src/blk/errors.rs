@@ -3,6 +3,7 @@
 //! A storage error is a request that the host failed. A mistake of the driver (a sector beyond the
 //! end, an unknown request) is counted as a rejected request.
 use super::request::ByteRange;
+use crate::latency;
 use paravane_spec::blk::SECTOR;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,15 +32,21 @@ impl Operation {
     /// All operations, in the order of [`ErrorTotals::operations`].
     pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
 
-    /// Name in logs and metrics: "read", "write", "flush", "discard" or "write_zeroes".
+    /// Name in logs and metrics: that of its [`latency::Operation`].
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Flush => "flush",
-            Self::Discard => "discard",
-            Self::WriteZeroes => "write_zeroes",
+        latency::Operation::from(self).name()
+    }
+}
+
+impl From<Operation> for latency::Operation {
+    fn from(operation: Operation) -> Self {
+        match operation {
+            Operation::Read => Self::Read,
+            Operation::Write => Self::Write,
+            Operation::Flush => Self::Flush,
+            Operation::Discard => Self::Discard,
+            Operation::WriteZeroes => Self::WriteZeroes,
         }
     }
 }
