@@ -101,6 +101,7 @@ impl Handler {
         served: &mut Served,
         (latency, taken): (&mut LatencyRecorder, Taken),
     ) -> Result<u64, ServeError> {
+        // Ends a request without a job for the engine: its latency has no host stage.
         let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
             let measured = ended.measured();
             let request = || request(measured, head, status);
@@ -318,7 +319,9 @@ fn request(measured: Measured, head: u16, status: u8) -> Request {
     Request { head, sector, bytes, status }
 }
 
-/// Answers a request, and completes its chain with `written` bytes of data.
+/// Writes the status of a request, and completes its chain with `written` bytes of data.
+///
+/// The caller records the latency: with a host stage if the engine did a job, else without.
 fn finish(
     queue: &mut Queue,
     memory: &AccessGuard<'_>,
