@@ -246,10 +246,10 @@ impl HostQueue {
         self.live.latency().finish();
     }
 
-    /// Stops serving, and nothing else: completes what is in flight; an ioeventfd stays, and kicks
-    /// wait.
+    /// Stops serving, with all requests in flight completed.
     ///
-    /// The handler keeps its state, and goes on when the queue is resumed.
+    /// An ioeventfd stays, and kicks wait. The handler keeps its state, and goes on when the queue
+    /// is resumed.
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
@@ -259,15 +259,15 @@ impl HostQueue {
         Ok(RestingQueue { key, parked: live.park()?, handler: Some(handler), kicks, events, work, cut })
     }
 
-    /// Stops serving, and leaves what is in flight to the queue's tracking region.
+    /// Ends the queue, and leaves requests in flight to its tracking region.
     ///
     /// Requests that the host has not begun are cancelled; the others are waited for. Without
-    /// tracking, all are completed. Returns the position and the number of chains that are left in
-    /// flight.
+    /// tracking, all are completed, as by [`HostQueue::park`]. Returns the position and the number
+    /// of chains left in flight.
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
-    pub fn leave(mut self) -> Result<(paravane_device::State, u16), StateError> {
+    pub fn leave(mut self) -> Result<(State, u16), StateError> {
         if self.live.queue().is_tracked() {
             self.cut = Some(Arc::new(AtomicBool::new(true)));
         }

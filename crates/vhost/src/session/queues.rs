@@ -333,11 +333,8 @@ impl Session<'_> {
         // Misses that were not reported occur again when the queue continues.
         self.back_channel.forget();
         if let Some(host_queue) = self.take_off(queue) {
-            if self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT) {
-                self.leave(queue, host_queue);
-            } else {
-                self.park(queue, host_queue);
-            }
+            let leave = self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT);
+            self.put_away(queue, host_queue, leave);
         }
         self.set_stopped(queue);
     }
@@ -352,29 +349,24 @@ impl Session<'_> {
             live.map(|(queue, _)| (queue, self.thread(queue).begin_take_off(self.key(queue)))).collect();
         for (queue, taking_off) in taking_off {
             if let Some(host_queue) = self.thread(queue).taken_off(taking_off) {
-                self.park(queue, host_queue);
+                self.put_away(queue, host_queue, false);
             }
             self.set_stopped(queue);
         }
     }
 
-    /// Drains a queue that has left its thread, and keeps its position.
-    fn park(&mut self, queue: u16, mut host_queue: Box<HostQueue>) {
-        host_queue.tell(self.relay(queue));
-        match host_queue.park() {
-            Ok(resting) => self.vrings[usize::from(queue)].base = resting.position().vring_base(),
-            Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
-        }
-        self.thread(queue).finish_tasks();
-    }
-
-    /// Leaves what is in flight in a queue that has left its thread, and keeps its position.
+    /// Ends a queue that has left its thread, and keeps its position.
     ///
-    /// QEMU stops a queue by SET_STATUS or SET_VRING_ENABLE before it sends GET_VRING_BASE, so every
-    /// stop leaves it. If the queue starts again, here or elsewhere, these requests come first.
-    fn leave(&mut self, queue: u16, mut host_queue: Box<HostQueue>) {
+    /// With `leave`, requests in flight stay in the tracking region; else they are completed. QEMU
+    /// stops a queue by SET_STATUS or SET_VRING_ENABLE before it sends GET_VRING_BASE, so every stop
+    /// leaves them. If the queue starts again, here or elsewhere, they come first.
+    fn put_away(&mut self, queue: u16, mut host_queue: Box<HostQueue>, leave: bool) {
         host_queue.tell(self.relay(queue));
-        match host_queue.leave() {
+        let ended = match leave {
+            true => host_queue.leave(),
+            false => host_queue.park().map(|resting| (resting.position(), 0)),
+        };
+        match ended {
             Ok((position, in_flight)) => {
                 self.vrings[usize::from(queue)].base = position.vring_base();
                 if in_flight > 0 {
