@@ -83,8 +83,7 @@ pub(super) fn judge(device: &Device) -> Vec<Finding> {
     }
     let negotiated = Negotiated { device, features, protocol: accepted, live };
     let mut findings = negotiated.queues();
-    findings.extend(negotiated.of_protocol());
-    findings.extend(negotiated.of_kind());
+    findings.extend(negotiated.run(&DEVICE));
     findings
 }
 
@@ -95,23 +94,145 @@ struct Negotiated<'a> {
     live: Vec<&'a Queue>,
 }
 
+/// A feature, and the cost of its absence.
+struct Check {
+    name: &'static str,
+    /// Whether devices like this one use the feature.
+    applies: fn(&Negotiated<'_>) -> bool,
+    has: fn(&Negotiated<'_>) -> bool,
+    with: &'static str,
+    without: &'static str,
+    remedy: &'static str,
+}
+
+/// Features of the ring.
+const RING: [Check; 2] = [
+    Check {
+        name: "event index",
+        applies: |_| true,
+        has: |it| it.has(feature::EVENT_IDX),
+        with: "notifications are suppressed by ring position",
+        without: "no event index: expect one kick and one interrupt a request under load",
+        remedy: "QEMU: event_idx=on (its default); libvirt: <driver event_idx='on'/>; else the driver of the guest \
+                 lacks it",
+    },
+    Check {
+        name: "indirect descriptors",
+        applies: |_| true,
+        has: |it| it.has(feature::INDIRECT_DESC) || it.is("rng"),
+        with: "a request can take one descriptor",
+        without: "no indirect descriptors: a request takes one descriptor for each of its parts",
+        remedy: "QEMU: indirect_desc=on (its default); else use a larger queue, or another driver in the guest",
+    },
+];
+
+/// Features of the protocol, then those of disks and of network cards.
+const DEVICE: [Check; 9] = [
+    Check {
+        name: "in-flight tracking",
+        // A frame may be lost in any network.
+        applies: |it| it.is("blk"),
+        has: |it| it.has_protocol(protocol::INFLIGHT_SHMFD),
+        with: "requests in flight survive a crash of the daemon",
+        without: "no in-flight tracking: a crash of the daemon loses the requests in flight",
+        remedy: "use a VMM that has it: QEMU negotiates it without an option, and resumes with reconnect-ms=1000",
+    },
+    Check {
+        name: "memory slots",
+        applies: |_| true,
+        has: |it| it.has_protocol(protocol::CONFIGURE_MEM_SLOTS),
+        with: "memory regions are added and removed one by one",
+        without: "legacy memory table: at most 8 regions, and each memory hot plug maps all memory again",
+        remedy: "use a VMM that has it: a current QEMU negotiates it without an option",
+    },
+    Check {
+        name: "reply-ack",
+        applies: |_| true,
+        has: |it| it.has_protocol(protocol::REPLY_ACK),
+        with: "the VMM waits for acknowledgements",
+        without: "no acknowledgements: the VMM goes on while the daemon maps memory, and learns of errors by the end \
+                  of the connection",
+        remedy: "use a VMM that has it: QEMU negotiates it without an option",
+    },
+    Check {
+        name: "resize",
+        applies: |it| it.is("blk"),
+        has: |it| it.has_protocol(protocol::CONFIG) && it.has_protocol(protocol::BACKEND_REQ),
+        with: "a running guest learns of a new size of the image",
+        without: "no configuration messages: the guest learns of a new size when it boots",
+        remedy: "restart the guest after a change of the size, or use QEMU, which negotiates them without an option",
+    },
+    Check {
+        name: "migration",
+        applies: |_| true,
+        has: |it| it.has_protocol(protocol::LOG_SHMFD),
+        with: "the VMM can ask for a dirty log",
+        without: "no dirty log: the guest cannot migrate while it runs",
+        remedy: "QEMU negotiates it without an option; with other VMMs, shut the guest down to move it",
+    },
+    Check {
+        name: "flush",
+        applies: |it| it.is("blk"),
+        has: |it| it.has(blk::F_FLUSH),
+        with: "the guest flushes when it needs to",
+        without: "no flush requests: every write is flushed before it completes",
+        remedy: "QEMU offers it without an option; else the driver of the guest lacks it",
+    },
+    Check {
+        name: "discard",
+        applies: |it| it.is("blk") && !it.has(blk::F_RO),
+        has: |it| it.has(blk::F_DISCARD),
+        with: "the guest can free blocks of the image",
+        without: "no discard: the image never shrinks",
+        remedy: "QEMU: discard=on (its default); Linux 5.0 or later in the guest",
+    },
+    Check {
+        name: "receive buffers",
+        applies: |it| it.is("net"),
+        has: |it| it.has(net::F_MRG_RXBUF),
+        with: "a received frame may span buffers",
+        without: "no mergeable receive buffers: each frame takes a buffer of the largest size",
+        remedy: "QEMU: mrg_rxbuf=on (its default); else the driver of the guest lacks it",
+    },
+    Check {
+        name: "offloads",
+        // Only the kernel behind a TAP device does these.
+        applies: |it| it.is("net") && it.device.back_end.starts_with("tap "),
+        has: |it| it.features & OFFLOADS == OFFLOADS,
+        with: "checksums and segmentation are left to the host",
+        without: "without some offloads, the guest makes checksums and cuts TCP streams into frames of the MTU",
+        remedy: "serve without --no-offloads; QEMU: csum=on,host_tso4=on,host_tso6=on,guest_csum=on,guest_tso4=on \
+                 (its defaults)",
+    },
+];
+
+const OFFLOADS: u64 =
+    net::F_CSUM | net::F_HOST_TSO4 | net::F_HOST_TSO6 | net::F_GUEST_CSUM | net::F_GUEST_TSO4;
+
 impl Negotiated<'_> {
+    /// Whether any bit of `feature` was negotiated.
     fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
+    }
+
+    fn has_protocol(&self, feature: u64) -> bool {
+        self.protocol & feature != 0
     }
 
     fn is(&self, kind: &str) -> bool {
         self.device.kind == kind
     }
 
+    /// The findings of the checks that apply.
+    fn run(&self, checks: &'static [Check]) -> impl Iterator<Item = Finding> {
+        checks
+            .iter()
+            .filter(|check| (check.applies)(self))
+            .map(|check| Self::either(check.name, (check.has)(self), check.with, check.without, check.remedy))
+    }
+
     /// `ok` with a feature, `warn` without.
-    fn either(
-        name: &'static str,
-        has: bool,
-        with: &str,
-        without: &str,
-        remedy: impl Into<String>,
-    ) -> Finding {
+    fn either(name: &'static str, has: bool, with: &str, without: &str, remedy: &str) -> Finding {
         match has {
             true => Finding::new(name, Level::Ok, with, ""),
             false => Finding::new(name, Level::Warn, without, remedy),
@@ -139,21 +260,7 @@ impl Negotiated<'_> {
             );
             findings.push(ok("notifications", found));
         }
-        findings.push(Self::either(
-            "event index",
-            self.has(feature::EVENT_IDX),
-            "notifications are suppressed by ring position",
-            "no event index: expect one kick and one interrupt a request under load",
-            "QEMU: event_idx=on (its default); libvirt: <driver event_idx='on'/>; else the driver of the guest lacks it",
-        ));
-        let indirect = self.has(feature::INDIRECT_DESC);
-        findings.push(Self::either(
-            "indirect descriptors",
-            indirect || self.is("rng"),
-            "a request can take one descriptor",
-            "no indirect descriptors: a request takes one descriptor for each of its parts",
-            "QEMU: indirect_desc=on (its default); else use a larger queue, or another driver in the guest",
-        ));
+        findings.extend(self.run(&RING));
         findings.push(ok(
             "layout",
             match self.has(feature::RING_PACKED) {
@@ -163,7 +270,7 @@ impl Negotiated<'_> {
         ));
         if !self.is("rng") {
             findings.push(self.count());
-            findings.push(self.size(indirect));
+            findings.push(self.size());
         }
         let (threads, live) = (usize::from(*workers), self.live.len());
         if threads > 1 {
@@ -218,10 +325,10 @@ impl Negotiated<'_> {
         }
     }
 
-    fn size(&self, indirect: bool) -> Finding {
+    fn size(&self) -> Finding {
         let least = self.live.iter().map(|queue| queue.size).min().unwrap_or(0);
         let card = self.is("net");
-        let depth = if indirect || card { least } else { least / DESCRIPTORS };
+        let depth = if self.has(feature::INDIRECT_DESC) || card { least } else { least / DESCRIPTORS };
         let found = format!("{least} descriptors: {depth} requests in flight in a queue");
         let remedy = match card {
             true => {
@@ -239,107 +346,6 @@ impl Negotiated<'_> {
             &found,
             remedy,
         )
-    }
-
-    fn of_protocol(&self) -> Vec<Finding> {
-        let has = |bit: u64| self.protocol & bit != 0;
-        let mut findings = Vec::new();
-        // A frame may be lost in any network.
-        if self.is("blk") {
-            findings.push(Self::either(
-                "in-flight tracking",
-                has(protocol::INFLIGHT_SHMFD),
-                "requests in flight survive a crash of the daemon",
-                "no in-flight tracking: a crash of the daemon loses the requests in flight",
-                "use a VMM that has it: QEMU negotiates it without an option, and resumes with reconnect-ms=1000",
-            ));
-        }
-        findings.push(Self::either(
-            "memory slots",
-            has(protocol::CONFIGURE_MEM_SLOTS),
-            "memory regions are added and removed one by one",
-            "legacy memory table: at most 8 regions, and each memory hot plug maps all memory again",
-            "use a VMM that has it: a current QEMU negotiates it without an option",
-        ));
-        findings.push(Self::either(
-            "reply-ack",
-            has(protocol::REPLY_ACK),
-            "the VMM waits for acknowledgements",
-            "no acknowledgements: the VMM goes on while the daemon maps memory, and learns of errors by the end of the \
-             connection",
-            "use a VMM that has it: QEMU negotiates it without an option",
-        ));
-        if self.is("blk") {
-            findings.push(Self::either(
-                "resize",
-                has(protocol::CONFIG | protocol::BACKEND_REQ)
-                    && has(protocol::BACKEND_REQ)
-                    && has(protocol::CONFIG),
-                "a running guest learns of a new size of the image",
-                "no configuration messages: the guest learns of a new size when it boots",
-                "restart the guest after a change of the size, or use QEMU, which negotiates them without an option",
-            ));
-        }
-        findings.push(Self::either(
-            "migration",
-            has(protocol::LOG_SHMFD),
-            "the VMM can ask for a dirty log",
-            "no dirty log: the guest cannot migrate while it runs",
-            "QEMU negotiates it without an option; with other VMMs, shut the guest down to move it",
-        ));
-        findings
-    }
-
-    fn of_kind(&self) -> Vec<Finding> {
-        match self.device.kind.as_str() {
-            "blk" => self.of_disk(),
-            "net" => self.of_card(),
-            _ => Vec::new(),
-        }
-    }
-
-    fn of_disk(&self) -> Vec<Finding> {
-        let mut findings = vec![Self::either(
-            "flush",
-            self.has(blk::F_FLUSH),
-            "the guest flushes when it needs to",
-            "no flush requests: every write is flushed before it completes",
-            "QEMU offers it without an option; else the driver of the guest lacks it",
-        )];
-        if !self.has(blk::F_RO) {
-            findings.push(Self::either(
-                "discard",
-                self.has(blk::F_DISCARD),
-                "the guest can free blocks of the image",
-                "no discard: the image never shrinks",
-                "QEMU: discard=on (its default); Linux 5.0 or later in the guest",
-            ));
-        }
-        findings
-    }
-
-    fn of_card(&self) -> Vec<Finding> {
-        let mut findings = vec![Self::either(
-            "receive buffers",
-            self.has(net::F_MRG_RXBUF),
-            "a received frame may span buffers",
-            "no mergeable receive buffers: each frame takes a buffer of the largest size",
-            "QEMU: mrg_rxbuf=on (its default); else the driver of the guest lacks it",
-        )];
-        // Only the kernel behind a TAP device does these.
-        if self.device.back_end.starts_with("tap ") {
-            let all =
-                net::F_CSUM | net::F_HOST_TSO4 | net::F_HOST_TSO6 | net::F_GUEST_CSUM | net::F_GUEST_TSO4;
-            findings.push(Self::either(
-                "offloads",
-                self.features & all == all,
-                "checksums and segmentation are left to the host",
-                "without some offloads, the guest makes checksums and cuts TCP streams into frames of the MTU",
-                "serve without --no-offloads; QEMU: csum=on,host_tso4=on,host_tso6=on,guest_csum=on,guest_tso4=on (its \
-                 defaults)",
-            ));
-        }
-        findings
     }
 }
 
