@@ -8,20 +8,23 @@ pub(crate) struct Sections {
     /// Name with dashes: "paravane-serve".
     pub(crate) command: &'static str,
     /// Command lines, each with a short description.
-    pub(crate) examples: &'static [(&'static str, &'static str)],
+    pub(crate) examples: Table,
     /// Statuses and their meanings.
     pub(crate) exit: &'static [(u8, &'static str)],
-    pub(crate) signals: &'static [(&'static str, &'static str)],
-    pub(crate) files: &'static [(&'static str, &'static str)],
-    pub(crate) environment: &'static [(&'static str, &'static str)],
+    pub(crate) signals: Table,
+    pub(crate) files: Table,
+    pub(crate) environment: Table,
     /// Manual pages, with their chapters.
     pub(crate) see_also: &'static [&'static str],
 }
 
+/// Names and their meanings.
+type Table = &'static [(&'static str, &'static str)];
+
 /// Columns of the sections in `--help`. Narrower terminals wrap further.
 const HELP_COLUMNS: usize = 80;
 
-/// A table of one section.
+/// The rows of one section.
 type Rows = Vec<(String, &'static str)>;
 
 const USAGE: (u8, &str) = (2, "The request was invalid; nothing was changed.");
@@ -30,6 +33,10 @@ const CONTROL: (&str, &str) = (
     "/run/paravane/PID.sock",
     "Control socket of a daemon; for users other than root in XDG_RUNTIME_DIR/paravane.",
 );
+
+const RUNTIME_DIRECTORY: (&str, &str) = ("RUNTIME_DIRECTORY", "Directory of control sockets.");
+const XDG_RUNTIME_DIR: (&str, &str) =
+    ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root.");
 
 const NONE: Sections = Sections {
     command: "",
@@ -40,6 +47,17 @@ const NONE: Sections = Sections {
     environment: &[],
     see_also: &[],
 };
+
+/// A command that reads no variable but RUST_LOG.
+const PLAIN: Sections = Sections { environment: &[RUST_LOG], ..NONE };
+
+/// A command that asks daemons.
+const CLIENT: Sections =
+    Sections { files: &[CONTROL], environment: &[RUST_LOG, RUNTIME_DIRECTORY, XDG_RUNTIME_DIR], ..NONE };
+
+/// A command that serves one device.
+const SERVE_ONE: Sections =
+    Sections { exit: SERVE_EXIT, see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"], ..NONE };
 
 const SERVE_EXIT: &[(u8, &str)] = &[
     (0, "The daemon ended by a signal and finished all requests; with --check, the configuration is valid."),
@@ -57,7 +75,6 @@ pub(crate) const ALL: [Sections; 13] = [
             ("paravane doctor", "Check this host."),
         ],
         exit: &[(0, "Success."), (1, "The command ran and failed."), USAGE, (130, "Stopped by a signal.")],
-        environment: &[RUST_LOG],
         see_also: &[
             "paravane-run(1)",
             "paravane-serve(1)",
@@ -68,7 +85,7 @@ pub(crate) const ALL: [Sections; 13] = [
             "paravane-completions(1)",
             "paravane-devices.toml(5)",
         ],
-        ..NONE
+        ..PLAIN
     },
     Sections {
         command: "paravane-run",
@@ -165,9 +182,7 @@ pub(crate) const ALL: [Sections; 13] = [
                 "Serve a block device past the page cache, by two threads.",
             ),
         ],
-        exit: SERVE_EXIT,
-        see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"],
-        ..NONE
+        ..SERVE_ONE
     },
     Sections {
         command: "paravane-serve-net",
@@ -175,17 +190,13 @@ pub(crate) const ALL: [Sections; 13] = [
             ("paravane serve net --tap tap0 --socket /run/net0.sock", "Serve a card on a TAP device."),
             ("paravane serve net --echo --socket /run/net0.sock", "Serve a card that returns every frame."),
         ],
-        exit: SERVE_EXIT,
         files: &[("/dev/net/tun", "TAP devices.")],
-        see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"],
-        ..NONE
+        ..SERVE_ONE
     },
     Sections {
         command: "paravane-serve-rng",
         examples: &[("paravane serve rng --socket /run/rng0.sock", "Serve an entropy source.")],
-        exit: SERVE_EXIT,
-        see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"],
-        ..NONE
+        ..SERVE_ONE
     },
     Sections {
         command: "paravane-status",
@@ -200,14 +211,8 @@ pub(crate) const ALL: [Sections; 13] = [
             (1, "A daemon did not answer, or a named device does not exist."),
             USAGE,
         ],
-        files: &[CONTROL],
-        environment: &[
-            RUST_LOG,
-            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
-            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
-        ],
         see_also: &["paravane-serve(1)", "paravane-top(1)"],
-        ..NONE
+        ..CLIENT
     },
     Sections {
         command: "paravane-top",
@@ -223,16 +228,15 @@ pub(crate) const ALL: [Sections; 13] = [
             USAGE,
             (130, "Stopped by a signal."),
         ],
-        files: &[CONTROL],
         environment: &[
             RUST_LOG,
-            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
-            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
+            RUNTIME_DIRECTORY,
+            XDG_RUNTIME_DIR,
             ("LC_ALL, LC_CTYPE, LANG", "Without UTF-8, HISTORY and units are ASCII."),
             ("NO_COLOR", "Without colours."),
         ],
         see_also: &["paravane-status(1)", "paravane-serve(1)"],
-        ..NONE
+        ..CLIENT
     },
     Sections {
         command: "paravane-doctor",
@@ -257,14 +261,8 @@ pub(crate) const ALL: [Sections; 13] = [
             ),
             USAGE,
         ],
-        files: &[CONTROL],
-        environment: &[
-            RUST_LOG,
-            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
-            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
-        ],
         see_also: &["paravane-run(1)", "paravane-serve(1)", "paravane-devices.toml(5)"],
-        ..NONE
+        ..CLIENT
     },
     Sections {
         command: "paravane-completions",
@@ -279,25 +277,22 @@ pub(crate) const ALL: [Sections; 13] = [
             ),
         ],
         exit: &[(0, "The completions are on stdout."), USAGE],
-        environment: &[RUST_LOG],
         see_also: &["paravane(1)", "paravane-manuals(1)"],
-        ..NONE
+        ..PLAIN
     },
     Sections {
         command: "paravane-manuals",
         examples: &[("paravane manuals target/manuals", "Write manual pages and completions to a folder.")],
         exit: &[(0, "The files are written."), (1, "A file cannot be written."), USAGE],
-        environment: &[RUST_LOG],
         see_also: &["paravane(1)", "paravane-completions(1)"],
-        ..NONE
+        ..PLAIN
     },
     Sections {
         command: "paravane-reference",
         examples: &[("paravane reference docs/reference", "Write the generated chapters of the reference.")],
         exit: &[(0, "The files are written."), (1, "A file cannot be written."), USAGE],
-        environment: &[RUST_LOG],
         see_also: &["paravane(1)"],
-        ..NONE
+        ..PLAIN
     },
     Sections {
         command: "paravane-bench",
@@ -331,9 +326,8 @@ pub(crate) const ALL: [Sections; 13] = [
 impl Sections {
     /// Heading and rows of each section that has any, in the order of man-pages(7).
     pub(crate) fn all(&self) -> Vec<(&'static str, Rows)> {
-        let rows = |rows: &'static [(&'static str, &'static str)]| -> Rows {
-            rows.iter().map(|&(name, text)| (name.to_owned(), text)).collect()
-        };
+        let rows =
+            |table: Table| -> Rows { table.iter().map(|&(name, text)| (name.to_owned(), text)).collect() };
         let exit = self.exit.iter().map(|&(status, text)| (status.to_string(), text)).collect();
         let all = [
             ("Signals", rows(self.signals)),
