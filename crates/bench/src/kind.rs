@@ -56,17 +56,11 @@ mod tests {
 
     #[test]
     fn subjects_are_told_apart() {
-        for (subject, kind) in [
-            ("paravane", Kind::Ours),
-            ("paravane/iova+log", Kind::Ours),
-            ("paravane/other", Kind::OtherBuild),
-            ("mmio-msi", Kind::Ours),
-            ("ringtest/virtio_ring_0_9", Kind::Peer),
-            ("vm-memory/iommu", Kind::Peer),
-            ("memcpy/pages", Kind::Yardstick),
-            ("published/unmodified", Kind::Published),
-        ] {
-            assert_eq!(Kind::of(subject), kind, "{subject}");
-        }
+        let all = |subjects: &[&str], kind| subjects.iter().all(|subject| Kind::of(subject) == kind);
+        assert!(all(&["paravane", "paravane/iova+log", "mmio-msi"], Kind::Ours));
+        assert!(all(&["paravane/other"], Kind::OtherBuild));
+        assert!(all(&["ringtest/virtio_ring_0_9", "vm-memory/iommu"], Kind::Peer));
+        assert!(all(&["memcpy/pages"], Kind::Yardstick));
+        assert!(all(&["published/unmodified"], Kind::Published));
     }
 }
