@@ -101,9 +101,9 @@ macro_rules! rng {
 }
 
 impl Driver {
-    /// Asks for so many answers, one after another, and for an interrupt at each.
+    /// Asks for `count` answers in turn, each with an interrupt.
     ///
-    /// Looks for them without waiting for any.
+    /// Polls for the answers, and does not wait for the interrupts.
     pub(super) fn exchange(&mut self, count: u32) {
         for number in 0..count {
             rng!(self, rng => rng.enable_interrupts());
