@@ -104,7 +104,7 @@ fn watch_workspace(workspace: &Path) {
     }
 }
 
-/// Copies the unpacked package `from` to `to` as a workspace that needs nothing for tests.
+/// Copies the unpacked package `from` to `to`, as a workspace without tests.
 ///
 /// Without a lock file cargo resolves the dependencies among those that it has downloaded for the
 /// outer build.

@@ -1,4 +1,4 @@
-//! Writes the hand-made seeds of the corpora: a small scenario per file, named after it.
+//! Writes the seeds of the corpora: a small scenario a file, named after it.
 //!
 //! A target decodes its input step by step, so the bytes below are the steps in `src/TARGET.rs`. If
 //! the decoding of a target changes, change them too and run this again.
@@ -11,7 +11,9 @@ use std::path::Path;
 /// A name and the pieces of the input.
 type Seed = (&'static str, &'static [&'static [u8]]);
 
-/// Steps of `split_device`, after size (as a power of two), feature bits, and batch slots less one.
+/// Steps of `split_device`.
+///
+/// After size (as a power of two), feature bits, and batch slots less one.
 mod device {
     /// Descriptor 0: 16 readable bytes, the last of its chain.
     pub(super) const READABLE: &[u8] =
@@ -31,14 +33,13 @@ mod device {
     pub(super) const WRAPS: &[u8] = &[0, 0, 0, 6, 0, 0, 16, 0, 0];
     /// Descriptor 0 goes on outside of the table.
     pub(super) const OUTSIDE: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 16, 1, 255, 255, 255];
-    /// Descriptor 0 names a table of two entries; and the table: one readable, one writable.
+    /// Descriptor 0 names a table of two entries: one readable, one writable.
     pub(super) const INDIRECT: &[u8] = &[0, 0, 0, 4, 0, 3, 2, 4, 0];
     pub(super) const TABLE_0: &[u8] = &[0, 7, 0, 0, 0, 0, 0, 16, 1, 1];
     pub(super) const TABLE_1: &[u8] = &[0, 7, 1, 0, 64, 0, 4, 1, 2, 0];
     /// The first entry is a table again.
     pub(super) const TABLE_NESTED: &[u8] = &[0, 7, 0, 4, 0, 3, 2, 4, 0];
-    /// An indirect descriptor that is chained too; one whose length is no multiple of 16; one
-    /// without bytes.
+    /// Wrong tables: chained on, no multiple of 16 long, and empty.
     pub(super) const INDIRECT_NEXT: &[u8] = &[0, 0, 0, 4, 0, 3, 2, 5, 1];
     pub(super) const INDIRECT_ODD: &[u8] = &[0, 0, 0, 4, 0, 0, 17, 4, 0];
     pub(super) const INDIRECT_EMPTY: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 4, 0];
@@ -104,8 +105,9 @@ const SPLIT_DEVICE: &[Seed] = {
     ]
 };
 
-/// Steps of `split_driver`, after size (as a power of two), feature bits, and length of the
-/// indirect tables.
+/// Steps of `split_driver`.
+///
+/// After size (as a power of two), feature bits, and length of the indirect tables.
 mod driver {
     /// One readable segment; two and one writable; six of each.
     pub(super) const ADD: &[u8] = &[5, 1, 0, 0, 1, 0];
@@ -148,7 +150,9 @@ const SPLIT_DRIVER: &[Seed] = {
     ]
 };
 
-/// Steps of `packed_device`, after size less one, feature bits, and batch slots less one.
+/// Steps of `packed_device`.
+///
+/// After size less one, feature bits, and batch slots less one.
 mod packed_device {
     /// Descriptors less one, identifier; then each: its kind, and where and how long.
     pub(super) const READABLE: &[u8] = &[0, 0, 3, 0, 0, 0, 0, 5];
@@ -198,8 +202,9 @@ const PACKED_DEVICE: &[Seed] = {
     ]
 };
 
-/// Steps of `packed_driver`, after size (as a power of two), feature bits, and length of the
-/// indirect tables.
+/// Steps of `packed_driver`.
+///
+/// After size (as a power of two), feature bits, and length of the indirect tables.
 mod packed_driver {
     pub(super) use super::driver::{ADD, ADD_CHAIN, DISABLE, ENABLE, POLL, POP, PUBLISH};
     pub(super) const HONEST: &[u8] = &[2, 16, 0, 0, 0];
@@ -234,7 +239,9 @@ const PACKED_DRIVER: &[Seed] = {
     ]
 };
 
-/// Steps of `mmio`, after one byte: NOTIFICATION_DATA, no RING_RESET, slow owner, number of queues.
+/// Steps of `mmio`.
+///
+/// After one byte: NOTIFICATION_DATA, no RING_RESET, slow owner, number of queues.
 mod registers {
     pub(super) const NEGOTIATE: &[u8] = &[9, 2];
     pub(super) const NEGOTIATE_LITTLE: &[u8] = &[9, 1];
@@ -257,8 +264,9 @@ mod registers {
     pub(super) const CONFIG_CHANGED: &[u8] = &[13];
     pub(super) const RESET_DONE: &[u8] = &[15, 0];
     pub(super) const QUEUE_0_DONE: &[u8] = &[15, 1];
-    /// Eight bytes to the configuration space; one byte to Status; four bytes across the window's
-    /// end.
+    /// Writes 8 bytes to the configuration space, 1 to Status, 4 across the end.
+    ///
+    /// The end is that of the window.
     pub(super) const WRITE_CONFIG: &[u8] = &[6, 1, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8];
     pub(super) const WRITE_NARROW: &[u8] = &[6, 0, 0x70, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     pub(super) const READ_ACROSS: &[u8] = &[8, 1, 0xfe, 0x0f, 4];
@@ -401,8 +409,10 @@ const MMIO_MSI: &[Seed] = {
     ]
 };
 
-/// Steps of `pci`, after one byte: number of queues (upper half), a slow owner (4), no RING_RESET
-/// (2), NOTIFICATION_DATA (1).
+/// Steps of `pci`.
+///
+/// After one byte: number of queues (upper half), a slow owner (4), no RING_RESET (2),
+/// NOTIFICATION_DATA (1).
 mod function {
     pub(super) const NEGOTIATE: &[u8] = &[7, 2];
     pub(super) const NEGOTIATE_LITTLE: &[u8] = &[7, 1];
@@ -418,6 +428,8 @@ mod function {
     pub(super) const RESET: &[u8] = &[12, 2];
     pub(super) const RESET_DONE: &[u8] = &[13, 0];
     pub(super) const QUEUE_0_DONE: &[u8] = &[13, 1];
+    /// Vectors of queues 0 and 1 and of the configuration change.
+    ///
     /// Queue 0 and the configuration change by vector 0; queue 1 by vector 1, the configuration
     /// change by 0.
     pub(super) const MAP_0: &[u8] = &[14, 0, 0];
@@ -521,8 +533,9 @@ const PCI: &[Seed] = {
     ]
 };
 
-/// Steps of `blk_request`, after read-only (0) or not, size (as a power of two), and features (1:
-/// all).
+/// Steps of `blk_request`.
+///
+/// After read-only (0) or not, size (as a power of two), and features (1: all).
 mod requests {
     /// Kind, sector, number of pieces, then each piece: length and place.
     pub(super) const READ: &[u8] = &[0, 0, 2, 1, 0, 2, 0, 0x80];
@@ -576,10 +589,11 @@ const BLK_REQUEST: &[Seed] = {
     ]
 };
 
-/// Steps of `net_request`, after features (1: all) and the sizes of the three queues (as powers of
-/// two).
+/// Steps of `net_request`.
+///
+/// After features (1: all) and the sizes of the three queues (as powers of two).
 mod frames {
-    /// Header of zeroes, number of pieces less one, then each piece: length, place, flag.
+    /// Header of zeroes, pieces less one, then each piece: length, place, flag.
     pub(super) const FRAME: &[u8] = &[0, 1, 0, 0, 60, 0, 0x10, 0];
     pub(super) const IN_THREE: &[u8] = &[0, 1, 2, 0, 7, 0, 0x10, 0, 2, 8, 0, 0x20, 0, 0, 100, 0, 0x30, 0];
     /// Shorter than its addresses; longer than any.
@@ -636,8 +650,9 @@ const NET_REQUEST: &[Seed] = {
 
 /// Steps of `dma`.
 mod domain {
-    /// Device pages 0 to 3 become guest pages 2 to 5, to read and to write; and the same pages of
-    /// another base, around a border of two megabytes, to read only.
+    /// Device pages 0 to 3 become guest pages 2 to 5, to read and to write.
+    ///
+    /// The same pages of another base, around a border of two megabytes, become readable only.
     pub(super) const MAP: &[u8] = &[0, 0, 0, 3, 2, 2];
     pub(super) const MAP_READ_ONLY: &[u8] = &[0, 1, 0, 3, 2, 0];
     /// 1027 pages around the same border, of which memory lies behind the first.
@@ -649,8 +664,9 @@ mod domain {
     /// A page from the middle; everything around the border.
     pub(super) const UNMAP_ONE: &[u8] = &[3, 1, 3, 0];
     pub(super) const UNMAP_LARGE: &[u8] = &[3, 1, 0, 241];
-    /// 100 bytes around the end of device page 0; 10000 bytes from there; the same by
-    /// guest-physical addresses.
+    /// Reads 100 bytes around the end of device page 0, and 10000 from there.
+    ///
+    /// The same by guest-physical addresses.
     pub(super) const READ: &[u8] = &[5, 1, 0, 0, 220, 100];
     pub(super) const READ_LONG: &[u8] = &[5, 1, 0, 0, 220, 160];
     pub(super) const READ_BORDER: &[u8] = &[5, 1, 1, 1, 220, 100];
@@ -691,8 +707,9 @@ const DMA: &[Seed] = {
 
 /// Steps of `vhost_user`. A byte of 63 selects no unlikely variant.
 const VHOST_USER: &[Seed] = {
-    /// A client sets up queue 1, packed and in order; or queue 0, split, tracked in its second
-    /// file.
+    /// A client sets up queue 1, packed and in order.
+    ///
+    /// Or queue 0, split, tracked in its second file.
     const PACKED: &[u8] = &[5, 1, 63, 63, 63, 63, 63, 63, 63, 63, 63];
     const SPLIT: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 63];
     const AGREED: &[u8] = &[63; 35];
@@ -702,8 +719,9 @@ const VHOST_USER: &[Seed] = {
     const MORE_AGREED: &[u8] = &[63; 44];
     const UPDATE: &[u8] = &[6, 21, 0, 1, 0, 4, 0, 3, 63, 63, 63, 63, 63];
     const INVALIDATE: &[u8] = &[6, 21, 0, 0, 0, 0, 0, 0, 63, 63, 63, 63, 63];
-    /// The driver writes: descriptor 0 (16 bytes of the first page, goes on at 1), and that one
-    /// entry is available.
+    /// The driver writes descriptor 0, and makes one entry available.
+    ///
+    /// 16 bytes of the first page; it goes on at 1.
     const DESC: &[u8] = &[2, 0, 0, 0, 15, 0, 0, 16, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0];
     const AVAIL: &[u8] = &[2, 0, 8, 2, 1, 1, 0];
     const INDEX_JUMPS: &[u8] = &[2, 0, 8, 2, 1, 0xff, 0xff];

@@ -1,9 +1,9 @@
-//! Memory shared with the side under test, and a private copy of its expected contents.
+//! Memory shared with the side under test, and its expected contents.
 use paravane_ring::Area;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Zeroed heap memory of an exact length, so that an address sanitizer sees every access outside.
+/// Zeroed heap memory of an exact length: a sanitizer sees access outside it.
 pub(crate) struct Arena {
     memory: NonNull<[u64]>,
     area: Area,
@@ -40,7 +40,7 @@ impl Arena {
         self.expected[offset..][..data.len()].copy_from_slice(data);
     }
 
-    /// The expected contents: writes of the hostile side, and adopted ones ([`Arena::adopt`]).
+    /// Expected contents: hostile writes, and adopted ones ([`Arena::adopt`]).
     pub(crate) fn expected(&self) -> &[u8] {
         &self.expected
     }
@@ -50,7 +50,7 @@ impl Arena {
         self.expected.get(offset..offset + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
     }
 
-    /// Checks the memory outside `writable`, and adopts what the side under test wrote inside.
+    /// Checks the memory outside `writable`, and adopts the writes inside.
     ///
     /// # Panics
     /// A byte outside `writable` differs from the expected contents.

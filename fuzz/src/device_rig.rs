@@ -1,4 +1,4 @@
-//! A device side against a hostile driver, in either layout: checks that hold for all writes.
+//! A device side against a hostile driver, with checks for both layouts.
 //!
 //! ```text
 //!   step: the driver writes | pop | complete | publish | arm_kicks | fail, disable_kicks
@@ -29,7 +29,7 @@ pub(crate) struct Staged {
     pub(crate) written: u32,
 }
 
-/// The parts that depend on the layout: writes of the driver, expectations of the device.
+/// The parts that differ by layout: driver's writes, device's expectations.
 pub(crate) trait Layout {
     /// The range that the device may write.
     fn writable(&self) -> Vec<Range<usize>>;
@@ -43,7 +43,9 @@ pub(crate) trait Layout {
     /// Called before a pop.
     fn looks(&mut self, arena: &Arena);
 
-    /// Called for a popped chain; `memory` is set if the driver did not write meanwhile.
+    /// Called for a popped chain.
+    ///
+    /// `memory` is set if the driver did not write meanwhile.
     ///
     /// Returns its number of ring descriptors; `None` if unknown.
     fn popped(&mut self, id: u16, segments: &[Segment], memory: Option<&[u8]>) -> Option<usize>;

@@ -1,4 +1,4 @@
-//! Memory, domains and the dirty log against a plain model: maps of pages, one byte at a time.
+//! Memory, domains and the dirty log against a model: maps of pages, byte by byte.
 //!
 //! Steps map, unmap, access through a domain or directly, hold mappings, exchange the memory map,
 //! turn the log on and off, and harvest it. Every result, error (with address and count), byte and
@@ -15,7 +15,7 @@ use std::time::Duration;
 const PAGE: u64 = 4096;
 /// Pages of guest-physical addresses that steps use; not all are memory.
 const PAGES: u64 = 20;
-/// Bases of device addresses: low, at borders of large leaves, high, and at the end.
+/// Bases of device addresses: low, at borders of large leaves, high, the end.
 const BASES: [u64; 5] =
     [0, 510 << 12, (1 << 30) - (8 << 12), (1 << 47) - (8 << 12), u64::MAX - (16 << 12) + 1];
 /// Most held mappings.
@@ -61,8 +61,9 @@ pub fn dma(data: &[u8]) {
 }
 
 impl Model {
-    /// Guest-physical addresses of `addr .. addr + len` up to the first error, with regions, and
-    /// that error.
+    /// Guest-physical addresses of `addr .. addr + len`, with regions.
+    ///
+    /// Up to the first error, and that error.
     fn walk(
         &self,
         translated: bool,
@@ -340,7 +341,9 @@ impl Rig {
         }
     }
 
-    /// Drops all mappings; the domain must then be empty, and all bytes equal to the model.
+    /// Drops all mappings.
+    ///
+    /// The domain must then be empty, and all bytes equal to the model.
     fn end(&mut self) {
         while !self.held.is_empty() {
             self.let_go(0);

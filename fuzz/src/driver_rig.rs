@@ -1,4 +1,4 @@
-//! A driver side against a hostile device, in either layout: checks that hold for all writes.
+//! A driver side against a hostile device, with checks for both layouts.
 //!
 //! ```text
 //!   step: the device writes | add | publish | pop_used, take_used | enable, disable, poll
@@ -44,7 +44,7 @@ impl Ring {
     }
 }
 
-/// The parts that depend on the layout: writes of the device, expectations of the driver.
+/// The parts that differ by layout: device's writes, driver's expectations.
 pub(crate) trait Layout: Default {
     /// Feature bits of the layout, chosen by bits of the input.
     fn features(bits: u8) -> u64;

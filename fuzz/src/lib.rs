@@ -1,4 +1,4 @@
-//! Fuzz targets as functions, so that their corpora replay as ordinary tests (`tests/replay.rs`).
+//! Fuzz targets as functions: corpora replay as tests (`tests/replay.rs`).
 //!
 //! ```text
 //! bytes -> Unstructured -> set-up, then steps until the bytes are used up

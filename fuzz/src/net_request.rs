@@ -1,4 +1,4 @@
-//! The network card against a hostile driver: receive, transmit and control queue, and an echo.
+//! The network card against a hostile driver: all three queues, and an echo.
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_device::net::{LinkEnd, Net, NetConfig, Totals};

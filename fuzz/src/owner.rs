@@ -36,7 +36,7 @@ impl Owner {
         }
     }
 
-    /// Carries out `effect` of an access that changed the status from `before` to `after`.
+    /// Carries out `effect`; its access changed the status from `before` to `after`.
     ///
     /// Returns whether the device has been reset.
     pub(crate) fn carry_out(

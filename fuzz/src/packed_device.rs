@@ -69,8 +69,9 @@ struct Packed {
     /// Position of the device.
     next_avail: RingPosition,
     published: RingPosition,
-    /// Whether the driver has written since the last publication, and may have changed staged
-    /// descriptors.
+    /// Whether the driver has written since the last publication.
+    ///
+    /// It may have changed staged descriptors.
     touched: bool,
 }
 
@@ -110,7 +111,7 @@ fn start(u: &mut Unstructured<'_>) -> Result<Rig<Packed>> {
 }
 
 impl Packed {
-    /// Makes a chain available at the position of the device; stores the first flags last.
+    /// Makes a chain available at the device's position, with the first flags last.
     fn offer(&mut self, arena: &mut Arena, u: &mut Unstructured<'_>) -> Result<()> {
         let count = 1 + usize::from(u.arbitrary::<u8>()? % 4);
         let id = self.number(u)?;

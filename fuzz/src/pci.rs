@@ -28,7 +28,9 @@ pub fn pci(data: &[u8]) {
 const OFFERED: u64 =
     feature::VERSION_1 | feature::RING_RESET | feature::INDIRECT_DESC | feature::EVENT_IDX | 1 << 5;
 const VECTORS: u16 = 3;
-/// Offsets that a driver learns from the capabilities, as the tests of the transport check.
+/// Offsets that a driver learns from the capabilities.
+///
+/// The tests of the transport check them.
 const ISR: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
 const PENDING: u64 = 0x3000;
@@ -213,8 +215,9 @@ impl Rig {
         self.write(offset, &value.to_le_bytes());
     }
 
-    /// Writes, carries out the effect, and checks the messages sent: only pending ones, by unmasked
-    /// vectors.
+    /// Writes, carries out the effect, and checks the messages sent.
+    ///
+    /// Only pending ones, by unmasked vectors.
     fn write(&mut self, offset: u64, data: &[u8]) {
         let (before, pending) = (self.pci.status(), self.vectors());
         let effect = self.pci.write(offset, data);

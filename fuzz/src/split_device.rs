@@ -120,7 +120,7 @@ impl Layout for Split {
 }
 
 impl Rig<Split> {
-    /// Moves the positions on by `rounds` honest requests, so that inputs get to the wrap at 2^16.
+    /// Advances by `rounds` honest requests: inputs reach the wrap at 2^16.
     fn spin(&mut self, rounds: u16) {
         let size = self.layout.rings.size;
         let mut desc = [0; DESC_SIZE];
@@ -155,8 +155,9 @@ fn read_u16(memory: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([memory[at], memory[at + 1]])
 }
 
-/// The segments of the chain at `head`, as a straightforward reading of `memory` finds them; `None`
-/// if it leads nowhere.
+/// The segments of the chain at `head`, by a simple reading of `memory`.
+///
+/// `None` if it leads nowhere.
 fn walk(memory: &[u8], rings: &Rings, indirect: bool, head: u16) -> Option<Vec<Segment>> {
     let (mut table, mut entries) = (rings.desc, usize::from(rings.size));
     let mut index = usize::from(head);

@@ -75,7 +75,7 @@ impl Layout for Split {
         arena.poke(used + USED_IDX, &idx.wrapping_add(1).to_le_bytes());
     }
 
-    /// Checks the newest entry of the available ring and its chain, before the index includes it.
+    /// Checks the newest available entry and its chain, before its publication.
     fn added(&mut self, ring: Ring, arena: &Arena, id: u16, readable: usize, segments: &[Segment]) {
         let avail = ring.offset(ring.addresses.driver);
         let slot = usize::from(self.added) % ring.size();

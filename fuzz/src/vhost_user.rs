@@ -1,5 +1,6 @@
-//! A hostile vhost-user client: bytes and descriptors through a socket, guest memory that it writes
-//! and removes.
+//! A hostile vhost-user client: bytes and descriptors through a socket.
+//!
+//! It writes its guest memory, and removes it.
 //!
 //! Promises: no panic; at most one answer per message, in order; a session that ends leaves nothing
 //! mapped and no queue live; the next client is served.

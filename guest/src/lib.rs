@@ -1,5 +1,6 @@
-//! The built-in guest of `paravane run`: tests and measures devices through the drivers of
-//! `paravane-driver`.
+//! The built-in guest of `paravane run`.
+//!
+//! Tests and measures devices through the drivers of `paravane-driver`.
 //!
 //! The same program runs in ring 3 of a KVM guest (the `image` binary, feature `image`) and as a
 //! host thread, linked into the VMM. It is `no_std`; the machine under it is a [`Platform`].

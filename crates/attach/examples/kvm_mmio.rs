@@ -47,8 +47,7 @@ const CODE: [u8; 82] = [
     0xb0, 0x20, 0xe6, 0x20, 0x43, 0xcf,             //       end of interrupt, bx = bx + 1, iret
 ];
 
-/// The registers as the host's part of the driver reaches them: all but the kick, which is the
-/// guest's.
+/// The registers for the driver's host part. The guest makes the kicks.
 struct Window(Arc<AttachedDevice>);
 
 impl Window {

@@ -122,7 +122,9 @@ impl Builder {
         Self { counters, ..self }
     }
 
-    /// Offers SUSPEND \[off\]: the driver may suspend the device, which keeps its state, and resume it.
+    /// Offers SUSPEND \[off\]: the driver may suspend and resume the device.
+    ///
+    /// A suspended device keeps its state.
     ///
     /// Not offered if another process serves the queues ([`Placement::process`]).
     pub fn suspendable(self) -> Self {

@@ -165,8 +165,9 @@ impl Rig {
         self.write(MSI_COMMAND, command::CONFIGURE);
     }
 
-    /// Negotiated and running, with MSI on: vector 0x40 for the queue, 0x41 for the configuration
-    /// change.
+    /// Negotiates and starts with MSI.
+    ///
+    /// Vector 0x40 is the queue's, 0x41 that of the configuration change.
     fn start_with_messages(&mut self) {
         self.set_up(DESC as u32);
         self.write(MSI_COMMAND, command::ENABLE);

@@ -134,7 +134,7 @@ fn measure(
     Ok(collector.rows())
 }
 
-/// Reads the image once, so that no server pays for first accesses while it is measured.
+/// Reads the image once, so that no measured server pays for first accesses.
 ///
 /// # Errors
 /// Why the server does not work, in one line.

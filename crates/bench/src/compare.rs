@@ -1,4 +1,4 @@
-//! Compares two runs, or two builds in one run: what got better or worse beyond the noise.
+//! Compares two runs, or two builds in one run: changes beyond the noise.
 //!
 //! ```text
 //! figure -> shift, interval, p ([`shift`], [`rank`])
@@ -25,10 +25,11 @@ mod rank;
 mod shift;
 mod text;
 
-/// Expected share of false alarms among the figures that are called better or worse; of runs
-/// without any change, the share that has an alarm.
+/// Expected share of false alarms among the figures called better or worse.
+///
+/// Of runs without any change, the share that has an alarm.
 const RATE: f64 = 0.05;
-/// A figure without a control in its case is held to this share of the controls of its benchmark.
+/// Share of a benchmark's controls that a figure without a control is held to.
 const MOST_CONTROLS: f64 = 0.9;
 
 /// What became of a figure.
@@ -112,7 +113,9 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares `run` with `baseline`. Changes below `threshold` (0.05 is 5 %) count as noise.
+    /// Compares `run` with `baseline`.
+    ///
+    /// Changes below `threshold` (0.05 is 5 %) count as noise.
     ///
     /// # Errors
     /// There is nothing to compare.
@@ -297,7 +300,9 @@ fn place(row: &Row) -> [&str; 3] {
     [&row.bench, &row.case, &row.metric]
 }
 
-/// The p of a figure relative to its controls in the same rounds; 0 if rounds do not match.
+/// The p of a figure relative to its controls in the same rounds.
+///
+/// 0 if rounds do not match.
 ///
 /// A change of the machine cancels.
 fn relative_p(pair: &Pair<'_>, controls: &[&Pair<'_>]) -> f64 {

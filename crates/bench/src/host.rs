@@ -23,7 +23,7 @@ pub struct Host {
     pub governor: Option<String>,
     /// Load average over one minute, at the start and at the end.
     pub load: [Option<f64>; 2],
-    /// Share of processor time that the hypervisor gave to others during the run, in percent.
+    /// Share of processor time that the hypervisor gave to others, in percent.
     pub steal_percent: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! The report of a run: a folder with a page, a plot, and every number as JSON and CSV.
+//! The report of a run: a folder with a page, a plot, and numbers as JSON and CSV.
 //!
 //! ```text
 //! rows -> benchmark -> metric -> case   ([`groups`])
@@ -23,7 +23,9 @@ mod page;
 mod plot;
 mod scale;
 
-/// Writes a report to `folder`, which is made if missing. Returns the path of the page.
+/// Writes a report to `folder`, which is made if missing.
+///
+/// Returns the path of the page.
 ///
 /// Existing files with the names of the report are replaced: `index.html`, `overview.svg`,
 /// `results.json`, `results.csv`, `rounds.csv`, and `comparison.json` with a comparison.

@@ -3,7 +3,9 @@ use crate::text::{WIDTH, number, wrap};
 use crate::{Row, barrier, notify, poll, published, ring, transport};
 use std::fmt::Write;
 
-/// Blocks with more subjects than this omit the spread, unless each subject has a line.
+/// Most subjects of a block that shows the spread in one line.
+///
+/// Blocks with more omit it, unless each subject has a line.
 const MOST_WITH_SPREAD: usize = 4;
 
 /// One case and metric, with a row for each subject.
@@ -160,7 +162,7 @@ fn ratio(line: &Line<'_>, row: &Row) -> String {
     if divisor > 0.0 { format!("{:.decimals$}x", dividend / divisor) } else { "-".to_owned() }
 }
 
-/// Aligns cells in columns: the first `left` and the spreads to the left, figures to the right.
+/// Aligns cells: the first `left` and the spreads left, figures right.
 fn align(cells: &[Vec<String>], left: usize) -> String {
     let columns = cells.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,5 +1,6 @@
-//! Counts instructions by single steps, in a program that has the hook as `paravane` has it. It has
-//! its own `main` because the program starts itself again.
+//! Counts instructions by single steps, in a program with `paravane`'s hook.
+//!
+//! It has its own `main` because the program starts itself again.
 use paravane_bench::{BenchError, child_main, single_step};
 use std::io::ErrorKind;
 use std::process::ExitCode;

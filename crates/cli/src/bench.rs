@@ -74,7 +74,9 @@ pub(crate) fn main(args: &BenchArgs) -> Result<ExitCode, Failure> {
     Ok(if worse { WORSE.into() } else { ExitCode::SUCCESS })
 }
 
-/// Runs the named benchmark, or all; of all, those that cannot run here are omitted.
+/// Runs the named benchmark, or all that can run here.
+///
+/// Returns those that cannot as omitted.
 fn run(args: &BenchArgs) -> Result<(Vec<Row>, Vec<Omitted>), Failure> {
     let client = match args.client {
         Client::Event => paravane_bench::Client::Event,

@@ -1,5 +1,7 @@
-//! Conventions for vhost-user back-end programs: QEMU's docs/interop/vhost-user.rst, section
-//! "Backend program conventions", and the schema docs/interop/vhost-user.json.
+//! Conventions for vhost-user back-end programs.
+//!
+//! QEMU's docs/interop/vhost-user.rst, section "Backend program conventions", and the schema
+//! docs/interop/vhost-user.json.
 //!
 //! ```text
 //!  /usr/share/qemu/vhost-user/50-paravane-blk.json   names the program
@@ -62,7 +64,9 @@ impl BackEnd {
     }
 }
 
-/// The command line. Started as `vhost-user-blk`, that is `paravane serve blk` with its options.
+/// The command line.
+///
+/// Started as `vhost-user-blk`, that is `paravane serve blk` with its options.
 pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     let name = words.first().and_then(|word| Path::new(word).file_name());
@@ -74,8 +78,9 @@ pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     words
 }
 
-/// The back end whose capabilities an expanded command line asks for. Other options are ignored,
-/// unknown and missing ones too.
+/// The back end whose capabilities an expanded command line asks for.
+///
+/// Other options are ignored, unknown and missing ones too.
 pub(crate) fn asked(words: &[OsString]) -> Option<&'static BackEnd> {
     let options = words.iter().take_while(|word| *word != "--");
     options.clone().find(|word| *word == "--print-capabilities")?;

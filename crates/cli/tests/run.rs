@@ -57,7 +57,9 @@ fn image(dir: &Path, name: &str, size: usize) -> PathBuf {
     path
 }
 
-/// Invalid requests exit with status 2, one line on stderr that names the problem, and no output.
+/// Checks that a request is refused as invalid.
+///
+/// Status 2, one line on stderr that names the problem, and no output.
 fn assert_refused(output: &Output, what: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -455,8 +457,9 @@ fn doctor_and_bench_list_answer() {
     assert_eq!(unknown.status.code(), Some(2));
 }
 
-/// The two benchmarks of guest memory, on cases that count no instructions: every subject has its
-/// figures, and the published ones are labelled as such.
+/// Both benchmarks of guest memory, on cases that count no instructions.
+///
+/// Every subject has its figures, and published ones are labelled.
 #[test]
 fn benchmarks_of_memory_print_what_they_measured_and_what_others_published() {
     let bench = |name: &str, filter: &str| -> Vec<Value> {

@@ -1,4 +1,4 @@
-//! README's commands and the packages that `scripts/test` installs before its first step.
+//! README's commands, and the packages that `scripts/test` installs.
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

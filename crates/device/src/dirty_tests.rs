@@ -1,5 +1,7 @@
-//! The dirty log against a full comparison of memory: while the driver stands still, every byte
-//! that changes is the device's doing, and its page must be in the log.
+//! The dirty log against a full comparison of memory.
+//!
+//! While the driver stands still, only the device changes bytes, and their pages must be in the
+//! log.
 use crate::blk::{Blk, BlkConfig};
 use crate::rig::{BASE, DATA, Rig, SIZE, readable, segment};
 use crate::rng::Rng;
@@ -34,8 +36,9 @@ impl<D: Device> Rig<D> {
         pages.iter().collect()
     }
 
-    /// Serves what was added until nothing is left, and returns the pages that the log has. Fails
-    /// if the memory of any other page has changed meanwhile.
+    /// Serves all that was added, and returns the logged pages.
+    ///
+    /// Fails if the memory of any other page has changed meanwhile.
     fn serve_logged(&mut self) -> Result<BTreeSet<u64>, ServeError> {
         self.harvest();
         let before = self.peek(BASE, SIZE as usize);

@@ -44,7 +44,9 @@ pub enum Operation {
     Discard,
     /// Disk: write zeroes.
     WriteZeroes,
-    /// Disk: answered without storage, for example an invalid request. Also other devices.
+    /// Disk: answered without storage, for example an invalid request.
+    ///
+    /// Also other devices.
     Other,
     /// Network card: frame from the guest.
     FrameOut,

@@ -34,8 +34,10 @@ use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 
-/// Chains that a batch has room for: enough to share the cost of a publication and a system call,
-/// few enough that the first completion does not wait long for the last.
+/// Chains that a batch has room for.
+///
+/// Enough to share the cost of a publication and a system call, few enough that the first
+/// completion does not wait long for the last.
 const BATCH: usize = 64;
 
 /// A queue cannot be started or resumed.

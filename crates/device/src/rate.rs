@@ -336,8 +336,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes when: in no stretch of time is more begun than the rate, the burst and
-        /// one request.
+        /// In no stretch of time is more begun than rate, burst and one request.
         #[test]
         fn no_stretch_of_time_has_more_than_its_share(
             per_second in 1..10_000_000_u64,

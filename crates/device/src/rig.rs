@@ -48,7 +48,9 @@ impl<D: Device> Rig<D> {
         Self::behind(device, features, handler, 0)
     }
 
-    /// With a domain in between that shows memory `offset` bytes further up, unless that is 0.
+    /// Behind a domain that shows memory `offset` bytes further up.
+    ///
+    /// Without a domain if `offset` is 0.
     pub(crate) fn behind(device: D, features: u64, handler: Box<dyn QueueHandler>, offset: u64) -> Self {
         let region =
             Region::new(RegionConfig { gpa: BASE, size: SIZE, backing: Backing::Pages, writable: true })

@@ -1,5 +1,6 @@
-//! A device that lies, one named lie a test: the driver reports it, latches, and neither panics nor
-//! hangs.
+//! A device that lies, one lie a test.
+//!
+//! The driver reports it, latches, and neither panics nor hangs.
 mod fake;
 
 use fake::{Answer, Device, Lie};

@@ -1,5 +1,6 @@
-//! The driver's side of docs/reference/virtio-mmio-msi.md, against our register machine, and
-//! against one that lies.
+//! The driver's side of docs/reference/virtio-mmio-msi.md.
+//!
+//! Against our register machine, and against one that lies.
 use paravane_driver::mmio::{Mmio, Registers};
 use paravane_driver::{DriverError, Message, Transport, Virtio};
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink, MsiTable};

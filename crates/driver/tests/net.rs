@@ -1,5 +1,6 @@
-//! The network card driver, against a device that is honest, and one that lies, one named lie a
-//! test.
+//! The network card driver, against an honest device and a lying one.
+//!
+//! Each lie is a test with its name.
 #[path = "../examples/polled_net.rs"]
 #[allow(
     dead_code,
@@ -254,8 +255,7 @@ fn frames_are_sent_in_order_and_slots_come_back() {
     }
 }
 
-/// A caller that waits for an answer sleeps, whatever has become of what it sent; one that waits
-/// for a slot is woken.
+/// A caller that waits for an answer sleeps; one that waits for a slot wakes.
 #[test]
 fn a_frame_that_has_gone_is_news_only_to_who_waits_for_its_slot() {
     for features in [ALL, ALL | feature::EVENT_IDX, ALL | feature::RING_PACKED | feature::EVENT_IDX] {

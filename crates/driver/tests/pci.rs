@@ -1,5 +1,6 @@
-//! The driver's side of PCI against a function made of plain memory, which reads what was written:
-//! honest where nothing else is said, and spoiled in one place a test.
+//! The driver's side of PCI against a function in plain memory.
+//!
+//! Reads return what was written. Each test spoils one place.
 use paravane_driver::pci::{Ecam, Function, Message, Pci, Space};
 use paravane_driver::{DriverError, Transport, Virtio};
 use paravane_spec::pci::{self, NO_VENDOR, cap, capability, command, common, ecam, header, msix};
@@ -23,7 +24,9 @@ const DEVICE: u64 = 0x2000;
 const TABLE: u64 = 0x8000;
 const NOTIFY: u64 = 0x1_0000;
 
-/// Memory; what was never written reads as ones in the configuration spaces and as 0 elsewhere.
+/// Memory.
+///
+/// What was never written reads as ones in the configuration spaces and as 0 elsewhere.
 #[derive(Clone, Default)]
 struct Memory(Rc<RefCell<State>>);
 

@@ -1,5 +1,6 @@
-//! What a transport does for queues beyond the plain ones: other layouts, notification data, resets
-//! of one queue, pollers.
+//! Queues with more than the plain features.
+//!
+//! Other layouts, notification data, resets of one queue, pollers.
 mod fake;
 
 use fake::{Answer, DISK_FEATURES, Device, Lie};
@@ -72,7 +73,9 @@ fn flush(queue: &mut Queue, device: &Device) {
     queue.add(&[Segment { addr: slot.addr, len: 16 }], &[Segment { addr: slot.addr + 16, len: 1 }]).unwrap();
 }
 
-/// {vq_index: 16, next_off: 15, next_wrap: 1} (section 2.9); split: the available index.
+/// Packed: index, then offset and wrap counter; split: the available index.
+///
+/// {vq_index: 16, next_off: 15, next_wrap: 1} (section 2.9).
 #[test]
 fn notification_data_names_the_queue_and_the_next_place() {
     let cases = [(0, [1, 2, 3, 4, 5, 6]), (feature::RING_PACKED, [0x8002, 0, 2, 0x8000, 0x8002, 0])];
@@ -95,7 +98,9 @@ fn notification_data_names_the_queue_and_the_next_place() {
     }
 }
 
-/// A queue is reset with requests in flight, and started again on the same memory, over and over.
+/// A queue is reset with requests in flight and starts again, many times.
+///
+/// On the same memory.
 #[test]
 fn a_queue_is_reset_and_started_again() {
     for layout in [0, feature::RING_PACKED, feature::IN_ORDER, feature::RING_PACKED | feature::IN_ORDER] {

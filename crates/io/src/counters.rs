@@ -63,7 +63,7 @@ pub struct QueueWork {
     taken: AtomicU64,
     completed: AtomicU64,
     interrupts: AtomicU64,
-    /// Chains taken and never completed: a reset forgot them, or the queue was stopped early.
+    /// Chains taken and never completed: by a reset, or by an early stop.
     forgotten: AtomicU64,
     latency: Option<Arc<QueueLatency>>,
 }

@@ -55,7 +55,9 @@ pub(super) struct EventLoop {
     epoll: OwnedFd,
     setting: Setting,
     entries: Vec<Option<Entry>>,
-    /// Indices of entries to serve without waiting for an event, each once. Has room for all.
+    /// Indices of entries to serve without waiting for an event, each once.
+    ///
+    /// Has room for all.
     ready: VecDeque<usize>,
     /// Indices of entries that are polled, each once. Has room for all.
     polled: Vec<usize>,
@@ -232,8 +234,9 @@ impl EventLoop {
         self.ready.push_back(number);
     }
 
-    /// Polls until a queue has work, no queue is polled any more, or the slice is over; once, if a
-    /// queue is ready already. Returns the time.
+    /// Polls until a queue has work, polling ends, or the slice is over.
+    ///
+    /// Polls once if a queue is ready already. Returns the time.
     fn poll(&mut self) -> Instant {
         let start = Instant::now();
         let mut now = start;
@@ -288,8 +291,9 @@ impl EventLoop {
         }
     }
 
-    /// Gives a turn to each queue that is ready. A queue that becomes ready meanwhile has its turn
-    /// in the next round.
+    /// Gives a turn to each queue that is ready.
+    ///
+    /// A queue that becomes ready meanwhile has its turn in the next round.
     fn serve_ready(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(number) = self.ready.pop_front() else { return };

@@ -24,8 +24,10 @@ use std::time::Duration;
 
 /// Calls of `serve` in one turn of a queue.
 const BUDGET: usize = 16;
-/// How to wait for a handler's descriptor: an event each time that it becomes readable, not while
-/// it is readable. A network card without buffers must be able to sleep while frames wait.
+/// How to wait for a handler's descriptor: each time that it becomes readable.
+///
+/// Not while it is readable: a network card without buffers must be able to sleep while frames
+/// wait.
 const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
 /// How a queue's turn ended.
@@ -33,7 +35,9 @@ const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::E
 pub(super) enum Turn {
     /// The budget is used up: there may be more to do.
     More { taken: u32 },
-    /// Nothing is left, or the queue is left alone for a while. `worked`: there was something.
+    /// Nothing is left, or the queue is left alone for a while.
+    ///
+    /// `worked`: there was something.
     Dry { taken: u32, worked: bool },
 }
 
@@ -98,8 +102,9 @@ impl HostQueue {
         self.kicks = kicks;
     }
 
-    /// Adds the queue's descriptors to `poll`, with the tokens `kicks` and `news`. Events may have
-    /// been missed before: the queue is to be served once now.
+    /// Adds the queue's descriptors to `poll`, with the tokens `kicks` and `news`.
+    ///
+    /// Events may have been missed before: the queue is to be served once now.
     pub(super) fn listen(&mut self, poll: &OwnedFd, kicks: u64, news: u64) -> std::io::Result<()> {
         epoll::add(poll, self.kicks.fd(), epoll::EventData::new_u64(kicks), self.kicks.events())?;
         if let Some(fd) = self.handler.completion_fd()
@@ -134,8 +139,9 @@ impl HostQueue {
         self.events.kicked(self.key.queue, 1);
     }
 
-    /// Notes that the thread learns of work now; see
-    /// [`LatencyRecorder::announce`](paravane_device::latency::LatencyRecorder::announce).
+    /// Notes that the thread learns of work now.
+    ///
+    /// See [`LatencyRecorder::announce`](paravane_device::latency::LatencyRecorder::announce).
     pub(super) fn announce(&mut self) {
         self.live.latency().announce();
     }
@@ -199,8 +205,9 @@ impl HostQueue {
         self.handler.wants_kicks() || self.handler.has_news().is_some()
     }
 
-    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry. Makes no system
-    /// call, and asks for no wake-up.
+    /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry.
+    ///
+    /// Makes no system call, and asks for no wake-up.
     pub(super) fn has_work(&mut self) -> bool {
         (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
     }
@@ -210,8 +217,9 @@ impl HostQueue {
         self.handler.preferred_batch(self.live.queue().size())
     }
 
-    /// Whether to serve the queue after a change of memory or translations: a chain waits for it,
-    /// or the handler keeps memory.
+    /// Whether a change of memory or translations can give the queue work.
+    ///
+    /// A chain waits for it, or the handler keeps memory.
     pub(super) fn minds_memory(&self) -> bool {
         self.live.waits_for_translation() || self.handler.keeps_memory()
     }
@@ -221,7 +229,9 @@ impl HostQueue {
         self.events = events;
     }
 
-    /// Once `cut` is set, draining ends requests early; see [`QueueHandler::drain_until`].
+    /// Once `cut` is set, draining ends requests early.
+    ///
+    /// See [`QueueHandler::drain_until`].
     pub(crate) fn cut_by(&mut self, cut: Option<Arc<AtomicBool>>) {
         self.cut = cut;
     }
@@ -295,7 +305,9 @@ impl HostQueue {
         self.work.settle();
     }
 
-    /// Ends the queue. What was in flight is completed if `complete` is set, else forgotten.
+    /// Ends the queue.
+    ///
+    /// What was in flight is completed if `complete` is set, else forgotten.
     ///
     /// When this returns nothing is in flight, and memory is not touched any more.
     pub fn stop(mut self, complete: bool) {
@@ -312,7 +324,9 @@ impl HostQueue {
 }
 
 impl RestingQueue {
-    /// Takes the queue up at `position`. A queue with in-flight tracking is tracked no more.
+    /// Takes the queue up at `position`.
+    ///
+    /// A queue with in-flight tracking is tracked no more.
     ///
     /// Kicks that came meanwhile are made up for by the first look at the ring, as for every queue
     /// that is put on a thread.

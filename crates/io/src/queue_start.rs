@@ -25,7 +25,7 @@ pub enum QueueStartError {
         /// Index asked for.
         queue: u16,
     },
-    /// The driver's configuration is invalid, or its rings lie outside the device's memory.
+    /// The driver's configuration is invalid, or its rings are outside memory.
     #[error(transparent)]
     Ring(#[from] StartError),
     /// The device lacks something of the host.
@@ -71,14 +71,16 @@ impl QueueStart {
         Self { position: Some(position), ..self }
     }
 
-    /// Records in `tracking` what is in flight, and serves first what is recorded there.
+    /// Records requests in flight in `tracking`, and serves recorded ones first.
     ///
     /// `position` counts only if nothing is recorded yet; see [`MappedQueue::resume_tracked`].
     pub fn tracked(self, position: State, tracking: Mapping) -> Self {
         Self { position: Some(position), tracking: Some(tracking), ..self }
     }
 
-    /// Leaves chains that are not translated in the ring; see [`MappedQueue::with_invalidation_lock`].
+    /// Leaves chains that are not translated in the ring.
+    ///
+    /// See [`MappedQueue::with_invalidation_lock`].
     pub fn behind(self, lock: InvalidationLock) -> Self {
         Self { lock: Some(lock), ..self }
     }
@@ -88,7 +90,9 @@ impl QueueStart {
         Self { work, ..self }
     }
 
-    /// Ends requests early once `cut` is set; see [`paravane_device::QueueHandler::drain_until`].
+    /// Ends requests early once `cut` is set.
+    ///
+    /// See [`paravane_device::QueueHandler::drain_until`].
     pub fn cut_by(self, cut: Arc<AtomicBool>) -> Self {
         Self { cut: Some(cut), ..self }
     }

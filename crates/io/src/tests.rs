@@ -148,8 +148,7 @@ fn thread(longest_poll: Duration) -> (IoThread, Arc<Counting>) {
     (IoThread::spawn("io0".into(), longest_poll).unwrap(), Arc::default())
 }
 
-/// Without the look at `put_on` a queue that is moved in the middle of its work waits for a kick
-/// for ever.
+/// A queue that is moved at work needs the look of `put_on`, not a kick.
 #[test]
 fn work_that_was_begun_goes_on_elsewhere() {
     let threads = [0, 1].map(|_| thread(Duration::ZERO).0);
@@ -196,8 +195,9 @@ fn who_polls_finds_work_without_a_kick() {
     }
 }
 
-/// Work that comes in portions, so fast that it is left alone for some microseconds after each
-/// turn: all of it is served, the last of each stream without a kick, since its queue is polled.
+/// Work in quick portions: each turn leaves the queue alone for microseconds.
+///
+/// All of it is served, the last of each stream without a kick, since its queue is polled.
 #[test]
 fn what_is_left_alone_for_a_while_is_not_forgotten() {
     let (thread, events) = thread(LONG);
@@ -306,7 +306,7 @@ fn a_busy_queue_keeps_nobody_from_being_polled_or_kicked_or_taken_off() {
     }
 }
 
-/// Another process's kicks: blocking descriptors that it shares with us, which nobody but us reads.
+/// Another process's kicks, by a blocking descriptor that only we read.
 fn foreign(kick: impl Fn(), fd: OwnedFd) -> IoThread {
     let (thread, events) = thread(Duration::ZERO);
     let fed = Fed::default();

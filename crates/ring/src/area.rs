@@ -49,8 +49,7 @@ pub(crate) mod fuse {
     }
 }
 
-/// Memory that a driver shares with a device: an [`Area`], and the address by which the device
-/// knows it.
+/// Memory that a driver shares with a device, and the device's address of it.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaArea {
     /// The memory.

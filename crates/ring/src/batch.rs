@@ -3,12 +3,15 @@ use crate::Segment;
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Most descriptors in one chain, indirect ones included. The specification's limit is the queue
-/// size; Linux exceeds it with indirect tables, so this is a fixed bound instead. A chain outside
-/// indirect tables is bounded by the queue size too.
+/// Most descriptors in one chain, indirect ones included.
+///
+/// The specification's limit is the queue size; Linux exceeds it with indirect tables, so this is a
+/// fixed bound instead. A chain outside indirect tables is bounded by the queue size too.
 pub const MAX_CHAIN: usize = 1024;
 
-/// One descriptor chain, as of the moment it was popped. Its segments lie in the [`Batch`].
+/// One descriptor chain, as of the moment it was popped.
+///
+/// Its segments lie in the [`Batch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     /// Identifies the chain until it is completed.
@@ -29,7 +32,9 @@ impl Chain {
         Self { head, counts: parts(1 << half), lens: parts(u64::from(len) << half) }
     }
 
-    /// A chain of any length: segments and bytes, each of the readable and of the writable part.
+    /// A chain of any length: segments and bytes of each of its parts.
+    ///
+    /// The readable part, then the writable one.
     #[inline(always)]
     pub(crate) fn parts(head: u16, counts: [u32; 2], lens: [u32; 2]) -> Self {
         Self { head, counts, lens }
@@ -62,7 +67,7 @@ impl Chain {
     }
 }
 
-/// Caller-owned storage that chains are popped into; made once, used again and again.
+/// Reusable storage of the caller that chains are popped into.
 ///
 /// Invariant: as many segments are free as chain slots are, at least. So a chain of one segment
 /// always finds room where a slot is left, without a check.
@@ -79,8 +84,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Room for `chains` chains (at least one); segments for at least one chain of any length, and
-    /// 4 a chain.
+    /// Creates room for `chains` chains, at least one.
+    ///
+    /// It has segments for at least one chain of any length, and 4 a chain.
     #[must_use]
     pub fn new(chains: usize) -> Self {
         let chains = chains.max(1);
@@ -94,7 +100,9 @@ impl Batch {
         }
     }
 
-    /// Limits the next pops to `chains` chains, clamped to 1 and to the room that the batch has.
+    /// Limits the next pops to `chains` chains.
+    ///
+    /// Clamped to 1 and to the room that the batch has.
     pub fn limit(&mut self, chains: usize) {
         self.limit = chains.clamp(1, self.chains.len());
     }
@@ -106,16 +114,16 @@ impl Batch {
         &self.chains[..self.count]
     }
 
-    /// The chains with their segments, those that the device reads and those that it writes, in
-    /// order.
+    /// The chains with their readable and their writable segments, in order.
     #[inline]
     pub fn iter(&self) -> Iter<'_> {
         Iter { chains: self.chains().iter(), segments: &self.segments[..self.used] }
     }
 
-    /// The segments of `chain`: those that the device reads and those that it writes, each in
-    /// order. Nothing for a chain that is not in this batch. It is searched for: in a loop over
-    /// chains, [`Batch::iter`] has the segments at hand.
+    /// The readable and the writable segments of `chain`, each in order.
+    ///
+    /// Nothing for a chain that is not in this batch. This searches: in a loop over chains,
+    /// [`Batch::iter`] has the segments at hand.
     #[must_use]
     pub fn segments(&self, chain: &Chain) -> (&[Segment], &[Segment]) {
         // Of two chains in flight the heads differ.
@@ -157,15 +165,17 @@ impl Batch {
         self.count
     }
 
-    /// The free slots and as many free segments, to be filled one segment a chain through raw
-    /// pointers, then counted by [`Batch::add_simple`].
+    /// The free slots and as many free segments.
+    ///
+    /// To be filled one segment a chain through raw pointers, then counted by
+    /// [`Batch::add_simple`].
     #[inline]
     pub(crate) fn free(&mut self) -> Free {
         let (count, used) = (self.count, self.used);
         Free { chains: self.chains[count..].as_mut_ptr(), segments: self.segments[used..].as_mut_ptr() }
     }
 
-    /// Counts `chains` chains of one segment each, which were written to [`Batch::free`].
+    /// Counts `chains` chains of one segment each, written to [`Batch::free`].
     #[inline]
     pub(crate) fn add_simple(&mut self, chains: usize) {
         self.count += chains;
@@ -173,14 +183,18 @@ impl Batch {
         debug_assert!(self.count <= self.chains.len() && self.used <= self.segments.len());
     }
 
-    /// The segments that the next chain may take: all that are free, less one for every slot after
-    /// it. Never fewer than [`MAX_CHAIN`] in an empty batch. A slot must be free.
+    /// The segments that the next chain may take.
+    ///
+    /// All free ones, less one for every slot after it. Never fewer than [`MAX_CHAIN`] in an empty
+    /// batch. A slot must be free.
     #[inline]
     pub(crate) fn room(&mut self) -> &mut [Segment] {
         &mut self.segments[self.used..self.spare + self.count + 1]
     }
 
-    /// Adds a chain whose segments were written to [`Batch::room`]. A slot must be free.
+    /// Adds a chain whose segments were written to [`Batch::room`].
+    ///
+    /// A slot must be free.
     #[inline]
     pub(crate) fn add(&mut self, chain: Chain) {
         let segments = chain.readable() + chain.writable();
@@ -189,8 +203,7 @@ impl Batch {
         self.used += segments;
     }
 
-    /// The segments of the chain that was added last, those that the device reads and those that it
-    /// writes.
+    /// The readable and the writable segments of the chain that was added last.
     pub(crate) fn last(&self) -> (&[Segment], &[Segment]) {
         let Some(chain) = self.chains().last() else { return (&[], &[]) };
         let (readable, writable) = (chain.readable(), chain.writable());

@@ -1,4 +1,4 @@
-//! Builds a chain of several descriptors, in either layout, with all checks on its segments.
+//! Builds a chain of several descriptors, in either layout, and checks segments.
 //!
 //! ```text
 //!   head --NEXT--> desc --NEXT--> ... --> last
@@ -43,8 +43,9 @@ pub(crate) trait Descriptor: Copy {
     }
 }
 
-/// Private copy of an indirect table, so that the driver cannot change it between a check and a
-/// use.
+/// Private copy of an indirect table.
+///
+/// The driver cannot change it between a check and a use.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// Empty if INDIRECT_DESC was not negotiated.
@@ -57,7 +58,9 @@ impl Table {
         Self { scratch: vec![0; if negotiated { MAX_TABLE } else { 0 }].into_boxed_slice() }
     }
 
-    /// Copies the table that `desc` points to. Returns two words for each descriptor in it.
+    /// Copies the table that `desc` points to.
+    ///
+    /// Returns two words for each descriptor in it.
     #[inline(always)]
     pub(crate) fn fetch(
         &mut self,
@@ -89,7 +92,9 @@ impl Table {
 
 /// One chain, as far as it was walked.
 pub(crate) struct ChainBuilder<'a> {
-    /// Head of the chain, for errors. In a packed queue its identifier is known only at the end.
+    /// Head of the chain, for errors.
+    ///
+    /// In a packed queue its identifier is known only at the end.
     head: u16,
     /// Segments that it may take: [`MAX_CHAIN`] at most.
     room: usize,
@@ -111,8 +116,9 @@ impl<'a> ChainBuilder<'a> {
         Self { head, room, free: out[..room].iter_mut(), len: 0, write: false, readable: (0, 0) }
     }
 
-    /// Follows the NEXT flags from `first`, the descriptor `index`, through `limit` descriptors at
-    /// most.
+    /// Follows the NEXT flags through at most `limit` descriptors.
+    ///
+    /// Starts with `first`, which is descriptor `index`.
     ///
     /// `next` fetches the descriptor after one; `indirect` takes one with INDIRECT, which ends the
     /// chain. Returns the last descriptor and the number of descriptors, or `None` if the segments
@@ -145,7 +151,7 @@ impl<'a> ChainBuilder<'a> {
         }
     }
 
-    /// Adds the segment of a descriptor that is not indirect; `false` if there is no room for it.
+    /// Adds the segment of a direct descriptor; `false` if there is no room for it.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u16, desc: impl Descriptor) -> Result<bool, QueueError> {
         let (addr, len, write) = (desc.addr(), desc.len(), desc.has(DESC_F_WRITE));
@@ -197,7 +203,9 @@ impl<'a> ChainBuilder<'a> {
     }
 }
 
-/// A segment that was not added to its chain, by value: the chain stays in registers.
+/// A segment that was not added.
+///
+/// By value: the chain stays in registers.
 struct Refused {
     head: u16,
     /// Whether the chain has [`MAX_CHAIN`] segments.
@@ -210,7 +218,7 @@ struct Refused {
 }
 
 impl Refused {
-    /// Why descriptor `index` is malformed; `false` if there is merely no room for its segment.
+    /// Why descriptor `index` is malformed; `false` if only room is missing.
     #[cold]
     #[inline(never)]
     fn error(self, index: u16) -> Result<bool, QueueError> {

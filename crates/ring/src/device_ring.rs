@@ -22,15 +22,18 @@ pub(crate) trait DeviceRing {
     /// Upper limit of the chains that a pop may find now.
     fn limit(&mut self) -> Result<usize, QueueError>;
 
-    /// Walks the next chain into the batch. `None`: there is none, or the batch has no room for it.
+    /// Walks the next chain into the batch.
+    ///
+    /// `None`: there is none, or the batch has no room for it.
     fn walk_next(
         &mut self,
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<Option<Self::Walked>, QueueError>;
 
-    /// Whether the chain that was walked last has more than one direct descriptor. The next one is
-    /// expected to be of the same kind: a wrong guess costs time only.
+    /// Whether the chain that was walked last has more than one direct descriptor.
+    ///
+    /// The next one is expected to be of the same kind: a wrong guess costs time only.
     fn special(&self) -> bool;
 
     /// Moves past a chain that was walked; it is in flight now.
@@ -78,8 +81,10 @@ pub(crate) trait DeviceRing {
         Ok(batch.count())
     }
 
-    /// Takes the next chain, and those after it while the fast path would stop at them, until the
-    /// batch has `limit`; `false` if there is none left, or the batch has no room for it.
+    /// Takes the next chain, and those that the fast path would stop at.
+    ///
+    /// Goes on until the batch has `limit`; `false` if none is left, or the batch has no room for
+    /// it.
     #[inline(never)]
     fn pop_chains(
         &mut self,
@@ -96,7 +101,9 @@ pub(crate) trait DeviceRing {
         }
     }
 
-    /// Marks a walked chain as taken, with `mark`; `false` if there is none. An error latches.
+    /// Marks a walked chain as taken, with `mark`; `false` if there is none.
+    ///
+    /// An error latches.
     #[inline(always)]
     fn take<W>(
         &mut self,

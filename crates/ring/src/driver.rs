@@ -41,10 +41,11 @@ impl DriverConfig {
         | feature::IN_ORDER
         | feature::ORDER_PLATFORM;
 
-    /// A queue of `size` descriptors. With INDIRECT_DESC among the negotiated `features` and
-    /// `indirect` > 1, chains of 2 to `indirect` segments go into a table (one table a chain is set
-    /// aside). No chain may be longer than the queue (section 2.7.5.3.1), so an `indirect` above
-    /// `size` counts as `size`.
+    /// A queue of `size` descriptors.
+    ///
+    /// With INDIRECT_DESC among the negotiated `features` and `indirect` > 1, chains of 2 to
+    /// `indirect` segments go into a table (one table a chain is set aside). No chain may be longer
+    /// than the queue (section 2.7.5.3.1), so an `indirect` above `size` counts as `size`.
     ///
     /// # Errors
     /// The size is not a power of two from 1 to 32768. (The specification allows others for packed
@@ -81,7 +82,9 @@ impl DriverConfig {
     }
 }
 
-/// Identifier of a buffer (chain) that was added and not yet returned; less than the queue's size.
+/// Identifier of a buffer that was added and not returned.
+///
+/// Less than the queue's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferId(pub u16);
 
@@ -90,9 +93,10 @@ pub struct BufferId(pub u16);
 pub struct Used {
     /// The buffer.
     pub id: BufferId,
-    /// Bytes that the device has written, by its own account, clamped to the buffer's writable
-    /// length. With IN_ORDER, a buffer that the device has skipped counts as written completely
-    /// (sections 2.7.9 and 2.8.9).
+    /// Bytes that the device reports as written.
+    ///
+    /// Clamped to the buffer's writable length. With IN_ORDER, a buffer that the device has skipped
+    /// counts as written completely (sections 2.7.9 and 2.8.9).
     pub len: u32,
 }
 
@@ -154,8 +158,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
 }
 
 impl Queue {
-    /// Lays out the queue in `memory`, which it zeroes. Returns the queue, and its addresses for
-    /// the transport.
+    /// Lays out the queue in `memory`, which it zeroes.
+    ///
+    /// Returns the queue, and its addresses for the transport.
     ///
     /// The memory must not be used for anything else until the device has been reset.
     ///
@@ -177,8 +182,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         Self::lay_out_at(layout, memory, 0)
     }
 
-    /// As [`Queue::lay_out`], with the ring at position `start`, of buffers (split) or of
-    /// descriptors (packed).
+    /// As [`Queue::lay_out`], with the ring at position `start`.
+    ///
+    /// Counted in buffers (split) or descriptors (packed).
     pub(crate) fn lay_out_at(
         layout: DriverConfig,
         memory: DmaArea,
@@ -197,8 +203,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         Ok((Self { ring, ready: false }, addresses))
     }
 
-    /// Asks for a [`Poller`], which tells any thread or interrupt handler whether the queue has
-    /// moved. It shares the queue's memory, which must stay mapped while a poller is used
+    /// Returns a [`Poller`]: any thread or interrupt handler can ask it for news.
+    ///
+    /// It shares the queue's memory, which must stay mapped while a poller is used
     /// ([`crate::Area::new`]).
     ///
     /// It is asked for while the device cannot use the queue yet: whatever
@@ -221,16 +228,18 @@ impl<O: Order, C: Counting> Queue<O, C> {
         self.ready = true;
     }
 
-    /// Gives the queue up and its memory back, after the device (or this queue, with RING_RESET)
-    /// was reset. A new queue can be laid out in it. Tokens of this one have news for ever, if the
-    /// counting is [`Position`].
+    /// Gives the queue up and its memory back, after a reset.
+    ///
+    /// The device was reset; with RING_RESET, this queue. A new queue can be laid out in the
+    /// memory. Tokens of this one have news for ever, if the counting is [`Position`].
     #[must_use]
     pub fn into_memory(self) -> DmaArea {
         self.ring.state().memory()
     }
 
-    /// Adds one buffer: segments that the device reads, then segments that it writes. The device
-    /// sees it after [`Queue::publish`].
+    /// Adds one buffer: segments that the device reads, then segments that it writes.
+    ///
+    /// The device sees it after [`Queue::publish`].
     ///
     /// # Errors
     /// Too few free descriptors, or the queue has latched; nothing was added.
@@ -243,8 +252,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.add(readable, writable))
     }
 
-    /// Publishes what was added with one store and says whether the device wants a kick: both
-    /// halves, [`Queue::publish_unasked`] and [`Queue::wants_kick`], at once.
+    /// Publishes what was added, and returns whether the device wants a kick.
+    ///
+    /// This is [`Queue::publish_unasked`] and [`Queue::wants_kick`] at once, with one store.
     #[inline(always)]
     pub fn publish(&mut self) -> bool {
         either!(&mut self.ring, ring => match ring.publish() {
@@ -256,8 +266,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         })
     }
 
-    /// Publishes what was added with one store. Without anything new, or in a queue that has
-    /// latched, it does nothing.
+    /// Publishes what was added with one store.
+    ///
+    /// Without anything new, or in a queue that has latched, it does nothing.
     ///
     /// It may be all that is needed for a device that polls. A device that sleeps misses what was
     /// published until [`Queue::wants_kick`] has been asked: once after many publications is
@@ -271,8 +282,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         });
     }
 
-    /// Whether the device wants a kick for anything that was published since this was asked last.
-    /// Without anything new, or in a queue that has latched, it says no.
+    /// Whether the device wants a kick for anything published since the last call.
+    ///
+    /// `false` without anything new, or in a queue that has latched.
     ///
     /// To ask takes a full barrier, which waits until the device could have seen what was
     /// published. That is most of what publishing costs when both sides are at work.
@@ -283,8 +295,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         })
     }
 
-    /// What a kick of this queue, the device's queue `index`, carries when NOTIFICATION_DATA was
-    /// negotiated (section 2.9): the index, and where the next buffer will be made available.
+    /// Value of a kick of this queue with NOTIFICATION_DATA (section 2.9).
+    ///
+    /// The device's queue index `index`, and where the next buffer will be made available.
     #[must_use]
     pub fn kick_data(&self, index: u16) -> u32 {
         u32::from(index) | u32::from(either!(&self.ring, ring => ring.kick_data())) << 16
@@ -300,8 +313,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.pop_used())
     }
 
-    /// Takes back up to `out.len()` buffers that the device has used, and returns their number:
-    /// none if, and only if, there is nothing; otherwise perhaps fewer than there are, so ask again
+    /// Takes back up to `out.len()` used buffers, and returns their number.
+    ///
+    /// It is 0 if, and only if, there is none; otherwise perhaps fewer than there are, so ask again
     /// before sleeping. It costs less than as many calls of [`Queue::pop_used`].
     ///
     /// # Errors
@@ -312,7 +326,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.take_used(out))
     }
 
-    /// Asks the device for an interrupt at the next used buffer and returns the present position.
+    /// Asks for an interrupt at the next used buffer; returns the position.
+    ///
     /// The caller must [`Queue::poll`] (or pop) once more before it sleeps.
     #[inline]
     pub fn enable_interrupts(&mut self) -> C::Token {
@@ -325,7 +340,9 @@ impl<O: Order, C: Counting> Queue<O, C> {
         either!(&mut self.ring, ring => ring.disable_interrupts());
     }
 
-    /// Whether the device has used anything since `token`. Other threads ask a [`Poller`].
+    /// Whether the device has used anything since `token`.
+    ///
+    /// Other threads ask a [`Poller`].
     #[must_use]
     #[inline]
     pub fn poll(&self, token: C::Token) -> bool {

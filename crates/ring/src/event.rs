@@ -1,8 +1,9 @@
 //! The event-index rule (sections 2.7.10 and 2.8.14), in one place.
 use crate::packed::position::Position;
 
-/// Whether moving an index from `old` to `new` (both modulo 2^16) passes `event`, so that the other
-/// side asked to be notified of it.
+/// Whether moving an index from `old` to `new` passes `event`.
+///
+/// Both are modulo 2^16. If it does, the other side asked to be notified.
 ///
 /// `event` asks for a notification when the entry of that number is filled, which moves the index
 /// from `event` to `event + 1`. So the question is whether `event` is one of `old, old + 1, ...,
@@ -14,8 +15,7 @@ pub fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// The same question for a packed ring: whether moving from `old` to `new` passes the descriptor at
-/// `event`.
+/// Whether moving from `old` to `new` passes `event` in a packed ring.
 ///
 /// Positions of a packed ring count descriptors modulo twice its size (see [`Position`]), and a
 /// move is never longer than the ring: no more can be made available, or used, than there is. So no

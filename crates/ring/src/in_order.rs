@@ -1,5 +1,6 @@
-//! IN_ORDER, device side (sections 2.7.9 and 2.8.9): holds completions back until they are the next
-//! in order.
+//! IN_ORDER, device side: holds completions back until they are next in order.
+//!
+//! Sections 2.7.9 and 2.8.9.
 //!
 //! ```text
 //!   pop ---> [ waiting | waiting | done | waiting | ... ]     complete marks, in any order
@@ -27,7 +28,9 @@ struct Waiting {
     done: bool,
 }
 
-/// A used entry, to be written at the device's position in the used ring, which then moves on.
+/// A used entry, to be written at the device's position in the used ring.
+///
+/// The position then moves on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The last buffer of the batch.
@@ -43,7 +46,9 @@ pub(crate) struct Entry {
 /// The chains of a queue with IN_ORDER, in the order in which they were popped.
 #[derive(Debug)]
 pub(crate) struct InOrder {
-    /// Those popped and not staged, from `first` on, `count` of them; as long as the queue.
+    /// Chains popped and not staged: `count` from `first` on.
+    ///
+    /// As long as the queue.
     waiting: Box<[Waiting]>,
     first: u16,
     count: u16,
@@ -68,8 +73,9 @@ impl InOrder {
         }
     }
 
-    /// Takes note of the next buffer that was popped. No more are in flight than the queue's size,
-    /// and `id` is below it.
+    /// Takes note of the next buffer that was popped.
+    ///
+    /// No more are in flight than the queue's size, and `id` is below it.
     pub(crate) fn popped(&mut self, id: u16, places: u16, writable: u32) {
         let place = self.wrap(u32::from(self.first) + u32::from(self.count));
         self.waiting[usize::from(place)] = Waiting { id, places, writable, written: 0, done: false };
@@ -86,8 +92,10 @@ impl InOrder {
         self.in_flight -= 1;
     }
 
-    /// Moves those at the front that are done into the run. An entry that cannot grow any more is
-    /// returned, to be written; then this is to be called again.
+    /// Moves those at the front that are done into the run.
+    ///
+    /// An entry that cannot grow any more is returned, to be written; then this is to be called
+    /// again.
     pub(crate) fn stage(&mut self) -> Option<Entry> {
         while self.count > 0 {
             let Waiting { id, places, writable, written, done } = self.waiting[usize::from(self.first)];

@@ -1,4 +1,4 @@
-//! Virtqueues (virtio 1.x, section 2.6), device side and driver side, split and packed.
+//! Virtqueues (virtio 1.x, section 2.6): both sides, split and packed.
 //!
 //! A device takes descriptor chains from a [`device::Queue`] and completes them; a driver adds
 //! buffers to a [`driver::Queue`] and takes them back. One type serves both layouts. The crate

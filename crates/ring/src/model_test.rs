@@ -1,4 +1,4 @@
-//! Both sides against a plain model: queues without rings, in which everything is obvious.
+//! Both sides against a plain model: queues without rings.
 use crate::device::{Batch, Queue as Device, QueueConfig};
 use crate::driver::poll::{PollError, Poller};
 use crate::driver::{BufferId, DriverConfig, PollToken, Queue as Driver, Used};
@@ -20,8 +20,9 @@ enum Op {
     Publish,
     /// The device pops.
     Pop,
-    /// The device completes one of those in flight (modulo their number), with more or less than
-    /// fits in it.
+    /// The device completes a request in flight, with any length.
+    ///
+    /// Chosen modulo their number; the length may exceed its room.
     Complete(usize, u32),
     /// The device publishes.
     PublishUsed,

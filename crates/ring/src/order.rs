@@ -19,13 +19,13 @@ pub trait Order: sealed::Sealed + Copy + Default + core::fmt::Debug + Send + Syn
     /// Whether this is what ORDER_PLATFORM asks for.
     const PLATFORM: bool;
 
-    /// After an acquire load of an index or of flags, before what it makes readable is read.
+    /// After an acquire load of an index or flags, before reading the data.
     fn after_acquire();
 
-    /// Before a release store of an index or of flags, after what it publishes was written.
+    /// Before a release store of an index or flags, after writing the data.
     fn before_release();
 
-    /// Between a store and a later load: the only point where order costs something everywhere.
+    /// Between a store and a later load, the only order that costs everywhere.
     fn full();
 }
 
@@ -94,9 +94,10 @@ macro_rules! instruction {
     };
 }
 
-/// Barriers towards coherent devices, as the architecture has them: `read` puts earlier loads
-/// before later ones, `write` earlier stores before later ones, and `full` everything before
-/// everything, beside a sequentially consistent fence.
+/// Barriers towards coherent devices, by architecture.
+///
+/// `read` puts earlier loads before later ones, `write` earlier stores before later ones, and
+/// `full` everything before everything, beside a sequentially consistent fence.
 mod barrier {
     core::cfg_select! {
         loom => {

@@ -1,5 +1,6 @@
-//! The packed layout (section 2.8): sizes, descriptors, positions and event suppression, shared by
-//! both sides.
+//! The packed layout (section 2.8), shared by both sides.
+//!
+//! Sizes, descriptors, positions and event suppression.
 pub(crate) mod chain;
 mod cursor;
 pub(crate) mod device;
@@ -20,15 +21,17 @@ pub(crate) const fn desc_bytes(size: u16) -> usize {
 /// The flags that say that a descriptor is available, or used.
 const STATE: u16 = DESC_F_AVAIL | DESC_F_USED;
 
-/// The flags that make a descriptor available in a lap with wrap counter `wrap`; XORed with
-/// [`SWAP`] they are those of the other laps.
+/// Flags of an available descriptor, in a lap with wrap counter `wrap`.
+///
+/// XORed with [`SWAP`] they are those of the other laps.
 #[inline(always)]
 pub(crate) const fn available_flags(wrap: bool) -> u16 {
     if wrap { DESC_F_AVAIL } else { DESC_F_USED }
 }
 
-/// The flags that mark a descriptor used in a lap with wrap counter `wrap`; XORed with [`SWAP`]
-/// they are those of the other laps.
+/// Flags of a used descriptor, in a lap with wrap counter `wrap`.
+///
+/// XORed with [`SWAP`] they are those of the other laps.
 #[inline(always)]
 pub(crate) const fn used_flags(wrap: bool) -> u16 {
     if wrap { STATE } else { 0 }
@@ -42,8 +45,10 @@ pub(crate) const SWAP: u16 = STATE;
 pub(crate) struct Descriptor {
     /// The address.
     pub(crate) addr: u64,
-    /// Length in the low half, then buffer identifier, then flags. One store of this word with
-    /// release makes a descriptor available or used whole; one load with acquire takes it whole.
+    /// Length in the low half, then buffer identifier, then flags.
+    ///
+    /// One store of this word with release makes a descriptor available or used whole; one load
+    /// with acquire takes it whole.
     pub(crate) meta: u64,
 }
 
@@ -90,9 +95,10 @@ pub(crate) const fn flags(meta: u64) -> u16 {
     (meta >> 48) as u16
 }
 
-/// Whether a descriptor's `flags` make it available to a device whose lap makes available with
-/// `expected` (see [`available_flags`]), or mark it used for a driver whose lap has [`used_flags`]
-/// `expected`.
+/// Whether a descriptor's `flags` hand it to the side that expects `expected`.
+///
+/// They make it available to a device whose lap makes available with `expected` (see
+/// [`available_flags`]), or mark it used for a driver whose lap has [`used_flags`] `expected`.
 #[inline(always)]
 pub(crate) const fn matches(flags: u16, expected: u16) -> bool {
     flags & STATE == expected
@@ -114,8 +120,9 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// Of a queue of `size`, with or without EVENT_IDX. What has no meaning asks for notifications:
-    /// one too many does no harm.
+    /// Of a queue of `size`, with or without EVENT_IDX.
+    ///
+    /// What has no meaning asks for notifications: one too many does no harm.
     #[inline(always)]
     pub(crate) fn decode(word: u32, event_idx: bool, size: u16) -> Self {
         match (word >> 16) as u16 & (EVENT_F_DISABLE | EVENT_F_DESC) {
@@ -137,7 +144,9 @@ impl Event {
         }
     }
 
-    /// Whether it asks for a notification of the move from `old` to `new`, of a whole ring at most.
+    /// Whether it asks for a notification of the move from `old` to `new`.
+    ///
+    /// The move is of a whole ring at most.
     #[inline(always)]
     pub(crate) fn wants(self, new: Position, old: Position, size: u16) -> bool {
         match self {

@@ -10,12 +10,16 @@ pub(crate) const fn desc_bytes(size: u16) -> usize {
     DESC_SIZE * size as usize
 }
 
-/// Bytes of the available ring. `used_event` is counted without EVENT_IDX too, as in section 2.7.
+/// Bytes of the available ring.
+///
+/// `used_event` is counted without EVENT_IDX too, as in section 2.7.
 pub(crate) const fn avail_bytes(size: u16) -> usize {
     used_event(size) + 2
 }
 
-/// Bytes of the used ring. `avail_event` is counted without EVENT_IDX too, as in section 2.7.
+/// Bytes of the used ring.
+///
+/// `avail_event` is counted without EVENT_IDX too, as in section 2.7.
 pub(crate) const fn used_bytes(size: u16) -> usize {
     avail_event(size) + 2
 }

@@ -1,4 +1,6 @@
-//! Position of a queue's device side, to resume it in another process or on another host.
+//! Position of a queue's device side, to resume it elsewhere.
+//!
+//! In another process or on another host.
 //!
 //! ```text
 //!   Queue --state--> State --vring_base--> (vhost-user GET_VRING_BASE ... SET_VRING_BASE)
@@ -27,8 +29,10 @@ pub enum State {
 }
 
 impl State {
-    /// As vhost-user has it (GET_VRING_BASE): a split queue's available index; a packed queue's
-    /// next descriptor to take in the low half, to write as used in the high half.
+    /// The position in vhost-user's form (GET_VRING_BASE).
+    ///
+    /// A split queue's available index; a packed queue's next descriptor to take in the low half,
+    /// to write as used in the high half.
     #[must_use]
     pub fn vring_base(self) -> u32 {
         match self {
@@ -37,8 +41,9 @@ impl State {
         }
     }
 
-    /// The reverse of [`State::vring_base`] (SET_VRING_BASE), for a queue with the negotiated
-    /// `features`.
+    /// The reverse of [`State::vring_base`] (SET_VRING_BASE).
+    ///
+    /// `features` are those negotiated for the queue.
     ///
     /// # Errors
     /// A split queue's index does not fit in 16 bits.

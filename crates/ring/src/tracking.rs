@@ -1,5 +1,6 @@
-//! In-flight tracking: records the chains in flight in memory that outlives this process
-//! (vhost-user specification, "Inflight I/O tracking").
+//! In-flight tracking: records chains in flight in memory that outlives us.
+//!
+//! The vhost-user specification, "Inflight I/O tracking".
 //!
 //! ```text
 //!   pop       --> saved: contents and order, then the mark    a crash in between: not taken, comes again
@@ -135,7 +136,7 @@ impl Region {
         unsafe { self.cells.store_u16(offset, value, Release) };
     }
 
-    /// A store that the next [`Region::set_u16`] or [`Region::commit_u64`] stays behind.
+    /// A store that the next [`Region::set_u16`] or [`Region::commit_u64`] follows.
     fn set_u64(&self, offset: usize, value: u64) {
         // SAFETY: see the invariant of `Region`.
         unsafe { self.cells.store_u64(offset, value) };
@@ -180,8 +181,9 @@ fn corrupt<T>(what: &'static str, value: impl Into<u64>) -> Result<T, StateError
     Err(StateError::Region { what, value: value.into() })
 }
 
-/// Brings back, in that order, what was in flight when a process died, as far as `batch` goes.
-/// `pop` says whether a chain fitted in.
+/// Brings back the chains in flight when a process died, in that order.
+///
+/// As far as `batch` goes. `pop` returns whether a chain fitted in.
 fn pop_again<T>(
     again: &mut VecDeque<T>,
     batch: &mut Batch,

@@ -29,8 +29,9 @@ pub trait TranslationCheck {
     /// Copies an indirect table out of the device's address space.
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched;
 
-    /// Whether all segments of a chain are translated. `false`: it stays in the ring. The caller
-    /// pops again once a missing translation has arrived.
+    /// Whether all segments of a chain are translated.
+    ///
+    /// `false`: it stays in the ring. The caller pops again once a missing translation has arrived.
     fn translates(&mut self, readable: &[Segment], writable: &[Segment]) -> bool;
 }
 
@@ -49,8 +50,9 @@ impl<F: FnMut(u64, &mut [u8]) -> bool> TranslationCheck for AllTranslated<F> {
     }
 }
 
-/// Walks one chain into the batch, with `walk`, which is given a way to fetch tables, and removes
-/// it again if it is not translated. `None`: it stays in the ring.
+/// Walks one chain into the batch, unless it is not translated.
+///
+/// `walk` is given a way to fetch tables. `None`: the chain stays in the ring.
 pub(crate) fn walk_translated<T>(
     batch: &mut Batch,
     check: &mut impl TranslationCheck,

@@ -22,8 +22,7 @@ fn pair(size: u16, indirect: u16, features: u64) -> (Memory, Queue, paravane_rin
     (memory, driver, device)
 }
 
-/// These features with each layout in which completions come back in the order in which they are
-/// made.
+/// These features with each layout that completes in the order of requests.
 fn layouts(features: &[u64]) -> Vec<u64> {
     features.iter().flat_map(|&features| [features, features | RING_PACKED]).collect()
 }
@@ -176,8 +175,9 @@ fn kicks_are_asked_for_only_while_armed() {
     }
 }
 
-/// Whoever publishes without asking may ask once for all of it, however much it was: a device that
-/// has gone to sleep meanwhile is woken, and one that is awake is left alone.
+/// One question after several publications covers all of them.
+///
+/// A device that has gone to sleep meanwhile is woken, and one that is awake is left alone.
 #[test]
 fn the_question_for_a_kick_can_wait() {
     // Up to five laps, and where 16 bits end; for miri, around one lap and two.

@@ -1,5 +1,6 @@
-//! Ours against the peers', in both roles: the same random work in two worlds, which must not
-//! differ.
+//! Ours against the peers', in both roles.
+//!
+//! The same random work in two worlds, which must not differ.
 //!
 //! - our driver side with virtio-queue's device side, beside our driver side with our device side;
 //! - virtio-drivers' driver side with our device side, beside the data that must come over.

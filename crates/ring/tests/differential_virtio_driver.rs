@@ -1,4 +1,4 @@
-//! Our device side under the published crate virtio-driver's driver side, split and packed.
+//! Our device side with the driver side of the crate virtio-driver.
 //!
 //! Its queue wants something that translates addresses, and only a transport can give it that: so a
 //! server that knows just enough of vhost-user answers one, and addresses translate to themselves.
@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use virtio_driver::virtqueue::{Virtqueue, VirtqueueLayout};
 use virtio_driver::{IovaTranslator, Le64, VhostUser, VirtioFeatureFlags, VirtioTransport, iovec};
 
-/// What a request has in the queue's memory: the device reads the question and writes the answer.
+/// A request in the queue's memory: a question to read, an answer to write.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Slot {
@@ -64,7 +64,9 @@ fn translator() -> Box<dyn IovaTranslator> {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// The driver adds a request: so many segments to read and to write, beside the slot's two.
+    /// The driver adds a request of these readable and writable segments.
+    ///
+    /// Beside the slot's two.
     Add(usize, usize),
     Pop,
     /// The device answers one of those in flight (modulo their number).
@@ -91,7 +93,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..500)
 }
 
-/// A request as the driver made it: identifier, question, and what the device must find.
+/// A request of the driver: identifier, question, and expected contents.
 #[derive(Clone, Debug)]
 struct Request {
     id: u16,

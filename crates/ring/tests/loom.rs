@@ -1,5 +1,4 @@
-//! The ring's orderings under the loom model checker: the real code of both sides, over modelled
-//! memory.
+//! The ring's orderings under loom: the code of both sides, on modelled memory.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-ring --test loom --release`
 //!
@@ -44,6 +43,7 @@ const PACKED_IN_ORDER: u64 = RING_PACKED | IN_ORDER;
 
 models! {
     /// Buffer after buffer: what the device finds available is there whole.
+    ///
     /// Notices: the release in the driver's `publish`; the acquire in the device's `pop`.
     the_device_sees_whole[Smp, Platform] { split: 0, packed: RING_PACKED }
     /// The descriptors of a chain after the first, and tables.
@@ -52,36 +52,45 @@ models! {
         split: 0, split_indirect: INDIRECT_DESC, packed: RING_PACKED, packed_indirect: PACKED_INDIRECT,
     }
     /// Two buffers and one publication: both are there, or none.
+    ///
     /// Notices: the same; packed, first flags that do not come last.
     the_device_sees_a_batch_whole[Smp, Platform] { split: 0, packed: RING_PACKED }
     /// What the driver takes back is there whole, and what the device wrote before.
+    ///
     /// Notices: the release in the device's `publish`; the acquire in the driver's `pop_used`.
     pop_used_sees_whole[Smp, Platform] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
     /// The same in batches.
+    ///
     /// Notices: the release in the device's `publish`; the acquire in the driver's `take_used`.
     take_used_sees_whole[Smp, Platform] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
     /// Two completions and one publication: both are there, or none.
+    ///
     /// Notices: as the two above; packed, first flags that do not come last.
     the_driver_sees_a_batch_whole[Smp, Platform] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
-    /// What a poll tells of is there, and what the device wrote before. Notices: the release in the
-    /// device's `publish`; the acquire in `driver::poll`'s look at the ring.
+    /// What a poll tells of is there, and what the device wrote before.
+    ///
+    /// Notices: the release in the device's `publish`; the acquire in `driver::poll`'s look at the
+    /// ring.
     poll_sees_whole[Smp, Platform] { split: 0, packed: RING_PACKED }
-    /// A descriptor that is consumed and filled again: whole again, and never taken for what it
-    /// was. Notices: split, the release in the device's `publish`, and the acquire in the driver's
-    /// look at used.idx. It is there for the wrap counters.
+    /// A descriptor that is consumed and filled again is whole, and is the new one.
+    ///
+    /// Notices: split, the release in the device's `publish`, and the acquire in the driver's look
+    /// at used.idx. It is there for the wrap counters.
     a_descriptor_goes_round[Smp, Platform] { split: 0, packed: RING_PACKED }
     /// Nothing is made available without a kick while the device sleeps.
+    ///
     /// Notices: the fences in the driver's `publish` and the device's `arm_kicks`.
     no_kick_is_lost[Smp, Platform] {
         split: 0, split_event_idx: EVENT_IDX, packed: RING_PACKED, packed_event_idx: PACKED_EVENT_IDX,
     }
     /// Nothing is used without an interrupt while the driver sleeps.
+    ///
     /// Notices: the fences in the device's `publish` and the driver's `enable_interrupts`.
     no_completion_is_lost[Smp, Platform] {
         split: 0, split_event_idx: EVENT_IDX, packed: RING_PACKED, packed_event_idx: PACKED_EVENT_IDX,
@@ -296,8 +305,9 @@ fn a_descriptor_goes_round<O: Order>(features: u64) {
     });
 }
 
-/// The device sleeps after `arm_kicks` has found nothing and no kick is pending. Then all is done,
-/// or a kick comes after all.
+/// The device sleeps after `arm_kicks` has found nothing and no kick is pending.
+///
+/// Then all is done, or a kick comes after all.
 fn no_kick_is_lost<O: Order>(features: u64) {
     const BUFFERS: usize = 2;
     explore(move || {
@@ -330,8 +340,9 @@ fn no_kick_is_lost<O: Order>(features: u64) {
     });
 }
 
-/// The driver sleeps after `poll` has found nothing and no interrupt is pending. Then it has taken
-/// all back, or an interrupt comes after all.
+/// The driver sleeps after `poll` has found nothing and no interrupt is pending.
+///
+/// Then it has taken all back, or an interrupt comes after all.
 fn no_completion_is_lost<O: Order>(features: u64) {
     const BUFFERS: usize = 2;
     explore(move || {

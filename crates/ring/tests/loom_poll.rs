@@ -1,4 +1,4 @@
-//! Polls from elsewhere under the loom model checker: a poller beside the device and the consumer.
+//! Polls under loom: a poller beside the device and the consumer.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-ring --test loom_poll --release`
 //!
@@ -18,23 +18,28 @@ use paravane_spec::feature::{IN_ORDER, RING_PACKED};
 const PACKED_IN_ORDER: u64 = RING_PACKED | IN_ORDER;
 
 models! {
-    /// A buffer was used before the poll; that it is taken back and its slot filled again meanwhile
-    /// hides nothing. Notices: packed, the release in the driver's `publish`; the acquire of the
-    /// flags; a count that is read before them.
+    /// A buffer used before a poll is news, also when its slot is filled again.
+    ///
+    /// Notices: packed, the release in the driver's `publish`; the acquire of the flags; a count
+    /// that is read before them.
     a_poll_beside_the_consumer[Smp] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
-    /// The same at the end of the ring, and its slot is filled again behind one that is withheld.
+    /// The same at the end of the ring, with a slot filled behind a withheld one.
+    ///
     /// Notices: packed, the release of a slot that is filled again; the acquire of the flags.
     a_poll_beside_a_batch[Smp] { split: 0, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
     /// With the wrap counter, which notices a buffer at the end of the ring.
+    ///
     /// Notices: the same.
     a_poll_of_a_wrap_counter_beside_a_batch[Smp] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
-    /// What a poll tells of is there, and what the device wrote before, while device and consumer
-    /// both work. Notices: the release in the device's `publish`; the acquires in the consumer and
-    /// in the poller; the release and the acquire of the count.
+    /// A poll with news sees the data, while device and consumer both work.
+    ///
+    /// Notices: the release in the device's `publish`; the acquires in the consumer and in the
+    /// poller; the release and the acquire of the count.
     a_poll_has_its_data[Smp, Platform] { split: 0, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
     /// The same with the wrap counter, at the end of the ring.
+    ///
     /// Notices: the release and the acquire of the wrap counter.
     a_poll_of_a_wrap_counter_has_its_data[Smp, Platform] { packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER }
 }

@@ -48,7 +48,7 @@ impl<C: Counting> Pair<C> {
         self.device.publish().unwrap();
     }
 
-    /// Buffers of one segment over and back, with `left` of them left with the device at the end.
+    /// Passes buffers of one segment over and back; leaves `left` with the device.
     fn rounds(&mut self, count: u64, left: u64) {
         for i in 0..count {
             self.add(1);
@@ -115,9 +115,11 @@ fn split_a_bare_index_is_fooled_after_a_whole_turn() {
     }
 }
 
-/// Packed rings: flags in one slot. After one buffer the slot still shows it used; after two laps
-/// it looks used for this lap again. In between, in the lap of the other wrap counter, bare flags
-/// see nothing; the wrap counter sees it.
+/// Packed rings: flags in one slot.
+///
+/// After one buffer the slot still shows it used; after two laps it looks used for this lap again.
+/// In between, in the lap of the other wrap counter, bare flags see nothing; the wrap counter sees
+/// it.
 #[test]
 fn packed_bare_flags_are_fooled_in_every_other_lap() {
     let size = 4;
@@ -136,9 +138,10 @@ fn packed_bare_flags_are_fooled_in_every_other_lap() {
     }
 }
 
-/// The wrap counter counts laps in 16 bits: after `size * 2^16` buffers it is what it was. The slot
-/// then shows a lap of the other wrap counter or is available, and its token is fooled; the
-/// position is not.
+/// The wrap counter counts laps in 16 bits: it repeats after `size * 2^16`.
+///
+/// That many buffers later the slot shows a lap of the other wrap counter or is available, and its
+/// token is fooled; the position is not.
 #[test]
 #[cfg_attr(miri, ignore = "2^16 laps take the interpreter too long")]
 fn packed_a_wrap_counter_is_fooled_after_2_to_the_16_laps() {
@@ -148,17 +151,18 @@ fn packed_a_wrap_counter_is_fooled_after_2_to_the_16_laps() {
     assert_eq!(seen_after(size, RING_PACKED, turn), [false, false, true]);
 }
 
-/// Split: the wrap counter's horizon is 2^32, so it is not fooled at multiples of 2^16 in between.
+/// Split: the wrap counter repeats after 2^32, not at multiples of 2^16.
 #[test]
 #[cfg_attr(miri, ignore = "2^18 round trips take the interpreter too long")]
 fn split_a_wrap_counter_is_not_fooled_after_several_turns() {
     assert_eq!(seen_after(4, 0, 3 << 16), [false, true, true]);
 }
 
-/// The shortest way to fool flags, with one buffer: the ring is full, and the slot of the token is
-/// used, taken back and filled again. It is merely available then, and no lap has ended: the wrap
-/// counter is what it was. Linux's packed `virtqueue_poll` has this hole with and without the wrap
-/// counter series.
+/// One buffer fools flags: the ring is full, and the token's slot is reused.
+///
+/// The slot is used, taken back and filled again. It is merely available then, and no lap has
+/// ended: the wrap counter is what it was. Linux's packed `virtqueue_poll` has this hole with and
+/// without the wrap counter series.
 #[test]
 fn packed_a_slot_that_was_filled_again() {
     fn news<C: Counting>(features: u64) -> bool {
@@ -209,7 +213,7 @@ fn pollers_are_asked_for_before_the_queue_is_ready() {
     assert_eq!(queue.poller().unwrap_err(), PollError::Stopped(error));
 }
 
-/// Without the opt-in the wrap counter does not count, so its token is a bare index.
+/// Without the opt-in the wrap counter is idle: its token is a bare index.
 #[test]
 fn the_wrap_counter_counts_only_after_the_opt_in() {
     // Until bare flags, or a bare index, are fooled; the interpreter has no patience for the
@@ -234,7 +238,9 @@ fn the_wrap_counter_counts_only_after_the_opt_in() {
     }
 }
 
-/// Bits 31 to 16: wraps; bits 15 to 0: the index, in a packed ring with the wrap counter in bit 15.
+/// Bits 31 to 16: wraps; bits 15 to 0: the index.
+///
+/// In a packed ring the index has the wrap counter in bit 15.
 #[test]
 fn a_wrap_token_has_the_bits_of_the_series() {
     let mut split = Pair::<WrapCount>::new(8, 0);
@@ -268,7 +274,7 @@ fn raw_tokens_are_harmless() {
     drop((bare.memory, wrap.memory, position.memory));
 }
 
-/// One thread consumes, another polls with the token that it was given: it is told of every buffer.
+/// One thread consumes, another polls: its token has news of every buffer.
 #[test]
 fn another_thread_polls() {
     for features in LAYOUTS {
@@ -344,8 +350,10 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Each token that there ever was has news if, and only if, the device has used more than had
-    /// been taken back when it was asked for: whatever was taken back, added or published since.
+    /// A token has news if, and only if, the device has used more since.
+    ///
+    /// More than had been taken back when it was asked for: independent of what was taken back,
+    /// added or published since.
     #[test]
     fn a_token_tells_whether_more_was_used(
         layout in 0..LAYOUTS.len(),

@@ -1,5 +1,4 @@
-//! Handing a queue's position on: what comes out goes in again, and nothing else that is impossible
-//! does.
+//! Exports and imports a queue's position; refuses impossible ones.
 #![cfg(not(loom))]
 mod memory;
 
@@ -124,8 +123,10 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever a migration stream or a vhost-user message says: a packed queue takes a position
-    /// only if both its halves are in the ring and nothing lies between them.
+    /// A packed queue takes a position only if both its halves are valid.
+    ///
+    /// Both are in the ring, and nothing lies between them. Migration streams and vhost-user
+    /// messages may hold anything.
     #[test]
     fn any_base_is_taken_or_refused(size in 1u16..40, base in any::<u32>(), near in any::<bool>()) {
         let base = if near { base & 0x8007_8007 } else { base };

@@ -1,5 +1,6 @@
-//! Chains that the device cannot reach yet stay in the ring, whatever the layout: nothing of them
-//! is taken, and nothing is lost or comes twice when they can be reached.
+//! Chains that the device cannot reach yet stay in the ring, in both layouts.
+//!
+//! Nothing of them is taken, and nothing is lost or comes twice when they can be reached.
 #![cfg(not(loom))]
 mod memory;
 
@@ -16,7 +17,7 @@ const SIZE: u16 = 16;
 const BUFFERS: u64 = 0x1_0000_0000;
 const PAGE: u64 = 4096;
 
-/// Pages that can be reached, and tables, which are in the memory of the ring, if they can.
+/// Pages that can be reached; tables, if they can, are in the ring's memory.
 struct Known<'a> {
     memory: &'a Memory,
     pages: &'a BTreeSet<u64>,

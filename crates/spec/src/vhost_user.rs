@@ -210,7 +210,7 @@ pub struct MemoryRegion {
     pub gpa: u64,
     /// Size in bytes.
     pub size: u64,
-    /// User address: address of the first byte in the front end; `gpa` again with GPA_ADDRESSES.
+    /// Address of the first byte in the front end; `gpa` with GPA_ADDRESSES.
     pub user: u64,
     /// Offset of the first byte in the file.
     pub offset: u64,

@@ -1,4 +1,6 @@
-//! The extension of docs/reference/virtio-mmio-msi.md: notification addresses and messages.
+//! The extension of docs/reference/virtio-mmio-msi.md.
+//!
+//! Notification addresses and messages.
 mod rig;
 
 use paravane_spec::mmio_msi::{
@@ -29,7 +31,9 @@ fn extended() -> (Rig, Platform) {
     (rig, platform)
 }
 
-/// Running, with messages 0x40 for queue 0, 0x41 for queue 1 and 0x42 for the configuration change.
+/// A running device with messages.
+///
+/// 0x40 for queue 0, 0x41 for queue 1 and 0x42 for the configuration change.
 fn running() -> (Rig, Platform) {
     let (mut rig, platform) = extended();
     rig.quiet(MSI_COMMAND, command::ENABLE);

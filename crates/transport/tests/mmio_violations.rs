@@ -343,8 +343,9 @@ fn queue_select_out_of_range() {
     }
 }
 
-/// Firecracker's transport took QueueSize writes after activation and used the new value with the
-/// old, validated addresses.
+/// QueueSize writes after activation have no effect.
+///
+/// Firecracker's transport used the new value with the old, validated addresses.
 #[test]
 fn cve_2026_5747_configuration_written_after_activation_has_no_effect() {
     let mut rig = Rig::running();

@@ -285,7 +285,9 @@ impl<'a> Session<'a> {
         self.vrings.iter().position(Vring::is_live).map(|index| index as u32)
     }
 
-    /// Number of queues; of queue pairs for a network device, if the client counts those.
+    /// Number of queues; of queue pairs for a network device, if counted so.
+    ///
+    /// The client decides how it counts.
     ///
     /// The protocol does not say what a network device counts. QEMU and DPDK's virtio-user expect
     /// queue pairs, and accept RARP or STATUS. Others expect queues, and accept neither: User Mode

@@ -1,4 +1,4 @@
-//! Runs a queue with a peer that rewrites shared memory while the queue works on it.
+//! Runs a queue with a peer that rewrites shared memory at the same time.
 //!
 //! `cargo run --release -p paravane-fuzz --bin hostile-peer -- --seconds 3600`
 use paravane_fuzz::hostile_peer::{Options, Side, run};

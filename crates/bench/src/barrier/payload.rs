@@ -144,8 +144,9 @@ impl PayloadDriver {
     }
 }
 
-/// PayloadDevice payloads, in the order that is asked for: one device for all three, since where
-/// memory happens to lie makes more of a difference than they do.
+/// Serves payloads in the order asked for.
+///
+/// One device serves all three orders: the place in memory makes more of a difference than they do.
 #[repr(align(128))]
 struct PayloadDevice {
     queue: device::Queue,

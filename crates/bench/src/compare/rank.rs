@@ -1,4 +1,4 @@
-//! Rank tests: Mann-Whitney for two runs, Wilcoxon's signed ranks for two builds in one run.
+//! Rank tests: Mann-Whitney for two runs, Wilcoxon's for two builds in one run.
 //!
 //! Both ask how likely a difference at least this large is if nothing changed. They assume no
 //! distribution of noise, so one round that an interrupt spoilt weighs no more than any other. Up
@@ -61,8 +61,9 @@ pub(super) fn smallest_of_pairs(n: usize) -> f64 {
     (2.0 * 0.5_f64.powi(i32::try_from(n).unwrap_or(i32::MAX))).min(1.0)
 }
 
-/// The place, counted from 1 and from either end, where the interval of 95 % begins in the sorted
-/// differences between two runs of `n` and `m` rounds.
+/// Place where the 95 % interval begins, for runs of `n` and `m` rounds.
+///
+/// Counted from 1 and from either end of the sorted differences between the runs.
 ///
 /// With few rounds it is 1, and the interval holds less.
 pub(super) fn place_in_runs(n: usize, m: usize) -> usize {
@@ -75,7 +76,10 @@ pub(super) fn place_in_runs(n: usize, m: usize) -> usize {
     (n * m / 2.0 - 1.96 * (n * m * (n + m + 1.0) / 12.0).sqrt()).max(1.0) as usize
 }
 
-/// The same in the sorted means of any two of `n` differences, each paired with itself, too.
+/// Place where the 95 % interval begins, for `n` pairs.
+///
+/// Counted as by [`place_in_runs`], in the sorted means of any two differences, each paired with
+/// itself, too.
 pub(super) fn place_in_pairs(n: usize) -> usize {
     if n <= EXACT {
         let ranks: Vec<usize> = (1..=n).collect();
@@ -99,7 +103,7 @@ fn place(counts: &[f64]) -> usize {
         .max(1)
 }
 
-/// The rank of each value, doubled: values that are equal share the mean of their ranks.
+/// Doubled ranks of the values; equal values share the mean of their ranks.
 fn doubled_ranks(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));

@@ -1,4 +1,4 @@
-//! Synthetic runs with a seed: how often an alarm is false, and how often one is missed.
+//! Synthetic runs with a seed: rates of false alarms and of missed changes.
 use super::*;
 
 /// SplitMix64, which needs no state but a counter.
@@ -18,7 +18,7 @@ impl Random {
         (0..12).map(|_| self.next()).sum::<f64>() - 6.0
     }
 
-    /// Noise of a round: some percent, and now and then a round that something else spoilt.
+    /// Noise of a round: some percent, and now and then a disturbed round.
     fn noise(&mut self, deviation: f64) -> f64 {
         let spoilt = if self.next() < 0.05 { 1.0 + self.next() } else { 1.0 };
         (deviation * self.normal()).exp() * spoilt

@@ -1,4 +1,4 @@
-//! Every case with tiny samples: names are stable, and counts are as the subjects promise.
+//! Every case with tiny samples: names are stable, counts are as promised.
 use super::*;
 use std::time::Duration;
 

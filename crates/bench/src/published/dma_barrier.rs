@@ -1,4 +1,6 @@
-//! "Add a memory barrier to DMA functions" (QEMU, 2012): netperf over an emulated e1000.
+//! "Add a memory barrier to DMA functions" (QEMU, 2012): netperf over e1000.
+//!
+//! The card is emulated.
 //!
 //! The e1000 is bridged to gigabit Ethernet.
 use super::series::PatchSeries;

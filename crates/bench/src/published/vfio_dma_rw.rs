@@ -1,5 +1,6 @@
-//! "drm/i915/gvt: subsitute kvm_read/write_guest with vfio_dma_rw" (Linux, 2020): cycles per
-//! access.
+//! "drm/i915/gvt: subsitute kvm_read/write_guest with vfio_dma_rw" (Linux, 2020).
+//!
+//! Cycles for each access.
 //!
 //! GVT-g in the kernel, with glmark2 in one guest or two.
 use super::series::PatchSeries;

@@ -1,5 +1,6 @@
-//! "virtio-mmio: add features for virtio-mmio specification version 3" (Linux, 2019): netperf
-//! TCP_RR.
+//! "virtio-mmio: add features for virtio-mmio specification version 3" (2019).
+//!
+//! Linux; netperf TCP_RR.
 //!
 //! Requests of 32 bytes, responses of 1024 bytes.
 use super::series::PatchSeries;

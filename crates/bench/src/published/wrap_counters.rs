@@ -1,4 +1,6 @@
-//! "Introduce optional VirtIO ring wrap counters" (Linux, 2022): `perf stat` of `virtio_test`.
+//! "Introduce optional VirtIO ring wrap counters" (Linux, 2022).
+//!
+//! `perf stat` of `virtio_test`.
 use super::series::PatchSeries;
 use crate::Row;
 

@@ -1,4 +1,4 @@
-//! The comparison with a baseline: a plot of the changes, and a table of all figures.
+//! The comparison with a baseline: a plot of changes, a table of all figures.
 use super::html::{at, escape, number};
 use super::plot::breakable;
 use super::scale::Scale;

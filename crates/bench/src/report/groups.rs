@@ -68,7 +68,7 @@ fn entry<T>(list: &mut Vec<T>, is: impl Fn(&T) -> bool, make: impl FnOnce() -> T
 }
 
 impl Section<'_> {
-    /// The spread of the rounds: of the median figure and of the worst tenth, in percent.
+    /// Spread of the rounds in percent: of the median figure and of the worst tenth.
     ///
     /// A figure's spread is the range of the middle half of its rounds, relative to the median.
     /// Counts do not count, and only figures with at least four rounds.

@@ -1,4 +1,4 @@
-//! The plot on top: Paravane beside its peers, a lane for each pair, a dot for each case.
+//! The plot on top: Paravane and its peers, a lane a pair, a dot a case.
 use super::html::{at, escape, ratio};
 use super::scale::Scale;
 use crate::kind::root;

@@ -14,7 +14,9 @@ pub(super) struct Scale {
 const WIDEST: f64 = 25.0;
 
 impl Scale {
-    /// A scale for `values`, from `start` on, `length` long. A linear one includes zero.
+    /// A scale for `values`, from `start` on, `length` long.
+    ///
+    /// A linear one includes zero.
     pub(super) fn of(values: impl Iterator<Item = f64> + Clone, start: f64, length: f64) -> Self {
         let values = values.filter(|value| value.is_finite());
         let high = values.clone().fold(f64::NEG_INFINITY, f64::max);

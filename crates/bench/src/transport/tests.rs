@@ -1,9 +1,11 @@
-//! Every case with tiny samples: names are stable, and counts are as the transports promise.
+//! Every case with tiny samples: names are stable, counts are as promised.
 use super::*;
 use std::time::Duration;
 
 const TINY: SampleSize = SampleSize { exchanges: 60, reading: Duration::from_millis(20), samples: 1 };
-/// Metrics of every case and subject, in order; with KVM, [`IN_KERNEL`] precede the last two.
+/// Metrics of every case and subject, in order.
+///
+/// With KVM, [`IN_KERNEL`] precede the last two.
 const METRICS: [&str; 11] = [
     "rate",
     "latency-p50",

@@ -68,7 +68,9 @@ fn bits(text: &str) -> u64 {
     u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0)
 }
 
-/// Explains what was negotiated. The first finding is `missing` if no VMM is connected.
+/// Explains what was negotiated.
+///
+/// The first finding is `missing` if no VMM is connected.
 pub(super) fn judge(device: &Device) -> Vec<Finding> {
     let (features, accepted) = (bits(&device.features), bits(&device.protocol_features));
     let live: Vec<&Queue> = device.queues.iter().filter(|queue| queue.live).collect();
@@ -291,7 +293,9 @@ impl Negotiated<'_> {
         findings
     }
 
-    /// Queues in use, of those that the device has. A card has them in pairs, and a control queue.
+    /// Queues in use, of those that the device has.
+    ///
+    /// A card has them in pairs, and a control queue.
     fn count(&self) -> Finding {
         let card = self.is("net");
         let unit = if card { 2 } else { 1 };

@@ -296,7 +296,7 @@ impl Exports {
         }
     }
 
-    /// Whether every device has ended by itself: the only client of each has disconnected.
+    /// Whether every device has ended: the only client of each has disconnected.
     pub(crate) fn has_run_out(&self) -> bool {
         let inner = self.inner();
         let mut served = inner.served().peekable();

@@ -79,7 +79,9 @@ pub(crate) struct IoThread {
 }
 
 impl IoThread {
-    /// Opens the figures of the `index`th I/O thread of a device, which has this kernel number.
+    /// Opens the figures of I/O thread `index` of a device.
+    ///
+    /// `number` is its thread number in the kernel.
     pub(crate) fn open(index: usize, number: i32) -> Self {
         let path = Path::new(TASKS).join(number.to_string()).join("schedstat");
         Self { name: format!("io{index}"), figures: File::open(path).ok() }

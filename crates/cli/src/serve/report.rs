@@ -198,8 +198,9 @@ pub(crate) struct Queue {
 /// Latency of one operation, from the ring to the interrupt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OperationLatency {
-    /// "read", "write", "flush", "discard", "write_zeroes", "other", "frame_out", "frame_in" or
-    /// "entropy".
+    /// Name of the operation: "read", "write_zeroes", "frame_in".
+    ///
+    /// Others: "write", "flush", "discard", "other", "frame_out" and "entropy".
     pub(crate) operation: String,
     /// In nanoseconds.
     pub(crate) latency: Distribution,
@@ -225,8 +226,9 @@ pub(crate) struct Distribution {
     pub(crate) p99: u64,
     /// 99.9 %.
     pub(crate) p999: u64,
-    /// Buckets that are not empty: largest value and number of values. A bucket begins at most 1/8
-    /// below its largest value.
+    /// Buckets that are not empty: largest value and number of values.
+    ///
+    /// A bucket begins at most 1/8 below its largest value.
     pub(crate) buckets: Vec<(u64, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Sockets that the parent process passed: systemd (sd_listen_fds(3)), or any program with `--fd`.
+//! Sockets from the parent process: systemd (sd_listen_fds(3)), or by `--fd`.
 use anyhow::{Context, anyhow, bail};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -63,7 +63,9 @@ impl Sockets {
     }
 }
 
-/// Takes ownership of a descriptor if it is a listening or connected Unix stream socket.
+/// Takes ownership of a descriptor.
+///
+/// It must be a listening or connected Unix stream socket.
 fn inherit(number: RawFd) -> Result<Inherited, anyhow::Error> {
     // SAFETY: F_GETFD takes any number and changes nothing.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {

@@ -214,6 +214,8 @@ fn problems(device: &Device, out: &mut String) {
     }
 }
 
+/// The line of storage errors.
+///
 /// "storage errors: 3 write, 1 flush; last 2026-11-23T05:57:20.123Z: write, sector 8, 4096 bytes,
 /// queue 0: No space left".
 fn storage(errors: &StorageErrors) -> String {

@@ -19,8 +19,9 @@ impl History {
         self.0.push_back(rate);
     }
 
-    /// One character for each of the last `width` intervals, relative to the highest rate kept. A
-    /// blank is a rate of 0.
+    /// One character for each of the last `width` intervals.
+    ///
+    /// Relative to the highest rate kept. A blank is a rate of 0.
     pub(super) fn line(&self, width: usize, utf8: bool) -> String {
         let highest = self.0.iter().copied().fold(0.0, f64::max);
         let bars = if utf8 { BARS } else { ASCII_BARS };

@@ -70,7 +70,9 @@ impl Input {
     }
 }
 
-/// The first key and its length in bytes; no key: bytes without meaning. `None`: more must arrive.
+/// The first key and its length in bytes; no key: bytes without meaning.
+///
+/// `None`: more must arrive.
 fn next(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [0x1b] => None,

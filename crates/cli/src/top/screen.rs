@@ -83,7 +83,9 @@ impl Screen {
         Ok(())
     }
 
-    /// Shows the view. Lines are overwritten, never cleared first, so that nothing flickers.
+    /// Shows the view.
+    ///
+    /// Lines are overwritten, never cleared first, so that nothing flickers.
     ///
     /// # Errors
     /// The terminal is gone.
@@ -128,7 +130,9 @@ fn take() -> io::Result<()> {
     write(ENTER)
 }
 
-/// Gives the terminal back, once. Errors have nobody to tell: the terminal may be gone.
+/// Gives the terminal back, once.
+///
+/// Errors have nobody to tell: the terminal may be gone.
 fn give_back() {
     let mut saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(Saved { modes }) = saved.take() else { return };

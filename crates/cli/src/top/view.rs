@@ -156,7 +156,7 @@ impl View {
         [first, second]
     }
 
-    /// Lines of the screen, at most `rows` of at most `columns` characters, with colours.
+    /// Lines of the screen, with colours: at most `rows` of `columns` characters.
     pub(super) fn frame(&self, columns: usize, rows: usize) -> Vec<String> {
         let cut = |text: &str| text.chars().take(columns).collect::<String>();
         let Some(sample) = &self.sample else { return vec![cut("paravane top: asking the daemons")] };

@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 
-/// Starts the daemon as systemd does: with `listener` as descriptor 3, named `name`.
+/// Starts the daemon as systemd does.
+///
+/// `listener` is descriptor 3, with the name `name`.
 fn activated(listener: &UnixListener, name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";

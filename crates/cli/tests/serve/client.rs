@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Runs a driver for each engine and ring; then compares the image with what they wrote.
+/// Runs a driver for each engine and ring, and compares the image with its writes.
 fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
     let control = folder.text("control");
     let mut daemon = Daemon::start(&[arguments, &["--control", &control]].concat());

@@ -1,4 +1,4 @@
-//! Conventions for vhost-user back-end programs: names, options, capabilities, discovery files.
+//! Conventions of vhost-user programs: names, options, capabilities, discovery.
 use crate::daemon::{Daemon, Folder, assert_refused, paravane, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use serde_json::Value;

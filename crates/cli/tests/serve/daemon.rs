@@ -90,7 +90,7 @@ impl Daemon {
         Self { child, log, seen: Vec::new() }
     }
 
-    /// Waits for a log line that contains `text`, after the line of the last call, and returns it.
+    /// Waits for the next log line that contains `text`, and returns it.
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
         self.find(text).unwrap_or_else(|why| panic!("{why} before {text:?}:\n{}", self.seen.join("\n")))
     }
@@ -167,7 +167,9 @@ pub(crate) fn names(status: &Value) -> Vec<&str> {
     devices.iter().map(|device| device["name"].as_str().expect("a name")).collect()
 }
 
-/// Invalid requests exit with status 2, one line on stderr that names the problem, and no output.
+/// Checks that a request is refused as invalid.
+///
+/// Status 2, one line on stderr that names the problem, and no output.
 pub(crate) fn assert_refused(output: &Output, what: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");

@@ -1,4 +1,6 @@
-//! Disks of every format, location and engine in the sandbox: the image holds what a guest wrote.
+//! Disks of every format, location and engine in the sandbox.
+//!
+//! The image holds what a guest wrote.
 use crate::daemon::{Daemon, Folder, paravane, skip, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use crate::images::{Format, Image, has_qemu_img, qemu_img};
@@ -45,8 +47,10 @@ impl With {
     }
 }
 
-/// Serves an image as one device, whose daemon opens no file later, and from a file, whose daemon
-/// opens it again after SIGHUP.
+/// Serves an image in both ways.
+///
+/// As one device, whose daemon opens no file later; and from a file, whose daemon opens it again
+/// after SIGHUP.
 fn is_served(image: &Image, options: &[With]) {
     let folder = image.folder();
     let (socket, control) = (folder.text("s"), folder.text("control"));
@@ -80,8 +84,9 @@ fn is_served(image: &Image, options: &[With]) {
     assert!(image.content() == model, "the image is not what was written");
 }
 
-/// The bytes of the block that a raw disk past the page cache has; `None`, and a word about it, if
-/// it has none.
+/// Block size in bytes of a raw disk past the page cache.
+///
+/// `None`, with a message, if there is none.
 fn direct_block(test: &str) -> Option<u32> {
     let image = Image::new(Format::Raw, false, DISK);
     let config = BlkConfig { direct: true, ..BlkConfig::new(image.folder().path("disk.img")) };

@@ -1,4 +1,4 @@
-//! The log: clients cannot flood it, and a blocked reader does not block the daemon.
+//! The log: clients cannot flood it, a blocked reader does not block the daemon.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, sandbox_usable, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};

@@ -1,5 +1,6 @@
-//! `paravane serve` and `paravane status`, end to end: the real program in its sandbox, real
-//! sockets, real signals.
+//! `paravane serve` and `paravane status`, end to end.
+//!
+//! The real program in its sandbox, real sockets, real signals.
 //!
 //! Clients are those of the crate vhost's tests; `rig` gives them devices of the program. Those of
 //! the crate vhost's front end, of devices with a mistake in them and of disks that offer IN_ORDER

@@ -1,4 +1,4 @@
-//! The metrics as Prometheus sees them: its linter, its scraper, its rules, and the dashboard.
+//! Metrics in Prometheus: its linter, scraper and rules, and the dashboard.
 //!
 //! `scripts/prometheus` unpacks Debian's Prometheus; PARAVANE_PROMETHEUS names its folder. Without
 //! it, programs on PATH are taken.

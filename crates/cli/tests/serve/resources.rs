@@ -149,7 +149,7 @@ fn share(raw: &Raw, number: u64, size: u64, file: &OwnedFd) -> bool {
     raw.receive().is_ok_and(|(_, reply, _)| reply == 0_u64.as_bytes())
 }
 
-/// Shares regions until one is refused, then comes back and keeps those that were not.
+/// Shares regions until one is refused; then connects again with the accepted.
 fn share_all_that_can_be(host: &Host, name: &str, size: u64) -> (Raw, u64) {
     let file = memfd(size);
     let raw = host.sharer(name);

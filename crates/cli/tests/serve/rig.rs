@@ -1,5 +1,6 @@
-//! A device that the program serves in its sandbox, with the functions of the rig of the crate
-//! vhost's tests.
+//! A device that the program serves in its sandbox.
+//!
+//! With the functions of the rig of the crate vhost's tests.
 pub(crate) use crate::daemon::skip;
 use crate::daemon::{Daemon, Folder, PATIENCE};
 use crate::images::{Format, Image};

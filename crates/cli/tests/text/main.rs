@@ -1,5 +1,6 @@
-//! Text that operators read, reviewed as text: help, manual pages, messages, and the generated
-//! reference.
+//! Text that operators read, reviewed as text.
+//!
+//! Help, manual pages, messages, and the generated reference.
 //!
 //! The expected texts are files below `tests/snapshots` and `docs/reference`. After a change of
 //! words: `UPDATE_SNAPSHOTS=1 cargo test -p paravane-cli --test text`, then review the difference

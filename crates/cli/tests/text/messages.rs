@@ -1,4 +1,4 @@
-//! Finds the words in sources: string literals of errors, logs and output, outside of tests.
+//! Finds string literals of errors, logs and output in sources without tests.
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 

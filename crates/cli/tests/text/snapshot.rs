@@ -35,7 +35,7 @@ impl Folder {
         }
     }
 
-    /// Fails if a text differs, or if the folder has a file that nothing makes any more.
+    /// Fails if a text differs, or if the folder has a file that nothing generates.
     pub(crate) fn finish(mut self) {
         let entries = self.path.read_dir().into_iter().flatten();
         for entry in entries.map(|entry| entry.expect("an entry")) {

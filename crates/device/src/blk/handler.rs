@@ -319,7 +319,7 @@ fn request(measured: Measured, head: u16, status: u8) -> Request {
     Request { head, sector, bytes, status }
 }
 
-/// Writes the status of a request, and completes its chain with `written` bytes of data.
+/// Writes the status of a request; completes its chain with `written` bytes.
 ///
 /// The caller records the latency: with a host stage if the engine did a job, else without.
 fn finish(

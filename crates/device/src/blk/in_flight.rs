@@ -256,8 +256,9 @@ pub(super) struct WithData<'a> {
 }
 
 impl<'a> WithData<'a> {
-    /// Whether the owner of the memory has taken it away, so that zeroes lie in the place of the
-    /// driver's data.
+    /// Whether the owner of the memory has taken it away.
+    ///
+    /// Then zeroes lie in the place of the driver's data.
     pub(super) fn is_lost(&self) -> bool {
         paravane_dma::is_lost(&self.claim.entry.pieces)
     }
@@ -290,8 +291,9 @@ impl<'a> WithData<'a> {
 pub(super) struct Ready<'a>(Claim<'a>);
 
 impl<'a> Ready<'a> {
-    /// Keeps the memory of the status byte mapped, where its translation may go away. The
-    /// invalidation waits for the mapping.
+    /// Keeps the memory of the status byte mapped, where its translation may go away.
+    ///
+    /// The invalidation waits for the mapping.
     ///
     /// # Errors
     /// It is not guest memory.
@@ -370,7 +372,9 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Whether the engine gave the job back ([`Engine::cancel`]), undone or interrupted.
+    /// Whether the engine gave the job back ([`Engine::cancel`]).
+    ///
+    /// The job is undone or interrupted.
     pub(super) fn is_cancelled(&self) -> bool {
         matches!(self.cause, Cause::Os(libc::ECANCELED | libc::EINTR))
     }
@@ -443,7 +447,7 @@ struct Entry {
     first: usize,
     /// Keeps the pieces mapped.
     mapping: Option<MappingGuard>,
-    /// Transferred instead of the pieces, where the file does not take them as they are.
+    /// Transferred in place of the pieces, if the file does not take those.
     bounce: Option<Box<Bounce>>,
     /// Where on the disk the data that is left begins, and its length, in bytes.
     offset: u64,
@@ -480,7 +484,9 @@ impl Entry {
         self.retries = 0;
     }
 
-    /// Goes on by the result of the last step: the system call's, or a negative error number.
+    /// Continues after the last step.
+    ///
+    /// `result` is that of the system call, or a negative error number.
     fn advance(&mut self, result: i32) -> Advance {
         if result < 0 {
             let error = -result;

@@ -135,7 +135,9 @@ struct Answer {
 }
 
 impl Rig<Blk> {
-    /// A request in the most ordinary framing: header, payload, room and status, a descriptor each.
+    /// A request in common framing: header, payload, room and status.
+    ///
+    /// Each has a descriptor.
     fn request(&mut self, kind: u32, sector: u64, payload: &[u8], room: usize) -> Answer {
         self.poke(HEADER, &header(kind, sector));
         self.poke(PAYLOAD, payload);

@@ -184,7 +184,7 @@ pub trait Receiver: Send {
         None
     }
 
-    /// Whether a rate limit holds frames back, after a [`Receiver::fetch`] that got none.
+    /// Whether a rate limit holds frames back, after an empty [`Receiver::fetch`].
     fn is_held(&self) -> bool {
         false
     }

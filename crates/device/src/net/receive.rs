@@ -44,10 +44,12 @@ pub(super) struct Receive<R> {
     counts: Totals,
 }
 
-/// The partly placed frame, and buffers of frames before it that are to be completed.
+/// The partly placed frame, and buffers of earlier frames to complete.
 struct Filling {
     features: u64,
-    /// Chains that are done or hold a part of the frame, and the bytes written to each, in order.
+    /// Chains that are done or hold a part of the frame, in order.
+    ///
+    /// Each with the bytes written to it.
     heads: Vec<(u16, u32)>,
     /// Number of chains that are done; the others hold a part of the frame.
     done: usize,
@@ -242,8 +244,9 @@ impl<R: Receiver> Receive<R> {
         Ok(served)
     }
 
-    /// Places frames in the chains of the batch, up to the first that does not fit one segment;
-    /// returns their number.
+    /// Places frames in the batch's chains, and returns their number.
+    ///
+    /// Stops at the first frame that does not fit one segment.
     ///
     /// Stores only headers and frames; the counts are updated afterwards. A store to a cache line
     /// that is still with the driver's processor delays all stores behind it, and a processor

@@ -22,15 +22,17 @@ use std::sync::Arc;
 
 /// Most chains popped at once.
 const BATCH: usize = 64;
-/// Chains whose memory is prefetched, and bytes of each: header and start of the frame. A processor
-/// drops requests beyond about twenty cache lines, and a long copy prefetches the rest.
+/// Chains whose memory is prefetched: header and start of the frame.
+///
+/// `EXPECTED` bytes of each. A processor drops requests beyond about twenty cache lines, and a long
+/// copy prefetches the rest.
 const AHEAD: usize = 8;
 const EXPECTED: usize = 128;
 
 pub(super) struct Transmit<S> {
     sender: S,
     rules: Rules,
-    /// Of the handler, not of the queue: frames stay here while the back end has no room.
+    /// The handler's own: frames stay here while the back end has no room.
     batch: Batch,
     /// Number of chains of the batch that are done.
     done: usize,

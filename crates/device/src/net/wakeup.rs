@@ -57,7 +57,7 @@ mod tests {
     use crate::rig::readable;
     use std::sync::atomic::AtomicU64;
 
-    /// A wake-up that is lost between the sleeper's check and its sleep leaves it asleep forever.
+    /// A wake-up lost between the sleeper's check and its sleep is never made up.
     #[test]
     fn no_wake_up_is_lost() {
         const ROUNDS: u64 = 50_000;

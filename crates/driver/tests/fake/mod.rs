@@ -158,7 +158,7 @@ impl Device {
         state.serve(answer)
     }
 
-    /// Writes a used entry without having served anything, and moves the index by `step`.
+    /// Writes a used entry without serving, and moves the index by `step`.
     pub(crate) fn forge_used(&self, id: u32, len: u32, step: u16) {
         let state = self.0.borrow();
         let (used, size) = (state.queue.device, state.queue.size);

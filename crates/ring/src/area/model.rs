@@ -28,8 +28,9 @@ use loom::sync::atomic::{AtomicU16, AtomicU64};
 
 pub(crate) use loom::sync::atomic::fence;
 
-/// A piece of modelled memory. It is leaked: a model's queues are small, and its executions end
-/// with the process.
+/// A piece of modelled memory.
+///
+/// It is leaked: a model's queues are small, and its executions end with the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Area {
     cells: Cells,
@@ -80,8 +81,9 @@ impl Area {
         (offset.checked_add(len)? <= self.len).then(|| Self { cells: Cells { start, ..self.cells }, len })
     }
 
-    /// Copies `out.len()` bytes at `offset` out of the area (relaxed), both of them even. `false`,
-    /// and nothing copied, if they do not lie inside.
+    /// Copies `out.len()` bytes at `offset` out of the area (relaxed).
+    ///
+    /// Both are even. Returns `false`, and copies nothing, if they do not lie inside.
     #[must_use]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         let Some(part) = self.slice(offset, out.len()) else { return false };
@@ -91,8 +93,9 @@ impl Area {
         true
     }
 
-    /// Copies `data` into the area at `offset` (relaxed), both of them even. `false`, and nothing
-    /// copied, if it does not fit.
+    /// Copies `data` into the area at `offset` (relaxed), both of them even.
+    ///
+    /// `false`, and nothing copied, if it does not fit.
     #[must_use]
     pub fn write(&self, offset: usize, data: &[u8]) -> bool {
         let Some(part) = self.slice(offset, data.len()) else { return false };
@@ -102,8 +105,9 @@ impl Area {
         true
     }
 
-    /// Nothing to do: a queue is laid out in fresh cells, and every store would cost the model a
-    /// step.
+    /// Does nothing.
+    ///
+    /// A queue is laid out in fresh cells, and every store would cost the model a step.
     pub(crate) fn zero(&self) {}
 
     /// Modelled memory has no addresses; it is aligned to whatever is asked for.
@@ -111,8 +115,9 @@ impl Area {
         true
     }
 
-    /// The memory for code that has checked its offsets once and for all; here they are checked
-    /// again.
+    /// The memory for code that has checked its offsets.
+    ///
+    /// Here they are checked again.
     pub(crate) fn cells(&self) -> Cells {
         self.cells
     }
@@ -143,8 +148,9 @@ enum Memory {
     Words(&'static [Cell<AtomicU64>]),
 }
 
-/// As the real ones, over the model's cells. The functions are unsafe for the sake of the same
-/// signatures.
+/// As the real ones, over the model's cells.
+///
+/// The functions are unsafe for the sake of the same signatures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cells {
     memory: Memory,
@@ -157,9 +163,10 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// `len` bytes at `offset`. In several cells, the last one is loaded first, with `order`: it
-    /// may hold what is waited for, and the rest may then be older or newer only as far as that
-    /// permits.
+    /// `len` bytes at `offset`.
+    ///
+    /// In several cells, the last one is loaded first, with `order`: it may hold what is waited
+    /// for, and the rest may then be older or newer only as far as that permits.
     fn load(self, offset: usize, len: usize, order: Ordering) -> u64 {
         let at = self.start + offset;
         match self.memory {
@@ -174,7 +181,9 @@ impl Cells {
         }
     }
 
-    /// Stores `len` bytes at `offset`. In several cells, the last one is stored last, with `order`.
+    /// Stores `len` bytes at `offset`.
+    ///
+    /// In several cells, the last one is stored last, with `order`.
     fn store(self, offset: usize, len: usize, value: u64, order: Ordering) {
         let at = self.start + offset;
         match self.memory {

@@ -62,8 +62,9 @@ impl Area {
         Some(Self { ptr: unsafe { self.ptr.add(offset) }, len })
     }
 
-    /// Copies `out.len()` bytes at `offset` out of the area (relaxed). `false`, and nothing copied,
-    /// if they do not lie inside.
+    /// Copies `out.len()` bytes at `offset` out of the area (relaxed).
+    ///
+    /// `false`, and nothing copied, if they do not lie inside.
     #[must_use]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         if !self.holds(offset, out.len()) {
@@ -89,8 +90,9 @@ impl Area {
         true
     }
 
-    /// Copies `data` into the area at `offset` (relaxed). `false`, and nothing copied, if it does
-    /// not fit.
+    /// Copies `data` into the area at `offset` (relaxed).
+    ///
+    /// `false`, and nothing copied, if it does not fit.
     #[must_use]
     pub fn write(&self, offset: usize, data: &[u8]) -> bool {
         if !self.holds(offset, data.len()) {
@@ -117,8 +119,9 @@ impl Area {
         true
     }
 
-    /// Reads a little-endian u64 (relaxed), `None` if it is outside or `offset` makes it
-    /// misaligned.
+    /// Reads a little-endian u64 (relaxed).
+    ///
+    /// `None` if it is outside or `offset` makes it misaligned.
     #[must_use]
     pub fn load_u64(&self, offset: usize) -> Option<u64> {
         self.word(offset).map(|word| u64::from_le(word.load(Relaxed)))
@@ -150,7 +153,7 @@ impl Area {
         self.ptr.as_ptr().addr() & (align - 1) == 0
     }
 
-    /// The memory without its length, for code that has checked its offsets once and for all.
+    /// The memory without its length, for code that has checked its offsets.
     pub(crate) fn cells(&self) -> Cells {
         Cells { ptr: self.ptr }
     }
@@ -174,7 +177,7 @@ impl Area {
     }
 }
 
-/// Cuts `len` bytes at `ptr` into bytes before the first 8-byte boundary, and whole words after it.
+/// Cuts memory at the first 8-byte boundary: bytes before, whole words after.
 fn split(ptr: *mut u8, len: usize) -> (usize, usize) {
     let head = (ptr.addr().wrapping_neg() & 7).min(len);
     (head, (len - head) / 8)
@@ -200,8 +203,9 @@ unsafe fn word_at<'a>(ptr: *mut u8, offset: usize) -> &'a AtomicU64 {
     unsafe { AtomicU64::from_ptr(ptr.add(offset).cast()) }
 }
 
-/// Little-endian cells at offsets that were proven once, when the queue was made: no check per
-/// access.
+/// Little-endian cells at offsets that were checked when the queue was made.
+///
+/// There is no check for each access.
 ///
 /// Every function here asks of its caller that the cell lies in the [`Area`] that the cells came
 /// from, on a multiple of its size.
@@ -226,7 +230,7 @@ impl Cells {
         Self { ptr: unsafe { self.ptr.add(offset) } }
     }
 
-    /// The cells from `offset` on, which is below 0: these are the cells at the end of something.
+    /// The cells from `offset` on, which is negative: cells before an end.
     ///
     /// # Safety
     /// At least `-offset` bytes of the [`Area`] lie before these cells.
@@ -236,8 +240,9 @@ impl Cells {
         Self { ptr: unsafe { self.ptr.offset(offset) } }
     }
 
-    /// Has the processor fetch the cache lines of `len` bytes from `offset` on, which will be
-    /// written, and waits for nothing. A hint: any place will do.
+    /// Prefetches the cache lines of `len` bytes from `offset` on, to be written.
+    ///
+    /// A hint that waits for nothing: any place will do.
     #[inline(always)]
     pub(crate) fn expect_write(self, offset: isize, len: usize) {
         let from = self.ptr.as_ptr().wrapping_offset(offset);
@@ -346,7 +351,7 @@ mod tests {
     use alloc::vec::Vec;
     use core::ptr::NonNull;
 
-    /// Runs `f` on 64 zero bytes on an 8-byte boundary and returns what they are afterwards.
+    /// Runs `f` on 64 zero bytes on an 8-byte boundary, and returns the bytes.
     fn with_area(f: impl FnOnce(Area)) -> Vec<u8> {
         let mut words = vec![0u64; 8];
         // SAFETY: `words` outlives the area and is not touched while the area is.

@@ -19,7 +19,7 @@ pub struct AreaRequest {
     pub writable: bool,
 }
 
-/// A queue's checked and frozen configuration; the only way to a [`Queue`](super::Queue).
+/// A checked and frozen configuration, the only way to a [`Queue`](super::Queue).
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
     addresses: QueueAddresses,
@@ -33,8 +33,9 @@ impl QueueConfig {
     /// The subset that a device offers by default.
     pub const SPLIT_FEATURES: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX;
 
-    /// Checks what a driver asked for. `features` are the negotiated ones, device-specific bits are
-    /// ignored.
+    /// Checks what a driver asked for.
+    ///
+    /// `features` are the negotiated ones, device-specific bits are ignored.
     ///
     /// # Errors
     /// The size is not a power of two (with RING_PACKED: any number) from 1 to `max_size`, or an
@@ -80,7 +81,7 @@ impl QueueConfig {
         [DESC_ALIGN, driver, device]
     }
 
-    /// The memory that [`QueueConfig::activate`] needs: descriptor, driver and device area.
+    /// Memory for [`QueueConfig::activate`]: descriptor, driver and device area.
     #[must_use]
     pub fn areas(&self) -> [AreaRequest; 3] {
         let QueueAddresses { size, desc, driver, device } = self.addresses;

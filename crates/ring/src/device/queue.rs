@@ -43,8 +43,10 @@ impl QueueConfig {
         unsafe { self.activate_at(desc, driver, device, 0) }
     }
 
-    /// As [`QueueConfig::activate_as`], with both sides at position `start`: buffers of a split
-    /// queue; descriptors of a packed one, less than twice its size.
+    /// As [`QueueConfig::activate_as`], with both sides at position `start`.
+    ///
+    /// Counted in buffers of a split queue; in descriptors of a packed one, less than twice its
+    /// size.
     ///
     /// # Safety
     /// As [`QueueConfig::activate`].
@@ -87,7 +89,9 @@ pub struct Queue<O: Order = Smp> {
     pub(super) layout: Layout<O>,
     /// In-flight tracking, if it was asked for.
     pub(super) tracking: Option<Box<Tracking>>,
-    /// Keeps the areas mapped. Dropped last: fields are dropped in the order of their declaration.
+    /// Keeps the areas mapped.
+    ///
+    /// Dropped last: fields are dropped in the order of their declaration.
     owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -108,7 +112,7 @@ macro_rules! ring {
 }
 
 impl<O: Order> Queue<O> {
-    /// Keeps `owner` for as long as the queue lives, and drops it after the queue's last access.
+    /// Keeps `owner` while the queue lives; dropped after the last access.
     ///
     /// With an owner that keeps the areas mapped, the promise of [`QueueConfig::activate`] holds
     /// wherever the queue goes: `&mut Queue` may be handed to safe code, which can move and swap
@@ -128,11 +132,12 @@ impl<O: Order> Queue<O> {
         self.tracking.is_some()
     }
 
-    /// Clears `batch`, then takes as many available chains as it has room for (or as there are) and
-    /// returns their number. `fetch` copies an indirect table out of the device's address space:
-    /// address and destination, `false` if that memory cannot be read. A chain whose segments do
-    /// not fit in the rest of the batch is left for the next call; an empty batch has room for any
-    /// chain.
+    /// Clears `batch`, takes available chains into it, and returns their number.
+    ///
+    /// It takes as many as there are, up to the room of the batch. `fetch` copies an indirect table
+    /// out of the device's address space: address and destination, `false` if that memory cannot be
+    /// read. A chain whose segments do not fit in the rest of the batch is left for the next call;
+    /// an empty batch has room for any chain.
     ///
     /// # Errors
     /// The first malformed chain or index latches the queue. Chains before it in the same call are
@@ -149,8 +154,10 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.pop(batch, fetch))
     }
 
-    /// As [`Queue::pop`], for a device behind an IOMMU: stops before the first chain that `check`
-    /// refuses. That chain and those after it stay in the ring; the next call begins with it.
+    /// As [`Queue::pop`], for a device behind an IOMMU.
+    ///
+    /// Stops before the first chain that `check` refuses. That chain and those after it stay in the
+    /// ring; the next call begins with it.
     ///
     /// # Errors
     /// As [`Queue::pop`].
@@ -165,8 +172,9 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.pop_translated(batch, check))
     }
 
-    /// Stages the completion of a chain; the driver sees it after [`Queue::publish`]. `written` is
-    /// the number of bytes that the device has written to the chain's writable part.
+    /// Stages the completion of a chain; the driver sees it after [`Queue::publish`].
+    ///
+    /// `written` is the number of bytes that the device has written to the chain's writable part.
     ///
     /// # Errors
     /// `head` is not in flight, or the queue has latched.
@@ -179,8 +187,9 @@ impl<O: Order> Queue<O> {
         Ok(())
     }
 
-    /// [`Queue::complete`] for many: chains and the bytes written to each. Cheaper than one call a
-    /// chain.
+    /// [`Queue::complete`] for many: chains and the bytes written to each.
+    ///
+    /// Cheaper than one call a chain.
     ///
     /// # Errors
     /// One is not in flight (those before it were staged), or the queue has latched.
@@ -200,8 +209,10 @@ impl<O: Order> Queue<O> {
         ring!(self, ring => ring.expect_completions(chains));
     }
 
-    /// Publishes all staged completions with one store and says whether the driver wants an
-    /// interrupt. Without staged completions it does nothing and says no.
+    /// Publishes all staged completions with one store.
+    ///
+    /// Returns whether the driver wants an interrupt. Without staged completions it does nothing
+    /// and returns `false`.
     ///
     /// # Errors
     /// The queue has latched.
@@ -213,14 +224,18 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.publish())
     }
 
-    /// Asks the driver not to kick while the device is at work. A hint; kicks may still come.
+    /// Asks the driver not to kick while the device is at work.
+    ///
+    /// A hint; kicks may still come.
     #[inline]
     pub fn disable_kicks(&mut self) {
         ring!(mut self, ring => ring.disable_kicks());
     }
 
-    /// Asks the driver to kick at the next available buffer, then looks once more. `true`: more is
-    /// available, do not sleep (kicks stay armed). `false`: the next buffer brings a kick.
+    /// Asks the driver to kick at the next available buffer, then looks once more.
+    ///
+    /// `true`: more is available, do not sleep (kicks stay armed). `false`: the next buffer brings
+    /// a kick.
     ///
     /// # Errors
     /// The available index is impossible, or the queue has latched.
@@ -229,8 +244,9 @@ impl<O: Order> Queue<O> {
         ring!(mut self, ring => ring.arm_kicks())
     }
 
-    /// Whether a buffer seems to be available, for a device that polls; `false` if the queue has
-    /// latched.
+    /// Whether a buffer seems available, for a device that polls.
+    ///
+    /// `false` if the queue has latched.
     ///
     /// It changes nothing and asks for no kick, so a device must not sleep on the answer: see
     /// [`Queue::arm_kicks`].
@@ -240,8 +256,9 @@ impl<O: Order> Queue<O> {
         ring!(self, ring => ring.has_available())
     }
 
-    /// Latches an error that the device found in a chain. Returns the error that the queue now has
-    /// (the first).
+    /// Latches an error that the device found in a chain.
+    ///
+    /// Returns the error that the queue now has (the first).
     pub fn fail(&mut self, error: QueueError) -> QueueError {
         ring!(mut self, ring => ring.latch(error))
     }

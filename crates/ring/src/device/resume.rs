@@ -8,7 +8,7 @@ use crate::{Area, Order};
 use paravane_spec::packed::EVENT_WRAP;
 
 impl QueueConfig {
-    /// As [`QueueConfig::activate_as`], at the position where another device side stopped.
+    /// As [`QueueConfig::activate_as`], at the position of an earlier device side.
     ///
     /// # Errors
     /// As [`QueueConfig::activate_as`]; the state is of another layout, impossible, or contradicts

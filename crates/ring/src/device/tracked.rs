@@ -10,16 +10,17 @@ use alloc::boxed::Box;
 use paravane_spec::feature;
 
 impl QueueConfig {
-    /// Bytes of the region that [`QueueConfig::resume_tracked`] needs, to be aligned to 8.
+    /// Bytes of the region for [`QueueConfig::resume_tracked`], aligned to 8.
     #[must_use]
     pub fn tracking_bytes(&self) -> usize {
         tracking_bytes(self.size(), self.packed())
     }
 
-    /// As [`QueueConfig::resume`], with what is in flight tracked in `region`. In a region that is
-    /// new (all zero) the tracking starts, at `state`. Else the queue takes up what the region and
-    /// the ring tell, and `state` says no more than the layout: [`Queue::pop`] returns first what
-    /// was in flight, and [`Queue::in_flight`] counts it from the start.
+    /// As [`QueueConfig::resume`], with what is in flight tracked in `region`.
+    ///
+    /// In a region that is new (all zero) the tracking starts, at `state`. Else the queue takes up
+    /// what the region and the ring tell, and `state` says no more than the layout: [`Queue::pop`]
+    /// returns first what was in flight, and [`Queue::in_flight`] counts it from the start.
     ///
     /// # Errors
     /// As [`QueueConfig::resume`]; the region is too short, misaligned, corrupt, or contradicts the

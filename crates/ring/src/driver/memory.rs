@@ -1,4 +1,4 @@
-//! How a queue's memory is laid out: the same areas in both layouts, each of its size.
+//! Layout of a queue's memory: the same areas in both layouts.
 //!
 //! ```text
 //!   | descriptors | driver area | device area | indirect tables, one an identifier |
@@ -60,8 +60,9 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Divides `whole` into the areas of a queue. Returns them, and their addresses for the
-    /// transport.
+    /// Divides `whole` into the areas of a queue.
+    ///
+    /// Returns them, and their addresses for the transport.
     pub(super) fn take(layout: &DriverConfig, whole: DmaArea) -> Result<(Self, QueueAddresses), ConfigError> {
         let part = "queue";
         let DmaArea { area, addr } = whole;
@@ -110,7 +111,9 @@ impl Tables {
         count > 1 && count <= usize::from(self.segments)
     }
 
-    /// The longest chain that one descriptor can stand for; 0 without indirect descriptors.
+    /// Longest chain that one descriptor stands for.
+    ///
+    /// 0 without indirect descriptors.
     pub(crate) fn segments(&self) -> usize {
         self.segments.into()
     }

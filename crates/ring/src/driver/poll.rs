@@ -91,19 +91,20 @@ pub(crate) mod sealed {
         /// What a token holds.
         type Raw: Copy;
 
-        /// How a packed ring's descriptors are filled again: with release where a count must be
-        /// seen before.
+        /// Ordering of a refill: release where a count must be seen before.
         const REFILL: Ordering;
 
         /// Both rings start at `position`.
         fn new(position: u64) -> Self;
 
-        /// Everything before `position` has been used. Called before the ring ceases to show that:
-        /// see the module's text.
+        /// Everything before `position` has been used.
+        ///
+        /// Called before the ring ceases to show that: see the module's text.
         fn seen(&mut self, position: u64);
 
-        /// One more buffer was taken back; `wrapped` says whether the ring's own index began again
-        /// with it.
+        /// One more buffer was taken back.
+        ///
+        /// `wrapped` returns whether the ring's index began again with it.
         fn taken(&mut self, wrapped: impl FnOnce() -> bool);
 
         /// Someone will poll from elsewhere.
@@ -118,20 +119,20 @@ pub(crate) mod sealed {
         /// As [`Count::news`], from elsewhere.
         fn shared_news<O: Order>(shared: &Self::Shared, token: Self::Raw, view: RingView) -> bool;
 
-        /// The queue is gone or broken: every token has news from now on, so that the
-        /// owner looks at the queue.
+        /// Ends the counting of a queue that is gone or broken.
+        ///
+        /// Every token has news from now on, so that the owner looks at the queue.
         fn close(&mut self);
     }
 }
 
-/// How far a queue counts what it takes back, for [`Poller`]s: [`Position`] unless there is a
-/// reason.
+/// How a queue counts used buffers for [`Poller`]s \[[`Position`]\].
 pub trait Counting: Count {
     /// The token of [`super::Queue::enable_interrupts`].
     type Token: Copy + Debug + PartialEq + Eq + Send + Sync + 'static + From<Self::Raw> + Into<Self::Raw>;
 }
 
-/// The ring as a poller sees it: the form of its tokens, and the memory to compare them with.
+/// A poller's view of the ring: the form of tokens, and memory to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct RingView(View);
 
@@ -162,8 +163,9 @@ impl RingView {
         Self(View::Packed { desc, size })
     }
 
-    /// A position as the ring has it: the index; in a packed ring the slot, with the wrap counter
-    /// in bit 15.
+    /// A position in the ring's form.
+    ///
+    /// The index; in a packed ring the slot, with the wrap counter in bit 15.
     #[inline(always)]
     fn index(self, position: u64) -> u16 {
         match self.0 {
@@ -198,13 +200,15 @@ impl RingView {
     }
 }
 
-/// No count: the ring's index alone, as Linux has it. A token is wrong as soon as the index
-/// repeats.
+/// No count: the ring's index alone, as Linux has it.
+///
+/// A token is wrong as soon as the index repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct NoCount;
 
-/// A position in 16 bits: a split ring's index; a packed ring's slot, with the wrap counter in bit
-/// 15.
+/// A position in 16 bits.
+///
+/// A split ring's index; a packed ring's slot, with the wrap counter in bit 15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexToken(u16);
 
@@ -261,8 +265,9 @@ impl Count for NoCount {
     fn close(&mut self) {}
 }
 
-/// A wrap counter: 16 bits that count how often the ring's index began again, from the creation of
-/// a [`Poller`] on; without one it does not count. A split ring's token repeats after 2^32 buffers,
+/// A wrap counter: 16 bits that count the rounds of the ring's index.
+///
+/// It counts from the creation of a [`Poller`] on. A split ring's token repeats after 2^32 buffers,
 /// a packed ring's after 2^16 laps. A packed ring's slot that was consumed and filled again within
 /// the same count is not noticed.
 #[derive(Debug)]
@@ -271,8 +276,9 @@ pub struct WrapCount {
     wraps: Arc<CacheAligned<AtomicU16>>,
 }
 
-/// A token of [`WrapCount`]: how often the index began again in bits 31 to 16, the index of
-/// [`IndexToken`] in bits 15 to 0.
+/// A token of [`WrapCount`].
+///
+/// Bits 31 to 16: how often the index began again. Bits 15 to 0: the index of [`IndexToken`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrapToken(u32);
 
@@ -342,8 +348,10 @@ impl Count for WrapCount {
     fn close(&mut self) {}
 }
 
-/// The default: a position in 64 bits. It counts a split ring's buffers and a packed ring's
-/// descriptors, and does not come back to where it was.
+/// The default: a position in 64 bits.
+///
+/// It counts a split ring's buffers and a packed ring's descriptors, and does not come back to
+/// where it was.
 #[derive(Debug)]
 pub struct Position {
     /// Everything before it has been used, as far as the ring does not show it.
@@ -445,7 +453,9 @@ pub enum PollError {
     Stopped(#[from] QueueError),
 }
 
-/// Asks a queue from elsewhere, while its owner goes on consuming: see [`super::Queue::poller`].
+/// Asks for news of a queue while its owner goes on consuming.
+///
+/// See [`super::Queue::poller`].
 #[derive(Debug)]
 pub struct Poller<O: Order = Smp, C: Counting = Position> {
     count: C::Shared,
@@ -465,9 +475,10 @@ impl<O: Order, C: Counting> Poller<O, C> {
         Self { count: ring.count().opt_in(), view, order: PhantomData }
     }
 
-    /// Whether anything was used since `token`, taken back by now or not. Also `true` when the
-    /// queue has stopped or is gone, if the counting is [`Position`]: the owner has something to
-    /// see.
+    /// Whether anything was used since `token`, taken back by now or not.
+    ///
+    /// Also `true` when the queue has stopped or is gone, if the counting is [`Position`]: the
+    /// owner has something to see.
     ///
     /// A device that lies can make the answer wrong, but nothing else.
     #[must_use]

@@ -12,14 +12,16 @@ pub(crate) struct Pending {
     pub(crate) link: u16,
     /// Bytes that the device may write.
     pub(crate) writable: u32,
-    /// Split: the position of its entry in the available ring. Packed: of its first descriptor. If
-    /// there is no such buffer in flight, [`Pending::NOWHERE`].
+    /// Split: the position of its entry in the available ring.
+    ///
+    /// Packed: of its first descriptor. If there is no such buffer in flight, [`Pending::NOWHERE`].
     pub(crate) position: u64,
 }
 
 impl Pending {
-    /// After every published position, so that one comparison tells whether a buffer is with the
-    /// device.
+    /// After every published position, so that one comparison shows ownership.
+    ///
+    /// It tells whether a buffer is with the device.
     pub(crate) const NOWHERE: u64 = u64::MAX;
 }
 
@@ -68,15 +70,18 @@ impl Shadow {
 pub(crate) struct OrderedBatch {
     /// Position behind the last buffer. There is no batch if we are there.
     pub(crate) end: u64,
-    /// Length that the device gave, for the last buffer; those before it were used completely.
+    /// Length that the device gave for the last buffer.
+    ///
+    /// Those before it were used completely.
     pub(crate) len: u32,
     /// The buffer that comes back next.
     pub(crate) oldest: u16,
 }
 
 impl OrderedBatch {
-    /// Bytes written to the buffer that ends at position `end`. Buffers that the device has skipped
-    /// count as used completely (sections 2.7.9 and 2.8.9).
+    /// Bytes written to the buffer that ends at position `end`.
+    ///
+    /// Buffers that the device has skipped count as used completely (sections 2.7.9 and 2.8.9).
     #[inline(always)]
     pub(crate) fn written(&self, end: u64, writable: u32) -> u32 {
         if end == self.end { self.len.min(writable) } else { writable }
@@ -112,8 +117,9 @@ impl Lengths {
     }
 }
 
-/// Runs `write` for each segment, with `flag` for those that the device writes, and returns the
-/// number of bytes of those.
+/// Runs `write` for each segment, and returns the number of writable bytes.
+///
+/// `write` gets `flag` for segments that the device writes.
 ///
 /// # Panics
 /// The specification has no such buffer: see [`Lengths`]. The private state must not have been

@@ -9,8 +9,9 @@ use super::shadow::{OrderedBatch, Shadow};
 use super::{DriverConfig, Used};
 use crate::{DmaArea, QueueError};
 
-/// State of a driver's queue. Positions count in 64 bits: entries of the rings (split) or
-/// descriptors (packed).
+/// State of a driver's queue.
+///
+/// Positions count in 64 bits: entries of the rings (split) or descriptors (packed).
 ///
 /// Invariant, made by [`DriverState::open`] and relied on by every access to the shadow: `mask` is
 /// one less than the size, which is a power of two; the shadow has `size` entries, and every
@@ -31,7 +32,9 @@ pub(crate) struct DriverState<C> {
     pub(crate) batch: OrderedBatch,
     /// For pollers.
     pub(crate) count: C,
-    /// From this position on the device was not asked whether it wants a kick; 2^64 - 1 if it was.
+    /// First position for which the device was not asked about a kick.
+    ///
+    /// 2^64 - 1 if it was asked for all.
     unasked: u64,
     error: Option<QueueError>,
     /// Position at which both rings began.
@@ -87,8 +90,9 @@ impl<C: Counting> DriverState<C> {
         self.memory
     }
 
-    /// From which position on the device is to be asked now whether it wants a kick, after what was
-    /// published from `last` on.
+    /// First position for which to ask the device now whether it wants a kick.
+    ///
+    /// The positions from `last` on were just published.
     #[inline(always)]
     pub(crate) fn ask(&mut self, last: u64) -> u64 {
         if self.unasked == u64::MAX { last } else { self.ask_late().unwrap_or(last) }
@@ -119,15 +123,18 @@ impl<C: Counting> DriverState<C> {
         if id < size { QueueError::NotInFlight { id } } else { QueueError::DescIndex { index: id, size } }
     }
 
-    /// Latches the first error, and returns it. The layout sees to it that nothing fits any more.
+    /// Latches the first error, and returns it.
+    ///
+    /// The layout sees to it that nothing fits any more.
     pub(crate) fn latch(&mut self, error: QueueError) -> QueueError {
         self.count.close();
         *self.error.get_or_insert(error)
     }
 }
 
-/// Fills `out` from its front with what `pop` has, and returns how many those are. An error comes
-/// alone: after others it has latched, and comes again.
+/// Fills `out` from its front with what `pop` has, and returns how many those are.
+///
+/// An error comes alone: after others it has latched, and comes again.
 #[inline(always)]
 pub(crate) fn take_each(
     out: &mut [Used],

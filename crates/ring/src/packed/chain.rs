@@ -1,4 +1,4 @@
-//! Walks a chain of several descriptors, in the descriptor ring and in an indirect table.
+//! Walks a chain of several descriptors, in the ring or in an indirect table.
 //!
 //! ```text
 //!   ring, from the head on:  desc (NEXT) | desc (NEXT) | ... | last    its identifier is the chain's
@@ -42,9 +42,10 @@ impl Tables {
         Self { desc, size, indirect: Table::new(indirect) }
     }
 
-    /// Walks the chain that starts at index `head` with the descriptor `first` (already fetched)
-    /// and takes `room` descriptors at most. It is added to `batch`, which has a free slot, if
-    /// `accept` takes its identifier. `None`: its segments do not fit; nothing was added.
+    /// Walks the chain from index `head` through at most `room` descriptors.
+    ///
+    /// The descriptor `first` is fetched already. The chain is added to `batch`, which has a free
+    /// slot, if `accept` takes its identifier. `None`: its segments do not fit; nothing was added.
     #[inline(always)]
     pub(crate) fn walk(
         &mut self,
@@ -76,8 +77,9 @@ impl Tables {
         Ok(Some(Walked { id, descriptors, special }))
     }
 
-    /// As [`Tables::walk`], for a chain that was saved when it was taken. What is saved is as
-    /// hostile as the ring.
+    /// As [`Tables::walk`], for a chain that was saved when it was taken.
+    ///
+    /// What is saved is as hostile as the ring.
     pub(crate) fn walk_saved(
         &mut self,
         id: u16,
@@ -105,8 +107,9 @@ impl Tables {
     }
 }
 
-/// Walks an indirect table from front to back; `false` if its segments do not fit. The WRITE flag
-/// of the descriptor that points to the table means nothing.
+/// Walks an indirect table from front to back; `false` if its segments do not fit.
+///
+/// The WRITE flag of the descriptor that points to the table means nothing.
 #[inline(always)]
 fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
     for (index, [addr, meta]) in (0u16..).zip(table.as_chunks::<2>().0) {

@@ -52,29 +52,34 @@ pub(crate) struct Ring<O> {
     next_used: Cursor,
     /// Up to here the driver sees what was used.
     published: Cursor,
-    /// Descriptors that an honest driver may have made available beyond `next_avail`: those that
-    /// are neither in flight nor staged.
+    /// Descriptors that an honest driver may have made available after `next_avail`.
+    ///
+    /// Those that are neither in flight nor staged.
     room: u16,
     /// Descriptors staged: from `published` to `next_used`.
     staged: u16,
     /// Descriptors that the chains in flight take beyond one each.
     more: u16,
-    /// The second word of the used descriptor at `published`, if something is staged. The driver
-    /// sees the others only after it, so they lie in the ring already.
+    /// The second word of the used descriptor at `published`, if something is staged.
+    ///
+    /// The driver sees the others only after it, so they lie in the ring already.
     held: u64,
-    /// For each identifier the descriptors that its chain takes; 0 if it is not in flight.
+    /// Descriptors of each identifier's chain; 0 if it is not in flight.
     taken: Box<[u16]>,
     in_order: Option<Box<InOrder>>,
     error: Option<QueueError>,
     order: PhantomData<O>,
 }
 
-/// Used descriptors of one lap, written one behind the other, of chains that take one each. All
-/// that the loop needs, since every store to shared memory could be one to the [`Ring`], for all
-/// the compiler knows.
+/// Used descriptors of one lap, in a row, of chains that take one each.
+///
+/// All that the loop needs, since every store to shared memory could be one to the [`Ring`], for
+/// all the compiler knows.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Bytes from the ring's end to the next used descriptor: below 0. At 0 there is none.
+    /// Bytes from the ring's end to the next used descriptor: below 0.
+    ///
+    /// At 0 there is none.
     at: isize,
     /// The flags that make them used.
     used: u16,
@@ -84,8 +89,10 @@ struct Run {
 }
 
 impl Run {
-    /// Bytes from the ring's end to the used descriptor of chain `id`, and its second word. `None`,
-    /// and nothing has happened: it is not as simple as that, or the run has ended.
+    /// Place and second word of the used descriptor of chain `id`.
+    ///
+    /// The place is in bytes from the ring's end. `None`, and nothing has changed: the chain is not
+    /// one of a single descriptor in flight, or the run has ended.
     #[inline(always)]
     fn next(&mut self, id: u16, written: u32) -> Option<(isize, u64)> {
         let at = self.at;
@@ -104,7 +111,9 @@ impl Run {
     }
 }
 
-/// The second word of a used descriptor. Without WRITE the length does not count (section 2.8.5).
+/// The second word of a used descriptor.
+///
+/// Without WRITE the length does not count (section 2.8.5).
 #[inline(always)]
 fn used_meta(id: u16, written: u32, used: u16) -> u64 {
     meta(written, id, used | if written == 0 { 0 } else { DESC_F_WRITE })
@@ -118,7 +127,9 @@ enum Stop {
     Empty,
     /// The ring ends here, and goes on at its front.
     End,
-    /// It is not a simple one, or something is wrong with it. What was seen of it is forgotten.
+    /// It is not a simple one, or something is wrong with it.
+    ///
+    /// What was seen of it is forgotten.
     Special,
 }
 
@@ -164,8 +175,9 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Takes chains of one direct descriptor until the batch is full, or until something else
-    /// comes. Nothing is checked twice and nothing can fail here.
+    /// Takes chains of one direct descriptor until the batch is full.
+    ///
+    /// Stops at any other chain. Nothing is checked twice and nothing can fail here.
     #[inline(never)]
     fn pop_simple(&mut self, batch: &mut Batch) -> Stop {
         let (next, size) = (self.next_avail, self.size);
@@ -272,8 +284,7 @@ impl<O: Order> Ring<O> {
         Ok(())
     }
 
-    /// The used descriptors that may be written from here on without a look at `self`: to the
-    /// ring's end.
+    /// The used descriptors up to the ring's end, written without a look at `self`.
     #[inline(always)]
     fn run(&mut self) -> Run {
         let (next, size) = (self.next_used, self.size);
@@ -308,8 +319,9 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Removes a chain from those in flight, and returns the descriptors that it takes; 0 if it is
-    /// not one of them.
+    /// Removes a chain from those in flight, and returns its descriptors.
+    ///
+    /// 0 if it is not one of them.
     #[inline(always)]
     fn remove_places(&mut self, id: u16) -> u16 {
         let places = self.taken.get_mut(usize::from(id)).map_or(0, core::mem::take);
@@ -317,9 +329,9 @@ impl<O: Order> Ring<O> {
         places
     }
 
-    /// Writes the next used descriptor, or keeps it back if it is the first since the last
-    /// publication. It stands for `id`, whose chain (or whose batch in order) takes `places` in the
-    /// ring.
+    /// Writes the next used descriptor; keeps back the first since a publication.
+    ///
+    /// It stands for `id`, whose chain (or whose batch in order) takes `places` in the ring.
     fn stage_places(&mut self, id: u16, written: u32, places: u16) {
         let next = self.next_used;
         let word = used_meta(id, written, next.used());
@@ -560,8 +572,9 @@ impl<O: Order> Ring<O> {
         unsafe { Descriptor { addr: desc.load_u64(DESC_ADDR), meta: desc.load_u64(DESC_LEN) } }
     }
 
-    /// Goes to `used` and `avail`, with `in_flight` chains between them, that [`Ring::pop_again`]
-    /// brings back.
+    /// Goes to `used` and `avail`, with `in_flight` chains between them.
+    ///
+    /// [`Ring::pop_again`] brings those back.
     pub(crate) fn move_to(
         &mut self,
         used: Position,
@@ -580,8 +593,10 @@ impl<O: Order> Ring<O> {
         Ok(())
     }
 
-    /// Makes nothing look used that was taken: a completion that was staged and is forgotten now
-    /// would come true when the driver gets there.
+    /// Makes nothing look used that was taken.
+    ///
+    /// A completion that was staged and is forgotten now would come true when the driver gets
+    /// there.
     pub(crate) fn disown(&mut self) {
         let (mut at, size) = (self.published, self.size);
         while at != self.next_avail {
@@ -598,8 +613,10 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Takes chain `id`, whose descriptors were saved, into the batch, where a slot is free, without moving on in the
-    /// ring. `false`: its segments do not fit, or cannot be reached.
+    /// Takes chain `id` into the batch from saved descriptors.
+    ///
+    /// A slot is free. It does not move on in the ring. `false`: the segments do not fit, or cannot
+    /// be reached.
     pub(crate) fn pop_again(
         &mut self,
         id: u16,

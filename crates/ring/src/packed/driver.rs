@@ -56,13 +56,15 @@ pub(crate) struct Ring<O, C> {
     pub(crate) tables: Tables,
     /// `published` is 0 in a latched queue.
     pub(crate) state: DriverState<C>,
-    /// The identifier of the next buffer, if a descriptor is free: there are never more buffers
-    /// than those.
+    /// Identifier of the next buffer, if a descriptor is free.
+    ///
+    /// There are never more buffers than descriptors.
     free_id: u16,
     /// Buffers added and not yet returned.
     in_flight: u16,
-    /// The second word of the first descriptor that the device does not know of: all but this is
-    /// written.
+    /// Second word of the first descriptor that the device does not know of.
+    ///
+    /// All but this is written.
     withheld: u64,
     /// Position of the next used descriptor.
     next_used: u64,
@@ -158,8 +160,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok(BufferId(id))
     }
 
-    /// Lets the slots that were taken back be filled again, and says whether they reach up to
-    /// `end`.
+    /// Lets slots that were taken back be filled again.
+    ///
+    /// Returns whether they reach up to `end`.
     #[inline(always)]
     fn reclaim(&mut self, end: u64) -> bool {
         if self.state.error().is_some() {
@@ -171,8 +174,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         end <= self.limit
     }
 
-    /// Tells those who poll from elsewhere how far we have got; a queue that has latched has told
-    /// them all.
+    /// Tells pollers how far the queue was taken back.
+    ///
+    /// A queue that has latched has told them all.
     #[inline(always)]
     fn tell(&mut self) {
         if self.state.error().is_none() {
@@ -190,8 +194,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         }
     }
 
-    /// Writes a descriptor in the slot at `position` (not its second word, if it is to be
-    /// withheld), and returns the second word.
+    /// Writes a descriptor at `position`, and returns its second word.
+    ///
+    /// The second word is not written if it is to be withheld.
     ///
     /// # Safety
     /// The slot is free.
@@ -217,8 +222,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         meta
     }
 
-    /// Writes the segments to the next `count` slots, which are free. Returns the number of
-    /// writable bytes, and the second word of the first descriptor.
+    /// Writes the segments to the next `count` slots, which are free.
+    ///
+    /// Returns the number of writable bytes, and the second word of the first descriptor.
     #[inline(always)]
     fn fill_descriptors(
         &self,
@@ -242,8 +248,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (writable, first)
     }
 
-    /// Writes the segments to the table of `id`, and a descriptor that points to it. They fit.
-    /// Returns the number of writable bytes, and the second word of that descriptor.
+    /// Writes the segments to the table of `id`, and a descriptor that points to it.
+    ///
+    /// They fit. Returns the number of writable bytes, and the second word of that descriptor.
     fn fill_table(&self, id: u16, readable: &[Segment], writable: &[Segment]) -> (u32, u64) {
         // SAFETY: `id` is below the size, see the invariant of `Ring`, and the caller has asked
         // whether they fit.
@@ -264,8 +271,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (writable, unsafe { self.fill(self.state.next_avail, id, &whole, DESC_F_INDIRECT) })
     }
 
-    /// Publishes, and returns the position from which on; `None` without anything new, or in a
-    /// latched queue.
+    /// Publishes, and returns the first position that was published.
+    ///
+    /// `None` without anything new, or in a latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
         let (old, new) = (self.state.published, self.state.next_avail);
@@ -318,8 +326,10 @@ impl<O: Order, C: Counting> Ring<O, C> {
         take_each(out, || self.pop_in_order())
     }
 
-    /// Takes back what was used, as far as `out` goes. As [`Ring::pop_any`], with the positions in
-    /// locals: every store to shared memory could be one to `self`, for all the compiler knows.
+    /// Takes back what was used, as far as `out` goes.
+    ///
+    /// As [`Ring::pop_any`], with the positions in locals: every store to shared memory could be
+    /// one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (desc, mask, published, lap) =
@@ -425,8 +435,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok(Some(Used { id: BufferId(id), len }))
     }
 
-    /// The identifier and the length in a used descriptor, if the identifier is that of a buffer in
-    /// flight.
+    /// Identifier and length in a used descriptor, if such a buffer is in flight.
     #[inline(always)]
     fn check(&mut self, used: u64) -> Result<(u16, u32), QueueError> {
         let used = Descriptor { addr: 0, meta: used };
@@ -496,8 +505,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         RingView::packed(self.desc, self.state.size())
     }
 
-    /// Latches the first error, and returns it. From now on nothing fits, and nothing counts as
-    /// published.
+    /// Latches the first error, and returns it.
+    ///
+    /// From now on nothing fits, and nothing counts as published.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.limit = 0;
@@ -511,9 +521,10 @@ impl<O: Order, C: Counting> Ring<O, C> {
     }
 }
 
-/// The position after a buffer of `descriptors` from `position` on. Nearly always that is one, and
-/// the processor guesses it: the address of the next used descriptor would otherwise wait for the
-/// shadow's load, which waits for this one.
+/// The position after a buffer of `descriptors` from `position` on.
+///
+/// Nearly always that is one, and the processor guesses it: the address of the next used descriptor
+/// would otherwise wait for the shadow's load, which waits for this one.
 #[inline(always)]
 fn after(position: u64, descriptors: u16) -> u64 {
     if descriptors == 1 { position + 1 } else { far_after(position, descriptors) }

@@ -14,8 +14,9 @@
 //! twice the size. The size need not be a power of two (section 2.8.10.1).
 use paravane_spec::packed::EVENT_WRAP;
 
-/// A place in the ring together with its lap, of two; see the module's text. It is less than twice
-/// the size.
+/// A place in the ring together with its lap, of two; see the module's text.
+///
+/// It is less than twice the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position(u32);
 
@@ -54,13 +55,17 @@ impl Position {
         if to.0 >= self.0 { to.0 - self.0 } else { to.0 + 2 * size as u32 - self.0 }
     }
 
-    /// As event suppression and migration have it: the index, and the wrap counter in bit 15.
+    /// The index, and the wrap counter in bit 15.
+    ///
+    /// So event suppression and migration have it.
     #[inline(always)]
     pub(crate) const fn to_off_wrap(self, size: u16) -> u16 {
         self.index(size) | if self.wrap(size) { EVENT_WRAP } else { 0 }
     }
 
-    /// Takes apart what [`Position::to_off_wrap`] makes; `None` if the index is outside the ring.
+    /// Reverses [`Position::to_off_wrap`].
+    ///
+    /// `None` if the index is outside the ring.
     #[inline(always)]
     pub(crate) const fn from_off_wrap(off_wrap: u16, size: u16) -> Option<Self> {
         let (index, wrap) = (off_wrap & !EVENT_WRAP, off_wrap & EVENT_WRAP != 0);

@@ -1,4 +1,4 @@
-//! Walks a chain of several descriptors, in the descriptor table and in an indirect table.
+//! Walks a chain of several descriptors, in the table or in an indirect table.
 //!
 //! ```text
 //!   head --NEXT--> desc --NEXT--> ... --> last
@@ -42,8 +42,10 @@ impl Tables {
         unsafe { load(self.desc, index) }
     }
 
-    /// Walks the chain at `head`, whose first descriptor was fetched already, and adds it to
-    /// `batch`, which has a free slot. `false`: its segments do not fit; nothing was added.
+    /// Walks the chain at `head` and adds it to `batch`, which has a free slot.
+    ///
+    /// The first descriptor was fetched already. `false`: its segments do not fit; nothing was
+    /// added.
     #[inline(always)]
     pub(crate) fn walk(
         &mut self,
@@ -70,8 +72,9 @@ impl Tables {
     }
 }
 
-/// Walks an indirect table; `false` if its segments do not fit. The WRITE flag of the descriptor
-/// that points to the table means nothing (section 2.7.5.3.2).
+/// Walks an indirect table; `false` if its segments do not fit.
+///
+/// The WRITE flag of the descriptor that points to the table means nothing (section 2.7.5.3.2).
 #[inline(always)]
 fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, QueueError> {
     let entries = table.len() / 2;

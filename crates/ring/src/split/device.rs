@@ -101,8 +101,9 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// How many entries the available ring has for us. With [`Acquire`] they may be read: it pairs
-    /// with the driver's release store of avail.idx.
+    /// How many entries the available ring has for us.
+    ///
+    /// With [`Acquire`] they may be read: it pairs with the driver's release store of avail.idx.
     #[inline(always)]
     fn available(&mut self, order: core::sync::atomic::Ordering) -> Result<u16, QueueError> {
         // SAFETY: see the invariant of `Ring`.
@@ -118,9 +119,11 @@ impl<O: Order> Ring<O> {
         Ok(available)
     }
 
-    /// Takes chains of one direct descriptor until the batch has `limit` of them, or the available
-    /// ring ends. `false`: the next one is something else, or wrong. It is not taken, and what was
-    /// seen of it is forgotten. Nothing is checked twice and nothing can fail here.
+    /// Takes chains of one direct descriptor until the batch has `limit`.
+    ///
+    /// Or until the available ring ends. `false`: the next one is something else, or wrong. It is
+    /// not taken, and what was seen of it is forgotten. Nothing is checked twice and nothing can
+    /// fail here.
     #[inline(never)]
     fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> bool {
         let mask = self.mask;
@@ -419,8 +422,9 @@ impl<O: Order> Ring<O> {
         self.next_avail
     }
 
-    /// Goes to position `avail` of the available ring and to used.idx, with `in_flight` chains
-    /// between them, that [`Ring::pop_again`] brings back.
+    /// Goes to position `avail` and to used.idx, with `in_flight` chains between.
+    ///
+    /// [`Ring::pop_again`] brings those back.
     pub(crate) fn move_to(&mut self, avail: u16, in_flight: u16) -> Result<(), StateError> {
         let (used, size) = (self.used_idx(), self.size);
         if in_flight > size || avail.wrapping_sub(used) != in_flight {
@@ -435,9 +439,10 @@ impl<O: Order> Ring<O> {
         Ok(())
     }
 
-    /// Takes the chain at `head`, which is below the size, into the batch, where a slot is free,
-    /// without moving on in the available ring. `false`: its segments do not fit, or cannot be
-    /// reached.
+    /// Takes the chain at `head` into the batch, at the same position.
+    ///
+    /// The head is below the size, and a slot is free. `false`: its segments do not fit, or cannot
+    /// be reached.
     pub(crate) fn pop_again(
         &mut self,
         head: u16,
@@ -460,8 +465,10 @@ impl<O: Order> Ring<O> {
     }
 }
 
-/// Writes entry `slot` of the used ring. Relaxed: the release store of used.idx orders it. Two
-/// stores, since an entry lies on a multiple of 4 only.
+/// Writes entry `slot` of the used ring.
+///
+/// Relaxed: the release store of used.idx orders it. Two stores, since an entry lies on a multiple
+/// of 4 only.
 ///
 /// # Safety
 /// The used ring has that many entries.

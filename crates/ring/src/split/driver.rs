@@ -125,8 +125,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         unsafe { *self.next.get_unchecked(usize::from(index)) }
     }
 
-    /// Writes the segments to `count` descriptors from `head` on, which are free. Returns the last
-    /// of them, the one after it, and the number of writable bytes.
+    /// Writes the segments to `count` descriptors from `head` on, which are free.
+    ///
+    /// Returns the last of them, the one after it, and the number of writable bytes.
     #[inline(always)]
     fn fill_descriptors(
         &self,
@@ -147,8 +148,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         (last, index, writable)
     }
 
-    /// Writes the segments to the table of `head`, and a descriptor that points to it. They fit.
-    /// Returns the number of writable bytes.
+    /// Writes the segments to the table of `head`, and a descriptor that points to it.
+    ///
+    /// They fit. Returns the number of writable bytes.
     fn fill_table(&self, head: u16, readable: &[Segment], writable: &[Segment]) -> u32 {
         let count = readable.len() + writable.len();
         // SAFETY: `head` is below the size, see the invariant of `Ring`, and the caller has asked
@@ -167,8 +169,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         writable
     }
 
-    /// Publishes, and returns the position from which on; `None` without anything new, or in a
-    /// latched queue.
+    /// Publishes, and returns the first position that was published.
+    ///
+    /// `None` without anything new, or in a latched queue.
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Option<u64> {
         let (old, new) = (self.state.published, self.state.next_avail);
@@ -227,8 +230,10 @@ impl<O: Order, C: Counting> Ring<O, C> {
         take_each(out, || if self.seen == self.consumed { Ok(None) } else { self.pop_in_order().map(Some) })
     }
 
-    /// Takes back what was seen, as far as `out` goes. As [`Ring::pop_any`], with the positions in
-    /// locals: every store to shared memory could be one to `self`, for all the compiler knows.
+    /// Takes back what was seen, as far as `out` goes.
+    ///
+    /// As [`Ring::pop_any`], with the positions in locals: every store to shared memory could be
+    /// one to `self`, for all the compiler knows.
     #[inline(always)]
     fn take_any(&mut self, out: &mut [Used]) -> Result<usize, QueueError> {
         let (used, mask, published) = (self.used, self.state.mask, self.state.published);
@@ -340,8 +345,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         Ok(Used { id: BufferId(head), len })
     }
 
-    /// Looks at used.idx and says whether something new is there. Nothing was left of what was seen
-    /// before.
+    /// Looks at used.idx and says whether something new is there.
+    ///
+    /// Nothing was left of what was seen before.
     #[inline(always)]
     fn look(&mut self) -> Result<bool, QueueError> {
         if let Some(error) = self.state.error() {
@@ -418,7 +424,9 @@ impl<O: Order, C: Counting> Ring<O, C> {
         RingView::split(self.used)
     }
 
-    /// Latches the first error, and returns it. From now on nothing fits, and nothing was seen.
+    /// Latches the first error, and returns it.
+    ///
+    /// From now on nothing fits, and nothing was seen.
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.free = 0;

@@ -57,7 +57,7 @@ pub(crate) struct Tracker {
     counter: u64,
     /// The first free entry; the size if there is none.
     free_head: u16,
-    /// Our own copy of the links, for the region may be rewritten by its owner at any time.
+    /// Our own copy of the links: the region's owner may rewrite it at any time.
     next: Vec<u16>,
     /// Of each first entry in use the last one of its chain.
     last: Vec<u16>,
@@ -69,7 +69,9 @@ pub(crate) struct Tracker {
     again: VecDeque<Saved>,
 }
 
-/// The positions in the region, as one word: used and old index, then used and old wrap counter.
+/// The positions in the region, as one word.
+///
+/// Used and old index, then used and old wrap counter.
 fn positions(used: Position, old: Position, size: u16) -> u64 {
     let (wrap, old_wrap) = (u64::from(used.wrap(size)), u64::from(old.wrap(size)));
     u64::from(used.index(size)) | u64::from(old.index(size)) << 16 | wrap << 32 | old_wrap << 40
@@ -118,9 +120,10 @@ impl Tracker {
         self.region.started();
     }
 
-    /// Takes up what another process has left: finishes its last publication or undoes it, and
-    /// finds what is in flight. A crash in the middle changes nothing: the next one does the same
-    /// again.
+    /// Takes up the region of another process, and finds chains in flight.
+    ///
+    /// Finishes its last publication or undoes it. A crash in the middle changes nothing: the next
+    /// one does the same again.
     fn recover<O: Order>(&mut self, ring: &mut Ring<O>) -> Result<(), StateError> {
         let (region, size) = (&self.region, self.region.size);
         let [a, b, c, d, wrap, old_wrap, ..] = region.u64(USED_IDX).to_le_bytes();
@@ -232,9 +235,10 @@ impl Tracker {
         })
     }
 
-    /// Saves the chain `id`, whose descriptors are from `from` on in the ring; returns the position
-    /// after them. What the driver changes there meanwhile is its own harm: what is saved is
-    /// checked like any other chain.
+    /// Saves the chain `id`, and returns the position after its descriptors.
+    ///
+    /// They start at `from` in the ring. What the driver changes there meanwhile is its own harm:
+    /// what is saved is checked like any other chain.
     fn take<O: Order>(&mut self, ring: &Ring<O>, mut from: Position, id: u16) -> Position {
         let (region, head, places) = (&self.region, self.free_head, ring.places(id));
         let mut last = head;

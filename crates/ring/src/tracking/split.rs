@@ -29,8 +29,9 @@ fn desc(head: u16) -> usize {
     DESC + usize::from(head) * DESC_SIZE
 }
 
-/// Heads are below the size wherever they come from: the ring has checked them, or
-/// [`Tracker::recover`].
+/// Heads are below the size.
+///
+/// The ring has checked them, or [`Tracker::recover`].
 #[derive(Debug)]
 pub(crate) struct Tracker {
     region: Region,
@@ -69,8 +70,10 @@ impl Tracker {
         self.region.started();
     }
 
-    /// Takes up what another process has left: finishes its last publication, and finds what is in
-    /// flight. A crash in the middle changes nothing: the next one does the same again.
+    /// Takes up the region of another process, and finds chains in flight.
+    ///
+    /// Finishes its last publication. A crash in the middle changes nothing: the next one does the
+    /// same again.
     fn recover(&mut self, ring_used_idx: u16) -> Result<(), StateError> {
         let region = &self.region;
         let mut finished = vec![false; region.size.into()];

@@ -28,8 +28,7 @@ impl Dice {
     }
 }
 
-/// What the device writes for the request of that number: so that the driver sees whose completion
-/// it is.
+/// Bytes that the device writes for request `tag`: they name the request.
 fn written(tag: u64) -> u32 {
     1 + (tag % u64::from(OFFERED)) as u32
 }
@@ -43,8 +42,7 @@ struct World {
     driver: Driver,
     dice: Dice,
     tag: u64,
-    /// Identifier and number of what the driver waits for, in the order in which it was made
-    /// available.
+    /// Identifiers and numbers of outstanding requests, in available order.
     outstanding: VecDeque<(u16, u64)>,
 }
 
@@ -73,8 +71,9 @@ impl World {
         unsafe { self.config.resume_tracked(desc, driver, device, state, self.region) }
     }
 
-    /// The driver makes a request available, of one to three descriptors or in a table, if there is
-    /// room.
+    /// The driver makes a request available, if there is room.
+    ///
+    /// Of one to three descriptors or in a table.
     fn add(&mut self) {
         self.tag += 1;
         let mut segments = vec![Segment { addr: self.tag << 20, len: 16 }];
@@ -86,7 +85,7 @@ impl World {
         }
     }
 
-    /// The driver takes back what was used: nothing twice, nothing that it does not wait for.
+    /// The driver takes buffers back: none twice, and only outstanding ones.
     fn take_back(&mut self) {
         while let Some(used) = self.driver.pop_used().unwrap() {
             let at =
@@ -230,8 +229,9 @@ fn a_crash_after_any_store_loses_and_repeats_nothing_packed() {
     every_crash(RING_PACKED | INDIRECT_DESC);
 }
 
-/// Work on a queue whose region someone rewrites, before and after the start: it may refuse, and
-/// must not break.
+/// A queue with a region that someone rewrites may refuse, and must not break.
+///
+/// Before and after the start.
 #[test]
 fn a_corrupt_region_is_refused_or_harmless() {
     let (mut refused, mut taken) = (0, 0);

@@ -1,5 +1,6 @@
-//! What a hostile device may put in shared memory, against the driver side; and what the driver
-//! puts there.
+//! Shared memory of a hostile device, against the driver side.
+//!
+//! And what the driver puts there.
 #![cfg(not(loom))]
 #[path = "../memory/mod.rs"]
 mod memory;

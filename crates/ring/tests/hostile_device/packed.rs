@@ -60,7 +60,7 @@ impl Hostile<Next> {
         self.memory.put(self.ring.device, 4, u64::from(off_wrap) | u64::from(flags) << 16);
     }
 
-    /// As [`Hostile::fails_with`], whatever the device does then, with the same slot too.
+    /// As [`Hostile::fails_with`], also with the same slot.
     #[track_caller]
     fn dies_of(&mut self, error: QueueError) {
         self.fails_with(error);
@@ -165,7 +165,7 @@ fn something_is_used_in_an_empty_queue() {
     device.dies_of(QueueError::NotInFlight { id: 0 });
 }
 
-/// Everything looks used, for ever: the driver takes what is in flight, once, and latches.
+/// All looks used, for ever: the driver takes what is in flight, and latches.
 #[test]
 fn the_whole_ring_is_marked_used() {
     for in_order in [0, IN_ORDER] {
@@ -223,7 +223,9 @@ fn a_length_without_the_write_flag_is_none() {
     assert_eq!(device.queue.pop_used(), Ok(Some(Used { id, len: 0 })));
 }
 
-/// A batch of buffers in order, told of by the last: those before count as written completely.
+/// A batch in order, reported by its last buffer.
+///
+/// Those before count as written completely.
 #[test]
 fn a_batch_in_order_is_told_of_by_its_last_buffer() {
     let mut device = Hostile::new(0, IN_ORDER);
@@ -257,7 +259,7 @@ fn a_batch_in_order_is_told_of_by_its_last_buffer() {
     }
 }
 
-/// All that the driver has written is overwritten: it has its own copy of what it relies on.
+/// All that the driver has written is overwritten: it relies on its own copy.
 #[test]
 fn descriptors_and_tables_are_overwritten() {
     for (indirect, features) in [(0, 0), (4, INDIRECT_DESC), (4, INDIRECT_DESC | EVENT_IDX)] {

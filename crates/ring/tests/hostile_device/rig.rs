@@ -1,4 +1,4 @@
-//! The queue under test, on memory where a device writes what it likes; for both layouts.
+//! The queue under test, on memory that a device writes; for both layouts.
 use crate::memory::{BASE, Memory};
 use paravane_ring::driver::{BufferId, DriverConfig, Full, Queue, Used};
 use paravane_ring::{QueueAddresses, QueueError, Segment};
@@ -31,7 +31,7 @@ impl<At> Hostile<At> {
         id
     }
 
-    /// The next look at the ring fails with `error`, and the queue takes nothing any more.
+    /// The next look at the ring fails with `error`, and the queue takes nothing.
     #[track_caller]
     pub(crate) fn fails_with(&mut self, error: QueueError) {
         assert_eq!(self.queue.pop_used(), Err(error));

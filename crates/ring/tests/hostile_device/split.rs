@@ -116,7 +116,7 @@ fn used_length_is_clamped_to_the_writable_part() {
     }
 }
 
-/// All that the driver has written is overwritten: it has its own copy of what it relies on.
+/// All that the driver has written is overwritten: it relies on its own copy.
 #[test]
 fn descriptors_and_the_available_ring_are_overwritten() {
     for (indirect, features) in [(0, 0), (4, INDIRECT_DESC), (4, INDIRECT_DESC | EVENT_IDX)] {

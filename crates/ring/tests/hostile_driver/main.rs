@@ -1,5 +1,6 @@
-//! What a hostile driver may put in shared memory, against the device side: each input is named,
-//! gets its typed error, latches the queue, and nothing panics or loops.
+//! Shared memory of a hostile driver, against the device side.
+//!
+//! Each input has a name, gets its typed error and latches the queue. Nothing panics or loops.
 #![cfg(not(loom))]
 #[path = "../memory/mod.rs"]
 mod memory;

@@ -242,7 +242,7 @@ fn a_chain_around_the_end_of_the_ring() {
     assert_eq!(driver.used(SIZE - 1), (30, 2, BOTH | WRITE), "it is used where it began, in that lap");
 }
 
-/// The driver writes the flags of the first descriptor last, so those of the others say nothing.
+/// The driver writes the first descriptor's flags last; other flags say nothing.
 #[test]
 fn a_chain_whose_later_descriptors_are_not_marked_available() {
     let mut driver = Hostile::new(0);
@@ -356,7 +356,7 @@ fn indirect_table_in_no_memory() {
     driver.dies_of(QueueError::AddressWraps { index: 0, addr: u64::MAX - 15, len: 16 });
 }
 
-/// In a packed queue's table only the order of the descriptors counts (section 2.8.7).
+/// In a packed queue's table only the order counts (section 2.8.7).
 #[test]
 fn indirect_entries_are_taken_in_order_whatever_next_says() {
     let mut driver = Hostile::new(INDIRECT_DESC);
@@ -577,7 +577,7 @@ fn in_order_completions_wait_for_their_turn() {
     assert_eq!(driver.used(5), (8, 0, BOTH | WRITE));
 }
 
-/// What is held back is still the device's: its places cannot be made available again.
+/// A completion held back keeps its places: they cannot be available again.
 #[test]
 fn in_order_a_driver_reuses_what_is_held_back() {
     let mut driver = Hostile::new(IN_ORDER);

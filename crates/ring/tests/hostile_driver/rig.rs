@@ -1,4 +1,4 @@
-//! The queue under test, on memory where a driver writes what it likes; for both layouts.
+//! The queue under test, on memory that a driver writes; for both layouts.
 use crate::memory::{BASE, Memory};
 use paravane_ring::device::{Batch, MAX_CHAIN, Queue};
 use paravane_ring::{QueueAddresses, QueueError, Segment};
@@ -52,7 +52,7 @@ impl<At> Hostile<At> {
         self.queue.pop(&mut self.batch, |addr, out| memory.fetch(addr, out))
     }
 
-    /// The next pop fails with `error`, the queue latches it, and is silent from then on.
+    /// The next pop fails with `error`, the queue latches it, and stays silent.
     #[track_caller]
     pub(crate) fn dies_of(&mut self, error: QueueError) {
         assert_eq!(self.pop(), Err(error));

@@ -1,5 +1,7 @@
-//! Our rings against Linux's own: its driver side (`virtio_ring`, split and packed) against our
-//! device side, and its device side (`vringh`, split) against our driver side.
+//! Our rings against Linux's.
+//!
+//! Its driver side (`virtio_ring`, split and packed) against our device side, and its device side
+//! (`vringh`, split) against our driver side.
 //!
 //! Linux's code runs in a process of its own, which `scripts/linux-virtio` builds from Debian's
 //! kernel source package; `PARAVANE_LINUX_VIRTIO` names the folder. It shares memory with the test,
@@ -45,8 +47,9 @@ fn features(packed: bool) -> Vec<u64> {
     all
 }
 
-/// Waits for a while that differs from call to call: a side that found nothing, and has not asked
-/// for notifications yet, is where one gets lost.
+/// Waits for a while that differs from call to call.
+///
+/// A notification gets lost when a side has found nothing, and has not asked for one yet.
 fn linger(seed: u64) {
     for _ in 0..seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52 {
         std::hint::spin_loop();
@@ -58,7 +61,9 @@ fn cases() -> u32 {
     std::env::var("PARAVANE_LINUX_CASES").map_or(60, |cases| cases.parse().unwrap())
 }
 
-/// Random steps on queues of random sizes; packed ones need not have a power of two.
+/// Random steps on queues of random sizes.
+///
+/// Packed ones need not have a power of two.
 fn run_random<P: Pair>(features: Vec<u64>, new: impl Fn(u16, u64) -> P) {
     let config = ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
     let size = prop::sample::select(vec![1u16, 2, 4, 8, 32, 256]);

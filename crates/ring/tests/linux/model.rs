@@ -1,5 +1,6 @@
-//! What must be true of a queue, without a ring: buffers that wait, are being served, or have come
-//! back.
+//! Model of a queue without a ring.
+//!
+//! Buffers wait, are being served, or have come back.
 use crate::peer::{Peer, pattern};
 use paravane_ring::{DmaArea, Segment};
 use paravane_spec::feature::{INDIRECT_DESC, RING_PACKED};
@@ -14,7 +15,9 @@ pub(crate) const MAX_SEGMENTS: u16 = 8;
 /// A step. Numbers are taken modulo what there is.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    /// The driver adds a buffer with so many segments, of lengths that follow from `len`.
+    /// The driver adds a buffer with these numbers of segments.
+    ///
+    /// Their lengths follow from `len`.
     Add { readable: u16, writable: u16, len: u32 },
     /// The driver asks whether to kick.
     Kick,
@@ -36,7 +39,7 @@ pub(crate) enum Op {
     EnableDelayed,
     /// The driver asks for none.
     Disable,
-    /// Everything in flight is finished, then `count` buffers of one segment go all the way.
+    /// All in flight is finished, then `count` buffers of one segment go through.
     Bulk { count: u16 },
 }
 
@@ -100,8 +103,9 @@ pub(crate) struct Model {
     pub(crate) used: VecDeque<(Buffer, u32, u64)>,
     pub(crate) kicks: Unnotified,
     pub(crate) interrupts: Unnotified,
-    /// Kicks were armed at this position, with nothing available: the first buffer from there must
-    /// bring one.
+    /// Position at which kicks were armed, with nothing available.
+    ///
+    /// The first buffer from there must bring a kick.
     pub(crate) kick_due: Option<u64>,
     /// Interrupts were enabled with nothing used: the first buffer used must bring one.
     pub(crate) interrupt_due: bool,
@@ -128,8 +132,9 @@ impl Model {
         }
     }
 
-    /// A buffer to try and add; no longer than the queue, and never empty. `None` while every slot
-    /// is on its way.
+    /// A buffer to try and add; no longer than the queue, and never empty.
+    ///
+    /// `None` while every slot is on its way.
     pub(crate) fn make(&self, readable: u16, writable: u16, len: u32) -> Option<Buffer> {
         let slot = *self.slots.last()?;
         let readable = readable.min(self.size);
@@ -154,8 +159,7 @@ impl Model {
         buffer.descriptors <= self.free
     }
 
-    /// How far a buffer moves a ring's position: split rings count buffers, packed ones
-    /// descriptors.
+    /// Steps of the ring's position for a buffer: 1 (split), or its descriptors.
     fn step(&self, buffer: &Buffer) -> u64 {
         if self.features & RING_PACKED == 0 { 1 } else { buffer.descriptors.into() }
     }
@@ -168,7 +172,7 @@ impl Model {
         self.waiting.push_back(buffer);
     }
 
-    /// The driver has asked whether to kick, and by the device's wish was to hear `expected`.
+    /// The driver has asked whether to kick; the device's wish was `expected`.
     pub(crate) fn kicked(&mut self, expected: Option<bool>, kick: bool) {
         assert_eq!(kick, expected.unwrap_or(kick), "kick for {:?}", self.kicks);
         if let Some(armed) = self.kick_due {
@@ -205,7 +209,7 @@ impl Model {
         self.used.extend(self.staged.drain(..));
     }
 
-    /// The device has asked whether to interrupt, and by the driver's wish was to hear `expected`.
+    /// The device has asked whether to interrupt; the driver's wish was `expected`.
     pub(crate) fn interrupted(&mut self, expected: Option<bool>, interrupt: bool) {
         assert_eq!(interrupt, expected.unwrap_or(interrupt), "interrupt for {:?}", self.interrupts);
         if self.interrupts.new > self.interrupts.old {
@@ -215,7 +219,7 @@ impl Model {
         self.interrupts.old = self.interrupts.new;
     }
 
-    /// The driver is about to take one back: what it must get, with the bytes that it must find.
+    /// The buffer that the driver must take back next, with its bytes.
     pub(crate) fn take_back(&mut self) -> Option<(Buffer, Vec<u8>)> {
         let (buffer, len, seed) = self.used.pop_front()?;
         self.free += buffer.descriptors;

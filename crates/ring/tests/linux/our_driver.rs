@@ -84,8 +84,9 @@ impl Pair {
         Self::compare_pop(&mut self.model, &answer)
     }
 
-    /// Buffers that wait where the device can see them: our driver shows them with the question
-    /// about a kick.
+    /// Buffers that wait where the device can see them.
+    ///
+    /// Our driver publishes them when it asks about a kick.
     fn published(&self) -> usize {
         let added = self.model.kicks.new - self.model.kicks.old;
         self.model.waiting.len() - added as usize
@@ -119,8 +120,9 @@ impl Pair {
     }
 }
 
-/// Both sides run at the same time, and sleep when there is nothing to do: no notification may be
-/// lost, and no byte may be seen before it is written.
+/// Both sides run at the same time, and sleep when there is nothing to do.
+///
+/// No notification may be lost, and no byte may be seen before it is written.
 pub(crate) fn stream(size: u16, features: u64, count: u64) {
     const PLACE: usize = 64;
     let mut pair = Pair::new(size, features);

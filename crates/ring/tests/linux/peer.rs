@@ -54,7 +54,7 @@ impl Peer {
         Self { child, commands, answers, memory, base, heap, kicks, interrupts }
     }
 
-    /// The part of the memory that is the test's, by addresses that hold in the process.
+    /// The test's part of the memory, with addresses that hold in the process.
     pub(crate) fn ours(&self) -> DmaArea {
         let ptr = NonNull::new(self.memory.as_ptr()).unwrap();
         // SAFETY: the mapping has that size and lives as long as this; the test keeps this until
@@ -124,7 +124,9 @@ impl Peer {
         self.interrupts.write_all(&[0]).unwrap();
     }
 
-    /// Sleeps until the process notifies. It fails by itself if nothing happens for long.
+    /// Sleeps until the process notifies.
+    ///
+    /// It fails by itself if nothing happens for long.
     pub(crate) fn sleep(&mut self) {
         let got = self.kicks.read(&mut [0; 4096]).unwrap();
         assert!(got > 0, "Linux's side died");
@@ -151,8 +153,9 @@ fn numbers(line: &str) -> Vec<u64> {
     line.split_whitespace().map(|word| word.parse().expect("a number")).collect()
 }
 
-/// A byte of the pattern that readable segments and answers are filled with; the programs have the
-/// same.
+/// A byte of the pattern of readable segments and answers.
+///
+/// The programs have the same.
 pub(crate) fn pattern(seed: u64, position: usize) -> u8 {
     (seed.wrapping_mul(31) + position as u64 * 7) as u8
 }

@@ -89,8 +89,9 @@ impl Pair {
     }
 }
 
-/// Both sides run at the same time, and sleep when there is nothing to do: no notification may be
-/// lost, and no byte may be seen before it is written.
+/// Both sides run at the same time, and sleep when there is nothing to do.
+///
+/// No notification may be lost, and no byte may be seen before it is written.
 pub(crate) fn stream(size: u16, features: u64, count: u64) {
     let mut pair = Pair::new(size, features);
     let at = pair.peer.ours().addr;

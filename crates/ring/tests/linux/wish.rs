@@ -1,5 +1,7 @@
-//! Which notifications a side has asked for: read from memory as it stands, and decided by the
-//! definition, one position after the other. No modular arithmetic is shared with the rings.
+//! Notifications that a side has asked for, by the definition.
+//!
+//! Read from memory as it stands, and decided one position after the other. No modular arithmetic
+//! is shared with the rings.
 use crate::peer::Peer;
 use paravane_ring::QueueAddresses;
 use paravane_spec::feature::{EVENT_IDX, RING_PACKED};
@@ -14,8 +16,7 @@ pub(crate) enum Wish {
     Never,
     /// When the entry of this number (modulo 2^16) of a split ring is filled.
     Entry(u16),
-    /// When the descriptor at this offset of a packed ring is filled in the lap with this wrap
-    /// counter.
+    /// When the descriptor at this offset is filled in the lap of this wrap counter.
     Descriptor {
         offset: u16,
         wrap: bool,
@@ -59,16 +60,18 @@ impl Wish {
         }
     }
 
-    /// What Linux's code answers: without an event index it looks at the flag, whether anything is
-    /// new or not.
+    /// Linux's answer.
+    ///
+    /// Without an event index it looks at the flag, whether anything is new or not.
     pub(crate) fn as_linux_has_it(self, old: u64, new: u64) -> Option<bool> {
         if self == Self::Always { Some(true) } else { self.covers(old, new) }
     }
 
-    /// Whether filling positions `old` up to but not including `new` (counted from 0, in 64 bits)
-    /// is to be notified. `None` where that is open: an offset and a wrap counter name a position
-    /// only within two laps of a packed ring, and a driver that did not ask for longer than a lap
-    /// cannot tell which one is meant.
+    /// Whether filling positions `old` up to but not including `new` notifies.
+    ///
+    /// Positions count from 0, in 64 bits. `None` where that is open: an offset and a wrap counter
+    /// name a position only within two laps of a packed ring, and a driver that did not ask for
+    /// longer than a lap cannot tell which one is meant.
     pub(crate) fn covers(self, old: u64, new: u64) -> Option<bool> {
         match self {
             Self::Always => Some(new > old),

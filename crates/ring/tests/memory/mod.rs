@@ -1,4 +1,4 @@
-//! Guest memory for tests: one block, known to the device side by addresses from [`BASE`] on.
+//! Guest memory for tests: one block, at device addresses from [`BASE`] on.
 #![allow(dead_code, reason = "each test uses its part")]
 use paravane_ring::device::{self, QueueConfig};
 use paravane_ring::{Area, DmaArea, QueueAddresses};

@@ -1,4 +1,4 @@
-//! What the models under loom have in common: the exploration, and two sides on modelled memory.
+//! Shared by the models under loom: exploration, two sides on modelled memory.
 #![allow(dead_code, reason = "each test uses its part")]
 use paravane_ring::device::{self, Batch, QueueConfig};
 use paravane_ring::driver::poll::{Counting, Poller};
@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Device address of the queue's memory.
 pub(crate) const BASE: u64 = 0x1000;
 
-/// Explores every interleaving with at most so many involuntary switches of threads: 6, or what
-/// PARAVANE_LOOM_PREEMPTIONS says. Prints how many there were.
+/// Explores every interleaving with few involuntary switches of threads.
+///
+/// At most 6, or PARAVANE_LOOM_PREEMPTIONS. Prints the number of interleavings.
 pub(crate) fn explore(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     let wish = std::env::var("PARAVANE_LOOM_PREEMPTIONS");
@@ -35,8 +36,9 @@ pub(crate) struct Sides<O: Order, C: Counting> {
     pub(crate) area: Area,
 }
 
-/// A queue in fresh memory; if the barriers are those towards hardware, one where they must order
-/// everything.
+/// A queue in fresh memory.
+///
+/// With barriers towards hardware, one whose barriers must order everything.
 pub(crate) fn sides<O: Order, C: Counting>(features: u64) -> Sides<O, C> {
     let layout = DriverConfig::new(2, 2, features).unwrap();
     let area = memory::<O>(features, layout.memory());
@@ -61,9 +63,10 @@ pub(crate) fn segment(i: u64) -> Segment {
     Segment { addr: 0x1_0001 * (i + 1), len: 0x2_0003 * (i as u32 + 1) }
 }
 
-/// One buffer over and back, so that both event words have been passed and bring nothing more. In a
-/// packed ring both sides then stand before the last descriptor, and what follows goes through the
-/// change of the wrap counters.
+/// Passes one buffer over and back, so that both event words are behind.
+///
+/// They bring nothing more. In a packed ring both sides then stand before the last descriptor, and
+/// what follows goes through the change of the wrap counters.
 pub(crate) fn warm_up<O: Order, C: Counting>(sides: &mut Sides<O, C>) {
     let Sides { driver, device, .. } = sides;
     driver.add(&[segment(0)], &[]).unwrap();
@@ -75,8 +78,7 @@ pub(crate) fn warm_up<O: Order, C: Counting>(sides: &mut Sides<O, C>) {
     assert!(driver.pop_used().unwrap().is_some());
 }
 
-/// Tests of the function that has the name of the model: for each order, and each queue by its
-/// features.
+/// Tests of the model with this name, for each order and set of features.
 #[macro_export]
 macro_rules! models {
     ($($(#[$doc:meta])* $model:ident[$($order:ident),*] { $($queue:ident: $features:expr),* $(,)? })*) => {$(

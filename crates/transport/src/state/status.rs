@@ -7,7 +7,9 @@ use paravane_spec::status::{
 /// Bits that a driver may set.
 const DRIVERS: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
 
-/// Change that the owner carries out. The status reads what it was until that is done.
+/// Change that the owner carries out.
+///
+/// The status reads what it was until that is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Change {
     #[default]
@@ -102,7 +104,9 @@ impl Status {
         news
     }
 
-    /// Completes a suspension: SUSPEND replaces DRIVER_OK. Returns whether one was under way.
+    /// Completes a suspension: SUSPEND replaces DRIVER_OK.
+    ///
+    /// Returns whether one was under way.
     pub(crate) fn suspend_done(&mut self) -> bool {
         let done = self.change == Change::Suspend;
         if done {
@@ -112,7 +116,9 @@ impl Status {
         done
     }
 
-    /// Completes a resumption: DRIVER_OK replaces SUSPEND. Returns whether one was under way.
+    /// Completes a resumption: DRIVER_OK replaces SUSPEND.
+    ///
+    /// Returns whether one was under way.
     pub(crate) fn resume_done(&mut self) -> bool {
         let done = self.change == Change::Resume;
         if done {

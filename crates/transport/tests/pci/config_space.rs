@@ -1,4 +1,4 @@
-//! Configuration space: writable bits, the BAR, the window; and a plain model of the masks.
+//! Configuration space: writable bits, BAR, window; a plain model of the masks.
 use crate::rig::{LINE, QUEUE_SIZES, RUNNING, Rig, config};
 use paravane_spec::pci::common as reg;
 use paravane_spec::pci::{

@@ -82,8 +82,7 @@ fn a_queue_reads_back_what_was_written() {
     assert_eq!(rig.pci.violations(), 0);
 }
 
-/// CVE-2026-5747: the device must use what was checked when the queue was enabled, whatever is
-/// written later.
+/// CVE-2026-5747: later writes do not change what was checked at the enabling.
 #[test]
 fn the_configuration_of_an_enabled_queue_is_frozen() {
     let mut rig = Rig::negotiated();
@@ -264,7 +263,7 @@ fn a_device_that_needs_a_reset_says_so_once() {
     rig.quiet(Pci::notification(0), 2, 0);
 }
 
-/// Found by the fuzzer: the notification addresses are no registers of the common configuration.
+/// Found by the fuzzer: notification addresses are outside the common structure.
 #[test]
 fn a_kick_during_a_reset_reaches_nobody() {
     let mut rig = Rig::running();

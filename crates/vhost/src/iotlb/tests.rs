@@ -8,12 +8,12 @@ use std::sync::Mutex;
 
 const BOTH: u8 = iotlb::READ | iotlb::WRITE;
 const USER: u64 = 0x7f00_0000_0000;
-/// Pages of the client's memory: two regions that are adjacent in the client and not in the guest.
+/// Pages of the client: two regions, adjacent there and not in the guest.
 const FIRST: u64 = 5;
 const SECOND: u64 = 7;
 /// Guest-physical addresses of the regions, in pages.
 const AT: [u64; 2] = [0x100, 0x50];
-/// Number of IOVA pages in the model; the last one ends at the end of the address space.
+/// IOVA pages in the model; the last one ends at the end of the address space.
 const PAGES: u64 = 24;
 const BASE: u64 = u64::MAX - (PAGES * PAGE - 1);
 

@@ -31,7 +31,7 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::DEVICE_STATE
     | protocol_feature::GPA_ADDRESSES;
 
-/// Protocol features of queues that stop with requests in flight: one needs the other.
+/// Protocol features to stop with requests in flight: each needs the other.
 const LEAVING: u64 = protocol_feature::GET_VRING_BASE_INFLIGHT | protocol_feature::INFLIGHT_SHMFD;
 
 /// Protocol features without which ACCESS_PLATFORM is not offered.

@@ -37,7 +37,7 @@ enum Kind {
     Write(u8),
     /// Whether the space may be deallocated.
     Zero(bool),
-    /// Counts as two requests: this one, and zeroes that are written there when it is done.
+    /// Two requests: a discard, and then zeroes written to the same place.
     Discard,
     Flush,
 }
@@ -85,8 +85,9 @@ impl Driver {
         self.buffers.host().as_ptr().wrapping_add(at)
     }
 
-    /// Sends `requests` requests on each queue, compares all reads with `model`, and applies all
-    /// writes to it.
+    /// Sends `requests` requests on each queue, and checks all data.
+    ///
+    /// Compares reads with `model`, and applies writes to it.
     pub(crate) fn exercise(&mut self, model: &mut [u8], requests: usize, random: &mut Random) {
         let sectors = model.len() / SECTOR;
         let depth = self.wish.depth;

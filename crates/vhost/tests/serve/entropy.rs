@@ -8,7 +8,7 @@ use paravane_spec::vhost_user::{VringState, request};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// QEMU shows the driver all features of an entropy source, also without an IOMMU in front of it.
+/// QEMU offers all features of an entropy source, also without an IOMMU.
 #[test]
 fn an_entropy_source_offers_no_iommu() {
     let rig = Rig::entropy();

@@ -1,5 +1,6 @@
-//! Clients that disconnect and leave something that could keep their sessions alive, or block the
-//! server.
+//! Clients that disconnect and leave descriptors behind.
+//!
+//! These could keep sessions alive, or block the server.
 use crate::driver::Random;
 use crate::raw::{Ask, Machine, Raw};
 use crate::rig::{DISK, Rig, skip};
@@ -60,7 +61,7 @@ fn a_client_that_hands_over_its_own_end_and_goes_is_noticed() {
     }
 }
 
-/// Its own end is in another connection in the backlog, and that connection's own end is there too.
+/// A waiting connection holds the client's own end, and its own.
 #[test]
 fn a_connection_that_waits_for_its_turn_keeps_nothing() {
     let rig = Rig::new(1);
@@ -112,7 +113,7 @@ fn sockets_are_taken_for_nothing_but_requests_to_the_client() {
     the_next_one_works(&rig, "after all of them");
 }
 
-/// The socket is valid, and the client's own end of the connection is in it, unread.
+/// A valid socket holds the client's own end of the connection, unread.
 #[test]
 fn what_lies_in_a_socket_that_a_client_hands_over_is_thrown_away() {
     let rig = Rig::new(1);

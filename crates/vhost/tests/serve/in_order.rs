@@ -1,4 +1,4 @@
-//! Queues with IN_ORDER: the library offers it for disks, the program for network devices only.
+//! Queues with IN_ORDER: any disk by the library, network only by the program.
 use crate::killed::survive;
 use crate::migration::moves;
 use crate::rig::Disk;

@@ -5,8 +5,9 @@ use crate::rig::{DISK, Disk};
 use paravane_spec::feature;
 use std::time::Duration;
 
-/// Kills the servers of a disk under load: each request is done once, and the disk has what was
-/// written.
+/// Kills the servers of a disk under load.
+///
+/// Each request is done once, and the disk has what was written.
 pub(crate) fn survive(disk: &Disk, features: u64, kills: usize, seed: u64) {
     let mut model = disk.content();
     let mut random = Random::new(seed);

@@ -1,4 +1,4 @@
-//! Latencies of an export: they count what was completed, across clients and layouts.
+//! Latencies of an export count completions, across clients and layouts.
 use crate::driver::{Driver, Random, Wish};
 use crate::raw::{GPA, Machine, Raw};
 use crate::rig::{DISK, Rig};

@@ -1,4 +1,5 @@
-//! Clients that break the protocol: each is disconnected, and the next one is served.
+//! Clients that break the protocol are disconnected; the next one is served.
+//!
 //! [`crate::rings`] lists all cases.
 use crate::driver::Random;
 use crate::raw::{Ask, GPA, MEMORY, Machine, Raw, USER};
@@ -93,7 +94,7 @@ fn headers() -> Vec<Case> {
     cases
 }
 
-/// Each request with a byte too few and too many, and with a descriptor too many or too few.
+/// Each request with one byte, or one descriptor, too few or too many.
 fn shapes() -> Vec<Case> {
     let vring = size_of::<VringState>();
     let of: [(u32, usize, usize); 31] = [

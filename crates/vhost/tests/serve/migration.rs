@@ -120,14 +120,17 @@ fn every_page_that_a_packed_queue_writes_is_marked() {
     every_written_page_is_marked(feature::RING_PACKED | feature::EVENT_IDX);
 }
 
-/// Moves a guest from server to server, stopped under load each time: nothing is lost, and nothing
-/// stays in flight.
+/// Moves a guest from server to server, stopped under load each time.
+///
+/// Nothing is lost, and nothing stays in flight.
 pub(crate) fn moves(features: u64) {
     moves_with(features, 0);
 }
 
-/// As [`moves`]; with GET_VRING_BASE_INFLIGHT in `protocol`, requests stay in flight while the guest
-/// moves, and the next server does them.
+/// As [`moves`], with the protocol features `protocol`.
+///
+/// With GET_VRING_BASE_INFLIGHT, requests stay in flight while the guest moves, and the next server
+/// does them.
 fn moves_with(features: u64, protocol: u64) {
     let tracked = protocol & protocol_feature::GET_VRING_BASE_INFLIGHT != 0;
     let mut rig = Rig::new(1);

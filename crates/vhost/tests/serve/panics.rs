@@ -125,8 +125,9 @@ fn wait_for(export: &Export, wanted: impl Fn(&ExportStatus) -> bool) -> ExportSt
     rig::wait_for(Duration::from_secs(20), || export.status(), wanted)
 }
 
-/// The device has ended: no client, no socket, and the image is unlocked, unless the wait for
-/// requests in flight failed.
+/// The device has ended: no client, no socket, and the image is unlocked.
+///
+/// Unless the wait for requests in flight failed.
 fn has_ended(export: Export, folder: &Path, words: &str, leaks: bool) {
     let socket = folder.join("faulty.sock");
     let status = wait_for(&export, |status| status.failed.is_some() && !status.connected);

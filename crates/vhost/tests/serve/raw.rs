@@ -1,5 +1,6 @@
-//! A client that sends valid and invalid messages, and keeps its memory and its queue from server
-//! to server.
+//! A client that sends valid and invalid messages.
+//!
+//! It keeps its memory and its queue from server to server.
 use crate::driver::Random;
 use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue};
@@ -40,7 +41,7 @@ const REQUEST: u64 = 0x2000;
 /// Offsets in a request.
 pub(crate) const STATUS: u64 = 16;
 pub(crate) const DATA: u64 = 512;
-/// Protocol features that change what messages mean: accepted where a test asks for them.
+/// Protocol features that change messages: accepted where a test asks for them.
 pub(crate) const OPTIONAL: u64 = protocol_feature::GPA_ADDRESSES | protocol_feature::GET_VRING_BASE_INFLIGHT;
 /// Most bytes of data in a request.
 pub(crate) const MOST: usize = 4096;
@@ -405,8 +406,9 @@ impl Machine {
         count
     }
 
-    /// Makes requests until all parts of the disk are in use: two writes for each read, none over
-    /// another in flight.
+    /// Makes requests until all parts of the disk are in use.
+    ///
+    /// Two writes for each read, none over another in flight.
     pub(crate) fn fill(&mut self, disk: usize, random: &mut Random) {
         for slot in 0..self.flying.len() {
             let len = (1 + random.below(MOST / 512)) * 512;

@@ -1,5 +1,4 @@
-//! What hostile drivers write into their rings, and what they do to queues while those are at work:
-//! each stops its own queue at most, or nothing at all.
+//! Rings and queues of hostile drivers: each stops at most its own queue.
 //!
 //! Together with `malformed` this is every input that a vhost-user device has to survive. Both run
 //! against the library, in this process, and against `paravane serve` in its sandbox
@@ -56,7 +55,7 @@ const INDIRECT: u16 = 4;
 /// Descriptors of the queues here.
 const SIZE: u16 = 64;
 
-/// Descriptor: address, length, flags; then the next index (split) or the identifier (packed).
+/// Address, length, flags; then next index (split) or identifier (packed).
 type Desc = (u64, u32, u16, u16);
 
 fn split_bytes(descs: &[Desc]) -> Vec<u8> {
@@ -92,7 +91,7 @@ impl Machine {
         u16::from_le_bytes(self.bytes(offset, 2).try_into().unwrap())
     }
 
-    /// Writes descriptors, entries of the available ring from `base` on, and an available index.
+    /// Writes descriptors, available entries from `base` on, and the index.
     fn write_split(&self, descs: &[Desc], base: u16, avail: &[u16], idx: u16) {
         self.set_bytes(self.desc(), split_bytes(descs));
         for (entry, head) in (0..).zip(avail) {
@@ -323,8 +322,9 @@ fn a_packed_ring_that_makes_no_sense_stops_its_queue() {
     break_queues(INDIRECT_DESC | RING_PACKED, cases);
 }
 
-/// A queue waits if the flags do not make its descriptor available; flags behind the first one are
-/// ignored.
+/// A queue waits if the flags do not make its descriptor available.
+///
+/// Flags behind the first one are ignored.
 #[test]
 fn descriptors_of_another_round_are_not_available() {
     let rig = Rig::new(1);
@@ -481,8 +481,9 @@ fn a_disk_that_is_only_read_is_not_written() {
     assert!(std::fs::read(rig.image()).unwrap().iter().all(|&byte| byte == 0));
 }
 
-/// DPDK's virtio-user sends position 0 to every server that connects, and leaves a split ring as it
-/// is.
+/// DPDK's virtio-user sends position 0 to each server it connects to.
+///
+/// It leaves a split ring as it is.
 #[test]
 fn a_split_queue_goes_on_although_its_client_says_0() {
     let rig = Rig::new(1);
@@ -510,7 +511,7 @@ fn a_split_queue_goes_on_although_its_client_says_0() {
     assert!(std::fs::read(rig.image()).unwrap() == model);
 }
 
-/// Four requests across the end of the index range, with each event index near them.
+/// Four requests across the end of the index range, with each near event index.
 #[test]
 fn interrupts_come_where_they_were_asked_for() {
     const FIRST: u16 = 0xfffe;

@@ -79,7 +79,7 @@ fn hugepages(meminfo: &str, thp: &str) -> Finding {
     Finding::warn("hugepages", found, remedy)
 }
 
-/// Huge pages for memory that a VMM shares: transparent ones of memfd, or hugetlb pages.
+/// Huge pages for memory that a VMM shares: transparent (memfd) or hugetlb.
 fn shared_hugepages(meminfo: &str, thp: &str) -> Finding {
     let name = "shared hugepages";
     let mode = chosen(thp);

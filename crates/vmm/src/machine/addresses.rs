@@ -1,5 +1,4 @@
-//! The physical address space as guest code sees it, for tests that drive devices from this
-//! process.
+//! The guest's view of physical addresses, for tests that drive devices.
 use crate::machine::bus::Bus;
 use paravane_attach::LocalIoEventFds;
 use paravane_driver::pci::Space;

@@ -1,6 +1,7 @@
-//! Guests that wish the host ill without breaking a single rule of the ring: they never acknowledge
-//! an interrupt, kick without end, mask every vector for ever. Nothing may grow, nobody else may
-//! wait, and the machine stops as ever.
+//! Guests that are hostile within the rules of the ring.
+//!
+//! They never acknowledge an interrupt, kick without end, mask every vector for ever. Nothing
+//! grows, no other guest waits, and the machine stops.
 mod rig;
 
 use crate::config::TransportChoice;
@@ -14,7 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The device whose driver is hostile, and the one beside it on the same I/O thread.
+/// The device with the hostile driver.
+///
+/// `POLITE` is beside it, on the same I/O thread.
 const HOSTILE: u32 = 0;
 const POLITE: u32 = 1;
 /// Requests of a driver.
@@ -168,7 +171,7 @@ impl Vectors<'_> {
         bits & 0b10 != 0
     }
 
-    /// Where in the BAR the structure is that `register` of the MSI-X capability points to.
+    /// Offset in the BAR of the structure that an MSI-X `register` points to.
     fn structure(&self, register: u16) -> u64 {
         let function = PCI_ECAM + (u64::from(HOSTILE) + 1) * ecam::FUNCTIONS * ecam::FUNCTION;
         let read8 = |register: u64| self.host.addresses.read8(function + register);

@@ -1,6 +1,7 @@
-//! Network cards at work: our driver and our device, with registers, I/O threads, kicks and
-//! interrupts between them, all asleep whenever there is nothing to do. A wake-up that is lost is a
-//! test that waits in vain.
+//! Network cards at work: our driver and device, asleep when idle.
+//!
+//! Registers, I/O threads, kicks and interrupts are between them. A lost wake-up makes a test time
+//! out.
 mod lending;
 mod link;
 mod moving;
@@ -177,7 +178,7 @@ impl Guest {
     }
 }
 
-/// Frame number `n` of a stream: its addresses and number, and noise that follows from it.
+/// Frame number `n` of a stream: addresses, number, and noise made of it.
 fn frame(stream: u64, n: u64, longest: usize) -> Vec<u8> {
     let mut state = (stream << 40 | n).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

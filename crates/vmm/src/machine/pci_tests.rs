@@ -1,5 +1,4 @@
-//! A function on the bus, found and driven by our driver, while its BAR is moved and switched off
-//! under it.
+//! A PCI function and our driver, while its BAR is moved and switched off.
 use crate::machine::addresses::Addresses;
 use crate::machine::bus::Bus;
 use crate::machine::console::Console;
@@ -92,7 +91,7 @@ impl Guest {
         &self.machine.0.bus.devices()[0]
     }
 
-    /// Asks, and kicks, if the device is asleep, where the driver believes that the BAR is.
+    /// Requests, and kicks the BAR's address in the driver, if the device sleeps.
     fn ask(&mut self) {
         self.rng.request(64).unwrap();
     }

@@ -1,5 +1,6 @@
-//! Machines for Linux guests, with kernels of a few instructions: how they end, and what outlives a
-//! reset.
+//! Machines for Linux guests, with kernels of a few instructions.
+//!
+//! How they end, and what outlives a reset.
 use crate::bench_top;
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, Progress, RunConfig, run_linux};
 use std::io::Write;
@@ -18,7 +19,9 @@ fn out(port: u16, value: u8) -> Vec<u8> {
     vec![0x66, 0xba, low, high, 0xb0, value, 0xee]
 }
 
-/// Says how many lives RAM remembers, as a digit on the serial port, and goes on with `last`.
+/// Prints the number of starts that RAM remembers, and goes on with `last`.
+///
+/// As a digit on the serial port.
 fn kernel(last: &[u8]) -> Vec<u8> {
     let mut code = vec![0x48, 0xc7, 0xc3];
     code.extend((RAM as u32).to_le_bytes());
@@ -75,7 +78,7 @@ impl Write for Screen {
     }
 }
 
-/// Runs a kernel that ends with `last` until it has said `enough` digits or has ended.
+/// Runs a kernel that ends with `last`, up to its end or `enough` digits.
 fn go(last: &[u8], on_reboot: OnReboot, enough: usize) -> (LinuxReport, Vec<u8>) {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(&kernel(last)).unwrap();

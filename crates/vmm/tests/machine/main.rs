@@ -1,4 +1,4 @@
-//! Whole runs: the built-in guest against real images, as a host thread and under KVM.
+//! Whole runs: the built-in guest against real images, by thread and by KVM.
 mod bench_top;
 mod linux;
 mod scenarios;

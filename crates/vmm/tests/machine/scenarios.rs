@@ -213,7 +213,7 @@ pub(crate) fn a_wired_interrupt_takes_a_status_read_and_an_acknowledgement(accel
     assert_eq!(report.messages, 0);
 }
 
-/// The transports that interrupt by messages and have a notification address for every queue.
+/// Transports with messages and a notification address for every queue.
 const BY_MESSAGES: [TransportChoice; 2] = [TransportChoice::MmioMsi, TransportChoice::Pci];
 
 pub(crate) fn a_message_takes_no_register_access_at_all(accel: AccelChoice) {

@@ -211,8 +211,7 @@ fn a_file_that_is_none_is_refused() {
     assert!(Config::read(&path).unwrap_err().to_string().contains("file too large"));
 }
 
-/// Whatever is left out of a good file, there is an answer, and an error is on a line that there
-/// is.
+/// An incomplete file parses, or has an error on an existing line.
 #[test]
 fn no_part_of_a_file_makes_it_panic() {
     let answered = |text: &str| {

@@ -137,7 +137,7 @@ impl Samples<'_> {
         self.line(self.suffix, labels, value);
     }
 
-    /// Adds a histogram: cumulative counts by upper bounds, the sum, and the count of all.
+    /// Adds a histogram: cumulative counts by upper bounds, the sum, the count.
     pub(super) fn histogram(
         &mut self,
         labels: &str,

@@ -362,8 +362,9 @@ pub(super) fn exposition(report: &Report) -> Exposition {
     all
 }
 
-/// Distributions of all queues by label. Those without values are left out: most devices never use
-/// most operations.
+/// Distributions of all queues by label.
+///
+/// Those without values are left out: most devices never use most operations.
 fn by_label<'a>(all: Vec<(&'a str, &'a Distribution)>) -> Vec<(&'a str, Vec<&'a Distribution>)> {
     let mut labels: Vec<(&str, Vec<&Distribution>)> = Vec::new();
     for (label, one) in all.into_iter().filter(|(_, one)| one.count > 0) {
@@ -485,6 +486,8 @@ mod tests {
         assert_eq!(count(&["read"]) + 2 * SERIES_OF_AN_OPERATION, SERIES_OF_A_DISK);
     }
 
+    /// Cost of a scrape, in the time of this machine.
+    ///
     /// `cargo test --release -p paravane-cli --bin paravane -- --ignored --nocapture scrape_cost`
     #[test]
     #[ignore = "a measurement"]

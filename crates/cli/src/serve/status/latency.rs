@@ -149,7 +149,7 @@ impl DeviceValues {
         all.percentiles()
     }
 
-    /// The stage in which requests spent most of their time, and its share of that time.
+    /// Stage in which requests spent most of their time, and its share.
     pub(crate) fn longest_stage(&self) -> Option<(&str, f64)> {
         let sum: f64 = self.stages.iter().map(|(_, values)| values.sum() as f64).sum();
         let (name, longest) = self.stages.iter().max_by_key(|(_, values)| values.sum())?;

@@ -13,8 +13,9 @@ pub(super) const HEAD: [&str; COLUMNS] = [
 ];
 /// Columns of words; the others hold numbers, aligned to the right.
 const WORDS: [usize; 3] = [0, 1, 2];
-/// Columns hidden on a narrow terminal, in this order: IRQS/s, SESSIONS, P99.9, KICKS/s, KIND,
-/// DEPTH, P50, P99.
+/// Columns hidden on a narrow terminal, in this order.
+///
+/// IRQS/s, SESSIONS, P99.9, KICKS/s, KIND, DEPTH, P50, P99.
 const SPARE: [usize; 8] = [11, 3, 8, 10, 1, 9, 6, 7];
 /// Minimum width of long names before columns are hidden.
 const NAME: usize = 24;

@@ -1,4 +1,4 @@
-//! A disk that is a block device of the host: a loop device over a file, where we may make one.
+//! A disk on a block device: a loop device over a file, where permitted.
 use super::super::OpenError;
 use super::*;
 use std::os::unix::fs::OpenOptionsExt;

@@ -1,5 +1,4 @@
-//! Past the page cache, and with registered buffers: what is refused, and that the two do what they
-//! are for.
+//! Direct I/O and registered buffers: what is refused, and that both work.
 use super::super::OpenError;
 use super::*;
 use crate::Device;
@@ -25,7 +24,7 @@ fn cached(file: &NamedTempFile) -> usize {
     }
 }
 
-/// Throws its pages out of the cache; `false` if that is not possible, as in memory.
+/// Drops the file's pages from the cache; `false` if impossible, as in memory.
 fn is_thrown_out(file: &NamedTempFile) -> bool {
     file.as_file().sync_all().unwrap();
     rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();

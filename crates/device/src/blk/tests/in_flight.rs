@@ -227,7 +227,7 @@ fn track(rig: &mut Rig<Blk>) {
     *live = MappedQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
 }
 
-/// What the host has not begun is given up, and what it has begun is waited for and answered.
+/// Requests that the host has not begun are cancelled; others are answered.
 #[test]
 fn a_stop_that_is_cut_short_cancels_what_a_successor_is_told_of() {
     for begun in [0, 3, 8] {
@@ -260,7 +260,9 @@ fn a_stop_that_is_cut_short_cancels_nothing_without_tracking() {
     assert_eq!(held.rig.peek(STATUS, 8), [blk::S_OK; 8]);
 }
 
-/// An interrupted or short write is done again by the successor; it is not answered here.
+/// The successor repeats an interrupted or short write.
+///
+/// It is not answered here.
 #[test]
 fn an_interrupted_step_stays_in_flight() {
     let results = [-libc::EINTR, -libc::ECANCELED, 512].into();
@@ -273,8 +275,9 @@ fn an_interrupted_step_stays_in_flight() {
     assert_eq!(held.rig.peek(STATUS, 4), [UNTOUCHED, UNTOUCHED, UNTOUCHED, blk::S_OK]);
 }
 
-/// A request of many steps does not keep a queue that is to stop now; where a successor is told of
-/// it, it is not answered.
+/// A request of many steps does not delay a queue that stops now.
+///
+/// With a successor, it is not answered.
 #[test]
 fn a_stop_that_is_cut_short_continues_nothing() {
     for tracked in [false, true] {

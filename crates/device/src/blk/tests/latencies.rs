@@ -1,4 +1,4 @@
-//! What is recorded of the requests of a disk, with a clock that only the test moves.
+//! Records of a disk's requests, with a clock that only the test moves.
 use super::super::Handler;
 use super::super::engine::Engine;
 use super::super::engine::held::{Held, Orders};

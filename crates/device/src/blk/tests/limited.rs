@@ -15,8 +15,9 @@ fn limited(file: &NamedTempFile, way: impl Into<Way>, bytes: Option<Rate>, ops: 
     Rig::new(Blk::open(BlkConfig { limiter, ..config(file, way) }).unwrap())
 }
 
-/// Reads of 4 KiB, as many as fit the queue, served as an I/O thread would serve them: how long
-/// they took, and how often the thread slept.
+/// Reads `count` blocks of 4 KiB at once, served as by an I/O thread.
+///
+/// Returns the time taken, and how often the thread slept.
 fn read_all(rig: &mut Rig<Blk>, count: u64) -> (Duration, u32) {
     for number in 0..count {
         rig.poke(HEADER + number * 16, &header(blk::T_IN, number % 8));

@@ -25,7 +25,7 @@ fn rig_with_theirs(
     (rig, theirs, region, alarm)
 }
 
-/// A request whose data is in the middle of what may be gone, and the rest of which is not.
+/// A request with its middle in memory that may go away.
 fn transfer(rig: &mut Rig<Blk>, kind: u32) -> (u8, u32) {
     let data = segment(THEIRS + LEN / 2, 4096);
     rig.poke(HEADER, &header(kind, 0));

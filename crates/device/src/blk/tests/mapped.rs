@@ -1,4 +1,4 @@
-//! Images in memory, which are copied from and to without system calls as far as that goes.
+//! Images in memory, copied without system calls where possible.
 use super::*;
 use crate::rig::{BASE, SIZE};
 use paravane_dma::{Alarm, FileRange, MappingQuota, Region};

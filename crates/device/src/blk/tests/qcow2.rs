@@ -45,7 +45,9 @@ fn create(folder: &TempDir, name: &str, size: u64, options: &str) -> PathBuf {
     path
 }
 
-/// An image of so many bytes that says that it is based on `name`, which need not exist.
+/// Creates an image of `size` bytes with the backing file `base`.
+///
+/// `base` need not exist.
 fn create_on(folder: &TempDir, name: &str, base: &Path, format: &str, size: u64) -> PathBuf {
     let path = folder.path().join(name);
     let size = size.to_string();
@@ -590,8 +592,9 @@ fn header_error(config: BlkConfig) -> HeaderError {
     }
 }
 
-/// Refuses an image whose header was changed, alone and as a backing file, to write and to read;
-/// nothing is written to it.
+/// Refuses an image with a changed header, alone and as a backing file.
+///
+/// To write and to read; nothing is written to it.
 fn refuses(folder: &TempDir, image: &Anatomy, wanted: impl Fn(&HeaderError) -> bool) {
     let overlay = create_on(folder, "overlay.qcow2", Path::new("nowhere"), "qcow2", 1 << 20);
     let backing = vec![layer(&image.path, Format::Qcow2)];
@@ -676,8 +679,9 @@ fn what_is_not_understood_of_a_header_is_refused() {
     refuses(&folder, &image, |error| matches!(error, HeaderError::Extension));
 }
 
-/// Whoever writes without keeping dirty bitmaps has to say that they are inconsistent, or a backup
-/// would miss what was written.
+/// A writer that keeps no dirty bitmaps marks them inconsistent.
+///
+/// A backup would miss its writes otherwise.
 #[test]
 fn bitmaps_are_inconsistent_once_the_image_is_open_for_writing() {
     let Some(folder) = folder("bitmaps_are_inconsistent_once_the_image_is_open_for_writing") else { return };
@@ -696,8 +700,9 @@ fn bitmaps_are_inconsistent_once_the_image_is_open_for_writing() {
     assert_eq!(output.status.code(), Some(3), "{output:?}");
 }
 
-/// An internal snapshot keeps what it had: clusters that are shared with it are copied before they
-/// are written.
+/// An internal snapshot keeps its contents.
+///
+/// Clusters that are shared with it are copied before they are written.
 #[test]
 fn snapshots_keep_what_they_had() {
     let Some(folder) = folder("snapshots_keep_what_they_had") else { return };
@@ -721,7 +726,7 @@ fn snapshots_keep_what_they_had() {
     }
 }
 
-/// The file has all that a process needs that comes after one that was killed, without a flush.
+/// The file serves the successor of a killed process, without a flush.
 #[test]
 fn what_is_complete_is_there_after_a_kill() {
     let Some(folder) = folder("what_is_complete_is_there_after_a_kill") else { return };

@@ -187,8 +187,9 @@ fn frame_len() -> impl Strategy<Value = usize> {
     prop_oneof![8 => 14..200_usize, 3 => 200..4000_usize, 1 => 4000..=MAX_FRAME]
 }
 
-/// What the driver must find, by the rules and without any of the device's code: buffer by buffer,
-/// the bytes.
+/// Bytes that the driver must find, buffer by buffer.
+///
+/// By the rules, and without any of the device's code.
 fn expected(frames: &[Vec<u8>], shapes: &[Shape], mergeable: bool) -> (Vec<Vec<u8>>, Totals) {
     let mut totals = Totals::default();
     let mut buffers: Vec<Vec<u8>> = Vec::new();

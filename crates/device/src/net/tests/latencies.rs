@@ -1,4 +1,4 @@
-//! What is recorded of frames in both directions, with a clock that only the test moves.
+//! Records of frames in both directions, with a clock that only the test moves.
 use super::rig::{Card, DATA, HEADER, frame, layouts};
 use crate::latency::rig::Watch;
 use crate::latency::{Operation, Stage};

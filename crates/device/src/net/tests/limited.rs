@@ -24,8 +24,9 @@ fn none() -> Arc<Limiter> {
     Limiter::new(RateLimit::default())
 }
 
-/// Serves a queue, asleep whenever its I/O thread would be, until the driver has so many buffers
-/// back; how often it slept.
+/// Serves a queue until the driver has `count` buffers back.
+///
+/// Sleeps whenever an I/O thread would. Returns how often it slept.
 fn sleep_through<B: BackEnd>(card: &mut Card<B>, lane: usize, count: usize) -> u32 {
     let (mut done, mut sleeps) = (0, 0);
     loop {

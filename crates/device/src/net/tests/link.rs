@@ -14,8 +14,9 @@ fn cards() -> (Card<LinkEnd>, Card<LinkEnd>) {
     (Card::new(a), Card::new(b))
 }
 
-/// Sends `count` frames from one card, numbered from `first` on, and says how many the queue gave
-/// back.
+/// Sends `count` frames, numbered from `first`.
+///
+/// Returns how many the queue gave back.
 fn send(card: &mut Card<LinkEnd>, first: usize, count: usize) -> usize {
     for n in first..first + count {
         card.send_at(TX, DATA + (n % 64) as u64 * 4096, [0; HEADER], &frame(60 + n % 40, n as u8));
@@ -23,7 +24,7 @@ fn send(card: &mut Card<LinkEnd>, first: usize, count: usize) -> usize {
     card.settle(TX).len()
 }
 
-/// Takes what there is for a card, and checks that the frames are those numbered from `first` on.
+/// Receives all frames, and checks that their numbers go on from `first`.
 fn receive(card: &mut Card<LinkEnd>, first: usize) -> usize {
     let mut count = 0;
     loop {

@@ -1,5 +1,6 @@
-//! A card with all its queues and a driver's side made of rings, without threads: handlers are
-//! called as their I/O thread would call them.
+//! A card with all its queues and a driver's side made of rings.
+//!
+//! There are no threads: tests call the handlers as their I/O thread would.
 use crate::net::{BackEnd, Net, NetConfig, Totals};
 use crate::rig::segment;
 use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, ServeError, Served, latency};
@@ -57,7 +58,7 @@ impl<B: BackEnd> Card<B> {
         Self::behind(net, features, false)
     }
 
-    /// Behind a domain, in which the queues are where they are, and nothing else is yet.
+    /// Behind a domain that maps only the queues.
     pub(super) fn translated(back_end: B) -> Self {
         let config = NetConfig { queue_size: 64, ..NetConfig::new(MAC) };
         let net = Net::new(config, back_end).unwrap();
@@ -147,7 +148,7 @@ impl<B: BackEnd> Card<B> {
         Ok(served)
     }
 
-    /// Serves until there is nothing to do, listens, and returns what the driver got back.
+    /// Serves until nothing is left, listens, and returns the used buffers.
     pub(super) fn settle(&mut self, lane: usize) -> Vec<Used> {
         let mut all = Vec::new();
         loop {
@@ -171,7 +172,7 @@ pub(super) fn layouts() -> [u64; 3] {
     [0, feature::RING_PACKED, feature::RING_PACKED | feature::IN_ORDER]
 }
 
-/// A frame of `len` bytes to an unused address, with a pattern behind its addresses.
+/// A frame of `len` bytes to an unused address, with a pattern as payload.
 pub(super) fn frame(len: usize, seed: u8) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(7).wrapping_add(seed)).collect();
     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);

@@ -75,7 +75,9 @@ fn who_is_the_host(mac: [u8; 6]) -> Vec<u8> {
     [ethernet, arp.concat(), vec![0; 18]].concat()
 }
 
-/// The next frame for which `wanted` is true on queue `lane`; others are taken and forgotten.
+/// The next frame on queue `lane` for which `wanted` is true.
+///
+/// Others are taken and dropped.
 fn next(card: &mut Card<Tap>, lane: usize, wanted: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     loop {
         card.add(lane, &[], &[segment(DATA + 0x10_0000, 40), segment(DATA + 0x10_1000, 2000)]);

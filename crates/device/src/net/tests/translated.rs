@@ -1,5 +1,4 @@
-//! Behind an IOMMU whose translations come and go: frames wait for them, also those that have been
-//! begun.
+//! Behind an IOMMU: frames wait for translations that go away, in any state.
 use super::rig::{Card, DATA, HEADER, frame};
 use crate::net::LinkEnd;
 use crate::rig::segment;
@@ -30,7 +29,7 @@ impl Card<LinkEnd> {
         self.domain().unmap(at, pages * PAGE, Duration::ZERO).unwrap();
     }
 
-    /// Whether the queue does nothing when served, and neither kicks nor polling would help.
+    /// Whether the queue is idle, and neither kicks nor polling would help.
     fn waits(&mut self, lane: usize) -> bool {
         let served = self.settle(lane);
         let live = &mut self.lanes[lane].live;

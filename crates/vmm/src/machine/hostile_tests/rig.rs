@@ -1,4 +1,6 @@
-//! A whole machine with two entropy devices on one I/O thread, and its guest in this process.
+//! A machine with two entropy devices on one I/O thread, and its guest.
+//!
+//! The guest is in this process.
 use crate::config::{RunConfig, TransportChoice};
 use crate::error::RunError;
 use crate::machine::Machine;
@@ -132,8 +134,9 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// With two devices over `transport`, one I/O thread that polls for so long, and ioeventfds or
-    /// none.
+    /// Creates a machine with two devices over `transport`, on one I/O thread.
+    ///
+    /// The thread polls for up to `longest_poll`; there are ioeventfds or none.
     pub(super) fn new(transport: TransportChoice, ioeventfd: bool, longest_poll: Duration) -> Self {
         let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
@@ -152,7 +155,7 @@ impl Host {
         &self.machine.bus.devices()[device as usize]
     }
 
-    /// Sets a device up: by messages where the transport has them, unless it is to be `wired`.
+    /// Sets a device up, with messages if the transport has them and not `wired`.
     pub(super) fn driver(&self, device: u32, wired: bool) -> Driver {
         let half = RAM_SIZE / 2;
         let addr = u64::from(device) * half;

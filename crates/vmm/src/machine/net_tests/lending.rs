@@ -162,7 +162,7 @@ impl QueueBackend for Unwilling {
     }
 }
 
-/// With two I/O threads each, which poll queues: then kicks are off most of the time.
+/// Two I/O threads each, which poll queues: kicks are off most of the time.
 fn guests(pairs: u16, rings: RingFeatures) -> [Guest; 2] {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
     [a, b].map(|end| Guest::with_threads(end, 1500, rings, 2, Duration::from_micros(100)))
@@ -188,8 +188,9 @@ fn progress(guest: &Guest, queue: u16, frames: u64) {
     }
 }
 
-/// Lends the queues of the first of two guests, one after another and several at a time, until
-/// enough has happened.
+/// Lends the queues of the first of two guests, alone and several at a time.
+///
+/// Until enough has happened.
 fn streams_survive(pairs: u16, rings: RingFeatures) {
     let guests = guests(pairs, rings);
     let options = NetOptions { pairs, receive_slots: 16, transmit_slots: 16, ..NetOptions::default() };

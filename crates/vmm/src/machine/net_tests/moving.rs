@@ -13,7 +13,9 @@ const THREADS: usize = 3;
 /// Moves of queues under traffic, at least.
 const MOVES: u64 = 5000;
 
-/// Moves the queues of the first of two guests about, one after another, until enough has happened.
+/// Moves the queues of the first of two guests, one at a time.
+///
+/// Until enough has happened.
 fn streams_survive(pairs: u16, rings: RingFeatures, longest_poll: Duration) {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
     let guests = [a, b].map(|end| Guest::with_threads(end, 1500, rings, THREADS, longest_poll));

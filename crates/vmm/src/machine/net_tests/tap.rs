@@ -1,5 +1,6 @@
-//! Our driver and the host's network stack, on a TAP device in a network of its own. Needs root,
-//! /dev/net/tun and the program `ip`.
+//! Our driver and the host's network stack, on a TAP device in a new network.
+//!
+//! Needs root, /dev/net/tun and the program `ip`.
 use super::{Driver, Guest, PATIENCE};
 use paravane_attach::RingFeatures;
 use paravane_device::net::Tap;
@@ -71,8 +72,9 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
     (!(sum as u16)).to_be_bytes()
 }
 
-/// A UDP datagram from our port to port 7 of the host; its own checksum is left out, as IPv4
-/// allows.
+/// A UDP datagram from our port to port 7 of the host.
+///
+/// Its checksum is left out, as IPv4 allows.
 pub(super) fn datagram(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
     let len = |more: usize| ((payload.len() + more) as u16).to_be_bytes();
     let mut ip = [[0x45, 0].as_slice(), &len(28), &[0, 0, 0x40, 0, 64, 17, 0, 0], &US, &HOST].concat();

@@ -1,6 +1,7 @@
-//! Queues that the kernel's vhost-net serves, for a while each, under traffic with the host's
-//! network stack. Needs what the tests beside it need, and /dev/vhost-net. `scripts/linux-guest
-//! vhost-net` runs these where there is one.
+//! Queues that vhost-net serves for a while each, under traffic with the host.
+//!
+//! Needs what the tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs
+//! these where there is one.
 use super::PATIENCE;
 use super::tap::{IpHost, datagram, guest, in_own_network, payload, skipped};
 use crate::machine::vhost_net::VhostNet;
