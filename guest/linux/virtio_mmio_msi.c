@@ -18,8 +18,8 @@
  *                         |                        v
  *                         +-- not accepted ---> DISABLE ---> wired interrupt, status register
  *
- * QueueSel selects for several registers, and the interrupt core asks for MSI commands at any time: whoever selects
- * holds the device's lock until done.
+ * QueueSel selects for several registers, and the interrupt core asks for MSI commands at any time:
+ * a caller that selects holds the device's lock until done.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -86,7 +86,7 @@ enum command {
 
 struct mmio_device;
 
-/* A message, as Linux knows it: an interrupt of its own. */
+/* A message; Linux has an interrupt for each. */
 struct vector {
 	struct mmio_device *vm;
 	struct msi_msg msg;
@@ -515,7 +515,7 @@ static irqreturn_t wired(int irq, void *cookie)
 	u32 causes;
 
 	causes = reg_read(vm, VIRTIO_MMIO_INTERRUPT_STATUS);
-	/* Bits that nobody has defined are not acknowledged. */
+	/* Undefined bits are not acknowledged. */
 	causes &= VIRTIO_MMIO_INT_VRING | VIRTIO_MMIO_INT_CONFIG;
 	if (!causes)
 		return IRQ_NONE;
@@ -811,7 +811,7 @@ static int find_vqs(struct virtio_device *vdev, unsigned int count, struct virtq
 			err = PTR_ERR(vqs[i]);
 			break;
 		}
-		/* Whoever has no callback wants no interrupt: a source without a message sends none. */
+		/* A queue without a callback wants no interrupt: a source without a message sends none. */
 		if (callbacks[i])
 			vm->sources[vm->source_count++].vq = vqs[i];
 	}

@@ -80,7 +80,7 @@ fn number_and_map_belong_together() {
 }
 
 #[test]
-fn a_region_goes_with_its_last_holder_whoever_that_is() {
+fn a_region_goes_with_the_last_of_its_holders() {
     loom::model(|| {
         let region =
             Region::new(RegionConfig { gpa: 0, size: PAGE, backing: Backing::Pages, writable: true })

@@ -158,6 +158,6 @@ fn zeroes_in_the_place_of_what_is_gone_are_not_written() {
         File::from(file).read_exact_at(&mut found, 0).unwrap();
         assert!(found.iter().all(|byte| *byte != 0));
         drop(region);
-        assert!(!is_lost(&[all]), "nobody's, or somebody else's by now");
+        assert!(!is_lost(&[all]), "unmapped, or another mapping by now");
     }
 }

@@ -5,7 +5,7 @@ mod fake;
     dead_code,
     unreachable_pub,
     unused_attributes,
-    reason = "a library of its own; only memory is missing here"
+    reason = "an example; the test uses a part of it"
 )]
 mod polled_blk;
 

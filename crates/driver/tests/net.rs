@@ -6,7 +6,7 @@
     dead_code,
     unreachable_pub,
     unused_attributes,
-    reason = "a library of its own; only memory is missing here"
+    reason = "an example; the test uses a part of it"
 )]
 mod polled_net;
 
@@ -272,7 +272,7 @@ fn a_frame_that_has_gone_is_news_only_to_who_waits_for_its_slot() {
             assert_eq!(net.send(0, &frame(60, 0)), Ok(true));
             net.kick();
             assert!(!net.enable_interrupts());
-            assert!(!interrupted(&card), "nobody waits for a slot");
+            assert!(!interrupted(&card), "no caller waits for a slot");
             assert!(!net.enable_interrupts(), "the answer is not there yet");
         }
         net.disable_interrupts();
@@ -280,7 +280,7 @@ fn a_frame_that_has_gone_is_news_only_to_who_waits_for_its_slot() {
         assert_eq!(net.send(0, &frame(60, 1)), Ok(false));
         net.kick();
         assert!(!net.enable_interrupts());
-        assert!(interrupted(&card), "somebody waits for the slot");
+        assert!(interrupted(&card), "a caller waits for the slot");
         assert!(net.enable_interrupts());
         assert_eq!(net.send(0, &frame(60, 1)), Ok(true));
         assert!(!net.enable_interrupts());

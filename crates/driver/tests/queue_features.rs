@@ -126,7 +126,7 @@ fn a_queue_is_reset_and_started_again() {
             flush(&mut queue, &device);
             let token = queue.enable_interrupts();
             let memory = transport.reset_queue(0, queue).unwrap();
-            assert!(poller.poll(token), "whoever polls comes to see that the queue is gone");
+            assert!(poller.poll(token), "a poller has news of a queue that is gone");
             assert!(device.0.borrow().ready == 0);
             let size = if round % 3 == 0 { 4 } else { 8 };
             (queue, poller) = transport.start_queue_again(0, size, 0, memory).unwrap();

@@ -212,7 +212,7 @@ impl IoThread {
         self.id
     }
 
-    /// Calls `free` every 10 ms while somebody waits for the thread.
+    /// Calls `free` every 10 ms while a caller waits for the thread.
     ///
     /// It must end what the thread may be blocked in ([`QueueEvents`]), and do nothing if the
     /// thread is not blocked.

@@ -41,7 +41,7 @@ impl RestingQueue {
         self.parked.state()
     }
 
-    /// The rings, and the handler unless somebody has taken it.
+    /// The rings, and the handler unless it was taken.
     pub fn parts(&mut self) -> (&ParkedQueue, &mut Option<Box<dyn QueueHandler>>) {
         (&self.parked, &mut self.handler)
     }

@@ -54,7 +54,7 @@ impl QueueHandler for Busy {
 struct Fed {
     fed: Arc<AtomicU64>,
     served: Arc<AtomicU64>,
-    /// It is good to take so many at once.
+    /// Preferred batch size.
     preferred_batch: u32,
 }
 
@@ -115,10 +115,10 @@ impl QueueHandler for Fed {
 
 /// A poll that outlasts a turn of everybody else on a busy machine.
 const LONG: Duration = Duration::from_millis(400);
-/// Who waits longer has lost something.
+/// Longest wait: after it, a wake-up was lost.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A queue in memory of its own, kicked as said.
+/// A queue in separate memory, kicked by `kicks`.
 fn queue_of(
     number: u16,
     handler: impl QueueHandler + 'static,
@@ -133,7 +133,7 @@ fn queue_of(
     Box::new(HostQueue::new(key, live, Box::new(handler), kicks, Arc::clone(events) as _, Arc::default()))
 }
 
-/// A queue in memory of its own, and where it is kicked.
+/// A queue in separate memory, and the place of its kicks.
 fn queue(
     number: u16,
     handler: impl QueueHandler + 'static,
@@ -166,7 +166,7 @@ fn work_that_was_begun_goes_on_elsewhere() {
             std::thread::yield_now();
         }
         moving = thread.take_off(key).unwrap();
-        assert!(thread.take_off(key).is_none(), "it is nobody's now");
+        assert!(thread.take_off(key).is_none(), "the thread has given it up");
     }
     assert_eq!(events.kicks(), 0, "none of the signals was a kick");
     moving.stop(true);

@@ -202,7 +202,7 @@ fn each_vector_has_a_route_of_its_own() {
     let msi = machine.msi(KvmMsiDelivery::Irqfd);
     let some: Vec<_> = (0..64).map(|_| msi.sink().expect("a vector")).collect();
     for (n, sink) in (0..).zip(&some) {
-        sink.route(to(0x60 + n)).expect("a route of its own");
+        sink.route(to(0x60 + n)).expect("a route");
     }
     some[7].fire(to(0x67));
     assert!(machine.comes(0x67));

@@ -115,7 +115,7 @@ impl Client {
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         assert_eq!(offered & (protocol | feature::VERSION_1), protocol | feature::VERSION_1, "{offered:#x}");
         frontend.set_features(protocol | feature::VERSION_1).unwrap();
-        // This client has addresses of its own.
+        // This client's addresses are not guest-physical.
         let protocol_features =
             frontend.get_protocol_features().unwrap() - VhostUserProtocolFeatures::GPA_ADDRESSES;
         frontend.set_protocol_features(protocol_features).unwrap();

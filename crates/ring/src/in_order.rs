@@ -163,7 +163,7 @@ mod tests {
             order.completed(id, written);
         }
         assert_eq!(entries(&mut order), [(1, 9, 2), (3, 0, 2), (4, 11, 1)]);
-        // Around the end of its own ring, and with nothing to write.
+        // Around the end of the device's list, and with nothing to write.
         for id in [4, 2, 0] {
             order.popped(id, 1, 0);
             order.completed(id, 0);

@@ -14,7 +14,7 @@ const BASE: u64 = 0x7000_0000;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// The driver adds a buffer of so many readable and writable segments.
+    /// The driver adds a buffer: number of readable and of writable segments.
     Add(usize, usize),
     /// The driver publishes.
     Publish,
@@ -26,7 +26,7 @@ enum Op {
     Complete(usize, u32),
     /// The device publishes.
     PublishUsed,
-    /// The driver takes back what was used, so many at most.
+    /// The driver takes back at most this number of used buffers.
     TakeBack(usize),
     /// The same in one call.
     TakeBatch(usize),
@@ -74,10 +74,10 @@ impl Buffer {
 /// What one side has asked of the other.
 #[derive(Clone, Copy, Debug)]
 enum Wish {
-    /// Whatever comes.
+    /// Every notification.
     All,
     Nothing,
-    /// What comes at this position.
+    /// The notification at this position.
     At(u64),
 }
 

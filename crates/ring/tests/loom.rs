@@ -73,7 +73,7 @@ models! {
     the_driver_sees_a_batch_whole[Smp, Platform] {
         split: 0, split_in_order: IN_ORDER, packed: RING_PACKED, packed_in_order: PACKED_IN_ORDER,
     }
-    /// What a poll tells of is there, and what the device wrote before.
+    /// A poll with news sees the data, and what the device wrote before.
     ///
     /// Notices: the release in the device's `publish`; the acquire in `driver::poll`'s look at the
     /// ring.

@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-ring --test loom_poll --release`
 //!
-//! What each model is said to notice was taken out, see `loom.rs`. Poller and consumer are both
-//! CPUs, so barriers towards hardware matter where the device is at work.
+//! Each model fails without the orderings that it lists, see `loom.rs`. Poller and consumer are
+//! both CPUs, so barriers towards hardware matter where the device is at work.
 #![cfg(loom)]
 mod model;
 

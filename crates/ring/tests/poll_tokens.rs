@@ -319,14 +319,14 @@ fn another_thread_polls() {
 /// One step of a driver and a device at work.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Adds a buffer of so many segments, if it fits.
+    /// Adds a buffer with this number of segments, if it fits.
     Add(usize),
     Publish,
-    /// The device takes up to so many and uses them.
+    /// The device takes at most this number of buffers and uses them.
     Serve(usize),
     /// Takes one back, if there is one.
     Pop,
-    /// Takes up to so many back.
+    /// Takes back at most this number of buffers.
     Take(usize),
     /// Asks for a token.
     Ask,
@@ -392,7 +392,7 @@ proptest! {
 
 /// A queue that has latched, and one that is gone, has news for every token.
 #[test]
-fn whoever_polls_comes_to_see_that_the_queue_has_stopped() {
+fn a_poller_has_news_of_a_queue_that_has_stopped() {
     for features in LAYOUTS {
         let mut pair = Pair::<Position>::new(4, features);
         let token = pair.driver.enable_interrupts();

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
 
 const SIZE: u16 = 16;
-/// Where buffers are: each in a page of its own, by its number.
+/// Address of the buffers: each has its page, by its number.
 const BUFFERS: u64 = 0x1_0000_0000;
 const PAGE: u64 = 4096;
 
@@ -110,7 +110,7 @@ proptest! {
         let (mut next, mut available, mut taken) = (0_u64, VecDeque::new(), VecDeque::new());
         for (step, count) in steps {
             match step {
-                // One more chain, of so many pages.
+                // One more chain, of `count` pages.
                 0 | 1 => {
                     let segments: Vec<_> = (0..count)
                         .map(|page| Segment { addr: BUFFERS + (next * 4 + page) * PAGE, len: 8 })

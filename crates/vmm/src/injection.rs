@@ -86,7 +86,7 @@ pub fn measure(
     };
     let entry = Entry { rip: IMAGE_BASE, rsp: STACK_TOP - 8, rdi: 0, ring3: true, stubs: Some(stubs) };
     prepare(&region, machine.parts().1, &entry)?;
-    // A number of its own for each, as the messages of different devices have.
+    // Each has its number, as the messages of different devices have.
     let [one, other] = deliveries;
     let sinks = [sink(&machine, one, 0)?, sink(&machine, other, 1)?];
     if state == GuestState::Stopped {

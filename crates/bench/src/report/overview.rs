@@ -94,7 +94,7 @@ fn times_as_good(ours: &Row, theirs: &Row) -> Option<f64> {
     (times.is_finite() && times > 0.0).then_some(times)
 }
 
-/// Largest and smallest ratio that has a place of its own.
+/// Largest and smallest ratio on the scale.
 const WIDEST: f64 = 64.0;
 
 /// Where the parts of the plot are.

@@ -179,7 +179,7 @@ impl Device {
         state.interrupt |= mmio::INT_CONFIG_CHANGE;
     }
 
-    /// The device has met an error of its own.
+    /// The device has an internal error.
     pub(crate) fn ask_for_reset(&self) {
         let mut state = self.0.borrow_mut();
         state.status |= status::DEVICE_NEEDS_RESET;

@@ -1,8 +1,8 @@
 //! Crashes between any two stores, with a driver that lives on.
 //!
-//! The device side has so many stores left (`crate::area::fuse`) and unwinds before the one that it
-//! may not do any more; what was stored until then is what the next device side finds. Every store
-//! counts: to the ring and to the region, in every operation and in recovery itself.
+//! The device side may do a limited number of stores (`crate::area::fuse`), and unwinds before the
+//! next one. The next device side finds all that was stored until then. Every store counts: to the
+//! ring and to the region, in every operation and in recovery.
 extern crate std;
 
 use crate::area::fuse;
@@ -111,7 +111,7 @@ impl World {
 /// A crash.
 struct Crash;
 
-/// Runs `work` with so many stores left; `None`: it crashed.
+/// Runs `work` with at most this number of stores; `None`: it crashed.
 fn mortal<T>(stores: &mut Option<u64>, work: impl FnOnce() -> T) -> Option<T> {
     fuse::set(*stores);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));

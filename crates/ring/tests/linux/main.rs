@@ -3,9 +3,9 @@
 //! Its driver side (`virtio_ring`, split and packed) against our device side, and its device side
 //! (`vringh`, split) against our driver side.
 //!
-//! Linux's code runs in a process of its own, which `scripts/linux-virtio` builds from Debian's
-//! kernel source package; `PARAVANE_LINUX_VIRTIO` names the folder. It shares memory with the test,
-//! and does a step each time a command comes through a pipe. So every step's answer can be compared
+//! Linux's code runs in a separate process, which `scripts/linux-virtio` builds from Debian's
+//! kernel source package; `PARAVANE_LINUX_VIRTIO` names the folder. It shares memory with the test, and
+//! does a step for each command from a pipe. So every step's answer can be compared
 //! with a plain model: what was handed over, what came back, what it says, and whether a
 //! notification was asked for.
 //!
@@ -29,7 +29,7 @@ use proptest::test_runner::TestRunner;
 trait Pair {
     /// Does one step, and compares.
     fn step(&mut self, op: &Op);
-    /// Moves whatever is in flight all the way.
+    /// Completes all that is in flight.
     fn drain(&mut self);
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct Pair {
     addresses: QueueAddresses,
     features: u64,
     model: Model,
-    /// Counts completions, so that each answer has bytes of its own.
+    /// Counts completions, so that the bytes of each answer are unique.
     answers: u64,
     /// Last, since the queue has pointers into its memory.
     peer: Peer,

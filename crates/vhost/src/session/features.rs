@@ -16,7 +16,7 @@ const TRANSPORT_FEATURES: u64 = feature::ACCESS_PLATFORM
 ///
 /// CONFIG is offered for network devices too. crosvm's front end reads the MAC address by
 /// GET_CONFIG only, as do generic front ends (QEMU's vhost-user-test-device, Cloud Hypervisor's);
-/// without CONFIG they see address 0. QEMU's virtio-net has a configuration space of its own and
+/// without CONFIG they see address 0. QEMU's virtio-net has its own configuration space and
 /// logs a warning that it ignores ours. Cloud Hypervisor's and DPDK's network devices do not read
 /// it.
 const PROTOCOL_FEATURES: u64 = protocol_feature::MQ

@@ -37,7 +37,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
     let own = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
     assert_eq!(offered & own, own);
     client.set_features(offered & (machine.features | own | F_MQ)).unwrap();
-    // This client has addresses of its own.
+    // This client's addresses are not guest-physical.
     let protocol = client.get_protocol_features().unwrap() - VhostUserProtocolFeatures::GPA_ADDRESSES;
     client.set_protocol_features(protocol).unwrap();
     client.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);

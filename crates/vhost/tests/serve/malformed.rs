@@ -305,7 +305,7 @@ fn a_good_one_works(rig: &Rig, model: &mut [u8]) {
 }
 
 #[test]
-fn whoever_breaks_the_protocol_is_thrown_out() {
+fn a_client_that_breaks_the_protocol_is_disconnected() {
     let rig = Rig::new(1);
     let mut model = vec![0; DISK];
     let mut sessions = 0;

@@ -19,17 +19,17 @@
 //! | event indices one off, around the end of their range; event flags that mean nothing | `interrupts_come_where_they_were_asked_for` |
 //! | a queue of 0 descriptors, of no power of two, too large; rings misaligned, unmapped, over two regions | `malformed::a_queue_that_cannot_be_ends_the_session` |
 //! | a position that contradicts the ring, or none | `malformed::a_queue_that_cannot_be_ends_the_session`, `a_split_queue_goes_on_although_its_client_says_0` |
-//! | size, base, addresses and features changed while a queue is live | `malformed::whoever_breaks_the_protocol_is_thrown_out` |
+//! | size, base, addresses and features changed while a queue is live | `malformed::a_client_that_breaks_the_protocol_is_disconnected` |
 //! | a reset, or a client's end, in the middle of requests; a queue enabled again after it broke | `requests_outlive_neither_a_reset_nor_their_client` |
 //! | kicks without end, full eventfds, kicks before addresses | `a_storm_of_kicks_disturbs_nobody`, `malformed::a_queue_that_cannot_be_ends_the_session` |
 //! | writes to a disk that is only read | `a_disk_that_is_only_read_is_not_written` |
-//! | messages of wrong size and version, with descriptors too many or missing, of queues that are not there | `malformed::whoever_breaks_the_protocol_is_thrown_out` |
+//! | messages of wrong size and version, with descriptors too many or missing, of queues that are not there | `malformed::a_client_that_breaks_the_protocol_is_disconnected` |
 //! | descriptors in floods | `malformed::descriptors_in_floods_are_let_go` |
-//! | in-flight memory, tables and logs of wrong sizes | `malformed::whoever_breaks_the_protocol_is_thrown_out` |
+//! | in-flight memory, tables and logs of wrong sizes | `malformed::a_client_that_breaks_the_protocol_is_disconnected` |
 //! | in-flight memory with anything in it | `malformed::in_flight_memory_may_hold_anything` |
 //! | memory, in-flight memory and logs whose file is truncated | `malformed::memory_that_is_taken_away_ends_the_session`, `client::memory_that_is_taken_away_fails_one_device` |
 //! | a table that takes away the memory of live queues, and regions removed while in use | `malformed::a_queue_rests_while_its_memory_is_away` |
-//! | device state of somebody else | `frontend` |
+//! | device state of another device | `frontend` |
 //! | translations that mean nothing, of an IOMMU | `iotlb` |
 //! | an image that names other files | `crates/cli/tests/serve/client.rs` |
 //!

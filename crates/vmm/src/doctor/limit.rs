@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Limit {
-    /// So many were registered.
+    /// Number of registered ioeventfds.
     pub(super) registered: u32,
     /// Why not one more; `None` if it was not tried.
     pub(super) refused: Option<String>,

@@ -118,7 +118,7 @@ impl Guest {
         Self::with_threads(back_end, mtu, rings, 1, Duration::ZERO)
     }
 
-    /// Its queues are spread over so many I/O threads, which poll them.
+    /// Its queues are spread over `threads` I/O threads, which poll them.
     fn with_threads<B: BackEnd>(
         back_end: B,
         mtu: u16,

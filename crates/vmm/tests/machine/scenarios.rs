@@ -242,7 +242,7 @@ pub(crate) fn messages_of_several_devices_do_not_get_mixed_up(accel: AccelChoice
     let (first, second, third) = (image(4 * 2048), image(2 * 2048 + 5), image(2048));
     for transport in BY_MESSAGES {
         let mut config = with_disk(accel, first.path(), Job::WriteTest);
-        // Each message has a route of its own.
+        // Each message has its route.
         (config.transport, config.msi_delivery) = (transport, MsiDelivery::Irqfd);
         for image in [&second, &third] {
             config.disks.push(DiskConfig { path: image.path().to_owned(), read_only: false, job: Job::Hash });
@@ -293,7 +293,7 @@ pub(crate) fn queues_without_an_ioeventfd_fall_back_one_by_one(accel: AccelChoic
             assert_eq!(report.queues.len(), 9);
             let refused = queues_with(&report, |queue| queue.kicks_by == KickPath::Refused);
             assert_eq!(refused, queues_with(&report, |_| true)[given..], "{transport:?}, {max}");
-            // Who has an ioeventfd never exits, whoever has none always does.
+            // Only queues without an ioeventfd exit.
             let exits = queues_with(&report, |queue| queue.exit_kicks > 0);
             assert!(exits.iter().all(|queue| refused.contains(queue)), "{transport:?}, {max}: {exits:?}");
             assert_eq!(report.queues.iter().map(|queue| queue.exit_kicks).sum::<u64>(), report.exit_kicks);

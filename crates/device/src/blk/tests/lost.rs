@@ -47,8 +47,8 @@ fn requests_that_use_what_is_gone_fail_and_the_queue_goes_on() {
         assert_eq!(transfer(&mut rig, blk::T_IN), (blk::S_OK, 4097));
         assert_eq!(rig.peek(THEIRS + LEN / 2, 4096), before[..4096]);
         ftruncate(&theirs, 0).unwrap();
-        // The kernel has pages of its own of registered memory: who takes them away is the only one
-        // to miss them. What we copy to ourselves, nobody sees.
+        // The kernel keeps pages of registered memory: only the client that truncates the file
+        // misses them. A copy into a lost mapping succeeds, and is not seen.
         let mapped = is_mapped(&rig.device);
         let read = if way.registered_buffers || mapped { (blk::S_OK, 4097) } else { (blk::S_IOERR, 1) };
         let written = if way.registered_buffers { (blk::S_OK, 1) } else { (blk::S_IOERR, 1) };

@@ -116,7 +116,7 @@ proptest! {
         agrees(&folder, "", &ops, blk::F_FLUSH);
     }
 
-    /// Whatever is in the file: an answer, and no panic that anybody sees.
+    /// Any bytes in the file: an answer, and no panic.
     #[test]
     fn broken_images_fail_requests_and_nothing_else(
         spoils in prop::collection::vec((0..0x5_0000_usize, any::<u8>()), 1..40),

@@ -11,8 +11,8 @@ fn capacity(disk: &Blk) -> u64 {
 }
 
 #[test]
-fn a_disk_grows_when_its_image_has_and_somebody_looks() {
-    for way in ways("a_disk_grows_when_its_image_has_and_somebody_looks") {
+fn a_disk_grows_at_a_refresh_after_its_image_has() {
+    for way in ways("a_disk_grows_at_a_refresh_after_its_image_has") {
         let file = image(&pattern(8 * 512, 1));
         let mut rig = rig(&file, way);
         let mut resizer = rig.device.resizer();

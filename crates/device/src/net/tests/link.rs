@@ -207,10 +207,10 @@ fn where_a_card_is_now_is_told_to_the_far_side() {
 }
 
 #[test]
-fn a_card_has_buffers_while_somebody_receives_and_no_more_than_its_frames_need() {
+fn a_card_has_buffers_while_its_peer_receives_and_no_more_than_its_frames_need() {
     let (a, b) = LinkEnd::pair(1).unwrap();
     let held = a.buffers();
-    assert_eq!(held(), 0, "nobody is there yet");
+    assert_eq!(held(), 0, "no peer receives yet");
     let (mut a, mut b) = (Card::new(a), Card::new(b));
     assert_eq!(held(), 0, "nothing was sent yet");
     for round in 0..20 {
@@ -228,7 +228,7 @@ fn a_card_has_buffers_while_somebody_receives_and_no_more_than_its_frames_need()
     b.lanes.clear();
     assert_eq!(held(), 0);
     a.settle(TX);
-    assert_eq!(held(), 0, "nobody receives");
+    assert_eq!(held(), 0, "no peer receives");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn in_own_network(name: &str, test: fn()) {
     });
     match tested.join() {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => skipped(name, format!("no network of its own: {error}")),
+        Ok(Err(error)) => skipped(name, format!("no network namespace: {error}")),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }

@@ -87,7 +87,7 @@ impl Accelerator for Played {
     }
 }
 
-/// The driver of one device, over whatever transport.
+/// The driver of one device, over any transport.
 pub(super) enum Driver {
     Mmio(Rng<Mmio<Window<Addresses>>>),
     Pci(Rng<Pci<Addresses>>),

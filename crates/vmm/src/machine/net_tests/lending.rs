@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 /// Loans of queues under traffic, at least.
 const LOANS: u64 = 2000;
 
-/// What somebody who stops leaves behind.
+/// Position and handler that a borrower returns.
 type Left = (Result<State, StateError>, Box<dyn QueueHandler>);
 
-/// Serves a queue in a thread of its own.
+/// Serves a queue in a separate thread.
 struct Borrower {
     memory: Memory,
     at_work: Option<(Arc<Notifier>, JoinHandle<Left>)>,
@@ -178,7 +178,7 @@ fn lend(device: &AttachedDevice, queue: u16, region: &Arc<Region>) {
     }
 }
 
-/// Waits until `queue` has moved so many frames.
+/// Waits until `queue` has moved `frames` frames.
 fn progress(guest: &Guest, queue: u16, frames: u64) {
     let moved = || if queue.is_multiple_of(2) { guest.totals().received } else { guest.totals().transmitted };
     let (before, start) = (moved(), Instant::now());
@@ -290,7 +290,7 @@ fn a_queue_that_its_back_end_finds_broken_needs_a_reset() {
     let window = Window { device: Arc::clone(device), fds: Arc::clone(&guest.fds) };
     let start = Instant::now();
     while window.read32(STATUS) & DEVICE_NEEDS_RESET == 0 {
-        assert!(start.elapsed() < PATIENCE, "nobody says so");
+        assert!(start.elapsed() < PATIENCE, "DEVICE_NEEDS_RESET does not come");
         thread::yield_now();
     }
     assert!(matches!(device.take_back_queue(1), Err(LendError::Lost { queue: 1, .. })));
@@ -305,7 +305,7 @@ fn a_queue_that_its_back_end_finds_broken_needs_a_reset() {
     }
 }
 
-/// The driver resets the card again and again, whoever has its queues.
+/// The driver resets the card many times, with queues lent and not.
 #[test]
 fn a_reset_ends_every_loan() {
     let guests = guests(1, RingFeatures::default());

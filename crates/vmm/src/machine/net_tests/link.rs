@@ -63,7 +63,7 @@ pub(super) fn use_pairs(guest: &Guest, driver: &mut Driver, pairs: u16) {
     }
 }
 
-/// Streams both ways between two guests, each in a thread of its own.
+/// Streams both ways between two guests, each in its thread.
 fn stream(pairs: u16, rings: RingFeatures, mtu: u16, frames: u64, options: NetOptions) {
     let (a, b) = LinkEnd::pair(pairs).unwrap();
     let guests = [a, b].map(|end| Guest::new(end, mtu, rings));

@@ -17,7 +17,7 @@ const ALL: [u8; 6] = [0xff; 6];
 
 pub(super) use paravane_test_support::skip as skipped;
 
-/// Runs `test` in a thread that has a network of its own, or says why not.
+/// Runs `test` in a thread with a new network, or reports the reason to skip.
 pub(super) fn in_own_network(name: &str, test: fn()) {
     if !rustix::process::geteuid().is_root() {
         return skipped(name, "not root");
@@ -38,7 +38,7 @@ pub(super) fn in_own_network(name: &str, test: fn()) {
     });
     match tested.join() {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => skipped(name, format!("no network of its own: {error}")),
+        Ok(Err(error)) => skipped(name, format!("no network namespace: {error}")),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }

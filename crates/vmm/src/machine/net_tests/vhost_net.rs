@@ -50,8 +50,8 @@ fn exchange(us: &mut IpHost<'_>, host: [u8; 6], n: usize) {
 }
 
 #[test]
-fn datagrams_come_back_whoever_has_the_queues() {
-    with_vhost("datagrams_come_back_whoever_has_the_queues", || {
+fn datagrams_come_back_from_any_owner_of_the_queues() {
+    with_vhost("datagrams_come_back_from_any_owner_of_the_queues", || {
         let guest = guest(1);
         let mut us = IpHost { guest: &guest, driver: guest.driver(NetOptions::default()) };
         let host = us.ask_for_host();
