@@ -16,7 +16,7 @@ pub(crate) struct Cli {
     /// Log more on stderr: -v info, -vv debug, -vvv trace [default: warn; serve: info]
     ///
     /// `serve` starts at info: there, -v is debug and -vv is trace. RUST_LOG overrides the level.
-    #[arg(short, long, action = ArgAction::Count, global = true)]
+    #[arg(short, long, action = ArgAction::Count, global = true, display_order = 998)]
     pub(crate) verbose: u8,
 }
 
