@@ -1,4 +1,4 @@
-//! Links the freestanding image when it is asked for; the library needs nothing.
+//! Links the freestanding image for its feature; the library needs nothing.
 //!
 //! The image needs feature `image` and `-Cpanic=abort` among the compiler flags; the build script
 //! of the vmm crate asks for both.

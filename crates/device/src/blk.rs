@@ -132,7 +132,7 @@ pub struct BlkConfig {
     pub lock: bool,
     /// Bypasses the host's page cache (O_DIRECT) [`false`]. For raw images.
     ///
-    /// Drivers are told a block size that the file accepts.
+    /// Drivers see a block size that the file accepts.
     pub direct: bool,
     /// Registers guest memory with io_uring, which saves page look-ups [`false`].
     ///

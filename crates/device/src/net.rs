@@ -6,7 +6,7 @@
 //!    v
 //! Receive, one a pair       back end -> buffers of the driver          receive.rs
 //! Transmit, one a pair      frames of the driver -> back end           transmit.rs
-//!    checks the driver's header before anybody computes with it       header.rs
+//!    checks the driver's header before its values are used             header.rs
 //! Control                   number of pairs in use                     control.rs
 //! ```
 //! An invalid frame of the driver is dropped and counted ([`Counters`]); an invalid chain latches

@@ -197,12 +197,12 @@ impl Brake {
         self.held.is_some()
     }
 
-    /// Whether the time of a held queue has come, or it is not held.
+    /// Whether the wait of a held queue is over, or it is not held.
     pub(crate) fn is_over(&self) -> bool {
         self.held.is_none_or(|until| until <= now())
     }
 
-    /// Becomes readable when the time has come, and when the other descriptor does.
+    /// Becomes readable when the wait is over, and when the other descriptor does.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.both.as_fd()
     }
@@ -216,7 +216,7 @@ impl Brake {
 
     /// Sets the timer of a held queue; clears it for one that is not held.
     ///
-    /// `true` if the time has come already.
+    /// `true` if the wait is over already.
     pub(crate) fn listen(&mut self) -> bool {
         let Some(until) = self.held else {
             if self.armed {
@@ -399,7 +399,7 @@ mod tests {
         brake.charge(start, 0);
         assert!(!brake.lets_go(start) && brake.holds());
         assert!(!brake.lets_go(start + SECOND / 100 - 1));
-        // On a busy host it may be over before anybody listens.
+        // On a busy host it may be over before the test listens.
         if !brake.listen() {
             assert!(readable(brake.fd(), 10));
         }

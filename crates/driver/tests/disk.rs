@@ -1,12 +1,7 @@
 //! The block driver with an honest device.
 mod fake;
 #[path = "../examples/polled_blk.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    unused_attributes,
-    reason = "an example; the test uses a part of it"
-)]
+#[allow(dead_code, unreachable_pub, unused_attributes, reason = "an example; the test uses a part of it")]
 mod polled_blk;
 
 use fake::{Answer, Device, SECTORS};

@@ -2,12 +2,7 @@
 //!
 //! Each lie is a test with its name.
 #[path = "../examples/polled_net.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    unused_attributes,
-    reason = "an example; the test uses a part of it"
-)]
+#[allow(dead_code, unreachable_pub, unused_attributes, reason = "an example; the test uses a part of it")]
 mod polled_net;
 
 use paravane_driver::net::{Net, NetOptions};

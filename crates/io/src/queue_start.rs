@@ -99,7 +99,7 @@ impl QueueStart {
 
     /// Maps the rings, has `device` make the handler, and puts both together.
     ///
-    /// Kicks arrive at `kicks`; `events` is told what the driver has to know. Nothing is served
+    /// Kicks arrive at `kicks`; `events` is told of used buffers and errors. Nothing is served
     /// before the queue is on a thread.
     ///
     /// # Errors

@@ -93,7 +93,7 @@ struct Model {
     popped: u64,
     completed: Vec<(u64, Buffer, u32)>,
     used: VecDeque<(Buffer, u32)>,
-    /// How far each position has come, in buffers (split) or descriptors (packed).
+    /// The positions, in buffers (split) or descriptors (packed).
     published: u64,
     published_used: u64,
     taken_back: u64,

@@ -280,7 +280,7 @@ mod against_virtio_drivers {
         unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
     }
 
-    /// A transport that does nothing but keep what it is told of the queue.
+    /// A transport that only records the addresses of the queue.
     #[derive(Default)]
     struct Told {
         queue: QueueAddresses,

@@ -51,7 +51,7 @@ const POLL_RETRY: Duration = Duration::from_millis(200);
 pub struct ExportConfig {
     /// Name in logs and in the status.
     pub name: String,
-    /// How the export meets its clients.
+    /// Where the export listens or connects.
     pub endpoint: Endpoint,
     /// Number of I/O threads (default 1, at least 1). Queues are assigned round-robin.
     pub workers: usize,

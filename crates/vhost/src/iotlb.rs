@@ -149,7 +149,7 @@ impl Translations {
             for (first, last) in gaps(run, &known) {
                 let result = self.domain.map(first, gpa + (first - run.first), last - first + 1, new.access);
                 if result.is_err() {
-                    // No queue knows of what was mapped so far; remove it.
+                    // No queue has seen the part that was mapped; remove it.
                     for (first, last) in mapped {
                         self.unmap(first, last, &mut |_| ());
                     }

@@ -202,7 +202,7 @@ pub struct NetConfig {
     pub mac: [u8; 6],
     /// Pairs of queues.
     pub queues: u16,
-    /// MTU in bytes that the guest is told [from the frames of the job, else none].
+    /// MTU in bytes for the guest [from the frames of the job, else none].
     pub mtu: Option<u16>,
     /// Offer checksum and segmentation offloads that the back end supports.
     pub offloads: bool,

@@ -54,7 +54,7 @@ impl<D: Disk> Lane<D> {
         self.state == state::DONE
     }
 
-    /// Takes what has come back and sends what can be sent.
+    /// Takes completed requests, and sends as many as fit.
     pub(super) fn turn(&mut self, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
         // Half of them at most: while their data are looked at, the disk has the other half to work

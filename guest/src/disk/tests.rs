@@ -1,4 +1,4 @@
-//! Jobs on a disk in memory that answers in any order and checks what it is asked.
+//! Jobs on a disk in memory that answers in any order and checks requests.
 use super::{Buffers, Disk, Lane};
 use crate::chance::Chance;
 use crate::program::{hash_lane, test_lane};

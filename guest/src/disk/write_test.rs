@@ -22,7 +22,7 @@ const DRAWS: usize = 8;
 /// Bytes of a sector.
 const SECTOR_LEN: usize = SECTOR as usize;
 
-/// What is asked of the test.
+/// Settings of the test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteTestParams {
     /// Whole blocks to work on, from the start of the disk; not 0.

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Largest physical block that drivers are told, in bytes.
+/// Largest physical block in bytes that drivers see.
 ///
 /// `st_blksize` is the preferred size of an I/O: on local file systems the block, on network ones
 /// megabytes.

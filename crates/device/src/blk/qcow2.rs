@@ -5,7 +5,7 @@
 //!             '-- guest memory <-> a buffer of the worker
 //! ```
 //! **A name in an image opens nothing.** An image has the names of its backing file and external
-//! data file, and anybody who can write to the image can change them (as a guest did in
+//! data file, and a guest that can write to the image can change them (as a guest did in
 //! CVE-2026-27211). Only files that the operator names are opened, in the formats that the operator
 //! names.
 //!

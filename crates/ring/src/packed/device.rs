@@ -42,7 +42,7 @@ pub(crate) struct Ring<O> {
     device: Cells,
     size: u16,
     event_idx: bool,
-    /// Whether our event suppression says so.
+    /// Whether our event suppression disables kicks.
     kicks_off: bool,
     /// See [`DeviceRing::special`].
     special: bool,

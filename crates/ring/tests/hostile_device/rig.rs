@@ -9,7 +9,7 @@ pub(crate) fn seg(len: u32) -> Segment {
     Segment { addr: 0x9000_0000, len }
 }
 
-/// A device that writes what it likes, and has come to `at` in its ring.
+/// A device that writes anything, at position `at` of its ring.
 pub(crate) struct Hostile<At> {
     pub(crate) memory: Memory,
     pub(crate) queue: Queue,

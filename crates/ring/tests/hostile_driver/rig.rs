@@ -25,7 +25,7 @@ pub(crate) fn seg(addr: u64, len: u32) -> Segment {
     Segment { addr, len }
 }
 
-/// A driver that writes what it likes, and has come to `at` in its ring.
+/// A driver that writes anything, at position `at` of its ring.
 pub(crate) struct Hostile<At> {
     pub(crate) memory: Memory,
     pub(crate) queue: Queue,

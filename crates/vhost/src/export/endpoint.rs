@@ -1,4 +1,4 @@
-//! Endpoints: how an export meets its clients.
+//! Endpoints: where an export listens or connects.
 use super::ExportError;
 use super::backoff::Backoff;
 use super::rights;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Backlog of connections that wait.
 const BACKLOG: i32 = 16;
 
-/// How an export meets its clients.
+/// Where an export listens or connects.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Endpoint {

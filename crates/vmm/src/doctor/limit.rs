@@ -1,4 +1,4 @@
-//! How many ioeventfds a VM gets: tried, on a VM that nobody uses.
+//! Number of ioeventfds that a VM gets: tried, on a VM without vCPUs.
 //!
 //! Kernels differ: 6 devices a bus once, 200, 1000, or ioeventfds not counted at all. Each
 //! registration copies the bus and waits until nobody reads the old one, so the time is bounded as
@@ -9,7 +9,7 @@ use paravane_spec::builtin::MMIO_BASE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// More than anybody needs: no limit, as far as we care.
+/// More than a machine needs: counts as no limit.
 pub(super) const ENOUGH: u32 = 1024;
 /// How long trying may take.
 const PATIENCE: Duration = Duration::from_millis(200);

@@ -210,10 +210,10 @@ mod tests {
     use super::*;
     use paravane_dma::{Backing, RegionConfig};
 
-    /// A vCPU's log that says what it is told.
-    struct Told(Vec<u64>);
+    /// A vCPU's log with given pages.
+    struct Given(Vec<u64>);
 
-    impl VcpuLog for Told {
+    impl VcpuLog for Given {
         fn take(&self) -> std::io::Result<Vec<u64>> {
             Ok(self.0.clone())
         }
@@ -233,7 +233,8 @@ mod tests {
     fn what_both_logs_have_is_in_the_copy() {
         let (memory, region) = machine();
         let beside = Memory::new(vec![Arc::clone(&region)]).unwrap();
-        let watch = DirtyWatch::start(&memory, &region, Some(Box::new(Told(vec![1 << 7, 1]))), true).unwrap();
+        let watch =
+            DirtyWatch::start(&memory, &region, Some(Box::new(Given(vec![1 << 7, 1]))), true).unwrap();
         write(&memory, 3);
         // Past the log, as a vCPU would, but the vCPU's log has it.
         write(&beside, 64);
@@ -249,7 +250,7 @@ mod tests {
     fn what_no_log_has_is_found_out() {
         let (memory, region) = machine();
         let beside = Memory::new(vec![Arc::clone(&region)]).unwrap();
-        let watch = DirtyWatch::start(&memory, &region, Some(Box::new(Told(Vec::new()))), true).unwrap();
+        let watch = DirtyWatch::start(&memory, &region, Some(Box::new(Given(Vec::new()))), true).unwrap();
         write(&memory, 3);
         write(&beside, 9);
         write(&beside, 99);

@@ -25,7 +25,7 @@ const BASE: u64 = 0xd000_0000;
 /// Where guest memory begins, and its size.
 const RAM: u64 = 0x10_0000;
 const RAM_SIZE: u64 = 16 << 20;
-/// Who sleeps longer has missed something.
+/// Longest sleep: after it, a wake-up was lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Counts interrupts, and wakes the driver.

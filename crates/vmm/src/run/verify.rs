@@ -112,7 +112,7 @@ pub(crate) fn pattern(
     Ok(found)
 }
 
-/// What a wrong sector holds, as far as it says so itself.
+/// Contents of a wrong sector, as far as they can be recognised.
 fn describe(sector: &[u8; SECTOR_LEN], seed: u64, number: u64, pass: u32) -> String {
     let field = |at: usize| {
         let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! What runs must do, whatever runs the guest.
+//! What runs must do, with KVM and with a thread.
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadFigures,

@@ -18,7 +18,7 @@ fn a_disk_grows_at_a_refresh_after_its_image_has() {
         let mut resizer = rig.device.resizer();
         assert!(!resizer.look().unwrap());
         file.as_file().set_len(16 * 512).unwrap();
-        assert_eq!(rig.status(blk::T_OUT, 8, &[7; 512]), blk::S_IOERR, "nobody has looked");
+        assert_eq!(rig.status(blk::T_OUT, 8, &[7; 512]), blk::S_IOERR, "not refreshed yet");
         assert_eq!((capacity(&rig.device), rig.device.size(), resizer.size()), (8, 8 * 512, 8 * 512));
         assert!(resizer.look().unwrap());
         assert!(!resizer.look().unwrap());
@@ -41,7 +41,7 @@ fn what_is_beyond_a_new_end_is_an_error() {
         let unseen = rig.request(blk::T_IN, 9, &[], 512);
         // The mapping includes all of its last page.
         let unseen_yet = if is_mapped(&rig.device) { (blk::S_OK, 513) } else { (blk::S_IOERR, 1) };
-        assert_eq!((unseen.status, unseen.used), unseen_yet, "nobody has looked");
+        assert_eq!((unseen.status, unseen.used), unseen_yet, "not refreshed yet");
         assert!(resizer.look().unwrap());
         assert_eq!(capacity(&rig.device), 8, "half a sector is none");
         for kind in [blk::T_OUT, blk::T_IN] {
@@ -55,7 +55,7 @@ fn what_is_beyond_a_new_end_is_an_error() {
         for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES] {
             assert_eq!(rig.status(kind, 0, &range(7, 2, 0)), blk::S_IOERR);
         }
-        // Only what failed before anybody looked is an error of the storage.
+        // Only requests that failed before the refresh are errors of the storage.
         let totals = rig.device.errors().totals();
         assert_eq!((totals.operations[0], totals.rejected), (u64::from(unseen_yet.0), 8));
         assert_eq!(rig.read(0, 8 * 512), before[..8 * 512]);

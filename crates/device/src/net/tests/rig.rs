@@ -81,7 +81,7 @@ impl<B: BackEnd> Card<B> {
         card
     }
 
-    /// Starts all queues that the driver knows of.
+    /// Starts all queues that the driver uses.
     fn start(&mut self) {
         let mq = self.features & paravane_spec::net::F_MQ != 0;
         let count = if mq { self.net.queue_sizes().len() } else { 2 };

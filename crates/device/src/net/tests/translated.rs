@@ -92,7 +92,7 @@ fn a_frame_is_finished_when_its_first_buffer_is_there_again() {
     b.unmap(DATA, 1);
     b.add(RX, &[], &[segment(DATA + PAGE, 2000)]);
     assert!(b.waits(RX), "its header is written last, into the first buffer");
-    // Of a buffer of another frame before this one nothing is asked.
+    // Buffers of other frames before this one do not matter.
     b.map(DATA, 1);
     assert_eq!(b.settle(RX).iter().map(|used| used.len).sum::<u32>(), 3000 + HEADER as u32);
     assert_eq!(b.peek(DATA + 10, 2), [2, 0], "the number of buffers");

@@ -30,7 +30,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 const RAM_SIZE: u64 = 2 << 20;
-/// Who waits longer has lost something.
+/// Longest wait: after it, a wake-up was lost.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Every transport.
 pub(super) const TRANSPORTS: [TransportChoice; 3] =

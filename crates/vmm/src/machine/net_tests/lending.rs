@@ -1,7 +1,7 @@
 //! Queues that are lent and taken back while frames go both ways.
 //!
 //! The back end is a thread of this process that does what a vhost back end does: it goes by the
-//! position, the memory and the eventfds that it is told, and knows no I/O thread.
+//! position, the memory and the eventfds that it is given, and has no I/O thread.
 use super::link::{Streams, use_pairs};
 use super::{BASE, Guest, PATIENCE, RAM, Window, frame};
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
