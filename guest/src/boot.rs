@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_is_refused() {
+    fn each_invalid_value_is_refused() {
         type Spoil = fn(&mut BootInfo);
         let wrong: [(&str, Spoil); 18] = [
             ("magic", |info| info.magic ^= 1),

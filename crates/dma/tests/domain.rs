@@ -140,7 +140,7 @@ fn the_tables_have_a_limit() {
 }
 
 #[test]
-fn a_shut_door_delays_nobody_and_finds_the_change() {
+fn a_handle_outside_a_batch_delays_no_unmapping_and_finds_the_change() {
     let domain = Domain::new(&memory());
     domain.map(0, 0, 4 * PAGE, BOTH).expect("free");
     let mut handle = domain.handle();
@@ -154,7 +154,7 @@ fn a_shut_door_delays_nobody_and_finds_the_change() {
 }
 
 #[test]
-fn an_open_door_delays_an_unmapping_and_is_named() {
+fn a_guard_delays_an_unmapping_and_is_named() {
     let domain = Domain::new(&memory());
     domain.map(0, 0, PAGE, BOTH).expect("free");
     let mut handle = domain.handle().named("disk 0, queue 1");
@@ -164,7 +164,7 @@ fn an_open_door_delays_an_unmapping_and_is_named() {
     assert_eq!(domain.unmap(0, PAGE, NOW), Err(DomainError::Busy(expected)));
     assert_eq!(guard.read_obj::<u8>(0, BOTH), Ok(0), "until the batch ends");
     drop(guard);
-    assert_eq!(domain.unmap(0, PAGE, NOW), Ok(0), "nothing was left, and now nobody uses it");
+    assert_eq!(domain.unmap(0, PAGE, NOW), Ok(0), "nothing was left, and nothing uses it");
     assert!(handle.enter().read_obj::<u8>(0, BOTH).is_err());
 }
 
@@ -188,13 +188,13 @@ fn a_mapping_delays_the_unmapping_of_what_it_covers_and_of_nothing_else() {
 }
 
 #[test]
-fn another_domain_waits_for_nobody_here() {
+fn another_domain_waits_for_no_guard_of_this_one() {
     let memory = memory();
     let (first, second) = (Domain::new(&memory), Domain::new(&memory));
     first.map(0, 0, PAGE, BOTH).expect("free");
     second.map(0, PAGE, PAGE, BOTH).expect("free");
     let mut handle = first.handle();
-    let _door = handle.enter();
+    let _guard = handle.enter();
     assert_eq!(second.unmap(0, PAGE, NOW), Ok(PAGE));
 }
 

@@ -279,7 +279,7 @@ fn a_queue_with_rare_work_is_not_polled() {
 }
 
 #[test]
-fn a_busy_queue_keeps_nobody_from_being_polled_or_kicked_or_taken_off() {
+fn a_busy_queue_keeps_no_other_from_being_polled_or_kicked_or_taken_off() {
     let (thread, events) = thread(LONG);
     let (polled, kicked) = (Fed::default(), Fed::default());
     let served = Arc::new(AtomicU64::new(0));

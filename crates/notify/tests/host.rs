@@ -371,7 +371,7 @@ fn a_silent_line_keeps_its_causes_and_makes_up_for_them() {
 }
 
 #[test]
-fn a_host_with_few_gives_out_so_many_and_no_more() {
+fn a_limited_host_assigns_up_to_its_limit() {
     let host = Arc::new(Host::default());
     let few: Arc<dyn IoEventFds> =
         Arc::new(LimitedIoEventFds::new(Arc::clone(&host) as Arc<dyn IoEventFds>, 1));

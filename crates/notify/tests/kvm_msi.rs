@@ -197,8 +197,8 @@ fn nothing_goes_astray_while_the_message_changes() {
 }
 
 #[test]
-fn each_vector_has_a_route_of_its_own() {
-    let Some(machine) = Machine::new("each_vector_has_a_route_of_its_own") else { return };
+fn each_vector_has_its_route() {
+    let Some(machine) = Machine::new("each_vector_has_its_route") else { return };
     let msi = machine.msi(KvmMsiDelivery::Irqfd);
     let some: Vec<_> = (0..64).map(|_| msi.sink().expect("a vector")).collect();
     for (n, sink) in (0..).zip(&some) {

@@ -316,12 +316,12 @@ fn no_kick_is_lost<O: Order>(features: u64) {
         let Sides { mut driver, mut device, .. } = both;
         device.disable_kicks();
         let kicks = Arc::new(AtomicUsize::new(0));
-        let bell = Arc::clone(&kicks);
+        let kicked = Arc::clone(&kicks);
         let other = thread::spawn(move || {
             for i in 0..BUFFERS {
                 driver.add(&[segment(i as u64)], &[]).unwrap();
                 if driver.publish() {
-                    bell.fetch_add(1, Release);
+                    kicked.fetch_add(1, Release);
                 }
             }
         });

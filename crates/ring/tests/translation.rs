@@ -184,7 +184,7 @@ proptest! {
 }
 
 #[test]
-fn a_chain_that_is_wrong_is_so_whatever_can_be_reached() {
+fn a_chain_with_an_unreadable_table_is_an_error() {
     for features in [INDIRECT_DESC, INDIRECT_DESC | RING_PACKED] {
         let mut rig = Rig::new(features);
         let mut device = rig.device(false);

@@ -61,7 +61,7 @@ fn rng(fd: OwnedFd, more: &[&str]) -> Command {
 }
 
 #[test]
-fn capabilities_are_printed_whatever_else_is_on_the_line() {
+fn capabilities_are_printed_beside_any_other_option() {
     let folder = Folder::new();
     for (kind, program, device_type) in PROGRAMS {
         let link = linked(&folder, program);

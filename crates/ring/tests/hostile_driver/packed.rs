@@ -358,7 +358,7 @@ fn indirect_table_in_no_memory() {
 
 /// In a packed queue's table only the order counts (section 2.8.7).
 #[test]
-fn indirect_entries_are_taken_in_order_whatever_next_says() {
+fn indirect_entries_are_taken_in_order_and_next_is_ignored() {
     let mut driver = Hostile::new(INDIRECT_DESC);
     driver.entry(0, DATA, 8, 0);
     driver.entry(1, DATA + 8, 8, NEXT | BOTH);

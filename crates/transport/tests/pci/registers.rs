@@ -142,7 +142,7 @@ fn a_queue_is_reset_and_enabled_again() {
 }
 
 #[test]
-fn each_queue_has_an_address_of_its_own() {
+fn each_queue_has_its_address() {
     let mut rig = Rig::running();
     rig.set_up(1, &addresses(64));
     assert!(rig.write(reg::QUEUE_ENABLE, 2, 1).is_some());

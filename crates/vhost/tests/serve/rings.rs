@@ -15,13 +15,13 @@
 //! | flags of a packed descriptor that say it is used, or of another round | `descriptors_of_another_round_are_not_available` |
 //! | a buffer over two regions, buffers that overlap, a header in pieces | `what_is_odd_and_allowed_is_served` |
 //! | a buffer over the ring itself | `a_ring_may_be_overwritten_by_what_is_read` |
-//! | all of it changed while it is read | `rings_that_change_while_they_are_read_harm_nobody` |
+//! | all of it changed while it is read | `rings_that_change_while_they_are_read_end_at_most_their_session` |
 //! | event indices one off, around the end of their range; event flags that mean nothing | `interrupts_come_where_they_were_asked_for` |
 //! | a queue of 0 descriptors, of no power of two, too large; rings misaligned, unmapped, over two regions | `malformed::a_queue_that_cannot_be_ends_the_session` |
 //! | a position that contradicts the ring, or none | `malformed::a_queue_that_cannot_be_ends_the_session`, `a_split_queue_goes_on_although_its_client_says_0` |
 //! | size, base, addresses and features changed while a queue is live | `malformed::a_client_that_breaks_the_protocol_is_disconnected` |
 //! | a reset, or a client's end, in the middle of requests; a queue enabled again after it broke | `requests_outlive_neither_a_reset_nor_their_client` |
-//! | kicks without end, full eventfds, kicks before addresses | `a_storm_of_kicks_disturbs_nobody`, `malformed::a_queue_that_cannot_be_ends_the_session` |
+//! | kicks without end, full eventfds, kicks before addresses | `a_storm_of_kicks_disturbs_no_other_queue`, `malformed::a_queue_that_cannot_be_ends_the_session` |
 //! | writes to a disk that is only read | `a_disk_that_is_only_read_is_not_written` |
 //! | messages of wrong size and version, with descriptors too many or missing, of queues that are not there | `malformed::a_client_that_breaks_the_protocol_is_disconnected` |
 //! | descriptors in floods | `malformed::descriptors_in_floods_are_let_go` |
@@ -109,8 +109,8 @@ impl Machine {
         }
     }
 
-    /// Kicks, whatever is in the rings now.
-    fn ring_the_bell(&self) {
+    /// Kicks, with any contents of the rings.
+    fn signal_kick(&self) {
         let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
@@ -166,7 +166,7 @@ fn break_queues(features: u64, cases: Vec<Broken>) {
         // A read of the first sector, as far as the descriptors allow it.
         machine.set_bytes(Machine::slot(0), [0; 16]);
         write(&machine);
-        machine.ring_the_bell();
+        machine.signal_kick();
         let status = rig.wait_for(|status| status.queues[0].error.is_some());
         assert!(status.queues[0].error.as_ref().unwrap().contains(error), "{status:?}, not {error}");
         assert!(status.connected && !status.queues[0].live);
@@ -337,7 +337,7 @@ fn descriptors_of_another_round_are_not_available() {
         let status = (header + STATUS, 1, WRITE | DESC_F_AVAIL, 3);
         machine.write_packed(0, &[(header, 16, NEXT | flags, 0), status]);
         for _ in 0..20 {
-            machine.ring_the_bell();
+            machine.signal_kick();
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(rig.status().queues[0].taken, 0, "{flags:#x}");
@@ -345,7 +345,7 @@ fn descriptors_of_another_round_are_not_available() {
     // By its own flags, the second one is of the round before.
     let status = (header + STATUS, 1, WRITE | DESC_F_USED, 3);
     machine.write_packed(0, &[(header, 16, NEXT | DESC_F_AVAIL, 0), status]);
-    machine.ring_the_bell();
+    machine.signal_kick();
     until("a flush", || machine.bytes(Machine::slot(0) + STATUS, 1) == [blk::S_OK]);
     until("its descriptor", || {
         machine.word(machine.desc() + 12) == 3
@@ -373,7 +373,7 @@ fn what_is_odd_and_allowed_is_served() {
         header(machine, 0, blk::T_IN);
         machine.write_split(descs, used, &[0], used + 1);
         used += 1;
-        machine.ring_the_bell();
+        machine.signal_kick();
         until("a read", || machine.word(machine.device() + 2) == used);
     };
     // The header byte by byte, the data in three pieces, the status at the end of the last one.
@@ -424,11 +424,11 @@ fn a_ring_may_be_overwritten_by_what_is_read() {
                 machine.write_packed(0, &[(read, 16, NEXT | DESC_F_AVAIL, 0), data, status]);
             }
             machine.set_bytes(Machine::slot(0) + STATUS, [0xff]);
-            machine.ring_the_bell();
+            machine.signal_kick();
             until("the read", || machine.bytes(Machine::slot(0) + STATUS, 1) == [blk::S_OK]);
             // The new contents of the ring are examined.
             for _ in 0..5 {
-                machine.ring_the_bell();
+                machine.signal_kick();
                 std::thread::sleep(Duration::from_millis(1));
             }
             broken += u32::from(rig.status().queues[0].error.is_some());
@@ -473,7 +473,7 @@ fn a_disk_that_is_only_read_is_not_written() {
         let chain = [(at, 16, NEXT, head + 1), (at + DATA, len, NEXT, head + 2), (at + STATUS, 1, WRITE, 0)];
         machine.set_bytes(machine.desc() + 16 * u64::from(head), split_bytes(&chain));
         machine.write_split(&[], slot as u16, &[head], slot as u16 + 1);
-        machine.ring_the_bell();
+        machine.signal_kick();
         until("an answer", || machine.bytes(Machine::slot(slot) + STATUS, 1) != [0xff]);
         assert_eq!(machine.bytes(Machine::slot(slot) + STATUS, 1), [blk::S_IOERR], "request {kind}");
     }
@@ -541,7 +541,7 @@ fn interrupts_come_where_they_were_asked_for() {
         });
         let descs: Vec<Desc> = (0..COUNT).map(|slot| (table(slot), 32, INDIRECT, 0)).collect();
         machine.write_split(&descs, FIRST, &[0, 1, 2, 3], FIRST.wrapping_add(COUNT));
-        machine.ring_the_bell();
+        machine.signal_kick();
         let last = FIRST.wrapping_add(COUNT);
         until("four flushes", || machine.word(machine.device() + 2) == last);
         // Where a kick is wanted next, when its server sleeps.
@@ -567,7 +567,7 @@ fn interrupts_come_where_they_were_asked_for() {
         let descs: Vec<Desc> =
             (0..COUNT).map(|slot| (table(slot), 32, INDIRECT | available(slot), slot)).collect();
         machine.write_packed(first, &descs);
-        machine.ring_the_bell();
+        machine.signal_kick();
         let last = machine.desc() + 16 * u64::from((first + COUNT - 1) % SIZE) + 14;
         until("four flushes", || machine.word(last) & (DESC_F_AVAIL | DESC_F_USED) == 0);
         until("a server that waits", || {
@@ -586,7 +586,7 @@ fn interrupts_come_where_they_were_asked_for() {
 }
 
 #[test]
-fn a_storm_of_kicks_disturbs_nobody() {
+fn a_storm_of_kicks_disturbs_no_other_queue() {
     let rig = Rig::new(2);
     let (mut model, mut random) = (vec![0; DISK], Random::new(41));
     let raw = Raw::connect(&rig.socket());
@@ -660,7 +660,7 @@ fn requests_outlive_neither_a_reset_nor_their_client() {
 ///
 /// Queues stop, and sessions may end; the next client is served.
 #[test]
-fn rings_that_change_while_they_are_read_harm_nobody() {
+fn rings_that_change_while_they_are_read_end_at_most_their_session() {
     let rig = Rig::new(1);
     for features in [INDIRECT_DESC, INDIRECT_DESC | EVENT_IDX | RING_PACKED] {
         let mut stopped = 0;
@@ -730,7 +730,7 @@ fn vandalise(rig: &Rig, machine: &Machine, seed: u64) -> bool {
                 let base = round * 4;
                 machine.write_split(&descs, base, &[0, 1, 2, 3], base + 4);
             }
-            machine.ring_the_bell();
+            machine.signal_kick();
             round += 1;
             // Also for a slower server.
             let until = Instant::now() + Duration::from_micros(100);

@@ -38,7 +38,7 @@ fn a_queue_without_kicks_is_looked_at() {
 }
 
 #[test]
-fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
+fn pipes_serve_as_eventfds_and_a_full_one_blocks_no_thread() {
     let rig = Rig::new(1);
     let (mut model, mut random) = (vec![0; DISK], Random::new(32));
     let mut machine = Machine::new(0, 64, 8);
@@ -80,7 +80,7 @@ fn pipes_do_for_eventfds_and_a_full_one_stops_nobody() {
 ///
 /// Others end by it, unless the writing thread blocks it.
 #[test]
-fn a_pipe_that_nobody_reads_ends_no_process() {
+fn a_pipe_without_a_reader_ends_no_process() {
     let rig = Rig::new(1);
     let (mut model, mut random) = (vec![0; DISK], Random::new(33));
     let mut machine = Machine::new(0, 64, 8);

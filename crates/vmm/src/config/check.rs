@@ -186,8 +186,8 @@ mod tests {
     }
 
     #[test]
-    fn each_impossible_wish_is_refused_by_name() {
-        let wishes: [(&str, Spoil); 20] = [
+    fn each_impossible_configuration_is_refused_by_name() {
+        let configurations: [(&str, Spoil); 20] = [
             ("nothing to do", |c| {
                 c.disks.clear();
                 c.entropy = 0;
@@ -215,7 +215,7 @@ mod tests {
                 c.disks[0].job = Job::WriteTest;
             }),
         ];
-        for (what, spoil) in wishes {
+        for (what, spoil) in configurations {
             let mut config = config(&[Job::Hash]);
             spoil(&mut config);
             let error = check(&config).unwrap_err();

@@ -58,7 +58,7 @@ fn a_guest_that_never_acknowledges_is_served_and_costs_an_interrupt_a_request() 
 }
 
 #[test]
-fn a_storm_of_kicks_keeps_nobody_from_being_served_or_stopped() {
+fn a_storm_of_kicks_keeps_no_device_from_being_served_or_stopped() {
     for transport in TRANSPORTS {
         for (ioeventfd, longest_poll) in
             [(true, Duration::ZERO), (false, Duration::ZERO), (true, Duration::from_micros(200))]

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_guest_writes_there_is_no_overflow() {
+    fn no_value_from_the_guest_overflows() {
         let memory = memory(16 << 20);
         memory.handle().enter().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
         memory.handle().enter().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();

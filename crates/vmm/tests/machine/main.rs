@@ -71,8 +71,8 @@ both!(
 );
 
 #[test]
-fn impossible_wishes_touch_nothing() {
-    scenarios::impossible_wishes_touch_nothing();
+fn impossible_configurations_touch_nothing() {
+    scenarios::impossible_configurations_touch_nothing();
 }
 
 #[test]

@@ -616,7 +616,7 @@ fn refused(config: RunConfig, status: u8, what: &str) {
     assert_eq!(error.exit_status(), status, "{error}");
 }
 
-pub(crate) fn impossible_wishes_touch_nothing() {
+pub(crate) fn impossible_configurations_touch_nothing() {
     let image = image(2048);
     let before = digest(image.path());
     let good = with_disk(AccelChoice::Thread, image.path(), Job::WriteTest);

@@ -123,7 +123,7 @@ fn the_engine_says_what_it_is() {
 }
 
 #[test]
-fn nobody_waits_for_an_image_in_memory() {
+fn an_image_in_memory_has_the_immediate_engine() {
     let memory = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
     let disk = Blk::of(memory.into(), BlkConfig::new("image")).unwrap();

@@ -94,7 +94,7 @@ fn a_frame_that_waits_for_buffers_is_let_in_once() {
 }
 
 #[test]
-fn nobody_is_given_the_way_past_the_limit() {
+fn a_limited_card_offers_no_way_past_its_limit() {
     let limited = Limited::new(LinkEnd::echo(2).unwrap(), none(), none());
     assert_eq!((limited.pairs(), limited.offloads()), (2, LinkEnd::echo(2).unwrap().offloads()));
     let card = Card::new(limited);

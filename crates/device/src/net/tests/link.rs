@@ -113,7 +113,7 @@ fn a_receiver_that_sleeps_is_woken_and_one_that_works_is_not() {
 }
 
 #[test]
-fn where_nobody_receives_frames_are_dropped() {
+fn frames_without_a_receiver_are_dropped() {
     let (a, b) = LinkEnd::pair(1).unwrap();
     let mut a = Card::new(a);
     assert_eq!(send(&mut a, 0, 5), 5);

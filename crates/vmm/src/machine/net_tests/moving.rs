@@ -79,7 +79,7 @@ fn nor_while_they_are_polled() {
 }
 
 #[test]
-fn a_queue_that_does_not_run_is_not_moved_and_no_queue_to_where_nobody_is() {
+fn a_queue_moves_only_while_it_runs_and_only_to_a_thread_that_runs() {
     let guest =
         Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default(), 2, Duration::ZERO);
     assert!(matches!(guest.device.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
