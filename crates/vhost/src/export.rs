@@ -27,7 +27,7 @@ use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
-use paravane_device::latency::LatencySnapshot;
+use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_device::{Device, LogDevice};
 use paravane_dma::MappingQuota;
 use paravane_io::{IoThread, caught};
@@ -264,6 +264,14 @@ impl Export {
     #[must_use]
     pub fn latencies(&self) -> Vec<LatencySnapshot> {
         self.shared.shared_status.latencies()
+    }
+
+    /// Returns what measures each queue, by index: for observers of its requests.
+    ///
+    /// It spans all clients. Empty where [`ExportConfig::latencies`] is off.
+    #[must_use]
+    pub fn queue_latencies(&self) -> Vec<Arc<QueueLatency>> {
+        self.shared.shared_status.queue_latencies()
     }
 
     /// Whether a thread has panicked.

@@ -1,6 +1,6 @@
 //! Status of an export.
 use crate::notifiers::ClientNotifiers;
-use paravane_device::latency::LatencySnapshot;
+use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
 use std::sync::atomic::AtomicBool;
@@ -110,6 +110,13 @@ impl SharedStatus {
     pub fn latencies(&self) -> Vec<LatencySnapshot> {
         let of = |work: &Arc<QueueWork>| work.latency().map(|latency| latency.snapshot());
         self.work.iter().map(|work| of(work).unwrap_or_default()).collect()
+    }
+
+    /// Returns what measures each queue; see [`Export::queue_latencies`](crate::Export::queue_latencies).
+    #[must_use]
+    pub fn queue_latencies(&self) -> Vec<Arc<QueueLatency>> {
+        // All queues measure, or none.
+        self.work.iter().filter_map(|work| work.latency().cloned()).collect()
     }
 
     /// Locks the status for writing. Hold the lock for nothing else.
