@@ -21,10 +21,12 @@ pub(crate) mod report;
 mod reporter;
 pub(crate) mod sandbox;
 mod signals;
+mod slow;
 mod sockets;
 pub(crate) mod spec;
 pub(crate) mod status;
 mod systemd;
+pub(crate) mod trace;
 
 use crate::conventions::BackEnd;
 use crate::failure::{self, Failure};
@@ -350,7 +352,8 @@ fn run(
         }
     };
     if let Some(control) = control {
-        control.serve(report())?;
+        let traced = exports.clone();
+        control.serve(report(), move |device| traced.trace(device))?;
     }
     if let Some(metrics) = metrics {
         metrics.serve(report())?;

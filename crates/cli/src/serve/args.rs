@@ -258,6 +258,12 @@ pub(crate) struct BlkArgs {
     /// I/O engine [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<Engine>,
+    /// Log each request that takes TIME or longer, for example 100ms [default: none]
+    ///
+    /// A line has queue, operation, sector, bytes, and the time in each stage. It is written when
+    /// the request ends. --log-rate limits the lines.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) slow: Option<humantime::Duration>,
     #[command(flatten)]
     pub(crate) limit: LimitArgs,
     #[command(flatten)]

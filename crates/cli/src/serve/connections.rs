@@ -6,7 +6,8 @@
 //! ```
 //! When the table is full, the client with the most connections loses its oldest one: a silent one
 //! first, then one that has been reading for longer than [`GRACE`]. A connection that waits for the
-//! report is never evicted: the daemon keeps that wait short.
+//! report is never evicted: the daemon keeps that wait short. Nor is one that traces requests: their
+//! number is limited.
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

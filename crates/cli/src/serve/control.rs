@@ -1,21 +1,33 @@
-//! The control socket: sends a report to each client and accepts no commands.
+//! The control socket: sends a report to each client, or a trace of requests to one that asks.
+//!
+//! ```text
+//!   accept --client's end has no name--> report --> closed
+//!      '-----client's end has a name---> its line --> trace (see `trace::lines`) --> closed
+//! ```
+//! A client that asks binds its own end to a name before it connects (Linux finds one: autobind in
+//! unix(7)). So the daemon need not wait for a line that may not come, and nobody else is read.
 //!
 //! By default it is PID.sock in a directory of all daemons of the user, where `paravane status`
 //! finds it.
 use super::connections::{Client, ConnectionGuard, Connections};
 use super::report::Report;
 use super::reporter::Reporter;
+use super::trace::RequestTrace;
+use super::trace::lines::{Answer, Ask};
+use super::trace::stream::{self, Find, TRACES};
 use anyhow::{Context, bail};
 use hyper::body::Bytes;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsStr;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
 
 /// How long either side waits for the other.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,15 +88,21 @@ impl Control {
 
     /// Answers clients in a new thread until the process ends.
     ///
+    /// `find` finds the trace of a device by its name.
+    ///
     /// # Errors
     /// The thread or its descriptors cannot be created.
-    pub(crate) fn serve(&self, report: impl Fn() -> Report + Send + 'static) -> Result<(), anyhow::Error> {
+    pub(crate) fn serve(
+        &self,
+        report: impl Fn() -> Report + Send + 'static,
+        find: impl Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync + 'static,
+    ) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         // Serialization cannot fail; if it did, the client would get an empty answer.
         let make = move || Bytes::from(serde_json::to_vec(&report()).unwrap_or_default());
-        let serve = move || runtime.block_on(answer(listener, make));
+        let serve = move || runtime.block_on(answer(listener, make, Arc::new(find)));
         std::thread::Builder::new().name("control".into()).spawn(move || {
             if let Err(error) = serve() {
                 tracing::error!(%error, "control socket failed");
@@ -94,13 +112,18 @@ impl Control {
     }
 }
 
-async fn answer(listener: UnixListener, make: impl Fn() -> Bytes + Send + 'static) -> io::Result<()> {
+async fn answer(
+    listener: UnixListener,
+    make: impl Fn() -> Bytes + Send + 'static,
+    find: Arc<Find>,
+) -> io::Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let connections = Connections::new(CONNECTIONS);
     let reporter = Reporter::start(CONNECTIONS, make);
+    let traces = Arc::new(Semaphore::new(TRACES));
     loop {
-        let mut stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (mut stream, asks) = match listener.accept().await {
+            Ok((stream, client)) => (stream, !client.is_unnamed()),
             // Possibly out of descriptors: retry later.
             Err(error) => {
                 tracing::debug!(%error, "control socket: cannot accept");
@@ -108,8 +131,16 @@ async fn answer(listener: UnixListener, make: impl Fn() -> Bytes + Send + 'stati
                 continue;
             }
         };
-        let reporter = reporter.clone();
-        let serve = |connection: ConnectionGuard| async move {
+        let (reporter, find, traces) = (reporter.clone(), find.clone(), traces.clone());
+        let serve = move |connection: ConnectionGuard| async move {
+            if asks {
+                // There are fewer traces than connections.
+                let trace = stream::serve(stream, &*find, &traces, || connection.waits());
+                if let Err(error) = trace.await {
+                    tracing::debug!(%error, "control socket: trace ended");
+                }
+                return;
+            }
             connection.waits();
             let Some(text) = reporter.report().await else { return };
             connection.reads();
@@ -148,9 +179,13 @@ fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
 }
 
 /// Connects, with a timeout for a daemon that does not respond.
-fn connect(path: &Path) -> io::Result<UnixStream> {
+fn connect(path: &Path, asks: bool) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    if asks {
+        // Autobind: the kernel finds a name.
+        rustix::net::bind(&socket, &SocketAddrUnix::new_unnamed())?;
+    }
     set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
@@ -161,17 +196,28 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 /// # Errors
 /// The daemon does not answer, or the answer is no report.
 pub(crate) fn ask(path: &Path) -> io::Result<Report> {
-    let stream = connect(path)?;
+    let stream = connect(path, false)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut text = Vec::new();
     stream.take(MAX_LEN).read_to_end(&mut text)?;
     serde_json::from_slice(&text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// Reads the reports of all daemons of this user.
+/// Sends a request to the daemon at `path`, and returns the stream of its answers.
 ///
-/// Removes sockets left behind by killed daemons.
-pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<Report>)>> {
+/// # Errors
+/// The daemon does not accept it.
+pub(crate) fn request(path: &Path, request: &Ask) -> io::Result<UnixStream> {
+    let mut stream = connect(path, true)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    Ok(stream)
+}
+
+/// Control sockets of all daemons of this user.
+pub(crate) fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths: Vec<PathBuf> = match std::fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?,
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
@@ -184,6 +230,14 @@ pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<R
             && path.file_stem().and_then(OsStr::to_str).is_some_and(is_pid)
     });
     paths.sort();
+    Ok(paths)
+}
+
+/// Reads the reports of all daemons of this user.
+///
+/// Removes sockets left behind by killed daemons.
+pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<Report>)>> {
+    let paths = sockets(directory)?;
     let mut reports = Vec::new();
     for some in paths.chunks(ASKED_AT_ONCE) {
         let answers: Vec<_> = std::thread::scope(|scope| {
@@ -212,7 +266,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("7.sock");
         let control = Control::open(Some(&path)).unwrap().unwrap();
-        control.serve(|| Report { pid: 7, ..Report::default() }).unwrap();
+        let none = |name: &str| Err(Answer::NoDevice(name.to_owned()));
+        control.serve(|| Report { pid: 7, ..Report::default() }, none).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(ask(&path).unwrap().pid, 7);
         let taken = Control::open(Some(&path)).unwrap_err();

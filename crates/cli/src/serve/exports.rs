@@ -29,6 +29,8 @@ use super::report::{self, Report};
 use super::sandbox::paths::AllowedPaths;
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
+use super::trace::RequestTrace;
+use super::trace::lines::Answer;
 
 use crate::failure::one_line;
 use group::{Group, Leaving, State, groups};
@@ -273,6 +275,17 @@ impl Exports {
             }
         }
         Ok(members)
+    }
+
+    /// The trace of a device that is served.
+    ///
+    /// # Errors
+    /// There is no such device, or its requests are not observed.
+    pub(crate) fn trace(&self, name: &str) -> Result<Arc<RequestTrace>, Answer> {
+        let inner = self.inner();
+        let member = inner.served().find(|member| member.spec.name == name);
+        let member = member.ok_or_else(|| Answer::NoDevice(format!("no device is named {name:?}")))?;
+        member.trace().map_err(Answer::Error)
     }
 
     /// State and counters of all devices.

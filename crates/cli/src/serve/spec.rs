@@ -73,6 +73,8 @@ pub(crate) struct Blk {
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
     pub(crate) engine: Engine,
+    /// Threshold of the slow-request log.
+    pub(crate) slow: Option<Duration>,
     pub(crate) limit: RateLimit,
 }
 
@@ -259,6 +261,13 @@ impl Blk {
         if args.registered_buffers && !has_rings {
             return Err(("registered-buffers", "needs a raw image and the io_uring engine".to_owned()));
         }
+        let slow = args.slow.map(Into::<Duration>::into);
+        if slow.is_some_and(|slow| slow.is_zero()) {
+            return Err(("slow", "0 would log every request: use 1us or more".to_owned()));
+        }
+        if slow.is_some() && args.endpoint.latencies == Some(Switch::Off) {
+            return Err(("slow", "needs latencies: remove --latencies off".to_owned()));
+        }
         Ok(Self {
             image: args.image.clone(),
             format,
@@ -272,6 +281,7 @@ impl Blk {
             // A read or write takes three descriptors or more.
             queue_size: queue_size(args.queue_size, 4)?,
             engine,
+            slow,
             limit: limit(&args.limit)?,
         })
     }

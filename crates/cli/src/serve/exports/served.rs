@@ -3,8 +3,10 @@ use super::super::open::{self, Figures, LinkEnds, Opened};
 use super::super::process::IoThread;
 use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
+use super::super::slow::SlowLog;
 use super::super::sockets::{Inherited, Sockets};
-use super::super::spec::{DeviceSpec, Endpoint};
+use super::super::spec::{DeviceSpec, Endpoint, Kind};
+use super::super::trace::RequestTrace;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
@@ -23,6 +25,8 @@ pub(super) struct ServedDevice {
     resizer: Option<Resizer>,
     back_end: String,
     threads: Vec<IoThread>,
+    /// Of a disk whose latencies are measured.
+    trace: Option<Arc<RequestTrace>>,
     /// When it began to stop.
     stopping: Option<Instant>,
 }
@@ -93,7 +97,14 @@ impl ServedDevice {
         );
         let threads = export.status().threads.into_iter().enumerate();
         let threads = threads.map(|(index, number)| IoThread::open(index, number)).collect();
-        Ok(Self { spec, export, figures, resizer, back_end, threads, stopping: None })
+        let trace = match &spec.kind {
+            Kind::Blk(blk) if spec.latencies => {
+                let slow = blk.slow.map(|threshold| SlowLog::new(&name, threshold));
+                Some(RequestTrace::new(export.queue_latencies(), slow))
+            }
+            _ => None,
+        };
+        Ok(Self { spec, export, figures, resizer, back_end, threads, trace, stopping: None })
     }
 
     /// Begins to stop; returns at once.
@@ -101,6 +112,9 @@ impl ServedDevice {
         tracing::info!(device = self.spec.name, "stopping device");
         self.stopping = Some(Instant::now());
         self.resizer = None;
+        if let Some(trace) = &self.trace {
+            trace.end();
+        }
         self.export.begin_stop();
     }
 
@@ -120,6 +134,21 @@ impl ServedDevice {
             return None;
         }
         Some(rest)
+    }
+
+    /// The trace of its requests.
+    ///
+    /// # Errors
+    /// Its requests are not observed.
+    pub(super) fn trace(&self) -> Result<Arc<RequestTrace>, String> {
+        let name = &self.spec.name;
+        match (&self.trace, &self.spec.kind) {
+            (Some(trace), _) => Ok(trace.clone()),
+            (None, Kind::Blk(_)) => {
+                Err(format!("device {name} measures no latencies: remove --latencies off"))
+            }
+            (None, kind) => Err(format!("device {name} is of kind {}: only disks are traced", kind.name())),
+        }
     }
 
     /// Number of requests in flight.

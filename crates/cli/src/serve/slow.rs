@@ -1,0 +1,82 @@
+//! The slow-request log: a line for each request of a disk that takes too long.
+//!
+//! A request is seen when it ends. One that the host never finishes is in flight in the report, and
+//! not in the log. `--log-rate` limits the lines of a device; `left_out` counts the others.
+use paravane_device::latency::{RequestRecord, Stage};
+use std::time::Duration;
+
+/// Logs the requests of one device that take this time or longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlowLog {
+    device: Box<str>,
+    /// In nanoseconds.
+    threshold: u64,
+}
+
+impl SlowLog {
+    pub(super) fn new(device: &str, threshold: Duration) -> Self {
+        Self { device: device.into(), threshold: u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX) }
+    }
+
+    /// Logs the request if it was slow. Called by the I/O thread.
+    pub(super) fn check(&self, queue: u16, record: &RequestRecord) {
+        let total = total(record);
+        if total < self.threshold {
+            return;
+        }
+        let RequestRecord { operation, request, ring, throttled, host, interrupt } = *record;
+        tracing::warn!(
+            device = &*self.device,
+            queue,
+            operation = operation.name(),
+            sector = request.sector,
+            bytes = request.bytes,
+            status = request.status,
+            stage = longest(record).name(),
+            total_us = total / 1000,
+            ring_us = ring / 1000,
+            throttled_us = throttled / 1000,
+            host_us = host / 1000,
+            interrupt_us = interrupt / 1000,
+            "slow request"
+        );
+    }
+}
+
+/// Whole latency in nanoseconds.
+pub(super) fn total(record: &RequestRecord) -> u64 {
+    [record.ring, record.throttled, record.host, record.interrupt].into_iter().fold(0, u64::saturating_add)
+}
+
+/// The stage that took most of the time.
+fn longest(record: &RequestRecord) -> Stage {
+    let times = [
+        (record.ring, Stage::Ring),
+        (record.throttled, Stage::Throttled),
+        (record.host, Stage::Host),
+        (record.interrupt, Stage::Interrupt),
+    ];
+    times.into_iter().max_by_key(|(time, _)| *time).map_or(Stage::Host, |(_, stage)| stage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paravane_device::latency::{Operation, Request};
+
+    #[test]
+    fn the_longest_stage_is_named_and_sums_do_not_wrap() {
+        let request = Request { head: 0, sector: None, bytes: 0, status: 0 };
+        let mut record = RequestRecord {
+            operation: Operation::Flush,
+            request,
+            ring: 1,
+            throttled: 9,
+            host: 3,
+            interrupt: 2,
+        };
+        assert_eq!((longest(&record), total(&record)), (Stage::Throttled, 15));
+        record.host = u64::MAX;
+        assert_eq!((longest(&record), total(&record)), (Stage::Host, u64::MAX));
+    }
+}

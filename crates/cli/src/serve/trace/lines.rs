@@ -1,0 +1,122 @@
+//! Lines of a trace on the control socket.
+//!
+//! ```text
+//!   client                                    daemon
+//!     binds its end to a name, connects
+//!     {"trace": TraceRequest}       ----->
+//!                                   <-----    {"started": {"pid": 7, "queues": 1}}, {"no_device": "..."}
+//!                                             or {"error": "..."}
+//!                                   <-----    {"request": TraceLine} ... {"dropped": 3} ...
+//!                                   <-----    {"end": "..."}, or the connection closes
+//!     closes: the trace ends
+//! ```
+//! A client whose end has no name gets the report at once, and is not read.
+use super::total;
+use paravane_device::latency::{Operation, RequestRecord};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Operations of disks.
+pub(crate) const OPERATIONS: [Operation; 6] = [
+    Operation::Read,
+    Operation::Write,
+    Operation::Flush,
+    Operation::Discard,
+    Operation::WriteZeroes,
+    Operation::Other,
+];
+
+/// The client's line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Ask {
+    Trace(TraceRequest),
+}
+
+/// Which requests a client wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TraceRequest {
+    pub(crate) device: String,
+    /// Whole latency in nanoseconds, at least.
+    #[serde(default)]
+    pub(crate) slower_than_ns: u64,
+    /// Names of operations; none: all.
+    #[serde(default)]
+    pub(crate) operations: Vec<String>,
+    /// `None`: all queues.
+    #[serde(default)]
+    pub(crate) queue: Option<u16>,
+    /// Number of requests, at most.
+    #[serde(default)]
+    pub(crate) limit: Option<u64>,
+}
+
+/// A line of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Started {
+        pid: u32,
+        queues: usize,
+    },
+    Request(TraceLine),
+    /// Number of requests so far that are missing, as the client reads too slowly.
+    Dropped(u64),
+    End(String),
+    NoDevice(String),
+    Error(String),
+}
+
+/// One request that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TraceLine {
+    /// End of the request in nanoseconds since 1970.
+    pub(crate) end_unix_ns: u64,
+    pub(crate) queue: u16,
+    /// Index of its descriptor chain.
+    pub(crate) head: u16,
+    /// "read", "write", "flush", "discard", "write_zeroes" or "other".
+    pub(crate) operation: Cow<'static, str>,
+    /// First sector (512 bytes), if it has one.
+    pub(crate) sector: Option<u64>,
+    /// Bytes of data, or the length of its ranges.
+    pub(crate) bytes: u64,
+    /// Status byte: 0 success, 1 I/O error, 2 not supported.
+    pub(crate) status: u8,
+    pub(crate) ring_ns: u64,
+    pub(crate) throttled_ns: u64,
+    pub(crate) host_ns: u64,
+    pub(crate) interrupt_ns: u64,
+    pub(crate) total_ns: u64,
+}
+
+impl TraceLine {
+    pub(super) fn new(queue: u16, end_unix_ns: u64, record: &RequestRecord) -> Self {
+        let request = record.request;
+        Self {
+            end_unix_ns,
+            queue,
+            head: request.head,
+            operation: record.operation.name().into(),
+            sector: request.sector,
+            bytes: request.bytes,
+            status: request.status,
+            ring_ns: record.ring,
+            throttled_ns: record.throttled,
+            host_ns: record.host,
+            interrupt_ns: record.interrupt,
+            total_ns: total(record),
+        }
+    }
+
+    /// Name and time of each stage, in the order of a request.
+    pub(crate) fn stages(&self) -> [(&'static str, u64); 4] {
+        [
+            ("ring", self.ring_ns),
+            ("throttled", self.throttled_ns),
+            ("host", self.host_ns),
+            ("interrupt", self.interrupt_ns),
+        ]
+    }
+}

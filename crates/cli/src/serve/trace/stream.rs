@@ -1,0 +1,121 @@
+//! Sends a trace to one client of the control socket.
+use super::lines::{Answer, Ask};
+use super::{RequestTrace, TraceReader};
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// Maximum number of traces of a daemon.
+pub(crate) const TRACES: usize = 8;
+/// Maximum length of a client's line in bytes.
+const MAX_LINE: usize = 1024;
+/// Time for a client to send its line.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a client to read something.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time between two looks at the rings.
+const PERIOD: Duration = Duration::from_millis(20);
+/// Requests sent together.
+const BATCH: usize = 1024;
+
+/// Finds the trace of a device, or says why there is none.
+pub(crate) type Find = dyn Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync;
+
+/// Reads the client's line and sends the trace until either side ends it.
+///
+/// `asked` is called when the line is there.
+pub(crate) async fn serve(
+    mut stream: UnixStream,
+    find: &Find,
+    slots: &Semaphore,
+    asked: impl FnOnce(),
+) -> io::Result<()> {
+    let line = timeout(ASK_TIMEOUT, read_line(&mut stream)).await??;
+    asked();
+    let (_slot, mut reader, limit) = match begin(&line, find, slots) {
+        Ok(begun) => begun,
+        Err(answer) => return send(&mut stream, &[answer]).await,
+    };
+    let started = Answer::Started { pid: std::process::id(), queues: reader.trace.queues() };
+    send(&mut stream, &[started]).await?;
+    follow(&mut stream, &mut reader, limit).await
+}
+
+type Begun<'a> = (tokio::sync::SemaphorePermit<'a>, TraceReader, u64);
+
+fn begin<'a>(line: &[u8], find: &Find, slots: &'a Semaphore) -> Result<Begun<'a>, Answer> {
+    let Ask::Trace(request) =
+        serde_json::from_slice(line).map_err(|error| Answer::Error(format!("invalid request: {error}")))?;
+    let trace = find(&request.device)?;
+    let busy = |_| Answer::Error(format!("{TRACES} traces run already: end one of them"));
+    let slot = slots.try_acquire().map_err(busy)?;
+    let reader = trace.read(&request).map_err(Answer::Error)?;
+    Ok((slot, reader, request.limit.unwrap_or(u64::MAX)))
+}
+
+async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut line = Vec::with_capacity(MAX_LINE);
+    loop {
+        let mut part = [0; MAX_LINE];
+        let count = stream.read(&mut part[..MAX_LINE - line.len()]).await?;
+        line.extend_from_slice(&part[..count]);
+        if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+            line.truncate(end);
+            return Ok(line);
+        }
+        if count == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        if line.len() == MAX_LINE {
+            return Err(io::Error::new(ErrorKind::InvalidData, "line too long"));
+        }
+    }
+}
+
+/// Sends requests as they end.
+async fn follow(stream: &mut UnixStream, reader: &mut TraceReader, mut left: u64) -> io::Result<()> {
+    let mut dropped = 0;
+    let mut more = false;
+    loop {
+        if more {
+            tokio::task::yield_now().await;
+        } else if timeout(PERIOD, stream.read(&mut [0])).await.is_ok() {
+            // The client has closed its end, or sent more than its line.
+            return Ok(());
+        }
+        // Looked at first: requests may end until then.
+        let ended = reader.has_ended();
+        let mut lines = Vec::new();
+        more = reader.take(BATCH, &mut lines);
+        lines.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= lines.len() as u64;
+        let mut answers: Vec<_> = lines.into_iter().map(Answer::Request).collect();
+        if reader.dropped() != dropped {
+            dropped = reader.dropped();
+            answers.push(Answer::Dropped(dropped));
+        }
+        let end = match (left, ended && !more) {
+            (0, _) => Some("limit reached"),
+            (_, true) => Some("the device has stopped"),
+            _ => None,
+        };
+        answers.extend(end.map(|why| Answer::End(why.to_owned())));
+        send(stream, &answers).await?;
+        if end.is_some() {
+            return Ok(());
+        }
+    }
+}
+
+async fn send(stream: &mut UnixStream, answers: &[Answer]) -> io::Result<()> {
+    let mut text = Vec::new();
+    for answer in answers {
+        serde_json::to_writer(&mut text, answer)?;
+        text.push(b'\n');
+    }
+    timeout(READ_TIMEOUT, stream.write_all(&text)).await?
+}
