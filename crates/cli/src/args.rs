@@ -2,7 +2,7 @@
 use crate::disk::DiskArg;
 use crate::engine::Engine;
 use crate::net::NetArg;
-use crate::serve::args::{ServeArgs, StatusArgs, TopArgs};
+use crate::serve::args::{ServeArgs, StatusArgs, TopArgs, TraceArgs};
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -26,6 +26,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     Status(StatusArgs),
     Top(TopArgs),
+    Trace(TraceArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Completions(CompletionsArgs),

@@ -24,6 +24,7 @@ mod sections;
 mod serve;
 mod size;
 mod top;
+mod trace;
 mod wrap;
 
 use args::{Cli, Command};
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::main(&args, cli.verbose),
         Command::Status(args) => serve::status::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Trace(args) => trace::main(&args),
         Command::Manuals(args) => manuals::main(&args),
         Command::Reference(args) => reference::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -67,7 +67,7 @@ const SERVE_EXIT: &[(u8, &str)] = &[
 ];
 
 /// All commands.
-pub(crate) const ALL: [Sections; 13] = [
+pub(crate) const ALL: [Sections; 14] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -80,6 +80,7 @@ pub(crate) const ALL: [Sections; 13] = [
             "paravane-serve(1)",
             "paravane-status(1)",
             "paravane-top(1)",
+            "paravane-trace(1)",
             "paravane-doctor(1)",
             "paravane-bench(1)",
             "paravane-completions(1)",
@@ -237,6 +238,32 @@ pub(crate) const ALL: [Sections; 13] = [
         ],
         see_also: &["paravane-status(1)", "paravane-serve(1)"],
         ..CLIENT
+    },
+    Sections {
+        command: "paravane-trace",
+        examples: &[
+            ("paravane trace vm0-disk --slower-than 5ms", "Show the slow requests of a disk."),
+            ("paravane trace vm0-disk --operation read,write --queue 0 --count 100", "Show 100 requests."),
+            ("paravane trace vm0-disk --json --duration 10s", "Print the requests of 10 seconds as JSON."),
+            (
+                "paravane trace vm0-disk --chrome trace.json --duration 1s",
+                "Write a second to a file for ui.perfetto.dev.",
+            ),
+        ],
+        exit: &[
+            (0, "--count or --duration was reached, the device has stopped, or the output was closed."),
+            (1, "No daemon has the device, or the daemon does not trace it."),
+            USAGE,
+            (130, "Stopped by a signal; a Chrome trace is complete."),
+        ],
+        signals: &[("SIGINT, SIGTERM, SIGHUP", "End the trace, and write the Chrome trace.")],
+        files: &[CONTROL],
+        environment: &[
+            RUST_LOG,
+            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
+            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
+        ],
+        see_also: &["paravane-top(1)", "paravane-status(1)", "paravane-serve(1)"],
     },
     Sections {
         command: "paravane-doctor",

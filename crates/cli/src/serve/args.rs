@@ -499,3 +499,69 @@ pub(crate) enum TopKey {
     /// Name; vm2 before vm10
     Name,
 }
+
+/// Show each request of a disk as it ends, with the time in each stage
+///
+/// Asks every daemon in the control directory for the device. The daemon sends requests from then
+/// on, and never waits: requests that find no room are dropped and counted.
+///
+/// Columns: TIME is the end of the request (UTC). Q is the queue. SECTOR is the first sector (512
+/// bytes), SIZE the bytes of data. RING is the time in the ring until the I/O thread took the
+/// request, THROTTLED the time held by a rate limit, HOST the time in storage, INTERRUPT the time
+/// from there to the interrupt. TOTAL is their sum; what the guest sees beyond it is spent in the
+/// guest or its VMM. A failed request ends with its status.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// Name of the device
+    #[arg(value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Ask only the daemon with this control socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Show requests that took TIME or longer, for example 5ms
+    #[arg(long, value_name = "TIME")]
+    pub(crate) slower_than: Option<humantime::Duration>,
+    /// Show these operations, separated by commas [default: all]
+    #[arg(long, value_enum, value_name = "OPERATION", value_delimiter = ',')]
+    pub(crate) operation: Vec<TraceOperation>,
+    /// Show requests of queue N
+    #[arg(long, value_name = "N")]
+    pub(crate) queue: Option<u16>,
+    /// End after N requests [default: no limit; with --chrome: 100000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// End after TIME, for example 10s
+    #[arg(long, value_name = "TIME")]
+    pub(crate) duration: Option<humantime::Duration>,
+    /// Print a JSON object for each request, one a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a Chrome trace to FILE instead, for ui.perfetto.dev; at most 1000000 requests
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub(crate) chrome: Option<PathBuf>,
+}
+
+/// Operations of disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum TraceOperation {
+    /// Reads
+    Read,
+    /// Writes
+    Write,
+    /// Flushes
+    Flush,
+    /// Discards
+    Discard,
+    /// Writes of zeroes
+    WriteZeroes,
+    /// Requests answered without storage, for example invalid ones
+    Other,
+}
+
+impl TraceOperation {
+    /// Name in reports and on the control socket.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
