@@ -122,8 +122,8 @@ async fn answer(
     let reporter = Reporter::start(CONNECTIONS, make);
     let traces = Arc::new(Semaphore::new(TRACES));
     loop {
-        let (mut stream, asks) = match listener.accept().await {
-            Ok((stream, client)) => (stream, !client.is_unnamed()),
+        let mut stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
             // Possibly out of descriptors: retry later.
             Err(error) => {
                 tracing::debug!(%error, "control socket: cannot accept");
@@ -131,6 +131,8 @@ async fn answer(
                 continue;
             }
         };
+        // The address of `accept` lacks abstract names.
+        let asks = stream.peer_addr().is_ok_and(|client| !client.is_unnamed());
         let (reporter, find, traces) = (reporter.clone(), find.clone(), traces.clone());
         let serve = move |connection: ConnectionGuard| async move {
             if asks {

@@ -48,4 +48,5 @@ mod sessions;
 mod signals;
 mod stop;
 mod top;
+mod trace;
 mod watching;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All commands.
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 14] = [
     &[],
     &["run"],
     &["serve"],
@@ -22,6 +22,7 @@ const COMMANDS: [&[&str]; 13] = [
     &["serve", "rng"],
     &["status"],
     &["top"],
+    &["trace"],
     &["doctor"],
     &["bench"],
     &["completions"],

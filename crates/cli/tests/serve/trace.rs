@@ -1,0 +1,262 @@
+//! `paravane trace` and the slow-request log name the stage in which a request spends its time.
+use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, status};
+use crate::raw::Ask;
+use crate::watching::Client;
+use nix::sys::fanotify::{
+    EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
+};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+fn trace(control: &str, more: &[&str]) -> Command {
+    let mut command = paravane();
+    command.args(["trace", "--control", control]).args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Sends reads until the trace has ended.
+fn feed(socket: &Path, mut trace: Child) -> Output {
+    let end = Instant::now() + PATIENCE;
+    while trace.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "the trace goes on");
+        // A client has 16 requests.
+        let mut client = Client::connect(socket);
+        for _ in 0..16 {
+            assert_eq!(client.ask(Ask::Read, 8), 0);
+        }
+    }
+    let output = trace.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    output
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn requests_that_a_rate_limit_holds_are_slow_at_the_limit() {
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let limit = ["--ops-per-second", "50", "--burst-ops", "1", "--slow", "10ms", "--name", "vm0"];
+    let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
+    let mut daemon = Daemon::start(&[&arguments[..], &limit[..]].concat());
+    let clients = folder.path("s");
+
+    let json =
+        trace(&control, &["vm0", "--json", "--slower-than", "10ms", "--operation", "read", "--count", "3"]);
+    let output = feed(&clients, { json }.spawn().unwrap());
+    let lines: Vec<Value> =
+        output.stdout.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+    assert_eq!(lines.len(), 3);
+    for line in &lines {
+        assert_eq!(
+            (&line["device"], &line["operation"], &line["queue"]),
+            (&"vm0".into(), &"read".into(), &0.into())
+        );
+        assert_eq!(
+            (&line["sector"], &line["bytes"], &line["status"]),
+            (&8.into(), &512.into(), &0.into()),
+            "{line}"
+        );
+        let stages = ["ring_ns", "throttled_ns", "host_ns", "interrupt_ns"].map(|stage| number(&line[stage]));
+        assert_eq!(stages.iter().sum::<u64>(), number(&line["total_ns"]), "{line}");
+        assert!(number(&line["total_ns"]) >= 10_000_000 && stages[1] > 0, "{line}");
+    }
+    let line = daemon.wait_for("slow request");
+    for field in ["vm0", "queue=0", "operation=\"read\"", "sector=8", "bytes=512", "stage=\"throttled\""] {
+        assert!(line.contains(field), "{field} is not in: {line}");
+    }
+
+    let output = feed(&clients, trace(&control, &["vm0", "--count", "2"]).spawn().unwrap());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<_> = text.lines().collect();
+    assert!(rows[0].starts_with("TIME") && rows[1].contains("  read ") && rows.len() == 3, "{text}");
+
+    let file = folder.text("trace.json");
+    let chrome = trace(&control, &["vm0", "--count", "5", "--chrome", &file]).spawn().unwrap();
+    feed(&clients, chrome);
+    let chrome: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let events = chrome["traceEvents"].as_array().unwrap();
+    assert_eq!(events.iter().filter(|event| event["cat"] == "request").count(), 5);
+    assert!(events.iter().any(|event| event["cat"] == "stage" && event["name"] == "throttled"), "{chrome}");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+/// Holds reads of a file for a time, once it is told to.
+///
+/// The file must not be open yet: the kernel tells only of files opened later. A thread that stays
+/// until the end of the tests answers the kernel.
+struct HeldReads(Arc<AtomicBool>);
+
+impl HeldReads {
+    /// `None`: this host does not let us (fanotify needs CAP_SYS_ADMIN).
+    fn of(file: &Path, time: Duration, test: &str) -> Option<Self> {
+        let group = || {
+            let group = Fanotify::init(InitFlags::FAN_CLASS_CONTENT, EventFFlags::O_RDONLY)?;
+            group.mark(
+                MarkFlags::FAN_MARK_ADD,
+                MaskFlags::FAN_ACCESS_PERM,
+                nix::fcntl::AT_FDCWD,
+                Some(file),
+            )?;
+            Ok::<_, nix::Error>(group)
+        };
+        let group = match group() {
+            Ok(group) => group,
+            Err(error) => {
+                skip(test, format_args!("cannot hold reads by fanotify: {error}"));
+                return None;
+            }
+        };
+        let holds = Arc::new(AtomicBool::new(false));
+        let held = holds.clone();
+        std::thread::spawn(move || {
+            while let Ok(events) = group.read_events() {
+                if held.load(Ordering::Relaxed) {
+                    std::thread::sleep(time);
+                }
+                for event in events {
+                    let allow = FanotifyResponse::new(event.fd().unwrap(), Response::FAN_ALLOW);
+                    group.write_response(allow).unwrap();
+                }
+            }
+        });
+        Some(Self(holds))
+    }
+}
+
+#[test]
+fn requests_that_storage_holds_are_slow_at_the_host() {
+    const HELD: Duration = Duration::from_millis(200);
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
+    let more = ["--engine", "threads", "--slow", "200ms"];
+    let test = "requests_that_storage_holds_are_slow_at_the_host";
+    let Some(held) = HeldReads::of(Path::new(&image), HELD, test) else { return };
+    let mut daemon = Daemon::start(&[&arguments[..], &more[..]].concat());
+    let mut client = Client::connect(&folder.path("s"));
+    let mut traced = trace(&control, &["blk", "--slower-than", "200ms", "--count", "1"]).spawn().unwrap();
+    let mut rows = BufReader::new(traced.stdout.take().unwrap()).lines();
+    // The trace has begun.
+    assert!(rows.next().unwrap().unwrap().starts_with("TIME"));
+    held.0.store(true, Ordering::Relaxed);
+    assert_eq!(client.ask(Ask::Read, 16), 0);
+    let row = rows.next().unwrap().unwrap();
+    assert!(traced.wait().unwrap().success());
+    let columns: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(columns[2..5], ["read", "16", "512"], "{row}");
+    let line = daemon.wait_for("slow request");
+    assert!(line.contains("stage=\"host\"") && line.contains("sector=16"), "{line}");
+    let host = line.split("host_us=").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(host.parse::<u128>().unwrap() >= HELD.as_micros(), "{line}");
+    let report = status(&control);
+    let stages = report["devices"][0]["queues"][0]["stages"].as_array().unwrap().clone();
+    let longest = stages.iter().max_by_key(|stage| number(&stage["latency"]["max"])).unwrap();
+    assert_eq!(longest["stage"], "host", "{report}");
+}
+
+/// A client that asks: its end has a name.
+fn asking(control: &str, text: &str) -> UnixStream {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(control).unwrap()).unwrap();
+    let mut stream = UnixStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(text.as_bytes()).unwrap();
+    stream
+}
+
+fn answer(stream: UnixStream) -> String {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn the_control_socket_bounds_what_clients_ask() {
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
+    let daemon = Daemon::start(&arguments);
+    let ask = "{\"trace\": {\"device\": \"blk\"}}\n";
+    for (text, wanted) in [
+        ("nonsense\n", "{\"error\":\"invalid request: "),
+        ("{\"trace\": {\"device\": \"blk\", \"more\": 1}}\n", "unknown field"),
+        ("{\"trace\": {\"device\": \"vm7\"}}\n", "{\"no_device\":"),
+        ("{\"trace\": {\"device\": \"blk\", \"queue\": 1}}\n", "has no queue 1"),
+        ("{\"trace\": {\"device\": \"blk\", \"operations\": [\"x\"]}}\n", "unknown operation"),
+        (ask, "{\"started\":{\"pid\":"),
+    ] {
+        let answer = answer(asking(&control, text));
+        assert!(answer.contains(wanted), "{text}: {answer}");
+    }
+    // A line without an end is not kept.
+    let mut text = String::new();
+    let endless = asking(&control, &"x".repeat(1024)).read_to_string(&mut text);
+    assert!(text.is_empty(), "{endless:?} {text}");
+    // Silent clients keep nobody out.
+    let silent: Vec<_> = (0..32).map(|_| asking(&control, "")).collect();
+    let wait_for = |wanted: &str| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let stream = asking(&control, ask);
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            if line.contains(wanted) {
+                return stream;
+            }
+            assert!(Instant::now() < end, "{line}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let eight: Vec<_> = (0..8).map(|_| wait_for("started")).collect();
+    assert!(answer(asking(&control, ask)).contains("8 traces run already"));
+    assert_eq!(status(&control)["devices"][0]["name"], "blk");
+    drop((eight, silent));
+    wait_for("started");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+#[test]
+fn a_device_that_cannot_be_traced_is_named() {
+    let folder = Folder::new();
+    folder.image("a.img");
+    let file = folder.write(
+        "d.toml",
+        "[[blk]]\nname = \"a\"\nimage = \"a.img\"\nsocket = \"a\"\nlatencies = \"off\"\n\
+         [[rng]]\nname = \"r\"\nsocket = \"r\"\n",
+    );
+    let control = folder.text("control");
+    let _daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    for (device, wanted) in
+        [("a", "remove --latencies off"), ("r", "only disks are traced"), ("b", "no device is named \"b\"")]
+    {
+        let output = trace(&control, &[device]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && stderr.contains(wanted), "{stderr}");
+    }
+    let refuse = |more: &[&str], wanted: &str| {
+        let output = paravane().args(["serve", "--config", &file, "--check"]).args(more).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && stderr.contains(wanted), "{stderr}");
+    };
+    folder.write(
+        "d.toml",
+        "[[blk]]\nname = \"a\"\nimage = \"a.img\"\nsocket = \"a\"\nlatencies = \"off\"\nslow = \"5ms\"\n",
+    );
+    refuse(&[], "d.toml:6: slow: needs latencies");
+    folder.write("d.toml", "[[blk]]\nname = \"a\"\nimage = \"a.img\"\nsocket = \"a\"\nslow = \"0s\"\n");
+    refuse(&[], "d.toml:5: slow: 0 would log every request");
+}
