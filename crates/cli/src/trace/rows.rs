@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 /// The first line.
 pub(super) const HEADER: &str =
-    "TIME             Q  OPERATION         SECTOR    SIZE   RING THROTTLED   HOST INTERRUPT  TOTAL\n";
+    "TIME              Q  OPERATION         SECTOR    SIZE   RING THROTTLED   HOST INTERRUPT  TOTAL\n";
 
 /// One request.
 pub(super) fn row(line: &TraceLine) -> String {
@@ -61,7 +61,7 @@ mod tests {
             total_ns: 151_212_900,
         };
         let expected = "\
-TIME             Q  OPERATION         SECTOR    SIZE   RING THROTTLED   HOST INTERRUPT  TOTAL
+TIME              Q  OPERATION         SECTOR    SIZE   RING THROTTLED   HOST INTERRUPT  TOTAL
 22:13:20.123456   1  write_zeroes    12345678    4096   12µs     150ms  1.2ms     900ns  151ms
 ";
         assert_eq!(HEADER.to_owned() + &row(&line), expected);
