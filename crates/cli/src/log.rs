@@ -18,7 +18,7 @@ mod panic;
 mod queue;
 mod writer;
 
-use limit::{Limiter, Severity};
+use limit::{Limiter, LineKind};
 use lines::{Lines, Output, Style};
 use queue::Queue;
 use std::io::IsTerminal;
@@ -33,6 +33,8 @@ use writer::{Stderr, Writer};
 
 /// How long the program waits for stderr at its end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Target of the lines of the slow-request log, which have a limit apart from other lines.
+pub(crate) const SLOW_REQUESTS: &str = "paravane::slow_requests";
 /// Quiet time after which suppressed lines are reported.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -147,12 +149,15 @@ pub(crate) fn start_writing() {
 /// Logs that lines were suppressed.
 ///
 /// The limiter adds the field `left_out` with their number.
-fn report_suppressed(buckets: Vec<(Option<Box<str>>, Severity)>) {
-    for (device, severity) in buckets {
+fn report_suppressed(buckets: Vec<(Option<Box<str>>, LineKind)>) {
+    for (device, kind) in buckets {
         let device = device.as_deref();
-        match severity {
-            Severity::Error => tracing::error!(device, "errors suppressed"),
-            Severity::Other => tracing::warn!(device, "messages suppressed"),
+        match kind {
+            LineKind::Error => tracing::error!(device, "errors suppressed"),
+            LineKind::SlowRequest => {
+                tracing::warn!(target: SLOW_REQUESTS, device, "slow requests suppressed");
+            }
+            LineKind::Other => tracing::warn!(device, "messages suppressed"),
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Devices do not affect each other.
 //!
-//! Errors have a separate bucket, so that a client that causes warnings hides none. Lines without a
-//! device share a bucket.
+//! Errors and slow requests have a bucket each: neither a client that causes warnings nor a slow disk
+//! hides errors, and a slow disk hides no warnings. Lines without a device share buckets.
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +17,19 @@ const DEVICES: usize = 4096;
 
 /// Which bucket of a device a line takes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Severity {
+pub(super) enum LineKind {
     Error,
+    /// Of the slow-request log.
+    SlowRequest,
     Other,
 }
+
+impl LineKind {
+    const ALL: [Self; 3] = [Self::Error, Self::SlowRequest, Self::Other];
+}
+
+/// The buckets of one device, by kind of line.
+type Kinds = [Bucket; LineKind::ALL.len()];
 
 /// The decision on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +51,9 @@ pub(super) struct Limiter {
 
 #[derive(Debug, Default)]
 struct Buckets {
-    devices: HashMap<Box<str>, [Bucket; 2]>,
+    devices: HashMap<Box<str>, Kinds>,
     /// Lines without a device.
-    shared: [Bucket; 2],
+    shared: Kinds,
     /// Number of buckets with unreported suppressed lines.
     owing: usize,
 }
@@ -83,10 +92,10 @@ impl Limiter {
     }
 
     /// Whether a line may be written.
-    pub(super) fn admit(&self, device: Option<&str>, severity: Severity, now: Instant) -> Verdict {
+    pub(super) fn admit(&self, device: Option<&str>, kind: LineKind, now: Instant) -> Verdict {
         let Some(period) = self.period else { return Verdict::Write { left_out: 0 } };
         let mut buckets = self.lock();
-        let bucket = buckets.bucket(device, severity, now);
+        let bucket = buckets.bucket(device, kind, now);
         // Relaxed: set once, by the thread that writes the last lines.
         if !self.open.load(Ordering::Relaxed) && !bucket.admits(now, period) {
             bucket.left_out += 1;
@@ -109,7 +118,7 @@ impl Limiter {
     /// Owners of buckets with unreported lines that were quiet for `pause`.
     ///
     /// Only of those that admit a line again.
-    pub(super) fn overdue(&self, now: Instant, pause: Duration) -> Vec<(Option<Box<str>>, Severity)> {
+    pub(super) fn overdue(&self, now: Instant, pause: Duration) -> Vec<(Option<Box<str>>, LineKind)> {
         let Some(period) = self.period else { return Vec::new() };
         let quiet =
             |bucket: &Bucket| bucket.refused.is_some_and(|at| now.saturating_duration_since(at) >= pause);
@@ -117,27 +126,27 @@ impl Limiter {
     }
 
     /// Ends the limit. Returns the owners of all buckets with unreported lines.
-    pub(super) fn open(&self) -> Vec<(Option<Box<str>>, Severity)> {
+    pub(super) fn open(&self) -> Vec<(Option<Box<str>>, LineKind)> {
         self.open.store(true, Ordering::Relaxed);
         self.lock().owing(|_| true)
     }
 }
 
 impl Buckets {
-    fn bucket(&mut self, device: Option<&str>, severity: Severity, now: Instant) -> &mut Bucket {
-        let Some(device) = device else { return &mut self.shared[severity as usize] };
+    fn bucket(&mut self, device: Option<&str>, kind: LineKind, now: Instant) -> &mut Bucket {
+        let Some(device) = device else { return &mut self.shared[kind as usize] };
         if !self.devices.contains_key(device) {
             if self.devices.len() >= DEVICES {
                 self.devices.retain(|_, buckets| !buckets.iter().all(|bucket| bucket.is_idle(now)));
             }
             if self.devices.len() >= DEVICES {
-                return &mut self.shared[severity as usize];
+                return &mut self.shared[kind as usize];
             }
         }
-        &mut self.devices.entry(device.into()).or_default()[severity as usize]
+        &mut self.devices.entry(device.into()).or_default()[kind as usize]
     }
 
-    fn owing(&self, due: impl Fn(&Bucket) -> bool) -> Vec<(Option<Box<str>>, Severity)> {
+    fn owing(&self, due: impl Fn(&Bucket) -> bool) -> Vec<(Option<Box<str>>, LineKind)> {
         if self.owing == 0 {
             return Vec::new();
         }
@@ -145,10 +154,10 @@ impl Buckets {
         let named = self.devices.iter().map(|(name, buckets)| (Some(name.clone()), buckets));
         let all = named.chain([(None, &self.shared)]);
         let each = all.flat_map(|(name, buckets)| {
-            [Severity::Error, Severity::Other]
+            LineKind::ALL
                 .into_iter()
-                .filter(|&severity| due(&buckets[severity as usize]))
-                .map(move |severity| (name.clone(), severity))
+                .filter(|&kind| due(&buckets[kind as usize]))
+                .map(move |kind| (name.clone(), kind))
         });
         each.collect()
     }
@@ -156,7 +165,7 @@ impl Buckets {
 
 #[cfg(test)]
 mod tests {
-    use super::Severity::{Error, Other};
+    use super::LineKind::{Error, Other, SlowRequest};
     use super::Verdict::{LeaveOut, Write};
     use super::*;
 
@@ -189,6 +198,7 @@ mod tests {
         let (limiter, now) = limiter();
         assert_eq!(written(&limiter, "a", now, 1000), 20);
         assert_eq!(limiter.admit(Some("a"), Error, now), Write { left_out: 0 });
+        assert_eq!(limiter.admit(Some("a"), SlowRequest, now), Write { left_out: 0 });
         assert_eq!(limiter.admit(Some("b"), Other, now), Write { left_out: 0 });
         assert_eq!(limiter.admit(None, Other, now), Write { left_out: 0 });
     }

@@ -3,7 +3,8 @@
 //! Text: time, level, message, fields, device, and `left_out` if earlier lines were suppressed.
 //! JSON: an object with `timestamp`, `level`, `message` and the same fields. Each event is one
 //! line: control characters are escaped.
-use super::limit::{Limiter, Severity, Verdict};
+use super::SLOW_REQUESTS;
+use super::limit::{Limiter, LineKind, Verdict};
 use paravane_device::LogDevice;
 use std::cell::Cell;
 use std::fmt::{self, Debug, Write};
@@ -83,8 +84,12 @@ impl<S: Subscriber> Layer<S> for Lines {
         event.record(&mut named);
         let device = named.0.as_deref().or(thread.as_deref());
         let level = *event.metadata().level();
-        let severity = if level == Level::ERROR { Severity::Error } else { Severity::Other };
-        let left_out = match self.limiter.admit(device, severity, Instant::now()) {
+        let kind = match level {
+            Level::ERROR => LineKind::Error,
+            _ if event.metadata().target() == SLOW_REQUESTS => LineKind::SlowRequest,
+            _ => LineKind::Other,
+        };
+        let left_out = match self.limiter.admit(device, kind, Instant::now()) {
             Verdict::Write { left_out } => left_out,
             Verdict::LeaveOut { first } => {
                 super::SUPPRESSED.fetch_add(1, Ordering::Relaxed);
@@ -305,6 +310,21 @@ mod tests {
         });
         assert_eq!(text.len(), 22, "{text:?}");
         assert_eq!(text[19], "WARN session ended number=19 device=\"vm0\"");
+        assert_eq!(text[21], "ERROR failed device=\"vm0\"");
+    }
+
+    #[test]
+    fn a_slow_disk_hides_no_other_lines() {
+        let text = lines(Style::Text, Some(1), || {
+            for number in 0..100 {
+                tracing::warn!(target: SLOW_REQUESTS, device = "vm0", number, "slow request");
+            }
+            tracing::warn!(device = "vm0", "storage error");
+            tracing::error!(device = "vm0", "failed");
+        });
+        assert_eq!(text.len(), 22, "{text:?}");
+        assert_eq!(text[19], "WARN slow request device=\"vm0\" number=19");
+        assert_eq!(text[20], "WARN storage error device=\"vm0\"");
         assert_eq!(text[21], "ERROR failed device=\"vm0\"");
     }
 

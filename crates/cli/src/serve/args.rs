@@ -101,8 +101,8 @@ pub(crate) struct DaemonArgs {
     pub(crate) log_format: Option<LogFormat>,
     /// Maximum log lines per second and device; 0 disables the limit [default: 1; with -v: 0]
     ///
-    /// A burst of 20 times as many lines passes first. Errors and other lines are counted
-    /// separately.
+    /// A burst of 20 times as many lines passes first. Errors, slow requests
+    /// and other lines are counted separately.
     #[arg(long, value_name = "LINES", global = true)]
     pub(crate) log_rate: Option<u32>,
     /// Maximum memory shared by one VMM [default: 8 times RAM and swap]
@@ -261,7 +261,7 @@ pub(crate) struct BlkArgs {
     /// Log each request that takes TIME or longer, for example 100ms [default: none]
     ///
     /// A line has queue, operation, sector, bytes, and the time in each stage. It is written when
-    /// the request ends. --log-rate limits the lines.
+    /// the request ends. --log-rate limits these lines apart from others of the device.
     #[arg(long, value_name = "TIME")]
     pub(crate) slow: Option<humantime::Duration>,
     #[command(flatten)]
@@ -503,7 +503,8 @@ pub(crate) enum TopKey {
 /// Show each request of a disk as it ends, with the time in each stage
 ///
 /// Asks every daemon in the control directory for the device. The daemon sends requests from then
-/// on, and never waits: requests that find no room are dropped and counted.
+/// on, and never waits: requests that find no room are dropped and counted. Only
+/// disks are traced: network cards and entropy sources measure whole batches.
 ///
 /// Columns: TIME is the end of the request (UTC). Q is the queue. SECTOR is the first sector (512
 /// bytes), SIZE the bytes of data. RING is the time in the ring until the I/O thread took the

@@ -1,7 +1,9 @@
 //! The slow-request log: a line for each request of a disk that takes too long.
 //!
 //! A request is seen when it ends. One that the host never finishes is in flight in the report, and
-//! not in the log. `--log-rate` limits the lines of a device; `left_out` counts the others.
+//! not in the log. The lines of a device have a limit of `--log-rate` lines a second, apart from its
+//! other lines; `left_out` counts suppressed ones.
+use crate::log::SLOW_REQUESTS;
 use paravane_device::latency::{RequestRecord, Stage};
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ impl SlowLog {
         }
         let RequestRecord { operation, request, ring, throttled, host, interrupt } = *record;
         tracing::warn!(
+            target: SLOW_REQUESTS,
             device = &*self.device,
             queue,
             operation = operation.name(),
