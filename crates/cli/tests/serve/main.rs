@@ -46,6 +46,7 @@ mod sandbox;
 mod sessions;
 #[path = "../../../vhost/tests/serve/signals.rs"]
 mod signals;
+mod slow_disk;
 mod stop;
 mod top;
 mod trace;

@@ -1,21 +1,17 @@
-//! `paravane trace` and the slow-request log name the stage in which a request spends its time.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, status};
+//! `paravane trace` and the control socket that it asks.
+use crate::daemon::{Daemon, Folder, PATIENCE, paravane, status};
 use crate::raw::Ask;
 use crate::watching::Client;
-use nix::sys::fanotify::{
-    EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
-};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-fn trace(control: &str, more: &[&str]) -> Command {
+/// `paravane trace`, with its output in pipes.
+pub(crate) fn trace(control: &str, more: &[&str]) -> Command {
     let mut command = paravane();
     command.args(["trace", "--control", control]).args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -90,80 +86,6 @@ fn requests_that_a_rate_limit_holds_are_slow_at_the_limit() {
     assert!(events.iter().any(|event| event["cat"] == "stage" && event["name"] == "throttled"), "{chrome}");
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
-}
-
-/// Holds reads of a file for a time, once it is told to.
-///
-/// The file must not be open yet: the kernel tells only of files opened later. A thread that stays
-/// until the end of the tests answers the kernel.
-struct HeldReads(Arc<AtomicBool>);
-
-impl HeldReads {
-    /// `None`: this host does not let us (fanotify needs CAP_SYS_ADMIN).
-    fn of(file: &Path, time: Duration, test: &str) -> Option<Self> {
-        let group = || {
-            let group = Fanotify::init(InitFlags::FAN_CLASS_CONTENT, EventFFlags::O_RDONLY)?;
-            group.mark(
-                MarkFlags::FAN_MARK_ADD,
-                MaskFlags::FAN_ACCESS_PERM,
-                nix::fcntl::AT_FDCWD,
-                Some(file),
-            )?;
-            Ok::<_, nix::Error>(group)
-        };
-        let group = match group() {
-            Ok(group) => group,
-            Err(error) => {
-                skip(test, format_args!("cannot hold reads by fanotify: {error}"));
-                return None;
-            }
-        };
-        let holds = Arc::new(AtomicBool::new(false));
-        let held = holds.clone();
-        std::thread::spawn(move || {
-            while let Ok(events) = group.read_events() {
-                if held.load(Ordering::Relaxed) {
-                    std::thread::sleep(time);
-                }
-                for event in events {
-                    let allow = FanotifyResponse::new(event.fd().unwrap(), Response::FAN_ALLOW);
-                    group.write_response(allow).unwrap();
-                }
-            }
-        });
-        Some(Self(holds))
-    }
-}
-
-#[test]
-fn requests_that_storage_holds_are_slow_at_the_host() {
-    const HELD: Duration = Duration::from_millis(200);
-    let folder = Folder::new();
-    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
-    let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
-    let more = ["--engine", "threads", "--slow", "200ms"];
-    let test = "requests_that_storage_holds_are_slow_at_the_host";
-    let Some(held) = HeldReads::of(Path::new(&image), HELD, test) else { return };
-    let mut daemon = Daemon::start(&[&arguments[..], &more[..]].concat());
-    let mut client = Client::connect(&folder.path("s"));
-    let mut traced = trace(&control, &["blk", "--slower-than", "200ms", "--count", "1"]).spawn().unwrap();
-    let mut rows = BufReader::new(traced.stdout.take().unwrap()).lines();
-    // The trace has begun.
-    assert!(rows.next().unwrap().unwrap().starts_with("TIME"));
-    held.0.store(true, Ordering::Relaxed);
-    assert_eq!(client.ask(Ask::Read, 16), 0);
-    let row = rows.next().unwrap().unwrap();
-    assert!(traced.wait().unwrap().success());
-    let columns: Vec<_> = row.split_whitespace().collect();
-    assert_eq!(columns[2..5], ["read", "16", "512"], "{row}");
-    let line = daemon.wait_for("slow request");
-    assert!(line.contains("stage=\"host\"") && line.contains("sector=16"), "{line}");
-    let host = line.split("host_us=").nth(1).unwrap().split(' ').next().unwrap();
-    assert!(host.parse::<u128>().unwrap() >= HELD.as_micros(), "{line}");
-    let report = status(&control);
-    let stages = report["devices"][0]["queues"][0]["stages"].as_array().unwrap().clone();
-    let longest = stages.iter().max_by_key(|stage| number(&stage["latency"]["max"])).unwrap();
-    assert_eq!(longest["stage"], "host", "{report}");
 }
 
 /// A client that asks: its end has a name.

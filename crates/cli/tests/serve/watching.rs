@@ -4,6 +4,7 @@ use crate::raw::{Ask, Machine, Raw, STATUS};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,10 +33,22 @@ impl Client {
 
     /// Status of a request for one sector.
     pub(crate) fn ask(&mut self, ask: Ask, sector: usize) -> u8 {
-        let slot = self.slot;
-        self.slot += 1;
-        self.machine.ask(slot, ask, sector * 512, 512);
+        let slot = self.submit(ask, sector..sector + 1);
+        self.wait(slot)
+    }
+
+    /// Submits requests for one sector each, together; returns the slot of the last.
+    pub(crate) fn submit(&mut self, ask: Ask, sectors: Range<usize>) -> usize {
+        for sector in sectors {
+            self.machine.ask(self.slot, ask, sector * 512, 512);
+            self.slot += 1;
+        }
         self.machine.kick();
+        self.slot - 1
+    }
+
+    /// Waits for the end of a request; returns its status.
+    pub(crate) fn wait(&mut self, slot: usize) -> u8 {
         let end = Instant::now() + PATIENCE;
         loop {
             let status = self.machine.bytes(Machine::slot(slot) + STATUS, 1)[0];
@@ -48,7 +61,8 @@ impl Client {
     }
 }
 
-fn get(address: &str) -> String {
+/// Metrics of the daemon with this address.
+pub(crate) fn get(address: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
