@@ -43,7 +43,7 @@
 #include <asm/irqdomain.h>
 #endif
 
-/* What <linux/virtio_mmio.h> of 6.1 does not have. */
+/* Missing in <linux/virtio_mmio.h> of 6.1. */
 #define MAGIC			0x74726976	/* "virt" */
 #define QUEUE_RESET		0x0c0
 
@@ -81,7 +81,7 @@ enum command {
 
 /* virtio's largest queue. */
 #define QUEUE_SIZE_LIMIT	32768
-/* Linux gives a platform device no more. */
+/* Linux's limit for a platform device. */
 #define VECTOR_LIMIT		2048
 
 struct mmio_device;
@@ -91,20 +91,20 @@ struct vector {
 	struct mmio_device *vm;
 	struct msi_msg msg;
 	int irq;
-	/* What its handler was registered with; NULL: it was not. */
+	/* Cookie of its handler; NULL: no handler is registered. */
 	void *cookie;
 	bool configured;
 	bool masked;
-	/* The device did not take the message that Linux wanted last. */
+	/* The device refused the last message. */
 	bool refused;
 	char name[40];
 };
 
-/* What the device interrupts for. */
+/* A source of interrupts: a queue, or the configuration change. */
 struct source {
 	/* NULL: the configuration change. */
 	struct virtqueue *vq;
-	/* Whose message it sends. */
+	/* The vector whose message it sends. */
 	unsigned int vector;
 };
 
@@ -112,10 +112,10 @@ struct mmio_device {
 	struct virtio_device vdev;
 	struct platform_device *pdev;
 	void __iomem *base;
-	/* Bytes that firmware says are the device's. */
+	/* Size of the window in bytes, from firmware. */
 	resource_size_t window;
 
-	/* QueueSel and what it selects; the vectors' messages and bits; msi. */
+	/* Protects QueueSel and what it selects, the vectors' messages and bits, and msi. */
 	raw_spinlock_t lock;
 	/* MSI is on. A reset turns it off, and then its registers are gone. */
 	bool msi;
@@ -321,7 +321,7 @@ static void select_source(struct mmio_device *vm, const struct source *source)
 	reg_write(vm, VIRTIO_MMIO_QUEUE_SEL, source->vq ? source->vq->index : SELECT_CONFIGURATION);
 }
 
-/* Gives @source, which is selected, what its vector has to say. Whether the device took it. The lock is held. */
+/* Configures @vector's message for the selected source. Returns whether the device took it. The lock is held. */
 static bool configure(struct mmio_device *vm, const struct vector *vector)
 {
 	reg_write(vm, MSI_ADDRESS_LOW, vector->msg.address_lo);
@@ -332,7 +332,7 @@ static bool configure(struct mmio_device *vm, const struct vector *vector)
 	return (reg_read(vm, MSI_STATE) & (STATE_CONFIGURED | STATE_REFUSED)) == STATE_CONFIGURED;
 }
 
-/* Turns MSI on or off. Whether it is as wanted. */
+/* Turns MSI on or off. Returns whether the device did so. */
 static bool switch_msi(struct mmio_device *vm, bool on)
 {
 	unsigned long flags;
@@ -347,8 +347,8 @@ static bool switch_msi(struct mmio_device *vm, bool on)
 }
 
 /*
- * Linux has a message for a vector: when its interrupt is requested, when that moves to another CPU, and one of zeros
- * when it is given back. Called with interrupts off.
+ * Sets the message of a vector. Linux calls it with interrupts off: when the interrupt is requested, when it moves to
+ * another CPU, and with zeros when it is freed.
  */
 static void write_message(struct msi_desc *desc, struct msi_msg *msg)
 {
@@ -495,7 +495,7 @@ static irqreturn_t shared_message(int irq, void *cookie)
 	unsigned int number = vector - vm->vectors;
 	struct source *source;
 
-	/* Nothing says which: all are looked at. There is no status to read, and nothing to acknowledge (4.6). */
+	/* The source is unknown: check all. There is no status to read, and nothing to acknowledge (4.6). */
 	for (source = vm->sources; source < vm->sources + vm->source_count; source++) {
 		if (source->vector != number)
 			continue;
@@ -551,7 +551,7 @@ static void share_out(struct mmio_device *vm, unsigned int vectors)
 		vm->sources[i].vector = i && vectors > 1 ? 1 + (i - 1) % (vectors - 1) : 0;
 }
 
-/* Whose message vector @number is; NULL if it is several sources'. */
+/* The source of vector @number; NULL if several share it. */
 static struct source *only_source(struct mmio_device *vm, unsigned int number)
 {
 	struct source *source, *only = NULL;
@@ -604,14 +604,14 @@ static int request_messages(struct mmio_device *vm, unsigned int count)
 	for (i = 0; i < count; i++) {
 		struct vector *vector = &vm->vectors[i];
 		struct source *only = only_source(vm, i);
-		/* One queue's message goes to the queue without a detour. */
+		/* The vector of one queue calls its handler directly. */
 		struct virtqueue *vq = only ? only->vq : NULL;
 
 		vector->vm = vm;
 		vector->irq = msi_get_virq(dev, i);
 		snprintf(vector->name, sizeof(vector->name), "%s-%s", dev_name(&vm->vdev.dev),
 			 vq ? vq->name : only ? "config" : "shared");
-		/* It gives the device the message. */
+		/* This gives the device the message. */
 		err = request_irq(vector->irq, vq ? vring_interrupt : shared_message, 0, vector->name,
 				  vq ? (void *)vq : vector);
 		if (!err)
@@ -626,7 +626,7 @@ static int request_messages(struct mmio_device *vm, unsigned int count)
 	return 0;
 }
 
-/* As many messages as can be had. If none, MSI is off. */
+/* Gets as many messages as possible. Without any, MSI is off. */
 static int set_up_messages(struct mmio_device *vm)
 {
 	unsigned int count;
@@ -637,7 +637,7 @@ static int set_up_messages(struct mmio_device *vm)
 	count = plan_vectors(vm->source_count, reg_read(vm, MSI_LIMIT));
 	err = count ? request_messages(vm, count) : -ENOSPC;
 	while (err && count > 1) {
-		/* Linux or the device is short of them: fewer, which all fit the same plan. */
+		/* Linux or the device has too few: try with fewer. The plan fits every number. */
 		count = count > 2 ? 2 : 1;
 		err = request_messages(vm, count);
 	}
@@ -654,7 +654,7 @@ static int set_up_interrupts(struct mmio_device *vm)
 		err = set_up_messages(vm);
 		if (!err)
 			return 0;
-		/* After DRIVER_OK it stays on, and then the wire is dead. */
+		/* After DRIVER_OK it stays on, and the wired interrupt does not work. */
 		if (vm->msi)
 			return err;
 		dev_info(&vm->vdev.dev, "no messages (%d): the wired interrupt is used\n", err);
@@ -685,7 +685,7 @@ static int set_vq_affinity(struct virtqueue *vq, const struct cpumask *cpus)
 	unsigned int i;
 
 	for (i = 0; i < vm->vector_count; i++) {
-		/* Others would be moved with it. */
+		/* Other sources would move with it. */
 		if (vm->vectors[i].cookie == vq)
 			return cpus ? irq_set_affinity(vm->vectors[i].irq, cpus) : 0;
 	}
@@ -1060,7 +1060,7 @@ static void __exit stop(void)
 }
 module_exit(stop);
 
-/* What it leaves alone is for the stock driver. README.md says how this one comes first. */
+/* Devices that it refuses are for the stock driver. README.md: how to load this one first. */
 MODULE_SOFTDEP("post: virtio_mmio");
 MODULE_DESCRIPTION("virtio over MMIO with notification addresses and message-signalled interrupts");
 MODULE_AUTHOR("The Paravane maintainers");
