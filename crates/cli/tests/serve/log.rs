@@ -35,7 +35,8 @@ impl Quiet {
         command.args(["serve", "--config", &file, "--control", &control]).args(more).args(without_sandbox());
         let child = command.stderr(stderr).spawn().expect("the daemon starts");
         let mut quiet = Self { child, control };
-        quiet.wait("it is not ready", |_| folder.path("b.sock").exists());
+        // The file exists a moment before its socket listens.
+        quiet.wait("it is not ready", |_| UnixStream::connect(folder.path("b.sock")).is_ok());
         quiet
     }
 
