@@ -1,6 +1,8 @@
 //! The log: clients cannot flood it, a blocked reader does not block the daemon.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, sandbox_usable, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
+use crate::raw::Ask;
+use crate::watching::Client;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -120,6 +122,32 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     while rustix::io::write(&write, b"\n").is_ok() {}
     fcntl_setfl(&write, flags).unwrap();
     (read, write)
+}
+
+#[test]
+fn a_slow_disk_hides_none_of_its_storage_errors() {
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
+    // Every request is slow.
+    let mut daemon = Daemon::start(&[&arguments[..], &["--slow", "1ns", "--log-format", "json"]].concat());
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 4 };
+    let mut driver = Driver::connect(&folder.path("s"), wish).unwrap();
+    driver.exercise(&mut std::fs::read(&image).unwrap(), 200, &mut Random::new(9));
+    drop(driver);
+    File::options().write(true).open(&image).unwrap().set_len(64 << 10).unwrap();
+    assert_eq!(Client::connect(&folder.path("s")).ask(Ask::Read, 1000), 1);
+    daemon.wait_for("storage error");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    let lines = log.iter().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let (mut written, mut left_out) = (0, 0);
+    for line in lines.filter(|line| line["message"].as_str().unwrap().starts_with("slow request")) {
+        written += u64::from(line["message"] == "slow request");
+        left_out += line["left_out"].as_u64().unwrap_or(0);
+    }
+    assert!(written >= 20 && left_out > 0, "{log:?}");
+    assert_eq!(written + left_out, 201, "{log:?}");
 }
 
 #[test]
