@@ -16,6 +16,27 @@ pub(super) struct Style {
     pub(super) utf8: bool,
     /// Escape sequences for colours and the like.
     pub(super) colours: bool,
+    /// Column HISTORY: one interval has none.
+    pub(super) history: bool,
+}
+
+/// Order of the rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) key: TopKey,
+    pub(super) reverse: bool,
+}
+
+impl Order {
+    /// Mark of the column that the rows are sorted by.
+    fn mark(self, style: Style) -> char {
+        match (style.utf8, self.reverse) {
+            (true, false) => '▾',
+            (true, true) => '▴',
+            (false, false) => 'v',
+            (false, true) => '^',
+        }
+    }
 }
 
 struct Column {
@@ -61,14 +82,27 @@ const COLUMNS: [Column; 16] = [
     Column { key: Some(TopKey::Depth), ..number("DEPTH", 5, 5, |row, _| ratio(row.rates.depth)) },
     number("/KICK", 5, 7, |row, _| ratio(row.completed_per_kick)),
     number("/IRQ", 5, 8, |row, _| ratio(row.completed_per_interrupt)),
-    Column { key: Some(TopKey::Cpu), ..number("CPU%", 4, 3, |row, _| format!("{:.0}", row.cpu_percent)) },
-    number("WAIT%", 5, 11, |row, _| format!("{:.0}", row.wait_percent)),
+    Column { key: Some(TopKey::Cpu), ..number("CPU%", 4, 3, |row, _| percent(row.cpu_percent)) },
+    number("WAIT%", 5, 11, |row, _| percent(row.wait_percent)),
     Column { key: Some(TopKey::Errors), ..number("ERRORS", 6, 6, |row, _| short(row.errors as f64)) },
-    Column { word: true, ..number("HISTORY", 8, 14, |row, style| row.history.line(8, style.utf8)) },
+    Column { word: true, ..number("HISTORY", 8, HISTORY, |row, style| row.history.line(8, style.utf8)) },
 ];
 
 /// Rank of HISTORY: it goes after the columns that only wide terminals show.
 const HISTORY: u8 = 14;
+
+impl Column {
+    /// Never hidden: the device's work, and what the rows are sorted by.
+    fn is_kept(&self, order: Order) -> bool {
+        self.rank == 0 || self.key == Some(order.key)
+    }
+
+    /// The mark of the order may make it wider.
+    fn width(&self, order: Order) -> usize {
+        let head = self.head.chars().count() + usize::from(self.key == Some(order.key));
+        self.width.max(head)
+    }
+}
 
 /// Head and lines of the table.
 #[derive(Debug)]
@@ -80,44 +114,42 @@ pub(super) struct Table {
 /// Lays out the rows in lines of at most `width` characters.
 pub(super) fn table<'a>(
     rows: impl Iterator<Item = &'a Row> + Clone,
-    (width, sort): (usize, TopKey),
+    (width, order): (usize, Order),
     style: Style,
 ) -> Table {
     let names: Vec<String> = rows.clone().map(|row| printable(&row.device)).collect();
-    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("DEVICE".len());
-    let mut shown: Vec<&Column> = COLUMNS.iter().collect();
-    let used = |shown: &[&Column]| shown.iter().map(|column| column.width + 1).sum::<usize>();
+    let first = match order.key {
+        TopKey::Name => format!("{}DEVICE", order.mark(style)),
+        _ => "DEVICE".to_owned(),
+    };
+    let lengths = names.iter().chain([&first]).map(|name| name.chars().count());
+    let longest = lengths.max().unwrap_or(0);
+    let mut shown: Vec<&Column> =
+        COLUMNS.iter().filter(|column| style.history || column.rank != HISTORY).collect();
+    let used = |shown: &[&Column]| shown.iter().map(|column| column.width(order) + 1).sum::<usize>();
     // HISTORY is worth more than what only wide terminals show.
     let rank = |column: &Column| if column.rank == HISTORY { 8 } else { column.rank };
-    while used(&shown) + longest.min(GOOD_NAME) > width
-        && let Some(least) = shown.iter().map(|column| rank(column)).max()
-        && shown.len() > 1
-    {
+    while used(&shown) + longest.min(GOOD_NAME) > width {
+        let hidden = shown.iter().enumerate().filter(|(_, column)| !column.is_kept(order));
         // Of equal ranks the last column goes.
-        if let Some(at) = shown.iter().rposition(|column| rank(column) == least) {
-            shown.remove(at);
-        }
+        let Some((at, _)) = hidden.max_by_key(|(_, column)| rank(column)) else { break };
+        shown.remove(at);
     }
     let name = longest.min(width.saturating_sub(used(&shown)).max(NAME));
     let line = |first: String, cell: &dyn Fn(&Column) -> String| {
         let mut line = format!("{first:name$}");
         for column in &shown {
-            let text = cell(column);
-            let Column { width, word, .. } = *column;
-            line += &match word {
-                true => format!(" {text:width$}"),
-                // The mark of the order may take the place of the blank.
-                false => format!("{text:>0$}", width + 1),
-            };
+            let (text, width) = (cell(column), column.width(order));
+            line += &if column.word { format!(" {text:width$}") } else { format!(" {text:>width$}") };
         }
         // A terminal narrower than the least table would wrap lines.
         line.chars().take(width).collect::<String>()
     };
-    let mark = |column: &Column| match column.key == Some(sort) {
-        true => format!("{}{}", if style.utf8 { "▾" } else { "v" }, column.head),
+    let head = |column: &Column| match column.key == Some(order.key) {
+        true => format!("{}{}", order.mark(style), column.head),
         false => column.head.to_owned(),
     };
-    let head = line("DEVICE".to_owned(), &mark);
+    let head = line(first, &head);
     let rows = rows.zip(names);
     let rows = rows.map(|(row, device)| line(shortened(&device, name), &|column| (column.text)(row, style)));
     Table { head, rows: rows.collect() }
@@ -132,6 +164,11 @@ fn latency(ns: Option<u64>, style: Style) -> String {
     let Some(ns) = ns else { return "-".to_owned() };
     let text = short_duration(ns);
     if style.utf8 { text } else { text.replace('µ', "u") }
+}
+
+/// In at most 4 characters up to 100 CPUs.
+fn percent(value: f64) -> String {
+    if value > 0.0 && value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
 fn ratio(value: Option<f64>) -> String {
@@ -163,7 +200,8 @@ mod tests {
     use crate::serve::status::latency::Percentiles;
     use crate::serve::status::rates::Rates;
 
-    const PLAIN: Style = Style { utf8: true, colours: false };
+    const PLAIN: Style = Style { utf8: true, colours: false, history: true };
+    const BY_P99: Order = Order { key: TopKey::P99, reverse: false };
 
     fn row(device: &str) -> Row {
         let latency = Some(Percentiles { count: 1, p50_ns: 23_000, p99_ns: 1_200_000, p999_ns: 3_000_000 });
@@ -180,7 +218,7 @@ mod tests {
 
     fn lines(width: usize) -> Vec<String> {
         let rows = [row("vm0"), row("a-cluster-with-a-long-name-and-a-disk-17"), row("\u{1b}[2Jx")];
-        let Table { head, rows } = table(rows.iter(), (width, TopKey::P99), PLAIN);
+        let Table { head, rows } = table(rows.iter(), (width, BY_P99), PLAIN);
         std::iter::once(head).chain(rows).collect()
     }
 
@@ -207,6 +245,38 @@ mod tests {
         let wide = self::lines(200);
         let heads: Vec<_> = wide[0].split_whitespace().collect();
         assert_eq!(heads.len(), COLUMNS.len() + 1, "{heads:?}");
+    }
+
+    /// The mark of the order leaves a gap, its column is shown, and values stay below their head.
+    #[test]
+    fn the_sorted_column_is_marked_and_shown() {
+        let rows = [row("vm0")];
+        for (key, head) in [
+            (TopKey::Done, "DONE/s"),
+            (TopKey::P50, "P50"),
+            (TopKey::P99, "P99"),
+            (TopKey::Depth, "DEPTH"),
+            (TopKey::Cpu, "CPU%"),
+            (TopKey::Errors, "ERRORS"),
+            (TopKey::Name, "DEVICE"),
+        ] {
+            for (width, reverse) in [(40, false), (60, true), (80, false), (200, true)] {
+                let table = table(rows.iter(), (width, Order { key, reverse }), PLAIN);
+                let mark = if reverse { '▴' } else { '▾' };
+                let heads: Vec<_> = table.head.split_whitespace().collect();
+                assert!(heads.contains(&&*format!("{mark}{head}")), "{width}: {}", table.head);
+                assert!(
+                    heads.iter().all(|head| !head.chars().skip(1).any(|c| c == mark)),
+                    "{width}: {}",
+                    table.head
+                );
+                let end = |line: &str, word: &str| {
+                    let at = line.find(word).map(|at| line[..at].chars().count() + word.chars().count());
+                    at.unwrap_or_else(|| panic!("{word}: {line}"))
+                };
+                assert_eq!(end(&table.head, "DONE/s"), end(&table.rows[0], "123k"), "{width}");
+            }
+        }
     }
 
     #[test]

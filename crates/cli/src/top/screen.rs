@@ -90,15 +90,12 @@ impl Screen {
     /// # Errors
     /// The terminal is gone.
     pub(super) fn show(&self, view: &View) -> io::Result<()> {
-        let mut out = String::from("\u{1b}[H");
-        for (index, line) in view.frame(self.columns, self.rows).iter().enumerate() {
-            if index > 0 {
-                out += "\r\n";
-            }
-            out += line;
-            out += "\u{1b}[K";
+        let frame = view.frame(self.columns, self.rows);
+        // Lines are as long as the screen is wide: to erase behind one would erase its last character.
+        let mut out = format!("\u{1b}[H{}", frame.join("\r\n"));
+        if frame.len() < self.rows {
+            out += "\r\n\u{1b}[J";
         }
-        out += "\u{1b}[J";
         write(&out)
     }
 }

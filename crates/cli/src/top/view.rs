@@ -1,5 +1,5 @@
 //! What the screen shows: the last sample, its order, and the part of it in view.
-use super::columns::{Style, Table, printable, short, table};
+use super::columns::{Order, Style, Table, printable, short, table};
 use super::input::Key;
 use super::sample::{Row, Sample};
 use crate::serve::args::{TopArgs, TopKey};
@@ -12,7 +12,7 @@ use wildmatch::WildMatch;
 const ABOVE: usize = 3;
 /// Lines below the rows: one of keys.
 const BELOW: usize = 1;
-const KEYS: &str = "q quit  s/S sort  r reverse  p problems  space pause  arrows scroll";
+const KEYS: [&str; 6] = ["q quit", "s/S sort", "r reverse", "p problems", "space pause", "arrows scroll"];
 const REVERSE: &str = "\u{1b}[7m";
 const RED: &str = "\u{1b}[31m";
 const RESET: &str = "\u{1b}[0m";
@@ -28,8 +28,7 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) struct View {
     names: Vec<WildMatch>,
-    sort: TopKey,
-    reverse: bool,
+    order: Order,
     interval: f64,
     /// Show only devices with problems.
     problems: bool,
@@ -53,14 +52,13 @@ impl View {
         let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self {
             names: args.devices.iter().map(|name| WildMatch::new(name)).collect(),
-            sort: args.sort,
-            reverse: args.reverse,
+            order: Order { key: args.sort, reverse: args.reverse },
             interval: args.interval,
             problems: false,
             paused: false,
             offset: 0,
             sample: None,
-            style: Style { utf8, colours },
+            style: Style { utf8, colours, history: true },
         }
     }
 
@@ -76,12 +74,12 @@ impl View {
         let page = rows.saturating_sub(ABOVE + BELOW + 1).max(1);
         let count = self.sample.as_ref().map_or(0, |sample| self.chosen(sample).len());
         let keys = TopKey::value_variants();
-        let at = keys.iter().position(|key| *key == self.sort).unwrap_or(0);
+        let at = keys.iter().position(|key| *key == self.order.key).unwrap_or(0);
         match key {
             Key::Char('q' | 'Q') => return Outcome::Quit,
-            Key::Char('s') => self.sort = keys[(at + 1) % keys.len()],
-            Key::Char('S') => self.sort = keys[(at + keys.len() - 1) % keys.len()],
-            Key::Char('r') => self.reverse = !self.reverse,
+            Key::Char('s') => self.order.key = keys[(at + 1) % keys.len()],
+            Key::Char('S') => self.order.key = keys[(at + keys.len() - 1) % keys.len()],
+            Key::Char('r') => self.order.reverse = !self.order.reverse,
             Key::Char('p') => self.problems = !self.problems,
             Key::Char(' ') => self.paused = !self.paused,
             Key::Down | Key::Char('j') => self.offset += 1,
@@ -106,8 +104,8 @@ impl View {
         rows.sort_by(|one, other| {
             let by_name = natural(&one.device, &other.device).then(one.pid.cmp(&other.pid));
             let order = self.compare(one, other);
-            let order = if self.sort == TopKey::Name { by_name } else { order };
-            let order = if self.reverse { order.reverse() } else { order };
+            let order = if self.order.key == TopKey::Name { by_name } else { order };
+            let order = if self.order.reverse { order.reverse() } else { order };
             order.then(by_name)
         });
         rows
@@ -115,7 +113,7 @@ impl View {
 
     /// Numbers descending.
     fn compare(&self, one: &Row, other: &Row) -> Ordering {
-        let value = |row: &Row| match self.sort {
+        let value = |row: &Row| match self.order.key {
             TopKey::Done => row.rates.completed_per_s,
             TopKey::P50 => row.latency(|all| all.p50_ns).unwrap_or(0) as f64,
             TopKey::P99 => row.latency(|all| all.p99_ns).unwrap_or(0) as f64,
@@ -127,63 +125,71 @@ impl View {
         value(other).total_cmp(&value(one))
     }
 
-    /// Summary in two lines of any length.
-    fn summary(&self, sample: &Sample, rows: &[&Row]) -> [String; 2] {
+    /// Parts of the two lines of summary, the most important first.
+    fn summary(&self, sample: &Sample, rows: &[&Row]) -> [Vec<String>; 2] {
         let noun = |count: usize, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
         let connected = rows.iter().filter(|row| row.connected).count();
         let problems = rows.iter().filter(|row| row.problem).count();
-        let mut first = format!(
-            "paravane top: {}, {}, {connected} connected",
-            noun(sample.daemons, "daemon"),
-            noun(rows.len(), "device")
-        );
+        let mut first = vec![format!("paravane top: {}", noun(sample.daemons, "daemon"))];
+        first.push(noun(rows.len(), "device"));
+        first.push(format!("{connected} connected"));
         if problems > 0 {
-            first += &format!(", {problems} with problems");
+            first.push(format!("{problems} with problems"));
         }
         let sum = |of: fn(&Row) -> f64| rows.iter().map(|row| of(row)).sum::<f64>();
         let second = match (&sample.silent[..], sample.has_rates) {
-            ([silent, ..], _) => format!("! no answer: {}", printable(silent)),
-            ([], false) => "waiting for the first interval".to_owned(),
-            ([], true) => format!(
-                "{} done/s, {} kicks/s, {} irqs/s, {:.1} MB/s, CPU {:.0}% of one",
-                short(sum(|row| row.rates.completed_per_s)),
-                short(sum(|row| row.rates.kicks_per_s)),
-                short(sum(|row| row.rates.interrupts_per_s)),
-                sum(|row| row.rates.transmitted_mb_per_s + row.rates.received_mb_per_s),
-                sample.cpu_percent
-            ),
+            ([silent, ..], _) => vec![format!("! no answer: {}", printable(silent))],
+            ([], false) => vec!["waiting for the first interval".to_owned()],
+            ([], true) => vec![
+                format!("{} done/s", short(sum(|row| row.rates.completed_per_s))),
+                format!("CPU {:.0}% of one", sample.cpu_percent),
+                format!("{} kicks/s", short(sum(|row| row.rates.kicks_per_s))),
+                format!("{} irqs/s", short(sum(|row| row.rates.interrupts_per_s))),
+                format!(
+                    "net {:.1} MB/s",
+                    sum(|row| row.rates.transmitted_mb_per_s + row.rates.received_mb_per_s)
+                ),
+            ],
         };
         [first, second]
     }
 
-    /// Lines of the screen, with colours: at most `rows` of `columns` characters.
+    /// The last line.
+    fn keys(&self, hidden: usize) -> Vec<String> {
+        let state = if self.paused { "PAUSED".to_owned() } else { format!("every {} s", self.interval) };
+        let more = (hidden > 0).then(|| format!("{hidden} more"));
+        [state].into_iter().chain(more).chain(KEYS.map(str::to_owned)).collect()
+    }
+
+    /// Lines of the screen, at most `rows` of exactly `columns` characters, with colours.
     pub(super) fn frame(&self, columns: usize, rows: usize) -> Vec<String> {
-        let cut = |text: &str| text.chars().take(columns).collect::<String>();
+        let cut = |text: &str| {
+            let text = text.chars().take(columns).collect::<String>();
+            format!("{text:columns$}")
+        };
         let Some(sample) = &self.sample else { return vec![cut("paravane top: asking the daemons")] };
         let chosen = self.chosen(sample);
         let room = rows.saturating_sub(ABOVE + BELOW);
         let offset = self.offset.min(chosen.len().saturating_sub(1));
         let shown = &chosen[offset..chosen.len().min(offset + room)];
-        let Table { head, rows: lines } = table(shown.iter().copied(), (columns, self.sort), self.style);
-        let mut frame: Vec<String> = self.summary(sample, &chosen).iter().map(|line| cut(line)).collect();
+        let Table { head, rows: lines } = table(shown.iter().copied(), (columns, self.order), self.style);
+        let mut frame: Vec<String> =
+            self.summary(sample, &chosen).iter().map(|parts| cut(&fitting(parts, ", ", columns))).collect();
         let painted = |colour: &str, line: &str| match self.style.colours {
-            true => format!("{colour}{line}{RESET}"),
-            false => line.to_owned(),
+            true => format!("{colour}{}{RESET}", cut(line)),
+            false => cut(line),
         };
-        frame.push(painted(REVERSE, &format!("{head:columns$}")));
+        frame.push(painted(REVERSE, &head));
         if sample.daemons == 0 {
             frame.push(cut("no daemons running for this user"));
         } else if chosen.is_empty() {
             frame.push(cut("no such devices"));
         }
         for (row, line) in shown.iter().zip(lines) {
-            frame.push(if row.problem { painted(RED, &line) } else { line });
+            frame.push(if row.problem { painted(RED, &line) } else { cut(&line) });
         }
-        frame.resize(rows.saturating_sub(BELOW).max(frame.len()), String::new());
-        let hidden = chosen.len() - shown.len();
-        let more = if hidden > 0 { format!("  ({hidden} more)") } else { String::new() };
-        let state = if self.paused { "PAUSED  ".to_owned() } else { format!("{} s  ", self.interval) };
-        frame.push(cut(&format!("{state}{KEYS}{more}")));
+        frame.resize(rows.saturating_sub(BELOW).max(frame.len()), cut(""));
+        frame.push(cut(&fitting(&self.keys(chosen.len() - shown.len()), "  ", columns)));
         frame.truncate(rows);
         frame
     }
@@ -193,16 +199,30 @@ impl View {
         let empty = Sample::default();
         let sample = self.sample.as_ref().unwrap_or(&empty);
         let chosen = self.chosen(sample);
-        let style = Style { colours: false, ..self.style };
+        let style = Style { colours: false, history: false, ..self.style };
         let columns = columns.unwrap_or(usize::from(u16::MAX));
-        let Table { head, rows } = table(chosen.iter().copied(), (columns, self.sort), style);
+        let Table { head, rows } = table(chosen.iter().copied(), (columns, self.order), style);
         if sample.daemons == 0 && sample.silent.is_empty() {
             return "no daemons running for this user\n".to_owned();
         }
         let summary = self.summary(sample, &chosen);
-        let lines = summary.into_iter().chain([head]).chain(rows);
+        let summary = summary.iter().map(|parts| parts.join(", "));
+        let lines = summary.chain([head]).chain(rows);
         lines.map(|line| format!("{}\n", line.trim_end())).collect()
     }
+}
+
+/// The first parts, as many as have room, at least one.
+fn fitting(parts: &[String], separator: &str, columns: usize) -> String {
+    let mut line = String::new();
+    for part in parts {
+        let longer = if line.is_empty() { part.clone() } else { format!("{line}{separator}{part}") };
+        if longer.chars().count() > columns && !line.is_empty() {
+            break;
+        }
+        line = longer;
+    }
+    line
 }
 
 #[cfg(test)]
@@ -212,7 +232,7 @@ mod tests {
 
     fn view(devices: usize) -> View {
         let mut view = View::new(&TopArgs { interval: 1.0, ..TopArgs::default() });
-        view.style = Style { utf8: true, colours: false };
+        view.style = Style { utf8: true, colours: false, history: true };
         let row = |number: usize| Row {
             device: format!("vm{number}"),
             pid: 1,
@@ -228,7 +248,7 @@ mod tests {
     fn devices(view: &View, rows: usize) -> Vec<String> {
         let frame = view.frame(80, rows);
         assert_eq!(frame.len(), rows);
-        assert!(frame.iter().all(|line| line.chars().count() <= 80), "{frame:?}");
+        assert!(frame.iter().all(|line| line.chars().count() == 80), "{frame:?}");
         let names = frame.iter().filter(|line| line.starts_with("vm"));
         names.map(|line| line.split_whitespace().next().unwrap_or_default().to_owned()).collect()
     }
@@ -262,10 +282,31 @@ mod tests {
         assert!(view.frame(80, 24)[23].starts_with("PAUSED"));
         view.press(Key::Char(' '), 24);
         view.take(Sample::default());
-        assert!(view.frame(80, 24).iter().any(|line| line == "no daemons running for this user"));
+        assert!(view.frame(80, 24).iter().any(|line| line.trim_end() == "no daemons running for this user"));
         for (columns, rows) in [(1, 1), (0, 0), (10, 3), (500, 2)] {
             assert!(view.frame(columns, rows).len() <= rows.max(1));
         }
         assert_eq!(view.plain(None), "no daemons running for this user\n");
+    }
+
+    #[test]
+    fn narrow_terminals_show_whole_words() {
+        let view = view(30);
+        let last = |columns: usize, rows: usize| view.frame(columns, rows)[rows - 1].trim_end().to_owned();
+        assert_eq!(last(40, 10), "every 1 s  24 more  q quit  s/S sort");
+        assert!(last(80, 40).ends_with("arrows scroll") && !last(80, 40).contains("more"));
+        let second = |columns: usize| view.frame(columns, 10)[1].trim_end().to_owned();
+        assert_eq!(second(30), "435 done/s, CPU 0% of one");
+        assert!(second(80).ends_with("irqs/s, net 0.0 MB/s"), "{}", second(80));
+    }
+
+    #[test]
+    fn colours_are_off_without_them() {
+        let mut view = view(5);
+        assert!(!view.frame(80, 10).concat().contains('\u{1b}'));
+        view.style.colours = true;
+        let red = view.frame(80, 10).into_iter().filter(|line| line.contains(RED)).count();
+        assert_eq!(red, 1);
+        assert!(!view.plain(Some(80)).contains('\u{1b}'));
     }
 }
