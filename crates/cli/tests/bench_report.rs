@@ -1,4 +1,6 @@
 //! `paravane bench --report` and `--baseline`.
+mod schema;
+
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -45,6 +47,12 @@ fn a_run_that_is_worse_than_its_baseline_ends_with_three() {
         assert!(report.join(name).is_file(), "{name}");
     }
     let results = fs::read_to_string(report.join("results.json")).unwrap();
+    schema::assert_valid(
+        "a_run_that_is_worse_than_its_baseline_ends_with_three",
+        "docs/reference/bench-results.schema.json",
+        &serde_json::from_str(&results).unwrap(),
+        &["/format", "/host/load", "/rows/0/median", "/peers/0/version"],
+    );
     let baseline = folder.path().join("better.json");
     fs::write(&baseline, better(&results)).unwrap();
     let output = paravane(&[&CASE[..], &["--json", "--baseline"]].concat(), &[&baseline]);

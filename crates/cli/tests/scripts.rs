@@ -76,3 +76,14 @@ fn every_client_is_installed() {
         assert!(packages.iter().any(|listed| listed == package), "{package} is not in {packages:?}");
     }
 }
+
+#[test]
+fn every_check_of_reports_and_metrics_is_installed() {
+    let packages = packages("test");
+    for package in ["chromium", "fonts-dejavu-core", "python3-jsonschema"] {
+        assert!(packages.iter().any(|listed| listed == package), "{package} is not in {packages:?}");
+    }
+    // Downloaded, not installed: Debian's package starts a service.
+    assert!(!packages.iter().any(|listed| listed == "prometheus"), "{packages:?}");
+    assert!(output("scripts/vhost-clients", &["--packages", "uml-net@7"]).contains("patchelf:patchelf"));
+}

@@ -36,12 +36,15 @@ mod prometheus;
 #[path = "../../../vhost/tests/serve/raw.rs"]
 mod raw;
 mod reload;
+mod report;
 mod requests;
 mod resources;
 mod rig;
 #[path = "../../../vhost/tests/serve/rings.rs"]
 mod rings;
 mod sandbox;
+#[path = "../schema/mod.rs"]
+mod schema;
 #[path = "../../../vhost/tests/serve/sessions.rs"]
 mod sessions;
 #[path = "../../../vhost/tests/serve/signals.rs"]

@@ -151,6 +151,17 @@ fn the_dashboard_is_whole_and_names_documented_metrics() {
 }
 
 #[test]
+fn the_dashboard_has_grafanas_schema() {
+    let faults = ["/schemaVersion", "/panels/0/gridPos", "/panels/1/gridPos/w", "/panels/1/targets/0/expr"];
+    crate::schema::assert_valid(
+        "the_dashboard_has_grafanas_schema",
+        "crates/cli/tests/schemas/grafana-dashboard.schema.json",
+        &dashboard(),
+        &faults,
+    );
+}
+
+#[test]
 fn both_formats_are_served() {
     let folder = Folder::new();
     let served = Served::start(&folder);
