@@ -175,10 +175,7 @@ fn metrics_chapter() -> String {
         families::SERIES_OF_A_DISK - 3 * families::SERIES_OF_AN_OPERATION - 4 * families::SERIES_OF_A_STAGE,
     ));
     chapter.paragraph(families::COST);
-    chapter.code(
-        "sh",
-        "cargo test --release -p paravane-cli --bin paravane -- --ignored --nocapture scrape_cost\n",
-    );
+    chapter.code("sh", "cargo test --release -p paravane-cli --bin paravane scrape_cost -- --nocapture\n");
     chapter.finish()
 }
 

@@ -79,24 +79,24 @@ impl BackChannel {
 
     /// Discards all received data, because no request asks for an answer.
     ///
-    /// Drops a closed socket.
+    /// Drops a closed socket; returns whether it did.
     ///
     /// Unread descriptors would stay open, the client's end of our connection perhaps.
-    pub(crate) fn discard(&self) {
+    pub(crate) fn discard(&self) -> bool {
         let mut inner = self.lock();
-        let Some(socket) = &inner.socket else { return };
+        let Some(socket) = &inner.socket else { return false };
         let mut bytes = [0; 4096];
         // The rest waits for the next call.
         for _ in 0..MAX_DISCARDS {
             match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => break,
                 Ok(_) | Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return false,
                 Err(_) => break,
             }
         }
-        tracing::debug!("client closed or flooded the back channel; dropping it");
         inner.socket = None;
+        true
     }
 
     /// Reports a change of the configuration space.

@@ -534,8 +534,11 @@ fn converse(
                 if ready[1] {
                     session.check_memory()?;
                 }
-                if ready.get(3) == Some(&true) {
-                    session.hear();
+                if ready.get(3) == Some(&true) && session.hear() {
+                    tracing::info!(
+                        device,
+                        "client closed its back channel; it gets no more reports of sizes and missing translations"
+                    );
                 }
                 if ticks.is_some() {
                     session.tick()?;

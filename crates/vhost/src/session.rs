@@ -370,8 +370,10 @@ impl<'a> Session<'a> {
     }
 
     /// Discards what the client sent on [`Session::back_channel`].
-    pub fn hear(&self) {
-        self.back_channel.discard();
+    ///
+    /// Drops a channel that the client closed or floods; returns whether it did.
+    pub fn hear(&self) -> bool {
+        self.back_channel.discard()
     }
 
     /// Descriptor that becomes readable when shared memory may be lost.
