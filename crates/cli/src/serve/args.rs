@@ -65,7 +65,9 @@ impl DeviceCommand {
     }
 }
 
-/// Options of the daemon. Those of the command line override those of the file's table `daemon`.
+/// Options of the daemon.
+///
+/// Those of the command line override those of the file's table `daemon`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Daemon")]
 pub(crate) struct DaemonArgs {
@@ -188,7 +190,9 @@ pub(crate) struct EndpointArgs {
     pub(crate) print_capabilities: bool,
 }
 
-/// Rate limits of a device, shared by its queues; a network card has them for each direction.
+/// Rate limits of a device, shared by its queues.
+///
+/// A network card has them for each direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Rate limits")]
 pub(crate) struct LimitArgs {
