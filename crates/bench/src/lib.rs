@@ -29,6 +29,7 @@ mod guest;
 mod host;
 mod instructions;
 mod kind;
+mod latencies;
 mod machine;
 mod memory;
 #[cfg(feature = "peers")]
@@ -105,6 +106,10 @@ pub fn list() -> &'static [Benchmark] {
             name: barrier::NAME,
             summary: "memory ordering of an access: none, by direction, a full barrier",
         },
+        Benchmark {
+            name: latencies::NAME,
+            summary: "cost of recording latencies: instructions, clock readings, time",
+        },
     ]
 }
 
@@ -131,6 +136,7 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         net::NAME => net::run(options, progress),
         transport::NAME => transport::run(options, progress),
         notify::NAME => notify::run(options, progress),
+        latencies::NAME => latencies::run(options, progress),
         _ => Err(BenchError::Unknown(name.to_owned())),
     }
 }

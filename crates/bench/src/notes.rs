@@ -1,5 +1,5 @@
 //! The notes of each benchmark.
-use crate::{barrier, dma, notify, poll, ring, transport};
+use crate::{barrier, dma, latencies, notify, poll, ring, transport};
 #[cfg(feature = "peers")]
 use crate::{blk, net};
 
@@ -12,6 +12,7 @@ pub(crate) fn of(bench: &str) -> &'static [&'static str] {
         barrier::NAME => barrier::NOTES,
         transport::NAME => transport::NOTES,
         notify::NAME => notify::NOTES,
+        latencies::NAME => latencies::NOTES,
         #[cfg(feature = "peers")]
         blk::NAME => blk::NOTES,
         #[cfg(feature = "peers")]

@@ -3,7 +3,7 @@ use crate::instructions::failed;
 use crate::instructions::single_step::{STEP_ENV, per_chain};
 use crate::ring::{Case, QUEUE_SIZE};
 use crate::subject::Subject;
-use crate::{BenchError, barrier, dma, poll, ring};
+use crate::{BenchError, barrier, dma, latencies, poll, ring};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
 use std::hint::black_box;
@@ -23,7 +23,7 @@ pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
         Some(case) => case.batch,
         None if poll::is_single(case) => ring::QUEUE_SIZE,
         None if dma::is_single(case) || barrier::is_single(case) => dma::timing::BATCH,
-        None => return Err(BenchError::NoCase(case.to_owned())),
+        None => latencies::batch(case).ok_or_else(|| BenchError::NoCase(case.to_owned()))?,
     };
     per_chain(case, batch, subject).map_err(failed)
 }
@@ -77,6 +77,9 @@ fn run_subject(case: &str, subject: &str) -> Result<Box<dyn Subject>, String> {
     }
     if barrier::is_single(case) {
         return barrier::make(case, subject).map_err(|error| error.to_string());
+    }
+    if latencies::batch(case).is_some() {
+        return latencies::make(case, subject).map_err(|error| error.to_string());
     }
     let case = Case::parse(case).ok_or_else(|| format!("no case {case:?}"))?;
     ring::make(case, subject)
