@@ -16,14 +16,18 @@
 //! long for a thread that is awake, by the time between two looks, and it lacks the time before a
 //! sleeping thread runs.
 //!
+//! **Probes.** Tracers see each stage begin and end: [`PROBES`].
+//!
 //! The clock is the processor's cycle counter where that runs at a constant rate, else
 //! CLOCK_MONOTONIC. It is read three times a batch, never for each request.
 mod histogram;
+mod probes;
 mod recorder;
 #[cfg(test)]
 pub(crate) mod rig;
 
 pub use histogram::Distribution;
+pub use probes::{PROBE_ARGUMENTS, PROBES, Probe};
 pub use recorder::{LatencyRecorder, Request, RequestObserver, RequestRecord, Taken};
 
 use histogram::Histogram;

@@ -364,6 +364,15 @@ impl MappedQueue {
         Self { latency: LatencyRecorder::new(latency), ..self }
     }
 
+    /// Names the queue in probes: its device and its index [no name, 0].
+    ///
+    /// Call it after [`MappedQueue::with_latency`].
+    #[must_use]
+    pub fn named(mut self, device: &str, queue: u16) -> Self {
+        self.latency.name(device, queue);
+        self
+    }
+
     /// The recorder of latencies.
     pub fn latency(&mut self) -> &mut LatencyRecorder {
         &mut self.latency

@@ -14,7 +14,7 @@
 //! [`IoThread::put_on`]: super::IoThread::put_on
 use crate::resting::{RestingQueue, ResumeError};
 use crate::{Kicks, QueueEvents, QueueKey, QueueWork};
-use paravane_device::{MappedQueue, QueueHandler, ServeError, Served, State, StateError};
+use paravane_device::{LogDevice, MappedQueue, QueueHandler, ServeError, Served, State, StateError};
 use paravane_notify::NotifyError;
 use rustix::event::epoll;
 use std::os::fd::OwnedFd;
@@ -72,7 +72,10 @@ impl HostQueue {
         // A host notifier is signalled when it is made and when it is given back.
         let own_signals = kicks.are_ours().into();
         let live = match work.latency() {
-            Some(latency) => live.with_latency(Arc::clone(latency)),
+            Some(latency) => {
+                let device = LogDevice::current().unwrap_or_else(|| key.device.to_string().into());
+                live.with_latency(Arc::clone(latency)).named(&device, key.queue)
+            }
             None => live,
         };
         Self { key, live, handler, kicks, events, own_signals, work, cut: None }
@@ -131,11 +134,15 @@ impl HostQueue {
         let own = signals.min(self.own_signals);
         self.own_signals -= own;
         self.events.kicked(self.key.queue, signals - own);
+        if signals > own {
+            self.live.latency().kicked();
+        }
     }
 
     /// Reports a kick that is served in its exit.
     pub(super) fn kicked_inline(&mut self) {
         self.live.latency().announce();
+        self.live.latency().kicked();
         self.events.kicked(self.key.queue, 1);
     }
 
@@ -177,6 +184,7 @@ impl HostQueue {
             if served.interrupt {
                 work.interrupted();
                 events.used_buffer(key.queue);
+                live.latency().interrupted();
             }
             live.latency().finish();
             sum.taken += served.taken;
@@ -252,6 +260,7 @@ impl HostQueue {
         if served.interrupt {
             self.work.interrupted();
             self.events.used_buffer(self.key.queue);
+            self.live.latency().interrupted();
         }
         self.live.latency().finish();
     }

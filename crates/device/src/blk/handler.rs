@@ -15,7 +15,7 @@ use super::errors::{Cause, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};
 use super::request::{Command, Limits};
-use crate::latency::{LatencyRecorder, Request, Taken};
+use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use paravane_dma::{Access, AccessGuard};
@@ -101,20 +101,21 @@ impl Handler {
         served: &mut Served,
         (latency, taken): (&mut LatencyRecorder, Taken),
     ) -> Result<u64, ServeError> {
-        // Ends a request without a job for the engine: its latency has no host stage.
-        let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
-            let measured = ended.measured();
-            let request = || request(measured, head, status);
-            finish(queue, memory, ended, (head, status, written), served)?;
-            latency.answer_request(measured.operation, measured.taken, request);
-            Ok::<_, ServeError>(0)
-        };
         // The owner limits the queue to the size that this handler was made for, and the ring pops
         // no head twice. Both are checked all the same.
         let Some(free) = self.requests.free(chain.head) else {
             return Err(io::Error::other("the queue is not the one that this handler serves").into());
         };
         let (command, request) = free.parse(memory, (chain, readable, writable), &self.limits, taken)?;
+        latency.request_taken(|| probed(request.measured(), chain.head));
+        // Ends a request without a job for the engine: its latency has no host stage.
+        let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
+            let measured = ended.measured();
+            let request = || observed(measured, head, status);
+            finish(queue, memory, ended, (head, status, written), served)?;
+            latency.answer_request(measured.operation, measured.taken, request);
+            Ok::<_, ServeError>(0)
+        };
         let mut bytes = 0;
         let ready = match command {
             Command::Read { offset, len } => {
@@ -164,6 +165,7 @@ impl Handler {
         if memory.is_translated() {
             ready.map_status(memory)?;
         }
+        latency.request_started(|| probed(ready.measured(), chain.head));
         ready.push(&mut self.engine)?;
         Ok(bytes)
     }
@@ -249,7 +251,7 @@ impl Handler {
         };
         let measured = ended.measured();
         finish(queue, memory, ended, (head, code, written), served)?;
-        latency.complete_request(measured.operation, measured.taken, || request(measured, head, code));
+        latency.complete_request(measured.operation, measured.taken, || observed(measured, head, code));
         Ok(())
     }
 
@@ -314,9 +316,14 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
 }
 
 /// A request, for an observer.
-fn request(measured: Measured, head: u16, status: u8) -> Request {
+fn observed(measured: Measured, head: u16, status: u8) -> Request {
     let Measured { sector, bytes, .. } = measured;
     Request { head, sector, bytes, status }
+}
+
+/// A request without a status yet, for probes.
+fn probed(measured: Measured, head: u16) -> (Operation, Request) {
+    (measured.operation, observed(measured, head, 0))
 }
 
 /// Writes the status of a request; completes its chain with `written` bytes.

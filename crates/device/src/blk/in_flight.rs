@@ -239,6 +239,11 @@ impl<'a> Parsed<'a> {
         Ok(Ready(self.0))
     }
 
+    /// What is measured of the request.
+    pub(super) fn measured(&self) -> Measured {
+        self.0.entry.measured
+    }
+
     /// Nothing more is to be done.
     pub(super) fn end(self) -> Ended<'a> {
         Ended(self.0)
@@ -300,6 +305,11 @@ impl<'a> Ready<'a> {
     pub(super) fn map_status(&mut self, memory: &AccessGuard<'_>) -> Result<(), DmaError> {
         self.0.entry.status_mapping = Some(memory.map(self.0.entry.status, 1, Access::WRITE)?);
         Ok(())
+    }
+
+    /// What is measured of the request.
+    pub(super) fn measured(&self) -> Measured {
+        self.0.entry.measured
     }
 
     /// Gives the step to the engine.

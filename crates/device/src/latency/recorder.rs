@@ -11,6 +11,7 @@
 //!   idle (nothing left)       <-----  '
 //! ```
 //! `finish` sees all times of a request, and is the only place that writes to the histograms.
+use super::probes::ProbedQueue;
 use super::{Operation, QueueLatency, Stage};
 use quanta::Clock;
 use std::sync::Arc;
@@ -67,13 +68,20 @@ pub struct RequestRecord {
     pub interrupt: u64,
 }
 
+impl RequestRecord {
+    /// Times in the order of [`Stage::ALL`].
+    pub(super) fn stages(&self) -> [u64; Stage::ALL.len()] {
+        [self.ring, self.throttled, self.host, self.interrupt]
+    }
+}
+
 /// Is told of each request of a queue; see [`QueueLatency::observe`].
 pub trait RequestObserver: Send + Sync {
     /// A request has ended just now. Called by the I/O thread; must not block.
     fn ended(&self, record: &RequestRecord);
 }
 
-/// Completed requests with the same times; or one, that is observed.
+/// Completed requests with the same times; or one, that is observed or probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     operation: Operation,
@@ -106,6 +114,8 @@ struct On {
     reaped: Ticks,
     /// Completed and not yet signalled.
     runs: Vec<Run>,
+    /// What probes report.
+    probed: ProbedQueue,
 }
 
 impl LatencyRecorder {
@@ -124,7 +134,15 @@ impl LatencyRecorder {
                 starved: false,
                 reaped: 0,
                 runs: Vec::with_capacity(RUNS),
+                probed: ProbedQueue::default(),
             }),
+        }
+    }
+
+    /// Sets the device and the index of the queue in probes [no name, 0].
+    pub(crate) fn name(&mut self, device: &str, queue: u16) {
+        if let Some(on) = &mut self.on {
+            on.probed = ProbedQueue::new(device, queue);
         }
     }
 
@@ -154,6 +172,22 @@ impl LatencyRecorder {
             && on.announced.is_none()
         {
             on.announced = Some(on.clock.raw().saturating_sub(on.ticks(ago)));
+        }
+    }
+
+    /// Owner: a kick arrived.
+    #[inline]
+    pub fn kicked(&self) {
+        if let Some(on) = &self.on {
+            on.probed.kick();
+        }
+    }
+
+    /// Owner: the driver was interrupted.
+    #[inline]
+    pub fn interrupted(&self) {
+        if let Some(on) = &self.on {
+            on.probed.interrupt();
         }
     }
 
@@ -211,6 +245,7 @@ impl LatencyRecorder {
         {
             on.latency.batch().add(chains as u64, 1);
             on.latency.depth().add(in_flight as u64, 1);
+            on.probed.batch_taken(chains, in_flight);
         }
     }
 
@@ -218,7 +253,10 @@ impl LatencyRecorder {
     #[inline]
     pub fn empty(&mut self) {
         if let Some(on) = &mut self.on {
-            (on.announced, on.held, on.starved) = (None, None, false);
+            if let Some(held) = on.held.take() {
+                on.throttle_ends(held, on.clock.raw());
+            }
+            (on.announced, on.starved) = (None, false);
         }
     }
 
@@ -230,6 +268,7 @@ impl LatencyRecorder {
             let now = on.clock.raw();
             on.held = Some(now);
             on.announced.get_or_insert(now);
+            on.probed.throttle_begin();
         }
     }
 
@@ -240,6 +279,7 @@ impl LatencyRecorder {
             && let Some(held) = on.held.take()
         {
             let now = on.clock.raw();
+            on.throttle_ends(held, now);
             taken.throttled += now.saturating_sub(held.max(taken.at));
             taken.at = now;
         }
@@ -250,6 +290,22 @@ impl LatencyRecorder {
         if let Some(on) = &mut self.on {
             on.starved = true;
             on.announced.get_or_insert_with(|| on.clock.raw());
+        }
+    }
+
+    /// Handler: a request was parsed that was taken from the ring.
+    #[inline]
+    pub fn request_taken(&self, request: impl FnOnce() -> (Operation, Request)) {
+        if let Some(on) = &self.on {
+            on.probed.request_taken(request);
+        }
+    }
+
+    /// Handler: the request goes to the host.
+    #[inline]
+    pub fn request_started(&self, request: impl FnOnce() -> (Operation, Request)) {
+        if let Some(on) = &self.on {
+            on.probed.request_started(request);
         }
     }
 
@@ -307,9 +363,18 @@ impl On {
         let now = self.clock.raw();
         // Chains that are not taken now are there, or come after this look at the ring.
         let announced = self.announced.replace(now).unwrap_or(now);
-        let throttled = self.held.take().map_or(0, |held| now.saturating_sub(held));
+        let throttled = match self.held.take() {
+            None => 0,
+            Some(held) => self.throttle_ends(held, now),
+        };
         self.starved = false;
         Taken { announced, at: now, throttled }
+    }
+
+    /// The limit has held the queue since `held`. Returns the time.
+    fn throttle_ends(&self, held: Ticks, now: Ticks) -> Ticks {
+        self.probed.throttle_end(|| self.clock.delta_as_nanos(held, now));
+        now.saturating_sub(held)
     }
 
     #[inline]
@@ -320,7 +385,11 @@ impl On {
         done: Ticks,
         request: impl FnOnce() -> Request,
     ) {
-        let request = self.latency.is_observed().then(request);
+        let probed = self.probed.wants_requests();
+        let request = (probed || self.latency.is_observed()).then(request);
+        if probed && let Some(request) = &request {
+            self.probed.request_done(operation, request, self.clock.delta_as_nanos(taken.at, done));
+        }
         self.complete(Run { operation, taken, done, count: 1, request });
     }
 
@@ -343,20 +412,25 @@ impl On {
     #[inline(never)]
     fn finish(&mut self) {
         let end = self.clock.raw();
-        let Self { latency, clock, runs, .. } = self;
+        let Self { latency, clock, runs, probed, .. } = self;
         let nanos = |from, to| clock.delta_as_nanos(from, to);
+        let stages = |Run { taken: Taken { announced, at, throttled }, done, .. }: &Run| {
+            let ring = nanos(announced.saturating_add(*throttled), *at);
+            [ring, nanos(0, *throttled), nanos(*at, *done), nanos(*done, end)]
+        };
         if runs.iter().any(|run| run.request.is_some()) {
-            latency.tell(runs.iter().filter_map(|run| {
-                let Run { operation, taken: Taken { announced, at, throttled }, done, request, .. } = *run;
-                Some(RequestRecord {
-                    operation,
-                    request: request?,
-                    ring: nanos(announced.saturating_add(throttled), at),
-                    throttled: nanos(0, throttled),
-                    host: nanos(at, done),
-                    interrupt: nanos(done, end),
-                })
-            }));
+            let record = |run: &Run| {
+                let (operation, request) = (run.operation, run.request?);
+                let [ring, throttled, host, interrupt] = stages(run);
+                Some(RequestRecord { operation, request, ring, throttled, host, interrupt })
+            };
+            latency.tell(runs.iter().filter_map(record));
+            if probed.wants_requests() {
+                runs.iter().filter_map(record).for_each(|record| probed.request_ended(&record));
+            }
+        }
+        if probed.wants_batches() {
+            runs.iter().for_each(|run| probed.batch_ended(run.operation, run.count, stages(run)));
         }
         let mut runs = runs.drain(..).peekable();
         while let Some(Run { operation, taken, done, count, .. }) = runs.next() {

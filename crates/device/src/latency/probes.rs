@@ -1,0 +1,255 @@
+//! USDT probes: bpftrace, perf and gdb see requests as they pass.
+//!
+//! ```text
+//!   no tracer:   semaphore == 0: a compare and a branch; no argument is computed
+//!   a tracer:    attaches: the kernel raises the semaphore, and puts a breakpoint on the nop
+//!                semaphore > 0: compute the arguments, fire: nop
+//! ```
+//! Probes fire for queues whose latencies are recorded. [`PROBES`] lists them; their names and
+//! arguments are stable. No probe has more than six arguments: bpftrace reads no more on x86_64.
+mod points;
+
+pub use points::PROBES;
+
+use super::{Operation, Request, RequestRecord, Stage};
+use std::ffi::{CStr, CString};
+
+/// A probe, for documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probe {
+    /// Name; the provider is `paravane`.
+    pub name: &'static str,
+    /// When it fires.
+    pub when: &'static str,
+    /// Names of its arguments, in order; see [`PROBE_ARGUMENTS`].
+    pub arguments: &'static [&'static str],
+}
+
+/// Arguments of probes, and what they mean. All have 64 bits.
+pub const PROBE_ARGUMENTS: &[(&str, &str)] = &[
+    ("device", "Name of the device; its number in a microVM. Pointer to a string."),
+    ("queue", "Index of the queue."),
+    ("head", "Index of the first descriptor. No two requests in flight in a queue have the same."),
+    ("operation", "Operation, by its name in the status report. Pointer to a string."),
+    ("sector", "First sector of 512 bytes; -1 if the request has none."),
+    ("bytes", "Bytes of data, or the length of the ranges to discard or zero."),
+    ("status", "Status byte: 0 success, 1 I/O error, 2 unsupported."),
+    ("count", "Number of chains, requests or frames."),
+    ("depth", "Requests in flight in the queue."),
+    ("stage", "Stage, by its name in the status report. Pointer to a string."),
+    (
+        "time",
+        "Nanoseconds: for which the limit held the queue (throttle__end), since the request was taken \
+         (request__done), of the whole request (request__ended, batch__ended), or in the stage.",
+    ),
+];
+
+/// Sector of a request that has none.
+const NO_SECTOR: u64 = u64::MAX;
+
+/// The queue that probes report, and their arguments made from ours.
+#[derive(Debug, Default)]
+pub(super) struct ProbedQueue {
+    device: CString,
+    queue: u16,
+}
+
+impl ProbedQueue {
+    /// A name ends before its first NUL.
+    pub(super) fn new(device: &str, queue: u16) -> Self {
+        let bytes: Vec<u8> = device.bytes().take_while(|&byte| byte != 0).collect();
+        Self { device: CString::new(bytes).unwrap_or_default(), queue }
+    }
+
+    /// Arguments of all probes.
+    fn id(&self) -> (u64, u64) {
+        (pointer(&self.device), self.queue.into())
+    }
+
+    #[inline]
+    pub(super) fn kick(&self) {
+        if points::kick::is_enabled() {
+            let (device, queue) = self.id();
+            points::kick::fire(device, queue);
+        }
+    }
+
+    #[inline]
+    pub(super) fn interrupt(&self) {
+        if points::interrupt::is_enabled() {
+            let (device, queue) = self.id();
+            points::interrupt::fire(device, queue);
+        }
+    }
+
+    #[inline]
+    pub(super) fn throttle_begin(&self) {
+        if points::throttle_begin::is_enabled() {
+            let (device, queue) = self.id();
+            points::throttle_begin::fire(device, queue);
+        }
+    }
+
+    #[inline]
+    pub(super) fn throttle_end(&self, nanos: impl FnOnce() -> u64) {
+        if points::throttle_end::is_enabled() {
+            let (device, queue) = self.id();
+            points::throttle_end::fire(device, queue, nanos());
+        }
+    }
+
+    #[inline]
+    pub(super) fn batch_taken(&self, count: usize, depth: usize) {
+        if points::batch_taken::is_enabled() {
+            let (device, queue) = self.id();
+            points::batch_taken::fire(device, queue, count as u64, depth as u64);
+        }
+    }
+
+    #[inline]
+    pub(super) fn request_taken(&self, request: impl FnOnce() -> (Operation, Request)) {
+        if points::request_taken::is_enabled() {
+            let ((device, queue), (operation, request)) = (self.id(), request());
+            let (head, sector) = (request.head.into(), request.sector.unwrap_or(NO_SECTOR));
+            points::request_taken::fire(
+                device,
+                queue,
+                head,
+                operation_name(operation),
+                sector,
+                request.bytes,
+            );
+        }
+    }
+
+    #[inline]
+    pub(super) fn request_started(&self, request: impl FnOnce() -> (Operation, Request)) {
+        if points::request_started::is_enabled() {
+            let ((device, queue), (operation, request)) = (self.id(), request());
+            let (head, sector) = (request.head.into(), request.sector.unwrap_or(NO_SECTOR));
+            points::request_started::fire(
+                device,
+                queue,
+                head,
+                operation_name(operation),
+                sector,
+                request.bytes,
+            );
+        }
+    }
+
+    /// Whether completed requests are to be kept and reported.
+    #[inline]
+    pub(super) fn wants_requests(&self) -> bool {
+        points::request_done::is_enabled()
+            || points::request_ended::is_enabled()
+            || points::request_stage::is_enabled()
+    }
+
+    #[cold]
+    pub(super) fn request_done(&self, operation: Operation, request: &Request, nanos: u64) {
+        if points::request_done::is_enabled() {
+            let (device, queue) = self.id();
+            let (head, status) = (request.head.into(), request.status.into());
+            points::request_done::fire(device, queue, head, operation_name(operation), status, nanos);
+        }
+    }
+
+    #[cold]
+    pub(super) fn request_ended(&self, record: &RequestRecord) {
+        let (device, queue) = self.id();
+        let RequestRecord { operation, request, .. } = record;
+        let (head, operation) = (request.head.into(), operation_name(*operation));
+        if points::request_ended::is_enabled() {
+            let status = request.status.into();
+            let whole = record.stages().into_iter().fold(0, u64::saturating_add);
+            points::request_ended::fire(device, queue, head, operation, status, whole);
+        }
+        if points::request_stage::is_enabled() {
+            for (stage, nanos) in spent(record.stages()) {
+                points::request_stage::fire(device, queue, head, operation, stage_name(stage), nanos);
+            }
+        }
+    }
+
+    /// Whether batches are to be reported.
+    #[inline]
+    pub(super) fn wants_batches(&self) -> bool {
+        points::batch_ended::is_enabled() || points::batch_stage::is_enabled()
+    }
+
+    #[cold]
+    pub(super) fn batch_ended(&self, operation: Operation, count: u64, stages: [u64; Stage::ALL.len()]) {
+        let ((device, queue), operation) = (self.id(), operation_name(operation));
+        if points::batch_ended::is_enabled() {
+            let whole = stages.into_iter().fold(0, u64::saturating_add);
+            points::batch_ended::fire(device, queue, operation, count, whole);
+        }
+        if points::batch_stage::is_enabled() {
+            for (stage, nanos) in spent(stages) {
+                points::batch_stage::fire(device, queue, operation, count, stage_name(stage), nanos);
+            }
+        }
+    }
+}
+
+/// Stages with their times; [`Stage::Throttled`] only if a limit held the request, as in reports.
+fn spent(stages: [u64; Stage::ALL.len()]) -> impl Iterator<Item = (Stage, u64)> {
+    let stages = Stage::ALL.into_iter().zip(stages);
+    stages.filter(|(stage, nanos)| *stage != Stage::Throttled || *nanos > 0)
+}
+
+static OPERATIONS: [&CStr; Operation::ALL.len()] = [
+    c"read",
+    c"write",
+    c"flush",
+    c"discard",
+    c"write_zeroes",
+    c"other",
+    c"frame_out",
+    c"frame_in",
+    c"entropy",
+];
+
+static STAGES: [&CStr; Stage::ALL.len()] = [c"ring", c"throttled", c"host", c"interrupt"];
+
+fn operation_name(operation: Operation) -> u64 {
+    pointer(OPERATIONS[operation as usize])
+}
+
+fn stage_name(stage: Stage) -> u64 {
+    pointer(STAGES[stage as usize])
+}
+
+/// A string as an argument.
+fn pointer(text: &CStr) -> u64 {
+    text.as_ptr() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_are_the_names_in_reports() {
+        let of =
+            |names: &[&'static CStr]| names.iter().map(|name| name.to_str().unwrap()).collect::<Vec<_>>();
+        assert_eq!(of(&OPERATIONS), Operation::ALL.map(Operation::name));
+        assert_eq!(of(&STAGES), Stage::ALL.map(Stage::name));
+        assert_eq!(ProbedQueue::new("vm0\0x", 1).device.as_c_str(), c"vm0");
+    }
+
+    #[test]
+    fn arguments_are_explained_and_few() {
+        for probe in PROBES {
+            assert!(probe.arguments.len() <= 6, "{}: bpftrace reads six on x86_64", probe.name);
+            assert_eq!(probe.arguments[..2], ["device", "queue"]);
+            for argument in probe.arguments {
+                assert!(PROBE_ARGUMENTS.iter().any(|(name, _)| name == argument), "{argument}");
+            }
+        }
+        let used = |name: &str| PROBES.iter().any(|probe| probe.arguments.contains(&name));
+        assert!(PROBE_ARGUMENTS.iter().all(|(name, _)| used(name)));
+    }
+}
