@@ -2,6 +2,7 @@
 mod features;
 mod markdown;
 mod names;
+mod probes;
 
 use crate::args::{Cli, FolderArgs};
 use crate::doctor;
@@ -25,6 +26,7 @@ pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
         ("exit-status.md", exit_chapter()),
         ("doctor.md", doctor_chapter()),
         ("protocol-features.md", features::chapter()?),
+        ("probes.md", probes::chapter()),
     ];
     for (name, text) in chapters {
         let file = directory.join(name);

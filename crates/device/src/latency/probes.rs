@@ -40,8 +40,9 @@ pub const PROBE_ARGUMENTS: &[(&str, &str)] = &[
     ("stage", "Stage, by its name in the status report. Pointer to a string."),
     (
         "time",
-        "Nanoseconds: for which the limit held the queue (throttle__end), since the request was taken \
-         (request__done), of the whole request (request__ended, batch__ended), or in the stage.",
+        "Nanoseconds: for which the limit held the queue (`throttle__end`), since the request was taken \
+         (`request__done`), of the whole request (`request__ended`, `batch__ended`), or in the stage (`request__stage`, \
+         `batch__stage`).",
     ),
 ];
 

@@ -139,10 +139,10 @@ probes! {
         device, queue;
     request_ended "request__ended", "The request is answered, and the driver was interrupted if it asked for that.":
         device, queue, head, operation, status, time;
-    request_stage "request__stage", "As request__ended, once for each stage of the request.":
+    request_stage "request__stage", "As `request__ended`, once for each stage of the request.":
         device, queue, head, operation, stage, time;
     batch_ended "batch__ended", "Requests of any device that were taken together and done together have ended.":
         device, queue, operation, count, time;
-    batch_stage "batch__stage", "As batch__ended, once for each stage.":
+    batch_stage "batch__stage", "As `batch__ended`, once for each stage.":
         device, queue, operation, count, stage, time;
 }
