@@ -7,7 +7,7 @@ use crate::serve::status::table::shortened;
 /// Minimum width of names.
 const NAME: usize = 8;
 /// Width of names that other columns do not leave room for first.
-const GOOD_NAME: usize = 12;
+const GOOD_NAME: usize = 11;
 
 /// How texts look.
 #[derive(Clone, Copy, Debug)]
@@ -270,6 +270,7 @@ mod tests {
                     "{width}: {}",
                     table.head
                 );
+                assert_eq!(heads.contains(&"HISTORY"), width >= 80, "{width}: {}", table.head);
                 let end = |line: &str, word: &str| {
                     let at = line.find(word).map(|at| line[..at].chars().count() + word.chars().count());
                     at.unwrap_or_else(|| panic!("{word}: {line}"))
