@@ -15,7 +15,8 @@ use nix::sys::fanotify::{
 };
 use serde_json::Value;
 use std::fmt::Display;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -89,8 +90,12 @@ impl HeldReads {
     /// Waits until a read is held.
     fn wait(&self) {
         let (hold, changed) = &*self.0;
-        let held = changed.wait_timeout_while(hold.lock().unwrap(), PATIENCE, |hold| !hold.waiting).unwrap();
-        assert!(held.0.waiting, "no read of the image");
+        let (hold, _) =
+            changed.wait_timeout_while(hold.lock().unwrap(), PATIENCE, |hold| !hold.waiting).unwrap();
+        let waiting = hold.waiting;
+        // A test that fails must not poison it: the reads are released then.
+        drop(hold);
+        assert!(waiting, "no read of the image");
     }
 
     fn release(&self) {
@@ -141,15 +146,21 @@ impl Rig {
         Client::connect(&self.folder.path(disk))
     }
 
-    /// Its JSON status.
+    /// Its JSON status, as `paravane status` prints it.
     fn device(&self, disk: &str) -> Value {
-        let report = status(&self.control);
-        report["devices"].as_array().unwrap().iter().find(|device| device["name"] == disk).unwrap().clone()
+        of(&status(&self.control), disk)
+    }
+
+    /// The same from the control socket: the time of a program's start is not to be held.
+    fn device_now(&self, disk: &str) -> Value {
+        let mut text = Vec::new();
+        UnixStream::connect(&self.control).unwrap().read_to_end(&mut text).unwrap();
+        of(&serde_json::from_slice(&text).unwrap(), disk)
     }
 
     /// Number of requests in its histograms.
     fn measured(&self, disk: &str) -> u64 {
-        let device = self.device(disk);
+        let device = self.device_now(disk);
         let operations = device["queues"][0]["operations"].as_array().unwrap();
         operations.iter().map(|operation| number(&operation["latency"]["count"])).sum()
     }
@@ -158,15 +169,14 @@ impl Rig {
     fn wait_measured(&self, disk: &str, count: u64) {
         let end = Instant::now() + PATIENCE;
         while self.measured(disk) < count {
-            assert!(Instant::now() < end, "{}", self.device(disk));
+            assert!(Instant::now() < end, "{}", self.device_now(disk));
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Has the quick disk serve requests, until the status shows them.
-    fn serve_quick(&self) {
+    /// Has the quick disk serve requests of a new client, until the status shows them.
+    fn serve_quick(&self, mut client: Client) {
         let before = self.measured("quick");
-        let mut client = self.client("quick");
         for sector in 32..32 + QUICK {
             assert_eq!(client.ask(Ask::Read, sector), 0);
         }
@@ -176,16 +186,16 @@ impl Rig {
     /// A request of the slow disk is held while the quick disk works, then released.
     fn hold_one(&self, held: &HeldReads) {
         let before = self.measured("slow");
-        let mut slow = self.client("slow");
+        let (mut slow, quick) = (self.client("slow"), self.client("quick"));
         held.hold();
         let start = Instant::now();
         let slot = slow.submit(Ask::Read, 16..17);
         held.wait();
         let held_since = Instant::now();
-        self.serve_quick();
-        let (quick, slow_now) = (self.device("quick"), self.device("slow"));
-        assert_eq!((in_flight(&quick), in_flight(&slow_now)), (0, 1), "{quick} {slow_now}");
+        self.serve_quick(quick);
         let least = HELD.max(TIMES * start.elapsed());
+        let [quick, waiting] = ["quick", "slow"].map(|disk| self.device_now(disk));
+        assert_eq!((in_flight(&quick), in_flight(&waiting)), (0, 1), "{quick} {waiting}");
         std::thread::sleep(least.saturating_sub(held_since.elapsed()));
         held.release();
         assert_eq!(slow.wait(slot), 0);
@@ -288,6 +298,12 @@ impl Drop for Traced {
 
 /// A stage, and nanoseconds that requests spent there.
 type Time = (String, u64);
+
+/// A device of a report.
+fn of(report: &Value, disk: &str) -> Value {
+    let devices = report["devices"].as_array().unwrap();
+    devices.iter().find(|device| device["name"] == disk).unwrap().clone()
+}
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
@@ -435,7 +451,7 @@ fn a_rate_limit_that_slows_a_disk_is_named_by_each_view() {
         let before = rig.measured("slow");
         let mut slow = rig.client("slow");
         let last = slow.submit(Ask::Read, 16..20);
-        rig.serve_quick();
+        rig.serve_quick(rig.client("quick"));
         assert_eq!(slow.wait(last), 0);
         rig.wait_measured("slow", before + 4);
         4
