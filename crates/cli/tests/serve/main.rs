@@ -32,6 +32,7 @@ mod manuals;
 #[path = "../../../vhost/tests/serve/migration.rs"]
 mod migration;
 mod operation;
+mod probes;
 mod prometheus;
 #[path = "../../../vhost/tests/serve/raw.rs"]
 mod raw;
