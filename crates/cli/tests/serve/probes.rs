@@ -47,20 +47,11 @@ struct Disk {
 }
 
 impl Disk {
-    fn new() -> Self {
+    fn new(more: &[&str]) -> Self {
         let folder = Folder::new();
         let (image, socket) = (folder.image("vm.img"), folder.text("s"));
-        let daemon = Daemon::start(&[
-            "blk",
-            "--name",
-            "vm0",
-            "--image",
-            &image,
-            "--socket",
-            &socket,
-            "--control",
-            "off",
-        ]);
+        let arguments = ["blk", "--name", "vm0", "--image", &image, "--socket", &socket, "--control", "off"];
+        let daemon = Daemon::start(&[&arguments[..], more].concat());
         let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 4 };
         let driver = Driver::connect(&folder.path("s"), wish).unwrap();
         let (content, pid) = (std::fs::read(&image).unwrap(), daemon.pid());
@@ -137,8 +128,10 @@ impl Drop for Tracer {
 }
 
 /// Prints the arguments of the probes of a disk; `%s` is a string.
-const PROBES: [(&str, &str); 9] = [
+const PROBES: [(&str, &str); 12] = [
     ("kick", "%s %d"),
+    ("throttle__begin", "%s %d"),
+    ("throttle__end", "%s %d %d"),
     ("batch__taken", "%s %d %d %d"),
     ("request__taken", "%s %d %d %s %d %d"),
     ("request__started", "%s %d %d %s %d %d"),
@@ -146,6 +139,7 @@ const PROBES: [(&str, &str); 9] = [
     ("interrupt", "%s %d"),
     ("request__ended", "%s %d %d %s %d %d"),
     ("request__stage", "%s %d %d %s %s %d"),
+    ("batch__ended", "%s %d %s %d %d"),
     ("batch__stage", "%s %d %s %d %s %d"),
 ];
 
@@ -167,7 +161,8 @@ fn bpftrace_sees_each_stage_of_a_disks_requests() {
     if !works("bpftrace_sees_each_stage_of_a_disks_requests") {
         return;
     }
-    let mut disk = Disk::new();
+    // The limit holds it at times.
+    let mut disk = Disk::new(&["--ops-per-second", "1000"]);
     let sectors = (disk.content.len() / 512) as i64;
     let tracer = Tracer::start(&print_all(), disk.pid);
     let mut seen = BTreeMap::<String, u32>::new();
@@ -192,8 +187,13 @@ fn bpftrace_sees_each_stage_of_a_disks_requests() {
             }
             "request__done" | "request__ended" => assert!(number(2) == 0 && number(3) >= 0, "{line}"),
             "request__stage" | "batch__stage" => {
-                assert!(["ring", "host", "interrupt"].contains(&rest[2]) && number(3) >= 0, "{line}");
+                assert!(
+                    ["ring", "throttled", "host", "interrupt"].contains(&rest[2]) && number(3) >= 0,
+                    "{line}"
+                );
             }
+            "throttle__end" => assert!(number(0) >= 0, "{line}"),
+            "batch__ended" => assert!(number(1) > 0 && number(2) >= 0, "{line}"),
             "batch__taken" => assert!(number(0) > 0 && number(1) >= number(0), "{line}"),
             _ => assert!(rest.is_empty(), "{line}"),
         }
@@ -213,7 +213,7 @@ fn the_commands_of_the_book_show_the_disk() {
     }
     let programs = documented();
     assert_eq!(programs.len(), 4);
-    let mut disk = Disk::new();
+    let mut disk = Disk::new(&[]);
     for program in programs {
         let end = Instant::now() + PATIENCE;
         loop {
